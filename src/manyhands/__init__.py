@@ -1,0 +1,1 @@
+"""manyhands: one language model, many hands."""

@@ -1,0 +1,1 @@
+"""One op, several hands: `attend` reads ordered blocks for all rows at once."""

@@ -1,0 +1,106 @@
+"""The slow, obvious way: every row lays out its own context and looks at it.
+
+For each row the keys it reads are turned to where they stand in the row's view and put in one line,
+the queries are turned to their positions, and what follows is textbook attention with a causal mask.
+Nothing is shared, nothing is merged, the rotations are other ones than in the fast backends (keys
+move, not queries): that makes it the oracle of the next rung.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from manyhands.attention.attend import LayerCall
+from manyhands.attention.rotary import Rope, rotate
+from manyhands.cache.plan import Plan
+
+
+@dataclass(frozen=True, eq=False)
+class _RowContext:
+    """One row: its query positions [t], and per key read: its slot, and where it stands [N]."""
+
+    tokens: slice
+    positions: Tensor
+    slots: Tensor
+    bases: Tensor
+    key_positions: Tensor
+
+
+class ReferenceBackend:
+    """Dense attention row by row, in float32 (float64 for float64 input)."""
+
+    name = "reference"
+
+    def prepare(self, plan: Plan, device: torch.device) -> list[_RowContext]:
+        """Write out every row's context."""
+        reads, page = plan.reads, plan.page_size
+        strip_of_read = [
+            strip
+            for strip, pages in enumerate(reads.pages)
+            for _ in range(int(reads.strip_indptr[strip]), int(reads.strip_indptr[strip + 1]))
+        ]
+        rows = []
+        for row in range(plan.num_rows):
+            slots, bases, key_positions = [], [], []
+            for n in (reads.row == row).nonzero()[0]:
+                pages = reads.pages[strip_of_read[n]]
+                for key in range(int(reads.low[n]), int(reads.high[n])):
+                    slots.append(int(pages[key // page]) * page + key % page)
+                    bases.append(int(reads.base[n]))
+                    key_positions.append(int(reads.base[n]) + key)
+            start, stop = int(plan.row_indptr[row]), int(plan.row_indptr[row + 1])
+            rows.append(
+                _RowContext(
+                    slice(start, stop),
+                    torch.as_tensor(plan.positions[start:stop], device=device),
+                    *(torch.tensor(x, device=device) for x in (slots, bases, key_positions)),
+                )
+            )
+        return rows
+
+    def attend(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        prepared: list[_RowContext],
+        call: LayerCall,
+        rope: Rope | None,
+    ) -> Tensor:
+        """See `Backend.attend`."""
+        outs = [self._attend_row(q[row.tokens], keys, values, row, call, rope) for row in prepared]
+        return torch.cat(outs).to(q.dtype)
+
+    def _attend_row(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        row: _RowContext,
+        call: LayerCall,
+        rope: Rope | None,
+    ) -> Tensor:
+        work = torch.float64 if q.dtype == torch.float64 else torch.float32
+        num_heads, num_kv_heads = q.shape[1], keys.shape[1]
+        q = rotate(q.to(work), row.positions, rope)  # [t, H, D]
+        k = rotate(keys[row.slots].to(work), row.bases, rope)  # [N, G, D]
+        v = values[row.slots].to(work)
+        k = k.repeat_interleave(num_heads // num_kv_heads, dim=1)
+        v = v.repeat_interleave(num_heads // num_kv_heads, dim=1)
+        scores = torch.einsum("thd,nhd->htn", q, k) * call.scaling
+        if call.softcap is not None:
+            scores = call.softcap * torch.tanh(scores / call.softcap)
+        distance = row.positions[:, None] - row.key_positions[None, :]
+        visible = distance >= 0
+        if call.window is not None:
+            visible &= distance < call.window
+        scores = scores.masked_fill(~visible, float("-inf"))
+        if call.sinks is not None:
+            sinks = call.sinks.to(work).view(-1, 1, 1).expand(-1, scores.shape[1], 1)
+            weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
+        else:
+            weights = scores.softmax(-1)
+        return torch.einsum("htn,nhd->thd", weights, v)

@@ -1,0 +1,234 @@
+"""Attention grouped by strip, in plain torch: any device, exact partials, differentiable.
+
+For every strip, the queries of all rows that read it are gathered and meet its keys in one product
+(Hydragen, section 3.2: many matrix-vector products become one matrix product). Strips of like size
+share a batched product, a Bucket, so that a hundred short blocks do not cost a hundred launches. The
+partial results of a token are then merged by log-sum-exp.
+
+    T  new tokens      E  entries: (token, read) pairs      P  most reads of one token
+    B  strips in a bucket      M  entries per strip      N  keys per strip (both padded in a bucket)
+    H  query heads     G  key/value heads      r = H / G      D, Dv  head dims
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyhands.attention.attend import LayerCall
+from manyhands.attention.merge import NOTHING, merge
+from manyhands.attention.rotary import Rope, Turns
+from manyhands.cache.pages import Ints
+from manyhands.cache.plan import Plan
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Strips of like size. Padding repeats real entries and keys, and is never visible."""
+
+    tokens: Tensor  # [B, M] the query
+    turns: Turns  # [B, M] position - base: rotates the query; also the causal limit
+    lows: Tensor  # [B, M]
+    highs: Tensor  # [B, M]; 0 for padding
+    slots: Tensor  # [B, N]
+    indices: Tensor  # [B, N] key's index on its strip; beyond every `high` for padding
+    _visible: dict[int | None, Tensor] = field(default_factory=dict)
+
+    def visible(self, window: int | None) -> Tensor:
+        """[B, M, N]: which keys each query sees. The same for all layers with this window."""
+        if window not in self._visible:
+            key, angle = self.indices[:, None, :], self.turns.angles[:, :, None]
+            seen = (key >= self.lows[:, :, None]) & (key < self.highs[:, :, None]) & (key <= angle)
+            if window is not None:
+                seen &= angle - key < window
+            self._visible[window] = seen
+        return self._visible[window]
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A plan in buckets. `entry_of` [T, P]: where token t's partials stand; `is_real` [T, P]."""
+
+    buckets: list[Bucket]
+    entry_of: Tensor
+    is_real: Tensor
+
+
+class _Group(NamedTuple):
+    """Entries start..stop, all of one strip, and the range of keys they see between them."""
+
+    strip: int
+    start: int
+    stop: int
+    low: int
+    high: int
+
+
+class TorchBackend:
+    """Grouped attention. `budget` bounds the scores (per head) held by one product."""
+
+    name = "torch"
+
+    def __init__(self, budget: int = 1 << 22) -> None:
+        self.budget = budget
+
+    def prepare(self, plan: Plan, device: torch.device) -> Prepared:
+        """Sort the plan's (token, read) pairs into buckets; all of it on the host, in numpy."""
+        entries = _Entries.of(plan)
+        buckets, places = [], np.empty(len(entries.token), dtype=np.int64)
+        filled = 0
+        for groups in self._buckets(plan, entries):
+            bucket, at = _lay_out(plan, entries, groups, device)
+            for row, group in enumerate(groups):
+                size = group.stop - group.start
+                first = filled + row * at
+                places[group.start : group.stop] = np.arange(first, first + size)
+            filled += len(groups) * at
+            buckets.append(bucket)
+        entry_of, is_real = _partials_of(entries.token, places, plan.num_tokens)
+        return Prepared(
+            buckets, torch.as_tensor(entry_of, device=device), torch.as_tensor(is_real, device=device)
+        )
+
+    def _buckets(self, plan: Plan, entries: _Entries) -> list[list[_Group]]:
+        """Groups of like size together, none of the products larger than the budget."""
+        classes: dict[tuple[int, int], list[_Group]] = defaultdict(list)
+        for group in entries.groups(plan, self.budget):
+            sizes = (group.stop - group.start, group.high - group.low)
+            # sizes within a factor of four share a product
+            classes[(sizes[0].bit_length() + 1) // 2, (sizes[1].bit_length() + 1) // 2].append(group)
+        buckets = []
+        for groups in classes.values():
+            most = max(g.stop - g.start for g in groups) * max(g.high - g.low for g in groups)
+            per_bucket = max(1, self.budget // max(1, most))
+            buckets += [groups[i : i + per_bucket] for i in range(0, len(groups), per_bucket)]
+        return buckets
+
+    def attend(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        prepared: Prepared,
+        call: LayerCall,
+        rope: Rope | None,
+    ) -> Tensor:
+        """See `Backend.attend`."""
+        work = torch.float64 if q.dtype == torch.float64 else torch.float32
+        outs, lses = [], []
+        for bucket in prepared.buckets:
+            x = bucket.turns.rotate(q[bucket.tokens].to(work), rope)  # [B, M, H, D]
+            k, v = keys[bucket.slots].to(work), values[bucket.slots].to(work)  # [B, N, G, .]
+            out, lse = partial_attention(x, k, v, bucket.visible(call.window), call)
+            outs.append(out.flatten(0, 1))
+            lses.append(lse.flatten(0, 1))
+        out, lse = torch.cat(outs), torch.cat(lses)  # [E, H, Dv], [E, H]
+        lse = lse[prepared.entry_of].masked_fill(~prepared.is_real.unsqueeze(-1), NOTHING)
+        return merge(out[prepared.entry_of], lse, call.sinks).to(q.dtype)
+
+
+def partial_attention(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, call: LayerCall
+) -> tuple[Tensor, Tensor]:
+    """Softmax over the keys of each strip alone.
+
+    q [B, M, H, D], k [B, N, G, D], v [B, N, G, Dv], visible [B, M, N]
+    -> output [B, M, H, Dv] and log-sum-exp [B, M, H]; where nothing is visible, the latter is so
+    small that the merge gives the output no weight.
+    """
+    num_strips, num_queries, num_heads, _ = q.shape
+    num_kv_heads = k.shape[2]
+    # [B, G, M * r, D] @ [B, G, D, N]
+    x = q.unflatten(2, (num_kv_heads, -1)).transpose(1, 2).flatten(2, 3)
+    scores = (x @ k.permute(0, 2, 3, 1)) * call.scaling
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    scores = scores.unflatten(2, (num_queries, -1))  # [B, G, M, r, N]
+    scores = scores.masked_fill(~visible[:, None, :, None, :], NOTHING)
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.exp(scores - lse.unsqueeze(-1)).flatten(2, 3)
+    out = (weights @ v.transpose(1, 2)).unflatten(2, (num_queries, -1))  # [B, G, M, r, Dv]
+    shape = (num_strips, num_queries, num_heads)
+    return out.transpose(1, 2).reshape(*shape, -1), lse.transpose(1, 2).reshape(shape)
+
+
+class _Entries(NamedTuple):
+    """The (token, read) pairs of a plan, sorted by strip. All arrays [E]."""
+
+    token: Ints
+    angle: Ints
+    low: Ints
+    high: Ints
+    strip_indptr: Ints  # [strips + 1], in entries
+
+    @classmethod
+    def of(cls, plan: Plan) -> _Entries:
+        reads = plan.reads
+        sizes = np.diff(plan.row_indptr)[reads.row]  # tokens of the reading row
+        ends = np.cumsum(sizes)
+        within = np.arange(ends[-1]) - np.repeat(ends - sizes, sizes)
+        token = np.repeat(plan.row_indptr[reads.row], sizes) + within
+        return cls(
+            token=token,
+            angle=plan.positions[token] - np.repeat(reads.base, sizes),
+            low=np.repeat(reads.low, sizes),
+            high=np.repeat(reads.high, sizes),
+            strip_indptr=np.concatenate(([0], ends))[reads.strip_indptr],
+        )
+
+    def groups(self, plan: Plan, budget: int) -> list[_Group]:
+        """One group a strip; a strip with very many queries in several, so that memory stays bounded."""
+        groups = []
+        lows = np.minimum.reduceat(plan.reads.low, plan.reads.strip_indptr[:-1])
+        highs = np.maximum.reduceat(plan.reads.high, plan.reads.strip_indptr[:-1])
+        for strip, (low, high) in enumerate(zip(lows.tolist(), highs.tolist(), strict=True)):
+            start, stop = int(self.strip_indptr[strip]), int(self.strip_indptr[strip + 1])
+            most = max(16, budget // (high - low))
+            for first in range(start, stop, most):
+                groups.append(_Group(strip, first, min(first + most, stop), low, high))
+        return groups
+
+
+def _lay_out(
+    plan: Plan, entries: _Entries, groups: list[_Group], device: torch.device
+) -> tuple[Bucket, int]:
+    """The bucket of these groups, and its M."""
+    start, stop, low, high = (
+        np.array([getattr(g, name) for g in groups], dtype=np.int64)[:, None]
+        for name in ("start", "stop", "low", "high")
+    )
+    width, length = int((stop - start).max()), int((high - low).max())
+    entry = np.minimum(start + np.arange(width), stop - 1)  # padding repeats the last entry ...
+    is_entry = start + np.arange(width) < stop  # ... and sees nothing
+    index = low + np.arange(length)
+    is_key = index < high
+    key = np.minimum(index, high - 1)  # padding repeats the last key, under an index nobody reaches
+    tables = [plan.reads.pages[g.strip] for g in groups]
+    first_page = np.cumsum([0] + [len(t) for t in tables[:-1]])[:, None]
+    pages = np.concatenate(tables)[first_page + key // plan.page_size]
+    arrays = (
+        entries.token[entry],
+        entries.angle[entry],
+        entries.low[entry],
+        np.where(is_entry, entries.high[entry], 0),
+        pages * plan.page_size + key % plan.page_size,
+        np.where(is_key, index, np.iinfo(np.int64).max),
+    )
+    token, angle, *rest = (torch.as_tensor(array, device=device) for array in arrays)
+    return Bucket(token, Turns(angle), *rest), width
+
+
+def _partials_of(token: Ints, places: Ints, num_tokens: int) -> tuple[Ints, np.ndarray]:
+    """For each token the places of its partials: [T, P], padded with its first, and which are real."""
+    order = np.argsort(token, kind="stable")
+    counts = np.bincount(token, minlength=num_tokens)
+    first = np.cumsum(counts) - counts
+    column = np.arange(counts.max())
+    is_real = column < counts[:, None]
+    entry_of = places[order][first[:, None] + np.where(is_real, column, 0)]
+    return entry_of, is_real

@@ -1,0 +1,47 @@
+"""A Block: a run of tokens with its own ruler.
+
+Keys of a block are kept as though its first token stood at position 0 (Hogwild! Inference, app. B,
+"Cache blocks"). Where a block stands in somebody's context is not a property of the block: it follows
+from the View that reads it. That is why a finished paragraph moves into the history at no cost.
+
+Blocks are the only mutable thing in this room, and they only grow. Two blocks are never equal, even
+with the same tokens: a block is an identity, and when the last view that holds it is gone, so are its
+keys and values.
+"""
+
+from __future__ import annotations
+
+from manyhands.errors import InvalidRequest
+
+
+class Block:
+    """A growing run of tokens. Readers see all of it; one row at a time writes to it."""
+
+    __slots__ = ("__weakref__", "frozen", "name", "tokens")
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.tokens: list[int] = []
+        self.frozen = False
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the block holds; its next token gets this index."""
+        return len(self.tokens)
+
+    def freeze(self) -> Block:
+        """Declare the block finished. Memory may then store it together with its neighbours."""
+        self.frozen = True
+        return self
+
+    def check_writable(self) -> None:
+        """Raise if a row may not write to this block."""
+        if self.frozen:
+            raise InvalidRequest(
+                f"{self!r} is frozen, and a row was asked to write to it",
+                hint="Let the row's view end with a fresh Block.",
+            )
+
+    def __repr__(self) -> str:
+        state = "frozen, " if self.frozen else ""
+        return f"Block({self.name!r}, {state}{self.num_tokens} tokens)"

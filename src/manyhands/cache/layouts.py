@@ -1,0 +1,92 @@
+"""Layouts: from a cast of blocks to the view of each worker (Hogwild! Inference, app. A, figure 8).
+
+    combined      prompt, history, others' header, (other desk, marker)..., own header, own desk
+    contiguous    prompt, (other desk, marker)..., own header, own desk
+    interleaved   prompt, history, own header, own desk
+
+Others stand in ascending order. A view takes any number of workers, one included, and an empty block
+in it is legal: that is how somebody who has not come yet, or has left, is seen.
+
+In the contiguous layout nothing ever joins the history: each desk grows from start to end.
+In the interleaved one, others are seen only through the history, when a step is finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from manyhands.cache.block import Block
+from manyhands.cache.view import View
+
+
+@dataclass(frozen=True, eq=False)
+class Cast:
+    """All blocks of a team. Headers and marker are read by everybody, in the order the layout says."""
+
+    prompt: Block
+    others_header: Block  # "work in progress of others"
+    own_header: Block  # "own work in progress"
+    marker: Block  # "more to come", closes every desk but one's own
+    desks: tuple[Block, ...]  # one per worker: the worker's own unfinished block
+    history: tuple[Block, ...] = ()  # finished steps of all workers, in the order they finished
+
+    def other_desks(self, worker: int) -> tuple[Block, ...]:
+        """Everybody else's desk, each closed by the marker, in ascending order of the workers."""
+        others = (desk for index, desk in enumerate(self.desks) if index != worker)
+        return tuple(block for desk in others for block in (desk, self.marker))
+
+
+def combined(cast: Cast, worker: int) -> View:
+    """Token-wise synchrony with a shared history: the main layout of the paper."""
+    return View(
+        (
+            cast.prompt,
+            *cast.history,
+            cast.others_header,
+            *cast.other_desks(worker),
+            cast.own_header,
+            cast.desks[worker],
+        )
+    )
+
+
+def contiguous(cast: Cast, worker: int) -> View:
+    """Token-wise synchrony, no history: each worker keeps all of its text on its own desk."""
+    return View((cast.prompt, *cast.other_desks(worker), cast.own_header, cast.desks[worker]))
+
+
+def interleaved(cast: Cast, worker: int) -> View:
+    """Step-wise synchrony: others are read once their step is finished, and not before."""
+    return View((cast.prompt, *cast.history, cast.own_header, cast.desks[worker]))
+
+
+Layout = Callable[[Cast, int], View]
+LAYOUTS: dict[str, Layout] = {
+    "combined": combined,
+    "contiguous": contiguous,
+    "interleaved": interleaved,
+}
+
+
+def everything(cast: Cast, tails: Sequence[Block], *last: Block) -> View:
+    """What the finisher and the final reply read: all that was written, then what they write.
+
+    This is the last worker's view in the combined layout (paper, app. C, early stopping), whatever
+    the layout of the run: at the end nobody's unfinished step may be lost. A tail holds what its
+    worker has written and not yet been fed, so that a run can be asked for its answer in passing,
+    without a trace: the desks themselves are not touched.
+    """
+    *others, (own, own_tail) = zip(cast.desks, tails, strict=True)
+    return View(
+        (
+            cast.prompt,
+            *cast.history,
+            cast.others_header,
+            *(block for desk, tail in others for block in (desk, tail, cast.marker)),
+            cast.own_header,
+            own,
+            own_tail,
+            *last,
+        )
+    )

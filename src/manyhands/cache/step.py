@@ -1,0 +1,95 @@
+"""A Step: what a strategy asks for in one forward pass.
+
+A Row is a view and the tokens to feed at its end. All rows of a step are written before any of them
+reads, so rows see each other's tokens in the very pass in which they are fed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from manyhands.cache.view import View
+from manyhands.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a row's next token is chosen from its logits.
+
+    temperature 0 takes the likeliest token. Otherwise logits are divided by the temperature and cut
+    by `top_k` (0: all), `top_p` (smallest set with at least that probability) and `min_p` (relative
+    to the likeliest), and `draw`, a number in [0, 1) from the row's own seeded generator, picks from
+    what is left. The draw comes with the row, so no other row can change a row's luck.
+
+    `allowed` keeps only these token ids (one id: a forced token), `forbidden` removes some.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    draw: float = 0.0
+    allowed: frozenset[int] | None = None
+    forbidden: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        limits = (
+            ("temperature", self.temperature, self.temperature >= 0, "0 or more"),
+            ("top_k", self.top_k, self.top_k >= 0, "0 (off) or more"),
+            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0, at most 1"),
+            ("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1"),
+            ("draw", self.draw, 0 <= self.draw < 1, "in [0, 1)"),
+        )
+        for name, value, ok, expected in limits:
+            if not ok:
+                raise InvalidRequest(f"{name} is {value}; expected {expected}")
+        if self.allowed is not None and not self.allowed - self.forbidden:
+            raise InvalidRequest(
+                "no token is left to choose from: every allowed token is forbidden",
+                hint="Allow at least one token that is not forbidden.",
+            )
+
+
+GREEDY = Choice()
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One line of thought in one pass: feed these token ids at the end of this view.
+
+    `writer` says whose words the chosen token becomes, for traces; None if it is not used.
+    """
+
+    view: View
+    feed: tuple[int, ...]
+    choice: Choice = GREEDY
+    writer: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "feed", tuple(int(token) for token in self.feed))
+        if not self.feed:
+            raise InvalidRequest(
+                f"the row that writes to {self.view.own!r} feeds no token",
+                hint="Feed at least one token, or leave the row out of the step.",
+            )
+        self.view.own.check_writable()
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The rows asked for together. Each writes to a block of its own."""
+
+    rows: tuple[Row, ...]
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        object.__setattr__(self, "rows", tuple(rows))
+        if not self.rows:
+            raise InvalidRequest("a step was made of no rows", hint="Ask for at least one row.")
+        owners = [row.view.own for row in self.rows]
+        if len(set(owners)) < len(owners):
+            twice = next(block for block in owners if owners.count(block) > 1)
+            raise InvalidRequest(
+                f"two rows of one step write to {twice!r}",
+                hint="Give every row a block of its own; rows may read each other's blocks.",
+            )

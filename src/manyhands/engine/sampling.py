@@ -1,0 +1,70 @@
+"""From logits to tokens, for all rows at once and with one wait for the device.
+
+The random number of a row comes with its Choice, drawn from the worker's own seeded generator. Nothing
+here is random, so another row, another request or another device cannot change anybody's luck.
+
+    R  rows      V  vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from manyhands.cache.step import Choice
+from manyhands.errors import ManyhandsError
+
+
+def choose(logits: Tensor, choices: Sequence[Choice]) -> tuple[int, ...]:
+    """One token per row of logits [R, V]."""
+    scores = _permitted(logits.float(), choices)
+    tokens = scores.argmax(dim=-1)
+    rows = [row for row, choice in enumerate(choices) if choice.temperature > 0]
+    if rows:
+        tokens[rows] = _sample(scores[rows], [choices[row] for row in rows])
+    # Whether all is well travels with the tokens: one transfer, one wait.
+    sound = ~torch.isnan(logits).any()
+    *chosen, is_sound = torch.cat((tokens, sound.view(1).to(tokens.dtype))).tolist()
+    if not is_sound:
+        raise ManyhandsError(
+            "the model's logits are not numbers (NaN)",
+            hint="Its weights may be damaged, or its dtype too narrow: try --dtype float32.",
+        )
+    return tuple(chosen)
+
+
+def _permitted(scores: Tensor, choices: Sequence[Choice]) -> Tensor:
+    """Scores with every token that a row may not choose at minus infinity."""
+    for row, choice in enumerate(choices):
+        if choice.allowed is not None:
+            allowed = torch.tensor(sorted(choice.allowed), device=scores.device)
+            kept = torch.full_like(scores[row], float("-inf"))
+            kept[allowed] = scores[row, allowed]
+            scores[row] = kept
+        if choice.forbidden:
+            scores[row, sorted(choice.forbidden)] = float("-inf")
+    return scores
+
+
+def _sample(scores: Tensor, choices: Sequence[Choice]) -> Tensor:
+    """Inverse-transform sampling: the token at `draw` of the cut distribution, likeliest first."""
+
+    def column(name: str) -> Tensor:
+        values = [getattr(choice, name) for choice in choices]
+        return torch.tensor(values, dtype=torch.float64, device=scores.device).unsqueeze(1)
+
+    ordered, tokens = (scores.double() / column("temperature")).sort(dim=-1, descending=True)
+    weights = ordered.softmax(dim=-1)
+    rank = torch.arange(weights.shape[1], device=scores.device)
+    top_k = column("top_k")
+    kept = (
+        ((top_k == 0) | (rank < top_k))
+        & (weights.cumsum(dim=-1) - weights < column("top_p"))
+        & (weights >= column("min_p") * weights[:, :1])
+    )
+    sums = (weights * kept).cumsum(dim=-1)
+    picked = (sums <= column("draw") * sums[:, -1:]).sum(dim=-1)
+    last = kept.sum(dim=-1) - 1  # kept tokens stand first; rounding must not step past them
+    return tokens.gather(1, torch.minimum(picked, last).unsqueeze(1)).squeeze(1)

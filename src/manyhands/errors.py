@@ -1,0 +1,69 @@
+"""Every mistake a user can make, in one tree.
+
+Each error says what was found and what was expected (the message) and how to mend it (the hint).
+The command line prints both and exits with `exit_code`; a library user catches `ManyhandsError`.
+A broken promise between our own rooms is a bug, and an `assert`.
+
+    ManyhandsError            1
+    ├── InvalidRequest        2   an option, argument or prompt that cannot be used
+    ├── ModelNotFound         3   no such model, or its folder lacks weights or a tokenizer
+    ├── UnsupportedModel      4   an architecture that would give wrong answers, and why
+    ├── ContextTooLong        5   more tokens than the model's positions reach
+    ├── OutOfMemory           6   more keys and values than the memory holds
+    ├── BrokenTrace           7   a trace file that is damaged, truncated or of another version
+    └── OutputFailed          8   a file could not be written (disk full, no permission)
+"""
+
+from __future__ import annotations
+
+
+class ManyhandsError(Exception):
+    """Root of the tree. `str(error)` is the problem, `error.hint` the mend (may be empty)."""
+
+    exit_code = 1
+
+    def __init__(self, problem: str, *, hint: str = "") -> None:
+        super().__init__(problem)
+        self.hint = hint
+
+
+class InvalidRequest(ManyhandsError):
+    """An option, argument, step or prompt that cannot be used as given."""
+
+    exit_code = 2
+
+
+class ModelNotFound(ManyhandsError):
+    """No such model here, or its folder lacks weights, configuration or tokenizer."""
+
+    exit_code = 3
+
+
+class UnsupportedModel(ManyhandsError):
+    """An architecture that shared blocks would silently break; the message names the reason."""
+
+    exit_code = 4
+
+
+class ContextTooLong(ManyhandsError):
+    """A view is longer than the positions the model was made for."""
+
+    exit_code = 5
+
+
+class OutOfMemory(ManyhandsError):
+    """The keys and values asked for do not fit the memory, now or ever."""
+
+    exit_code = 6
+
+
+class BrokenTrace(ManyhandsError):
+    """A trace that is damaged, truncated, or written with another version of the schema."""
+
+    exit_code = 7
+
+
+class OutputFailed(ManyhandsError):
+    """A result could not be written; what was written so far is kept."""
+
+    exit_code = 8

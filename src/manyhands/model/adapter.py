@@ -1,0 +1,168 @@
+"""The seam between our house and unmodified Hugging Face modelling code.
+
+Three facts make the seam thin. (1) Hugging Face lets anybody register an attention function, and
+hands it the keyword arguments given to `model(...)`: our hook travels that way, no global holds it.
+(2) With a function but no mask function registered, no mask is built: what a row may read is decided
+by the hook. (3) With all positions 0 the network's own rotation is the identity, times YaRN's factor
+exactly once: q and k arrive unrotated, and all rotations happen in our code, from integers.
+
+    T  new tokens, packed over rows      H  query heads      G  key/value heads
+    D  head dim of q and k               Dv head dim of v
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.modeling_utils import PreTrainedModel
+
+from manyhands.attention.attend import AttendFn, LayerCall
+from manyhands.attention.rotary import Rope
+from manyhands.errors import UnsupportedModel
+from manyhands.model.families import Family, known_family, supported
+from manyhands.model.ropes import read_ropes
+
+_NAME = "manyhands"  # of our attention function in the registry of transformers
+
+
+@dataclass(frozen=True, eq=False)
+class _Hook:
+    """What travels through the network as a keyword argument to every attention layer."""
+
+    attend: AttendFn
+    gains: tuple[float, ...]  # per layer, see ropes._gain
+
+
+class ModelAdapter:
+    """A Hugging Face causal language model that attends through a function given at each call.
+
+    The model is put into evaluation mode (no dropout) and its attention implementation is replaced
+    for good: afterwards it runs only through this adapter. Gradients flow when they are enabled.
+    """
+
+    model: PreTrainedModel
+    name: str
+    ropes: tuple[Rope | None, ...]
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    vocab_size: int
+    max_positions: int
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        name: str = "",
+        context: int | None = None,
+        family: Family | None = None,
+    ) -> None:
+        """Take over `model`; `context` is the longest view that will be asked for (default: its all).
+
+        `family` says how a model type that is not in the table rotates; `load_adapter` finds it out.
+        """
+        config: Any = model.config
+        family = family or known_family(config)
+        self.model = model.train(False)
+        self.name = name or config.name_or_path or config.model_type
+        _take_over(model)
+        self.num_layers = config.num_hidden_layers
+        self.num_heads = config.num_attention_heads
+        self.num_kv_heads = getattr(config, "num_key_value_heads", None) or self.num_heads
+        self.head_dim = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        self.value_dim = getattr(config, "v_head_dim", None) or self.head_dim
+        self.vocab_size = config.vocab_size
+        trained: int = config.max_position_embeddings
+        self.max_positions = min(context, trained) if context else trained
+        self.ropes, self._gains = read_ropes(model, family, context)
+
+    @property
+    def config(self) -> Any:
+        """The model's Hugging Face configuration."""
+        return self.model.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids must lie."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights, and of q, k and v."""
+        return self.model.dtype
+
+    def forward(self, token_ids: Tensor, keep: Tensor | None, attend: AttendFn) -> Tensor:
+        """Logits [len(keep), vocab] after the tokens at the packed indices `keep` (None: all).
+
+        `token_ids` [T] are the new tokens of all rows, one after the other. Nothing is cached here
+        and nothing waits for the device: who reads what is the business of `attend`.
+        """
+        out = self.model(
+            input_ids=token_ids[None],
+            position_ids=torch.zeros_like(token_ids)[None],
+            use_cache=False,
+            logits_to_keep=0 if keep is None else keep,
+            manyhands_attend=_Hook(attend, self._gains),
+        )
+        logits: Tensor = out.logits[0]
+        return logits
+
+
+def _take_over(model: PreTrainedModel) -> None:
+    # Registered when the first adapter is made, not on import; registering again changes nothing.
+    # No mask function goes with it: that is what keeps transformers from building a mask.
+    AttentionInterface.register(_NAME, _attention)
+    model.set_attn_implementation(_NAME)
+    if model.config._attn_implementation != _NAME:
+        raise UnsupportedModel(
+            f"model type {model.config.model_type!r} does not let its attention be replaced "
+            "(its code does not use transformers' AttentionInterface)",
+            hint=f"supported: {supported()}",
+        )
+    # Experts run as grouped matrix products, which never wait for the device. In float64 there are
+    # none, and the loop over experts that waits is the only way; float64 is for tests.
+    if model.dtype == torch.float64 and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    manyhands_attend: _Hook | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """What every layer calls: q [1, H, T, D], k and v [1, G, T, D] -> [1, T, H, Dv], no weights."""
+    if manyhands_attend is None or attention_mask is not None:
+        raise UnsupportedModel(
+            "an attention layer was called without its hook, or with a mask: either this model was "
+            "called directly after an adapter took it over, or its code does not pass keyword "
+            "arguments on",
+            hint="call the model through ModelAdapter.forward",
+        )
+    layer = int(module.layer_idx)  # type: ignore[arg-type]  # nn.Module types attributes as tensors
+    call = LayerCall(
+        layer=layer,
+        scaling=scaling * manyhands_attend.gains[layer],
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    out = manyhands_attend.attend(q, k, v, call)
+    return out.contiguous()[None], None

@@ -1,0 +1,64 @@
+"""Where a network lives and in which precision: "auto" and names, resolved once."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from manyhands.errors import InvalidRequest
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+
+
+def devices_here() -> list[str]:
+    """The devices this machine has, as they can be asked for."""
+    return ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """The device meant; "auto" is the first GPU, or the CPU where there is none.
+
+    Apple's "mps" is not offered: it has no float64 and nobody has run the tests there.
+    """
+    here = devices_here()
+    name = str(device)
+    if name == "auto":
+        name = "cuda" if len(here) > 1 else "cpu"
+    wanted = "cuda:0" if name == "cuda" else name
+    if wanted not in here:
+        raise InvalidRequest(
+            f"device {name!r} is not available", hint=f"available here: auto, {', '.join(here)}"
+        )
+    return torch.device(wanted)
+
+
+def resolve_dtype(
+    dtype: str | torch.dtype, device: torch.device, checkpoint: torch.dtype | str | None
+) -> torch.dtype:
+    """The dtype meant; "auto" is the checkpoint's on a GPU and float32 on the CPU.
+
+    A CPU computes float32 fastest and most exactly. A GPU that cannot compute bfloat16 gets float16
+    with a warning: it keeps the size of the weights, but a few families overflow in it.
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name == "auto":
+        stored = str(checkpoint or "float32").removeprefix("torch.")
+        name = "float32" if device.type == "cpu" or stored not in DTYPES else stored
+        if name == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            name = "float16"
+            warnings.warn(
+                "this GPU cannot compute bfloat16, float16 is used instead; if the text is garbage, "
+                "ask for float32",
+                stacklevel=2,
+            )
+    if name not in DTYPES:
+        raise InvalidRequest(
+            f"dtype {name!r} is not available", hint=f"available: auto, {', '.join(DTYPES)}"
+        )
+    return DTYPES[name]

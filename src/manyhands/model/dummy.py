@@ -1,0 +1,61 @@
+"""Random weights in a real architecture: benchmarks and tests without a download.
+
+The network is built on the meta device (shapes only), given memory on its real device, and filled
+there, so a large model is never held twice. Two things are silently wrong after such a move and are
+mended here: buffers that were computed on construction (rotary frequencies, embedding scales) hold
+garbage, and an output layer that should share the embedding's memory has its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.modeling_utils import PreTrainedModel
+
+from manyhands.model.families import reject
+from manyhands.model.quiet import quiet
+
+_build: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config  # has no types of its own
+_STD = 0.02  # what most families start their training with; logits stay finite in half precision
+
+
+def dummy_model(
+    config: Any, *, device: torch.device, dtype: torch.dtype, seed: int = 0
+) -> PreTrainedModel:
+    """A model of this configuration with random weights; the same seed gives the same weights."""
+    reject(config)
+    config = copy.deepcopy(config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # gpt-oss comes in mxfp4; random weights need no packing
+    with quiet(), torch.device("meta"):
+        model = _build(config, dtype=dtype, trust_remote_code=False)
+    model.to_empty(device=device)
+    model.tie_weights()
+    on_gpu = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=on_gpu), torch.no_grad():
+        torch.manual_seed(seed)
+        for module in model.modules():
+            _fill(model, module)
+    ready: PreTrainedModel = model.train(False)
+    return ready
+
+
+def _fill(model: Any, module: nn.Module) -> None:
+    """Matrices and expert stacks at random, biases 0, the rest as the family itself would start it.
+
+    Norms are left to the family: most begin with a weight of 1, Gemma with 0 and adds the 1 later.
+    """
+    own = dict(module.named_parameters(recurse=False))
+    vectors = [p for name, p in own.items() if p.dim() < 2 and not name.endswith("bias")]
+    if vectors or any(True for _ in module.buffers(recurse=False)):
+        model._init_weights(module)
+    for name, parameter in own.items():
+        if name.endswith("bias"):
+            parameter.zero_()
+        elif parameter.dim() > 1:
+            parameter.normal_(std=_STD)

@@ -1,0 +1,183 @@
+"""Which networks are known to work, what is special about each, and which cannot work and why.
+
+A network works here if its attention depends on positions through rotations alone: then a block can
+stand anywhere in a view, because turning the query is enough (Hogwild! Inference, section 3.4). The
+table names the model types that have a row in the conformance test. The refusals name those that
+break the condition, with the reason. Anything else is examined at load (`self_test`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from manyhands.errors import UnsupportedModel
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the rest of the house must know about a model type and cannot read from its tensors."""
+
+    model_type: str
+    title: str
+    special: str
+    interleaved: bool = False  # pairs are (2i, 2i + 1) instead of (i, i + half)
+    bare_kinds: frozenset[str] = frozenset()  # layer types that do not rotate (NoPE)
+
+
+_ROWS = (
+    Family("llama", "Llama", "plain; llama3 scaling is in the frequencies"),
+    Family("qwen2", "Qwen2", "biases; YaRN's factor comes with q and k"),
+    Family("qwen3", "Qwen3", "norms on the heads of q and k"),
+    Family("qwen3_moe", "Qwen3-MoE", "experts; norms on the heads of q and k"),
+    Family("mistral", "Mistral", "one sliding window for all layers in early versions"),
+    Family("phi3", "Phi-3 and Phi-4", "partial rotary; longrope is pinned at load"),
+    Family("gemma2", "Gemma 2", "softcap; every other layer has a window; own scaling"),
+    Family("gemma3_text", "Gemma 3 (text)", "two sets of frequencies; windows; own scaling"),
+    Family("glm", "GLM-4 (first)", "partial rotary, interleaved pairs", interleaved=True),
+    Family("glm4", "GLM-4 (0414)", "partial rotary, interleaved pairs", interleaved=True),
+    Family("olmo2", "OLMo 2", "norms on all of q and k before they are cut into heads"),
+    Family("olmo3", "OLMo 3", "two sets of frequencies; windows"),
+    Family("gpt_oss", "gpt-oss", "attention sinks; windows; experts; YaRN"),
+    Family("smollm3", "SmolLM3", "every fourth layer has no positions"),
+)
+FAMILIES: dict[str, Family] = {row.model_type: row for row in _ROWS}
+
+
+def supported() -> str:
+    """The known families, for messages."""
+    return ", ".join(row.title for row in _ROWS)
+
+
+def known_family(config: Any) -> Family:
+    """The table's row for this configuration; `UnsupportedModel` if it is refused or unknown."""
+    reject(config)
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        raise UnsupportedModel(
+            f"model type {config.model_type!r} is not in the table of known families",
+            hint="load it with load_adapter, which examines unknown model types first",
+        )
+    return family
+
+
+def reject(config: Any) -> None:
+    """Raise `UnsupportedModel` with the reason if this configuration cannot work."""
+    reason = refusal(config)
+    if reason is not None:
+        raise UnsupportedModel(
+            f"model type {config.model_type!r} is not supported: {reason}",
+            hint=f"supported: {supported()}",
+        )
+
+
+def nope_layers(config: Any, family: Family) -> tuple[bool, ...]:
+    """For each layer, whether it has no positions at all."""
+    count = config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or [""] * count
+    # The list is called "no rope", yet a 1 in it says that the layer rotates.
+    rotates = getattr(config, "no_rope_layers", None) or [1] * count
+    return tuple(
+        kind in family.bare_kinds or not turns for kind, turns in zip(kinds, rotates, strict=True)
+    )
+
+
+_STATE = (
+    "its linear-attention or state-space layers keep one running state instead of keys and values, "
+    "so a block cannot be read by several rows or moved inside a view"
+)
+_ABSOLUTE = (
+    "it scales queries by their absolute position, and a token here has a different position in "
+    "every worker's view"
+)
+_LEARNED = (
+    "its positions are learned vectors added to the tokens (or biases, ALiBi) instead of rotations, "
+    "so cached keys cannot be moved inside a view"
+)
+_LATENT = (
+    "its multi-head latent attention would be cached expanded, up to 71 times the size of the latent; "
+    "an absorbed form is not supported yet"
+)
+_REFUSED: dict[str, str] = {
+    **dict.fromkeys(
+        ("llama4", "llama4_text", "ministral3", "mistral4", "mistral_large4"), _ABSOLUTE
+    ),
+    **dict.fromkeys(
+        (
+            *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+            *("qwen4_exp", "qwen4_exp_text", "jamba", "mamba", "mamba2", "falcon_mamba"),
+            *("falcon_h1", "kimi_linear", "bailing_hybrid", "inkling_text", "inkling2_text"),
+            *("bamba", "zamba", "zamba2", "zaya", "granitemoehybrid", "lfm2", "lfm2_moe", "lfm3"),
+            *("nemotron_h", "olmo_hybrid", "recurrent_gemma", "rwkv", "xlstm", "minimax"),
+        ),
+        _STATE,
+    ),
+    **dict.fromkeys(
+        (
+            *("bloom", "mpt", "gpt2", "gpt-sw3", "gpt_neo", "gpt_bigcode", "openai-gpt", "opt"),
+            *("xglm", "biogpt", "ctrl"),
+        ),
+        _LEARNED,
+    ),
+    **dict.fromkeys(
+        (
+            *("deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm4_moe_lite"),
+            *("glm_moe_dsa", "longcat_flash", "minicpm3", "youtu"),
+        ),
+        _LATENT,
+    ),
+}
+_OTHER_SENSES = ("text_config", "vision_config", "audio_config")
+_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
+
+
+def refusal(config: Any) -> str | None:
+    """Why this configuration cannot work here, or None if nothing is known against it."""
+    if getattr(config, "is_encoder_decoder", False):
+        return "an encoder reads its whole input at once; only decoders have a cache to share"
+    if config.model_type in _REFUSED:
+        return _REFUSED[config.model_type]
+    if any(getattr(config, part, None) is not None for part in _OTHER_SENSES):
+        inner = getattr(getattr(config, "text_config", None), "model_type", None)
+        inside = f" (model type {inner!r})" if inner else ""
+        return (
+            "it wraps a language model together with other modalities; "
+            f"save its language model{inside} alone and load that"
+        )
+    if getattr(config, "is_heterogeneous", False):
+        return (
+            "its layers differ in their shapes; all layers must share one shape of keys and values"
+        )
+    if getattr(config, "kv_lora_rank", None):
+        return _LATENT
+    if getattr(config, "alibi", False):
+        return _LEARNED
+    if getattr(config, "use_bidirectional_attention", False):
+        return "its tokens also read those behind them; a growing block needs causal attention"
+    return _layer_refusal(config) or _rope_refusal(config)
+
+
+def _layer_refusal(config: Any) -> str | None:
+    strange = sorted(set(getattr(config, "layer_types", None) or ()) - _PLAIN_LAYERS)
+    if not strange:
+        return None
+    if any("linear" in kind or "mamba" in kind or "conv" in kind for kind in strange):
+        return _STATE
+    return (
+        f"it has layers of type {', '.join(strange)}; every layer must read all earlier tokens or a "
+        "sliding window of them"
+    )
+
+
+def _rope_refusal(config: Any) -> str | None:
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [p for p in parameters.values() if isinstance(p, dict)]
+    for rope in nested or [parameters]:
+        if "dynamic" in str(rope.get("rope_type", rope.get("type"))):
+            return (
+                "dynamic NTK scaling changes all frequencies as the text grows, and keys that are "
+                "already stored cannot follow"
+            )
+        if rope.get("mrope_section"):
+            return "its positions have several axes (text, height, width)"
+    return None

@@ -1,0 +1,209 @@
+"""From a name to a network that is ready: find it, judge it, load it, take it over.
+
+The order matters. The configuration is a few kilobytes and decides whether the architecture can work
+at all, so refusals come before any weights are fetched or read. Transformers reports what is wrong
+with a checkpoint in many ways, some of them silent (weights that are missing are made up at random);
+here each has one clear error.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_utils import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils.quantization_config import Mxfp4Config
+
+from manyhands.errors import (
+    ContextTooLong,
+    InvalidRequest,
+    ModelNotFound,
+    OutOfMemory,
+    UnsupportedModel,
+)
+from manyhands.model.adapter import ModelAdapter
+from manyhands.model.checkpoint import (
+    check_folder,
+    check_tokenizer,
+    damaged,
+    in_short,
+    incomplete,
+    is_local,
+    not_found,
+)
+from manyhands.model.devices import resolve_device, resolve_dtype
+from manyhands.model.dummy import dummy_model
+from manyhands.model.families import FAMILIES, Family, reject, supported
+from manyhands.model.quiet import quiet
+from manyhands.model.self_test import self_test
+
+Weights = Literal["auto", "dummy"]
+
+
+def load_adapter(
+    model: str | Path | PreTrainedModel,
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    weights: Weights = "auto",
+    context: int | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    downloads: bool = False,
+) -> tuple[ModelAdapter, PreTrainedTokenizerBase | None]:
+    """A network ready to attend through our hook, and its tokenizer.
+
+    Args:
+        model: A folder, a name on the Hugging Face hub, or a causal language model already built
+            (which is taken over, see `ModelAdapter`, and stays where and as it is under "auto").
+        device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
+        dtype: "auto" (the checkpoint's on a GPU, float32 on the CPU) or the name of a dtype.
+        weights: "auto", or "dummy" for random weights in the real architecture; then a config.json
+            is enough, and the tokenizer is None where there is none.
+        context: The longest view that will be asked for; default: all the model was made for.
+            Longrope models choose their frequencies by it, once.
+        tokenizer: Used instead of the one found with the model.
+        downloads: Show progress bars for files that are fetched from the hub.
+
+    """
+    if weights not in ("auto", "dummy"):
+        raise InvalidRequest(f"weights {weights!r} are unknown", hint='choose "auto" or "dummy"')
+    if isinstance(model, PreTrainedModel):
+        return _adopt(model, device, dtype, context), tokenizer
+    name = str(model)
+    place = resolve_device(device)
+    if is_local(name):
+        check_folder(Path(name).expanduser(), with_weights=weights == "auto")
+        name = str(Path(name).expanduser())
+    with quiet(downloads=downloads):
+        config = _config(name)
+        family = judge(config, context)
+    precision = resolve_dtype(dtype, place, getattr(config, "dtype", None))
+    with quiet(downloads=downloads):
+        if tokenizer is None:
+            tokenizer = _tokenizer(name, required=weights == "auto")
+        if weights == "dummy":
+            network = dummy_model(config, device=place, dtype=precision)
+        else:
+            network = _place(_pretrained(name, config, precision), place)
+        return ModelAdapter(network, name=str(model), context=context, family=family), tokenizer
+
+
+def judge(config: Any, context: int | None = None) -> Family:
+    """Whether this configuration can work here, and how it rotates; raises if it cannot."""
+    reject(config)
+    family = FAMILIES.get(config.model_type) or self_test(config)
+    if context is not None and context < 1:
+        raise InvalidRequest(f"context is {context} tokens", hint="ask for at least 1")
+    if context is not None and context > config.max_position_embeddings:
+        raise ContextTooLong(
+            f"context is {context} tokens, and the model was made for "
+            f"{config.max_position_embeddings}",
+            hint="ask for less, or leave it out to have all",
+        )
+    return family
+
+
+def _adopt(
+    model: PreTrainedModel,
+    device: str | torch.device,
+    dtype: str | torch.dtype,
+    context: int | None,
+) -> ModelAdapter:
+    place = model.device if device == "auto" else resolve_device(device)
+    precision = model.dtype if dtype == "auto" else resolve_dtype(dtype, place, model.dtype)
+    with quiet():
+        family = judge(model.config, context)
+        if place != model.device or precision != model.dtype:
+            nn.Module.to(model, device=place, dtype=precision)
+        return ModelAdapter(model, context=context, family=family)
+
+
+def _config(name: str) -> Any:
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except OSError as error:
+        raise not_found(name, error) from error
+    except (ValueError, KeyError, TypeError, StrictDataclassError) as error:
+        raise UnsupportedModel(
+            f"the configuration of {name!r} cannot be used: {in_short(error)}",
+            hint=f"supported: {supported()}; code that comes with a checkpoint is never run",
+        ) from error
+
+
+def _tokenizer(name: str, *, required: bool) -> PreTrainedTokenizerBase | None:
+    read: Any = AutoTokenizer.from_pretrained
+    try:
+        check_tokenizer(name)
+        found: PreTrainedTokenizerBase = read(name, trust_remote_code=False)
+        return found
+    except ModelNotFound:
+        if required:
+            raise
+    except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
+        if required and isinstance(error, OSError) and not Path(name).is_dir():
+            raise not_found(name, error) from error
+        if required:
+            raise incomplete(name, "a tokenizer that can be read", error) from error
+    return None
+
+
+def _pretrained(name: str, config: Any, dtype: torch.dtype) -> PreTrainedModel:
+    # gpt-oss is published in mxfp4, which needs kernels from the hub; unpacked it needs nothing.
+    unpack = {"quantization_config": Mxfp4Config(dequantize=True)} if _is_mxfp4(config) else {}
+    read: Any = AutoModelForCausalLM.from_pretrained
+    try:
+        model, report = read(
+            name,
+            dtype=dtype,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # to name them below; nothing is ignored
+            **unpack,
+        )
+    except SafetensorError as error:
+        raise damaged(name, f"unreadable weights ({in_short(error)})") from error
+    except ImportError as error:
+        raise UnsupportedModel(
+            f"loading {name!r} needs a package that is not installed: {in_short(error)}",
+            hint="install it, or use a checkpoint that is not quantised",
+        ) from error
+    except OSError as error:
+        raise not_found(name, error) from error
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise damaged(name, f"weights that cannot be used ({in_short(error)})") from error
+    # Transformers would go on with random numbers in the place of these.
+    if report["missing_keys"]:
+        raise damaged(name, f"no weights for {_some(report['missing_keys'])}")
+    if report["mismatched_keys"]:
+        names = {key for key, *_ in report["mismatched_keys"]}
+        raise damaged(name, f"weights of another shape than its configuration: {_some(names)}")
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _place(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    try:
+        return nn.Module.to(model, device)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(
+            f"the weights of {model.config.name_or_path!r} do not fit the memory of {device}",
+            hint="use a smaller model, a smaller dtype, or the CPU",
+        ) from error
+
+
+def _is_mxfp4(config: Any) -> bool:
+    packing = getattr(config, "quantization_config", None) or {}
+    method = packing.get("quant_method") if isinstance(packing, dict) else packing.quant_method
+    return str(getattr(method, "value", method)) == "mxfp4"
+
+
+def _some(names: Any) -> str:
+    listed = sorted(names)
+    more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
+    return ", ".join(listed[:3]) + more

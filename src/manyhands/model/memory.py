@@ -1,0 +1,107 @@
+"""Memory: the keys and values of every block, and nothing about who reads them.
+
+One tensor of keys and one of values for all layers, cut into slots; which slots belong to which block
+is `cache/pages.py`'s accounting. Keys are stored rotated by their index on their strip, so they never
+turn again while a block stays where it is, however many views meet it at however many positions.
+
+    L  layers      S  slots      G  key/value heads      D, Dv  head dims
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from manyhands.attention.rotary import Rope, Turns
+from manyhands.cache.pages import Move
+from manyhands.errors import OutOfMemory
+from manyhands.model.adapter import ModelAdapter
+
+
+class Memory:
+    """keys [L, S, G, D] and values [L, S, G, Dv], uninitialised until written."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        num_kv_heads: int,
+        head_dim: int,
+        value_dim: int,
+        ropes: Sequence[Rope | None],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.ropes = tuple(ropes)
+        shape = (len(self.ropes), num_slots, num_kv_heads)
+        self.keys = torch.empty(*shape, head_dim, device=device, dtype=dtype)
+        self.values = torch.empty(*shape, value_dim, device=device, dtype=dtype)
+
+    @classmethod
+    def for_model(cls, adapter: ModelAdapter, num_slots: int) -> Memory:
+        """A memory of `num_slots` tokens in the shape of a model; OutOfMemory if that cannot be had."""
+        try:
+            return cls(
+                num_slots,
+                adapter.num_kv_heads,
+                adapter.head_dim,
+                adapter.value_dim,
+                adapter.ropes,
+                device=adapter.device,
+                dtype=adapter.dtype,
+            )
+        except RuntimeError as error:  # torch's allocators raise nothing narrower on the CPU
+            size = num_slots * token_bytes(adapter) / 2**30
+            raise OutOfMemory(
+                f"the memory for {num_slots} tokens takes {size:.1f} GiB, which {adapter.device} "
+                f"does not have",
+                hint="Ask for fewer memory_tokens.",
+            ) from error
+    def write(self, layer: int, k: Tensor, v: Tensor, slots: Tensor, turns: Turns) -> None:
+        """Store the new tokens' k [T, G, D], not rotated yet, and v [T, G, Dv] at `slots` [T].
+
+        `turns` [T] are the tokens' indices on their strips.
+        """
+        self.keys[layer].index_copy_(0, slots, turns.rotate(k, self.ropes[layer]))
+        self.values[layer].index_copy_(0, slots, v)
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Carry blocks to their new slots, keys turned by the difference of the offsets."""
+        for move in moves:
+            sources, targets = (
+                torch.as_tensor(slots, device=self.keys.device)
+                for slots in (move.sources, move.targets)
+            )
+            turns = Turns(torch.full_like(sources, move.turn))
+            for layer, rope in enumerate(self.ropes):
+                self.keys[layer, targets] = turns.rotate(self.keys[layer, sources], rope)
+            self.values[:, targets] = self.values[:, sources]
+
+
+def token_bytes(adapter: ModelAdapter) -> int:
+    """Bytes of keys and values that one token costs over all layers."""
+    per_layer = adapter.num_kv_heads * (adapter.head_dim + adapter.value_dim)
+    return adapter.num_layers * per_layer * adapter.dtype.itemsize
+
+
+def default_memory_tokens(adapter: ModelAdapter) -> int:
+    """How many tokens to hold when nobody says: most of what is free on a GPU, half on a CPU.
+
+    At most a million: beyond, the accounting costs more than anybody has used.
+    """
+    if adapter.device.type == "cuda":
+        free = int(0.85 * torch.cuda.mem_get_info(adapter.device)[0])
+    else:
+        free = _free_host_bytes() // 2
+    return max(1, min(1 << 20, free // token_bytes(adapter)))
+
+
+def _free_host_bytes() -> int:
+    """Free memory of the host; 4 GiB where the system does not tell."""
+    names = ("SC_AVPHYS_PAGES", "SC_PAGE_SIZE")
+    if not all(name in os.sysconf_names for name in names):
+        return 4 << 30
+    return os.sysconf(names[0]) * os.sysconf(names[1])

@@ -1,0 +1,209 @@
+"""The examination of a model type that nobody has tried here yet.
+
+A tiny random network of that type runs twice: by Hugging Face's own code, at ordinary positions, and
+through our adapter, at position 0 with rotations of ours. If the logits agree, whatever is special
+about the type comes through the seam; if not, the type would give wrong answers and is refused. What
+cannot be read from the network (which dims form a pair, which layers do not rotate) is found by trying.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.modeling_utils import PreTrainedModel
+
+from manyhands.attention.attend import AttendFn, LayerCall
+from manyhands.attention.rotary import Rope, rotate
+from manyhands.errors import UnsupportedModel
+from manyhands.model.adapter import ModelAdapter
+from manyhands.model.families import Family, reject, supported
+from manyhands.model.quiet import quiet
+
+# Logits are compared in units of their own spread. Two float32 evaluations of a network this small
+# differ by 1e-6 to 1e-5 of it; a rotation that is wrong anywhere moves them by more than a tenth.
+TOLERANCE = 1e-4
+_BLIND = 1e-2  # the examination must notice by this much that rotations are missing
+_TOKENS, _WINDOW, _LAYERS, _VOCABULARY = 24, 5, 8, 96
+_SPANS = ("window", "chunk", "local_attention")  # in names of numbers that limit how far one reads
+
+# What other people's modelling code may raise when it meets a shrunken configuration.
+_BREAKS = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
+    *(NotImplementedError, OSError, RuntimeError, TypeError, ValueError, StrictDataclassError),
+)
+
+
+def self_test(config: Any) -> Family:
+    """How the model type of `config` rotates; `UnsupportedModel` if it cannot be made to agree."""
+    reject(config)
+    try:
+        with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
+            return _examine(config)
+    except _BREAKS as error:
+        raise _refused(config, f"its tiny twin could not run ({error})") from error
+
+
+def exact_attention(ropes: tuple[Rope | None, ...]) -> AttendFn:
+    """Causal attention of one row over itself, written out: every token at its absolute position."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
+        positions = torch.arange(q.shape[0], device=q.device)
+        rope = ropes[call.layer]
+        group = q.shape[1] // k.shape[1]
+        q, k = rotate(q, positions, rope), rotate(k, positions, rope)
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        scores = torch.einsum("thd,shd->hts", q, k) * call.scaling
+        if call.softcap is not None:
+            scores = call.softcap * torch.tanh(scores / call.softcap)
+        distance = positions[:, None] - positions[None, :]
+        hidden = distance < 0
+        if call.window is not None:
+            hidden = hidden | (distance >= call.window)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if call.sinks is not None:
+            sinks = call.sinks.to(scores.dtype)[:, None, None].expand(-1, scores.shape[1], 1)
+            scores = torch.cat((scores, sinks), dim=-1)
+        weights = scores.softmax(dim=-1)[..., : k.shape[0]]
+        return torch.einsum("hts,shd->thd", weights, v)
+
+    return attend
+
+
+def tiny_twin(config: Any) -> Any:
+    """The same architecture in a hundredth of a second: few layers, few heads, short windows."""
+    tiny = copy.deepcopy(config)
+    layers = min(config.num_hidden_layers, _LAYERS)
+    for name, value in vars(config).items():
+        if isinstance(value, list | tuple) and len(value) == config.num_hidden_layers:
+            setattr(tiny, name, value[:layers])
+    grouped = (getattr(config, "num_key_value_heads", None) or 0) not in (
+        0,
+        config.num_attention_heads,
+    )
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    sizes: dict[str, int | None] = {
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2 if grouped else 4,
+        "hidden_size": 4 * head,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "num_experts": 4,
+        "num_local_experts": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "vocab_size": _VOCABULARY,
+        "pad_token_id": 0,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    for name, value in sizes.items():
+        if getattr(tiny, name, None) is not None:
+            setattr(tiny, name, value)
+    for name, value in vars(tiny).items():
+        if isinstance(value, int) and value > _WINDOW and any(w in name for w in _SPANS):
+            setattr(tiny, name, _WINDOW)
+    tiny.quantization_config = None
+    return tiny
+
+
+def _examine(config: Any) -> Family:
+    torch.manual_seed(0)
+    tiny = tiny_twin(config)
+    build: Any = AutoModelForCausalLM.from_config  # has no types of its own
+    model = build(
+        tiny, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
+    ).eval()
+    _sharpen(model)
+    tokens = torch.randint(1, _VOCABULARY, (_TOKENS,))
+    expected = model(input_ids=tokens[None], use_cache=False).logits[0]
+    worst = float("inf")
+    for family in _candidates(config):
+        adapter = ModelAdapter(model, family=family, context=_context(tiny))
+        ours = adapter.forward(tokens, None, _Watched(adapter))
+        worst = min(worst, _deviation(ours, expected))
+        if worst < TOLERANCE:
+            _require_sight(config, adapter, tokens, expected)
+            return family
+    raise _refused(config, f"its logits came out different by {worst:.1e} of their spread")
+
+
+def _candidates(config: Any) -> Iterator[Family]:
+    """Every way of rotating that we know, the most common first."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    bare = [frozenset[str]()] + ([frozenset({"full_attention"})] if len(kinds) > 1 else [])
+    for without, interleaved in itertools.product(bare, (False, True)):
+        special = "examined at load"
+        yield Family(config.model_type, config.model_type, special, interleaved, without)
+
+
+def _context(tiny: Any) -> int:
+    """Short enough that longrope, if there is any, takes the factors Hugging Face will take."""
+    return min(_TOKENS, int(tiny.max_position_embeddings))
+
+
+def _sharpen(model: PreTrainedModel) -> None:
+    """Weights under which attention is far from uniform, or wrong rotations would go unnoticed."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(std=parameter.shape[-1] ** -0.5)
+        else:
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+
+
+class _Watched:
+    """Attention that insists on what the memory for keys and values expects of its callers.
+
+    One call per layer, first layer first, and the shapes that the adapter announced. A network can
+    agree in its logits and still break this (one that attends twice per layer, for instance).
+    """
+
+    def __init__(self, adapter: ModelAdapter) -> None:
+        self._attend = exact_attention(adapter.ropes)
+        self._config = adapter.config
+        self._layer = 0
+        self._shapes = (
+            (_TOKENS, adapter.num_heads, adapter.head_dim),
+            (_TOKENS, adapter.num_kv_heads, adapter.head_dim),
+            (_TOKENS, adapter.num_kv_heads, adapter.value_dim),
+        )
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
+        found = (tuple(q.shape), tuple(k.shape), tuple(v.shape))
+        if found != self._shapes:
+            raise _refused(
+                self._config,
+                f"layer {call.layer} has q, k, v of shapes {found}, expected {self._shapes}",
+            )
+        if call.layer != self._layer:
+            raise _refused(
+                self._config, f"layer {call.layer} attends where layer {self._layer} should"
+            )
+        self._layer += 1
+        return self._attend(q, k, v, call)
+
+
+def _deviation(ours: Tensor, expected: Tensor) -> float:
+    return float((ours - expected).abs().max() / expected.std())
+
+
+def _require_sight(config: Any, adapter: ModelAdapter, tokens: Tensor, expected: Tensor) -> None:
+    """An agreement proves nothing if the logits would have been the same without any rotation."""
+    unrotated = exact_attention((None,) * adapter.num_layers)
+    if _deviation(adapter.forward(tokens, None, unrotated), expected) < _BLIND:
+        raise _refused(config, "its logits do not depend on rotations at all")
+
+
+def _refused(config: Any, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"model type {config.model_type!r} is unknown here and failed its examination: {reason}",
+        hint=f"supported: {supported()}",
+    )

@@ -1,0 +1,217 @@
+r"""The words that turn n copies of one model into a team (Hogwild! Inference, §3.3 and app. C).
+
+A `TeamPrompt` is data: every sentence the workers ever read is a plain string in it, and a user may
+replace any of them by a file (`prompts/load.py`). What the strategy does with them:
+
+    rules | solo_rules          the user's message, put through the model's chat template
+    past_header                 closes the prompt; the team's finished steps follow it
+    others_header, own_header   blocks of their own, between the history and the desks
+    step_break + step_prefix    opens a step, fed as one chunk: "\n\n" then "**Alice [3]:**"
+    more_to_come                closes the desk of another worker in everybody else's view
+    redundancy_check            follows a step's prefix now and then; the worker answers yes or no
+    finisher                    the budget is spent: the model only fills in the box
+    reply                       the team has stopped: close the thinking, answer the user
+
+Placeholders are written `{name}`; other braces, `\boxed{...}` among them, mean themselves.
+The user's problem is free to contain our headings: `_escaped` takes their power away.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+
+from manyhands.errors import InvalidRequest
+
+RULES = """\
+# Team work
+
+You are a team of {count}: {names}. All of you write at the same time, and each sees the others' \
+words as they are written.
+
+- "{past}" holds the finished steps of everyone. A step opens with its writer's name and number.
+- "{others}" holds the steps that teammates are writing now; {more} marks where they go on.
+- "{own}" holds the step that you are writing.
+
+Divide the problem: say which part you take, take parts that nobody has, use and check what \
+teammates found, and answer them when they ask or suggest something. As soon as you notice that \
+a teammate does or has done the same work as you, say so, drop it and do something else.
+
+Once the solution is known, give the final answer in \\boxed{}.
+
+# Problem
+
+{problem}"""
+
+SOLO_RULES = """\
+Solve the following problem step by step. Once the solution is known, give the final answer in \
+\\boxed{}.
+
+# Problem
+
+{problem}"""
+
+# Which placeholders a field may use, and which of them it must.
+PLACEHOLDERS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "rules": frozenset({"names", "count", "problem", "past", "others", "own", "more"}),
+        "solo_rules": frozenset({"problem"}),
+        "step_prefix": frozenset({"name", "step"}),
+        "reply": frozenset({"think_end"}),
+    }
+)
+REQUIRED: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "rules": frozenset({"problem"}),
+        "solo_rules": frozenset({"problem"}),
+        "step_prefix": frozenset({"name"}),
+    }
+)
+
+# fmt: off
+_NAMES = (
+    "Alice", "Bob", "Carol", "Dave", "Erin", "Frank", "Grace", "Henry", "Iris", "Jack", "Kate",
+    "Leo", "Maria", "Nico", "Olga", "Paul", "Quinn", "Rosa", "Sam", "Tara", "Uma", "Victor",
+    "Wendy", "Xavier", "Yara", "Zoe",
+)
+# fmt: on
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# `\boxed{answer}` and `\frac{a}{b}` are formulae, not misspelt placeholders
+_MISSPELT = re.compile(r"(?<![\w\\}])\{([a-z_]+)\}")
+
+
+def worker_name(index: int) -> str:
+    """Name of worker `index` (from 0): Alice, Bob, … Zoe, then Worker 27 and so on."""
+    return _NAMES[index] if index < len(_NAMES) else f"Worker {index + 1}"
+
+
+@dataclass(frozen=True)
+class TeamPrompt:
+    """Every text a team reads, checked when made. See the module's letter for where each goes."""
+
+    rules: str = RULES
+    solo_rules: str = SOLO_RULES
+    past_header: str = "\n\n### Finished steps"
+    others_header: str = "\n\n### Others at work"
+    own_header: str = "\n\n### Own work"
+    step_break: str = "\n\n"
+    step_prefix: str = "**{name} [{step}]:**"  # no blank at the end: models write " So", not "So"
+    more_to_come: str = " <...>"
+    redundancy_check: str = " Quick question to myself: is this work redundant (yes or no)?"
+    finisher: str = "\n\nTime is up, so I settle on my best result. The final answer is \\boxed{"
+    reply: str = "\n\nThe team is done; what follows is the reply.{think_end}\n\n"
+    names: tuple[str, ...] = ("Alice", "Bob", "Carol", "Dave")
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "names":
+                object.__setattr__(self, "names", _checked_names(value))
+            elif not isinstance(value, str):
+                kind = type(value).__name__
+                raise InvalidRequest(f"prompt field '{field.name}' is a {kind}, expected text")
+            else:
+                _check_characters(field.name, value)
+                _check_placeholders(field.name, value)
+
+    def team(self, count: int) -> tuple[str, ...]:
+        """Names of `count` workers: the prompt's own names first, then generated ones."""
+        team = list(self.names[:count])
+        index = 0
+        while len(team) < count:
+            name = worker_name(index)
+            index += 1
+            if name not in team:
+                team.append(name)
+        return tuple(team)
+
+    def team_message(self, problem: str, names: Sequence[str]) -> str:
+        """The user's message for a team."""
+        return _filled(
+            self.rules,
+            names=" and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])),
+            count=str(len(names)),
+            past=self.past_header.strip(),
+            others=self.others_header.strip(),
+            own=self.own_header.strip(),
+            more=self.more_to_come.strip(),
+            problem=self._escaped(problem),
+        )
+
+    def solo_message(self, problem: str) -> str:
+        """The user's message for one worker without a team around it."""
+        return _filled(self.solo_rules, problem=problem)
+
+    def prefix(self, name: str, step: int) -> str:
+        """What opens step number `step` (from 1) of worker `name`, without the break before it."""
+        return _filled(self.step_prefix, name=name, step=str(step))
+
+    def _escaped(self, problem: str) -> str:
+        r"""Put a backslash before lines of the problem that could pass for our own structure.
+
+        Those are lines equal to a section header and lines that begin like a step's prefix. In
+        Markdown `\### Finished steps` still reads `### Finished steps`, but is no heading.
+        """
+        headers = {
+            line.strip().casefold()
+            for header in (self.past_header, self.others_header, self.own_header)
+            for line in header.splitlines()
+            if line.strip()
+        }
+        parts = re.split(r"(\{name\}|\{step\})", self.step_prefix.strip())
+        wild = {"{name}": r".{1,80}?", "{step}": r"\d+"}
+        prefix = re.compile("".join(wild.get(part, re.escape(part)) for part in parts))
+        lines = problem.split("\n")
+        for index, line in enumerate(lines):
+            bare = line.strip()
+            if bare.casefold() in headers or prefix.match(bare):
+                lines[index] = "\\" + line
+        return "\n".join(lines)
+
+
+def _filled(template: str, **values: str) -> str:
+    """Replace placeholders in one pass, so that a value is never searched for placeholders."""
+    return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), template)
+
+
+def _check_characters(field: str, value: str) -> None:
+    r"""Refuse control characters: TOML reads the `\b` of `"\boxed"` as a backspace."""
+    found = _CONTROL.search(value)
+    if found:
+        raise InvalidRequest(
+            f"prompt field '{field}' contains the control character U+{ord(found[0]):04X}",
+            hint='write a backslash twice in "...", for instance "\\\\boxed{"',
+        )
+
+
+def _check_placeholders(field: str, value: str) -> None:
+    allowed = PLACEHOLDERS.get(field, frozenset())
+    listed = ", ".join(f"{{{name}}}" for name in sorted(allowed)) or "none"
+    for name in _MISSPELT.findall(value):
+        if name not in allowed:
+            raise InvalidRequest(
+                f"prompt field '{field}' contains the unknown placeholder {{{name}}}",
+                hint=f"placeholders of '{field}': {listed}",
+            )
+    for name in sorted(REQUIRED.get(field, frozenset())):
+        if f"{{{name}}}" not in value:
+            raise InvalidRequest(
+                f"prompt field '{field}' lacks the placeholder {{{name}}}",
+                hint=f"placeholders of '{field}': {listed}; put {{{name}}} where it belongs",
+            )
+
+
+def _checked_names(value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise InvalidRequest(
+            f"prompt field 'names' is a {type(value).__name__}, expected a list of texts"
+        )
+    for name in value:
+        if not isinstance(name, str) or not name.strip() or len(name.splitlines()) != 1:
+            raise InvalidRequest(f"worker name {name!r} is not one line of text")
+    if len(set(value)) != len(value):
+        raise InvalidRequest("two workers have the same name", hint="make all names different")
+    return tuple(value)

@@ -1,0 +1,155 @@
+"""All passes of a run as one Plan, so that one parallel forward can rebuild its attention.
+
+A run attends pass after pass: a token's keys exist, from its pass on, at the slots where the planner
+put them (at its desk; after a move, also in the history). Nothing is ever overwritten if no page is
+used twice. So the reads of all passes, each with its own row, base and range, can stand in one plan
+over the keys of all tokens: an earlier query is kept from later keys by its range, not by time.
+
+This is the 4D mask of Hogwild! Inference, app. B, as integers, for any strategy and any layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from manyhands.cache.pages import Ints, PagePool
+from manyhands.cache.plan import Plan, Planner, Reads
+from manyhands.cache.step import Step
+
+
+@dataclass(frozen=True, eq=False)
+class Merged:
+    """A whole run: the plan of all its passes, and where each slot's key comes from.
+
+    `slot_token` [S] is the packed token whose key lies there, `slot_angle` [S] its rotation;
+    `pass_indptr` [passes + 1] says which rows belong to which pass.
+    """
+
+    plan: Plan
+    slot_token: Ints
+    slot_angle: Ints
+    pass_indptr: Ints
+
+
+def merge_passes(steps: Iterable[Step], num_tokens: int) -> Merged:
+    """Plan every step as the engine would, without a model, and put the plans into one.
+
+    `num_tokens` is what all steps together feed. Appends each step's feeds to its blocks, as the
+    engine does.
+    """
+    # Pages of one slot, each used once; a token is written once and moved at most once.
+    pool = PagePool(2 * num_tokens, page_size=1, recycle=False)
+    planner = Planner(pool)
+    plans = []
+    blocks = set()  # kept alive: no block may be forgotten before the end
+    for step in steps:
+        plans.append(planner.plan(step))
+        for row in step.rows:
+            blocks.update(row.view.blocks)
+            row.view.own.tokens.extend(row.feed)
+    return _in_one(plans, pool.num_slots - pool.num_free_pages)
+
+
+def _in_one(plans: Sequence[Plan], num_slots: int) -> Merged:
+    slot_token = np.zeros(num_slots, dtype=np.int64)
+    slot_angle = np.zeros(num_slots, dtype=np.int64)
+    num_tokens = 0
+    for plan in plans:
+        for move in plan.moves:
+            slot_token[move.targets] = slot_token[move.sources]
+            slot_angle[move.targets] = slot_angle[move.sources] + move.turn
+        slot_token[plan.slots] = np.arange(num_tokens, num_tokens + plan.num_tokens)
+        slot_angle[plan.slots] = plan.angles
+        num_tokens += plan.num_tokens
+    num_rows = np.array([plan.num_rows for plan in plans])
+    sizes = np.concatenate([np.diff(plan.row_indptr) for plan in plans])
+    plan = Plan(
+        token_ids=np.concatenate([plan.token_ids for plan in plans]),
+        row_indptr=np.concatenate(([0], np.cumsum(sizes))),
+        positions=np.concatenate([plan.positions for plan in plans]),
+        angles=np.concatenate([plan.angles for plan in plans]),
+        slots=np.concatenate([plan.slots for plan in plans]),
+        reads=_regrouped(plans),
+        page_size=1,
+    )
+    return Merged(plan, slot_token, slot_angle, np.concatenate(([0], np.cumsum(num_rows))))
+
+
+def _regrouped(plans: Sequence[Plan]) -> Reads:
+    """The reads of all passes, sorted by strip. No page is used twice: a strip's first names it."""
+    tables: dict[int, Ints] = {}
+    strips, rows = [], []
+    first_row = 0
+    for plan in plans:
+        reads = plan.reads
+        for pages in reads.pages:
+            name = int(pages[0])
+            if name not in tables or len(pages) > len(tables[name]):
+                tables[name] = pages
+        names = np.array([pages[0] for pages in reads.pages])
+        strips.append(np.repeat(names, np.diff(reads.strip_indptr)))
+        rows.append(reads.row + first_row)
+        first_row += plan.num_rows
+    strip = np.concatenate(strips)
+    order = np.argsort(strip, kind="stable")
+    names, counts = np.unique(strip, return_counts=True)
+
+    def column(name: str) -> Ints:
+        return np.concatenate([getattr(plan.reads, name) for plan in plans])[order]
+
+    return Reads(
+        row=np.concatenate(rows)[order],
+        base=column("base"),
+        low=column("low"),
+        high=column("high"),
+        strip_indptr=np.concatenate(([0], np.cumsum(counts))),
+        pages=tuple(tables[int(name)] for name in names),
+    )
+
+
+def side_by_side(runs: Sequence[Merged]) -> Merged:
+    """Several runs in one plan: a batch. None of them reads another."""
+    tokens = _offsets([run.plan.num_tokens for run in runs])
+    rows = _offsets([run.plan.num_rows for run in runs])
+    slots = _offsets([len(run.slot_token) for run in runs])
+    reads = [run.plan.reads for run in runs]
+
+    def joined(arrays: Iterable[Ints], offsets: Ints | None = None) -> Ints:
+        if offsets is None:
+            return np.concatenate(list(arrays))
+        return np.concatenate([a + o for a, o in zip(arrays, offsets, strict=True)])
+
+    plan = Plan(
+        token_ids=joined(run.plan.token_ids for run in runs),
+        row_indptr=np.append(
+            joined((run.plan.row_indptr[:-1] for run in runs), tokens),
+            tokens[-1] + runs[-1].plan.num_tokens,
+        ),
+        positions=joined(run.plan.positions for run in runs),
+        angles=joined(run.plan.angles for run in runs),
+        slots=joined((run.plan.slots for run in runs), slots),
+        reads=Reads(
+            row=joined((r.row for r in reads), rows),
+            base=joined(r.base for r in reads),
+            low=joined(r.low for r in reads),
+            high=joined(r.high for r in reads),
+            strip_indptr=np.concatenate(
+                ([0], np.cumsum(np.concatenate([np.diff(r.strip_indptr) for r in reads])))
+            ),
+            pages=tuple(p + o for r, o in zip(reads, slots, strict=True) for p in r.pages),
+        ),
+        page_size=1,
+    )
+    return Merged(
+        plan,
+        joined((run.slot_token for run in runs), tokens),
+        joined(run.slot_angle for run in runs),
+        np.concatenate(([0], np.cumsum(np.concatenate([np.diff(r.pass_indptr) for r in runs])))),
+    )
+
+
+def _offsets(sizes: Sequence[int]) -> Ints:
+    return np.cumsum([0, *sizes[:-1]])

@@ -1,0 +1,64 @@
+"""A writer: one line of thought while it is being written.
+
+It knows what its next row feeds, reads its tokens as text, and notices when a step ends or a box is
+closed. Its random numbers are its own: they depend on the seed and the writer's name, and on nothing
+that others do.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from manyhands.cache.block import Block
+from manyhands.cache.step import Choice, Row
+from manyhands.cache.view import View
+from manyhands.text import BoxWatch, StepEnd, StreamDecoder, Text
+
+
+class Writer:
+    """One row's worth of thinking, from its first token to its last."""
+
+    def __init__(self, text: Text, choice: Choice, seed: int, name: str) -> None:
+        self.name = name
+        self.vocabulary = text
+        self.choice = choice
+        self.random = random.Random(f"{seed}/{name}")
+        self.feed: tuple[int, ...] = ()
+        self.unread: tuple[int, ...] = ()  # written, but not fed to anybody yet
+        self.num_tokens = 0
+        self.stopped = False
+        self.begin_step(Block(f"{name} 1"), ())
+
+    def begin_step(self, desk: Block, feed: tuple[int, ...]) -> None:
+        """Go on at `desk`, feeding `feed` first."""
+        self.desk = desk
+        self.feed = feed
+        self.step_text = ""
+        self.box = BoxWatch()
+        self._step_end = StepEnd()
+        self._decoder = StreamDecoder(self.vocabulary)
+
+    def row(self, view: View) -> Row:
+        """The next row; draws this writer's next random number if it samples."""
+        choice = self.choice
+        if choice.temperature > 0:
+            choice = replace(choice, draw=self.random.random())
+        return Row(view, self.feed, choice, self.name)
+
+    def read(self, token: int, turn_end: frozenset[int]) -> str:
+        """Take the token that was chosen; return the text that it completes."""
+        if token in turn_end:
+            self.stopped = True
+            self.feed = self.unread = ()
+            piece = self._decoder.flush()
+        else:
+            self.num_tokens += 1
+            self.feed = self.unread = (token,)
+            piece = self._decoder.push(token)
+        self.step_text += piece
+        return piece
+
+    def ends_step(self, piece: str) -> bool:
+        """Whether the piece completes the step."""
+        return self._step_end.push(piece)

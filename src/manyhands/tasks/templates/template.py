@@ -1,0 +1,79 @@
+"""How a story with gaps becomes a problem.
+
+    Template("lend", "{who} had {a:20-99} {things} and lent {friend} {b:2-60}. How …?", "a - b")
+
+A gap is a person ({who}, {friend}, {third}: three different names), the {things} of the story, or
+a number, with its range where it is first told ({a:20-99}).
+Numbers begin at 2, so that every noun stays plural. The work is a list of operations, separated by
+semicolons; their results are called p, q and r, for use by later ones: "a * b; p - c".
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from operator import add, mul, sub
+from random import Random
+
+from manyhands.tasks.problem import LARGEST_RESULT, Problem
+from manyhands.tasks.templates.nouns import NAMES, THINGS
+
+PLACEHOLDER = re.compile(r"\{([a-z]+)(?::([0-9]+)-([0-9]+))?\}")
+
+PEOPLE = ("who", "friend", "third")
+RESULTS = ("p", "q", "r")
+
+_OPERATORS = {"+": add, "-": sub, "*": mul}
+
+
+@dataclass(frozen=True)
+class Template:
+    """A story with gaps, and the operations that solve it."""
+
+    name: str
+    text: str
+    work: str
+    held_out: bool = False
+
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """The smallest and the largest value of each number, by its letter."""
+        return {
+            gap[1]: (int(gap[2]), int(gap[3])) for gap in PLACEHOLDER.finditer(self.text) if gap[2]
+        }
+
+    @property
+    def num_steps(self) -> int:
+        """How many operations the work has."""
+        return len(self.work.split(";"))
+
+    def problem(self, rng: Random) -> Problem:
+        """Fill the gaps. Numbers are drawn again until every step stays in the small world."""
+        work: tuple[str, ...] | None = None
+        while work is None:
+            numbers = {letter: rng.randint(*bounds) for letter, bounds in self.ranges.items()}
+            work = self._solve(numbers)
+        gaps = {letter: str(number) for letter, number in numbers.items()}
+        gaps.update(zip(PEOPLE, rng.sample(NAMES, len(PEOPLE)), strict=True))
+        gaps["things"] = rng.choice(THINGS)
+        text = PLACEHOLDER.sub(lambda gap: gaps[gap[1]], self.text)
+        answer = int(work[-1].partition("=")[2])
+        return Problem(text, work, answer, kind="word", template=self.name)
+
+    def _solve(self, numbers: dict[str, int]) -> tuple[str, ...] | None:
+        """The equations for these numbers, or None if one of them is out of bounds."""
+        values = dict(numbers)
+        equations = []
+        for name, operation in zip(RESULTS, self.work.split(";"), strict=False):
+            left, sign, right = operation.split()
+            a, b = values[left], values[right]
+            result = values[name] = _OPERATORS[sign](a, b)
+            if not 1 <= result <= LARGEST_RESULT or (sign == "*" and not _small_product(a, b)):
+                return None
+            equations.append(f"{a}{sign}{b}={result}")
+        return tuple(equations)
+
+
+def _small_product(a: int, b: int) -> bool:
+    """Only products that a child knows by heart: 2 to 9 times 2 to 12."""
+    return 2 <= min(a, b) <= 9 and 2 <= max(a, b) <= 12

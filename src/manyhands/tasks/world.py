@@ -1,0 +1,115 @@
+"""Where the small world of the bundled model ends.
+
+A model of a few million parameters knows the ranges that it was trained on and nothing else. Asked
+for more it would still write something, so the door tells the user first: `outside_world` gives
+the reason, in one sentence, why a question is not one that the model was made for.
+"""
+
+from __future__ import annotations
+
+import re
+
+from manyhands.tasks.bare import (
+    FEWEST_OPERATIONS,
+    LARGEST_OPERAND,
+    MOST_OPERATIONS,
+    SMALLEST_OPERAND,
+    Bare,
+    parse_bare,
+)
+from manyhands.tasks.problem import LARGEST_RESULT, SMALLEST_RESULT
+from manyhands.tasks.problem_list import INTRODUCTION, ask, parse_question
+from manyhands.tasks.words import vocabulary
+
+FEWEST_PROBLEMS, MOST_PROBLEMS = 2, 8
+SHORTEST_STORY, LONGEST_STORY = 10, 40  # words and numbers
+FEWEST_NUMBERS, MOST_NUMBERS = 2, 4
+LONGEST_QUESTION = 3000  # characters; eight of the longest stories have about half of that
+
+FORM = f'the bundled model needs "{INTRODUCTION}" and then one line per problem: "1. …", "2. …"'
+
+_PIECE = re.compile(r"[A-Za-z]+|[0-9]+|[^A-Za-z0-9\s]")
+_PUNCTUATION = frozenset(".,?")
+_PLAIN_STORY = re.compile(r"(?:(?:[A-Za-z]+|[1-9][0-9]*)[.,]? )+[A-Za-z]+\?")
+_BRIEF = 30  # characters of the user's text that a sentence quotes
+
+
+def outside_world(question: str) -> str | None:
+    """Why the bundled model was not made for this question; None if it was."""
+    question = question.strip()
+    if len(question) > LONGEST_QUESTION:
+        return (
+            f"The question has {len(question)} characters; "
+            f"the bundled model was trained on at most {LONGEST_QUESTION}."
+        )
+    if parse_bare(question):
+        return f"A single expression is not a list; {FORM}."
+    lines = parse_question(question)
+    if lines is None:
+        return f"This is not a numbered list of problems; {FORM}."
+    if not FEWEST_PROBLEMS <= len(lines) <= MOST_PROBLEMS:
+        return _found_expected(f"The list has {len(lines)}", FEWEST_PROBLEMS, MOST_PROBLEMS)
+    for number, line in enumerate(lines, start=1):
+        complaint = _outside_line(line)
+        if complaint:
+            return f"Problem {number} {complaint}"
+    if question != ask(lines):
+        return f"The problems are fine but not the text around them; {FORM}, with nothing between."
+    return None
+
+
+def _outside_line(line: str) -> str | None:
+    """The end of a sentence that begins with "Problem 3"."""
+    bare = parse_bare(line)
+    if bare:
+        return _outside_bare(bare, line)
+    return _outside_story(line)
+
+
+def _outside_bare(bare: Bare, line: str) -> str | None:
+    if not FEWEST_OPERATIONS <= len(bare.rest) <= MOST_OPERATIONS:
+        found = f"has an operation count of {len(bare.rest)}"
+        return _found_expected(found, FEWEST_OPERATIONS, MOST_OPERATIONS)
+    for operand in bare.operands:
+        if not SMALLEST_OPERAND <= operand <= LARGEST_OPERAND:
+            return _found_expected(f"uses {operand}", SMALLEST_OPERAND, LARGEST_OPERAND)
+    for result in bare.results:
+        if not SMALLEST_RESULT <= result <= LARGEST_RESULT:
+            return _found_expected(f"passes through {result}", SMALLEST_RESULT, LARGEST_RESULT)
+    if line != bare.text:
+        return f'is spelled in its own way; the bundled model reads "{bare.text}".'
+    return None
+
+
+def _outside_story(line: str) -> str | None:
+    pieces = _PIECE.findall(line)
+    numbers = [piece for piece in pieces if piece[0].isdigit()]
+    words = [piece for piece in pieces if piece[0].isalpha()]
+    for piece in pieces:
+        if not piece.isalnum() and piece not in _PUNCTUATION:
+            return (
+                f"contains {piece!a}; the bundled model knows lines of + and - between whole "
+                "numbers, and stories in plain words."
+            )
+    for word in words:
+        if word not in vocabulary():
+            return f'contains "{word[:_BRIEF]}", a word that the bundled model never met.'
+    for number in numbers:
+        if len(number) > len(str(LARGEST_RESULT)) or not 2 <= int(number) <= LARGEST_RESULT:
+            return _found_expected(f"uses {number[:_BRIEF]}", 2, LARGEST_RESULT)
+    if not FEWEST_NUMBERS <= len(numbers) <= MOST_NUMBERS:
+        found = f"is a story with a count of {len(numbers)} numbers"
+        return _found_expected(found, FEWEST_NUMBERS, MOST_NUMBERS)
+    if not SHORTEST_STORY <= len(words) + len(numbers) <= LONGEST_STORY:
+        found = f"has a length of {len(words) + len(numbers)} words"
+        return _found_expected(found, SHORTEST_STORY, LONGEST_STORY)
+    if not _PLAIN_STORY.fullmatch(line):
+        return (
+            "is not plain text; the bundled model knows words and whole numbers with single spaces "
+            "between them, and a question at the end."
+        )
+    return None
+
+
+def _found_expected(found: str, low: int, high: int) -> str:
+    return f"{found}; the bundled model was trained on {low} to {high}."

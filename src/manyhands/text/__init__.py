@@ -1,0 +1,28 @@
+"""From text to tokens and back, and the small rules that read a worker's text while it grows.
+
+    tokens.py   `Text`: one model's tokenizer and chat template
+    stream.py   `StreamDecoder`: tokens to text, one by one
+    steps.py    `StepEnd`: is the worker's paragraph, and with it the step, complete?
+    boxed.py    `boxed_answer`, `BoxWatch`: the final answer inside a box
+    clean.py    `clean_problem` for what comes in, `printable` for what goes to a terminal
+
+No torch and no transformers here: whoever has a tokenizer hands it in.
+"""
+
+from manyhands.text.boxed import BoxWatch, boxed_answer
+from manyhands.text.clean import MAX_PROBLEM_CHARS, clean_problem, printable
+from manyhands.text.steps import StepEnd
+from manyhands.text.stream import StreamDecoder
+from manyhands.text.tokens import Text, Tokenizer
+
+__all__ = [
+    "MAX_PROBLEM_CHARS",
+    "BoxWatch",
+    "StepEnd",
+    "StreamDecoder",
+    "Text",
+    "Tokenizer",
+    "boxed_answer",
+    "clean_problem",
+    "printable",
+]

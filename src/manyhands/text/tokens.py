@@ -1,0 +1,268 @@
+r"""One model's tokens: what a user says becomes ids, what the model says becomes text.
+
+**Nobody smuggles.** A chat template speaks in control tokens (`<|im_start|>`, `</think>`). Text of
+a user or of a prompt file must never turn into one, even if it spells one out. Tokenizers offer
+`split_special_tokens`, but it changes a state shared by threads and leaves added tokens that are
+not declared special alone (Qwen3's `</think>`). So we look at the ids: if a control token came out
+of ordinary text, the text is encoded again in pieces that are cut *inside* the spelled-out token,
+and, should a normaliser still find one, character by character. Both decode to the same text.
+
+**A prompt is the template's own encoding** of the whole rendered string whenever the user's text
+adds no control token to it, so it equals what the model was trained on; otherwise template and
+user text are encoded apart.
+
+**Text continues text.** Some tokenizers (Llama 2) put a blank before whatever they encode.
+`encode` leaves it out, because headers and prefixes stand in the middle of a text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import jinja2
+
+from manyhands.errors import UnsupportedModel
+from manyhands.text.clean import well_formed
+
+_MESSAGE = "TheUserMessageStandsHere"  # stands in the rendered template for the user's message
+_MARKUP = re.compile(r"\s*[<\[{\uff5c].*[>\]}\uff5c]\s*", re.DOTALL)  # <tag>, [TAG], {tag}
+
+
+class Tokenizer(Protocol):
+    """What we ask of a tokenizer: a part of transformers' `PreTrainedTokenizerBase`."""
+
+    @property
+    def chat_template(self) -> Any:
+        """The Jinja source, None for a model that does not chat."""
+
+    @property
+    def bos_token_id(self) -> Any:
+        """Opens a text, or None."""
+
+    @property
+    def eos_token_id(self) -> Any:
+        """Ends a text, or None."""
+
+    @property
+    def unk_token_id(self) -> Any:
+        """Stands for what the vocabulary lacks, or None."""
+
+    @property
+    def all_special_ids(self) -> Any:
+        """The ids of all special tokens."""
+
+    @property
+    def added_tokens_decoder(self) -> Any:
+        """Every added token by id, each with `content` and `special`."""
+
+    @property
+    def encode(self) -> Callable[..., Any]:
+        """Text to a list of ids."""
+
+    @property
+    def decode(self) -> Callable[..., Any]:
+        """A list of ids to text."""
+
+    @property
+    def apply_chat_template(self) -> Callable[..., Any]:
+        """A list of messages to the text a model expects."""
+
+
+@dataclass(frozen=True)
+class _Thinking:
+    """How a family of reasoning models marks its thinking."""
+
+    mark: str  # its template contains this
+    opens: str
+    closes: str  # one token in its vocabulary, and the end of a thinking turn
+    replies: str = ""  # after `closes`, before the reply
+
+    def is_open_in(self, prompt: str) -> bool:
+        return prompt.rfind(self.mark) > prompt.rfind(self.closes)
+
+
+_THINKING = (
+    _Thinking("<think>", "<think>\n", "</think>"),
+    _Thinking("[THINK]", "[THINK]", "[/THINK]"),
+    _Thinking(
+        "<|channel|>analysis",
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        "<|start|>assistant<|channel|>final<|message|>",
+    ),
+)
+
+
+class Text:
+    """A tokenizer and its model's habits: chat template, turn ends, thinking.
+
+    `eos` holds the ids that end a turn in generation (the tokenizer's and those of `eos_ids`, from
+    the generation config), `think_end` the id that closes the thinking if the vocabulary has one,
+    and `turn_end` all of these. `thinking` says whether `chat_prompt` leaves a thinking open.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, eos_ids: Iterable[int] = (), *, thinking: bool = True
+    ) -> None:
+        self.tokenizer = tokenizer
+        words = tokenizer.added_tokens_decoder
+        added: dict[int, str] = {token: word.content for token, word in words.items()}
+        ids = {word: token for token, word in added.items()}
+        special = {token for token, word in words.items() if word.special}
+        special |= set(tokenizer.all_special_ids)
+        ends = {tokenizer.bos_token_id, tokenizer.eos_token_id}
+        unknown = {tokenizer.unk_token_id} - ends  # comes of honest text that has no token
+        markup = {token for token, word in added.items() if _MARKUP.fullmatch(word)}
+        self._controls: frozenset[int] = frozenset((special | markup) - unknown)
+        self._control_words = [added[token] for token in self._controls if token in added]
+        habit = self._habit(ids)
+        self.think_end: int | None = ids[habit.closes] if habit else None
+        thoughts = {ids[mark] for h in _THINKING for mark in (h.mark, h.closes) if mark in ids}
+        self._hidden = special | thoughts
+        self.eos: frozenset[int] = frozenset({tokenizer.eos_token_id, *eos_ids} - {None})
+        self.turn_end = self.eos | (set() if self.think_end is None else {self.think_end})
+        self._lead = self._leading_blank()
+        self._frame: tuple[str, ...] = ()  # the template around the user's message
+        self.thinking = False
+        if tokenizer.chat_template:
+            self._frame, self.thinking = self._render(habit, thinking)
+        self._closing = self._raw(habit.closes + habit.replies) if habit and self.thinking else ()
+
+    # -- text to tokens ------------------------------------------------------------------------
+
+    def encode(self, text: str, *, opening: bool = False) -> tuple[int, ...]:
+        """Ordinary text, without control tokens; `opening`: nothing stands before it."""
+        text = well_formed(text)
+        for cut in (lambda t: [t], self._cut, list):
+            tokens = self._join(cut(text), opening)
+            if self._controls.isdisjoint(tokens):
+                return tokens
+        return tuple(token for token in tokens if token not in self._controls)
+
+    def chat_prompt(self, message: str) -> tuple[int, ...]:
+        """A user's message in the model's chat template, up to the first word of the answer.
+
+        If the model is a reasoning one, its thinking is open at the end. A model without a
+        template gets the plain text and an empty line.
+        """
+        if not self._frame:
+            return self._beginning() + self.encode(message + "\n\n", opening=True)
+        message = well_formed(message)
+        whole = self._raw(message.join(self._frame))
+        if self._controls_in(whole) == self._controls_in(self._raw(_MESSAGE.join(self._frame))):
+            return whole
+        first, *rest = self._frame
+        tokens = self._raw(first)
+        for part in rest:
+            tokens += self.encode(message, opening=not tokens) + self._following(part)
+        return tokens
+
+    def reply(self, template: str) -> tuple[int, ...]:
+        """What ends the thinking and begins the reply: `{think_end}` is where thinking closes."""
+        before, _, after = template.partition("{think_end}")
+        if not self._closing:
+            return self.encode(before + after)
+        return self.encode(before) + self._closing + self.encode(after)
+
+    # -- tokens to text ------------------------------------------------------------------------
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """The text of `tokens`; `special`: spell special tokens and think tags out."""
+        if not special:
+            tokens = [token for token in tokens if token not in self._hidden]
+        text = self.tokenizer.decode(
+            list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def hides(self, token: int) -> bool:
+        """Whether `decode` leaves this token out."""
+        return token in self._hidden
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _habit(self, ids: dict[str, int]) -> _Thinking | None:
+        """The thinking marks of this model: those of its template, or else of its vocabulary."""
+        known = [habit for habit in _THINKING if habit.closes in ids]
+        template = str(self.tokenizer.chat_template or "")
+        used = [habit for habit in known if habit.mark in template]
+        return next(iter(used or [habit for habit in known if habit.mark in ids]), None)
+
+    def _render(self, habit: _Thinking | None, thinking: bool) -> tuple[tuple[str, ...], bool]:
+        """The template around a message, and whether it leaves the thinking open."""
+        chat = [{"role": "user", "content": _MESSAGE}]
+        switches = {"enable_thinking": thinking, "thinking": thinking}
+        try:
+            text = self.tokenizer.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=True, **switches
+            )
+        except jinja2.TemplateError as error:
+            raise UnsupportedModel(
+                f"the model's chat template cannot be rendered: {error}",
+                hint="repair `chat_template` in the model's folder or use another model",
+            ) from error
+        frame = tuple(str(text).split(_MESSAGE))
+        if len(frame) < 2:
+            raise UnsupportedModel(
+                "the model's chat template leaves the user's message out",
+                hint="repair `chat_template` in the model's folder or use another model",
+            )
+        if habit is None:
+            return frame, False
+        answer = frame[-1]
+        decided = habit.mark in answer or answer.rstrip().endswith(habit.closes)
+        if thinking and not decided and habit.mark in str(self.tokenizer.chat_template):
+            return (*frame[:-1], answer + habit.opens), True
+        return frame, habit.is_open_in(answer)
+
+    def _raw(self, text: str) -> tuple[int, ...]:
+        """The tokenizer's own encoding: control tokens that are spelled out become such."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+    def _following(self, text: str) -> tuple[int, ...]:
+        """`_raw` of a text that does not stand first: without the blank some tokenizers add."""
+        if not self._lead:
+            return self._raw(text)
+        tokens = self._raw("\n" + text)
+        size = len(self._lead)
+        return tokens[size:] if tokens[:size] == self._lead else self._raw(text)
+
+    def _leading_blank(self) -> tuple[int, ...]:
+        """The ids of a line feed alone, if text after it is encoded unlike text at the start."""
+        feed = self._raw("\n")
+        after = self._raw("\na")
+        differs = after[: len(feed)] == feed and after[len(feed) :] != self._raw("a")
+        return feed if differs else ()
+
+    def _join(self, pieces: Sequence[str], opening: bool) -> tuple[int, ...]:
+        tokens: list[int] = []
+        for index, piece in enumerate(pieces):
+            first = opening and index == 0
+            tokens += self._raw(piece) if first else self._following(piece)
+        return tuple(tokens)
+
+    @cached_property
+    def _spelled_out(self) -> re.Pattern[str]:
+        """Finds control tokens in text. (A single character cannot be cut.)"""
+        words = sorted((w for w in self._control_words if len(w) > 1), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, words)) or r"(?!)")
+
+    def _cut(self, text: str) -> list[str]:
+        """`text` in pieces, cut behind the first character of every control token in it."""
+        cuts = [0]
+        while found := self._spelled_out.search(text, cuts[-1]):
+            cuts.append(found.start() + 1)
+        return [text[a:b] for a, b in zip(cuts, [*cuts[1:], len(text)], strict=True)]
+
+    def _controls_in(self, tokens: Sequence[int]) -> list[int]:
+        return [token for token in tokens if token in self._controls]
+
+    def _beginning(self) -> tuple[int, ...]:
+        """The begin-of-sequence token, if this tokenizer opens its texts with one."""
+        opened = self.tokenizer.encode("", add_special_tokens=True)
+        bos = self.tokenizer.bos_token_id
+        return (bos,) if bos is not None and list(opened[:1]) == [bos] else ()

@@ -1,0 +1,189 @@
+"""The op against its definition: random conversations over random views, every variant of a layer.
+
+Tolerances. Both sides see the same inputs, rounded to the tested dtype beforehand, so what is left is
+the rounding of the backend itself. float64: a few hundred roundings of 1e-16. float32: scores of size
+a few, each off by some 1e-7 times the angle's own error (positions up to some hundreds), under 2e-5.
+bfloat16 and float16: stored keys are rounded after their rotation, once more when a block moves, and
+the output once: some ulps of 2^-8 and 2^-11 on numbers of size up to 3.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from manyhands.attention.attend import LayerCall
+from manyhands.attention.reference import ReferenceBackend
+from manyhands.attention.rotary import Rope
+from manyhands.attention.torch_backend import TorchBackend
+from manyhands.cache.block import Block
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+
+from tests.attention.dense import DenseOracle, Layer, Shape, random_qkv
+
+TOLERANCE = {
+    torch.float64: 1e-11,
+    torch.float32: 2e-5,
+    torch.float16: 8e-3,
+    torch.bfloat16: 6e-2,
+}
+SHAPES = {
+    "gqa": Shape(),
+    "mqa": Shape(num_heads=3, num_kv_heads=1),
+    "mha": Shape(num_heads=2, num_kv_heads=2),
+    "wide value": Shape(value_dim=12),
+    "odd group": Shape(num_heads=5, num_kv_heads=1, head_dim=16, value_dim=16),
+}
+FREQUENCIES = torch.tensor([1.0, 0.31, 0.1, 0.03], dtype=torch.float64)
+ROPES = {
+    "half-split": Rope(FREQUENCIES, 8),
+    "interleaved": Rope(FREQUENCIES, 8, interleaved=True),
+    "partial": Rope(FREQUENCIES[:2], 4),
+    "partial interleaved": Rope(FREQUENCIES[:3], 6, interleaved=True),
+    "no positions": None,
+}
+LAYERS = {
+    "plain": {},
+    "window": {"window": 5},
+    "window of one": {"window": 1},
+    "softcap": {"softcap": 3.0},
+    "sinks": {"sinks": torch.tensor([0.3, -1.0, 4.0, 0.0, 2.0])},
+    "all at once": {"window": 7, "softcap": 5.0, "sinks": torch.tensor([0.3, -1.0, 4.0, 0.0, 2.0])},
+}
+BACKENDS = {
+    "reference": ReferenceBackend,
+    "torch": TorchBackend,
+    "torch, tiny products": lambda: TorchBackend(budget=64),
+}
+
+
+def random_conversation(rng: random.Random, num_steps: int, num_workers: int = 3):
+    """Steps of a team that reads in random orders, freezes blocks at random and starts fresh ones."""
+    blocks = [Block(f"b{i}") for i in range(num_workers + 2)]
+    for _ in range(num_steps):
+        writable = [block for block in blocks if not block.frozen]
+        owners = rng.sample(writable, rng.randint(1, min(num_workers, len(writable))))
+        rows = []
+        for own in owners:
+            others = [block for block in blocks if block is not own]
+            seen = rng.sample(others, rng.randint(0, len(others)))
+            if rng.random() < 0.5:  # the order of a history, which is what compaction is for
+                seen.sort(key=blocks.index)
+            if seen and rng.random() < 0.3:
+                seen.append(rng.choice(seen))  # a separator read twice
+            rows.append(Row(View([*seen, own]), tuple(rng.choices(range(9), k=rng.choice([1, 1, 3, 7])))))
+        yield Step(rows)
+        for block in list(blocks):
+            if not block.frozen and block.num_tokens and rng.random() < 0.3:
+                block.freeze()
+                blocks.append(Block(f"b{len(blocks)}"))
+        if len(blocks) > 9:
+            blocks.pop(rng.randrange(3))
+
+
+def worst_error(backend, shape: Shape, rope, layer: dict, dtype: torch.dtype, seed: int, num_steps: int = 6) -> float:
+    """Largest difference to the definition over all steps of one random conversation."""
+    sinks = layer.get("sinks")
+    layer = layer | ({"sinks": sinks[: shape.num_heads].to(dtype)} if sinks is not None else {})
+    call = LayerCall(layer=0, scaling=shape.head_dim**-0.5, **layer)
+    if rope is not None and dtype != torch.float64:
+        rope = Rope(rope.inv_freq.float(), rope.rotary_dim, rope.interleaved)
+    product, oracle = Layer(backend, shape, rope, call, dtype=dtype), DenseOracle(rope, call)
+    generator = torch.Generator().manual_seed(seed)
+    worst = 0.0
+    for step in random_conversation(random.Random(seed), num_steps):
+        q, k, v = random_qkv(step, shape, generator, dtype)
+        oracle.write(step, k, v)
+        error = (product.step(step, q, k, v).double() - oracle.read(step, q)).abs().max()
+        worst = max(worst, float(error)) if error == error else float("inf")
+    return worst
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("rope", ROPES)
+def test_every_variant_of_a_layer(backend: str, layer: str, rope: str) -> None:
+    error = worst_error(BACKENDS[backend](), SHAPES["gqa"], ROPES[rope], LAYERS[layer], torch.float64, seed=1)
+    assert error < TOLERANCE[torch.float64]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_shapes_and_dtypes(backend: str, shape: str, dtype: torch.dtype) -> None:
+    error = worst_error(BACKENDS[backend](), SHAPES[shape], ROPES["half-split"], {}, dtype, seed=2)
+    assert error < TOLERANCE[dtype]
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), backend=st.sampled_from(sorted(BACKENDS)), layer=st.sampled_from(sorted(LAYERS)))
+def test_random_conversations(seed: int, backend: str, layer: str) -> None:
+    rope = ROPES["half-split"]
+    error = worst_error(BACKENDS[backend](), SHAPES["gqa"], rope, LAYERS[layer], torch.float64, seed, num_steps=9)
+    assert error < TOLERANCE[torch.float64]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("size", [1, 63, 129])
+def test_awkward_sizes_and_empty_blocks(backend: str, size: int) -> None:
+    """A long block, an empty one, and a row of its own length, in one view."""
+    shape, call = SHAPES["gqa"], LayerCall(layer=0, scaling=0.3)
+    rope = ROPES["half-split"]
+    product = Layer(BACKENDS[backend](), shape, rope, call, dtype=torch.float64, num_pages=128)
+    oracle = DenseOracle(rope, call)
+    long, empty, own = Block(), Block(), Block()
+    for row in (Row(View([long]), (1,) * size), Row(View([long, empty, own]), (2,) * size)):
+        step = Step([row])
+        q, k, v = random_qkv(step, shape, torch.Generator().manual_seed(size), torch.float64)
+        oracle.write(step, k, v)
+        assert (product.step(step, q, k, v) - oracle.read(step, q)).abs().max() < 1e-11
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_storage_order_does_not_matter(backend: str) -> None:
+    """Blocks written in another order lie elsewhere; what is read is the same, to the last bit."""
+    shape, call = SHAPES["gqa"], LayerCall(layer=0, scaling=0.3)
+    rope = ROPES["half-split"]
+    generator = torch.Generator().manual_seed(3)
+    made = [torch.randn(5, n, 8, generator=generator) for n in (4, 2, 2)]
+    outs = []
+    for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+        product = Layer(BACKENDS[backend](), shape, rope, call)
+        blocks = [Block() for _ in range(3)]
+        for index in order:
+            product.step(
+                Step([Row(View([blocks[index]]), (0,) * 5)]), *(x * (index + 1) for x in made)
+            )
+        own = Block()
+        step = Step([Row(View([*blocks, own]), (0,) * 5)])
+        outs.append(product.step(step, *made))
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+
+
+@pytest.mark.parametrize(
+    ("mutation", "change"),
+    [
+        ("the base is off by one", lambda plan: plan.reads.base.__iadd__(plan.reads.low == 0)),
+        ("a key too few", lambda plan: plan.reads.high.__isub__(plan.reads.high > 1)),
+        ("a key too many", lambda plan: plan.angles.__iadd__(1)),
+    ],
+)
+def test_the_oracle_sees_a_wrong_plan(monkeypatch, mutation: str, change) -> None:
+    """A control: a plan that is wrong in one integer is caught."""
+    from manyhands.cache import plan as planning
+
+    right = planning.Planner.plan
+
+    def wrong(self, step):
+        plan = right(self, step)
+        change(plan)
+        return plan
+
+    monkeypatch.setattr(planning.Planner, "plan", wrong)
+    error = worst_error(TorchBackend(), SHAPES["gqa"], ROPES["half-split"], {}, torch.float64, seed=4)
+    assert error > 1e-3, mutation

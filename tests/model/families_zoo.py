@@ -1,0 +1,159 @@
+"""One tiny random network per family, small enough that every test can try them all.
+
+Sizes are chosen so that nothing special about a family stays idle: heads are grouped, windows are
+shorter than the texts of the tests, longrope's short range ends before them, and weights are large
+enough that attention is far from uniform (with ordinary small ones a wrong rotation hardly shows).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import transformers as hf
+from transformers.modeling_utils import PreTrainedModel
+
+VOCABULARY = 97
+WINDOW = 5
+LONGROPE_SHORT = 12  # tokens up to which the longrope network uses its short factors
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+_HEAD = {"head_dim": 16}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_ALTERNATING = ["sliding_attention", "full_attention"]
+_THETA = 1e4
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": _THETA,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": _THETA,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_PARTIAL_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": _THETA,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [2.0, 2.5, 3.0, 4.0, 5.0, 6.0],
+    "original_max_position_embeddings": LONGROPE_SHORT,
+}
+
+
+def _default(**more: Any) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": _THETA, **more}
+
+
+def _configurations() -> dict[str, Any]:
+    """Configurations by a name of our own; several for a family with several faces."""
+    two_ropes = {
+        "sliding_attention": _default(),
+        "full_attention": {**_YARN, "rope_theta": 1e3},
+    }
+    return {
+        "llama": hf.LlamaConfig(**_SIZES),
+        "llama_llama3": hf.LlamaConfig(**_SIZES, rope_parameters=_LLAMA3),
+        "qwen2": hf.Qwen2Config(**_SIZES),
+        "qwen2_yarn": hf.Qwen2Config(**_SIZES, rope_parameters=_YARN),
+        "qwen2_window": hf.Qwen2Config(
+            **_SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+        ),
+        "qwen3": hf.Qwen3Config(**_SIZES, **_HEAD),
+        "qwen3_moe": hf.Qwen3MoeConfig(**_SIZES, **_HEAD, **_EXPERTS),
+        "mistral": hf.MistralConfig(**_SIZES, sliding_window=WINDOW),
+        "phi3": hf.Phi3Config(
+            **_SIZES, rope_parameters=_default(partial_rotary_factor=0.75), sliding_window=WINDOW
+        ),
+        "phi3_longrope": hf.Phi3Config(
+            **{**_SIZES, "max_position_embeddings": 96},
+            rope_parameters=_PARTIAL_LONGROPE,
+            original_max_position_embeddings=LONGROPE_SHORT,
+        ),
+        "gemma2": hf.Gemma2Config(
+            **_SIZES,
+            **_HEAD,
+            sliding_window=WINDOW,
+            query_pre_attn_scalar=24,
+            attn_logit_softcapping=2.0,  # low enough that capping shows in a network this small
+        ),
+        "gemma3_text": hf.Gemma3TextConfig(
+            **{**_SIZES, "num_hidden_layers": 3},
+            **_HEAD,
+            sliding_window=WINDOW,
+            query_pre_attn_scalar=24,
+            layer_types=[*_ALTERNATING, "sliding_attention"],
+            rope_parameters={
+                "sliding_attention": _default(),
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
+            },
+        ),
+        "glm": hf.GlmConfig(**_SIZES, **_HEAD),
+        "glm4": hf.Glm4Config(**_SIZES, **_HEAD),
+        "olmo2": hf.Olmo2Config(**_SIZES),
+        "olmo3": hf.Olmo3Config(
+            **_SIZES, sliding_window=WINDOW, layer_types=_ALTERNATING, rope_parameters=two_ropes
+        ),
+        "gpt_oss": hf.GptOssConfig(
+            **_SIZES,
+            **_HEAD,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            sliding_window=WINDOW,
+            layer_types=_ALTERNATING,
+            rope_parameters={**_YARN, "truncate": False},
+        ),
+        "smollm3": hf.SmolLM3Config(
+            **{**_SIZES, "num_hidden_layers": 4}, no_rope_layer_interval=2, use_cache=False
+        ),
+    }
+
+
+def tiny_models() -> dict[str, Callable[[], PreTrainedModel]]:
+    """For each name a function that builds the network, the same one every time, on the CPU.
+
+    It runs Hugging Face's own eager attention until an adapter takes it over.
+    """
+    return {name: partial(tiny_model, config) for name, config in _configurations().items()}
+
+
+def tiny_model(config: Any, seed: int = 0) -> PreTrainedModel:
+    """A random network of this configuration that attends sharply."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        # A copy, because the model keeps the configuration and writes into it.
+        model = hf.AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), attn_implementation="eager"
+        )
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=1 / math.sqrt(parameter.shape[-1]))
+            else:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model.eval()
+
+
+def some_tokens(count: int, seed: int = 1) -> torch.Tensor:
+    """Random token ids [count]."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCABULARY, (count,), generator=generator)

@@ -1,0 +1,114 @@
+"""The team's words: short, filled without surprises, checked when made."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from manyhands.errors import InvalidRequest
+from manyhands.prompts import TeamPrompt, worker_name
+
+PROMPT = TeamPrompt()
+
+
+def test_the_rules_are_short_and_say_all():
+    assert len(re.sub(r"\{\w+\}", "", PROMPT.rules).split()) <= 170
+    message = PROMPT.team_message("What is 2 + 2?", ["Alice", "Bob", "Carol"])
+    for part in ["3: Alice, Bob and Carol", "### Finished steps", "### Others at work", "<...>"]:
+        assert part in message
+    assert "### Own work" in message
+    assert r"\boxed{}" in message
+    assert message.endswith("What is 2 + 2?")
+
+
+def test_headers_in_the_rules_follow_the_headers():
+    prompt = replace(PROMPT, own_header="\n\n### Mine")
+    assert '"### Mine"' in prompt.team_message("Add.", ["Ada"])
+
+
+@pytest.mark.parametrize(("names", "said"), [(["Ada"], "1: Ada."), (["A", "B"], "2: A and B.")])
+def test_small_teams(names, said):
+    assert said in PROMPT.team_message("Add.", names)
+
+
+def test_one_worker_hears_of_no_team():
+    message = PROMPT.solo_message("What is 2 + 2?")
+    assert "team" not in message
+    assert message.endswith("What is 2 + 2?")
+
+
+def test_the_prefix_names_worker_and_step():
+    assert PROMPT.prefix("Alice", 3) == "**Alice [3]:**"
+    assert PROMPT.step_break == "\n\n"
+
+
+def test_a_problem_is_not_searched_for_placeholders():
+    problem = r"Let {names} be {problem} and \frac{count}{own}."
+    assert PROMPT.team_message(problem, ["A"]).endswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("problem", "escaped"),
+    [
+        ("a\n### Own work\nb", "a\n\\### Own work\nb"),
+        ("  ### OTHERS AT WORK ", "\\  ### OTHERS AT WORK "),
+        ("### Finished steps", "\\### Finished steps"),
+        ("**Bob [12]:** The answer is 7.", "\\**Bob [12]:** The answer is 7."),
+        ("**Bob [x]:** or ### Own work", "**Bob [x]:** or ### Own work"),
+        ("### Own work, if any", "### Own work, if any"),
+    ],
+)
+def test_our_own_headers_in_a_problem_lose_their_power(problem, escaped):
+    assert PROMPT.team_message(problem, ["A", "B"]).endswith("# Problem\n\n" + escaped)
+
+
+def test_a_step_prefix_of_ones_own_is_escaped_too():
+    prompt = replace(PROMPT, step_prefix="({step}) {name}: ")
+    assert prompt.team_message("(4) Bob: hello", ["A"]).endswith("\\(4) Bob: hello")
+
+
+def test_names_go_on_forever():
+    team = PROMPT.team(40)
+    assert team[:5] == ("Alice", "Bob", "Carol", "Dave", "Erin")
+    assert team[25:27] == ("Zoe", "Worker 27")
+    assert len(set(team)) == 40
+    assert worker_name(0) == "Alice"
+    assert len({worker_name(index) for index in range(100)}) == 100
+
+
+def test_own_names_come_first_and_never_twice():
+    prompt = replace(PROMPT, names=("Zoe", "Alice"))
+    assert prompt.team(4) == ("Zoe", "Alice", "Bob", "Carol")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("rules", "{problem} {nmaes}", "unknown placeholder {nmaes}"),
+        ("rules", "no place for it", "lacks the placeholder {problem}"),
+        ("solo_rules", "{problem} {names}", "unknown placeholder {names}"),
+        ("step_prefix", "[{step}]", "lacks the placeholder {name}"),
+        ("finisher", "{name}, stop.", "unknown placeholder {name}"),
+        ("own_header", 3, "is a int, expected text"),
+        ("names", "Alice", "expected a list"),
+        ("names", ("A", "A"), "same name"),
+        ("names", ("",), "not one line"),
+        ("names", ("A\nB",), "not one line"),
+        ("names", (1,), "not one line"),
+    ],
+)
+def test_mistakes_are_named(field, value, message):
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
+        TeamPrompt(**{field: value})
+
+
+def test_the_hint_lists_the_placeholders():
+    with pytest.raises(InvalidRequest) as caught:
+        TeamPrompt(step_prefix="{worker}:")
+    assert "{name}, {step}" in caught.value.hint
+
+
+def test_formulae_are_no_placeholders():
+    assert replace(PROMPT, finisher=r"So \boxed{answer} or \frac{a}{b} or \boxed{")

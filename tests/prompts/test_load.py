@@ -1,0 +1,96 @@
+"""A prompt file: what it leaves out stays, what it misspells is an error, dumps load back."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyhands.errors import InvalidRequest
+from manyhands.prompts import TeamPrompt, dump_prompt, load_prompt
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "team.toml"
+
+
+def test_missing_keys_keep_their_defaults(file):
+    file.write_text('[team]\nown_header = "\\n\\n### Mine"\nnames = ["Ada", "Ben"]\n')
+    expected = TeamPrompt(own_header="\n\n### Mine", names=("Ada", "Ben"))
+    assert load_prompt(file) == expected
+
+
+def test_the_defaults_load_back(file):
+    file.write_text(dump_prompt(TeamPrompt()), encoding="utf-8")
+    assert load_prompt(file) == TeamPrompt()
+
+
+def test_long_texts_are_dumped_over_several_lines():
+    assert "\nYou are a team of {count}: {names}." in dump_prompt(TeamPrompt())
+
+
+def test_a_text_that_cannot_stand_as_it_is_is_quoted(file):
+    for text in ["a\n'''b\nc", "a\nb\nc'", "\na\nb\n"]:
+        prompt = TeamPrompt(finisher=text)
+        file.write_text(dump_prompt(prompt))
+        assert load_prompt(file) == prompt
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from("\n\"'\\\t"))
+FREE = TEXT.filter(lambda text: "{" not in text)
+
+
+@given(FREE, FREE, FREE, st.lists(st.sampled_from(["Ada", 'B"en', "数", "C\\"]), unique=True))
+def test_any_prompt_loads_back(tmp_path_factory, rules, header, finisher, names):
+    prompt = TeamPrompt(
+        rules=rules + "{problem}", own_header=header, finisher=finisher, names=tuple(names)
+    )
+    path = tmp_path_factory.getbasetemp() / "dumped.toml"
+    path.write_bytes(dump_prompt(prompt).encode())
+    assert load_prompt(path) == prompt
+
+
+@pytest.mark.parametrize(
+    ("content", "message", "hint"),
+    [
+        ('[team]\nruls = "x"', "unknown keys: 'ruls'", "known keys: rules, solo_rules"),
+        ('rules = "x"', "'rules' outside the table", "under [team]"),
+        ("", "no table [team]", "begin with [team]"),
+        ("[team]\nown_header = 3", "'own_header' is a int", ""),
+        ('[team]\nnames = "Ada"', "expected a list", ""),
+        ('[team]\nstep_prefix = "{nam}"', "unknown placeholder {nam}", "{name}, {step}"),
+        ('[team]\nrules = "\\cdot"', "not valid TOML", "backslash twice"),
+        ('[team]\nfinisher = "\\boxed{"', "control character U+0008", "backslash twice"),
+        ('[team]\nfinisher = "\\frac"', "control character U+000C", "backslash twice"),
+    ],
+)
+def test_mistakes_are_named(file, content, message, hint):
+    file.write_text(content)
+    with pytest.raises(InvalidRequest) as caught:
+        load_prompt(file)
+    assert message in str(caught.value)
+    assert str(file) in str(caught.value)
+    assert hint in caught.value.hint
+
+
+def test_a_file_that_is_not_there(file):
+    with pytest.raises(InvalidRequest, match="No such file"):
+        load_prompt(file)
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        load_prompt(tmp_path)
+
+
+def test_a_file_that_is_not_utf8(file):
+    file.write_bytes(b'[team]\nrules = "\xff"')
+    with pytest.raises(InvalidRequest, match="not UTF-8"):
+        load_prompt(file)
+
+
+def test_a_dump_is_plain_toml():
+    assert set(tomllib.loads(dump_prompt(TeamPrompt()))) == {"team"}

@@ -1,0 +1,125 @@
+"""The border of the bundled model's world, from both sides."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyhands.tasks.problem_list import INTRODUCTION, ListKind, ask, problem_list
+from manyhands.tasks.templates.template import Template
+from manyhands.tasks.words import held_out_templates, known_templates
+from manyhands.tasks.world import outside_world
+
+GOOD = "84 + 29 - 38"
+STORY = "Ana has 68 masks. After giving 44 of them to Mina, how many masks does Ana have left?"
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(2, 8),
+    st.sampled_from(("bare", "word", "mixed")),
+    st.booleans(),
+)
+def test_what_the_model_was_made_for_is_inside(
+    seed: int, count: int, kind: ListKind, held_out: bool
+) -> None:
+    question = problem_list(Random(seed), count, kind, held_out).question
+    assert outside_world(question) is None
+    assert outside_world(f"\n {question} \n") is None
+
+
+@pytest.mark.parametrize(
+    "template", [*known_templates(), *held_out_templates()], ids=lambda template: template.name
+)
+def test_every_story_is_inside(template: Template) -> None:
+    rng = Random(1)
+    for _ in range(25):
+        stories = [template.problem(rng).text for _ in range(8)]
+        assert outside_world(ask(stories)) is None
+
+
+@pytest.mark.parametrize(
+    ("question", "reason"),
+    [
+        ("", "not a numbered list"),
+        ("2 + 2", "single expression"),
+        ("12 + 30 - 4", f'needs "{INTRODUCTION}"'),
+        ("Write an essay about the sea.", "not a numbered list"),
+        ("def f(x):\n    return x + 1", "not a numbered list"),
+        (f"{ask([GOOD, GOOD])}\nin French", "not a numbered list"),
+        ("x" * 4000, "4000 characters"),
+        ("1" * 1_000_000, "1000000 characters"),
+        (ask([GOOD]), "The list has 1; "),
+        (ask([GOOD] * 9), "The list has 9; "),
+        (f"Quickly:\n1. {GOOD}\n2. {GOOD}", "the text around them"),
+        (f"1. {GOOD}\n2. {GOOD}", "the text around them"),
+        (ask([GOOD, GOOD]).replace("\n2", "\n\n2"), "the text around them"),
+    ],
+)
+def test_questions_outside(question: str, reason: str) -> None:
+    complaint = outside_world(question)
+    assert complaint is not None
+    assert reason in complaint
+    assert_one_sentence(complaint)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("2 + 2", "operation count of 1"),
+        ("7", "operation count of 0"),
+        ("1 + 2 + 3 + 4 + 5 + 6 + 7", "operation count of 6"),
+        ("100 + 2 - 1", "uses 100"),
+        ("5 + 0 - 1", "uses 0"),
+        ("3 - 9 + 20", "passes through -6"),
+        ("99 + 99 + 99 + 99", "passes through 396"),
+        ("84+29-38", 'reads "84 + 29 - 38"'),
+        ("3 * 4 - 2", "'*'"),
+        ("(3 + 4) - 2", "'('"),
+        ("3 + 4 - 2 = ?", "'+'"),
+        ("3 \u2212 4 + 2", r"'\u2212'"),
+        ("3 + 4 \x1b[31m", r"'+'"),
+        ("Ana \x1b[31m has 3 masks?", r"'\x1b'"),
+        ("2 + x - 1", "'+'"),
+        ("Differentiate x^2 with respect to x", "'^'"),
+        ("What is the derivative of a polynomial?", '"derivative"'),
+        ("print(1)", "'('"),
+        ("Write an essay about 3 hens, 4 eggs and the sea", '"Write"'),
+        ("a" * 200, f'"{"a" * 30}"'),
+        (STORY.replace("masks", "dragons"), '"dragons"'),
+        (STORY.replace("Ana", "ANA"), '"ANA"'),
+        (STORY.replace("68", "300"), "uses 300"),
+        (STORY.replace("68", "9" * 900), "uses 999999"),
+        (STORY.replace("68", "1"), "uses 1; "),
+        (STORY.replace("68", "3.5"), "not plain text"),
+        (STORY.replace("68", "068"), "not plain text"),
+        (STORY.replace("68", " 68"), "not plain text"),
+        (STORY.replace("68", "many").replace("44", "more"), "count of 0 numbers"),
+        (STORY[:-1] + ".", "question at the end"),
+        ("Ana has 68 masks and 3 hats?", "length of 7 words"),
+        (" ".join([STORY[:-1]] + ["and has them"] * 9) + "?", "words"),
+    ],
+)
+def test_lines_outside(line: str, reason: str) -> None:
+    complaint = outside_world(ask([GOOD, line]))
+    assert complaint is not None
+    assert complaint.startswith("Problem 2 ")
+    assert reason in complaint
+    assert_one_sentence(complaint)
+
+
+@given(st.text())
+def test_any_text_has_a_verdict(question: str) -> None:
+    complaint = outside_world(question)
+    assert complaint is not None
+    assert_one_sentence(complaint)
+
+
+def assert_one_sentence(complaint: str) -> None:
+    """One short line, safe to print."""
+    assert complaint.endswith(".")
+    assert complaint.isprintable()
+    assert len(complaint) < 300

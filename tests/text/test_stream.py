@@ -1,0 +1,88 @@
+"""StreamDecoder: the pieces join to the whole, and no half character is ever shown."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from manyhands.text import StreamDecoder, Text
+from tests.text.small_tokenizers import byte_level, sentence_piece
+
+BYTES = Text(byte_level())
+PIECES = Text(sentence_piece())
+UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+
+
+def streamed(text: Text, tokens) -> list[str]:
+    decoder = StreamDecoder(text)
+    return [*map(decoder.push, tokens), decoder.flush()]
+
+
+@given(UNICODE)
+@example("👩‍👩‍👧 数学 é\ufffd\ufffd x")
+@example("\ufffd" * 90 + "数" * 90)
+def test_byte_level_pieces_join_to_the_text(text):
+    assert "".join(streamed(BYTES, BYTES.encode(text))) == text
+
+
+@given(st.lists(st.integers(0, len(byte_level()) - 1), max_size=60))
+def test_any_tokens_join_to_their_decoding(tokens):
+    assert "".join(streamed(BYTES, tokens)) == BYTES.decode(tokens)
+
+
+@given(st.text("abdeht  .\n数é👩", max_size=40))
+def test_sentence_pieces_join_to_the_text(text):
+    tokens = PIECES.encode(text, opening=True)
+    assert "".join(streamed(PIECES, tokens)) == PIECES.decode(tokens)
+
+
+def test_leading_blanks_of_words_are_kept():
+    tokens = PIECES.encode("the answer is four", opening=True)
+    assert "".join(streamed(PIECES, tokens)) == "the answer is four"
+    with_end = (*tokens, PIECES.tokenizer.eos_token_id, *PIECES.encode(" the end"))
+    assert "".join(streamed(PIECES, with_end)) == "the answer is four the end"
+
+
+@pytest.mark.parametrize("text", [BYTES, PIECES])
+def test_a_character_comes_out_whole(text):
+    tokens = text.encode("👩数", opening=True)
+    pieces = streamed(text, tokens)
+    assert len(tokens) >= 5
+    assert [piece for piece in pieces if piece] == ["👩", "数"]
+
+
+def test_flush_shows_what_stayed_incomplete():
+    pieces = streamed(BYTES, BYTES.encode("a数")[:-1])
+    assert pieces[-1] == "\ufffd"
+    assert "\ufffd" not in "".join(pieces[:-1])
+
+
+def test_text_comes_with_the_token_that_completes_it():
+    decoder = StreamDecoder(BYTES)
+    for token in BYTES.encode("So the answer is four."):
+        assert decoder.push(token) == BYTES.decode([token])
+
+
+def test_the_window_is_bounded(monkeypatch):
+    longest = 0
+    decode = Text.decode
+
+    def measured(self, tokens, *, special=False):
+        nonlocal longest
+        longest = max(longest, len(tokens))
+        return decode(self, tokens, special=special)
+
+    monkeypatch.setattr(Text, "decode", measured)
+    broken = BYTES.tokenizer.convert_tokens_to_ids("ä")  # the byte 0xE4, which begins a character
+    streamed(BYTES, BYTES.encode("Over and over. 数学" * 40))
+    assert longest <= 16
+    pieces = streamed(BYTES, [broken] * 500)
+    assert longest <= 128
+    assert "".join(pieces) == "\ufffd" * 500
+
+
+def test_special_tokens_can_be_shown():
+    end = BYTES.tokenizer.convert_tokens_to_ids("</think>")
+    assert StreamDecoder(BYTES).push(end) == ""
+    assert StreamDecoder(BYTES, special=True).push(end) == "</think>"
