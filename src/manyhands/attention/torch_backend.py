@@ -39,6 +39,12 @@ class Bucket:
     indices: Tensor  # [B, N] key's index on its strip; beyond every `high` for padding
     _visible: dict[int | None, Tensor] = field(default_factory=dict)
 
+    def to(self, device: torch.device) -> Bucket:
+        """The same bucket on another device."""
+        tensors = (self.tokens, self.turns.angles, self.lows, self.highs, self.slots, self.indices)
+        tokens, angles, *rest = (tensor.to(device, non_blocking=True) for tensor in tensors)
+        return Bucket(tokens, Turns(angles), *rest)
+
     def visible(self, window: int | None) -> Tensor:
         """[B, M, N]: which keys each query sees. The same for all layers with this window."""
         if window not in self._visible:
@@ -57,6 +63,14 @@ class Prepared:
     buckets: list[Bucket]
     entry_of: Tensor
     is_real: Tensor
+
+    def to(self, device: torch.device) -> Prepared:
+        """The same plan on another device."""
+        return Prepared(
+            [bucket.to(device) for bucket in self.buckets],
+            self.entry_of.to(device, non_blocking=True),
+            self.is_real.to(device, non_blocking=True),
+        )
 
 
 class _Group(NamedTuple):

@@ -23,7 +23,7 @@ from transformers.modeling_utils import PreTrainedModel
 from manyhands.attention.attend import AttendFn, LayerCall
 from manyhands.attention.rotary import Rope
 from manyhands.errors import UnsupportedModel
-from manyhands.model.families import Family, known_family, supported
+from manyhands.model.families import Family, known_family, reach, supported
 from manyhands.model.ropes import read_ropes
 
 _NAME = "manyhands"  # of our attention function in the registry of transformers
@@ -80,8 +80,7 @@ class ModelAdapter:
         )
         self.value_dim = getattr(config, "v_head_dim", None) or self.head_dim
         self.vocab_size = config.vocab_size
-        trained: int = config.max_position_embeddings
-        self.max_positions = min(context, trained) if context else trained
+        self.max_positions = min(context or reach(config), reach(config))
         self.ropes, self._gains = read_ropes(model, family, context)
 
     @property
@@ -127,8 +126,8 @@ def _take_over(model: PreTrainedModel) -> None:
             "(its code does not use transformers' AttentionInterface)",
             hint=f"supported: {supported()}",
         )
-    # Experts run as grouped matrix products, which never wait for the device. In float64 there are
-    # none, and the loop over experts that waits is the only way; float64 is for tests.
+    # Experts run as grouped matrix products, which in bfloat16 never wait for the device. In float64
+    # there are none, and the loop over experts that waits is the only way; float64 is for tests.
     if model.dtype == torch.float64 and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")
 
@@ -150,10 +149,10 @@ def _attention(
     """What every layer calls: q [1, H, T, D], k and v [1, G, T, D] -> [1, T, H, Dv], no weights."""
     if manyhands_attend is None or attention_mask is not None:
         raise UnsupportedModel(
-            "an attention layer was called without its hook, or with a mask: either this model was "
-            "called directly after an adapter took it over, or its code does not pass keyword "
+            f"{type(module).__name__} was called without its hook, or with a mask: either the model "
+            "was called directly after an adapter took it over, or its code does not pass keyword "
             "arguments on",
-            hint="call the model through ModelAdapter.forward",
+            hint=f"call the model through ModelAdapter.forward; supported: {supported()}",
         )
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # nn.Module types attributes as tensors
     call = LayerCall(

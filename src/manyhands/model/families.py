@@ -71,6 +71,20 @@ def reject(config: Any) -> None:
         )
 
 
+def reach(config: Any) -> int:
+    """The longest view the network was made for, in tokens.
+
+    With YaRN it is the stretched length; some configurations (Qwen2.5's) state only the trained one.
+    """
+    trained = int(config.max_position_embeddings)
+    stretched = (
+        int(rope.get("factor") * rope["original_max_position_embeddings"])
+        for rope in _rope_sets(config)
+        if rope.get("rope_type") == "yarn" and rope.get("factor")
+    )
+    return max((trained, *stretched))
+
+
 def nope_layers(config: Any, family: Family) -> tuple[bool, ...]:
     """For each layer, whether it has no positions at all."""
     count = config.num_hidden_layers
@@ -170,9 +184,7 @@ def _layer_refusal(config: Any) -> str | None:
 
 
 def _rope_refusal(config: Any) -> str | None:
-    parameters = getattr(config, "rope_parameters", None) or {}
-    nested = [p for p in parameters.values() if isinstance(p, dict)]
-    for rope in nested or [parameters]:
+    for rope in _rope_sets(config):
         if "dynamic" in str(rope.get("rope_type", rope.get("type"))):
             return (
                 "dynamic NTK scaling changes all frequencies as the text grows, and keys that are "
@@ -181,3 +193,9 @@ def _rope_refusal(config: Any) -> str | None:
         if rope.get("mrope_section"):
             return "its positions have several axes (text, height, width)"
     return None
+
+
+def _rope_sets(config: Any) -> list[dict[str, Any]]:
+    """The parameters of the rotations: one set, or one per layer type."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    return [p for p in parameters.values() if isinstance(p, dict)] or [parameters]

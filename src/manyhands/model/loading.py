@@ -39,7 +39,7 @@ from manyhands.model.checkpoint import (
 )
 from manyhands.model.devices import resolve_device, resolve_dtype
 from manyhands.model.dummy import dummy_model
-from manyhands.model.families import FAMILIES, Family, reject, supported
+from manyhands.model.families import FAMILIES, Family, reach, reject, supported
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import self_test
 
@@ -77,7 +77,7 @@ def load_adapter(
         return _adopt(model, device, dtype, context), tokenizer
     name = str(model)
     place = resolve_device(device)
-    if is_local(name):
+    if isinstance(model, Path) or is_local(name):
         check_folder(Path(name).expanduser(), with_weights=weights == "auto")
         name = str(Path(name).expanduser())
     with quiet(downloads=downloads):
@@ -100,10 +100,9 @@ def judge(config: Any, context: int | None = None) -> Family:
     family = FAMILIES.get(config.model_type) or self_test(config)
     if context is not None and context < 1:
         raise InvalidRequest(f"context is {context} tokens", hint="ask for at least 1")
-    if context is not None and context > config.max_position_embeddings:
+    if context is not None and context > reach(config):
         raise ContextTooLong(
-            f"context is {context} tokens, and the model was made for "
-            f"{config.max_position_embeddings}",
+            f"context is {context} tokens, and the model was made for {reach(config)}",
             hint="ask for less, or leave it out to have all",
         )
     return family

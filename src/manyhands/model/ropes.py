@@ -21,7 +21,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.attention.rotary import Rope
 from manyhands.errors import UnsupportedModel
-from manyhands.model.families import Family, nope_layers, supported
+from manyhands.model.families import Family, nope_layers, reach, supported
 
 _EVERY_LAYER = ""  # the name of the only set of frequencies where there is one
 
@@ -36,6 +36,7 @@ def read_ropes(
     config = model.config
     rotary = rotary_module(model)
     kinds = _layer_kinds(rotary, config)
+    _stop_choosing(rotary)
     sets: dict[str, Rope] = {}
     gains: dict[str, float] = {}
     for kind in dict.fromkeys(kinds):
@@ -61,6 +62,21 @@ def rotary_module(model: PreTrainedModel) -> nn.Module:
             hint=f"supported: {supported()}",
         )
     return found[0]
+
+
+def _stop_choosing(rotary: Any) -> None:
+    """Longrope's choice of factors by position is ours now (see `_frequencies`).
+
+    At position 0 it would only cost launches, and in older versions of transformers a wait for the
+    device in every forward pass.
+    """
+    if isinstance(rotary.rope_type, dict):
+        rotary.rope_type = {
+            kind: "default" if name == "longrope" else name
+            for kind, name in rotary.rope_type.items()
+        }
+    elif rotary.rope_type == "longrope":
+        rotary.rope_type = "default"
 
 
 def _layer_kinds(rotary: nn.Module, config: Any) -> list[str]:
@@ -91,7 +107,7 @@ def _frequencies(rotary: nn.Module, config: Any, kind: str, context: int | None)
         # Longrope has two sets of frequencies. Hugging Face chooses by the longest position it sees,
         # anew in every forward pass; keys that are stored once need one choice, made here for good.
         # Its attention factor is the same for both sets.
-        length = context or config.max_position_embeddings
+        length = context or reach(config)
         named = {"layer_type": kind} if kind else {}
         chosen: Tensor
         chosen, _ = ROPE_INIT_FUNCTIONS["longrope"](config, "cpu", seq_len=length, **named)
@@ -119,4 +135,5 @@ def _gain(model: PreTrainedModel, rotary: nn.Module, kind: str) -> float:
             hint="its rotary module was changed or holds garbage; load the model again",
         )
     exact = float(getattr(rotary, f"{kind}_attention_scaling" if kind else "attention_scaling"))
-    return 1.0 if model.dtype.itemsize > 2 else (exact / float(applied)) ** 2
+    rounded = cos.dtype.itemsize <= 2  # OLMo, for one, keeps it in float32
+    return (exact / float(applied)) ** 2 if rounded else 1.0

@@ -9,18 +9,21 @@ those the run saw. Used to learn from runs (`train.py`) and to restore one (`res
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from manyhands.attention.attend import AttendFn, LayerCall
+from manyhands.attention.attend import LayerCall
 from manyhands.attention.rotary import Turns
-from manyhands.attention.torch_backend import TorchBackend
+from manyhands.attention.torch_backend import Prepared, TorchBackend
 from manyhands.cache.pages import Ints
 from manyhands.model.adapter import ModelAdapter
 from manyhands.replay.merged import Merged, merge_passes
 from manyhands.replay.trace import Trace
+
+_BACKEND = TorchBackend()
 
 
 def merge_trace(trace: Trace) -> Merged:
@@ -28,35 +31,51 @@ def merge_trace(trace: Trace) -> Merged:
     return merge_passes((step for step, _ in trace.steps()), trace.num_tokens)
 
 
-def replay_attention(
-    adapter: ModelAdapter, merged: Merged, budget: int = 1 << 22
-) -> AttendFn:
-    """The hook that lets every query of the run see what it saw. Differentiable.
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """A merged run as tensors: what one parallel forward needs, on one device."""
 
-    Keys are not stored: each slot takes its key from the token that lay there, turned as it lay.
-    """
-    device = adapter.device
-    backend = TorchBackend(budget)
-    prepared = backend.prepare(merged.plan, device)
-    slot_token = torch.as_tensor(merged.slot_token, device=device)
-    turns = Turns(torch.as_tensor(merged.slot_angle, device=device))
+    token_ids: Tensor  # [T]
+    slot_token: Tensor  # [S]
+    slot_angle: Tensor  # [S]
+    keep: Tensor  # packed indices whose logits are wanted
+    prepared: Prepared
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
-        rope = adapter.ropes[call.layer]
-        keys = turns.rotate(k[slot_token], rope)  # [S, G, D]
-        return backend.attend(q, keys, v[slot_token], prepared, call, rope)
+    @classmethod
+    def of(
+        cls, merged: Merged, rows: Sequence[int] | Ints | None = None, budget: int = 1 << 22
+    ) -> Replay:
+        """For the logits of `rows` (default: all R), on the CPU. `budget`: see `TorchBackend`."""
+        last = merged.plan.last if rows is None else merged.plan.last[np.asarray(rows)]
+        return cls(
+            token_ids=torch.as_tensor(merged.plan.token_ids),
+            slot_token=torch.as_tensor(merged.slot_token),
+            slot_angle=torch.as_tensor(merged.slot_angle),
+            keep=torch.as_tensor(last),
+            prepared=TorchBackend(budget).prepare(merged.plan, torch.device("cpu")),
+        )
 
-    return attend
+    def to(self, device: torch.device) -> Replay:
+        """The same replay on another device."""
+        tensors = (self.token_ids, self.slot_token, self.slot_angle, self.keep)
+        moved = (tensor.to(device, non_blocking=True) for tensor in tensors)
+        return Replay(*moved, self.prepared.to(device))
+
+    def logits(self, adapter: ModelAdapter) -> Tensor:
+        """Logits [len(keep), vocab]. Differentiable when gradients are enabled."""
+        turns = Turns(self.slot_angle)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
+            # Keys are not stored: each slot takes the key of the token that lay there, as it lay.
+            rope = adapter.ropes[call.layer]
+            keys = turns.rotate(k[self.slot_token], rope)  # [S, G, D]
+            return _BACKEND.attend(q, keys, v[self.slot_token], self.prepared, call, rope)
+
+        return adapter.forward(self.token_ids, self.keep, attend)
 
 
 def replay_logits(
-    adapter: ModelAdapter, merged: Merged, rows: Sequence[int] | Ints | None = None, budget: int = 1 << 22
+    adapter: ModelAdapter, merged: Merged, rows: Sequence[int] | Ints | None = None
 ) -> Tensor:
     """Logits [len(rows), vocab] after the last token of the given rows (default: all R of them)."""
-    last = merged.plan.last if rows is None else merged.plan.last[np.asarray(rows)]
-    device = adapter.device
-    return adapter.forward(
-        torch.as_tensor(merged.plan.token_ids, device=device),
-        torch.as_tensor(last, device=device),
-        replay_attention(adapter, merged, budget),
-    )
+    return Replay.of(merged, rows).to(adapter.device).logits(adapter)

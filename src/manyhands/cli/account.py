@@ -1,0 +1,124 @@
+"""The account of a run: what is known of it at any moment, from its events.
+
+The command line shows it while the run goes on, and if the run is cut short it is all there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from manyhands.strategies.base import (
+    Answer,
+    AnswerFound,
+    CheckAsked,
+    Event,
+    FinishedStep,
+    ReplyWritten,
+    Snapshot,
+    StepBegun,
+    StepEnded,
+    TokenWritten,
+    WorkerStopped,
+)
+
+LONE_WORKER = "Writer"
+
+
+@dataclass
+class Hand:
+    """One worker: finished steps, and the one that is being written."""
+
+    name: str
+    step: int = 1
+    first_pass: int = 1
+    text: str = ""
+    steps: list[FinishedStep] = field(default_factory=list)
+    num_tokens: int = 0
+    checked: bool = False  # asked whether the step is redundant
+    stopped: bool = False
+
+
+class Account:
+    """All hands, the reply, the answer. `solo`: one worker without a team, whose text is one step."""
+
+    def __init__(self, names: Sequence[str], *, solo: bool = False) -> None:
+        self.hands = [Hand(name) for name in names]
+        self.solo = solo
+        self.forward_passes = 0
+        self.answer: str | None = None
+        self.reply = ""
+        self.snapshots: dict[int, str | None] = {}
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens written by all workers."""
+        return sum(hand.num_tokens for hand in self.hands)
+
+    def take(self, event: Event) -> None:
+        """Enter one event."""
+        self.forward_passes = max(self.forward_passes, event.forward_pass)
+        match event:
+            case StepBegun():
+                hand = self.hands[event.worker]
+                hand.step, hand.first_pass = event.step, event.forward_pass + 1
+                hand.text, hand.checked = "", False
+            case TokenWritten():
+                hand = self.hands[event.worker]
+                hand.text += event.text
+                hand.num_tokens += 1
+            case StepEnded():
+                hand = self.hands[event.worker]
+                hand.steps.append(_step(event.worker, hand, event.text, event.forward_pass))
+                hand.text = ""
+            case CheckAsked():
+                self.hands[event.worker].checked = True
+            case WorkerStopped():  # with a token that ends the turn and is no word
+                hand = self.hands[event.worker]
+                hand.stopped, hand.num_tokens = True, hand.num_tokens - 1
+            case AnswerFound():
+                self.answer = event.answer
+            case Snapshot():
+                self.snapshots[event.forward_pass] = event.answer
+            case ReplyWritten():
+                self.reply += event.text
+
+    def steps(self) -> tuple[FinishedStep, ...]:
+        """All steps, in the order they ended; those that are unfinished stand last."""
+        done = [step for hand in self.hands for step in hand.steps]
+        return (*sorted(done, key=lambda step: (step.last_pass, step.worker)), *self.unfinished())
+
+    def unfinished(self) -> tuple[FinishedStep, ...]:
+        """What stands on the desks. One worker's reply is not part of its thinking."""
+        found = []
+        for index, hand in enumerate(self.hands):
+            text = hand.text.removesuffix(self.reply) if self.solo else hand.text
+            if text.strip():
+                found.append(_step(index, hand, text.strip(), self.forward_passes))
+        return tuple(found)
+
+    def so_far(self, finish_reason: str, num_passes: int) -> Answer:
+        """What a run that was cut short after `num_passes` passes comes back with."""
+        return Answer(
+            text=self.reply.strip() or self.answer or self.transcript(self.steps()),
+            answer=self.answer,
+            finish_reason=finish_reason,
+            forward_passes=self.forward_passes,
+            extra_passes=max(0, num_passes - self.forward_passes),
+            tokens=tuple(hand.num_tokens for hand in self.hands),
+            steps=self.steps(),
+            snapshots=dict(self.snapshots),
+        )
+
+    def transcript(self, steps: Sequence[FinishedStep], *, unfinished: bool = False) -> str:
+        """Steps as text, each under its writer's name."""
+        return "\n\n".join(f"{self.label(step, unfinished)} {step.text}" for step in steps)
+
+    def label(self, step: FinishedStep, unfinished: bool = False) -> str:
+        """Whose step it is."""
+        name = self.hands[step.worker].name
+        return f"{name if self.solo else f'{name} [{step.step}]'}{' (unfinished)' * unfinished}:"
+
+
+def _step(worker: int, hand: Hand, text: str, last_pass: int) -> FinishedStep:
+    return FinishedStep(worker, hand.step, text, hand.first_pass, last_pass)

@@ -1,0 +1,89 @@
+"""Every way a command can fail, turned into its exit code. No user's mistake shows a traceback.
+
+`takes` makes a command of a function: its options are the fields of a dataclass, which reaches the
+function whole, and whatever it raises leaves through `guarded`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, get_type_hints
+
+import typer
+
+from manyhands.errors import ManyhandsError
+
+INTERRUPTED = 130
+READER_GONE = 141
+
+
+def takes(options: type | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command that takes `options`, a dataclass whose fields typer understands."""
+
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        def guarded_command(**given: Any) -> None:
+            with guarded():
+                command(*([options(**given)] if options else []))
+
+        guarded_command.__name__ = command.__name__
+        guarded_command.__doc__ = inspect.cleandoc(command.__doc__ or "")
+        if options is not None:  # typer reads a function's signature; let it read the dataclass's
+            guarded_command.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]  # functions have this attribute, typeshed does not list it
+            guarded_command.__annotations__ = get_type_hints(options, include_extras=True)
+        return guarded_command
+
+    return wrap
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Errors raised inside become a message on stderr and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal that lacks a character shows a "?"
+            stream.reconfigure(errors="replace")
+    try:
+        yield
+    except ManyhandsError as error:
+        complain(error)
+        raise typer.Exit(error.exit_code) from error
+    except KeyboardInterrupt as error:
+        tell("interrupted")
+        raise typer.Exit(INTERRUPTED) from error
+    except BrokenPipeError as error:
+        hush(sys.stdout)
+        raise typer.Exit(READER_GONE) from error
+
+
+def complain(error: ManyhandsError) -> None:
+    """Say on stderr what is wrong, and how to mend it."""
+    tell(str(error), "error: ", "bold red")
+    if error.hint:
+        tell(error.hint, "hint: ", "bold")
+
+
+def tell(message: str, label: str = "", style: str = "") -> None:
+    """One message to the user, beside the output."""
+    if sys.stderr is None:  # the user closed it
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    from manyhands.text.clean import printable
+
+    try:
+        Console(stderr=True).print(
+            Text.assemble((label, style), printable(message)), soft_wrap=True
+        )
+    except OSError:  # nobody is left to be told
+        hush(sys.stderr)
+
+
+def hush(stream: Any) -> None:
+    """Point a stream that cannot be written to nowhere, so that leaving does not try it again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

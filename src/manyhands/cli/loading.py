@@ -1,0 +1,113 @@
+"""From options to a model: which one is meant, the words it was trained with, and the engine."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manyhands.cli.options import BUNDLED, ModelOptions
+from manyhands.cli.output import Notes
+from manyhands.errors import ModelNotFound
+from manyhands.prompts import TeamPrompt, load_prompt
+
+if TYPE_CHECKING:
+    from manyhands.engine.engine import Engine
+    from manyhands.model.adapter import ModelAdapter
+    from manyhands.text import Text
+
+PROMPT_FILE = "manyhands.toml"  # in a model's folder: the words it was trained with
+
+
+def place_of(model: str) -> str:
+    """Where `model` is to be loaded from: a folder, or a name on the hub as it is."""
+    if model != BUNDLED:
+        return model
+    from manyhands import bundled
+
+    return str(bundled.path())
+
+
+def name_of(model: str | None) -> str:
+    """How a run refers to its model: a folder by its full path, so that a trace finds it again."""
+    if model is None or model == BUNDLED:
+        return BUNDLED
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return model
+    from manyhands import bundled
+
+    folder = folder.resolve()
+    return BUNDLED if folder == bundled.path().resolve() else str(folder)
+
+
+def prompt_for(model: str, file: Path | None) -> TeamPrompt:
+    """The words: those of `file`, else those that the model's folder brings, else our own."""
+    if file is not None:
+        return load_prompt(file)
+    own = Path(place_of(model)).expanduser() / PROMPT_FILE
+    return load_prompt(own) if own.is_file() else TeamPrompt()
+
+
+def load_engine(model: str, options: ModelOptions, notes: Notes) -> tuple[Engine, Text]:
+    """The engine for `model`, and the text side of its tokenizer."""
+    from manyhands.engine.engine import Engine
+
+    with _noted(notes):
+        engine = Engine.load(
+            place_of(model),
+            device=options.device,
+            dtype=options.dtype,
+            backend=options.backend,
+            weights=options.load,
+            memory_tokens=options.memory_tokens,
+            context=options.context,
+        )
+    if engine.text is None:
+        raise ModelNotFound(
+            f"the model {model!r} has no tokenizer",
+            hint="put tokenizer.json and tokenizer_config.json into its folder",
+        )
+    return engine, engine.text
+
+
+def load_network(model: str, options: ModelOptions, notes: Notes) -> ModelAdapter:
+    """The network alone, for a replay: it needs no memory and no tokenizer."""
+    from manyhands.model.loading import load_adapter
+
+    with _noted(notes):
+        adapter, _ = load_adapter(
+            place_of(model),
+            device=options.device,
+            dtype=options.dtype,
+            weights=options.load,
+            context=options.context,
+        )
+    return adapter
+
+
+def place_facts(engine: Engine, options: ModelOptions) -> dict[str, Any]:
+    """Where and with what a run is computed, for its trace."""
+    from manyhands.cli.output import version_of
+
+    adapter = engine.adapter
+    return {
+        "weights": options.load,
+        "device": str(adapter.device),
+        "dtype": str(adapter.dtype).removeprefix("torch."),
+        "backend": options.backend,
+        "versions": {name: version_of(name) for name in ("manyhands", "torch", "transformers")},
+    }
+
+
+@contextmanager
+def _noted(notes: Notes) -> Iterator[None]:
+    """Warnings given inside reach the user as ours, without the line of code they come from."""
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for warning in given:
+        notes.warn(str(warning.message))

@@ -1,0 +1,113 @@
+"""Drives one run from the first pass to the last, and ends it well when the user has had enough.
+
+The first Ctrl-C is a request: the pass under way is finished, the run cancelled, and what was written
+so far is the result. So it never strikes in the middle of a line of the trace. The second one does
+not wait.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
+
+from manyhands.cli.account import Account
+from manyhands.cli.screens import Screen
+from manyhands.errors import ManyhandsError
+from manyhands.strategies.base import Answer, Strategy
+
+if TYPE_CHECKING:
+    from manyhands.engine.engine import Engine
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: by itself, interrupted, or with an error after some passes."""
+
+    answer: Answer
+    seconds: float = 0.0
+    error: ManyhandsError | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user ended it."""
+        return self.answer.finish_reason == INTERRUPTED
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether somebody was still writing."""
+        return self.interrupted or self.error is not None
+
+
+INTERRUPTED = "interrupted"
+
+
+def drive(engine: Engine, strategy: Strategy, account: Account, screen: Screen) -> Outcome:
+    """Run `strategy`; its events go into the account and onto the screen.
+
+    An error before the first token is raised; a later one is part of the outcome.
+    """
+    num_passes = 0
+    start = time.perf_counter()
+
+    def cut_short(reason: str, error: ManyhandsError | None = None) -> Outcome:
+        answer = account.so_far(reason, num_passes)
+        return Outcome(answer, time.perf_counter() - start, error)
+
+    with screen, StopRequest() as stop:
+        run = engine.submit(strategy)
+        try:
+            while True:
+                while run.events:
+                    event = run.events.popleft()
+                    account.take(event)
+                    screen.show(event)
+                screen.refresh()
+                if run.done:
+                    return Outcome(run.result(), time.perf_counter() - start)
+                if stop.asked:
+                    return cut_short(INTERRUPTED)
+                engine.step()
+                num_passes += 1
+        except KeyboardInterrupt:
+            return cut_short(INTERRUPTED)
+        except ManyhandsError as error:
+            if not account.num_tokens:
+                raise
+            return cut_short("error", error)
+        finally:
+            if not run.done:
+                engine.cancel(run)
+
+
+class StopRequest:
+    """While it is entered, Ctrl-C sets `asked`; pressed again, it interrupts as usual."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._is_listening = False
+
+    def __enter__(self) -> StopRequest:
+        # A process in the background ignores Ctrl-C, and one that embeds us has its own way.
+        usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if usual and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._hear)
+            self._is_listening = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._is_listening:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True

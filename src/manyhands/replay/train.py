@@ -1,0 +1,204 @@
+"""Training by replay: every pass of every run in one parallel forward, in plain torch.
+
+What is learned is exactly what an engine would have asked the model at that moment of a concurrent
+run: same blocks, same positions, same half-written words of others (Hogwild! Inference, app. B).
+
+The learning rate warms up, stays, and falls linearly to zero. How far training is counts in steps,
+or in minutes if those run out first, so that a training can be given a fixed time. Checkpoints hold
+everything: a training that was ended, by a person or a power cut, goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+from manyhands.errors import InvalidRequest
+from manyhands.model.adapter import ModelAdapter
+from manyhands.replay.lessons import Batch, Batches, Lessons
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """All choices of a training. `minutes` 0 means: as long as the steps take."""
+
+    steps: int = 1000
+    minutes: float = 0.0
+    tokens_per_step: int = 16384
+    learning_rate: float = 3e-3
+    warmup_steps: int = 200
+    constant: float = 0.3  # share of the training before the rate begins to fall
+    weight_decay: float = 0.05
+    clip: float = 1.0
+    seed: int = 0
+    processes: int = 0  # that make batches; 0: the training process itself
+    log_every: int = 20
+    checkpoint_minutes: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "tokens_per_step", "log_every"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; expected 1 or more")
+        for name in ("learning_rate", "clip"):
+            if not getattr(self, name) > 0:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; expected more than 0")
+        if not 0 <= self.constant < 1:
+            raise InvalidRequest(f"constant is {self.constant}; expected 0 or more, below 1")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A line of the log."""
+
+    step: int
+    loss: float
+    accuracy: float  # of the likeliest token, over all tokens that are learned
+    learning_rate: float
+    tokens: int  # trained on so far
+    seconds: float
+    seconds_left: float
+
+
+class Training:
+    """One training of one model. `folder` holds its checkpoint and its log."""
+
+    def __init__(
+        self, adapter: ModelAdapter, lessons: Lessons, settings: TrainSettings, folder: Path
+    ) -> None:
+        self.adapter = adapter
+        self.settings = settings
+        self.batches = Batches(lessons, settings.seed, settings.tokens_per_step)
+        self.folder = folder
+        self.step = 0
+        self.tokens = 0
+        self.seconds = 0.0
+        parameters = [p for p in adapter.model.parameters() if p.requires_grad]
+        decayed = [p for p in parameters if p.ndim > 1]
+        others = [p for p in parameters if p.ndim <= 1]  # norms and biases
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": decayed, "weight_decay": settings.weight_decay},
+                {"params": others, "weight_decay": 0.0},
+            ],
+            lr=settings.learning_rate,
+            betas=(0.9, 0.98),
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.checkpoint.exists():
+            self._resume()
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where everything needed to go on is kept."""
+        return self.folder / "checkpoint.pt"
+
+    @property
+    def done(self) -> float:
+        """How much of the training is behind us, 0 to 1."""
+        by_steps = self.step / self.settings.steps
+        by_time = self.seconds / 60 / self.settings.minutes if self.settings.minutes else 0.0
+        return min(1.0, max(by_steps, by_time))
+
+    def run(self, report: Callable[[Progress], None] = lambda _: None) -> None:
+        """Train to the end. Interrupted or failing, it leaves a checkpoint of the last whole step."""
+        began, saved = time.monotonic() - self.seconds, time.monotonic()
+        batches = self._load()
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")  # TF32 on a GPU: enough for gradients
+        try:
+            while self.done < 1:
+                batch = next(batches).to(self.adapter.device)
+                loss, right = self._learn(batch)
+                self.step += 1
+                self.tokens += batch.num_tokens
+                self.seconds = time.monotonic() - began
+                if self.step % self.settings.log_every == 0 or self.done >= 1:
+                    self._log(float(loss), float(right), report)
+                if time.monotonic() - saved > 60 * self.settings.checkpoint_minutes:
+                    self.save()
+                    saved = time.monotonic()
+        finally:
+            torch.set_float32_matmul_precision(precision)
+            self.save()
+
+    def _learn(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step; the loss and the share of tokens predicted right, still on the device."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate()
+        loss, right = batch_loss(self.adapter, batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.adapter.model.parameters(), self.settings.clip)
+        self.optimizer.step()
+        return loss.detach(), right
+
+    def _rate(self) -> float:
+        """The learning rate at this moment."""
+        settings, done = self.settings, self.done
+        warmth = min(1.0, (self.step + 1) / max(1, settings.warmup_steps))
+        fall = min(1.0, (1 - done) / (1 - settings.constant))
+        return settings.learning_rate * min(warmth, fall)
+
+    def _seconds_left(self) -> float:
+        return self.seconds * (1 - self.done) / max(self.done, 1e-9)
+
+    def _load(self) -> Iterator[Batch]:
+        loader: Any = DataLoader(
+            self.batches,
+            batch_size=None,
+            sampler=range(self.step, self.settings.steps),
+            num_workers=self.settings.processes,
+            prefetch_factor=4 if self.settings.processes else None,
+        )
+        return iter(loader)
+
+    def _log(self, loss: float, right: float, report: Callable[[Progress], None]) -> None:
+        progress = Progress(
+            step=self.step,
+            loss=loss,
+            accuracy=right,
+            learning_rate=self._rate(),
+            tokens=self.tokens,
+            seconds=self.seconds,
+            seconds_left=self._seconds_left(),
+        )
+        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
+            log.write(json.dumps(asdict(progress)) + "\n")
+        report(progress)
+
+    def save(self) -> None:
+        """Write the checkpoint; the old one stays until the new one is whole."""
+        state = {
+            "model": self.adapter.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+        }
+        fresh = self.checkpoint.with_suffix(".new")
+        torch.save(state, fresh)
+        os.replace(fresh, self.checkpoint)
+
+    def _resume(self) -> None:
+        state = torch.load(self.checkpoint, map_location=self.adapter.device, weights_only=True)
+        self.adapter.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
+
+
+def batch_loss(adapter: ModelAdapter, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weighted cross-entropy of a batch, and the share of its tokens predicted right."""
+    logits = batch.replay.logits(adapter).float()
+    losses = functional.cross_entropy(logits, batch.targets, reduction="none")
+    loss = (losses * batch.weights).sum() / batch.weights.sum()
+    right = (logits.argmax(-1) == batch.targets).float().mean()
+    return loss, right

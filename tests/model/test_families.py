@@ -1,0 +1,165 @@
+"""Refusals come with their reason; model types nobody knows are examined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from manyhands.errors import UnsupportedModel
+from manyhands.model.families import FAMILIES, Family, known_family, nope_layers, reach, refusal
+from manyhands.model.self_test import self_test, tiny_twin
+from tests.model.families_zoo import tiny_models
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic NTK"),
+    ("qwen2", {"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, "several axes"),
+    ("llama4_text", {}, "absolute position"),
+    ("ministral3", {}, "absolute position"),
+    ("mistral4", {}, "absolute position"),
+    ("qwen3_next", {}, "running state"),
+    ("qwen3_5_text", {}, "running state"),
+    ("qwen3_5_moe_text", {}, "running state"),
+    ("jamba", {}, "running state"),
+    ("mamba", {}, "running state"),
+    ("mamba2", {}, "running state"),
+    ("falcon_h1", {}, "running state"),
+    ("bamba", {}, "running state"),
+    ("zamba2", {}, "running state"),
+    ("granitemoehybrid", {}, "running state"),
+    ("lfm2", {}, "running state"),
+    ("nemotron_h", {}, "running state"),
+    ("recurrent_gemma", {}, "running state"),
+    ("bart", {}, "encoder"),
+    ("pegasus", {}, "encoder"),
+    ("bloom", {}, "ALiBi"),
+    ("mpt", {}, "ALiBi"),
+    ("gpt2", {}, "learned"),
+    ("opt", {}, "learned"),
+    ("falcon", {"alibi": True}, "ALiBi"),
+    ("deepseek_v2", {}, "71 times"),
+    ("deepseek_v3", {}, "71 times"),
+    ("gemma3", {}, "other modalities"),
+    ("mistral3", {}, "other modalities"),
+    ("qwen3", {"layer_types": ["linear_attention"] * 32}, "running state"),
+    ("qwen3", {"layer_types": ["chunked_attention"] * 32}, "chunked_attention"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "causal"),
+]
+
+
+@pytest.mark.parametrize(("model_type", "edits", "reason"), REFUSED)
+def test_what_cannot_work_is_refused_with_its_reason(
+    model_type: str, edits: dict[str, Any], reason: str
+) -> None:
+    config = hf.CONFIG_MAPPING[model_type]()
+    for key, value in edits.items():
+        setattr(config, key, value)
+    assert reason in (refusal(config) or "")
+    with pytest.raises(UnsupportedModel, match=model_type) as caught:
+        known_family(config)
+    assert "Llama" in caught.value.hint
+
+
+def test_every_known_family_passes() -> None:
+    for build in tiny_models().values():
+        config = build().config
+        assert refusal(config) is None
+        assert known_family(config) is FAMILIES[config.model_type]
+
+
+def test_the_name_of_a_multimodal_models_language_model_is_given() -> None:
+    assert "'gemma3_text'" in (refusal(hf.CONFIG_MAPPING["gemma3"]()) or "")
+
+
+def test_an_unknown_type_is_not_taken_without_examination() -> None:
+    with pytest.raises(UnsupportedModel, match="not in the table"):
+        known_family(hf.CONFIG_MAPPING["granite"]())
+
+
+def test_how_long_a_view_may_be() -> None:
+    def yarn(length: int) -> hf.Qwen2Config:
+        rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}
+        rope["original_max_position_embeddings"] = 32768
+        return hf.Qwen2Config(max_position_embeddings=length, rope_parameters=rope)
+
+    assert reach(yarn(32768)) == reach(yarn(131072)) == 131072
+    assert reach(hf.Qwen3Config(max_position_embeddings=40960)) == 40960
+    assert reach(tiny_models()["phi3_longrope"]().config) == 96
+    assert reach(tiny_models()["olmo3"]().config) == 512
+
+
+def test_layers_without_positions() -> None:
+    config = hf.SmolLM3Config(num_hidden_layers=4, no_rope_layers=[1, 1, 0, 1])
+    assert nope_layers(config, FAMILIES["smollm3"]) == (False, False, True, False)
+    kinds = Family("x", "X", "", bare_kinds=frozenset({"full_attention"}))
+    two = hf.Qwen3Config(
+        num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"], sliding_window=4
+    )
+    assert nope_layers(two, kinds) == (False, True)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_the_examination_agrees_with_the_table(model_type: str) -> None:
+    """Were a family not in the table, it would be accepted, with the same pairs."""
+    found = self_test(hf.CONFIG_MAPPING[model_type]())
+    assert found.interleaved == FAMILIES[model_type].interleaved
+    assert found.bare_kinds == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "interleaved", "bare"),
+    [
+        ("granite", False, False),  # its own multipliers on scores, residuals and logits
+        ("starcoder2", False, False),
+        ("mixtral", False, False),
+        ("cohere", True, False),
+        ("cohere2", True, True),  # layers without a window have no positions
+        ("exaone4", False, True),
+    ],
+)
+def test_an_unknown_type_that_works_is_accepted(
+    model_type: str, interleaved: bool, bare: bool
+) -> None:
+    found = self_test(hf.CONFIG_MAPPING[model_type]())
+    assert found.interleaved == interleaved
+    assert found.bare_kinds == ({"full_attention"} if bare else frozenset())
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("nanochat", "came out different by"),  # rotates the other way round
+        ("diffllama", "attends where"),  # attends twice per layer
+        ("jetmoe", "shapes"),  # a choice of experts makes the queries
+        ("stablelm", "StableLmAttention was called without its hook"),
+        ("gptj", "AttentionInterface"),
+        ("bert", "no rotary position modules"),
+        ("blt", "could not run"),
+    ],
+)
+def test_an_unknown_type_that_does_not_work_is_refused(model_type: str, reason: str) -> None:
+    with pytest.raises(UnsupportedModel, match=reason) as caught:
+        self_test(hf.CONFIG_MAPPING[model_type]())
+    assert "Llama" in caught.value.hint
+
+
+def test_the_examination_is_silent_and_leaves_no_trace(capfd: pytest.CaptureFixture[str]) -> None:
+    config = hf.CONFIG_MAPPING["granite"]()
+    before, random = config.to_dict(), torch.random.get_rng_state()
+    capfd.readouterr()
+    self_test(config)
+    assert capfd.readouterr() == ("", "")
+    assert config.to_dict() == before
+    assert torch.equal(torch.random.get_rng_state(), random)
+
+
+def test_the_twin_keeps_what_matters_and_shrinks_the_rest() -> None:
+    config = hf.Gemma3TextConfig(num_hidden_layers=12, hidden_size=2048, head_dim=256)
+    tiny = tiny_twin(config)
+    assert tiny.num_hidden_layers == len(tiny.layer_types) == 8
+    assert tiny.layer_types == config.layer_types[:8]
+    assert tiny.head_dim == 256
+    assert tiny.sliding_window < 24
+    assert config.num_hidden_layers == 12

@@ -1,0 +1,321 @@
+"""From a name to an adapter, and one clear error for each way in which that fails."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+import torch
+import transformers as hf
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from manyhands.errors import (
+    ContextTooLong,
+    InvalidRequest,
+    ManyhandsError,
+    ModelNotFound,
+    UnsupportedModel,
+)
+from manyhands.model.devices import resolve_device, resolve_dtype
+from manyhands.model.loading import load_adapter
+from manyhands.model.quiet import quiet
+from manyhands.model.self_test import exact_attention
+from tests.model.families_zoo import some_tokens, tiny_models
+
+ZOO = tiny_models()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete tiny checkpoint in bfloat16."""
+    folder = tmp_path_factory.mktemp("models") / "whole"
+    with quiet():
+        ZOO["qwen3"]().to(torch.bfloat16).save_pretrained(folder)
+        words = Tokenizer(models.WordLevel({"one": 0, "two": 1}, unk_token="one"))
+        words.pre_tokenizer = pre_tokenizers.Whitespace()
+        hf.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(checkpoint: Path, tmp_path: Path) -> Path:
+    """The same, to be damaged."""
+    return Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+
+
+def _edit(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_folder_loads_silently(checkpoint: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    adapter, tokenizer = load_adapter(str(checkpoint))
+    assert capfd.readouterr() == ("", "")
+    assert adapter.name == str(checkpoint)
+    assert tokenizer is not None
+    assert tokenizer.encode("two one") == [1, 0]
+    if adapter.device.type == "cpu":
+        assert adapter.dtype == torch.float32
+
+
+def test_the_weights_are_the_checkpoints(checkpoint: Path) -> None:
+    adapter, _ = load_adapter(checkpoint, device="cpu", dtype="bfloat16")
+    saved = load_file(checkpoint / "model.safetensors")
+    for name, tensor in saved.items():
+        assert torch.equal(adapter.model.get_parameter(name), tensor)
+
+
+def test_a_built_model_is_taken_over_where_it_is() -> None:
+    model = ZOO["llama"]().double()
+    tokens = some_tokens(6)
+    adapter, tokenizer = load_adapter(model)
+    assert adapter.model is model
+    assert tokenizer is None
+    assert adapter.dtype == torch.float64
+    assert adapter.name == "llama"
+    adapter, _ = load_adapter(ZOO["llama"](), dtype="bfloat16")
+    assert adapter.dtype == torch.bfloat16
+    assert adapter.forward(tokens, None, exact_attention(adapter.ropes)).dtype == torch.bfloat16
+
+
+def test_dummy_weights_need_a_configuration_alone(tmp_path: Path, copy: Path) -> None:
+    shutil.copy(copy / "config.json", tmp_path)
+    adapter, tokenizer = load_adapter(tmp_path, weights="dummy")
+    assert tokenizer is None
+    assert adapter.num_layers == 2
+    _, tokenizer = load_adapter(copy, weights="dummy")
+    assert tokenizer is not None
+
+
+def test_the_context_decides_what_is_announced() -> None:
+    assert load_adapter(ZOO["qwen3"](), context=100)[0].max_positions == 100
+    assert load_adapter(ZOO["qwen3"]())[0].max_positions == 512
+
+
+def test_gpt_oss_weights_are_unpacked(tmp_path: Path, copy: Path) -> None:
+    """Published in mxfp4; read without any kernel from the hub."""
+    with quiet():
+        config = ZOO["gpt_oss"]().config
+        config.intermediate_size = 32  # packing goes by blocks of 32 numbers
+        hf.GptOssForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "oss")
+    folder = tmp_path / "oss"
+    packed: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            packed[name] = tensor
+            continue
+        experts, inner, outer = tensor.shape
+        shape = (experts, outer, inner // 32)
+        packed[f"{name}_blocks"] = torch.full((*shape, 16), 0x22, dtype=torch.uint8)  # 1.0 each
+        packed[f"{name}_scales"] = torch.full(shape, 127 - 4, dtype=torch.uint8)  # times 2^-4
+    save_file(packed, folder / "model.safetensors", metadata={"format": "pt"})
+    left = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]
+    _edit(folder, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": left})
+    for file in copy.glob("tokenizer*"):
+        shutil.copy(file, folder)
+    adapter, _ = load_adapter(folder, device="cpu", dtype="bfloat16")
+    experts = adapter.model.get_parameter("model.layers.0.mlp.experts.down_proj")
+    assert experts.dtype == torch.bfloat16
+    assert torch.all(experts == 2.0**-4)
+
+
+def _truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _lose_a_shard(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    weights = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    index = {"metadata": {}, "weight_map": weights}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _empty_header(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+
+
+def _drop_tokenizer(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+BROKEN: dict[str, tuple[Callable[[Path], Any], type[ManyhandsError], str]] = {
+    "no folder": (shutil.rmtree, ModelNotFound, "no folder"),
+    "no config": (lambda f: (f / "config.json").unlink(), ModelNotFound, "config.json"),
+    "no weights": (
+        lambda f: (f / "model.safetensors").unlink(),
+        ModelNotFound,
+        r"lacks weights \(\*.safetensors\)",
+    ),
+    "no tokenizer": (_drop_tokenizer, ModelNotFound, "lacks a tokenizer"),
+    "broken tokenizer": (
+        lambda f: (f / "tokenizer.json").write_text("{"),
+        ModelNotFound,
+        "tokenizer that can be read",
+    ),
+    "broken config": (
+        lambda f: (f / "config.json").write_text("{"),
+        ModelNotFound,
+        "cannot be read",
+    ),
+    "truncated": (_truncate, ModelNotFound, "unreadable weights"),
+    "no bytes": (
+        lambda f: (f / "model.safetensors").write_bytes(b""),
+        ModelNotFound,
+        "unreadable weights",
+    ),
+    "no tensors": (_empty_header, ModelNotFound, "no weights for"),
+    "lost shard": (_lose_a_shard, ModelNotFound, "00002-of-00002"),
+    "more layers": (
+        lambda f: _edit(f, num_hidden_layers=3, layer_types=None),
+        ModelNotFound,
+        r"no weights for model.layers.2.* and 8 more",
+    ),
+    "other shape": (
+        lambda f: _edit(f, intermediate_size=32),
+        ModelNotFound,
+        "another shape .*mlp.down_proj",
+    ),
+    "unknown type": (lambda f: _edit(f, model_type="quux"), UnsupportedModel, "quux"),
+    "nonsense": (lambda f: _edit(f, hidden_size="wide"), UnsupportedModel, "hidden_size"),
+    "own code": (
+        lambda f: _edit(f, model_type="quux", auto_map={"AutoConfig": "theirs.Config"}),
+        UnsupportedModel,
+        "custom code",
+    ),
+    "refused": (
+        lambda f: _edit(
+            f, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+        ),
+        UnsupportedModel,
+        "dynamic NTK",
+    ),
+    "failed examination": (
+        lambda f: _edit(f, model_type="nanochat"),
+        UnsupportedModel,
+        "examination",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_checkpoint_has_one_clear_error(
+    case: str, copy: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    break_it, kind, words = BROKEN[case]
+    break_it(copy)
+    capfd.readouterr()
+    with pytest.raises(kind, match=words) as caught:
+        load_adapter(str(copy), device="cpu")
+    assert caught.value.hint
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_refusals_come_before_the_weights(copy: Path) -> None:
+    (copy / "model.safetensors").write_bytes(b"not weights at all")
+    _edit(copy, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
+    with pytest.raises(UnsupportedModel):
+        load_adapter(copy)
+
+
+def _hub_error(cause: Exception) -> Callable[..., Any]:
+    def raising(*_: Any, **__: Any) -> Any:
+        raise OSError("what transformers says around it") from cause
+
+    return raising
+
+
+_ANSWER: Any = SimpleNamespace(headers={}, request=None)  # what these errors look at
+
+
+@pytest.mark.parametrize(
+    ("cause", "words", "hint"),
+    [
+        (GatedRepoError("no", response=_ANSWER), "gated", "HF_TOKEN"),
+        (RepositoryNotFoundError("no", response=_ANSWER), "no model 'a/b'", "check the name"),
+        (OfflineModeIsEnabled("no"), "HF_HUB_OFFLINE", "unset"),
+        (LocalEntryNotFoundError("no"), "could not be fetched", "network"),
+    ],
+)
+def test_why_a_name_on_the_hub_cannot_be_had(
+    cause: Exception, words: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hf.AutoConfig, "from_pretrained", _hub_error(cause))
+    with pytest.raises(ModelNotFound, match=words) as caught:
+        load_adapter("a/b")
+    assert hint in caught.value.hint
+
+
+def test_offline_is_respected_without_a_knock_at_the_network(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelNotFound, match="HF_HUB_OFFLINE forbids"):
+        load_adapter("nobody/has-this-model")
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "name", ["./missing", "/missing", "~/missing", "a/b/c", r"c:\missing", "file.json"]
+)
+def test_what_looks_like_a_path_is_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.json").write_text("{}")
+    with pytest.raises(ModelNotFound, match=r"no folder|is a file"):
+        load_adapter(name)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words", "hint"),
+    [
+        ({"device": "tpu"}, InvalidRequest, "'tpu'", "cpu"),
+        ({"device": "cuda:99"}, InvalidRequest, "'cuda:99'", "cpu"),
+        ({"device": "mps"}, InvalidRequest, "'mps'", "cpu"),
+        ({"dtype": "int8"}, InvalidRequest, "'int8'", "bfloat16"),
+        ({"weights": "random"}, InvalidRequest, "'random'", "dummy"),
+        ({"context": 0}, InvalidRequest, "context is 0", "at least 1"),
+        ({"context": 513}, ContextTooLong, "513 .* 512", "less"),
+    ],
+)
+def test_options_that_cannot_be_used(
+    options: dict[str, Any], kind: type[ManyhandsError], words: str, hint: str, checkpoint: Path
+) -> None:
+    with pytest.raises(kind, match=words) as caught:
+        load_adapter(checkpoint, **options)
+    assert hint in caught.value.hint
+
+
+def test_auto_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert resolve_device("auto") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda:0")
+    assert resolve_device(torch.device("cuda:1")) == torch.device("cuda:1")
+    cpu, gpu = torch.device("cpu"), torch.device("cuda:0")
+    assert resolve_dtype("auto", cpu, torch.bfloat16) == torch.float32
+    assert resolve_dtype("auto", gpu, None) == torch.float32
+    assert resolve_dtype(torch.float64, cpu, None) == torch.float64
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    assert resolve_dtype("auto", gpu, "bfloat16") == torch.bfloat16
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+    with pytest.warns(UserWarning, match="float16 is used instead"):
+        assert resolve_dtype("auto", gpu, torch.bfloat16) == torch.float16
