@@ -73,6 +73,9 @@ class Prepared:
         )
 
 
+_MOST_QUERIES = 256  # of one strip in one product; more would mostly look at keys they may not see
+
+
 class _Group(NamedTuple):
     """Entries start..stop, all of one strip, and the range of keys they see between them."""
 
@@ -96,7 +99,7 @@ class TorchBackend:
         entries = _Entries.of(plan)
         buckets, places = [], np.empty(len(entries.token), dtype=np.int64)
         filled = 0
-        for groups in self._buckets(plan, entries):
+        for groups in self._buckets(entries):
             bucket, at = _lay_out(plan, entries, groups, device)
             for row, group in enumerate(groups):
                 size = group.stop - group.start
@@ -109,10 +112,10 @@ class TorchBackend:
             buckets, torch.as_tensor(entry_of, device=device), torch.as_tensor(is_real, device=device)
         )
 
-    def _buckets(self, plan: Plan, entries: _Entries) -> list[list[_Group]]:
+    def _buckets(self, entries: _Entries) -> list[list[_Group]]:
         """Groups of like size together, none of the products larger than the budget."""
         classes: dict[tuple[int, int], list[_Group]] = defaultdict(list)
-        for group in entries.groups(plan, self.budget):
+        for group in entries.groups(self.budget):
             sizes = (group.stop - group.start, group.high - group.low)
             # sizes within a factor of four share a product
             classes[(sizes[0].bit_length() + 1) // 2, (sizes[1].bit_length() + 1) // 2].append(group)
@@ -136,14 +139,14 @@ class TorchBackend:
         work = torch.float64 if q.dtype == torch.float64 else torch.float32
         outs, lses = [], []
         for bucket in prepared.buckets:
-            x = bucket.turns.rotate(q[bucket.tokens].to(work), rope)  # [B, M, H, D]
-            k, v = keys[bucket.slots].to(work), values[bucket.slots].to(work)  # [B, N, G, .]
+            x = bucket.turns.rotate(_rows(q, bucket.tokens).to(work), rope)  # [B, M, H, D]
+            k, v = (_rows(x, bucket.slots).to(work) for x in (keys, values))  # [B, N, G, .]
             out, lse = partial_attention(x, k, v, bucket.visible(call.window), call)
             outs.append(out.flatten(0, 1))
             lses.append(lse.flatten(0, 1))
         out, lse = torch.cat(outs), torch.cat(lses)  # [E, H, Dv], [E, H]
-        lse = lse[prepared.entry_of].masked_fill(~prepared.is_real.unsqueeze(-1), NOTHING)
-        return merge(out[prepared.entry_of], lse, call.sinks).to(q.dtype)
+        lse = _rows(lse, prepared.entry_of).masked_fill(~prepared.is_real.unsqueeze(-1), NOTHING)
+        return merge(_rows(out, prepared.entry_of), lse, call.sinks).to(q.dtype)
 
 
 def partial_attention(
@@ -157,18 +160,25 @@ def partial_attention(
     """
     num_strips, num_queries, num_heads, _ = q.shape
     num_kv_heads = k.shape[2]
-    # [B, G, M * r, D] @ [B, G, D, N]
-    x = q.unflatten(2, (num_kv_heads, -1)).transpose(1, 2).flatten(2, 3)
-    scores = (x @ k.permute(0, 2, 3, 1)) * call.scaling
+    # [B, G, M * r, D] @ [B, G, D, N]. The scores are by far the largest tensor: worked on in place.
+    x = (q * call.scaling).unflatten(2, (num_kv_heads, -1)).transpose(1, 2).flatten(2, 3)
+    scores = x @ k.permute(0, 2, 3, 1)
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
     scores = scores.unflatten(2, (num_queries, -1))  # [B, G, M, r, N]
-    scores = scores.masked_fill(~visible[:, None, :, None, :], NOTHING)
-    lse = torch.logsumexp(scores, dim=-1)
-    weights = torch.exp(scores - lse.unsqueeze(-1)).flatten(2, 3)
-    out = (weights @ v.transpose(1, 2)).unflatten(2, (num_queries, -1))  # [B, G, M, r, Dv]
+    scores = scores.masked_fill_(~visible[:, None, :, None, :], NOTHING)
+    largest = scores.detach().amax(dim=-1, keepdim=True)
+    weights = scores.sub_(largest).exp_()
+    total = weights.sum(dim=-1, keepdim=True)
+    out = (weights.flatten(2, 3) @ v.transpose(1, 2)).unflatten(2, (num_queries, -1)) / total
+    lse = (largest + total.log()).squeeze(-1)  # out [B, G, M, r, Dv], lse [B, G, M, r]
     shape = (num_strips, num_queries, num_heads)
     return out.transpose(1, 2).reshape(*shape, -1), lse.transpose(1, 2).reshape(shape)
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    """x[index]; `index_select` has the faster gradient where rows are taken many times."""
+    return x.index_select(0, index.flatten()).unflatten(0, index.shape)
 
 
 class _Entries(NamedTuple):
@@ -195,16 +205,19 @@ class _Entries(NamedTuple):
             strip_indptr=np.concatenate(([0], ends))[reads.strip_indptr],
         )
 
-    def groups(self, plan: Plan, budget: int) -> list[_Group]:
-        """One group a strip; a strip with very many queries in several, so that memory stays bounded."""
+    def groups(self, budget: int) -> list[_Group]:
+        """One group a strip; many queries in several, each with only the keys its queries reach."""
         groups = []
-        lows = np.minimum.reduceat(plan.reads.low, plan.reads.strip_indptr[:-1])
-        highs = np.maximum.reduceat(plan.reads.high, plan.reads.strip_indptr[:-1])
-        for strip, (low, high) in enumerate(zip(lows.tolist(), highs.tolist(), strict=True)):
+        reach = np.minimum(self.high, self.angle + 1)  # one past the last key an entry may see
+        for strip in range(len(self.strip_indptr) - 1):
             start, stop = int(self.strip_indptr[strip]), int(self.strip_indptr[strip + 1])
-            most = max(16, budget // (high - low))
+            longest = int(self.high[start:stop].max() - self.low[start:stop].min())
+            most = max(16, min(_MOST_QUERIES, budget // longest))
             for first in range(start, stop, most):
-                groups.append(_Group(strip, first, min(first + most, stop), low, high))
+                last = min(first + most, stop)
+                low = int(self.low[first:last].min())
+                high = max(low + 1, int(reach[first:last].max()))
+                groups.append(_Group(strip, first, last, low, high))
         return groups
 
 

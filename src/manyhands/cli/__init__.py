@@ -48,18 +48,27 @@ def main() -> None:
     app(prog_name="manyhands")
 
 
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)
-    ] = False,
-) -> None:
-    """What can stand before a command."""
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         from manyhands.cli.output import say, version_of
 
         say(f"manyhands {version_of('manyhands')}")
         raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version and leave.",
+            is_eager=True,
+            callback=_print_version,
+        ),
+    ] = False,
+) -> None:
+    """What can stand before a command."""
 
 
 @app.command(epilog=EXIT_CODES)

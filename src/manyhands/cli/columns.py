@@ -45,7 +45,9 @@ def picture(
         return (_one_line_each(account.hands, width, room) + foot)[-height:]
     lines: list[Text] = []
     for start in range(0, count, per_row):
-        lines += _row(account.hands[start : start + per_row], start, per_row, width, room // num_rows)
+        lines += _row(
+            account.hands[start : start + per_row], start, per_row, width, room // num_rows
+        )
     return lines + foot
 
 

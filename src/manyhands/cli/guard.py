@@ -32,7 +32,8 @@ def takes(options: type | None = None) -> Callable[[Callable[..., None]], Callab
         guarded_command.__name__ = command.__name__
         guarded_command.__doc__ = inspect.cleandoc(command.__doc__ or "")
         if options is not None:  # typer reads a function's signature; let it read the dataclass's
-            guarded_command.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]  # functions have this attribute, typeshed does not list it
+            signature = inspect.signature(options, eval_str=True)
+            guarded_command.__signature__ = signature  # type: ignore[attr-defined]  # typeshed lacks it
             guarded_command.__annotations__ = get_type_hints(options, include_extras=True)
         return guarded_command
 

@@ -35,12 +35,7 @@ def name_of(model: str | None) -> str:
     if model is None or model == BUNDLED:
         return BUNDLED
     folder = Path(model).expanduser()
-    if not folder.is_dir():
-        return model
-    from manyhands import bundled
-
-    folder = folder.resolve()
-    return BUNDLED if folder == bundled.path().resolve() else str(folder)
+    return str(folder.resolve()) if folder.is_dir() else model
 
 
 def prompt_for(model: str, file: Path | None) -> TeamPrompt:

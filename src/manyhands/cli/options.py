@@ -67,7 +67,9 @@ class SolveOptions(ModelOptions):
         Literal["hogwild", "sequential"],
         _option(_TEAM, "A team in one cache, or one worker alone."),
     ] = "hogwild"
-    workers: Annotated[int | None, _option(_TEAM, "How many.", "--workers", "-n", show_default="2")] = None
+    workers: Annotated[
+        int | None, _option(_TEAM, "How many.", "--workers", "-n", show_default="2")
+    ] = None
     layout: Annotated[
         Literal["combined", "contiguous", "interleaved"] | None,
         _option(_TEAM, "Who reads what, in which order.", show_default="combined"),
@@ -88,7 +90,8 @@ class SolveOptions(ModelOptions):
     prompts: Annotated[
         Path | None,
         _option(
-            _TEAM, "The team's words, a TOML file (see: manyhands prompts).",
+            _TEAM,
+            "The team's words, a TOML file (see: manyhands prompts).",
             show_default="the model's own, if its folder has a manyhands.toml",
         ),
     ] = None
@@ -104,7 +107,10 @@ class SolveOptions(ModelOptions):
     finisher: Annotated[bool, _option(_END, "Without an answer at the end, ask for one.")] = True
     finisher_tokens: Annotated[int, _option(_END, "Tokens for that answer, at most.")] = 64
     reencode: Annotated[
-        bool, _option(_END, "Ask over text that is encoded anew, as one ordinary sequence.", "--reencode")
+        bool,
+        _option(
+            _END, "Ask over text that is encoded anew, as one ordinary sequence.", "--reencode"
+        ),
     ] = False
     reply: Annotated[bool, _option(_END, "Write a reply to the user at the end.")] = True
     reply_tokens: Annotated[int, _option(_END, "Tokens for that reply, at most.")] = 512
@@ -131,14 +137,10 @@ class ReplayOptions(ModelOptions):
     ] = None
     verify: Annotated[
         bool,
-        _option(
-            _OUTPUT, "Compute the run again in one pass and compare every token.", "--verify"
-        ),
+        _option(_OUTPUT, "Compute the run again in one pass and compare every token.", "--verify"),
     ] = False
     resume: Annotated[
         bool, _option(_OUTPUT, "Go on with a run that was interrupted.", "--continue")
     ] = False
     json: Annotated[bool, _option(_OUTPUT, "Print one JSON object.", "--json")] = False
-    quiet: Annotated[
-        bool, _option(_OUTPUT, "Leave the transcript out.", "--quiet", "-q")
-    ] = False
+    quiet: Annotated[bool, _option(_OUTPUT, "Leave the transcript out.", "--quiet", "-q")] = False

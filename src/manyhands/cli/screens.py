@@ -1,9 +1,9 @@
 """What a user sees of a run. A screen is shown every event, after the account has taken it.
 
-    JsonScreen   nothing, and one object at the end
-    QuietScreen  nothing, and the reply at the end
-    PlainScreen  each step as it is finished, then the reply: for pipes and files
-    LiveScreen   one column per worker, on a terminal (live.py)
+JsonScreen   nothing, and one object at the end
+QuietScreen  nothing, and the reply at the end
+PlainScreen  each step as it is finished, then the reply: for pipes and files
+LiveScreen   one column per worker, on a terminal (live.py)
 """
 
 from __future__ import annotations

@@ -1,0 +1,162 @@
+"""`manyhands replay`: a saved run, read again.
+
+By itself it needs no model: the trace holds the words. `--verify` computes all passes of the run in
+one parallel forward (Hogwild! Inference, app. B) and compares every token that was written;
+`--continue` rebuilds an interrupted run's blocks and goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from manyhands.cli.account import Account
+from manyhands.cli.loading import load_engine, load_network, name_of
+from manyhands.cli.options import ReplayOptions
+from manyhands.cli.output import Notes, say, say_json
+from manyhands.cli.retold import account_from, answer_from
+from manyhands.cli.running import INTERRUPTED, drive
+from manyhands.cli.screens import screen_for
+from manyhands.cli.solve import facts_of, finish
+from manyhands.errors import InvalidRequest
+from manyhands.replay.trace import Trace, read_trace
+from manyhands.strategies.base import Answer
+from manyhands.strategies.described import settings_from
+
+if TYPE_CHECKING:
+    from manyhands.cli.verify import Verdict
+
+_FACTS = ("model", "method", "workers", "layout", "seed", "settings", "problem", "versions")
+
+
+def replay(options: ReplayOptions) -> None:
+    """Do what the command says; see `manyhands replay --help`."""
+    trace = read_trace(options.trace)
+    if options.resume:
+        return go_on(trace, options)
+    account = account_from(trace)
+    answer = answer_from(trace) or account.so_far(INTERRUPTED, len(trace.passes))
+    notes = Notes()
+    verified = _verify(trace, options, notes) if options.verify else None
+    if options.json:
+        say_json(_as_object(trace, answer, verified))
+        return None
+    say(_summary(trace, account, answer))
+    if not options.quiet:
+        for step in answer.steps:
+            say(
+                f"\n{account.label(step)} passes {step.first_pass} to {step.last_pass}\n{step.text}"
+            )
+        if account.reply.strip():
+            say(f"\nReply:\n{account.reply.strip()}")
+    if verified is not None:
+        say("\n" + _verdict(verified))
+    return None
+
+
+def go_on(trace: Trace, options: ReplayOptions) -> None:
+    """Restore an interrupted run and run it to its end."""
+    if options.verify:
+        raise InvalidRequest(
+            "--verify and --continue were asked for together", hint="ask for one after the other"
+        )
+    if trace.is_complete:
+        raise InvalidRequest(
+            f"the run in {str(options.trace)!r} has ended by itself",
+            hint="only a run that was interrupted can go on",
+        )
+    settings = settings_from(trace.header)
+    account = account_from(trace)
+    model, notes = _model_of(trace, options), Notes()
+    screen = screen_for(
+        account,
+        facts_of(model, settings),
+        notes,
+        json=options.json,
+        quiet=options.quiet,
+        budget=settings.budget,
+    )
+    engine, _ = load_engine(model, options, notes)
+    from manyhands.replay.restore import restore
+
+    finish(screen, drive(engine, restore(engine, trace), account, screen))
+
+
+def _verify(trace: Trace, options: ReplayOptions, notes: Notes) -> Verdict:
+    settings = settings_from(trace.header)
+    if settings.choice.temperature > 0:
+        raise InvalidRequest(
+            f"the run was sampled at temperature {settings.choice.temperature}; only greedy runs, "
+            "whose tokens follow from the logits alone, can be verified",
+            hint="leave --verify out",
+        )
+    adapter = load_network(_model_of(trace, options), options, notes)
+    from manyhands.cli.verify import verify
+
+    return verify(adapter, trace, settings.choice)
+
+
+def _model_of(trace: Trace, options: ReplayOptions) -> str:
+    named = options.model if options.model is not None else trace.header.get("model")
+    if not isinstance(named, str):
+        raise InvalidRequest("the trace names no model", hint="name it: --model FOLDER")
+    return name_of(named)
+
+
+def _as_object(trace: Trace, answer: Answer, verdict: Verdict | None) -> dict[str, Any]:
+    header = {key: trace.header.get(key) for key in _FACTS}
+    found = {
+        "complete": trace.is_complete,
+        **header,
+        **asdict(answer),
+        "passes": len(trace.passes),
+        "tokens_fed": trace.num_tokens,
+    }
+    if verdict is not None:
+        found["verified"] = {**asdict(verdict), "agreement": verdict.agreement}
+    return found
+
+
+def _summary(trace: Trace, account: Account, answer: Answer) -> str:
+    """One fact a line."""
+    header = trace.header
+    names = [hand.name for hand in account.hands]
+    tokens = ", ".join(f"{n} {name}" for name, n in zip(names, answer.tokens, strict=False))
+    facts = {
+        "model": header.get("model"),
+        "method": header.get("method"),
+        "workers": ", ".join(names),
+        "layout": header.get("layout"),
+        "seed": header.get("seed"),
+        "settings": json.dumps(header.get("settings")),
+        "written by": _written_by(header),
+        "problem": header.get("problem"),
+        "passes": f"{answer.forward_passes}, and {answer.extra_passes} of the ending and snapshots",
+        "tokens": f"{sum(answer.tokens)} ({tokens})",
+        "snapshots": ", ".join(f"{at}: {found}" for at, found in answer.snapshots.items()),
+        "finish": answer.finish_reason,
+        "answer": answer.answer,
+    }
+    known = {name: str(fact) for name, fact in facts.items() if fact not in (None, "", "null")}
+    return "\n".join(f"{name:<12}{_indented(fact)}" for name, fact in known.items())
+
+
+def _written_by(header: dict[str, Any]) -> str:
+    versions = header.get("versions")
+    if not isinstance(versions, dict):
+        return ""
+    return ", ".join(f"{package} {version}" for package, version in versions.items())
+
+
+def _indented(fact: str) -> str:
+    return fact.replace("\n", "\n" + " " * 12)
+
+
+def _verdict(verdict: Verdict) -> str:
+    agree = f"{verdict.num_agreeing} of {verdict.num_tokens} tokens agree ({verdict.agreement:.2%})"
+    if verdict.num_agreeing == verdict.num_tokens:
+        return f"verified: {agree}"
+    return (
+        f"verified: {agree}; largest gap in logits of one that does not: {verdict.largest_gap:.3g}"
+    )
