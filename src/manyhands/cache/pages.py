@@ -136,7 +136,8 @@ class PagePool:
         return pages[index // self.page_size] * self.page_size + index % self.page_size
 
     def _pages_to_add(self, strip: Strip, num_tokens: int) -> int:
-        return -(-(strip.num_tokens + num_tokens) // self.page_size) - len(strip.pages)
+        # A strip may have pages to spare (see `undo`); they are its own and make up for nobody's lack.
+        return max(0, -(-(strip.num_tokens + num_tokens) // self.page_size) - len(strip.pages))
 
     def _grow(self, strip: Strip, num_tokens: int) -> None:
         for _ in range(self._pages_to_add(strip, num_tokens)):

@@ -126,6 +126,8 @@ class Planner:
     def plan(self, step: Step) -> Plan:
         """Reserve room for all feeds and say what is read. Raises before anything has changed:
         ContextTooLong beyond the model's positions, OutOfMemory when the pages do not suffice."""
+        for row in step.rows:
+            row.view.own.check_writable()  # it may have been frozen since the row was made
         growth = {row.view.own: len(row.feed) for row in step.rows}
         self._prepare_all(step)
         reads: list[_Read] = []

@@ -1,10 +1,14 @@
-"""The front door: `manyhands solve`, `manyhands replay`, `manyhands prompts`.
+"""The front door: `manyhands solve`, `replay`, `train` and `prompts`.
 
     __init__.py  the commands and their exit codes
     options.py   what can be asked for, as frozen dataclasses
-    solve.py     one problem, from the command line to the answer      replay.py  a trace, read again
+    solve.py     one problem, from the command line to the answer
+    replay.py    a trace, read again
+    train.py     a recipe into a model
     loading.py   options into an engine: which model, which words
     running.py   drives a run, and ends it well on Ctrl-C
+    retold.py    a trace's events as objects
+    verify.py    a trace, proven
     account.py   what is known of a run at any moment, from its events
     screens.py   what a user sees: JSON, the reply alone, plain lines, or
     live.py      one column per worker, drawn by columns.py
@@ -23,7 +27,7 @@ from typing import Annotated
 import typer
 
 from manyhands.cli.guard import takes
-from manyhands.cli.options import ReplayOptions, SolveOptions
+from manyhands.cli.options import ReplayOptions, SolveOptions, TrainOptions
 
 __all__ = ["app", "main"]
 
@@ -90,6 +94,15 @@ def replay(options: ReplayOptions) -> None:
     from manyhands.cli.replay import replay
 
     replay(options)
+
+
+@app.command(epilog=EXIT_CODES)
+@takes(TrainOptions)
+def train(options: TrainOptions) -> None:
+    """Train a model on runs, recorded or simulated; one that was interrupted goes on."""
+    from manyhands.cli.train import train
+
+    train(options)
 
 
 @app.command(epilog=EXIT_CODES)

@@ -40,7 +40,7 @@ class Hand:
 
 
 class Account:
-    """All hands, the reply, the answer. `solo`: one worker without a team, whose text is one step."""
+    """All hands, the reply, the answer. `solo`: one worker alone, whose text is one step."""
 
     def __init__(self, names: Sequence[str], *, solo: bool = False) -> None:
         self.hands = [Hand(name) for name in names]

@@ -3,7 +3,7 @@
     Alice [2]                 │ Bob [1]
     ✓ We divide the problem.  │ I take the second part, which
     The first part is▌        │ needs▌
-    passes 71/2048 · 142 tokens · 35.2 tokens/s · 0:04 · working
+    71/2048 passes · 142 tokens · 35.2 tokens/s · 0:04 · working
 
 Finished steps are dim and have a check mark; the step that is being written stands at the bottom.
 Many workers make rows of columns; where even those do not fit, each worker has one line. Only what
@@ -95,9 +95,8 @@ def _one_line_each(hands: Sequence[Hand], width: int, height: int) -> list[Text]
     for index, hand in enumerate(hands[:shown]):
         line = _title(hand, index, width)
         room = width - line.cell_len - 1
-        words = " ".join(printable(hand.text[-max(room, 1) :]).split())
         if room > 0:
-            line.append(" ").append_text(_line(words, room))
+            line.append(" ").append_text(_line(hand.text[-room:], room))
         lines.append(line)
     if shown < len(hands) and height > 0:
         lines.append(_line(f"… and {len(hands) - shown} more", width, "dim"))
@@ -111,7 +110,7 @@ def _reply(reply: str, width: int, height: int) -> list[Text]:
 
 
 def _line(text: str, width: int, style: str = "") -> Text:
-    line = Text(printable(text), style, no_wrap=True)
+    line = Text(" ".join(printable(text).split()), style, no_wrap=True)
     line.truncate(width, overflow="ellipsis")
     return line
 

@@ -17,8 +17,8 @@ import typer
 
 from manyhands.errors import ManyhandsError
 
-INTERRUPTED = 130
-READER_GONE = 141
+EXIT_INTERRUPTED = 130
+EXIT_READER_GONE = 141
 
 
 def takes(options: type | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -31,10 +31,12 @@ def takes(options: type | None = None) -> Callable[[Callable[..., None]], Callab
 
         guarded_command.__name__ = command.__name__
         guarded_command.__doc__ = inspect.cleandoc(command.__doc__ or "")
-        if options is not None:  # typer reads a function's signature; let it read the dataclass's
-            signature = inspect.signature(options, eval_str=True)
-            guarded_command.__signature__ = signature  # type: ignore[attr-defined]  # typeshed lacks it
-            guarded_command.__annotations__ = get_type_hints(options, include_extras=True)
+        # Typer reads a function's signature; let it read the dataclass's.
+        signature = inspect.signature(options, eval_str=True) if options else inspect.Signature()
+        guarded_command.__signature__ = signature  # type: ignore[attr-defined]  # typeshed lacks it
+        guarded_command.__annotations__ = (
+            get_type_hints(options, include_extras=True) if options else {}
+        )
         return guarded_command
 
     return wrap
@@ -53,10 +55,10 @@ def guarded() -> Iterator[None]:
         raise typer.Exit(error.exit_code) from error
     except KeyboardInterrupt as error:
         tell("interrupted")
-        raise typer.Exit(INTERRUPTED) from error
+        raise typer.Exit(EXIT_INTERRUPTED) from error
     except BrokenPipeError as error:
         hush(sys.stdout)
-        raise typer.Exit(READER_GONE) from error
+        raise typer.Exit(EXIT_READER_GONE) from error
 
 
 def complain(error: ManyhandsError) -> None:

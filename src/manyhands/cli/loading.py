@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from manyhands.cli.guard import tell
 from manyhands.cli.options import BUNDLED, ModelOptions
 from manyhands.cli.output import Notes
 from manyhands.errors import ModelNotFound
@@ -48,6 +50,8 @@ def prompt_for(model: str, file: Path | None) -> TeamPrompt:
 
 def load_engine(model: str, options: ModelOptions, notes: Notes) -> tuple[Engine, Text]:
     """The engine for `model`, and the text side of its tokenizer."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        tell(f"loading {model}")
     from manyhands.engine.engine import Engine
 
     with _noted(notes):

@@ -144,3 +144,23 @@ class ReplayOptions(ModelOptions):
     ] = False
     json: Annotated[bool, _option(_OUTPUT, "Print one JSON object.", "--json")] = False
     quiet: Annotated[bool, _option(_OUTPUT, "Leave the transcript out.", "--quiet", "-q")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """`manyhands train`. What is None is as the recipe says."""
+
+    recipe: Annotated[Path, typer.Argument(help="What is trained, on what, and how (TOML).")]
+    out: Annotated[
+        Path, typer.Option(help="Folder for the model, its log and its checkpoint.")
+    ]
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
+    steps: Annotated[
+        int | None, typer.Option(help="Training steps, at most.", show_default="the recipe's")
+    ] = None
+    minutes: Annotated[
+        float | None, typer.Option(help="Time, at most; 0: no limit.", show_default="the recipe's")
+    ] = None
+    processes: Annotated[
+        int | None, typer.Option(help="That make batches.", show_default="the recipe's")
+    ] = None

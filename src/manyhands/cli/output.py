@@ -1,8 +1,8 @@
 """Everything that is written: stdout, warnings, and the file that keeps the trace.
 
-A disk can fill up in the middle of a run. Then the run is worth more than its trace: what is on disk
-stays (a good trace up to its last whole line), the user is told at once, and the command ends with the
-exit code of `OutputFailed` after it has printed the answer.
+A disk can fill up in the middle of a run. Then the run is worth more than its trace: what is on
+disk stays (a good trace up to its last whole line), the user is told at once, and the command ends
+with the exit code of `OutputFailed` after it has printed the answer.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from types import TracebackType
 from typing import Any
 
 from manyhands.cli.guard import hush, tell
-from manyhands.errors import OutputFailed
+from manyhands.errors import InvalidRequest, OutputFailed
 from manyhands.text.clean import printable
+
+_FIRST = b'{"kind": "header"'  # how a trace begins
 
 
 def say(text: str, *, end: str = "\n") -> None:
@@ -66,8 +68,8 @@ class Notes:
 class TraceFile:
     """The file of `--transcript`, or none. Lines are on disk as soon as they are written.
 
-    What stood in the file before goes when the first line comes, not earlier, and a file that got no
-    line is not left behind.
+    What stood in the file before goes when the first line comes, not earlier, and a file that got
+    no line is not left behind.
     """
 
     def __init__(self, path: Path | None, notes: Notes) -> None:
@@ -79,6 +81,7 @@ class TraceFile:
         self._file = None
         if path is not None:
             try:
+                _check_replaceable(path)
                 self._file = path.open("a", encoding="utf-8", buffering=1)
             except OSError as error:
                 raise _cannot_write(path, error) from error
@@ -118,6 +121,19 @@ class TraceFile:
         assert self.path is not None, "only an open file fails"
         self.failure = _cannot_write(self.path, error)
         self.notes.warn(f"{self.failure}; the run goes on without it")
+
+
+def _check_replaceable(path: Path) -> None:
+    """A file that is there already is replaced only if it is a trace, and not somebody's work."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        beginning = file.read(len(_FIRST))
+    if beginning and beginning != _FIRST:
+        raise InvalidRequest(
+            f"{str(path)!r} exists and is not a trace, so it is not replaced",
+            hint="give another name, or remove it first",
+        )
 
 
 def _cannot_write(path: Path, error: OSError) -> OutputFailed:

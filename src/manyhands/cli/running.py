@@ -1,8 +1,8 @@
 """Drives one run from the first pass to the last, and ends it well when the user has had enough.
 
-The first Ctrl-C is a request: the pass under way is finished, the run cancelled, and what was written
-so far is the result. So it never strikes in the middle of a line of the trace. The second one does
-not wait.
+The first Ctrl-C is a request: the pass under way is finished, the run cancelled, and what was
+written so far is the result. So it never strikes in the middle of a line of the trace. The second
+one does not wait.
 """
 
 from __future__ import annotations

@@ -113,12 +113,10 @@ class PlainScreen(_Still):
 
     def __init__(self, account: Account) -> None:
         self.account = account
-        self._num_shown = 0
 
     def show(self, event: Event) -> None:
         """Print a step when it is finished."""
         if isinstance(event, StepEnded):
-            self._num_shown += 1
             say(self.account.transcript([self.account.hands[event.worker].steps[-1]]) + "\n")
 
     def end(self, outcome: Outcome) -> None:

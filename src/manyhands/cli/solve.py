@@ -1,7 +1,7 @@
 """`manyhands solve`: one problem, from the command line to the answer.
 
-What can be wrong is looked at in the order of its cost: settings, problem, words and transcript before
-a model is loaded, and all of them before a token is written.
+What can be wrong is looked at in the order of its cost: settings, problem, words and transcript
+before a model is loaded.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import typer
 
 from manyhands.cache.step import Choice
 from manyhands.cli.account import LONE_WORKER, Account
-from manyhands.cli.guard import INTERRUPTED as INTERRUPTED_CODE
-from manyhands.cli.guard import tell
+from manyhands.cli.guard import EXIT_INTERRUPTED, tell
 from manyhands.cli.loading import load_engine, name_of, place_facts, prompt_for
 from manyhands.cli.options import BUNDLED, SolveOptions
 from manyhands.cli.output import Notes, TraceFile
@@ -81,7 +80,7 @@ def finish(screen: Screen, outcome: Outcome) -> None:
         raise outcome.error
     if outcome.interrupted:
         tell(f"interrupted after {outcome.answer.forward_passes} forward passes")
-        raise typer.Exit(INTERRUPTED_CODE)
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def account_for(settings: Settings, prompt: TeamPrompt) -> Account:

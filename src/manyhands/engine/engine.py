@@ -16,7 +16,9 @@ a time share each forward pass, and each gets what it would get alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,19 +30,21 @@ from manyhands.attention.attend import Backend, LayerCall
 from manyhands.attention.reference import ReferenceBackend
 from manyhands.attention.rotary import Turns
 from manyhands.attention.torch_backend import TorchBackend
-from manyhands.cache.pages import PagePool
+from manyhands.cache.pages import Move, PagePool
 from manyhands.cache.plan import Plan, Planner
 from manyhands.cache.step import Step
 from manyhands.engine.sampling import choose
 from manyhands.engine.scheduler import Run, Scheduler
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
-from manyhands.model.loading import load_adapter
+from manyhands.model.loading import Weights, load_adapter
 from manyhands.model.memory import Memory, default_memory_tokens
 from manyhands.strategies.base import Answer, Event, Strategy
 from manyhands.text import Text
 
-BACKENDS = MappingProxyType({"reference": ReferenceBackend, "torch": TorchBackend})
+BACKENDS: Mapping[str, Callable[[], Backend]] = MappingProxyType(
+    {"reference": ReferenceBackend, "torch": TorchBackend}
+)
 PAGE_SIZE = 16  # tokens; small, because a step of a team is a few dozen tokens long
 MAX_TOKENS_PER_PASS = 8192  # what bounds the activations of one pass
 
@@ -64,6 +68,7 @@ class Engine:
         self.pool = PagePool(max(1, num_tokens // PAGE_SIZE), PAGE_SIZE)
         self.memory = Memory.for_model(adapter, self.pool.num_slots)
         self.planner = Planner(self.pool, adapter.max_positions)
+        self._moves: deque[Move] = deque()  # planned, not made yet
         self._scheduler = Scheduler(self._predict, self.pool, MAX_TOKENS_PER_PASS)
 
     @classmethod
@@ -74,7 +79,7 @@ class Engine:
         device: str = "auto",
         dtype: str = "auto",
         backend: str = "auto",
-        weights: str = "auto",
+        weights: Weights = "auto",
         memory_tokens: int | None = None,
         context: int | None = None,
     ) -> Engine:
@@ -96,17 +101,8 @@ class Engine:
 
         Each row's feed is appended to its own block. If this raises, no block has changed.
         """
-        self._check_tokens(step)
-        plan = self.planner.plan(step)
-        growth = [(row.view.own, len(row.feed)) for row in step.rows]
-        try:
-            logits = self._run(plan)
-        except BaseException:
-            self.pool.undo(growth)
-            raise
-        for row in step.rows:
-            row.view.own.tokens.extend(row.feed)
-        return logits
+        with self._feeding(step) as plan:
+            return self._run(plan)
 
     def run(self, strategy: Strategy) -> Answer:
         """Run a strategy to its end (together with whatever was submitted before)."""
@@ -125,6 +121,9 @@ class Engine:
         try:
             while not all(run.done for run in runs):
                 self.step()
+                for run in runs:
+                    if run.error is not None:
+                        raise run.error
         finally:
             for run in runs:
                 if not run.done:
@@ -161,12 +160,30 @@ class Engine:
         """End a run; its blocks are freed and the others' tokens do not change."""
         self._scheduler.cancel(run)
 
+    @torch.inference_mode()
     def _predict(self, step: Step) -> tuple[int, ...]:
-        return choose(self.forward(step), [row.choice for row in step.rows])
+        with self._feeding(step) as plan:
+            return choose(self._run(plan), [row.choice for row in step.rows])
+
+    @contextmanager
+    def _feeding(self, step: Step) -> Iterator[Plan]:
+        """Make room for all feeds; they join their blocks if what is done meanwhile succeeds."""
+        self._check_tokens(step)
+        plan = self.planner.plan(step)
+        self._moves.extend(plan.moves)
+        try:
+            yield plan
+        except BaseException:
+            self.pool.undo((row.view.own, len(row.feed)) for row in step.rows)
+            raise
+        for row in step.rows:
+            row.view.own.tokens.extend(row.feed)
 
     def _run(self, plan: Plan) -> Tensor:
         device = self.adapter.device
-        self.memory.move(plan.moves)
+        while self._moves:  # one by one: a move that fails can be made again, one forgotten cannot
+            self.memory.move((self._moves[0],))
+            self._moves.popleft()
         attend = _Pass(plan, self.memory, self.backend, device)
         token_ids = torch.as_tensor(plan.token_ids, device=device)
         keep = torch.as_tensor(plan.last, device=device)
@@ -175,11 +192,22 @@ class Engine:
     def _check_tokens(self, step: Step) -> None:
         size = self.adapter.vocab_size
         for row in step.rows:
-            if min(row.feed) < 0 or max(row.feed) >= size:
-                wrong = next(token for token in row.feed if not 0 <= token < size)
+            choice = row.choice
+            for use, tokens in (
+                ("fed", row.feed),
+                ("allowed", choice.allowed or ()),
+                ("forbidden", choice.forbidden),
+            ):
+                if tokens and not 0 <= min(tokens) <= max(tokens) < size:
+                    wrong = next(token for token in tokens if not 0 <= token < size)
+                    raise InvalidRequest(
+                        f"token id {wrong} is {use}, and the model's vocabulary has {size} tokens",
+                        hint="Encode the text with this model's own tokenizer.",
+                    )
+            if len(choice.forbidden) == size:
                 raise InvalidRequest(
-                    f"token id {wrong} is fed, and the model's vocabulary has {size} tokens",
-                    hint="Encode the text with this model's own tokenizer.",
+                    "no token is left to choose from: the whole vocabulary is forbidden",
+                    hint="Forbid fewer tokens.",
                 )
 
 

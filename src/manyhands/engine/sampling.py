@@ -19,17 +19,18 @@ from manyhands.errors import ManyhandsError
 
 def choose(logits: Tensor, choices: Sequence[Choice]) -> tuple[int, ...]:
     """One token per row of logits [R, V]."""
+    # -inf is a token that cannot be; NaN and +inf mean that the network is broken.
+    sound = (logits < float("inf")).all()
     scores = _permitted(logits.float(), choices)
     tokens = scores.argmax(dim=-1)
     rows = [row for row, choice in enumerate(choices) if choice.temperature > 0]
     if rows:
         tokens[rows] = _sample(scores[rows], [choices[row] for row in rows])
     # Whether all is well travels with the tokens: one transfer, one wait.
-    sound = ~torch.isnan(logits).any()
     *chosen, is_sound = torch.cat((tokens, sound.view(1).to(tokens.dtype))).tolist()
     if not is_sound:
         raise ManyhandsError(
-            "the model's logits are not numbers (NaN)",
+            "the model's logits are not numbers (NaN or infinite)",
             hint="Its weights may be damaged, or its dtype too narrow: try --dtype float32.",
         )
     return tuple(chosen)
@@ -37,6 +38,8 @@ def choose(logits: Tensor, choices: Sequence[Choice]) -> tuple[int, ...]:
 
 def _permitted(scores: Tensor, choices: Sequence[Choice]) -> Tensor:
     """Scores with every token that a row may not choose at minus infinity."""
+    if any(choice.allowed is not None or choice.forbidden for choice in choices):
+        scores = scores.clone()  # float32 logits are still the caller's
     for row, choice in enumerate(choices):
         if choice.allowed is not None:
             allowed = torch.tensor(sorted(choice.allowed), device=scores.device)
@@ -55,7 +58,11 @@ def _sample(scores: Tensor, choices: Sequence[Choice]) -> Tensor:
         values = [getattr(choice, name) for choice in choices]
         return torch.tensor(values, dtype=torch.float64, device=scores.device).unsqueeze(1)
 
-    ordered, tokens = (scores.double() / column("temperature")).sort(dim=-1, descending=True)
+    # Measured from the likeliest, so that no temperature, however small, overflows; and equally likely
+    # tokens stand in the order of their ids, whoever else is in the pass.
+    scores = scores.double()
+    scores = (scores - scores.amax(dim=-1, keepdim=True)) / column("temperature")
+    ordered, tokens = scores.sort(dim=-1, descending=True, stable=True)
     weights = ordered.softmax(dim=-1)
     rank = torch.arange(weights.shape[1], device=scores.device)
     top_k = column("top_k")
@@ -66,5 +73,6 @@ def _sample(scores: Tensor, choices: Sequence[Choice]) -> Tensor:
     )
     sums = (weights * kept).cumsum(dim=-1)
     picked = (sums <= column("draw") * sums[:, -1:]).sum(dim=-1)
-    last = kept.sum(dim=-1) - 1  # kept tokens stand first; rounding must not step past them
+    # Kept tokens stand first; rounding must not step past them (of broken logits, none is kept).
+    last = (kept.sum(dim=-1) - 1).clamp(min=0)
     return tokens.gather(1, torch.minimum(picked, last).unsqueeze(1)).squeeze(1)

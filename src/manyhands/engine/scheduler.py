@@ -2,7 +2,7 @@
 
 Each live run waits for the tokens of one step. A pass gathers the rows of all of them, runs the model
 once and hands every run its own tokens back. Runs know nothing of each other: what one of them is
-sent is what it would be sent alone.
+sent is what it would be sent alone, and what goes wrong in one ends that one.
 
 A run that reserves memory is admitted when its reservation fits beside those of the runs before it;
 until then it waits, in order. One that could never fit is told so at once.
@@ -10,12 +10,14 @@ until then it waits, in order. One that could never fit is told so at once.
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from itertools import islice
 
 from manyhands.cache.pages import PagePool
-from manyhands.cache.step import Row, Step
-from manyhands.errors import ManyhandsError, OutOfMemory
+from manyhands.cache.step import Step
+from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory
 from manyhands.strategies.base import Answer, Event, Reserve, Strategy
 
 
@@ -23,13 +25,18 @@ class Run:
     """One live strategy: the step it waits for, what it reported, how it ended."""
 
     def __init__(self, strategy: Strategy) -> None:
+        if not isinstance(strategy, Generator):
+            raise InvalidRequest(
+                f"a {type(strategy).__name__} was given as a strategy; expected a generator",
+                hint="Call the function that yields steps, and give what it returns.",
+            )
         self.strategy = strategy
         self.step: Step | None = None
         self.asked: Reserve | None = None  # waiting for this much memory
         self.reserved_pages = 0
         self.events: deque[Event] = deque()
         self.answer: Answer | None = None
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self.done = False
 
     def resume(self, tokens: tuple[int, ...] | None) -> None:
@@ -48,35 +55,60 @@ class Run:
 
     def result(self) -> Answer:
         """The answer of a run that is done; raises what the strategy raised."""
-        assert self.done, "the run has not ended"
         if self.error is not None:
             raise self.error
-        assert self.answer is not None, "the run was cancelled"
+        if self.answer is None:
+            state = "was cancelled" if self.done else "has not ended yet"
+            raise InvalidRequest(
+                f"the run {state} and has no answer", hint="Call engine.step() until run.done."
+            )
         return self.answer
 
     def _advance(self, move: Callable[[], Step | Reserve | Event]) -> None:
-        self.step = None
+        self.step = self.asked = None
         try:
             asked = move()
             while isinstance(asked, Event):
                 self.events.append(asked)
                 asked = self.strategy.send(None)
         except StopIteration as end:
-            self.answer, self.done = end.value, True
-        except ManyhandsError as error:
+            self._end(end.value)
+        # A strategy is anybody's program. Whatever it raises belongs to its own run, is kept there
+        # and raised again by `result`; the other runs of this pass still get their tokens.
+        except Exception as error:
             self.error, self.done = error, True
+            _forget_frames(error)
         else:
-            if isinstance(asked, Reserve):
-                self.asked = asked
-            elif isinstance(asked, Step):
-                self.step = asked
-            else:
-                kind = type(asked).__name__
-                self.fail(ManyhandsError(f"a strategy yielded a {kind}; expected Step, Reserve or Event"))
+            self._wait_for(asked)
+
+    def _wait_for(self, asked: object) -> None:
+        if isinstance(asked, Reserve):
+            self.asked = asked
+        elif isinstance(asked, Step):
+            self.step = asked
+        else:
+            kind = type(asked).__name__
+            self.fail(
+                InvalidRequest(f"a strategy yielded a {kind}; expected Step, Reserve or Event")
+            )
+
+    def _end(self, answer: object) -> None:
+        self.done = True
+        if isinstance(answer, Answer):
+            self.answer = answer
+        else:
+            kind = type(answer).__name__
+            self.error = InvalidRequest(
+                f"a strategy ended with a {kind}; expected an Answer",
+                hint='Let the generator end with `return Answer(text="...")`.',
+            )
 
 
 class Scheduler:
-    """Drives runs. `predict` runs the model on a step and returns one token per row."""
+    """Drives runs. `predict` runs the model on a step and returns one token per row.
+
+    It must change nothing if it raises: the steps of the other runs are then asked for again.
+    """
 
     def __init__(
         self,
@@ -126,22 +158,25 @@ class Scheduler:
         return ready
 
     def _answer(self, ready: Sequence[Run]) -> None:
-        steps = [run.step for run in ready if run.step is not None]
-        rows: list[Row] = [row for step in steps for row in step.rows]
         try:
-            tokens = self.predict(Step(rows))
+            answers = self._pass(ready)
         except ManyhandsError as error:
-            if len(ready) == 1:
-                ready[0].fail(error)
-            else:  # find out whose it is; nothing has changed yet
-                for run in ready:
-                    self._answer([run])
+            problem = error.with_traceback(None)  # its way through the engine would hold blocks
+        else:
+            for run, tokens in zip(ready, answers, strict=True):
+                run.resume(tokens)
             return
-        start = 0
-        for run, step in zip(ready, steps, strict=True):
-            stop = start + len(step.rows)
-            run.resume(tokens[start:stop])
-            start = stop
+        if len(ready) == 1:
+            ready[0].fail(problem)
+        else:  # find out whose it is; nothing has changed yet
+            for run in ready:
+                self._answer([run])
+
+    def _pass(self, ready: Sequence[Run]) -> list[tuple[int, ...]]:
+        """Each run's own tokens, by one forward pass over the rows of all of them."""
+        steps = [run.step for run in ready if run.step is not None]
+        tokens = iter(self.predict(Step(row for step in steps for row in step.rows)))
+        return [tuple(islice(tokens, len(step.rows))) for step in steps]
 
     def _admit(self) -> None:
         """Let runs in that wait for memory, in order, while their reservations fit."""
@@ -151,13 +186,14 @@ class Scheduler:
                 continue
             pages = run.asked.num_tokens // self.pool.page_size + run.asked.num_blocks
             if pages > self.pool.num_pages:
-                asked, run.asked = run.asked, None
-                run.fail(_never_fits(asked, self.pool))
+                run.fail(_never_fits(run.asked, self.pool))
             elif taken - run.reserved_pages + pages <= self.pool.num_pages:
                 taken += pages - run.reserved_pages
-                run.reserved_pages, run.asked = pages, None
+                run.reserved_pages = pages
                 run.resume(None)
             else:
+                if all(other.step is None for other in self.runs):
+                    run.fail(_deadlock(run.asked, taken, self.pool))
                 break
 
     def _sweep(self) -> None:
@@ -170,3 +206,22 @@ def _never_fits(asked: Reserve, pool: PagePool) -> OutOfMemory:
         f"and the memory holds {pool.num_slots} tokens in {pool.num_pages} pages",
         hint="Lower the budget or the number of workers, or give the engine more memory_tokens.",
     )
+
+
+def _deadlock(asked: Reserve, taken: int, pool: PagePool) -> OutOfMemory:
+    return OutOfMemory(
+        f"the run asks for {asked.num_tokens} tokens in {asked.num_blocks} blocks, {taken} of "
+        f"{pool.num_pages} pages are promised already, and every other run waits for memory too",
+        hint="Let a strategy reserve once, at its beginning, or give the engine more memory_tokens.",
+    )
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Clear the variables of the frames an error came through: they hold the run's blocks.
+
+    The error lives as long as somebody wants the result; keys and values must not wait for that.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__context__

@@ -60,6 +60,7 @@ class Memory:
                 f"does not have",
                 hint="Ask for fewer memory_tokens.",
             ) from error
+
     def write(self, layer: int, k: Tensor, v: Tensor, slots: Tensor, turns: Turns) -> None:
         """Store the new tokens' k [T, G, D], not rotated yet, and v [T, G, Dv] at `slots` [T].
 

@@ -1,7 +1,8 @@
 """A recipe: one TOML file that says what is trained, on what, and how. See `recipes/`.
 
-    [model]        start = "folder or hub id"     or     config = { model_type = "qwen3", ... }
-    tokenizer      folder of the tokenizer, when `config` is given (relative to the recipe)
+    [model]        start = "folder or hub id"; or
+                   config = { model_type = "qwen3", ... } and tokenizer = "folder, from here"
+                   saved_dtype = "float32"
     [prompt]       the fields of a prompt file's [team] table that differ from the defaults
     [curriculum]   lessons made by the scripted team; or
     [traces]       files = ["runs/*.jsonl"]
@@ -32,6 +33,7 @@ from manyhands.replay.trace import read_trace
 from manyhands.replay.train import TrainSettings
 from manyhands.text import Text
 
+_MODEL_KEYS = ("start", "config", "tokenizer", "saved_dtype")
 _TABLES = ("model", "prompt", "curriculum", "traces", "training")
 Settings = TypeVar("Settings", TrainSettings, Curriculum, TeamPrompt)
 
@@ -60,6 +62,11 @@ class Recipe:
         model = AutoModelForCausalLM.from_config(config)
         return load_adapter(model, device=resolve_device(device), tokenizer=tokenizer)
 
+    @property
+    def saved_dtype(self) -> str:
+        """In which precision the trained weights are written."""
+        return str(self.model.get("saved_dtype", "float32"))
+
     def lessons(self, text: Text) -> Lessons:
         """Where the lessons come from."""
         if self.curriculum is not None:
@@ -85,6 +92,11 @@ def read_recipe(path: Path) -> Recipe:
                 f"the recipe has a table [{name}]", hint=f"Known tables: {', '.join(_TABLES)}."
             )
     model = tables.get("model", {})
+    for name in model:
+        if name not in _MODEL_KEYS:
+            raise InvalidRequest(
+                f"[model] has the key {name!r}", hint=f"Known: {', '.join(_MODEL_KEYS)}."
+            )
     if ("start" in model) == ("config" in model):
         raise InvalidRequest(
             "[model] gives neither or both of `start` and `config`",

@@ -18,18 +18,22 @@ much of them, in every pass. A trace that was cut off is still good up to its la
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.errors import BrokenTrace
+from manyhands.errors import BrokenTrace, ManyhandsError
 from manyhands.strategies.base import Answer, Event, Reserve, Strategy
 
 SCHEMA = 1
+_LARGEST_TOKEN = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -88,9 +92,11 @@ class Recorder:
 
     def __init__(self, write: Callable[[Line], None]) -> None:
         self.write = write
-        self._blocks: dict[Block, int] = {}
-        self._frozen: set[Block] = set()
-        self._views: dict[View, int] = {}
+        # Weak, because a block that the strategy has let go of must not stay in memory for us.
+        self._blocks: weakref.WeakKeyDictionary[Block, int] = weakref.WeakKeyDictionary()
+        self._frozen: weakref.WeakSet[Block] = weakref.WeakSet()
+        self._views: weakref.WeakKeyDictionary[View, int] = weakref.WeakKeyDictionary()
+        self._block_numbers, self._view_numbers = count(), count()
 
     def record_pass(self, step: Step, tokens: Sequence[int]) -> None:
         """One forward pass, after it was answered."""
@@ -104,13 +110,13 @@ class Recorder:
     def _view_id(self, view: View) -> int:
         if view not in self._views:
             blocks = [self._block_id(block) for block in view.blocks]
-            self._views[view] = len(self._views)
+            self._views[view] = next(self._view_numbers)
             self.write({"kind": "view", "id": self._views[view], "blocks": blocks})
         return self._views[view]
 
     def _block_id(self, block: Block) -> int:
         if block not in self._blocks:
-            self._blocks[block] = len(self._blocks)
+            self._blocks[block] = next(self._block_numbers)
             self.write({"kind": "block", "id": self._blocks[block], "name": block.name})
         if block.frozen and block not in self._frozen:
             self._frozen.add(block)
@@ -124,22 +130,26 @@ def record(
     """The same strategy, with every line of its trace handed to `write` as it comes about."""
     write({"kind": "header", "schema": SCHEMA, **header})
     recorder = Recorder(write)
-    asked: Step | Reserve | Event
-    tokens: tuple[int, ...] | None = None
+    advance: Callable[[], Step | Reserve | Event] = partial(next, strategy)
     try:
         while True:
             try:
-                asked = strategy.send(tokens)
+                asked = advance()
             except StopIteration as end:
                 answer: Answer = end.value
                 write({"kind": "end", "answer": asdict(answer)})
                 return answer
             if isinstance(asked, Event):
                 write({"kind": "event", "event": type(asked).__name__, **asdict(asked)})
-            tokens = yield asked
+            try:
+                tokens = yield asked
+            except ManyhandsError as error:  # the strategy's to handle, see `strategies.base`
+                advance = partial(strategy.throw, error)
+                continue
             if isinstance(asked, Step):
                 assert tokens is not None, "a step is answered with one token per row"
                 recorder.record_pass(asked, tokens)
+            advance = partial(strategy.send, tokens)
     finally:
         strategy.close()
 
@@ -161,9 +171,10 @@ def read_trace(path: Path | str) -> Trace:
 def _parsed(path: Path | str, number: int, line: str) -> Line:
     try:
         parsed = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # no JSON, a number or a nesting beyond measure
+        reason = getattr(error, "msg", str(error))
         raise BrokenTrace(
-            f"line {number} of {path} is not JSON: {error.msg}", hint="The file is damaged."
+            f"line {number} of {path} is not JSON: {reason}", hint="The file is damaged."
         ) from error
     if not isinstance(parsed, dict) or "kind" not in parsed:
         raise BrokenTrace(f"line {number} of {path} is not a line of a trace")
@@ -179,49 +190,80 @@ def parse_trace(lines: Sequence[Line], source: str = "the trace") -> Trace:
             f"expected a header of schema {SCHEMA}",
             hint="The file is no trace, or comes from another version of manyhands.",
         )
-    trace = Trace(header=first)
+    reader = _Reader(Trace(header=first))
     for number, line in enumerate(lines[1:], 2):
         try:
-            _take(trace, line)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+            reader.take(line)
+        except (KeyError, TypeError, ValueError) as error:
             raise BrokenTrace(
                 f"line {number} of {source} does not fit what came before it ({error!r})",
                 hint="The file is damaged.",
             ) from error
-    return trace
+    return reader.trace
 
 
-def _take(trace: Trace, line: Line) -> None:
-    match line["kind"]:
-        case "block":
-            _in_order(line["id"], trace.blocks)
-            trace.blocks.append(str(line["name"]))
-        case "view":
-            _in_order(line["id"], trace.views)
-            trace.views.append(tuple(_known(block, trace.blocks) for block in line["blocks"]))
-        case "freeze":
-            frozen = trace.freezes.setdefault(len(trace.passes), [])
-            frozen.append(_known(line["block"], trace.blocks))
-        case "pass":
-            rows = (
-                TracedRow(_known(view, trace.views), tuple(map(int, feed)), int(token), writer)
-                for view, feed, token, writer in line["rows"]
+class _Reader:
+    """Takes lines one by one. ValueError, KeyError or TypeError for one that makes no sense."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.frozen: set[int] = set()
+
+    def take(self, line: Line) -> None:
+        trace = self.trace
+        match line["kind"]:
+            case "block":
+                _check_next(line["id"], trace.blocks)
+                trace.blocks.append(str(line["name"]))
+            case "view":
+                _check_next(line["id"], trace.views)
+                trace.views.append(self._view(line["blocks"]))
+            case "freeze":
+                block = _known(line["block"], trace.blocks)
+                trace.freezes.setdefault(len(trace.passes), []).append(block)
+                self.frozen.add(block)
+            case "pass":
+                trace.passes.append(self._rows(line["rows"]))
+            case "event":
+                trace.events.append({key: line[key] for key in line if key != "kind"})
+            case "end":
+                trace.answer = dict(line["answer"])
+            case other:
+                raise ValueError(f"unknown kind {other!r}")
+
+    def _view(self, numbers: Sequence[Any]) -> tuple[int, ...]:
+        blocks = tuple(_known(number, self.trace.blocks) for number in numbers)
+        if not blocks or blocks[-1] in blocks[:-1]:
+            raise ValueError("a view ends with a block of its own")
+        return blocks
+
+    def _rows(self, rows: Sequence[Any]) -> tuple[TracedRow, ...]:
+        taken = tuple(
+            TracedRow(
+                _known(view, self.trace.views), tuple(map(_token, feed)), _token(token), writer
             )
-            trace.passes.append(tuple(rows))
-        case "event":
-            trace.events.append({key: line[key] for key in line if key != "kind"})
-        case "end":
-            trace.answer = dict(line["answer"])
-        case other:
-            raise ValueError(f"unknown kind {other!r}")
+            for view, feed, token, writer in rows
+        )
+        owners = {self.trace.views[row.view][-1] for row in taken}
+        if not taken or not all(row.feed for row in taken):
+            raise ValueError("a pass has rows, and a row feeds tokens")
+        if len(owners) < len(taken) or owners & self.frozen:
+            raise ValueError("every row writes to a block of its own that is not frozen")
+        return taken
 
 
-def _in_order(number: int, known: Sequence[Any]) -> None:
+def _check_next(number: Any, known: Sequence[Any]) -> None:
     if number != len(known):
-        raise ValueError(f"number {number} came as number {len(known)}")
+        raise ValueError(f"number {number!r} came as number {len(known)}")
 
 
-def _known(number: int, known: Sequence[Any]) -> int:
-    if not 0 <= number < len(known):
-        raise ValueError(f"number {number} is unknown")
-    return int(number)
+def _known(number: Any, known: Sequence[Any]) -> int:
+    if not isinstance(number, int) or not 0 <= number < len(known):
+        raise ValueError(f"number {number!r} is unknown")
+    return number
+
+
+def _token(number: Any) -> int:
+    if not isinstance(number, int) or not 0 <= number < _LARGEST_TOKEN:
+        raise ValueError(f"{number!r} is no token id")
+    return number

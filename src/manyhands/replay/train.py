@@ -102,6 +102,11 @@ class Training:
         return self.folder / "checkpoint.pt"
 
     @property
+    def log(self) -> Path:
+        """One JSON line for every `log_every` steps."""
+        return self.folder / "log.jsonl"
+
+    @property
     def done(self) -> float:
         """How much of the training is behind us, 0 to 1."""
         by_steps = self.step / self.settings.steps
@@ -171,7 +176,7 @@ class Training:
             seconds=self.seconds,
             seconds_left=self._seconds_left(),
         )
-        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
+        with self.log.open("a", encoding="utf-8") as log:
             log.write(json.dumps(asdict(progress)) + "\n")
         report(progress)
 

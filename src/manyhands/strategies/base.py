@@ -121,8 +121,8 @@ class Answer:
     """What a run comes back with, and its evidence.
 
     `answer` is the content of the final box, None if there was none; `text` the reply to the user.
-    `finish_reason` is "answer" (a box was closed), "stopped" (every worker ended its turn) or
-    "budget". `forward_passes` are those counted against the budget; `extra_passes` those of the
+    `finish_reason` is "answer" (a box was closed), "stopped" (every worker ended its turn), "budget",
+    or "context" (the model's positions would not have reached further). `forward_passes` are those counted against the budget; `extra_passes` those of the
     finisher, of snapshots and of the reply, which no method is charged for (paper, section 4.1).
     `tokens` were written by each worker, prefixes not counted.
     """

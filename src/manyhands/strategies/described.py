@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 from manyhands.cache.step import Choice
 from manyhands.errors import BrokenTrace, InvalidRequest
@@ -114,13 +114,14 @@ def prompt_from(header: Mapping[str, Any]) -> TeamPrompt:
 def _team(described: Mapping[str, Any]) -> TeamSettings:
     rest = dict(described)
     insertions = {(int(w), int(step)): str(words) for w, step, words in rest.pop("insertions", ())}
-    away = tuple(Away(**absence) for absence in rest.pop("away", ()))
-    return TeamSettings(**_shared(rest), insertions=insertions, away=away, **rest)
+    away = tuple(Away(**_typed(Away, absence)) for absence in rest.pop("away", ()))
+    shared = _shared(rest)
+    return TeamSettings(**shared, insertions=insertions, away=away, **_typed(TeamSettings, rest))
 
 
 def _solo(described: Mapping[str, Any]) -> SoloSettings:
     rest = dict(described)
-    return SoloSettings(**_shared(rest), **rest)
+    return SoloSettings(**_shared(rest), **_typed(SoloSettings, rest))
 
 
 def _shared(rest: dict[str, Any]) -> dict[str, Any]:
@@ -129,13 +130,22 @@ def _shared(rest: dict[str, Any]) -> dict[str, Any]:
     allowed, forbidden = choice.pop("allowed", None), choice.pop("forbidden", ())
     return {
         "snapshots": tuple(map(int, rest.pop("snapshots", ()))),
-        "end": EndSettings(**rest.pop("end", {})),
+        "end": EndSettings(**_typed(EndSettings, rest.pop("end", {}))),
         "choice": Choice(
             allowed=None if allowed is None else frozenset(map(int, allowed)),
             forbidden=frozenset(map(int, forbidden)),
-            **choice,
+            **_typed(Choice, choice),
         ),
     }
+
+
+def _typed(kind: type[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`fields` as they are, if every plain one of them has the type that `kind` says."""
+    for name, expected in get_type_hints(kind).items():
+        plain = {bool: bool, int: int, float: int | float, str: str}.get(expected)
+        if plain is not None and name in fields and not isinstance(fields[name], plain):
+            raise TypeError(f"{name} is {fields[name]!r}")
+    return dict(fields)
 
 
 def _unclear(field: str, found: object) -> BrokenTrace:

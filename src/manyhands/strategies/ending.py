@@ -74,15 +74,13 @@ class Ending:
     @property
     def num_tokens(self) -> int:
         """At most so many tokens are added by one finisher and one reply."""
-        inserted = len(self.text.encode(self.prompt.finisher)) + len(
-            self.text.reply(self.prompt.reply)
-        )
+        inserted = len(self._finisher_words()) + len(self._reply_words())
         return inserted + self.settings.finisher_tokens + self.settings.reply_tokens
 
     def finish(self, scene: Scene) -> Steps:
         """Ask for the answer now; sets `answer`, None if the box was not closed in time."""
         writer = Writer(self.text, self.choice, self.seed, "finisher")
-        block, feed = Block("finisher"), self.text.encode(self.prompt.finisher)
+        block, feed = Block("finisher"), self._finisher_words()
         if self.settings.reencode:
             view, feed = View((block,)), scene.tokens() + feed
         else:
@@ -106,7 +104,7 @@ class Ending:
         writer = Writer(self.text, self.choice, self.seed, "reply")
         block = Block("reply")
         view = scene.view(*self._read, block)
-        writer.begin_step(block, self.text.reply(self.prompt.reply))
+        writer.begin_step(block, self._reply_words())
         for _ in range(self.settings.reply_tokens):
             token = yield from self._pass(scene, writer, view)
             piece = writer.read(token, self.text.eos)
@@ -116,6 +114,16 @@ class Ending:
             if writer.stopped:
                 break
         self.reply = self.reply.strip()
+
+    def _finisher_words(self) -> tuple[int, ...]:
+        return self.text.encode(self.prompt.finisher) or self._pause()
+
+    def _reply_words(self) -> tuple[int, ...]:
+        return self.text.reply(self.prompt.reply) or self._pause()
+
+    def _pause(self) -> tuple[int, ...]:
+        """What is fed where the prompt has no words: a row must feed something."""
+        return self.text.encode("\n\n")
 
     def _pass(
         self, scene: Scene, writer: Writer, view: View

@@ -14,7 +14,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 
 from manyhands.cache.block import Block
-from manyhands.cache.layouts import LAYOUTS, Cast, everything
+from manyhands.cache.layouts import LAYOUTS, Cast, combined, everything
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest
@@ -175,16 +175,20 @@ class _Team:
                 yield from self._take_snapshot()
 
     def _opening(self) -> list[Row]:
-        """Prompt, headers and marker: written in the same pass as the first words of the workers."""
+        """Prompt, headers and marker: written in the same pass as the first words of the workers.
+
+        A prompt may leave any of these texts empty; an empty block in a view is legal.
+        """
         prompt, others, own = self.prompt_block, self.others_header, self.own_header
         context = (prompt, others) if self.settings.headers == "in_context" else ()
         text, words = self.text, self.prompt
-        return [
-            Row(View((prompt,)), self.prompt_tokens),
-            Row(View((*context[:1], others)), text.encode(words.others_header)),
-            Row(View((*context, self.marker)), text.encode(words.more_to_come)),
-            Row(View((*context, own)), text.encode(words.own_header)),
-        ]
+        rows = (
+            (View((prompt,)), self.prompt_tokens),
+            (View((*context[:1], others)), text.encode(words.others_header)),
+            (View((*context, self.marker)), text.encode(words.more_to_come)),
+            (View((*context, own)), text.encode(words.own_header)),
+        )
+        return [Row(view, tokens) for view, tokens in rows if tokens]
 
     def _is_present(self, index: int) -> bool:
         if self.workers[index].stopped:
@@ -281,9 +285,13 @@ class _Team:
             self.finish_reason = "context"
 
     def _longest_next_view(self) -> int:
-        """Length of a view after the next pass and the ending that must still fit behind it."""
-        written = max(view.num_tokens for view in self.views)
-        return written + sum(len(w.feed) for w in self.workers) + self._ending().num_tokens
+        """Length of what the ending reads and writes, should there be one more pass before it.
+
+        No worker reads more: whatever the layout, the ending's view holds every block, and then the
+        newest token of each worker, and the ending's own words.
+        """
+        written = combined(self._cast(), 0).num_tokens + sum(len(w.feed) for w in self.workers)
+        return written + len(self.workers) + self._ending().num_tokens
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -303,7 +311,8 @@ class _Team:
 
     def _take_snapshot(self) -> Steps:
         ending = self._ending()
-        yield from ending.finish(self._scene())
+        if self.settings.end.finisher:
+            yield from ending.finish(self._scene())
         self.snapshots[self.passes] = ending.answer
         self.extra_passes += ending.passes
         yield Snapshot(self.passes, ending.answer)

@@ -100,7 +100,7 @@ def sequential(
             break
         if passes in settings.snapshots:
             snapshots[passes] = answer
-            if answer is None:
+            if answer is None and settings.end.finisher:
                 asked = Ending(text, prompt, settings.end, settings.choice, settings.seed)
                 yield from asked.finish(_scene(start, own, writer))
                 snapshots[passes], extra_passes = asked.answer, extra_passes + asked.passes

@@ -1,0 +1,14 @@
+"""The model that comes with the package: small, real, and good at one small thing.
+
+A Qwen3 of five million parameters that solves lists of arithmetic problems, alone or as a team of up
+to four. How it was made is in `recipes/bundled`, what it can do in `docs/bundled_model.md`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def path() -> Path:
+    """The folder of the model, as `transformers` and `Engine.load` take it."""
+    return Path(__file__).parent / "model"

@@ -1,0 +1,157 @@
+"""`manyhands train`: from a recipe to a model folder.
+
+What is left in the output folder: the model and its tokenizer, as `transformers` loads them, the
+prompt it was trained with (`manyhands.toml`, which `solve` finds there), the log, and `training.json`,
+which says how it came about. `checkpoint/` is what a training that was interrupted goes on from.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from manyhands.cli.loading import PROMPT_FILE
+from manyhands.cli.options import TrainOptions
+from manyhands.cli.output import version_of
+from manyhands.errors import InvalidRequest, OutputFailed
+from manyhands.prompts import dump_prompt
+from manyhands.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from manyhands.model.adapter import ModelAdapter
+    from manyhands.replay import train as training
+    from manyhands.replay.recipe import Recipe
+
+_SECONDS_BETWEEN_LINES = 15.0
+
+
+def train(options: TrainOptions) -> None:
+    """Do what the command says; see `manyhands train --help`."""
+    import torch
+
+    from manyhands.model.quiet import quiet
+    from manyhands.replay.recipe import read_recipe
+    from manyhands.replay.train import Training
+
+    recipe = read_recipe(options.recipe)
+    settings = recipe.training
+    changes = {name: getattr(options, name) for name in ("minutes", "steps", "processes")}
+    settings = replace(settings, **{k: v for k, v in changes.items() if v is not None})
+    with _writing(options.out):
+        options.out.mkdir(parents=True, exist_ok=True)
+        with quiet():
+            adapter, tokenizer = recipe.load(options.device)
+        if tokenizer is None:
+            raise InvalidRequest("the model to train has no tokenizer")
+        # Batches come from other processes; with many of them, descriptors would run out.
+        torch.multiprocessing.set_sharing_strategy("file_system")
+        run = Training(
+            adapter, recipe.lessons(Text(tokenizer)), settings, options.out / "checkpoint"
+        )
+        with _reporting() as report:
+            run.run(report)
+        with quiet():
+            _save(recipe, adapter, tokenizer, options.out)
+        shutil.copy(run.log, options.out / "log.jsonl")
+        account = _account(options, adapter, run)
+        (options.out / "training.json").write_text(json.dumps(account, indent=2) + "\n")
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputFailed(
+            f"{folder} cannot be written: {error.strerror or error}",
+            hint="Free some space or name another folder with --out; a checkpoint, if there is "
+            "one, is whole.",
+        ) from error
+
+
+@contextmanager
+def _reporting() -> Iterator[Callable[[training.Progress], None]]:
+    """A progress bar on a terminal, a line now and then elsewhere; both on stderr."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        last = 0.0
+
+        def line(progress: training.Progress) -> None:
+            nonlocal last
+            if time.monotonic() - last > _SECONDS_BETWEEN_LINES or progress.seconds_left <= 0:
+                last = time.monotonic()
+                print(
+                    f"step {progress.step}, {_described(progress)}, "
+                    f"{progress.seconds:.0f} s, {progress.seconds_left:.0f} s left",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+        yield line
+        return
+    columns = (
+        TextColumn("step {task.fields[step]}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=1.0, step=0)
+
+        def show(progress: training.Progress) -> None:
+            done = progress.seconds / max(progress.seconds + progress.seconds_left, 1e-9)
+            bar.update(task, completed=done, step=progress.step, description=_described(progress))
+
+        yield show
+
+
+def _described(progress: training.Progress) -> str:
+    speed = progress.tokens / max(progress.seconds, 1e-9)
+    return f"loss {progress.loss:.4f}, right {progress.accuracy:.2%}, {speed / 1e3:.0f}k tokens/s"
+
+
+def _save(recipe: Recipe, adapter: ModelAdapter, tokenizer: Any, out: Path) -> None:
+    import torch
+
+    network = adapter.model.to(getattr(torch, recipe.saved_dtype))
+    network.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    (out / PROMPT_FILE).write_text(dump_prompt(recipe.prompt), encoding="utf-8")
+
+
+def _account(
+    options: TrainOptions, adapter: ModelAdapter, run: training.Training
+) -> dict[str, Any]:
+    """How the model came about."""
+    import torch
+
+    device = adapter.device
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "command": "manyhands train " + options.recipe.as_posix(),
+        "hardware": hardware,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version_of(name) for name in ("manyhands", "torch", "transformers")},
+        },
+        "parameters": sum(parameter.numel() for parameter in adapter.model.parameters()),
+        "steps": run.step,
+        "tokens": run.tokens,
+        "seconds": round(run.seconds, 1),
+        "settings": asdict(run.settings),
+    }

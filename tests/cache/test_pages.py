@@ -1,0 +1,226 @@
+"""Pages are never lost, never used twice, and given back when their last block is gone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from manyhands.cache.block import Block
+from manyhands.cache.pages import PagePool
+from manyhands.errors import OutOfMemory
+
+NUM_PAGES, PAGE_SIZE = 12, 3
+
+
+def state(pool: PagePool, blocks: list[Block]) -> object:
+    """Everything that must not change when a method fails."""
+    strips = [pool.place(block).strip for block in blocks]
+    places = [(pool.place(block).offset, id(strip)) for block, strip in zip(blocks, strips, strict=True)]
+    lengths = [(list(strip.pages), strip.num_tokens, strip.num_blocks) for strip in strips]
+    return pool.num_free_pages, places, lengths
+
+
+class Pages(RuleBasedStateMachine):
+    """Blocks come, grow, freeze, join and go, beside a memory that remembers whose token lies where."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = PagePool(NUM_PAGES, PAGE_SIZE)
+        self.blocks: list[Block] = []
+        self.born = 0
+        self.memory: dict[int, tuple[str, int]] = {}  # slot: (name of the block, index in it)
+
+    @initialize()
+    def begin(self) -> None:
+        for _ in range(3):
+            self.come()
+
+    def pick(self, number: int) -> Block:
+        return self.blocks[number % len(self.blocks)]
+
+    @rule()
+    def come(self) -> None:
+        self.blocks.append(Block(f"block {self.born}"))
+        self.born += 1
+        self.pool.place(self.blocks[-1])
+
+    @rule(sizes=st.lists(st.integers(0, 8), min_size=1, max_size=4))
+    def grow(self, sizes: list[int]) -> None:
+        writable = [block for block in self.blocks if not block.frozen]
+        growth = list(zip(writable, sizes, strict=False))
+        before = state(self.pool, self.blocks)
+        try:
+            self.pool.reserve(growth)
+        except OutOfMemory:
+            assert state(self.pool, self.blocks) == before
+            return
+        for block, size in growth:
+            place = self.pool.place(block)
+            start = place.offset + block.num_tokens
+            slots = self.pool.slots(place.strip, start, start + size)
+            for index, slot in enumerate(slots.tolist(), block.num_tokens):
+                self.memory[slot] = (block.name, index)
+            block.tokens.extend([0] * size)
+
+    @rule(sizes=st.lists(st.integers(0, 8), min_size=1, max_size=4))
+    def grow_in_vain(self, sizes: list[int]) -> None:
+        writable = [block for block in self.blocks if not block.frozen]
+        growth = list(zip(writable, sizes, strict=False))
+        lengths = [self.pool.place(block).strip.num_tokens for block in self.blocks]
+        try:
+            self.pool.reserve(growth)
+        except OutOfMemory:
+            return
+        self.pool.undo(growth)
+        assert [self.pool.place(block).strip.num_tokens for block in self.blocks] == lengths
+
+    @precondition(lambda self: self.blocks)
+    @rule(number=st.integers(0, 99))
+    def freeze(self, number: int) -> None:
+        self.pick(number).freeze()
+
+    @rule(first=st.integers(0, 99), second=st.integers(0, 99))
+    def join(self, first: int, second: int) -> None:
+        frozen = [block for block in self.blocks if block.frozen]
+        if len(frozen) < 2 or (first - second) % len(frozen) == 0:
+            return
+        block, before = frozen[first % len(frozen)], frozen[second % len(frozen)]
+        old = state(self.pool, self.blocks)
+        place = self.pool.place(before)
+        offset = self.pool.place(block).offset
+        move = self.pool.join(block, before)
+        if move is None:
+            assert state(self.pool, self.blocks) == old
+            return
+        now = self.pool.place(block)
+        assert (now.strip, now.offset) == (place.strip, place.offset + before.num_tokens)
+        assert move.turn == now.offset - offset
+        assert not set(move.sources.tolist()) & set(move.targets.tolist())
+        moved = [self.memory[slot] for slot in move.sources.tolist()]
+        self.memory.update(zip(move.targets.tolist(), moved, strict=True))
+
+    @precondition(lambda self: self.blocks)
+    @rule(number=st.integers(0, 99))
+    def go(self, number: int) -> None:
+        self.blocks.remove(self.pick(number))
+
+    @invariant()
+    def every_token_lies_where_it_was_put(self) -> None:
+        for block in self.blocks:
+            place = self.pool.place(block)
+            slots = self.pool.slots(place.strip, place.offset, place.offset + block.num_tokens)
+            found = [self.memory[slot] for slot in slots.tolist()]
+            assert found == [(block.name, index) for index in range(block.num_tokens)]
+
+    @invariant()
+    def every_page_is_free_or_on_one_strip(self) -> None:
+        strips = {self.pool.place(block).strip for block in self.blocks}
+        used = [page for strip in strips for page in strip.pages]
+        assert len(set(used)) == len(used)
+        assert len(used) + self.pool.num_free_pages == NUM_PAGES
+        assert not set(used) & set(self.pool._free)
+
+    def teardown(self) -> None:
+        self.blocks.clear()
+        assert self.pool.num_free_pages == NUM_PAGES
+
+
+TestPages = Pages.TestCase
+TestPages.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+
+
+def grown(pool: PagePool, size: int, name: str = "") -> Block:
+    block = Block(name)
+    pool.reserve([(block, size)])
+    block.tokens.extend([0] * size)
+    return block
+
+
+def test_slots_run_through_the_pages():
+    pool = PagePool(6, 4)
+    first, second = Block(), Block()
+    pool.reserve([(first, 3)])
+    pool.reserve([(second, 2)])
+    pool.reserve([(first, 6)])  # pages 0, 2, 3
+    assert pool.slots(pool.place(first).strip, 2, 9).tolist() == [2, 3, 8, 9, 10, 11, 12]
+    assert pool.num_free_pages == 2
+    assert pool.num_slots == 24
+
+
+def test_out_of_memory_says_what_is_missing_and_changes_nothing():
+    pool = PagePool(3, 4)
+    small, large = grown(pool, 4), Block()
+    before = state(pool, [small, large])
+    with pytest.raises(OutOfMemory) as caught:
+        pool.reserve([(small, 1), (large, 8)])
+    assert str(caught.value) == (
+        "this step needs 3 more pages of 4 tokens, and 2 of 3 are free"
+    )
+    assert "memory_tokens" in caught.value.hint
+    assert state(pool, [small, large]) == before
+    pool.reserve([(small, 1), (large, 4)])
+
+
+def test_room_kept_by_a_failed_pass_is_not_lent_to_others():
+    """A strip keeps its spare pages after `undo`; they are no room for another strip."""
+    pool = PagePool(4, 1)
+    spare, other = Block(), Block()
+    pool.reserve([(spare, 3)])
+    pool.undo([(spare, 3)])
+    with pytest.raises(OutOfMemory, match="needs 2 more pages"):
+        pool.reserve([(spare, 1), (other, 2)])
+    assert pool.num_free_pages == 1
+    pool.reserve([(spare, 3), (other, 1)])
+    assert pool.num_free_pages == 0
+
+
+def test_what_cannot_join():
+    pool = PagePool(8, 2)
+    first, second, third = (grown(pool, 2).freeze() for _ in range(3))
+    empty, live = Block().freeze(), grown(pool, 2)
+    assert pool.join(empty, first) is None  # nothing to move
+    assert pool.join(second, first) is not None
+    assert pool.join(second, first) is None  # is there already
+    assert pool.join(third, first) is None  # the first one no longer ends its strip
+    assert pool.join(first, third) is None  # is not alone
+    assert pool.join(third, second) is not None
+    assert pool.place(third).offset == 4
+    assert pool.place(live).offset == 0
+
+
+def test_a_move_without_room_is_no_error():
+    pool = PagePool(3, 2)
+    first, second = grown(pool, 2).freeze(), grown(pool, 3).freeze()
+    assert pool.num_free_pages == 0
+    assert pool.join(second, first) is None
+    assert pool.place(second).offset == 0
+
+
+def test_a_strip_lives_as_long_as_one_of_its_blocks():
+    pool = PagePool(8, 2)
+    first, second = grown(pool, 4).freeze(), grown(pool, 4).freeze()
+    pool.join(second, first)
+    assert pool.num_free_pages == 4
+    del first
+    assert pool.num_free_pages == 4
+    del second
+    assert pool.num_free_pages == 8
+
+
+@pytest.mark.parametrize(("recycle", "expected"), [(True, [0, 0, 0]), (False, [0, 1, 2])])
+def test_pages_are_used_again_or_not(recycle, expected):
+    pool = PagePool(4, 2, recycle=recycle)
+    pages = []
+    for _ in range(3):
+        block = grown(pool, 2)
+        pages += pool.place(block).strip.pages
+        del block
+    assert pages == expected
+    assert pool.num_free_pages == (4 if recycle else 1)
+
+
+def test_slots_of_nothing():
+    pool = PagePool(1, 2)
+    assert pool.slots(pool.place(Block()).strip, 0, 0).dtype == np.int64

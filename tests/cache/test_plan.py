@@ -1,0 +1,237 @@
+"""The plan against a naive re-computation: whose token stands where, for random conversations."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from manyhands.cache.block import Block
+from manyhands.cache.pages import PagePool
+from manyhands.cache.plan import Plan, Planner
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.errors import ContextTooLong, OutOfMemory
+
+
+class Ledger:
+    """Plays steps through a planner and remembers, slot by slot, whose token was put there."""
+
+    def __init__(self, pool: PagePool, max_positions: int | None = None) -> None:
+        self.planner = Planner(pool, max_positions)
+        self.whose: dict[int, tuple[Block, int]] = {}
+        self.angle: dict[int, int] = {}
+
+    def play(self, step: Step) -> Plan:
+        plan = self.planner.plan(step)
+        for move in plan.moves:
+            for source, target in zip(move.sources.tolist(), move.targets.tolist(), strict=True):
+                self.whose[target] = self.whose[source]
+                self.angle[target] = self.angle[source] + move.turn
+        fed = [
+            (row.view.own, row.view.own.num_tokens + i) for row in step.rows for i in range(len(row.feed))
+        ]
+        for slot, angle, token in zip(plan.slots.tolist(), plan.angles.tolist(), fed, strict=True):
+            self.whose[slot], self.angle[slot] = token, angle
+        for row in step.rows:
+            row.view.own.tokens.extend(row.feed)
+        self.check(step, plan)
+        return plan
+
+    def check(self, step: Step, plan: Plan) -> None:
+        assert plan.num_rows == len(step.rows)
+        assert plan.token_ids.tolist() == [token for row in step.rows for token in row.feed]
+        assert plan.num_tokens == len(plan.token_ids)
+        for index, row in enumerate(step.rows):
+            packed = slice(int(plan.row_indptr[index]), int(plan.row_indptr[index + 1]))
+            assert plan.last[index] == packed.stop - 1
+            # everybody has been fed by now: a row's own tokens are the last ones of its view
+            length = row.view.num_tokens
+            assert plan.positions[packed].tolist() == list(range(length - len(row.feed), length))
+            assert self.seen(plan, index) == dict(enumerate(naive(row.view)))
+        assert plan.num_keys_read == sum(row.view.num_tokens for row in step.rows)
+        assert plan.num_keys_loaded >= len({pair for row in step.rows for pair in naive(row.view)})
+
+    def seen(self, plan: Plan, row: int) -> dict[int, tuple[Block, int]]:
+        """Position in the row's view: the token that the plan's integers make the row meet there."""
+        reads, found = plan.reads, {}
+        for strip, pages in enumerate(reads.pages):
+            for n in range(int(reads.strip_indptr[strip]), int(reads.strip_indptr[strip + 1])):
+                if reads.row[n] != row:
+                    continue
+                for key in range(int(reads.low[n]), int(reads.high[n])):
+                    slot = int(pages[key // plan.page_size]) * plan.page_size + key % plan.page_size
+                    assert self.angle[slot] == key
+                    position = int(reads.base[n]) + key
+                    assert position not in found
+                    found[position] = self.whose[slot]
+        return found
+
+
+def naive(view: View) -> list[tuple[Block, int]]:
+    return [(block, index) for block in view.blocks for index in range(block.num_tokens)]
+
+
+def random_step(rng: random.Random, blocks: list[Block], views: list[View]) -> Step:
+    """Some rows over some blocks; old views are used again while their block may be written."""
+    rows: list[Row] = []
+    for _ in range(rng.randint(1, 4)):
+        owners = {row.view.own for row in rows}
+        usable = [view for view in views if not view.own.frozen and view.own not in owners]
+        if usable and rng.random() < 0.6:
+            view = rng.choice(usable)
+        else:
+            own = Block(f"block {len(blocks)}")
+            blocks.append(own)
+            read = [block for block in blocks[:-1] if rng.random() < 0.7]
+            if rng.random() < 0.3:
+                rng.shuffle(read)
+            view = View([*read, own])
+            views.append(view)
+        feed = [rng.randrange(100) for _ in range(rng.choice([1, 1, 2, 7]))]
+        rows.append(Row(view, tuple(feed)))
+    return Step(rows)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(seed=st.integers(0, 2**32), page_size=st.sampled_from([1, 2, 3, 16]))
+def test_random_conversations(seed, page_size):
+    rng = random.Random(seed)
+    ledger = Ledger(PagePool(4000 // page_size, page_size))
+    blocks: list[Block] = []
+    views: list[View] = []
+    for _ in range(rng.randint(2, 15)):
+        ledger.play(random_step(rng, blocks, views))
+        for block in blocks:
+            if rng.random() < 0.3:
+                block.freeze()
+        if len(blocks) > 3 and rng.random() < 0.3:  # somebody leaves, and its blocks with it
+            gone = blocks.pop(rng.randrange(len(blocks)))
+            views[:] = [view for view in views if gone not in view.blocks]
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_little_memory(seed):
+    """Passes that do not fit change nothing, and what is freed serves the passes after them."""
+    rng = random.Random(seed)
+    pool = PagePool(24, 2)
+    ledger = Ledger(pool)
+    blocks: list[Block] = []
+    views: list[View] = []
+    for _ in range(25):
+        step = random_step(rng, blocks, views)
+        lengths = [block.num_tokens for block in blocks]
+        try:
+            ledger.play(step)
+        except OutOfMemory:
+            assert [block.num_tokens for block in blocks] == lengths
+            views.clear()
+            blocks[:] = blocks[len(blocks) // 2 :]
+        else:
+            rng.choice(blocks).freeze()
+    del step
+    views.clear()
+    blocks.clear()
+    ledger.whose.clear()
+    assert pool.num_free_pages == pool.num_pages
+
+
+def test_a_growing_history_is_read_in_one_piece():
+    """The team's way of working: desks freeze and join the history, whose reads stay few."""
+    ledger = Ledger(PagePool(200, 4))
+    prompt, history = Block("prompt"), []
+    desks = [Block("a 1"), Block("b 1")]
+    ledger.play(Step([Row(View([prompt]), tuple(range(9)))]))
+    prompt.freeze()
+    for turn in range(8):
+        views = [View([prompt, *history, desks[1 - i], desks[i]]) for i in range(2)]
+        for _ in range(3):
+            plan = ledger.play(Step([Row(view, (1,)) for view in views]))
+        assert len(plan.reads.row) == 6  # for each row: history, other desk, own desk
+        shared = prompt.num_tokens + sum(block.num_tokens for block in history)
+        desks_in_use = sum(desk.num_tokens for desk in desks)
+        assert plan.num_keys_read == 2 * (shared + desks_in_use)
+        assert plan.num_keys_loaded == shared + desks_in_use
+        worker = turn % 2
+        history.append(desks[worker].freeze())
+        desks[worker] = Block(f"{'ab'[worker]} {turn + 2}")
+
+
+def test_integers_of_two_workers_by_hand():
+    ledger = Ledger(PagePool(8, 2))
+    prompt, alice, bob = Block("prompt"), Block("alice"), Block("bob")
+    plan = ledger.play(
+        Step(
+            [
+                Row(View([prompt]), (5, 6, 7)),
+                Row(View([prompt, bob, alice]), (8,)),
+                Row(View([prompt, alice, bob]), (9, 10)),
+            ]
+        )
+    )
+    assert plan.row_indptr.tolist() == [0, 3, 4, 6]
+    assert plan.positions.tolist() == [0, 1, 2, 5, 4, 5]
+    assert plan.angles.tolist() == [0, 1, 2, 0, 0, 1]
+    assert plan.slots.tolist() == [0, 1, 2, 4, 6, 7]
+    assert [pages.tolist() for pages in plan.reads.pages] == [[0, 1], [3], [2]]
+    assert plan.reads.strip_indptr.tolist() == [0, 3, 5, 7]
+    assert plan.reads.row.tolist() == [0, 1, 2, 1, 2, 1, 2]
+    assert plan.reads.base.tolist() == [0, 0, 0, 3, 4, 5, 3]
+    assert plan.reads.low.tolist() == [0] * 7
+    assert plan.reads.high.tolist() == [3, 3, 3, 2, 2, 1, 1]
+    assert plan.num_keys_read == 3 + 6 + 6
+    assert plan.num_keys_loaded == 3 + 1 + 2
+    assert plan.moves == ()
+
+
+def test_context_limit_is_told_before_anything_changes():
+    pool = PagePool(16, 2)
+    ledger = Ledger(pool, max_positions=6)
+    prompt, one, other = Block("prompt"), Block("one"), Block("other")
+    ledger.play(Step([Row(View([prompt]), (1, 2, 3, 4))]))
+    free = pool.num_free_pages
+    ledger.play(Step([Row(View([prompt, one]), (5, 6))]))  # exactly six
+    used = pool.num_free_pages
+    assert used == free - 1
+    with pytest.raises(ContextTooLong) as caught:
+        ledger.planner.plan(Step([Row(View([other]), (1,)), Row(View([prompt, one]), (7,))]))
+    assert str(caught.value) == (
+        "the view of Block('one', 2 tokens) would be 7 tokens long; the model reaches 6"
+    )
+    assert caught.value.hint == "Use a shorter problem, a smaller budget, or fewer workers."
+    assert pool.num_free_pages == used
+    assert (one.num_tokens, other.num_tokens) == (2, 0)
+    ledger.play(Step([Row(View([other]), (1,))]))
+
+
+def test_a_reader_beyond_the_limit_stops_the_step_of_a_shorter_one():
+    """What others are fed counts: all rows see each other in the very pass."""
+    ledger = Ledger(PagePool(16, 2), max_positions=4)
+    one, other = Block("one"), Block("other")
+    with pytest.raises(ContextTooLong, match=r"view of Block\('other', 0 tokens\) would be 5 "):
+        ledger.planner.plan(Step([Row(View([one]), (1, 2, 3)), Row(View([one, other]), (4, 5))]))
+
+
+def test_moves_of_a_refused_pass_come_with_the_next_one():
+    pool = PagePool(6, 2)
+    ledger = Ledger(pool)
+    first, second, own = Block("first"), Block("second"), Block("own")
+    ledger.play(Step([Row(View([first]), (1, 2, 3)), Row(View([second]), (4, 5))]))
+    first.freeze(), second.freeze()
+    view = View([first, second, own])
+    with pytest.raises(OutOfMemory):
+        ledger.planner.plan(Step([Row(view, tuple(range(9)))]))
+    plan = ledger.play(Step([Row(view, (6,))]))
+    assert [move.turn for move in plan.moves] == [3]
+    assert len(plan.reads.row) == 2
+
+
+def test_plans_are_64_bit_integers():
+    plan = Planner(PagePool(4)).plan(Step([Row(View([Block()]), (1, 2))]))
+    arrays = [plan.token_ids, plan.row_indptr, plan.positions, plan.angles, plan.slots]
+    arrays += [plan.reads.row, plan.reads.base, plan.reads.low, plan.reads.high]
+    arrays += [plan.reads.strip_indptr, *plan.reads.pages, plan.last]
+    assert {array.dtype for array in arrays} == {np.dtype(np.int64)}

@@ -1,0 +1,99 @@
+"""What a strategy asks for is checked where it is made."""
+
+from __future__ import annotations
+
+import pytest
+from manyhands.cache.block import Block
+from manyhands.cache.step import GREEDY, Choice, Row, Step
+from manyhands.cache.view import View
+from manyhands.errors import InvalidRequest
+
+
+def test_a_row_takes_any_sequence_of_ids():
+    row = Row(View([Block()]), [1, 2])  # type: ignore[arg-type]  # lists are welcome
+    assert row.feed == (1, 2)
+    assert row.choice is GREEDY
+    assert row.writer is None
+
+
+def test_a_row_feeds_something():
+    with pytest.raises(InvalidRequest) as caught:
+        Row(View([Block("desk")]), ())
+    assert str(caught.value) == "the row that writes to Block('desk', 0 tokens) feeds no token"
+    assert caught.value.hint == "Feed at least one token, or leave the row out of the step."
+
+
+def test_a_row_writes_to_no_frozen_block():
+    view = View([Block(), Block("desk").freeze()])
+    with pytest.raises(InvalidRequest, match="is frozen"):
+        Row(view, (1,))
+
+
+def test_a_row_reads_frozen_blocks():
+    assert Row(View([Block().freeze(), Block()]), (1,)).feed == (1,)
+
+
+def test_a_step_has_rows():
+    with pytest.raises(InvalidRequest) as caught:
+        Step([])
+    assert str(caught.value) == "a step was made of no rows"
+    assert caught.value.hint == "Ask for at least one row."
+
+
+def test_rows_of_a_step_write_to_different_blocks():
+    shared, desk = Block("shared"), Block("desk")
+    rows = [Row(View([shared, desk]), (1,)), Row(View([desk]), (2,))]
+    with pytest.raises(InvalidRequest) as caught:
+        Step(rows)
+    assert str(caught.value) == "two rows of one step write to Block('desk', 0 tokens)"
+    assert "block of its own" in caught.value.hint
+
+
+def test_rows_may_read_what_others_write():
+    left, right = Block(), Block()
+    step = Step(Row(view, (1,)) for view in (View([left, right]), View([right, left])))
+    assert len(step.rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ({"temperature": -0.1}, "temperature is -0.1; expected 0 or more"),
+        ({"temperature": float("nan")}, "temperature is nan; expected 0 or more"),
+        ({"top_k": -1}, "top_k is -1; expected 0 (off) or more"),
+        ({"top_p": 0.0}, "top_p is 0.0; expected above 0, at most 1"),
+        ({"top_p": 1.1}, "top_p is 1.1; expected above 0, at most 1"),
+        ({"min_p": -0.5}, "min_p is -0.5; expected between 0 and 1"),
+        ({"min_p": 2.0}, "min_p is 2.0; expected between 0 and 1"),
+        ({"draw": 1.0}, "draw is 1.0; expected in [0, 1)"),
+        ({"draw": -0.01}, "draw is -0.01; expected in [0, 1)"),
+    ],
+)
+def test_a_choice_out_of_range(setting, expected):
+    with pytest.raises(InvalidRequest) as caught:
+        Choice(**setting)
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {},
+        {"temperature": 2.5, "top_k": 1, "top_p": 1.0, "min_p": 1.0, "draw": 0.999},
+        {"allowed": frozenset({3}), "forbidden": frozenset({4})},
+        {"forbidden": frozenset({4})},
+    ],
+)
+def test_choices_in_range(setting):
+    Choice(**setting)
+
+
+@pytest.mark.parametrize("forbidden", [frozenset({1, 2}), frozenset({1, 2, 3})])
+def test_something_must_be_left_to_choose(forbidden):
+    with pytest.raises(InvalidRequest, match="no token is left to choose from"):
+        Choice(allowed=frozenset({1, 2}), forbidden=forbidden)
+
+
+def test_allowing_nothing_is_refused():
+    with pytest.raises(InvalidRequest, match="no token is left to choose from"):
+        Choice(allowed=frozenset())

@@ -1,0 +1,71 @@
+"""Positions follow from lengths, and a view that makes no sense is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from manyhands.cache.block import Block
+from manyhands.cache.view import View
+from manyhands.errors import InvalidRequest
+
+
+def block(num_tokens: int, name: str = "") -> Block:
+    made = Block(name)
+    made.tokens.extend(range(num_tokens))
+    return made
+
+
+def test_starts_are_the_lengths_before():
+    view = View([block(3), block(0), block(5), block(2)])
+    assert view.starts() == (0, 3, 3, 8)
+    assert view.num_tokens == 10
+    assert view.own is view.blocks[-1]
+
+
+def test_starts_follow_growth():
+    prompt, desk, own = block(3), block(0), block(1)
+    view = View((prompt, desk, own))
+    desk.tokens.extend((1, 1))
+    assert view.starts() == (0, 3, 5)
+    assert view.num_tokens == 6
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8))
+def test_starts_and_length_agree(sizes):
+    view = View(map(block, sizes))
+    assert view.starts() == tuple(sum(sizes[:i]) for i in range(len(sizes)))
+    assert view.num_tokens == sum(sizes)
+
+
+def test_a_separator_may_stand_twice():
+    marker = block(2)
+    assert View([block(1), marker, block(1), marker, block(0)]).starts() == (0, 1, 3, 4, 6)
+
+
+def test_no_blocks():
+    with pytest.raises(InvalidRequest) as caught:
+        View([])
+    assert str(caught.value) == "a view was made of no blocks"
+    assert caught.value.hint == "Give at least the block that the row writes to."
+
+
+def test_something_else_than_a_block():
+    with pytest.raises(InvalidRequest) as caught:
+        View([Block(), "prompt"])  # type: ignore[list-item]  # the mistake under test
+    assert str(caught.value) == "a view was made of str where a Block was expected"
+    assert caught.value.hint == "View takes a sequence of Block objects."
+
+
+def test_the_own_block_may_not_stand_before_itself():
+    own = Block("mine")
+    with pytest.raises(InvalidRequest) as caught:
+        View([own, Block("yours"), own])
+    assert str(caught.value) == "Block('mine', 0 tokens) is both read and written by one view"
+    assert "must not stand before itself" in caught.value.hint
+
+
+def test_repr_names_the_blocks():
+    assert repr(View([block(1, "a"), block(0, "b")])) == (
+        "View([Block('a', 1 tokens), Block('b', 0 tokens)])"
+    )

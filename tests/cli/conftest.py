@@ -1,0 +1,84 @@
+"""A tiny model in a folder, and the command line as a function."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from typer.testing import CliRunner, Result
+
+import manyhands
+from manyhands.cli import app
+from manyhands.model.quiet import quiet
+from tests.text.small_tokenizers import byte_level
+
+CONTEXT = 4096
+Cli = Callable[..., Result]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete checkpoint with random weights."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tokenizer = byte_level()
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+    )
+    with quiet():
+        Qwen3ForCausalLM(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(model: Path, tmp_path: Path) -> Path:
+    """The same, to be changed."""
+    return Path(shutil.copytree(model, tmp_path / "copy"))
+
+
+@pytest.fixture
+def bundled(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let the tiny model be the one that comes with the package."""
+    fake = SimpleNamespace(path=lambda: model)
+    monkeypatch.setitem(sys.modules, "manyhands.bundled", fake)
+    monkeypatch.setattr(manyhands, "bundled", fake, raising=False)
+    return model
+
+
+@pytest.fixture
+def cli() -> Cli:
+    """Run `manyhands ARGS`, with `input` coming in through a pipe."""
+
+    def run(*args: object, input: str | bytes | None = None) -> Result:
+        result = CliRunner().invoke(app, [str(arg) for arg in args], input=input)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result
+        assert "Traceback" not in result.output
+        return result
+
+    return run
+
+
+@pytest.fixture
+def solve(cli: Cli, model: Path) -> Cli:
+    """Run `manyhands solve` on the tiny model, with small numbers unless others are given."""
+
+    def run(*args: object, input: str | bytes | None = None) -> Result:
+        short = ["--budget", 6, "--finisher-tokens", 2, "--reply-tokens", 3]
+        return cli("solve", "--model", model, *short, *args, input=input)
+
+    return run

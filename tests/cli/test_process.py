@@ -1,0 +1,150 @@
+"""The command as a process: signals, pipes, terminals, and how fast it says what it can do."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+from manyhands.replay.trace import read_trace
+
+# A shell starts jobs in the background with Ctrl-C ignored, and children inherit that.
+MANYHANDS = [
+    sys.executable,
+    "-c",
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from manyhands.cli import main; main()",
+]
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from manyhands.cli import app\n"
+        "try:\n    app(['solve', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('torch', 'transformers', 'numpy', 'jinja2') if m in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert shown.stdout.endswith("[]\n"), shown
+
+
+def test_the_reader_goes_away() -> None:
+    process = subprocess.Popen(
+        [*MANYHANDS, "prompts"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.wait(60) == 141
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_a_full_disk_under_the_output() -> None:
+    with open("/dev/full", "w") as full:
+        process = subprocess.run(
+            [*MANYHANDS, "prompts"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert process.returncode == 8
+    assert process.stderr.startswith("error: the output could not be written: No space left")
+    assert "Exception" not in process.stderr
+
+
+def test_closed_streams() -> None:
+    command = " ".join(f"'{word}'" for word in MANYHANDS)
+    for streams in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        process = subprocess.run(["sh", "-c", f"{command} solve {streams}"], timeout=60)
+        assert process.returncode == 2
+
+
+def test_a_terminal_without_our_letters(model: Path) -> None:
+    result = subprocess.run(
+        [*solve_for_long(model), "--transcript", "/nowhere/é"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+    )
+    assert result.returncode == 8
+    assert "'/nowhere/?'" in result.stderr
+
+
+def solve_for_long(model: Path) -> list[str]:
+    options = ("--budget", "2000", "--temperature", "1", "--check-every", "0")
+    return [*MANYHANDS, "solve", "1 + 2", "--model", str(model), *options]
+
+
+def _wait_for(path: Path, num_lines: int) -> None:
+    end = time.monotonic() + 60
+    while not path.exists() or path.read_bytes().count(b"\n") < num_lines:
+        assert time.monotonic() < end, "the run does not begin"
+        time.sleep(0.05)
+
+
+def test_ctrl_c_ends_cleanly(model: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    process = subprocess.Popen(
+        [*solve_for_long(model), "--json", "--transcript", str(trace)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _wait_for(trace, 40)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    found = json.loads(out)
+    assert found["finish_reason"] == "interrupted"
+    assert found["forward_passes"] > 0
+    assert found["text"].startswith("Alice [1]: ")
+    passes = found["forward_passes"]
+    assert err == f"interrupted after {passes} forward passes\n"
+    saved = read_trace(trace)
+    assert not saved.is_complete
+    assert len(saved.passes) == passes + found["extra_passes"]
+
+
+def test_a_terminal(model: Path) -> None:
+    """A real one, 80 cells wide: columns while it runs, Ctrl-C, all that was written."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    process = subprocess.Popen(
+        solve_for_long(model),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "", "LINES": ""},
+    )
+    os.close(theirs)
+    seen, end, pressed = b"", time.monotonic() + 60, False
+    while time.monotonic() < end:
+        if not select.select([ours], [], [], 0.1)[0]:
+            continue
+        try:
+            seen += os.read(ours, 65536)
+        except OSError:  # the other side has closed it
+            break
+        if b"working" in seen and not pressed:
+            process.send_signal(signal.SIGINT)
+            pressed = True
+    os.close(ours)
+    assert process.wait(60) == 130
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
+    assert "\x1b" not in shown
+    assert "Alice [1]" in shown
+    assert " │ Bob [1]" in shown
+    assert "Alice [1] (unfinished): " in shown
+    assert "interrupted after " in shown
+    assert seen.count(b"\x1b[?25l") == seen.count(b"\x1b[?25h") == 1  # the cursor is back
+    assert "Traceback" not in shown

@@ -1,0 +1,253 @@
+"""`manyhands replay`: reads what solve saved, proves it, goes on with it, and trusts no file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from manyhands.cli import app
+from manyhands.replay.trace import Trace
+from manyhands.strategies.base import Answer, ReplyWritten, TokenWritten
+from tests.cli.conftest import Cli
+
+Lines = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def saved(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A greedy run of two workers."""
+    path = tmp_path_factory.mktemp("traces") / "trace.jsonl"
+    options = "--budget 20 --snapshots 9 --finisher-tokens 2 --reply-tokens 3 --quiet"
+    args = ["solve", "1 + 2", "--model", str(model), "--transcript", str(path), *options.split()]
+    assert CliRunner().invoke(app, args).exit_code == 0
+    return path
+
+
+@pytest.fixture
+def trace(saved: Path, tmp_path: Path) -> Path:
+    """The same, to be changed."""
+    return Path(shutil.copy(saved, tmp_path / "trace.jsonl"))
+
+
+@pytest.fixture
+def changed(trace: Path) -> Callable[[Callable[[Lines], Any]], Path]:
+    """The trace after somebody has changed its lines."""
+
+    def change(edit: Callable[[Lines], Any]) -> Path:
+        lines = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
+        edited = edit(lines)
+        lines = lines if edited is None else edited
+        trace.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        return trace
+
+    return change
+
+
+def cut(lines: Lines) -> Lines:
+    """The run was interrupted in its tenth pass."""
+    passes = [i for i, line in enumerate(lines) if line["kind"] == "pass"]
+    return lines[: passes[9]]
+
+
+def test_summary_and_transcript(cli: Cli, trace: Path, model: Path) -> None:
+    result = cli("replay", trace)
+    assert result.exit_code == 0, result.output
+    for fact in (f"model       {model}", "method      hogwild", "workers     Alice, Bob"):
+        assert fact in result.stdout
+    for fact in ("problem     1 + 2", "passes      20, and 7 of", "40 (20 Alice, 20 Bob)"):
+        assert fact in result.stdout
+    assert "finish      budget" in result.stdout
+    assert '"budget": 20' in result.stdout
+    assert "Alice [1]: passes 1 to 20\n" in result.stdout
+    assert "Alice [1]" not in cli("replay", trace, "--quiet").stdout
+
+
+def test_json(cli: Cli, trace: Path) -> None:
+    found = json.loads(cli("replay", trace, "--json").stdout)
+    assert found["complete"] is True
+    assert found["finish_reason"] == "budget"
+    assert found["forward_passes"] == 20
+    assert found["passes"] == found["forward_passes"] + found["extra_passes"]
+    assert found["steps"][0]["worker"] == 0
+    assert "verified" not in found
+
+
+@pytest.mark.parametrize(
+    "how", ["--layout contiguous", "--layout interleaved", "--reencode", "--method sequential"]
+)
+def test_verify_agrees(cli: Cli, solve: Cli, trace: Path, how: str) -> None:
+    assert solve("1 + 2", "--transcript", trace, "-q", *how.split()).exit_code == 0
+    result = cli("replay", trace, "--verify", "--json")
+    verified = json.loads(result.stdout)["verified"]
+    assert verified["agreement"] == 1.0
+    assert verified["num_tokens"] > 6
+    assert "tokens agree (100.00%)" in cli("replay", trace, "--verify", "-q").stdout
+
+
+def test_verify_finds_a_token_that_was_not_written(cli: Cli, changed: Callable[..., Path]) -> None:
+    def forge(lines: Lines) -> None:
+        last = [line for line in lines if line["kind"] == "pass"][-1]
+        last["rows"][-1][2] = (last["rows"][-1][2] + 1) % 400
+
+    result = cli("replay", changed(forge), "--verify", "-q")
+    assert result.exit_code == 0
+    assert "largest gap in logits of one that does not" in result.stdout
+
+
+def test_verify_of_another_model_and_of_a_sampled_run(
+    cli: Cli, solve: Cli, trace: Path, changed: Callable[..., Path]
+) -> None:
+    assert cli("replay", trace, "--verify", "--model", "/nowhere").exit_code == 3
+
+    def foreign(lines: Lines) -> None:
+        next(line for line in lines if line["kind"] == "pass")["rows"][0][1][0] = 10**6
+
+    result = cli("replay", changed(foreign), "--verify")
+    assert result.exit_code == 2
+    assert "the trace has tokens up to 1000000" in result.stderr
+    solve("1 + 2", "--temperature", 1, "--transcript", trace, "-q")
+    sampled = cli("replay", trace, "--verify")
+    assert sampled.exit_code == 2
+    assert "only greedy runs" in sampled.stderr
+
+
+def test_verify_of_a_run_without_passes(cli: Cli, changed: Callable[..., Path]) -> None:
+    result = cli("replay", changed(lambda lines: lines[:1]), "--verify", "--json")
+    assert json.loads(result.stdout)["verified"]["num_tokens"] == 0
+
+
+def test_an_interrupted_run(cli: Cli, changed: Callable[..., Path]) -> None:
+    path = changed(cut)
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"kind": "pass", "rows": [[0, [1')
+    found = json.loads(cli("replay", path, "--json", "--verify").stdout)
+    assert found["complete"] is False
+    assert found["finish_reason"] == "interrupted"
+    assert found["forward_passes"] == 9
+    assert found["tokens"] == [9, 9]
+    assert found["verified"]["agreement"] == 1.0
+
+
+def _edit(**changes: Any) -> Callable[[Lines], None]:
+    return lambda lines: lines[0].update(changes)
+
+
+def _spoil(kind: str, **changes: Any) -> Callable[[Lines], None]:
+    def edit(lines: Lines) -> None:
+        next(line for line in lines if line["kind"] == kind).update(changes)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        _edit(schema=99),
+        _edit(kind="tail"),
+        _edit(workers="two"),
+        _edit(workers=10**9),
+        _edit(prompt=5),
+        _edit(prompt={"names": 3}),
+        _spoil("block", id=5),
+        _spoil("view", blocks=[99]),
+        _spoil("pass", rows=[[0]]),
+        _spoil("event", event="Explosion"),
+        _spoil("event", worker=17),
+        _spoil("event", text=None),
+        _spoil("event", forward_pass="x"),
+        _spoil("end", answer=[]),
+        _spoil("end", answer={"text": 5}),
+        _spoil("end", answer={"text": "", "steps": [{"worker": 0}]}),
+        _spoil("end", answer={"text": "", "tokens": ["many"]}),
+        lambda lines: lines[1:],
+        lambda lines: [],
+    ],
+)
+def test_broken_traces(
+    cli: Cli, changed: Callable[..., Path], edit: Callable[[Lines], Any]
+) -> None:
+    result = cli("replay", changed(edit))
+    assert result.exit_code == 7, result.output
+    assert result.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"hello\n", b"[1]\n", b'{"kind": 1}\n'])
+def test_files_that_are_no_trace(cli: Cli, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(content)
+    assert cli("replay", path).exit_code == 7
+
+
+def test_missing_trace(cli: Cli, tmp_path: Path) -> None:
+    assert cli("replay", tmp_path / "none").exit_code == 7
+    assert cli("replay", tmp_path).exit_code == 7
+    assert cli("replay").exit_code == 2
+
+
+def test_nothing_in_a_trace_reaches_the_terminal(cli: Cli, changed: Callable[..., Path]) -> None:
+    def poison(lines: Lines) -> None:
+        bad = "\x1b[2J[red]"
+        lines[0] |= {"model": bad, "problem": bad, "layout": bad, "versions": {bad: bad}}
+        lines[-1]["answer"] |= {"text": bad, "finish_reason": bad, "answer": bad}
+        lines[-1]["answer"]["steps"][0]["text"] = bad
+
+    path = changed(poison)
+    for more in ((), ("--json",)):
+        result = cli("replay", path, *more)
+        assert result.exit_code == 0, result.output
+        assert "\x1b" not in result.output
+        assert "[red]" in result.output
+
+
+@pytest.mark.parametrize("edit", [_edit(settings=None), _edit(method="magic")])
+def test_verify_needs_to_know_the_settings(
+    cli: Cli, changed: Callable[..., Path], edit: Callable[[Lines], Any]
+) -> None:
+    path = changed(edit)
+    assert cli("replay", path).exit_code == 0
+    assert cli("replay", path, "--verify").exit_code == 7
+
+
+def test_verify_of_a_trace_that_names_no_model(
+    cli: Cli, changed: Callable[..., Path], model: Path
+) -> None:
+    path = changed(_edit(model=None))
+    result = cli("replay", path, "--verify")
+    assert result.exit_code == 2
+    assert "--model FOLDER" in result.stderr
+    assert cli("replay", path, "--verify", "--model", model).exit_code == 0
+
+
+def test_continue(cli: Cli, changed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def restore(engine: object, trace: Trace) -> Any:
+        given.append(len(trace.passes))
+        yield TokenWritten(10, 0, 5, "and on")
+        yield ReplyWritten(10, "Done.")
+        return Answer("Done.", "42", "answer", 10, 1, (10, 9))
+
+    fake = SimpleNamespace(restore=restore)
+    monkeypatch.setitem(sys.modules, "manyhands.replay.restore", fake)
+    path = changed(cut)
+    found = json.loads(cli("replay", path, "--continue", "--json").stdout)
+    assert given == [9]
+    assert (found["answer"], found["finish_reason"], found["workers"]) == ("42", "answer", 2)
+    shown = cli("replay", path, "--continue").stdout
+    assert "and on" in shown
+    assert shown.endswith("Done.\nAnswer: 42\n")
+
+
+def test_continue_needs_an_interrupted_run(cli: Cli, trace: Path) -> None:
+    ended = cli("replay", trace, "--continue")
+    assert ended.exit_code == 2
+    assert "has ended by itself" in ended.stderr
+    assert cli("replay", trace, "--continue", "--verify").exit_code == 2

@@ -1,0 +1,260 @@
+"""What a user sees of a run whose words we know, in every form of output."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from manyhands.cli.account import Account
+from manyhands.cli.live import LiveScreen, can_be_live, console_of
+from manyhands.cli.output import Notes
+from manyhands.cli.running import Outcome, drive
+from manyhands.cli.screens import JsonScreen, PlainScreen, QuietScreen, Screen, screen_for
+from manyhands.prompts import TeamPrompt
+from manyhands.strategies.base import CheckAsked, Event, Strategy
+from manyhands.strategies.hogwild import TeamSettings, hogwild
+from manyhands.strategies.sequential import SoloSettings, sequential
+from tests.cli.scripted import TEXT, scripted
+
+WORDS = {
+    "Alice": "I take the first part.\n\nIt is \x1b[2J[bold]3[/bold].\n\nSo it is \\boxed{3, 7}",
+    "Bob": "I take the second one.\n\nNothing to add, :smile: 数学.",
+    "reply": "The results are 3 and seven.",
+}
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def team(**settings: Any) -> Strategy:
+    return hogwild("1 + 2", TEXT, TeamSettings(workers=2, **settings), TeamPrompt())
+
+
+def account_of_two() -> Account:
+    return Account(("Alice", "Bob"))
+
+
+def finished(screen: Screen, account: Account, strategy: Strategy) -> Outcome:
+    outcome = drive(scripted(WORDS), strategy, account, screen)  # type: ignore[arg-type]
+    screen.end(outcome)
+    return outcome
+
+
+def test_plain(capsys: pytest.CaptureFixture[str]) -> None:
+    account = account_of_two()
+    finished(PlainScreen(account), account, team())
+    assert capsys.readouterr().out == (
+        "Bob [1]: I take the second one.\n\n"
+        "Alice [1]: I take the first part.\n\n"
+        "Alice [2]: It is ␛[2J[bold]3[/bold].\n\n"
+        "Alice [3]: So it is \\boxed{3, 7}\n\n"
+        "Bob [2]: Nothing to add, :smile: 数学.\n\n"
+        "The results are 3 and seven.\nAnswer: 3, 7\n"
+    )
+
+
+def test_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    finished(QuietScreen(), account_of_two(), team())
+    assert capsys.readouterr().out == "The results are 3 and seven.\n"
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    notes = Notes()
+    notes.warn("careful")
+    account = account_of_two()
+    outcome = finished(JsonScreen({"model": "m\x9b"}, notes), account, team())
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert found["answer"] == "3, 7"
+    assert found["text"] == "The results are 3 and seven."
+    assert found["finish_reason"] == "answer"
+    assert found["tokens"] == list(outcome.answer.tokens)
+    assert found["warnings"] == ["careful"]
+    assert shown.out.isascii()
+    assert "\x1b" not in shown.out
+    assert shown.err == "warning: careful\n"
+
+
+def test_the_account_agrees_with_the_answer() -> None:
+    account = account_of_two()
+    outcome = finished(QuietScreen(), account, team(check_every=5, snapshots=(8,)))
+    told = account.so_far("answer", outcome.answer.forward_passes + outcome.answer.extra_passes)
+    assert told == outcome.answer
+
+
+def test_one_worker_is_not_told_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    account = Account(("Writer",), solo=True)
+    strategy = sequential("1 + 2", TEXT, SoloSettings())
+    engine = scripted({"writer": "It is 3.\n\nSo \\boxed{3}"})
+    screen = PlainScreen(account)
+    screen.end(drive(engine, strategy, account, screen))  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "It is 3.\n\nSo \\boxed{3}\n"
+
+
+def live(
+    width: int, height: int, monkeypatch: pytest.MonkeyPatch, strategy: Strategy, names: Any
+) -> str:
+    """All that is written to a terminal of this size."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr("manyhands.cli.live._INTERVAL", 0.0)
+    monkeypatch.setattr("manyhands.cli.live._SHARE", 0)
+    console = Console(
+        file=terminal,
+        force_terminal=True,
+        width=width,
+        height=height,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        _environ={"TERM": "xterm"},
+    )
+    account = Account(names)
+    finished(LiveScreen(account, console, 2048), account, strategy)
+    return terminal.getvalue()
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 6), (20, 10), (200, 60), (7, 4)])
+def test_live_stays_inside_the_terminal(
+    width: int, height: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = live(width, height, monkeypatch, team(), ("Alice", "Bob"))
+    frames, _, rest = written.partition("\x1b[?25h")  # the cursor is shown again: frames are over
+    console = Console(width=1000)
+    for frame in re.split(r"\x1b\[2K(?:\x1b\[1A\x1b\[2K)*", frames):
+        lines = _CONTROL.sub("", frame).replace("\r", "").split("\n")
+        assert len(lines) <= height
+        assert all(console.measure(line).maximum <= width for line in lines if line)
+    assert "The results are 3 and seven.\n" in _CONTROL.sub("", rest)
+
+
+def test_live_shows_steps_status_and_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = live(80, 24, monkeypatch, team(check_every=4), ("Alice", "Bob"))
+    allowed = {"\x1b[?25l", "\x1b[?25h", "\x1b[2K", "\x1b[1A"}
+    controls = set(_CONTROL.findall(written))
+    assert {code for code in controls if not code.endswith("m")} <= allowed
+    seen = _CONTROL.sub("", written)
+    assert "\x1b" not in seen
+    assert "Alice [1]" in seen
+    assert "✓ I take the first part." in seen
+    assert "redundant?" in seen
+    assert "[bold]3[/bold]" in seen
+    assert "␛[2J" in seen
+    assert ":smile:" in seen
+    assert "tokens/s · 0:0" in seen
+    assert "writing the reply" in seen
+    last = written.rpartition("\x1b[?25h")[2]
+    assert "answer: 3, 7" in last
+    assert last.endswith("The results are 3 and seven.\nAnswer: 3, 7\n")
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert console_of(Terminal()).no_color
+
+
+def test_which_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    account, notes = account_of_two(), Notes()
+
+    def chosen(json: bool = False, quiet: bool = False) -> type:
+        return type(screen_for(account, {}, notes, json=json, quiet=quiet, budget=5))
+
+    assert chosen() is PlainScreen
+    assert chosen(json=True, quiet=True) is JsonScreen
+    assert chosen(quiet=True) is QuietScreen
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    assert chosen() is LiveScreen
+    assert chosen(json=True) is JsonScreen
+    monkeypatch.setenv("TERM", "dumb")
+    assert chosen() is PlainScreen
+    latin = Terminal()
+    latin.encoding = "latin-1"  # type: ignore[misc]
+    monkeypatch.setenv("TERM", "xterm")
+    assert not can_be_live(console_of(latin))
+    monkeypatch.setattr(sys, "stdout", None)
+    assert chosen() is PlainScreen
+
+
+class _Interrupting(PlainScreen):
+    """Presses Ctrl-C, so many times, in the twelfth pass."""
+
+    presses = 1
+
+    def show(self, event: Event) -> None:
+        super().show(event)
+        if event.forward_pass == 12:
+            for _ in range(self.presses):
+                self.presses -= 1
+                signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def usual_ctrl_c() -> Iterator[None]:
+    """Ctrl-C as it is in the foreground, wherever the tests run."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("usual_ctrl_c")
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_keeps_what_was_written(presses: int, capsys: pytest.CaptureFixture[str]) -> None:
+    account = account_of_two()
+    screen = _Interrupting(account)
+    screen.presses = presses
+    outcome = finished(screen, account, team())
+    out = capsys.readouterr().out
+    assert outcome.interrupted
+    assert outcome.answer.forward_passes == 12
+    assert out.count("(unfinished): ") == len(account.unfinished()) == 2
+
+
+def test_ctrl_c_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        account = account_of_two()
+        outcome = finished(_Interrupting(account), account, team())
+        assert not outcome.interrupted
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_closing_the_run_frees_its_blocks() -> None:
+    closed = []
+
+    def watched() -> Iterator[Any]:
+        try:
+            yield from team()
+        finally:
+            closed.append(True)
+
+    class Failing(PlainScreen):
+        def refresh(self) -> None:
+            raise BrokenPipeError
+
+    account = account_of_two()
+    with pytest.raises(BrokenPipeError):
+        drive(scripted(WORDS), watched(), account, Failing(account))  # type: ignore[arg-type]
+    assert closed == [True]
+
+
+def test_the_redundancy_check_is_in_the_title() -> None:
+    account = account_of_two()
+    account.take(CheckAsked(1, 0, 1))
+    assert account.hands[0].checked

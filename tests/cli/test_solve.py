@@ -1,0 +1,222 @@
+"""`manyhands solve`: every option does what it says, and the output has its form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyhands.cli.options import SolveOptions
+from manyhands.cli.solve import settings_of
+from manyhands.prompts import TeamPrompt, dump_prompt, load_prompt
+from manyhands.replay.trace import read_trace
+from manyhands.strategies.hogwild import TeamSettings
+from manyhands.strategies.sequential import SoloSettings
+from manyhands.tasks.problem_list import ask
+from manyhands.text import printable
+from tests.cli.conftest import CONTEXT, Cli
+
+
+def as_json(result: Any) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_defaults_of_the_command_are_those_of_the_settings() -> None:
+    assert settings_of(SolveOptions()) == TeamSettings()
+    assert settings_of(SolveOptions(method="sequential")) == SoloSettings()
+
+
+def test_help_names_the_defaults_that_the_settings_have(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = cli("solve", "--help").stdout
+    team = TeamSettings()
+    for default in (team.workers, team.layout, team.check_every, team.headers):
+        assert f"[default: ({default})]" in shown
+
+
+def test_every_option_reaches_the_settings(cli: Cli, solve: Cli, tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    options = (
+        "--workers 3 --layout interleaved --check-every 5 --headers alone --budget 7 --seed 4 "
+        "--temperature 0.9 --top-k 30 --top-p 0.8 --min-p 0.01 --snapshots 2,4 --no-finisher "
+        "--finisher-tokens 3 --reencode --no-reply --reply-tokens 9 --device cpu --dtype float64 "
+        "--backend reference --memory-tokens 4000 --context 900"
+    )
+    found = as_json(solve("1 + 2", "--json", "--transcript", trace, *options.split()))
+    header = read_trace(trace).header
+    settings = header["settings"]
+    choice, end = settings.pop("choice"), settings.pop("end")
+    assert settings == {
+        "workers": 3,
+        "layout": "interleaved",
+        "budget": 7,
+        "check_every": 5,
+        "headers": "alone",
+        "seed": 4,
+        "snapshots": [2, 4],
+        "away": [],
+        "insertions": [],
+    }
+    assert (choice["temperature"], choice["top_k"]) == (0.9, 30)
+    assert (choice["top_p"], choice["min_p"]) == (0.8, 0.01)
+    assert end == {
+        "finisher": False,
+        "finisher_tokens": 3,
+        "reencode": True,
+        "reply": False,
+        "reply_tokens": 9,
+    }
+    assert (header["device"], header["dtype"], header["backend"]) == ("cpu", "float64", "reference")
+    assert (header["context"], header["weights"], header["problem"]) == (900, "auto", "1 + 2")
+    assert found["workers"] == 3
+    assert found["seed"] == 4
+    assert found["layout"] == "interleaved"
+
+
+def test_json_is_one_object_with_these_fields(solve: Cli, model: Path) -> None:
+    result = solve("1 + 2", "--json", "--snapshots", "3")
+    found = as_json(result)
+    assert list(found) == [
+        *("answer", "text", "finish_reason", "forward_passes", "extra_passes", "tokens"),
+        *("seconds", "model", "method", "workers", "layout", "seed", "snapshots", "warnings"),
+    ]
+    assert found["finish_reason"] == "budget"
+    assert found["forward_passes"] == 6
+    assert found["extra_passes"] == 2 + 2 + 3
+    assert found["tokens"] == [6, 6]
+    assert found["seconds"] > 0
+    assert (found["model"], found["method"]) == (str(model), "hogwild")
+    assert (found["workers"], found["layout"], found["seed"]) == (2, "combined", 0)
+    assert found["snapshots"] == {"3": None}
+    assert found["warnings"] == []
+    assert isinstance(found["text"], str)
+    assert result.stderr == ""
+
+
+def test_one_worker_alone(solve: Cli) -> None:
+    found = as_json(solve("1 + 2", "--json", "--method", "sequential", "--workers", 1))
+    assert (found["method"], found["workers"], found["layout"]) == ("sequential", 1, None)
+    assert found["tokens"] == [6]
+
+
+@pytest.mark.parametrize(
+    "option", ["--layout combined", "--workers 2", "--headers alone", "--check-every 0"]
+)
+def test_one_worker_alone_has_no_team(solve: Cli, option: str) -> None:
+    result = solve("1 + 2", "--method", "sequential", *option.split())
+    assert result.exit_code == 2
+    assert f"error: {option} is for a team" in result.stderr
+
+
+def test_the_same_seed_writes_the_same(solve: Cli) -> None:
+    first, again, other = (
+        as_json(solve("1 + 2", "--json", "--temperature", 1, "--seed", seed, "--no-reply"))["text"]
+        for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+def test_random_weights_need_no_file_of_them(solve: Cli, copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    assert solve("1 + 2", "--model", copy, "--load", "dummy", "--quiet").exit_code == 0
+
+
+def test_problem_from_a_file_and_from_a_pipe(solve: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "problem.txt"
+    file.write_text("1 + 2\n", encoding="utf-8")
+    given = [
+        solve("1 + 2", "--json"),
+        solve("--file", file, "--json"),
+        solve("-", "--json", input="1 + 2\n"),
+        solve("--file", "-", "--json", input="1 + 2\n"),
+        solve("--json", input=b"\xef\xbb\xbf1 + 2\r\n"),
+    ]
+    assert len({as_json(result)["text"] for result in given}) == 1
+
+
+def test_quiet_prints_the_reply_alone(solve: Cli) -> None:
+    sampled = ("1 + 2", "--temperature", 1, "--seed", 3)
+    reply = as_json(solve(*sampled, "--json"))["text"]
+    result = solve(*sampled, "--quiet")
+    assert result.stdout == printable(reply) + "\n"
+    assert result.stderr == ""
+
+
+def test_plain_text_when_not_a_terminal(solve: Cli) -> None:
+    result = solve("1 + 2", "--temperature", 1, "--seed", 3)
+    assert result.stdout.startswith("Alice [1]: ")
+    assert "\n\nBob [1]: " in result.stdout
+    assert "\x1b" not in result.output
+
+
+def test_no_answer_is_said_beside_the_output(solve: Cli) -> None:
+    result = solve("1 + 2", "--no-reply", "--no-finisher")
+    assert result.exit_code == 0
+    assert "no answer was found: the budget of forward passes is spent" in result.stderr
+
+
+def test_prompts_can_be_printed_edited_and_used(cli: Cli, solve: Cli, tmp_path: Path) -> None:
+    words = tmp_path / "words.toml"
+    words.write_text(cli("prompts").stdout, encoding="utf-8")
+    assert load_prompt(words) == TeamPrompt()
+    words.write_text('[team]\nnames = ["Ada", "Ben"]\n', encoding="utf-8")
+    shown = solve("1 + 2", "--prompts", words, "--temperature", 1, "--seed", 3).stdout
+    assert shown.startswith("Ada [1]: ")
+
+
+def test_a_model_brings_its_own_words(solve: Cli, copy: Path, tmp_path: Path) -> None:
+    (copy / "manyhands.toml").write_text(dump_prompt(TeamPrompt(names=("Uwe",))), encoding="utf-8")
+    own = solve("1 + 2", "--model", copy, "--temperature", 1, "--seed", 3).stdout
+    assert own.startswith("Uwe [1]: ")
+    words = tmp_path / "words.toml"
+    words.write_text('[team]\nnames = ["Ada"]\n', encoding="utf-8")
+    given = solve("1 + 2", "--model", copy, "--prompts", words, "--temperature", 1, "--seed", 3)
+    assert given.stdout.startswith("Ada [1]: ")
+
+
+@pytest.mark.usefixtures("bundled")
+def test_the_bundled_model_is_the_default_and_warns_outside_its_world(cli: Cli) -> None:
+    short = ("--budget", 2, "--no-finisher", "--reply-tokens", 1, "--json")
+    inside = cli("solve", ask(["12 + 30 - 4", "8 + 9 + 1"]), *short)
+    assert as_json(inside)["warnings"] == []
+    assert as_json(inside)["model"] == "bundled"
+    outside = cli("solve", "Prove the Riemann hypothesis.", *short)
+    (warning,) = as_json(outside)["warnings"]
+    assert "not a numbered list" in warning
+    assert outside.stderr == f"warning: {warning}\n"
+
+
+def test_other_models_have_no_such_world(solve: Cli) -> None:
+    assert solve("Prove the Riemann hypothesis.", "--quiet").stderr == ""
+
+
+def test_a_transcript_is_a_whole_trace(solve: Cli, tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    found = as_json(solve(" 1 + 2\x00 ", "--json", "--transcript", path))
+    trace = read_trace(path)
+    assert trace.is_complete
+    assert trace.answer is not None
+    assert trace.answer["text"] == found["text"]
+    assert len(trace.passes) == found["forward_passes"] + found["extra_passes"]
+    header = trace.header
+    assert (header["model"], header["method"], header["workers"]) == (str(model), "hogwild", 2)
+    assert header["problem"] == "1 + 2"
+    assert header["context"] == CONTEXT
+    assert set(header["versions"]) == {"manyhands", "torch", "transformers"}
+    assert header["prompt"]["names"] == list(TeamPrompt().names)
+
+
+def test_version(cli: Cli) -> None:
+    assert cli("--version").stdout.startswith("manyhands ")
+
+
+def test_help_tells_the_exit_codes(cli: Cli) -> None:
+    for command in ((), ("solve",), ("replay",), ("prompts",)):
+        shown = " ".join(cli(*command, "--help").stdout.split())
+        assert "130 interrupted by Ctrl-C" in shown

@@ -1,0 +1,105 @@
+"""A small engine for every test: a random Qwen3 with a real tokenizer, and strategies to run on it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import transformers as hf
+
+from manyhands.cache.block import Block
+from manyhands.cache.step import GREEDY, Choice, Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.engine.scheduler import Run
+from manyhands.model.adapter import ModelAdapter
+from manyhands.strategies.base import Answer, Event, Reserve, Strategy, TokenWritten
+from manyhands.strategies.ending import EndSettings
+from manyhands.strategies.hogwild import TeamSettings, hogwild
+from manyhands.strategies.sequential import SoloSettings, sequential
+from manyhands.text import Text
+from tests.model.families_zoo import tiny_model
+from tests.text.small_tokenizers import byte_level
+
+CONTEXT = 1024
+TOKENIZER = byte_level()
+TEXT = Text(TOKENIZER)
+NUM_IDS = len(TOKENIZER)
+PROBLEM = "1. 2+3\n2. 3+4"
+SHORT_END = EndSettings(finisher_tokens=4, reply_tokens=5)
+# Few enough tokens that a network of random weights often finishes a paragraph.
+LETTERS = frozenset(token for letter in "abc.!\n" for token in TEXT.encode(letter))
+
+
+def small_engine(memory_tokens: int = 8192, backend: str = "auto") -> Engine:
+    config = hf.Qwen3Config(
+        vocab_size=NUM_IDS,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=CONTEXT,
+        eos_token_id=TOKENIZER.eos_token_id,
+        tie_word_embeddings=False,
+    )
+    adapter = ModelAdapter(tiny_model(config))
+    return Engine(adapter, TOKENIZER, backend=backend, memory_tokens=memory_tokens)
+
+
+def team(workers: int, *, choice: Choice = GREEDY, seed: int = 0, **more: Any) -> Strategy:
+    """A team of random letters: steps end now and then, redundancy is checked."""
+    settings = TeamSettings(
+        workers=workers,
+        budget=more.pop("budget", 30),
+        check_every=20,
+        choice=choice,
+        seed=seed,
+        end=SHORT_END,
+        **more,
+    )
+    return hogwild(PROBLEM, TEXT, settings)
+
+
+def solo(*, choice: Choice = GREEDY, seed: int = 0, budget: int = 30) -> Strategy:
+    settings = SoloSettings(budget=budget, choice=choice, seed=seed, end=SHORT_END)
+    return sequential(PROBLEM, TEXT, settings)
+
+
+def counting(
+    prompt: Sequence[int], num_tokens: int = 12, reserve: Reserve | None = None
+) -> Strategy:
+    """The plainest strategy: read, write so many tokens, report each, answer with all of them."""
+    return _counting(tuple(prompt), num_tokens, reserve)
+
+
+def _counting(
+    prompt: tuple[int, ...], num_tokens: int, reserve: Reserve | None
+) -> Generator[Step | Reserve | Event, tuple[int, ...] | None, Answer]:
+    if reserve is not None:
+        yield reserve
+    view, feed, written = View([Block("text")]), prompt, []
+    for count in range(num_tokens):
+        tokens = yield Step([Row(view, feed)])
+        assert tokens is not None
+        feed = tokens
+        written.append(tokens[0])
+        yield TokenWritten(count + 1, 0, tokens[0], "")
+    return Answer(text=" ".join(map(str, written)))
+
+
+def finish(engine: Engine, *runs: Run) -> None:
+    """Step until these runs are done."""
+    while not all(run.done for run in runs):
+        assert engine.step() or all(run.done for run in runs), "nobody is left, somebody waits"
+
+
+def story(engine: Engine, strategy: Strategy) -> list[Event | Answer]:
+    """Everything a strategy reports, alone on the engine; its answer last."""
+    return list(engine.stream(strategy))
+
+
+def story_of(run: Run) -> list[Event | Answer]:
+    """The same of a run that is done."""
+    return [*run.events, run.result()]

@@ -1,0 +1,314 @@
+"""`Engine.forward`, the low face: rows by hand, and errors that leave everything as it was."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyhands.attention.rotary import Turns
+from manyhands.cache.block import Block
+from manyhands.cache.pages import Move
+from manyhands.cache.step import Choice, Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError, OutOfMemory
+from manyhands.model.adapter import ModelAdapter
+from manyhands.model.memory import Memory
+from tests.attention.test_attend import random_conversation
+from tests.engine.small import CONTEXT, NUM_IDS, TEXT, small_engine
+from tests.model.families_zoo import tiny_models
+
+
+def feed(engine: Engine, tokens: Iterable[int], *blocks: Block) -> Tensor:
+    """Feed tokens to the last of the blocks; the logits of the only row."""
+    return engine.forward(Step([Row(View(blocks), tuple(tokens))]))[0]
+
+
+# -- what it does ----------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_docstring() -> None:
+    def run(bobs_words: str) -> Tensor:
+        engine = small_engine()
+        assert engine.text is not None
+        notes, alice, bob = Block("notes"), Block("alice"), Block("bob")
+        logits = engine.forward(
+            Step(
+                [
+                    Row(View([notes]), engine.text.encode("A shared beginning.")),
+                    Row(View([notes, bob, alice]), engine.text.encode("I think")),
+                    Row(View([notes, alice, bob]), engine.text.encode(bobs_words)),
+                ]
+            )
+        )
+        assert logits.shape == (3, NUM_IDS)
+        assert engine.text.decode(alice.tokens) == "I think"
+        assert engine.text.decode(bob.tokens) == bobs_words
+        return logits
+
+    agreeing, doubting = run("Yes, and"), run("No, but")
+    assert torch.equal(agreeing[0], doubting[0]), "the notes do not read the workers"
+    assert (agreeing[1] - doubting[1]).abs().max() > 1e-2, "Alice reads Bob's words as he says them"
+
+
+def test_a_row_is_what_it_would_be_alone() -> None:
+    prompts = [TEXT.encode(words) for words in ("Alice and Bob", "Bob", "So the answer is four.")]
+    together = small_engine().forward(Step(Row(View([Block()]), tokens) for tokens in prompts))
+    alone = [feed(small_engine(), tokens, Block()) for tokens in prompts]
+    assert (together - torch.stack(alone)).abs().max() < 1e-5
+
+
+def test_memory_holds_exactly_what_is_read() -> None:
+    """Whatever lies in the memory beyond the blocks is never looked at."""
+    tokens = TEXT.encode("The next step of the problem")
+    clean, dirty = small_engine(), small_engine()
+    dirty.memory.keys.fill_(float("nan"))
+    dirty.memory.values.fill_(float("nan"))
+    results = []
+    for engine in (clean, dirty):
+        start, empty = Block(), Block()
+        feed(engine, tokens[:3], start)
+        results.append(feed(engine, tokens[3:], start, empty, Block()))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "glm4", "gemma3_text", "gpt_oss", "smollm3", "olmo3"])
+def test_both_backends_agree(name: str) -> None:
+    """Worst measured: 3e-6, on logits of order 4."""
+    logits: list[list[Tensor]] = []
+    for backend in ("reference", "torch"):
+        adapter = ModelAdapter(tiny_models()[name]())
+        engine = Engine(adapter, backend=backend, memory_tokens=2048)
+        conversation = random_conversation(random.Random(5), 12)
+        logits.append([engine.forward(step).clone() for step in conversation])
+    errors = [(a - b).abs().max() for a, b in zip(*logits, strict=True)]
+    assert torch.stack(errors).max() < 1e-4
+
+
+# -- blocks come and go ----------------------------------------------------------------------------
+
+
+def test_pages_of_dropped_blocks_return() -> None:
+    engine = small_engine(memory_tokens=256)
+    everything = engine.pool.num_free_pages
+    kept, dropped = Block("kept"), Block("dropped")
+    feed(engine, range(40), kept)
+    feed(engine, range(40), dropped)
+    assert engine.pool.num_free_pages == everything - 6
+    del dropped
+    assert engine.pool.num_free_pages == everything - 3
+    del kept
+    assert engine.pool.num_free_pages == everything
+
+
+def test_pages_of_blocks_that_were_moved_together_return() -> None:
+    engine = small_engine(memory_tokens=512)
+    everything = engine.pool.num_free_pages
+    history = [Block(f"step {i}") for i in range(6)]
+    for block in history:
+        feed(engine, range(5), block)
+        block.freeze()
+    assert engine.pool.num_free_pages == everything - 6
+    own = Block("own")
+    view = View([*history, own])
+    engine.forward(Step([Row(view, (1,))]))
+    assert engine.pool.place(history[-1]).offset == 25, "they were meant to be moved together"
+    assert engine.pool.num_free_pages == everything - 2 - 1
+    del view, own
+    assert engine.pool.num_free_pages == everything - 2
+    last = history.pop()
+    del block
+    history.clear()
+    assert engine.pool.num_free_pages == everything - 2, "one piece, freed when nobody is left"
+    del last
+    assert engine.pool.num_free_pages == everything
+
+
+def test_a_long_life_in_a_small_memory() -> None:
+    """Blocks come and go for much longer than the memory would last without freeing."""
+    engine = small_engine(memory_tokens=160)
+    everything = engine.pool.num_free_pages
+    for round_number in range(30):
+        prompt = Block()
+        feed(engine, range(20), prompt)
+        prompt.freeze()
+        step = Block()
+        feed(engine, range(round_number % 7 + 1), prompt, step)
+        step.freeze()
+        logits = feed(engine, range(30), prompt, step, Block())
+        assert not logits.isnan().any()
+    del prompt, step
+    assert engine.pool.num_free_pages == everything
+
+
+# -- errors change nothing -------------------------------------------------------------------------
+
+
+def _steps_that_fail() -> dict[str, tuple[type[ManyhandsError], Callable[[Sequence[Block]], Step]]]:
+    """By name: the error, and a step over (read block, written block) that raises it."""
+
+    def row(tokens: Iterable[int], choice: Choice | None = None) -> Callable[..., Step]:
+        def step(blocks: Sequence[Block]) -> Step:
+            innocent = Row(View([blocks[0], Block("innocent")]), (1, 2, 3))
+            return Step([innocent, Row(View(blocks), tuple(tokens), choice or Choice())])
+
+        return step
+
+    return {
+        "a token beyond the vocabulary": (InvalidRequest, row((1, NUM_IDS))),
+        "a negative token": (InvalidRequest, row((-1,))),
+        "a forced token beyond the vocabulary": (
+            InvalidRequest,
+            row((1,), Choice(allowed=frozenset({NUM_IDS}))),
+        ),
+        "a forbidden token that is none": (
+            InvalidRequest,
+            row((1,), Choice(forbidden=frozenset({-3}))),
+        ),
+        "everything forbidden": (
+            InvalidRequest,
+            row((1,), Choice(forbidden=frozenset(range(NUM_IDS)))),
+        ),
+        "too long a context": (ContextTooLong, row([1] * CONTEXT)),
+        "too little memory": (OutOfMemory, row([1] * 600)),
+    }
+
+
+@pytest.mark.parametrize("name", _steps_that_fail())
+def test_an_error_changes_nothing(name: str) -> None:
+    error, failing = _steps_that_fail()[name]
+    engine, twin = small_engine(memory_tokens=512), small_engine(memory_tokens=512)
+    results = []
+    for each in (engine, twin):
+        read, written = Block("read"), Block("written")
+        feed(each, range(20), read)
+        feed(each, range(5), read, written)
+        if each is engine:
+            free = engine.pool.num_free_pages
+            with pytest.raises(error) as caught:
+                engine.forward(failing((read, written)))
+            assert caught.value.hint
+            del caught
+            gc.collect()  # the error's frames held the step
+            assert (read.num_tokens, written.num_tokens) == (20, 5)
+            assert engine.pool.num_free_pages == free
+        results.append(feed(each, range(7), read, written))
+    assert torch.equal(*results)
+
+
+def test_an_exact_fit_is_not_too_much() -> None:
+    engine = small_engine(memory_tokens=64)
+    feed(engine, range(64), Block())
+    with pytest.raises(OutOfMemory, match="4 of 4 are free"):
+        feed(engine, range(65), Block())
+
+
+def test_the_longest_context_is_not_too_long() -> None:
+    engine = small_engine()
+    block = Block()
+    feed(engine, [1] * CONTEXT, block)
+    with pytest.raises(ContextTooLong, match=f"{CONTEXT + 1} tokens long"):
+        feed(engine, [1], block)
+    assert block.num_tokens == CONTEXT
+
+
+def test_a_frozen_block_is_not_written_to() -> None:
+    engine = small_engine()
+    block = Block("done")
+    feed(engine, (1, 2), block)
+    block.freeze()
+    with pytest.raises(InvalidRequest, match="frozen"):
+        feed(engine, (3,), block)
+
+
+def test_a_block_frozen_after_its_row_was_made_is_not_written_to() -> None:
+    engine = small_engine()
+    block = Block("done")
+    step = Step([Row(View([block]), (1, 2))])
+    engine.forward(step)
+    block.freeze()
+    with pytest.raises(InvalidRequest, match="frozen"):
+        engine.forward(step)
+    assert block.tokens == [1, 2]
+
+
+def test_two_rows_do_not_write_to_one_block() -> None:
+    own = Block("own")
+    with pytest.raises(InvalidRequest, match="two rows of one step write to"):
+        Step([Row(View([own]), (1,)), Row(View([Block(), own]), (2,))])
+
+
+def test_a_step_may_be_asked_for_again() -> None:
+    engine = small_engine()
+    block = Block()
+    step = Step([Row(View([block]), (1, 2))])
+    engine.forward(step)
+    engine.forward(step)
+    assert block.tokens == [1, 2, 1, 2]
+
+
+def test_a_network_that_fails_midway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failed pass blocks are as before, and pages already given do not confuse the account."""
+    engine = small_engine(memory_tokens=160)
+    first, second = Block("first"), Block("second")
+    feed(engine, (1, 2, 3), first)
+    expected = feed(small_engine(), (1, 2, 3, 4), Block())
+
+    class Failed(Exception):
+        pass
+
+    def fail(*_: object) -> Tensor:
+        raise Failed
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.adapter, "forward", fail)
+        with pytest.raises(Failed):
+            feed(engine, range(100), first)
+    assert first.tokens == [1, 2, 3]
+    with pytest.raises(OutOfMemory):
+        engine.forward(
+            Step([Row(View([first]), (4,)), Row(View([first, second]), tuple(range(90)))])
+        )
+    assert first.tokens == [1, 2, 3]
+    assert (feed(engine, (4,), first) - expected).abs().max() < 1e-5
+    del first
+    assert engine.pool.num_free_pages == engine.pool.num_pages
+
+
+def test_a_move_that_fails_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted while finished blocks are moved together, the engine finishes that later."""
+    engine, twin = small_engine(), small_engine()
+    right = Memory.move
+
+    def half(self: Memory, moves: Sequence[Move]) -> None:
+        for move in moves:
+            turns = Turns(torch.full((len(move.sources),), move.turn))
+            targets, sources = torch.as_tensor(move.targets), torch.as_tensor(move.sources)
+            self.keys[0, targets] = turns.rotate(self.keys[0, sources], self.ropes[0])
+            raise KeyboardInterrupt
+
+    results = []
+    for each in (engine, twin):
+        blocks = [Block(str(i)) for i in range(4)]
+        for block in blocks[:-1]:
+            feed(each, range(7), block)
+            block.freeze()
+        if each is engine:
+            monkeypatch.setattr(Memory, "move", half)
+            for _ in range(2):
+                with pytest.raises(KeyboardInterrupt):
+                    feed(engine, range(5), *blocks)
+            monkeypatch.setattr(Memory, "move", right)
+        results.append(feed(each, range(5), *blocks))
+    assert torch.equal(*results)
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="no attention backend 'fast'") as caught:
+        small_engine(backend="fast")
+    assert "reference" in caught.value.hint

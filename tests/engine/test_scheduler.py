@@ -1,0 +1,465 @@
+"""Many strategies in one pass: each gets what it would get alone, and nobody suffers for another."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+import torch
+
+from manyhands.cache.block import Block
+from manyhands.cache.pages import PagePool
+from manyhands.cache.step import Choice, Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.engine.scheduler import Run, Scheduler
+from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError, OutOfMemory
+from manyhands.strategies.base import Answer, Event, Reserve, StepEnded, Strategy, TokenWritten
+from tests.engine.small import (
+    CONTEXT,
+    LETTERS,
+    NUM_IDS,
+    counting,
+    finish,
+    small_engine,
+    solo,
+    story,
+    story_of,
+    team,
+)
+
+GREEDY = Choice(allowed=LETTERS)
+SAMPLED = Choice(temperature=1.0, top_p=0.95, allowed=LETTERS)
+
+
+def a_mixed_crowd(choice: Choice) -> dict[str, Callable[[], Strategy]]:
+    """Strategies of every kind and size, each made anew when called."""
+    return {
+        "two workers": lambda: team(2, choice=choice, seed=1),
+        "three, interleaved": lambda: team(3, choice=choice, seed=2, layout="interleaved"),
+        "four, contiguous": lambda: team(4, choice=choice, seed=3, layout="contiguous", budget=17),
+        "one worker": lambda: team(1, choice=choice, seed=4, budget=9, snapshots=(5,)),
+        "sequential": lambda: solo(choice=choice, seed=5),
+        "sequential again": lambda: solo(choice=choice, seed=6, budget=11),
+        "plain": lambda: counting((5, 6, 7), 25),
+    }
+
+
+def everything_is_free(engine: Engine) -> bool:
+    """Whether nobody holds a page, without help from the garbage collector."""
+    return engine.pool.num_free_pages == engine.pool.num_pages
+
+
+# -- together and alone ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_many_together_are_each_alone(choice: Choice) -> None:
+    crowd = a_mixed_crowd(choice)
+    engine = small_engine(16384)
+    alone = {name: story(engine, make()) for name, make in crowd.items()}
+    ended = [e for events in alone.values() for e in events if isinstance(e, StepEnded)]
+    assert choice is GREEDY or len(ended) >= 5, "finished steps were meant to be part of this"
+    assert everything_is_free(engine)
+    runs = {name: engine.submit(make()) for name, make in crowd.items()}
+    finish(engine, *runs.values())
+    for name, run in runs.items():
+        assert story_of(run) == alone[name], name
+    assert everything_is_free(engine)
+
+
+def test_run_all_answers_in_order() -> None:
+    crowd = a_mixed_crowd(SAMPLED)
+    engine = small_engine(16384)
+    together = engine.run_all(make() for make in crowd.values())
+    assert together == [engine.run(make()) for make in crowd.values()]
+    assert engine.run_all([]) == []
+
+
+def test_who_comes_later_changes_nothing() -> None:
+    engine = small_engine()
+    alone = story(engine, team(2, choice=SAMPLED)), story(engine, counting((9, 8), 20))
+    first = engine.submit(team(2, choice=SAMPLED))
+    for _ in range(7):
+        engine.step()
+    second = engine.submit(counting((9, 8), 20))
+    finish(engine, first, second)
+    assert (story_of(first), story_of(second)) == alone
+
+
+@pytest.mark.parametrize("victim", ["two workers", "sequential", "plain", "three, interleaved"])
+def test_cancelling_one_leaves_the_others_alone(victim: str) -> None:
+    crowd = a_mixed_crowd(SAMPLED)
+    engine = small_engine(16384)
+    alone = {name: story(engine, make()) for name, make in crowd.items() if name != victim}
+    runs = {name: engine.submit(make()) for name, make in crowd.items()}
+    for _ in range(6):
+        engine.step()
+    before = engine.pool.num_free_pages
+    engine.cancel(runs[victim])
+    assert runs[victim].done
+    assert engine.pool.num_free_pages > before
+    others = {name: run for name, run in runs.items() if name != victim}
+    finish(engine, *others.values())
+    assert {name: story_of(run) for name, run in others.items()} == alone
+    assert everything_is_free(engine)
+    with pytest.raises(InvalidRequest, match="was cancelled"):
+        runs[victim].result()
+
+
+def test_an_unfinished_run_has_no_result() -> None:
+    run = small_engine().submit(counting((1,)))
+    with pytest.raises(InvalidRequest, match="has not ended"):
+        run.result()
+
+
+@pytest.mark.parametrize("num_events", [0, 1, 5])
+def test_closing_a_stream_frees_everything(num_events: int) -> None:
+    engine = small_engine()
+    stream = engine.stream(team(3, choice=SAMPLED))
+    for _ in range(num_events):
+        next(stream)
+    stream.close()  # type: ignore[attr-defined]  # a generator, promised only as an iterator
+    assert everything_is_free(engine)
+    assert not engine.step()
+    assert engine.run(counting((1,), 3)).text
+
+
+def test_a_stream_ends_with_the_answer() -> None:
+    *events, answer = story(small_engine(), counting((1, 2), 4))
+    assert [type(event) for event in events] == [TokenWritten] * 4
+    assert isinstance(answer, Answer)
+    tokens = [event.token for event in events if isinstance(event, TokenWritten)]
+    assert answer.text == " ".join(map(str, tokens))
+
+
+# -- passes of bounded size ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 40])
+def test_a_small_pass_changes_nothing(limit: int) -> None:
+    crowd = a_mixed_crowd(SAMPLED)
+    engine = small_engine(16384)
+    alone = [story(engine, make()) for make in crowd.values()]
+    engine._scheduler.max_tokens_per_pass = limit
+    runs = [engine.submit(make()) for make in crowd.values()]
+    finish(engine, *runs)
+    assert [story_of(run) for run in runs] == alone
+
+
+def test_a_small_pass_is_shared_fairly() -> None:
+    engine = small_engine()
+    engine._scheduler.max_tokens_per_pass = 3
+    runs = [engine.submit(counting((i,), 30)) for i in range(1, 8)]
+    for _ in range(35):
+        engine.step()
+        progress = [len(run.events) for run in runs]
+        assert max(progress) - min(progress) <= 1
+    assert sum(progress) == 3 * 35
+
+
+def test_a_prompt_larger_than_a_pass_takes_one_of_its_own() -> None:
+    engine = small_engine()
+    engine._scheduler.max_tokens_per_pass = 8
+    runs = [engine.submit(counting((1,) * size, 6)) for size in (2, 50, 3)]
+    finish(engine, *runs)
+    assert [len(run.events) for run in runs] == [6, 6, 6]
+
+
+# -- admission -------------------------------------------------------------------------------------
+
+
+def test_who_does_not_fit_waits() -> None:
+    """Memory for one of them: the second begins when the first has ended, and so on, in order."""
+    engine = small_engine(memory_tokens=160)
+    alone = [story(engine, counting((i,), 20)) for i in (1, 2, 3)]
+    reserve = Reserve(num_tokens=100, num_blocks=1)
+    runs = [engine.submit(counting((i,), 20, reserve)) for i in (1, 2, 3)]
+    while not all(run.done for run in runs):
+        engine.step()
+        begun = [bool(run.events) for run in runs]
+        assert begun == sorted(begun, reverse=True)
+        writing = [run for run in runs if run.events and not run.done]
+        assert len(writing) <= 1
+    assert [story_of(run) for run in runs] == alone
+    assert everything_is_free(engine)
+
+
+def test_two_that_fit_are_let_in_together_and_small_ones_do_not_overtake() -> None:
+    engine = small_engine(memory_tokens=320)  # 20 pages
+    sizes = (150, 150, 150, 16)
+    runs = [engine.submit(counting((1,), 5, Reserve(size, 1))) for size in sizes]
+    engine.step()
+    assert [bool(run.events) for run in runs] == [True, True, False, False]
+    finish(engine, *runs)
+
+
+def test_a_cancelled_run_lets_the_next_one_in() -> None:
+    engine = small_engine(memory_tokens=160)
+    first, second = (engine.submit(counting((1,), 20, Reserve(100, 1))) for _ in range(2))
+    engine.step()
+    engine.cancel(first)
+    finish(engine, second)
+    assert second.result().text
+
+
+def test_who_waits_can_be_cancelled() -> None:
+    engine = small_engine(memory_tokens=160)
+    first, second = (engine.submit(counting((1,), 4, Reserve(100, 1))) for _ in range(2))
+    engine.step()
+    engine.cancel(second)
+    finish(engine, first)
+    assert not engine.step()
+
+
+def test_a_run_that_never_fits_is_told_so() -> None:
+    engine = small_engine(memory_tokens=160)
+    fits = engine.submit(counting((1,), 8))
+    never = engine.submit(counting((1,), 8, Reserve(161, 1)))
+    finish(engine, fits, never)
+    with pytest.raises(OutOfMemory, match="161 tokens in 1 blocks") as caught:
+        never.result()
+    assert "memory_tokens" in caught.value.hint
+    assert len(fits.events) == 8
+
+
+def test_runs_that_wait_for_each_other_are_told_so() -> None:
+    """Two that hold half of the memory each and ask for all of it must not wait for ever."""
+
+    def greedy_for_memory() -> Generator[Any, Any, Answer]:
+        yield Reserve(70, 1)
+        view = View([Block()])
+        yield Step([Row(view, (1,))])
+        try:
+            yield Reserve(140, 1)
+        except OutOfMemory:
+            return Answer(text="too much")
+        yield Step([Row(view, (1,))])
+        return Answer(text="enough")
+
+    engine = small_engine(memory_tokens=160)
+    runs = [engine.submit(greedy_for_memory()) for _ in range(2)]
+    for _ in range(10):
+        engine.step()
+    assert [run.result().text for run in runs] == ["too much", "enough"]
+
+
+# -- what goes wrong in one ends that one ----------------------------------------------------------
+
+
+class Trouble(Exception):
+    """What somebody's strategy may raise."""
+
+
+def _guilty() -> dict[str, tuple[type[Exception], Callable[[], Strategy]]]:
+    """Strategies that fail after two good passes, by name, and with what."""
+
+    def failing(last: Callable[[View], object]) -> Callable[[], Strategy]:
+        def strategy() -> Generator[Any, Any, Any]:
+            view = View([Block("guilty")])
+            yield Step([Row(view, (1, 2, 3))])
+            yield Step([Row(view, (4,))])
+            yield last(view)
+            raise AssertionError("it went on")
+
+        return strategy
+
+    def throwing(error: Exception) -> Callable[[View], object]:
+        def throw(view: View) -> object:
+            raise error
+
+        return throw
+
+    def ending(view: View) -> Generator[Any, Any, Any]:
+        yield Step([Row(View([Block()]), (1,))])
+
+    return {
+        "too long a context": (
+            ContextTooLong,
+            failing(lambda view: Step([Row(view, (1,) * CONTEXT)])),
+        ),
+        "too little memory": (
+            OutOfMemory,
+            failing(lambda _: Step(Row(View([Block()]), (1,) * 900) for _ in range(5))),
+        ),
+        "a token that is none": (InvalidRequest, failing(lambda view: Step([Row(view, (NUM_IDS,))]))),
+        "an impossible choice": (
+            InvalidRequest,
+            failing(lambda view: Step([Row(view, (1,), Choice(allowed=frozenset({NUM_IDS})))])),
+        ),
+        "logits that are no numbers": (ManyhandsError, failing(lambda view: Step([Row(view, (0,))]))),
+        "nonsense": (InvalidRequest, failing(lambda _: "nonsense")),
+        "nothing": (InvalidRequest, failing(lambda _: None)),
+        "a block frozen in between": (
+            InvalidRequest,
+            failing(lambda view: (Step([Row(view, (1,))]), view.own.freeze())[0]),
+        ),
+        "an error of ours": (ManyhandsError, failing(throwing(ManyhandsError("enough")))),
+        "an error of anybody": (Trouble, failing(throwing(Trouble("enough")))),
+        "no answer": (InvalidRequest, lambda: ending(View([Block()]))),
+    }
+
+
+@pytest.mark.parametrize("name", _guilty())
+def test_the_others_do_not_notice(name: str) -> None:
+    error, make = _guilty()[name]
+    engine = small_engine(memory_tokens=4096)
+    with torch.no_grad():  # token 0 is what the broken logits come from
+        engine.adapter.model.get_input_embeddings().weight[0] = float("nan")
+    innocent: list[Callable[[], Strategy]] = [
+        lambda: counting((5, 6), 9),
+        lambda: team(2, choice=SAMPLED, budget=12),
+        lambda: counting((7,), 9),
+    ]
+    alone = [story(engine, strategy()) for strategy in innocent]
+    runs = [engine.submit(innocent[0]()), engine.submit(make())]
+    runs += [engine.submit(strategy()) for strategy in innocent[1:]]
+    finish(engine, *runs)
+    guilty = runs.pop(1)
+    assert [story_of(run) for run in runs] == alone
+    assert everything_is_free(engine), "though the error is kept"
+    with pytest.raises(error):
+        guilty.result()
+
+
+@pytest.mark.parametrize("name", _guilty())
+def test_run_and_stream_raise_what_went_wrong(name: str) -> None:
+    error, make = _guilty()[name]
+    engine = small_engine(memory_tokens=4096)
+    with torch.no_grad():
+        engine.adapter.model.get_input_embeddings().weight[0] = float("nan")
+    with pytest.raises(error):
+        engine.run(make())
+    with pytest.raises(error):
+        story(engine, make())
+    with pytest.raises(error):
+        engine.run_all([counting((1,), 50), make(), counting((2,), 50)])
+    assert not engine._scheduler.runs
+    gc.collect()
+    assert everything_is_free(engine)
+
+
+def test_an_error_shows_where_it_came_from() -> None:
+    engine = small_engine()
+    with pytest.raises(Trouble) as caught:
+        engine.run(_guilty()["an error of anybody"][1]())
+    assert "throw" in [entry.name for entry in caught.traceback]
+
+
+def test_a_strategy_may_handle_an_error_and_go_on() -> None:
+    def careful() -> Generator[Any, Any, Answer]:
+        view = View([Block()])
+        try:
+            yield Step([Row(view, (1,) * (CONTEXT + 1))])
+        except ContextTooLong:
+            tokens = yield Step([Row(view, (1, 2))])
+        return Answer(text=str(tokens))
+
+    engine = small_engine()
+    other = engine.submit(counting((3,), 5))
+    answer = engine.run(careful())
+    assert answer.text.startswith("(")
+    finish(engine, other)
+    assert everything_is_free(engine)
+
+
+def test_an_error_behind_an_error_does_not_hold_memory() -> None:
+    """A strategy that raises its own error while it handles the engine's."""
+
+    def translating() -> Generator[Any, Any, Answer]:
+        view = View([Block()])
+        yield Step([Row(view, (1,) * 50)])
+        try:
+            yield Step([Row(view, (1,) * CONTEXT)])
+        except ContextTooLong as error:
+            raise Trouble("too much to read") from error
+
+    engine = small_engine()
+    run = engine.submit(translating())
+    while not run.done:
+        engine.step()
+    assert everything_is_free(engine)
+    with pytest.raises(Trouble):
+        run.result()
+
+
+def test_an_interrupt_is_nobodys_error() -> None:
+    """Ctrl-C while a strategy computes reaches the caller at once; the memory is free afterwards."""
+
+    def interrupted() -> Generator[Any, Any, Answer]:
+        yield Step([Row(View([Block()]), (1, 2))])
+        raise KeyboardInterrupt
+
+    engine = small_engine()
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(interrupted())
+    gc.collect()
+    assert everything_is_free(engine)
+    assert engine.run(counting((1,), 3)).text
+
+
+def test_a_failing_network_leaves_every_run_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = small_engine()
+    alone = [story(engine, counting((i,), 10)) for i in (1, 2)]
+    runs = [engine.submit(counting((i,), 10)) for i in (1, 2)]
+    for _ in range(4):
+        engine.step()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device is on fire")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.adapter, "forward", fail)
+        with pytest.raises(RuntimeError, match="on fire"):
+            engine.step()
+    finish(engine, *runs)
+    assert [story_of(run) for run in runs] == alone
+
+
+@pytest.mark.parametrize("wrong", [42, counting, [Step([Row(View([Block()]), (1,))])]])
+def test_what_is_no_strategy_is_refused(wrong: Any) -> None:
+    engine = small_engine()
+    with pytest.raises(InvalidRequest, match="expected a generator"):
+        engine.run(wrong)
+    assert not engine.step()
+
+
+def test_a_strategy_that_does_nothing() -> None:
+    def at_once() -> Generator[Any, Any, Answer]:
+        yield TokenWritten(0, 0, 1, "")
+        return Answer(text="done")
+
+    engine = small_engine()
+    assert engine.run(at_once()) == Answer(text="done")
+    assert len(story(engine, at_once())) == 2
+
+
+# -- without a network -----------------------------------------------------------------------------
+
+
+def test_a_pass_asks_once_for_everybody() -> None:
+    asked: list[int] = []
+
+    def predict(step: Step) -> tuple[int, ...]:
+        asked.append(len(step.rows))
+        return tuple(range(len(step.rows)))
+
+    scheduler = Scheduler(predict, PagePool(8), 100)
+    runs: list[Run] = [scheduler.submit(counting((1,), size)) for size in (1, 3, 2)]
+    while scheduler.step():
+        pass
+    assert asked == [3, 2, 1]
+    assert [run.result().text for run in runs] == ["0", "1 0 0", "2 1"]
+
+
+def test_events_come_without_a_pass() -> None:
+    def chatty() -> Generator[Event, None, Answer]:
+        for count in range(3):
+            yield Event(count)
+        return Answer(text="")
+
+    scheduler = Scheduler(lambda step: (), PagePool(1), 1)
+    assert [event.forward_pass for event in scheduler.submit(chatty()).events] == [0, 1, 2]
+    assert not scheduler.step()

@@ -1,0 +1,161 @@
+"""A team of workers by definition: the network looks at explicit lists of tokens, in float64.
+
+Nothing here comes from the product: no planner, no memory, no rotation. Blocks are names, and a view is
+the list of the (block, index) pairs that stood before a query when it was fed. Hugging Face's own
+network runs with its rotation taken out, so that the bare queries and keys arrive at our attention
+function; there each query meets each key by Hugging Face's own rotary function, at the positions of
+the two in the query's view.
+
+Every layer brings the table it rotates with: the network is told positions 0, 1, 2, ... whatever
+tokens it is fed, so the cosines and sines that reach a layer's rotation are those of all positions.
+A layer whose rotation is not called has no positions.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+from transformers.modeling_utils import PreTrainedModel
+
+from tests.model.double import DoublePrecision
+
+NAME = "dense_team_of_tests"
+
+
+@dataclass(frozen=True)
+class DenseRow:
+    """Blocks by name, in the order they are read; the tokens join the last of them."""
+
+    view: Sequence[str]
+    feed: Sequence[int]
+
+
+@dataclass
+class DenseTeam:
+    """Hugging Face's network and the raw keys and values of every block, [G, D] a token and layer."""
+
+    model: PreTrainedModel
+    num_positions: int  # of the tables of cosines: beyond every view
+    keys: dict[tuple[int, str], list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    values: dict[tuple[int, str], list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    lengths: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _rows: Sequence[DenseRow] = ()
+    _seen: list[list[tuple[str, int]]] = field(default_factory=list)  # per query, itself the last
+    _table: tuple[Tensor, Tensor] | None = None  # of the layer that is about to attend
+
+    def __post_init__(self) -> None:
+        AttentionInterface.register(NAME, _attention)
+        self.model = self.model.double()
+        self.model.set_attn_implementation(NAME)
+        if self.model._can_set_experts_implementation():
+            self.model.set_experts_implementation("eager")  # the only one that knows float64
+        self._modelling: Any = sys.modules[type(self.model).__module__]
+        self._rotate: Any = self._modelling.apply_rotary_pos_emb
+
+    def step(self, rows: Sequence[DenseRow]) -> Tensor:
+        """Feed all rows; logits [rows, vocab] of their last tokens."""
+        for row in rows:
+            self.lengths[row.view[-1]] += len(row.feed)
+        self._rows, self._seen = rows, []
+        for row in rows:
+            context = [(block, i) for block in row.view for i in range(self.lengths[block])]
+            first = len(context) - len(row.feed)
+            self._seen += [context[: first + i + 1] for i in range(len(row.feed))]
+        ids = torch.tensor([[token for row in rows for token in row.feed]])
+        last = torch.tensor([len(row.feed) for row in rows]).cumsum(0) - 1
+        with DoublePrecision(), torch.no_grad(), self._no_rotation():
+            out = self.model(
+                input_ids=ids,
+                position_ids=torch.arange(self.num_positions)[None],
+                use_cache=False,
+                dense_team=self,
+            )
+        return out.logits[0, last]
+
+    @contextmanager
+    def _no_rotation(self) -> Iterator[None]:
+        """Let the network leave its queries and keys as they are, and note the table it brings."""
+
+        def keep(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+            self._table = (cos, sin)
+            return q, k
+
+        self._modelling.apply_rotary_pos_emb = keep
+        try:
+            yield
+        finally:
+            self._modelling.apply_rotary_pos_emb = self._rotate
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, call: dict[str, Any]) -> Tensor:
+        """Write the new keys and values, then let every query look: q [T, H, D] -> [T, H, Dv]."""
+        table, self._table = self._table, None
+        token = 0
+        for row in self._rows:
+            for _ in row.feed:
+                self.keys[layer, row.view[-1]].append(k[token])
+                self.values[layer, row.view[-1]].append(v[token])
+                token += 1
+        return torch.stack(
+            [
+                self._look(layer, x, context, table, call)
+                for x, context in zip(q, self._seen, strict=True)
+            ]
+        )
+
+    def _look(
+        self,
+        layer: int,
+        q: Tensor,
+        context: list[tuple[str, int]],
+        table: tuple[Tensor, Tensor] | None,
+        call: dict[str, Any],
+    ) -> Tensor:
+        """One query [H, D] at the end of its context."""
+        here, window = len(context) - 1, call.get("sliding_window")
+        near = [p for p in range(len(context)) if window is None or here - p < window]
+        keys = torch.stack([self.keys[layer, context[p][0]][context[p][1]] for p in near], dim=1)
+        values = torch.stack([self.values[layer, context[p][0]][context[p][1]] for p in near], dim=1)
+        group = q.shape[0] // keys.shape[0]
+        turned = self._turn(q[:, None], [here], table)  # [H, 1, D]
+        keys = self._turn(keys, near, table).repeat_interleave(group, 0)  # [H, N, D]
+        values = values.repeat_interleave(group, 0)
+        scores = (turned * keys).sum(-1) * call["scaling"]
+        if call.get("softcap") is not None:
+            scores = call["softcap"] * torch.tanh(scores / call["softcap"])
+        if call.get("s_aux") is not None:  # a key of its own for every head, with the value zero
+            scores = torch.cat((scores, call["s_aux"][:, None]), dim=1)
+        weights = scores.softmax(-1)[:, : len(near)]
+        return (weights[..., None] * values).sum(1)
+
+    def _turn(
+        self, x: Tensor, positions: Sequence[int], table: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """x [H, N, D] at N positions, by the network's own function."""
+        if table is None:
+            return x
+        cos, sin = (part[:, list(positions)] for part in table)
+        rotated, _ = self._rotate(x[None], x[None], cos, sin)
+        return rotated[0]
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    dense_team: DenseTeam,
+    **call: Any,
+) -> tuple[Tensor, None]:
+    assert attention_mask is None
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return dense_team.attend(module.layer_idx, q, k, v, call)[None], None

@@ -1,0 +1,333 @@
+"""Every family through the engine, against Hugging Face's own network.
+
+(a) One worker whose text lies in several blocks, some of them frozen and moved together, against an
+    ordinary forward pass over the same tokens.
+(b) Teams of two and three workers in the combined layout, over several passes with desks that join
+    the history midway, against `DenseTeam`, which shares neither bookkeeping nor rotations with us.
+
+Tolerances. Logits are of order 4 here, so one rounding is 4e-16 of a float64 and 2e-7 of a float32, and
+a few dozen of them meet on the way: the worst measured are 8e-15 and 5e-6. The mutants at the end, each a
+mistake that is easily made, miss by more than a quarter.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.modeling_utils import PreTrainedModel
+
+from manyhands.attention import rotary, torch_backend
+from manyhands.cache import plan as planning
+from manyhands.cache.block import Block
+from manyhands.cache.layouts import LAYOUTS, Cast
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.model.adapter import ModelAdapter
+from manyhands.model.memory import Memory
+from tests.model.dense_team import DenseRow, DenseTeam
+from tests.model.double import DoublePrecision
+from tests.model.families_zoo import some_tokens, tiny_models
+
+ZOO = tiny_models()
+FLOAT32, FLOAT64 = 3e-5, 1e-13
+VISIBLE = 0.1
+LONGEST_VIEW = 96  # positions of longrope's network, and beyond the short ones' original length
+BROAD = sorted(set(ZOO) - {"mistral", "phi3"})  # not all of their layers see through a window
+YARN = ["qwen2_yarn", "olmo3", "gpt_oss"]
+WINDOWS = ["qwen2_window", "mistral", "phi3", "gemma2", "gemma3_text", "olmo3", "gpt_oss"]
+
+
+def _engine(model: PreTrainedModel, double: bool) -> Engine:
+    """An engine whose memory is NaN where nothing has been written."""
+    engine = Engine(ModelAdapter(model.double() if double else model), memory_tokens=512)
+    engine.memory.keys.fill_(float("nan"))
+    engine.memory.values.fill_(float("nan"))
+    return engine
+
+
+# -- one worker over split blocks ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("double", [False, True], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", ZOO)
+def test_one_worker_over_split_blocks(name: str, double: bool) -> None:
+    tokens = some_tokens(30)
+    with DoublePrecision() if double else nullcontext(), torch.no_grad():
+        model = ZOO[name]()
+        if double:
+            model = model.double()
+            if model._can_set_experts_implementation():
+                model.set_experts_implementation("eager")
+        expected = model(input_ids=tokens[None], use_cache=False).logits[0]
+        engine = _engine(model, double)
+        error = _read_in_pieces(engine, tokens.tolist(), expected)
+    assert error < (FLOAT64 if double else FLOAT32)
+
+
+def _read_in_pieces(engine: Engine, tokens: list[int], expected: Tensor) -> float:
+    """Worst error of the logits after every feed."""
+    prompt, first, second, empty, third, own = (Block(name) for name in "p12e3o")
+    feeds = [
+        (View([prompt]), 7),
+        (View([prompt, first]), 1),
+        (View([prompt, first]), 4),
+        (View([prompt, first, second]), 3),
+        (View([prompt, first, second, empty, third]), 5),
+        (View([prompt, first, second, empty, third]), 1),
+        (View([prompt, first, second, empty, third, own]), 2),
+        *[(View([prompt, first, second, empty, third, own]), 1)] * 7,
+    ]
+    errors, start = [], 0
+    for view, size in feeds:
+        for block in view.blocks[:-1]:
+            if block is not empty:
+                block.freeze()
+        logits = engine.forward(Step([Row(view, tokens[start : start + size])]))
+        start += size
+        errors.append((logits[0] - expected[start - 1]).abs().max())
+    assert start == len(tokens)
+    offsets = [engine.pool.place(block).offset for block in (prompt, first, second, third)]
+    assert offsets == [0, 7, 12, 0], "the frozen neighbours were meant to be moved together"
+    return float(torch.stack(errors).max())  # NaN if one of them is
+
+
+# -- teams -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What one pass feeds, and which workers finish their step before it."""
+
+    feeds: dict[int, int]  # worker -> number of tokens
+    finished: tuple[int, ...] = ()
+
+
+def _story(num_workers: int) -> list[_Pass]:
+    """Prefixes, steady decoding, a step finished by each, two at once, a pause, a late worker."""
+    everybody = range(num_workers)
+    last = num_workers - 1
+    return [
+        _Pass({worker: 3 - worker for worker in everybody if worker < 2}),
+        _Pass(dict.fromkeys(everybody, 1)),
+        _Pass({worker: 4 if worker == 0 else 1 for worker in everybody}, finished=(0,)),
+        _Pass({0: 1}),
+        _Pass({worker: 3 if worker == last else 1 for worker in everybody}, finished=(last,)),
+        _Pass({0: 2, 1: 4} | {worker: 1 for worker in everybody if worker > 1}, finished=(0, 1)),
+        _Pass(dict.fromkeys(everybody, 1)),
+        _Pass(dict.fromkeys(everybody, 1)),
+    ]
+
+
+HEADS = {"prompt": 6, "others": 2, "marker": 1, "own": 2}
+
+
+def _feeds(num_workers: int) -> Iterator[dict[str | int, list[int]]]:
+    """The tokens of every pass, random and always the same: by worker; by block for the opening."""
+    stream = iter(some_tokens(200, seed=num_workers).tolist())
+    opening: dict[str | int, int] = {**HEADS}
+    for story in _story(num_workers):
+        sizes = {**opening, **story.feeds}
+        opening = {}
+        yield {who: [next(stream) for _ in range(size)] for who, size in sizes.items()}
+
+
+def _by_definition(name: str, layout: str, num_workers: int) -> list[Tensor]:
+    """Logits of the workers' rows after every pass, by `DenseTeam`."""
+    with DoublePrecision():  # the frequencies too
+        team = DenseTeam(ZOO[name](), LONGEST_VIEW)
+    desks = [f"{worker}.1" for worker in range(num_workers)]
+    history: list[str] = []
+    logits = []
+    for story, feeds in zip(_story(num_workers), _feeds(num_workers), strict=True):
+        for worker in story.finished:
+            if layout != "contiguous":
+                history.append(desks[worker])
+                desks[worker] += "'"
+        rows = []
+        for who, feed in feeds.items():
+            if who == "prompt":
+                view = ["prompt"]
+            elif who == "others":
+                view = ["prompt", "others"]
+            elif isinstance(who, str):
+                view = ["prompt", "others", who]
+            else:
+                view = _seen_by(who, layout, desks, history)
+            rows.append(DenseRow(view, feed))
+        logits.append(team.step(rows)[len(feeds) - len(story.feeds) :])
+    return logits
+
+
+def _seen_by(worker: int, layout: str, desks: Sequence[str], history: Sequence[str]) -> list[str]:
+    others = []
+    for other, desk in enumerate(desks):
+        if other != worker:
+            others += [desk, "marker"]
+    if layout == "combined":
+        return ["prompt", *history, "others", *others, "own", desks[worker]]
+    if layout == "contiguous":
+        return ["prompt", *others, "own", desks[worker]]
+    return ["prompt", *history, "own", desks[worker]]
+
+
+_expected = functools.cache(_by_definition)
+
+
+def _by_engine(name: str, layout: str, num_workers: int, double: bool) -> list[Tensor]:
+    """The same through the product."""
+    with DoublePrecision() if double else nullcontext():
+        engine = _engine(ZOO[name](), double)
+        fixed = {name: Block(name) for name in HEADS}
+        desks = [Block(f"{worker}.1") for worker in range(num_workers)]
+        history: list[Block] = []
+        context = (fixed["prompt"], fixed["others"])
+        opening = {
+            "prompt": View(context[:1]),
+            "others": View(context),
+            "marker": View((*context, fixed["marker"])),
+            "own": View((*context, fixed["own"])),
+        }
+        logits = []
+        for story, feeds in zip(_story(num_workers), _feeds(num_workers), strict=True):
+            if history:
+                fixed["prompt"].freeze()
+            for worker in story.finished:
+                if layout != "contiguous":
+                    history.append(desks[worker].freeze())
+                    desks[worker] = Block()
+            cast = Cast(
+                fixed["prompt"],
+                fixed["others"],
+                fixed["own"],
+                fixed["marker"],
+                tuple(desks),
+                tuple(history),
+            )
+            step = Step(
+                Row(opening[who] if isinstance(who, str) else LAYOUTS[layout](cast, who), tuple(feed))
+                for who, feed in feeds.items()
+            )
+            logits.append(engine.forward(step)[len(feeds) - len(story.feeds) :].clone())
+        if history:
+            assert engine.pool.place(history[-1]).offset > 0, "nothing was moved"
+        return logits
+
+
+def _worst(name: str, num_workers: int, *, layout: str = "combined", double: bool = True) -> float:
+    expected = _expected(name, layout, num_workers)
+    ours = _by_engine(name, layout, num_workers, double)
+    errors = [(a.double() - b).abs().max() for a, b in zip(ours, expected, strict=True)]
+    return float(torch.stack(errors).max())  # NaN if one of them is
+
+
+@pytest.mark.parametrize("double", [False, True], ids=["float32", "float64"])
+@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("name", ZOO)
+def test_a_team_against_the_definition(name: str, num_workers: int, double: bool) -> None:
+    error = _worst(name, num_workers, double=double)
+    assert error < (FLOAT64 if double else FLOAT32)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "interleaved"])
+@pytest.mark.parametrize("name", ["qwen3", "gpt_oss"])
+def test_the_other_layouts(name: str, layout: str) -> None:
+    assert _worst(name, 3, layout=layout) < FLOAT64
+
+
+# -- controls: each of these mistakes must be seen -------------------------------------------------
+
+
+@pytest.mark.parametrize("name", BROAD)
+def test_control_others_off_by_one_position(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shift(reads: list[planning._Read], start: int) -> None:
+        for n in range(start + 1, len(reads) - 1):
+            reads[n] = reads[n]._replace(base=reads[n].base + 1)
+
+    _mutate_reads(monkeypatch, shift)
+    assert _worst(name, 2) > VISIBLE
+
+
+@pytest.mark.parametrize("name", BROAD)
+def test_control_the_others_newest_token_is_not_seen(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = planning.Planner._read_row
+
+    def alone(
+        self: planning.Planner,
+        index: int,
+        row: Row,
+        growth: dict[Block, int],
+        reads: list[planning._Read],
+    ) -> int:
+        own = row.view.own
+        is_desk = "." in own.name or not own.name
+        return right(self, index, row, {own: growth[own]} if is_desk else growth, reads)
+
+    monkeypatch.setattr(planning.Planner, "_read_row", alone)
+    assert _worst(name, 2) > VISIBLE
+
+
+@pytest.mark.parametrize("name", BROAD)
+def test_control_a_moved_key_is_rotated_twice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Memory.move
+
+    def twice(self: Memory, moves: Sequence[planning.Move]) -> None:
+        right(self, [replace(move, turn=2 * move.turn) for move in moves])
+
+    monkeypatch.setattr(Memory, "move", twice)
+    assert _worst(name, 2) > VISIBLE
+
+
+@pytest.mark.parametrize("name", YARN)
+def test_control_the_factor_of_yarn_at_every_rotation(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right: Callable[..., Tensor] = rotary.apply_turn
+    monkeypatch.setattr(rotary, "apply_turn", lambda *args: right(*args) * 1.1386)  # 0.1 ln 4 + 1
+    assert _worst(name, 2) > VISIBLE
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_control_a_window_measured_inside_the_block(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = torch_backend.Bucket.visible
+
+    def near_the_end(self: torch_backend.Bucket, window: int | None) -> Tensor:
+        seen = right(self, None)
+        if window is None:
+            return seen
+        angle = self.turns.angles[:, :, None]
+        last = torch.minimum(angle, self.highs[:, :, None] - 1)  # the block's last key
+        return seen & (last - self.indices[:, None, :] < window)
+
+    monkeypatch.setattr(torch_backend.Bucket, "visible", near_the_end)
+    assert _worst(name, 2) > VISIBLE
+
+
+def _mutate_reads(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[list[planning._Read], int], None]
+) -> None:
+    right = planning.Planner._read_row
+
+    def wrong(
+        self: planning.Planner,
+        index: int,
+        row: Row,
+        growth: dict[Block, int],
+        reads: list[planning._Read],
+    ) -> int:
+        start = len(reads)
+        base = right(self, index, row, growth, reads)
+        change(reads, start)
+        return base
+
+    monkeypatch.setattr(planning.Planner, "_read_row", wrong)

@@ -1,0 +1,68 @@
+"""Real runs of tiny random networks, recorded together with the logits they saw."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from manyhands.cache.step import Choice
+from manyhands.engine.engine import Engine
+from manyhands.model.adapter import ModelAdapter
+from manyhands.replay.trace import Trace, parse_trace, record
+from manyhands.strategies.base import Answer, Strategy
+from manyhands.strategies.ending import EndSettings
+from manyhands.strategies.hogwild import Away, TeamSettings, hogwild
+from manyhands.text import Text
+from torch import Tensor
+
+from tests.model.families_zoo import tiny_model, tiny_models
+from tests.strategies.driver import PROMPT, small_text
+
+VOCABULARY = 448
+TEXT = small_text()
+# What a random network may say: enough to end steps and to close the finisher's box now and then.
+ALLOWED = frozenset(
+    token
+    for piece in ("a", "b", " c", ".", ".\n\n", "\n", "}")
+    for token in TEXT.encode(piece)
+)
+SETTINGS = TeamSettings(
+    budget=22,
+    check_every=12,
+    snapshots=(3, 9),
+    away=(Away(0, 6, 8),),
+    choice=Choice(temperature=1.0, allowed=ALLOWED),
+    seed=2,
+    end=EndSettings(finisher_tokens=6, reply_tokens=5),
+)
+
+
+@cache
+def network(family: str, dtype: torch.dtype = torch.float32) -> ModelAdapter:
+    """A tiny network of this family with our small vocabulary."""
+    config = tiny_models()[family]().config
+    config.vocab_size = VOCABULARY
+    return ModelAdapter(tiny_model(config).to(dtype), name=family)
+
+
+def recorded(adapter: ModelAdapter, strategy: Strategy) -> tuple[Trace, Tensor, Answer]:
+    """The run's trace as it comes back from a file, its logits [R, V], its answer."""
+    engine = Engine(adapter, TEXT.tokenizer, memory_tokens=6000)
+    lines: list[dict[str, Any]] = []
+    seen: list[Tensor] = []
+
+    def watched(*args: Any) -> Tensor:
+        seen.append(ModelAdapter.forward(adapter, *args))
+        return seen[-1].clone()
+
+    with patch.object(adapter, "forward", watched):
+        answer = engine.run(record(strategy, {"model": adapter.name}, lines.append))
+    return parse_trace(json.loads(json.dumps(lines))), torch.cat(seen), answer
+
+
+def team_run(adapter: ModelAdapter, settings: TeamSettings) -> tuple[Trace, Tensor, Answer]:
+    """A team at work on a small problem."""
+    return recorded(adapter, hogwild("2+3", Text(TEXT.tokenizer), settings, PROMPT))

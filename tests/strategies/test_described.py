@@ -1,0 +1,136 @@
+"""A described run is the same run: through JSON and back, token for token."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from manyhands.cache.step import Choice, Step
+from manyhands.errors import BrokenTrace
+from manyhands.prompts import TeamPrompt
+from manyhands.strategies.base import Event, Strategy
+from manyhands.strategies.described import (
+    Settings,
+    describe,
+    describe_run,
+    prompt_from,
+    settings_from,
+    strategy_from,
+)
+from manyhands.strategies.ending import EndSettings
+from manyhands.strategies.hogwild import Away, TeamSettings, hogwild
+from manyhands.strategies.sequential import SoloSettings, sequential
+from manyhands.text import Text
+from tests.text.small_tokenizers import byte_level
+
+TEXT = Text(byte_level())
+CHOICE = Choice(0.7, 40, 0.9, 0.05, 0.0, frozenset({5, 3, 4}), frozenset({9, 3}))
+END = EndSettings(False, 5, True, False, 7)
+TEAM = TeamSettings(
+    workers=3,
+    layout="interleaved",
+    budget=12,
+    check_every=4,
+    headers="alone",
+    choice=CHOICE,
+    seed=11,
+    snapshots=(2, 5),
+    away=(Away(1, 1, 3), Away(2, 4, 5)),
+    insertions={(0, 1): " Hi.\n", (2, 3): "Wait"},
+    end=END,
+)
+SOLO = SoloSettings(budget=12, choice=CHOICE, seed=11, snapshots=(2,), end=END)
+WORDS = TeamPrompt(names=("Ada", "Ben"), step_prefix="{name}:")
+
+
+def through_json(settings: Settings) -> dict[str, Any]:
+    header = describe_run("1 + 2", settings, WORDS, context=900)
+    loaded: dict[str, Any] = json.loads(json.dumps(header))
+    assert loaded == json.loads(json.dumps(loaded))
+    return loaded
+
+
+@pytest.mark.parametrize("settings", [TEAM, SOLO, TeamSettings(), SoloSettings()])
+def test_there_and_back(settings: Settings) -> None:
+    header = through_json(settings)
+    assert settings_from(header) == settings
+    assert prompt_from(header) == WORDS
+    assert header["settings"] == describe(settings)
+    assert (header["problem"], header["context"]) == ("1 + 2", 900)
+
+
+def test_every_field_is_described() -> None:
+    from dataclasses import fields
+
+    for settings in (TEAM, SOLO):
+        described = describe(settings)
+        assert set(described) == {field.name for field in fields(settings)}
+        assert set(described["choice"]) == {field.name for field in fields(Choice)}
+        assert set(described["end"]) == {field.name for field in fields(EndSettings)}
+
+
+def told(strategy: Strategy) -> list[Any]:
+    """All that a strategy asks and reports, if every token is answered by a number of its own."""
+    seen: list[Any] = []
+    tokens: tuple[int, ...] | None = None
+    try:
+        while True:
+            asked = strategy.send(tokens)
+            tokens = None
+            if isinstance(asked, Step):
+                for row in asked.rows:
+                    row.view.own.tokens.extend(row.feed)
+                seen.append([(row.feed, row.choice, row.writer) for row in asked.rows])
+                tokens = tuple((7 * len(seen) + i) % 300 for i in range(len(asked.rows)))
+            elif isinstance(asked, Event):
+                seen.append(asked)
+    except StopIteration as end:
+        return [*seen, end.value]
+
+
+@pytest.mark.parametrize("context", [None, 300])
+def test_the_same_strategy(context: int | None) -> None:
+    team = hogwild("1 + 2", TEXT, TEAM, WORDS, context=context)
+    assert told(strategy_from(through_json(TEAM), TEXT, context)) == told(team)
+    solo = sequential("1 + 2", TEXT, SOLO, WORDS, context=context)
+    assert told(strategy_from(through_json(SOLO), TEXT, context)) == told(solo)
+
+
+def test_a_setting_that_is_left_out_has_its_default() -> None:
+    header = through_json(TeamSettings())
+    header["settings"] = {"workers": 4}
+    assert settings_from(header) == TeamSettings(workers=4)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("method", "magic"),
+        ("method", ["hogwild"]),
+        ("settings", None),
+        ("settings", {"wrokers": 2}),
+        ("settings", {"workers": 0}),
+        ("settings", {"workers": "2"}),
+        ("settings", {"workers": 2.5}),
+        ("settings", {"budget": None}),
+        ("settings", {"layout": ["combined"]}),
+        ("settings", {"choice": 5}),
+        ("settings", {"choice": {"temperature": "hot"}}),
+        ("settings", {"choice": {"allowed": ["a"]}}),
+        ("settings", {"end": {"reply": "no"}}),
+        ("settings", {"end": 3}),
+        ("settings", {"insertions": [[1, 2]]}),
+        ("settings", {"away": [{"worker": 1}]}),
+        ("settings", {"snapshots": 5}),
+        ("prompt", None),
+        ("prompt", {"rules": "no problem here"}),
+        ("prompt", {"colour": "red"}),
+        ("problem", 12),
+    ],
+)
+def test_headers_that_do_not_describe_a_run(place: str, value: Any) -> None:
+    header = through_json(TEAM) | {place: value}
+    with pytest.raises(BrokenTrace, match=f"field '{place}'"):
+        strategy_from(header, TEXT, None)

@@ -1,0 +1,162 @@
+"""What each worker of a team reads in each pass, letter by letter.
+
+The chat template leaves `user` and `assistant` lines in the decoded text; its marks are hidden.
+"""
+
+from __future__ import annotations
+
+from manyhands.cache.step import GREEDY
+from manyhands.strategies.hogwild import TeamSettings, hogwild
+
+from tests.strategies.driver import PROMPT, Played, Scripts, play, small_text
+
+TEXT = small_text()
+START = "user\nAlice and Bob: 2+3\nassistant\n\nPast"
+
+
+def run(layout: str, passes: int, /, headers: str = "in_context", workers: int = 2, **said) -> Played:
+    settings = TeamSettings(
+        workers=workers, layout=layout, budget=passes, check_every=0, headers=headers
+    )
+    return play(hogwild("2+3", TEXT, settings, PROMPT), Scripts(TEXT, **said))
+
+
+def read(played: Played, writer: str) -> list[str]:
+    return [TEXT.decode(row.context) for row in played.rows(writer)]
+
+
+SAID = {"Alice": ["a", ".\n\n", "b", "c"], "Bob": ["x", "y", ".", "\n", "\n", "z"]}
+
+
+def test_combined():
+    played = run("combined", 7, **SAID)
+    others, own = "\nOthers", "\nOwn"
+    done = START + "\n\n**Alice [1]:**a"  # once Alice's first step is in the history
+    assert read(played, "Alice") == [
+        START + others + "\n\n**Bob [1]:**<..>" + own + "\n\n**Alice [1]:**",
+        START + others + "\n\n**Bob [1]:**x<..>" + own + "\n\n**Alice [1]:**a",
+        done + others + "\n\n**Bob [1]:**xy<..>" + own + ".\n\n**Alice [2]:**",
+        done + others + "\n\n**Bob [1]:**xy.<..>" + own + ".\n\n**Alice [2]:**b",
+        done + others + "\n\n**Bob [1]:**xy.\n<..>" + own + ".\n\n**Alice [2]:**bc",
+        done + "\n\n**Bob [1]:**xy.\n" + others + "\n**Bob [2]:**<..>" + own
+        + ".\n\n**Alice [2]:**bca",
+        done + "\n\n**Bob [1]:**xy.\n" + others + "\n**Bob [2]:**z<..>" + own
+        + ".\n\n**Alice [2]:**bcaa",
+    ]
+    assert read(played, "Bob")[1] == (
+        START + others + "\n\n**Alice [1]:**a<..>" + own + "\n\n**Bob [1]:**x"
+    )
+    assert read(played, "Bob")[2] == (
+        done + others + ".\n\n**Alice [2]:**<..>" + own + "\n\n**Bob [1]:**xy"
+    )
+    assert read(played, "Bob")[5] == (
+        done + "\n\n**Bob [1]:**xy.\n" + others + ".\n\n**Alice [2]:**bca<..>" + own
+        + "\n**Bob [2]:**"
+    )
+
+
+def test_combined_keeps_all_workers_at_one_position():
+    played = run("combined", 7, **SAID)
+    for one in played.passes[:7]:
+        assert len({len(row.context) for row in one.rows if row.writer in ("Alice", "Bob")}) == 1
+
+
+def test_contiguous():
+    played = run("contiguous", 4, **SAID)
+    assert read(played, "Alice") == [
+        START + "\n\n**Bob [1]:**<..>\nOwn\n\n**Alice [1]:**",
+        START + "\n\n**Bob [1]:**x<..>\nOwn\n\n**Alice [1]:**a",
+        START + "\n\n**Bob [1]:**xy<..>\nOwn\n\n**Alice [1]:**a.\n\n**Alice [2]:**",
+        START + "\n\n**Bob [1]:**xy.<..>\nOwn\n\n**Alice [1]:**a.\n\n**Alice [2]:**b",
+    ]
+    assert read(played, "Bob")[3] == (
+        START + "\n\n**Alice [1]:**a.\n\n**Alice [2]:**b<..>\nOwn\n\n**Bob [1]:**xy."
+    )
+    assert played.rows("Alice")[3].blocks == (
+        "prompt", "Bob 1", "more to come", "own header", "Alice 1",
+    )
+
+
+def test_interleaved():
+    played = run("interleaved", 7, **SAID)
+    own, done = "\nOwn", START + "\n\n**Alice [1]:**a"
+    assert read(played, "Alice")[:4] == [
+        START + own + "\n\n**Alice [1]:**",
+        START + own + "\n\n**Alice [1]:**a",
+        done + own + ".\n\n**Alice [2]:**",
+        done + own + ".\n\n**Alice [2]:**b",
+    ]
+    assert read(played, "Bob") == [
+        START + own + "\n\n**Bob [1]:**",
+        START + own + "\n\n**Bob [1]:**x",
+        done + own + "\n\n**Bob [1]:**xy",
+        done + own + "\n\n**Bob [1]:**xy.",
+        done + own + "\n\n**Bob [1]:**xy.\n",
+        done + "\n\n**Bob [1]:**xy.\n" + own + "\n**Bob [2]:**",
+        done + "\n\n**Bob [1]:**xy.\n" + own + "\n**Bob [2]:**z",
+    ]
+
+
+def test_one_worker():
+    start = START.replace("Alice and Bob", "Alice")
+    played = run("combined", 2, workers=1, Alice=["a"])
+    assert read(played, "Alice") == [
+        start + "\nOthers\nOwn\n\n**Alice [1]:**",
+        start + "\nOthers\nOwn\n\n**Alice [1]:**a",
+    ]
+
+
+def test_five_workers_read_each_other_in_ascending_order():
+    played = run("combined", 2, workers=5)
+    names = ["Alice", "Bob", "Carol", "Dave", "Erin"]
+    names[4] = PROMPT.team(5)[4]
+    for own, name in enumerate(names):
+        others = [n for other, n in enumerate(names) if other != own]
+        expected = ["prompt", "others' header"]
+        expected += [part for n in others for part in (f"{n} 1", "more to come")]
+        assert list(played.rows(name)[1].blocks) == [*expected, "own header", f"{name} 1"]
+
+
+def test_everything_is_written_in_the_first_pass():
+    opening = run("combined", 1, **SAID).passes[0]
+    assert [row.blocks for row in opening.rows[:4]] == [
+        ("prompt",),
+        ("prompt", "others' header"),
+        ("prompt", "others' header", "more to come"),
+        ("prompt", "others' header", "own header"),
+    ]
+    assert opening.writers == ("Alice", "Bob")
+    assert all(row.writer is None and row.choice is GREEDY for row in opening.rows[:4])
+    assert [TEXT.decode(row.feed) for row in opening.rows] == [
+        START, "\nOthers", "<..>", "\nOwn", "\n\n**Alice [1]:**", "\n\n**Bob [1]:**",
+    ]
+
+
+def test_headers_encoded_alone():
+    played = run("combined", 2, headers="alone", **SAID)
+    assert [row.blocks for row in played.passes[0].rows[:4]] == [
+        ("prompt",), ("others' header",), ("more to come",), ("own header",),
+    ]
+    assert read(played, "Alice") == read(run("combined", 2, **SAID), "Alice")
+
+
+def test_later_passes_feed_the_newest_token_alone():
+    played = run("combined", 7, **SAID)
+    assert played.passes[1].writers == ("Alice", "Bob")
+    assert len(played.passes[1].rows) == 2
+    fed = [TEXT.decode(row.feed) for row in played.rows("Alice")]
+    assert fed == [
+        "\n\n**Alice [1]:**", "a", ".\n\n**Alice [2]:**", "b", "c", "a", "a",
+    ]
+
+
+def test_a_prompt_may_leave_texts_empty():
+    """Headers and markers are the user's to choose; one that is empty takes no row."""
+    from dataclasses import replace
+
+    bare = replace(PROMPT, others_header="", own_header="", more_to_come="", past_header="")
+    settings = TeamSettings(budget=2, check_every=0)
+    played = play(hogwild("2+3", TEXT, settings, bare), Scripts(TEXT, **SAID))
+    assert read(played, "Alice")[1] == (
+        START.removesuffix("\nPast") + "\n\n**Bob [1]:**x\n\n**Alice [1]:**a"
+    )

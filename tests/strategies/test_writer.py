@@ -1,0 +1,62 @@
+"""A writer reads its own tokens: text, turn ends, step ends, and its own luck."""
+
+from __future__ import annotations
+
+from manyhands.cache.block import Block
+from manyhands.cache.step import GREEDY, Choice
+from manyhands.cache.view import View
+from manyhands.strategies.writer import Writer
+
+from tests.strategies.driver import small_text
+
+TEXT = small_text()
+
+
+def test_tokens_become_text():
+    writer = Writer(TEXT, GREEDY, 0, "Alice")
+    pieces = [writer.read(token, TEXT.eos) for token in TEXT.encode("né.")]
+    assert "".join(pieces) == writer.step_text == "né."
+    assert writer.num_tokens == len(pieces)
+    assert writer.feed == writer.unread == TEXT.encode(".")
+
+
+def test_a_turns_end_is_neither_text_nor_fed():
+    writer = Writer(TEXT, GREEDY, 0, "Alice")
+    writer.read(TEXT.encode("a")[0], TEXT.eos)
+    assert writer.read(min(TEXT.eos), TEXT.eos) == ""
+    assert writer.stopped
+    assert writer.feed == writer.unread == ()
+    assert writer.num_tokens == 1
+
+
+def test_a_character_cut_off_by_the_turns_end_is_not_lost_in_silence():
+    writer = Writer(TEXT, GREEDY, 0, "Alice")
+    halves = TEXT.encode("数")  # several bytes, none of them text by itself
+    assert len(halves) > 1
+    assert writer.read(halves[0], TEXT.eos) == ""
+    assert writer.read(min(TEXT.eos), TEXT.eos) == "\ufffd"
+
+
+def test_a_new_step_forgets_the_old_one():
+    writer = Writer(TEXT, GREEDY, 0, "Alice")
+    writer.box.push("\\boxed{8")
+    assert writer.ends_step(writer.read(TEXT.encode("a")[0], TEXT.eos)) is False
+    desk = Block("desk")
+    writer.begin_step(desk, (1, 2))
+    assert (writer.desk, writer.feed, writer.step_text) == (desk, (1, 2), "")
+    assert writer.box.push("}") is None
+
+
+def test_rows_carry_the_name_and_a_draw():
+    view = View([Block()])
+    greedy, lucky = (Writer(TEXT, c, 1, "Alice") for c in (GREEDY, Choice(temperature=1.0, top_k=3)))
+    for writer in (greedy, lucky):
+        writer.begin_step(view.own, (5,))
+    assert greedy.row(view).choice is GREEDY
+    first, second = lucky.row(view), lucky.row(view)
+    assert first.writer == "Alice"
+    assert first.choice.top_k == 3
+    assert first.choice.draw != second.choice.draw
+    again = Writer(TEXT, Choice(temperature=1.0), 1, "Alice")
+    again.begin_step(view.own, (5,))
+    assert again.row(view).choice.draw == first.choice.draw
