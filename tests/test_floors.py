@@ -110,8 +110,9 @@ def _reason_against(importer: str, target: str) -> str | None:
         return f"{there} is on floor {FLOORS[there]}, {here} on floor {FLOORS[here]}"
     if there in CLOSED.get(here, ()):
         return f"{here} must not know {there}"
-    if target != ONLY_DOOR.get((here, there), target):
-        return f"{here} knows {there} only by {ONLY_DOOR[here, there]}"
+    door = ONLY_DOOR.get((here, there), target)
+    if target != door:
+        return f"{here} knows {there} only by {door}"
     return None
 
 
@@ -121,7 +122,7 @@ def _circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
     for start in sorted(graph):
         if start in reported:
             continue
-        came_from = {target: start for target in graph[start]}
+        came_from = dict.fromkeys(graph[start], start)
         queue = sorted(came_from)
         while queue and start not in came_from:
             here = queue.pop(0)
@@ -209,7 +210,11 @@ def test_control_a_sound_house(tmp_path: Path) -> None:
         # where imports like to hide
         ("cache/plan", "def f():\n    from manyhands.model import net", "model is on floor 4"),
         ("cache/plan", "if TYPE_CHECKING:\n    import torch", "cache does without torch"),
-        ("cache/plan", "try:\n    import torch\nexcept ImportError:\n    pass", "cache does without"),
+        (
+            "cache/plan",
+            "try:\n    import torch\nexcept ImportError:\n    pass",
+            "cache does without",
+        ),
         ("cache/plan", "from ..model import net", "model is on floor 4"),
         ("text/__init__", "from ..model.net import load", "model is on floor 4"),
         ("text/__init__", "from .tokens import Text\nfrom .. import cache", "cache is on floor 2"),
@@ -251,5 +256,7 @@ def test_control_a_circle(tmp_path: Path, house: dict[str, str], circle: str) ->
 
 
 def test_control_two_circles_are_both_reported(tmp_path: Path) -> None:
-    pairs = {f"{room}/{a}": f"from .{b} import x" for room in ("text", "cache") for a, b in ("pq", "qp")}
+    pairs = {
+        f"{room}/{a}": f"from .{b} import x" for room in ("text", "cache") for a, b in ("pq", "qp")
+    }
     assert len(violations(build(tmp_path, SOUND | pairs))) == 2

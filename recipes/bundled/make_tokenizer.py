@@ -12,11 +12,12 @@ import random
 import sys
 from pathlib import Path
 
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.replay.recipe import read_recipe
 from manyhands.tasks.problem_list import problem_list
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 VOCABULARY = 1280
 END, USER, TEAM = "<|end|>", "<|user|>", "<|team|>"

@@ -12,6 +12,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
+
 from manyhands.attention.attend import Backend, LayerCall
 from manyhands.attention.rotary import Rope, Turns
 from manyhands.cache.block import Block
@@ -19,7 +21,6 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Planner
 from manyhands.cache.step import Step
 from manyhands.model.memory import Memory
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -101,15 +102,27 @@ class Layer:
     """One attention layer of the product: planner, memory (poisoned with NaN) and a backend."""
 
     def __init__(
-        self, backend: Backend, shape: Shape, rope: Rope | None, call: LayerCall,
-        *, dtype: torch.dtype = torch.float32, num_pages: int = 64, page_size: int = 4,
+        self,
+        backend: Backend,
+        shape: Shape,
+        rope: Rope | None,
+        call: LayerCall,
+        *,
+        dtype: torch.dtype = torch.float32,
+        num_pages: int = 64,
+        page_size: int = 4,
     ) -> None:
         self.backend, self.rope, self.call = backend, rope, call
         self.pool = PagePool(num_pages, page_size)
         self.planner = Planner(self.pool)
         self.memory = Memory(
-            self.pool.num_slots, shape.num_kv_heads, shape.head_dim, shape.value_dim, [rope],
-            device=torch.device("cpu"), dtype=dtype,
+            self.pool.num_slots,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.value_dim,
+            [rope],
+            device=torch.device("cpu"),
+            dtype=dtype,
         )
         self.memory.keys.fill_(float("nan"))
         self.memory.values.fill_(float("nan"))

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.reference import ReferenceBackend
 from manyhands.attention.rotary import Rope
@@ -22,7 +23,6 @@ from manyhands.attention.torch_backend import TorchBackend
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-
 from tests.attention.dense import DenseOracle, Layer, Shape, random_qkv
 
 TOLERANCE = {
@@ -75,7 +75,9 @@ def random_conversation(rng: random.Random, num_steps: int, num_workers: int = 3
                 seen.sort(key=blocks.index)
             if seen and rng.random() < 0.3:
                 seen.append(rng.choice(seen))  # a separator read twice
-            rows.append(Row(View([*seen, own]), tuple(rng.choices(range(9), k=rng.choice([1, 1, 3, 7])))))
+            rows.append(
+                Row(View([*seen, own]), tuple(rng.choices(range(9), k=rng.choice([1, 1, 3, 7]))))
+            )
         yield Step(rows)
         for block in list(blocks):
             if not block.frozen and block.num_tokens and rng.random() < 0.3:
@@ -85,7 +87,9 @@ def random_conversation(rng: random.Random, num_steps: int, num_workers: int = 3
             blocks.pop(rng.randrange(3))
 
 
-def worst_error(backend, shape: Shape, rope, layer: dict, dtype: torch.dtype, seed: int, num_steps: int = 6) -> float:
+def worst_error(
+    backend, shape: Shape, rope, layer: dict, dtype: torch.dtype, seed: int, num_steps: int = 6
+) -> float:
     """Largest difference to the definition over all steps of one random conversation."""
     sinks = layer.get("sinks")
     layer = layer | ({"sinks": sinks[: shape.num_heads].to(dtype)} if sinks is not None else {})
@@ -107,7 +111,9 @@ def worst_error(backend, shape: Shape, rope, layer: dict, dtype: torch.dtype, se
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("rope", ROPES)
 def test_every_variant_of_a_layer(backend: str, layer: str, rope: str) -> None:
-    error = worst_error(BACKENDS[backend](), SHAPES["gqa"], ROPES[rope], LAYERS[layer], torch.float64, seed=1)
+    error = worst_error(
+        BACKENDS[backend](), SHAPES["gqa"], ROPES[rope], LAYERS[layer], torch.float64, seed=1
+    )
     assert error < TOLERANCE[torch.float64]
 
 
@@ -120,10 +126,16 @@ def test_shapes_and_dtypes(backend: str, shape: str, dtype: torch.dtype) -> None
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32), backend=st.sampled_from(sorted(BACKENDS)), layer=st.sampled_from(sorted(LAYERS)))
+@given(
+    seed=st.integers(0, 2**32),
+    backend=st.sampled_from(sorted(BACKENDS)),
+    layer=st.sampled_from(sorted(LAYERS)),
+)
 def test_random_conversations(seed: int, backend: str, layer: str) -> None:
     rope = ROPES["half-split"]
-    error = worst_error(BACKENDS[backend](), SHAPES["gqa"], rope, LAYERS[layer], torch.float64, seed, num_steps=9)
+    error = worst_error(
+        BACKENDS[backend](), SHAPES["gqa"], rope, LAYERS[layer], torch.float64, seed, num_steps=9
+    )
     assert error < TOLERANCE[torch.float64]
 
 
@@ -185,5 +197,7 @@ def test_the_oracle_sees_a_wrong_plan(monkeypatch, mutation: str, change) -> Non
         return plan
 
     monkeypatch.setattr(planning.Planner, "plan", wrong)
-    error = worst_error(TorchBackend(), SHAPES["gqa"], ROPES["half-split"], {}, torch.float64, seed=4)
+    error = worst_error(
+        TorchBackend(), SHAPES["gqa"], ROPES["half-split"], {}, torch.float64, seed=4
+    )
     assert error > 1e-3, mutation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from manyhands.cache.block import Block
 from manyhands.errors import InvalidRequest
 

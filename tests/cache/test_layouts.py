@@ -1,12 +1,13 @@
 """The three layouts, written out block by block for teams of one to five.
 
-    P prompt   H1 H2 H3 history   > others' header   + own header   m marker
-    1 2 3 4 5 desks; the last letter of a view is where its worker writes
+P prompt   H1 H2 H3 history   > others' header   + own header   m marker
+1 2 3 4 5 desks; the last letter of a view is where its worker writes
 """
 
 from __future__ import annotations
 
 import pytest
+
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import LAYOUTS, Cast, everything
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.errors import OutOfMemory
@@ -17,7 +18,9 @@ NUM_PAGES, PAGE_SIZE = 12, 3
 def state(pool: PagePool, blocks: list[Block]) -> object:
     """Everything that must not change when a method fails."""
     strips = [pool.place(block).strip for block in blocks]
-    places = [(pool.place(block).offset, id(strip)) for block, strip in zip(blocks, strips, strict=True)]
+    places = [
+        (pool.place(block).offset, id(strip)) for block, strip in zip(blocks, strips, strict=True)
+    ]
     lengths = [(list(strip.pages), strip.num_tokens, strip.num_blocks) for strip in strips]
     return pool.num_free_pages, places, lengths
 
@@ -155,9 +158,7 @@ def test_out_of_memory_says_what_is_missing_and_changes_nothing():
     before = state(pool, [small, large])
     with pytest.raises(OutOfMemory) as caught:
         pool.reserve([(small, 1), (large, 8)])
-    assert str(caught.value) == (
-        "this step needs 3 more pages of 4 tokens, and 2 of 3 are free"
-    )
+    assert str(caught.value) == ("this step needs 3 more pages of 4 tokens, and 2 of 3 are free")
     assert "memory_tokens" in caught.value.hint
     assert state(pool, [small, large]) == before
     pool.reserve([(small, 1), (large, 4)])

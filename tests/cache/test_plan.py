@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan, Planner
@@ -31,7 +32,9 @@ class Ledger:
                 self.whose[target] = self.whose[source]
                 self.angle[target] = self.angle[source] + move.turn
         fed = [
-            (row.view.own, row.view.own.num_tokens + i) for row in step.rows for i in range(len(row.feed))
+            (row.view.own, row.view.own.num_tokens + i)
+            for row in step.rows
+            for i in range(len(row.feed))
         ]
         for slot, angle, token in zip(plan.slots.tolist(), plan.angles.tolist(), fed, strict=True):
             self.whose[slot], self.angle[slot] = token, angle

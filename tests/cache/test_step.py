@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from manyhands.cache.block import Block
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from manyhands.cache.block import Block
 from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest

@@ -15,9 +15,10 @@ from rich.console import Console
 
 from manyhands.cli.account import Account
 from manyhands.cli.live import LiveScreen, can_be_live, console_of
+from manyhands.cli.outcome import Outcome
 from manyhands.cli.output import Notes
-from manyhands.cli.running import Outcome, drive
-from manyhands.cli.screens import JsonScreen, PlainScreen, QuietScreen, Screen, screen_for
+from manyhands.cli.running import drive, screen_for
+from manyhands.cli.screens import JsonScreen, PlainScreen, QuietScreen, Screen
 from manyhands.prompts import TeamPrompt
 from manyhands.strategies.base import CheckAsked, Event, Strategy
 from manyhands.strategies.hogwild import TeamSettings, hogwild

@@ -8,6 +8,7 @@ exact statement, no statistics.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,8 @@ def probabilities(logits: torch.Tensor, choice: Choice) -> np.ndarray:
         before += weights[token]
     out = np.zeros(len(logits))
     out[kept] = [weights[token] for token in kept]
-    return out / out.sum()
+    shares: np.ndarray = out / out.sum()
+    return shares
 
 
 def sweep(logits: torch.Tensor, choice: Choice) -> np.ndarray:
@@ -179,6 +181,6 @@ def test_impossible_tokens_are_no_error(temperature: float) -> None:
         {"allowed": frozenset({1}), "forbidden": frozenset({1})},
     ],
 )
-def test_choices_that_cannot_be(wrong: dict) -> None:
+def test_choices_that_cannot_be(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         Choice(**wrong)

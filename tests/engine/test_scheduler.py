@@ -138,7 +138,7 @@ def test_a_stream_ends_with_the_answer() -> None:
 # -- passes of bounded size ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [1, 3, 7, 40])
+@pytest.mark.parametrize("limit", [1, 7])
 def test_a_small_pass_changes_nothing(limit: int) -> None:
     crowd = a_mixed_crowd(SAMPLED)
     engine = small_engine(16384)
@@ -284,12 +284,18 @@ def _guilty() -> dict[str, tuple[type[Exception], Callable[[], Strategy]]]:
             OutOfMemory,
             failing(lambda _: Step(Row(View([Block()]), (1,) * 900) for _ in range(5))),
         ),
-        "a token that is none": (InvalidRequest, failing(lambda view: Step([Row(view, (NUM_IDS,))]))),
+        "a token that is none": (
+            InvalidRequest,
+            failing(lambda view: Step([Row(view, (NUM_IDS,))])),
+        ),
         "an impossible choice": (
             InvalidRequest,
             failing(lambda view: Step([Row(view, (1,), Choice(allowed=frozenset({NUM_IDS})))])),
         ),
-        "logits that are no numbers": (ManyhandsError, failing(lambda view: Step([Row(view, (0,))]))),
+        "logits that are no numbers": (
+            ManyhandsError,
+            failing(lambda view: Step([Row(view, (0,))])),
+        ),
         "nonsense": (InvalidRequest, failing(lambda _: "nonsense")),
         "nothing": (InvalidRequest, failing(lambda _: None)),
         "a block frozen in between": (
@@ -302,12 +308,18 @@ def _guilty() -> dict[str, tuple[type[Exception], Callable[[], Strategy]]]:
     }
 
 
+@torch.no_grad()
+def _break_token_0(engine: Engine) -> None:
+    """Let whoever is fed token 0 get logits that are no numbers."""
+    embeddings: Any = engine.adapter.model.get_input_embeddings()
+    embeddings.weight[0] = float("nan")
+
+
 @pytest.mark.parametrize("name", _guilty())
 def test_the_others_do_not_notice(name: str) -> None:
     error, make = _guilty()[name]
     engine = small_engine(memory_tokens=4096)
-    with torch.no_grad():  # token 0 is what the broken logits come from
-        engine.adapter.model.get_input_embeddings().weight[0] = float("nan")
+    _break_token_0(engine)
     innocent: list[Callable[[], Strategy]] = [
         lambda: counting((5, 6), 9),
         lambda: team(2, choice=SAMPLED, budget=12),
@@ -328,8 +340,7 @@ def test_the_others_do_not_notice(name: str) -> None:
 def test_run_and_stream_raise_what_went_wrong(name: str) -> None:
     error, make = _guilty()[name]
     engine = small_engine(memory_tokens=4096)
-    with torch.no_grad():
-        engine.adapter.model.get_input_embeddings().weight[0] = float("nan")
+    _break_token_0(engine)
     with pytest.raises(error):
         engine.run(make())
     with pytest.raises(error):
@@ -375,6 +386,7 @@ def test_an_error_behind_an_error_does_not_hold_memory() -> None:
             yield Step([Row(view, (1,) * CONTEXT)])
         except ContextTooLong as error:
             raise Trouble("too much to read") from error
+        raise AssertionError("it went on")
 
     engine = small_engine()
     run = engine.submit(translating())
@@ -455,7 +467,7 @@ def test_a_pass_asks_once_for_everybody() -> None:
 
 
 def test_events_come_without_a_pass() -> None:
-    def chatty() -> Generator[Event, None, Answer]:
+    def chatty() -> Generator[Event, Any, Answer]:
         for count in range(3):
             yield Event(count)
         return Answer(text="")

@@ -78,7 +78,8 @@ class DenseTeam:
                 use_cache=False,
                 dense_team=self,
             )
-        return out.logits[0, last]
+        logits: Tensor = out.logits[0, last]
+        return logits
 
     @contextmanager
     def _no_rotation(self) -> Iterator[None]:
@@ -122,7 +123,9 @@ class DenseTeam:
         here, window = len(context) - 1, call.get("sliding_window")
         near = [p for p in range(len(context)) if window is None or here - p < window]
         keys = torch.stack([self.keys[layer, context[p][0]][context[p][1]] for p in near], dim=1)
-        values = torch.stack([self.values[layer, context[p][0]][context[p][1]] for p in near], dim=1)
+        values = torch.stack(
+            [self.values[layer, context[p][0]][context[p][1]] for p in near], dim=1
+        )
         group = q.shape[0] // keys.shape[0]
         turned = self._turn(q[:, None], [here], table)  # [H, 1, D]
         keys = self._turn(keys, near, table).repeat_interleave(group, 0)  # [H, N, D]
@@ -133,7 +136,8 @@ class DenseTeam:
         if call.get("s_aux") is not None:  # a key of its own for every head, with the value zero
             scores = torch.cat((scores, call["s_aux"][:, None]), dim=1)
         weights = scores.softmax(-1)[:, : len(near)]
-        return (weights[..., None] * values).sum(1)
+        seen: Tensor = (weights[..., None] * values).sum(1)
+        return seen
 
     def _turn(
         self, x: Tensor, positions: Sequence[int], table: tuple[Tensor, Tensor] | None
@@ -142,7 +146,7 @@ class DenseTeam:
         if table is None:
             return x
         cos, sin = (part[:, list(positions)] for part in table)
-        rotated, _ = self._rotate(x[None], x[None], cos, sin)
+        rotated: Tensor = self._rotate(x[None], x[None], cos, sin)[0]
         return rotated[0]
 
 

@@ -26,6 +26,7 @@ from manyhands.attention import rotary, torch_backend
 from manyhands.cache import plan as planning
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import LAYOUTS, Cast
+from manyhands.cache.pages import Move
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
@@ -89,7 +90,7 @@ def _read_in_pieces(engine: Engine, tokens: list[int], expected: Tensor) -> floa
         for block in view.blocks[:-1]:
             if block is not empty:
                 block.freeze()
-        logits = engine.forward(Step([Row(view, tokens[start : start + size])]))
+        logits = engine.forward(Step([Row(view, tuple(tokens[start : start + size]))]))
         start += size
         errors.append((logits[0] - expected[start - 1]).abs().max())
     assert start == len(tokens)
@@ -131,11 +132,11 @@ HEADS = {"prompt": 6, "others": 2, "marker": 1, "own": 2}
 def _feeds(num_workers: int) -> Iterator[dict[str | int, list[int]]]:
     """The tokens of every pass, random and always the same: by worker; by block for the opening."""
     stream = iter(some_tokens(200, seed=num_workers).tolist())
-    opening: dict[str | int, int] = {**HEADS}
+    opening = dict(HEADS)
     for story in _story(num_workers):
-        sizes = {**opening, **story.feeds}
-        opening = {}
-        yield {who: [next(stream) for _ in range(size)] for who, size in sizes.items()}
+        sizes: list[tuple[str | int, int]] = [*opening.items(), *story.feeds.items()]
+        opening.clear()
+        yield {who: [next(stream) for _ in range(size)] for who, size in sizes}
 
 
 def _by_definition(name: str, layout: str, num_workers: int) -> list[Tensor]:
@@ -211,7 +212,10 @@ def _by_engine(name: str, layout: str, num_workers: int, double: bool) -> list[T
                 tuple(history),
             )
             step = Step(
-                Row(opening[who] if isinstance(who, str) else LAYOUTS[layout](cast, who), tuple(feed))
+                Row(
+                    opening[who] if isinstance(who, str) else LAYOUTS[layout](cast, who),
+                    tuple(feed),
+                )
                 for who, feed in feeds.items()
             )
             logits.append(engine.forward(step)[len(feeds) - len(story.feeds) :].clone())
@@ -279,7 +283,7 @@ def test_control_the_others_newest_token_is_not_seen(
 def test_control_a_moved_key_is_rotated_twice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = Memory.move
 
-    def twice(self: Memory, moves: Sequence[planning.Move]) -> None:
+    def twice(self: Memory, moves: Sequence[Move]) -> None:
         right(self, [replace(move, turn=2 * move.turn) for move in moves])
 
     monkeypatch.setattr(Memory, "move", twice)

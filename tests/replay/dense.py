@@ -13,11 +13,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.rotary import Rope
 from manyhands.model.adapter import ModelAdapter
 from manyhands.replay.trace import Trace
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,9 @@ class Lines:
 
         return adapter.forward(self.token_ids, self.last, attend)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, call: LayerCall, rope: Rope | None) -> Tensor:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, call: LayerCall, rope: Rope | None
+    ) -> Tensor:
         place = torch.arange(self.line.shape[1])  # [N]
         q = turned(q, self.position, rope)
         k = turned(k[self.line], place, rope)  # [T, N, G, D]

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
 from manyhands.cache.step import Choice
 from manyhands.engine.engine import Engine
 from manyhands.model.adapter import ModelAdapter
+from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.replay.trace import Trace, parse_trace, record
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.ending import EndSettings
 from manyhands.strategies.hogwild import Away, TeamSettings, hogwild
 from manyhands.text import Text
-from torch import Tensor
-
 from tests.model.families_zoo import tiny_model, tiny_models
 from tests.strategies.driver import PROMPT, small_text
 
@@ -25,9 +28,7 @@ VOCABULARY = 448
 TEXT = small_text()
 # What a random network may say: enough to end steps and to close the finisher's box now and then.
 ALLOWED = frozenset(
-    token
-    for piece in ("a", "b", " c", ".", ".\n\n", "\n", "}")
-    for token in TEXT.encode(piece)
+    token for piece in ("a", "b", " c", ".", ".\n\n", "\n", "}") for token in TEXT.encode(piece)
 )
 SETTINGS = TeamSettings(
     budget=22,
@@ -66,3 +67,39 @@ def recorded(adapter: ModelAdapter, strategy: Strategy) -> tuple[Trace, Tensor, 
 def team_run(adapter: ModelAdapter, settings: TeamSettings) -> tuple[Trace, Tensor, Answer]:
     """A team at work on a small problem."""
     return recorded(adapter, hogwild("2+3", Text(TEXT.tokenizer), settings, PROMPT))
+
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "bundled"
+
+
+@cache
+def list_text() -> Text:
+    """The bundled model's vocabulary, in which the scripted team speaks."""
+    return Text(AutoTokenizer.from_pretrained(RECIPE / "tokenizer"))
+
+
+LIST_PROMPT = TeamPrompt(
+    rules="{names} solve this list together.\n\n{problem}",
+    solo_rules="Solve this list alone.\n\n{problem}",
+)
+
+
+def list_network() -> ModelAdapter:
+    """A network small enough to train in a test, the same one every time."""
+    config = Qwen3Config(
+        vocab_size=len(list_text().tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        return ModelAdapter(Qwen3ForCausalLM(config), name="small")

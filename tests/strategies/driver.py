@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tokenizers import AddedToken
+
 from manyhands.cache.step import Choice, Step
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.base import Answer, Event, Reserve, Strategy
 from manyhands.text import Text
-from tokenizers import AddedToken
-
 from tests.text.small_tokenizers import CHATML, OPENED, byte_level
 
 # Pieces of text that are one token, so that a test can say where a step or a box ends.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+
 from manyhands.strategies.base import AnswerFound, ReplyWritten, TokenWritten
 from manyhands.strategies.ending import EndSettings
 from manyhands.strategies.hogwild import Away, TeamSettings, hogwild
-
 from tests.strategies.driver import PROMPT, Dice, Played, Scripts, play, small_text
 
 TEXT = small_text()
@@ -182,8 +184,6 @@ def test_the_finisher_encodes_all_anew_if_asked():
 @pytest.mark.parametrize("reencode", [False, True])
 def test_a_prompt_may_leave_the_last_words_empty(reencode):
     """A run must not fail at its very end because there is nothing to feed."""
-    from dataclasses import replace
-
     bare = replace(PROMPT, finisher="", reply="{think_end}")
     team = settings(budget=2, end=end(reply=True, reencode=reencode))
     said = Scripts(TEXT, finisher=["\\boxed{7}"], reply=["Hi", None])
@@ -214,9 +214,7 @@ def test_the_reply_after_an_answer(layout):
 
 
 def test_the_reply_after_the_finisher_reads_its_box():
-    played = run(
-        settings(budget=2, end=end(reply=True)), finisher=["4", "}"], reply=["Yes", None]
-    )
+    played = run(settings(budget=2, end=end(reply=True)), finisher=["4", "}"], reply=["Yes", None])
     first = played.rows("reply")[0]
     assert TEXT.decode(first.context).endswith("aa\nFinal \\boxed{4}\nReply:")
     assert fed_nobody(played) == ["a", "a", "}"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+
 from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest
 from manyhands.strategies.ending import EndSettings
 from manyhands.strategies.hogwild import Away, TeamSettings, hogwild
-
 from tests.strategies.driver import PROMPT, Dice, Played, Scripts, play, small_text
 
 TEXT = small_text()
@@ -32,7 +32,10 @@ def run(settings: TeamSettings, predict=None) -> Played:
             "layout is 'spiral'; expected one of combined, contiguous, interleaved",
         ),
         ({"headers": "both"}, "headers is 'both'; expected in_context or alone"),
-        ({"budget": 9, "snapshots": (9,)}, "snapshots is (9,); expected passes below the budget of 9"),
+        (
+            {"budget": 9, "snapshots": (9,)},
+            "snapshots is (9,); expected passes below the budget of 9",
+        ),
         ({"snapshots": (0, 3)}, "snapshots is (0, 3); expected passes below the budget of 2048"),
     ],
 )
@@ -110,7 +113,7 @@ def test_what_is_reserved_suffices_for_ordinary_steps(workers, layout):
     """An estimate for steps of a dozen tokens or more; counted in tokens fed to living blocks."""
     settings = TeamSettings(workers=workers, layout=layout, budget=60, check_every=0)
     step = [*["a"] * 15, ".\n\n"]
-    said = {name: step * 4 for name in PROMPT.team(workers)}
+    said = dict.fromkeys(PROMPT.team(workers), step * 4)
     played = run(settings, Scripts(TEXT, **said))
     fed = sum(len(row.feed) for one in played.passes for row in one.rows)
     (reserved,) = played.reserved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from manyhands.strategies.base import (
     AnswerFound,
     CheckAsked,
@@ -14,7 +15,6 @@ from manyhands.strategies.base import (
 )
 from manyhands.strategies.ending import EndSettings
 from manyhands.strategies.hogwild import Away, TeamSettings, hogwild
-
 from tests.strategies.driver import PROMPT, Dice, Played, Scripts, play, small_text
 
 TEXT = small_text()
@@ -171,7 +171,9 @@ def test_insertions():
     assert TEXT.decode(played.rows("Alice")[0].feed) == "\n\n**Alice [1]:** Hi."
     assert TEXT.decode(played.rows("Bob")[2].feed) == ".\n\n**Bob [2]:** I do #2:"
     assert [e.text for e in played.of(StepBegun)] == [
-        "**Alice [1]:** Hi.", "**Bob [1]:**", "**Bob [2]:** I do #2:",
+        "**Alice [1]:** Hi.",
+        "**Bob [1]:**",
+        "**Bob [2]:** I do #2:",
     ]
 
 
@@ -189,7 +191,11 @@ def test_an_insertion_follows_the_check():
 def test_joining_late(layout):
     played = run(settings(layout=layout, away=(Away(1, 1, 3),)), Alice=["a"], Bob=["x"])
     assert [one.writers for one in played.passes[:5]] == [
-        ("Alice",), ("Alice",), ("Alice",), ("Alice", "Bob"), ("Alice", "Bob"),
+        ("Alice",),
+        ("Alice",),
+        ("Alice",),
+        ("Alice", "Bob"),
+        ("Alice", "Bob"),
     ]
     assert TEXT.decode(played.rows("Bob")[0].feed) == "\n\n**Bob [1]:**"
     assert played.answer.tokens == (12, 9)
@@ -293,7 +299,9 @@ def test_events_of_a_run_in_order():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_events_tell_every_token(layout):
-    played = play(hogwild("2+3", TEXT, settings(layout=layout, budget=40, workers=3), PROMPT), Dice(TEXT))
+    played = play(
+        hogwild("2+3", TEXT, settings(layout=layout, budget=40, workers=3), PROMPT), Dice(TEXT)
+    )
     for worker, name in enumerate(PROMPT.team(3)):
         told = [e.token for e in played.of(TokenWritten) if e.worker == worker]
         assert told == played.written(name)

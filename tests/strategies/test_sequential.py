@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest
 from manyhands.strategies.base import (
@@ -14,7 +15,6 @@ from manyhands.strategies.base import (
 )
 from manyhands.strategies.ending import EndSettings
 from manyhands.strategies.sequential import SoloSettings, sequential
-
 from tests.strategies.driver import PROMPT, Dice, Played, Scripts, play, small_text
 from tests.text.small_tokenizers import byte_level
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from manyhands.cache.step import Choice
 from manyhands.strategies.base import Snapshot
 from manyhands.strategies.ending import EndSettings
 from manyhands.strategies.hogwild import Away, TeamSettings, hogwild
 from manyhands.strategies.sequential import SoloSettings, sequential
-
 from tests.strategies.driver import PROMPT, Dice, Pass, Played, play, small_text
 
 TEXT = small_text()
@@ -69,9 +69,7 @@ def test_team(layout, workers, variant):
         # and the run with snapshots is the run without
         assert work_of(asked, names) == work_of(plain, names)
         assert [e for e in asked.events if not isinstance(e, Snapshot)] == plain.events
-        same = replace(
-            asked.answer, snapshots={}, extra_passes=plain.answer.extra_passes
-        )
+        same = replace(asked.answer, snapshots={}, extra_passes=plain.answer.extra_passes)
         assert same == plain.answer
     if variant != "no finisher":
         assert answers - {None}, "the dice never closed a box: the test proves little"
@@ -99,7 +97,9 @@ def test_one_alone(variant, thinking):
 
 
 def test_passes_of_snapshots_are_extra():
-    settings = TeamSettings(budget=12, check_every=0, end=EndSettings(finisher_tokens=3, reply=False))
+    settings = TeamSettings(
+        budget=12, check_every=0, end=EndSettings(finisher_tokens=3, reply=False)
+    )
     dice = Dice(TEXT, boxes=0, ends=0)
     closing = TEXT.encode("}")[0]
 

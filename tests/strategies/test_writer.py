@@ -6,7 +6,6 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import GREEDY, Choice
 from manyhands.cache.view import View
 from manyhands.strategies.writer import Writer
-
 from tests.strategies.driver import small_text
 
 TEXT = small_text()
@@ -49,7 +48,9 @@ def test_a_new_step_forgets_the_old_one():
 
 def test_rows_carry_the_name_and_a_draw():
     view = View([Block()])
-    greedy, lucky = (Writer(TEXT, c, 1, "Alice") for c in (GREEDY, Choice(temperature=1.0, top_k=3)))
+    greedy, lucky = (
+        Writer(TEXT, c, 1, "Alice") for c in (GREEDY, Choice(temperature=1.0, top_k=3))
+    )
     for writer in (greedy, lucky):
         writer.begin_step(view.own, (5,))
     assert greedy.row(view).choice is GREEDY

@@ -32,7 +32,9 @@ class LayerCall:
     scaling: float
     window: int | None = None  # a query sees keys at view distance 0 <= d < window; None: all
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
-    sinks: Tensor | None = None  # [H]: one extra logit per head that takes weight and gives no value
+    sinks: Tensor | None = (
+        None  # [H]: one extra logit per head that takes weight and gives no value
+    )
 
 
 # q [T, H, D], k [T, G, D], v [T, G, Dv], none of them rotated yet -> [T, H, Dv]
@@ -48,7 +50,14 @@ class Backend(Protocol):
         """The plan as this backend wants it, on `device`."""
 
     def attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, prepared: Any, call: LayerCall, rope: Rope | None
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        prepared: Any,
+        call: LayerCall,
+        rope: Rope | None,
     ) -> Tensor:
-        """q [T, H, D] not rotated; keys [S, G, D] rotated by their index on their strip; values
-        [S, G, Dv]. Returns [T, H, Dv] in q's dtype. Sums are kept in float32 or better."""
+        """Q [T, H, D] not rotated; keys [S, G, D] rotated by their index on their strip; values
+        [S, G, Dv]. Returns [T, H, Dv] in q's dtype. Sums are kept in float32 or better.
+        """

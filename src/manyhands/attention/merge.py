@@ -18,7 +18,7 @@ NOTHING = -1e30  # a log-sum-exp so small that exp(NOTHING - l) is 0 for every r
 
 
 def merge(outs: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
-    """outs [T, P, H, Dv], lse [T, P, H] of P partials per token -> [T, H, Dv]."""
+    """Outs [T, P, H, Dv], lse [T, P, H] of P partials per token -> [T, H, Dv]."""
     total = torch.logsumexp(lse, dim=1)  # [T, H]
     if sinks is not None:
         total = torch.logaddexp(total, sinks.to(total.dtype))

@@ -31,7 +31,10 @@ class Rope:
     interleaved: bool = False
 
     def __post_init__(self) -> None:
-        assert self.inv_freq.shape == (self.rotary_dim // 2,), (self.inv_freq.shape, self.rotary_dim)
+        assert self.inv_freq.shape == (self.rotary_dim // 2,), (
+            self.inv_freq.shape,
+            self.rotary_dim,
+        )
 
     def same_rotation(self, other: Rope) -> bool:
         """True when both rotate every vector alike, so that their tables can be shared."""

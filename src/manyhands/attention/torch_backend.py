@@ -41,9 +41,14 @@ class Bucket:
 
     def to(self, device: torch.device) -> Bucket:
         """The same bucket on another device."""
-        tensors = (self.tokens, self.turns.angles, self.lows, self.highs, self.slots, self.indices)
-        tokens, angles, *rest = (tensor.to(device, non_blocking=True) for tensor in tensors)
-        return Bucket(tokens, Turns(angles), *rest)
+        return Bucket(
+            self.tokens.to(device, non_blocking=True),
+            Turns(self.turns.angles.to(device, non_blocking=True)),
+            self.lows.to(device, non_blocking=True),
+            self.highs.to(device, non_blocking=True),
+            self.slots.to(device, non_blocking=True),
+            self.indices.to(device, non_blocking=True),
+        )
 
     def visible(self, window: int | None) -> Tensor:
         """[B, M, N]: which keys each query sees. The same for all layers with this window."""
@@ -109,7 +114,9 @@ class TorchBackend:
             buckets.append(bucket)
         entry_of, is_real = _partials_of(entries.token, places, plan.num_tokens)
         return Prepared(
-            buckets, torch.as_tensor(entry_of, device=device), torch.as_tensor(is_real, device=device)
+            buckets,
+            torch.as_tensor(entry_of, device=device),
+            torch.as_tensor(is_real, device=device),
         )
 
     def _buckets(self, entries: _Entries) -> list[list[_Group]]:
@@ -118,7 +125,9 @@ class TorchBackend:
         for group in entries.groups(self.budget):
             sizes = (group.stop - group.start, group.high - group.low)
             # sizes within a factor of four share a product
-            classes[(sizes[0].bit_length() + 1) // 2, (sizes[1].bit_length() + 1) // 2].append(group)
+            classes[(sizes[0].bit_length() + 1) // 2, (sizes[1].bit_length() + 1) // 2].append(
+                group
+            )
         buckets = []
         for groups in classes.values():
             most = max(g.stop - g.start for g in groups) * max(g.high - g.low for g in groups)
@@ -161,16 +170,18 @@ def partial_attention(
     num_strips, num_queries, num_heads, _ = q.shape
     num_kv_heads = k.shape[2]
     # [B, G, M * r, D] @ [B, G, D, N]. The scores are by far the largest tensor: worked on in place.
-    x = (q * call.scaling).unflatten(2, (num_kv_heads, -1)).transpose(1, 2).flatten(2, 3)
+    x = (q * call.scaling).view(num_strips, num_queries, num_kv_heads, -1, q.shape[-1])
+    x = x.transpose(1, 2).flatten(2, 3)
     scores = x @ k.permute(0, 2, 3, 1)
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
-    scores = scores.unflatten(2, (num_queries, -1))  # [B, G, M, r, N]
+    apart = (num_strips, num_kv_heads, num_queries, num_heads // num_kv_heads, -1)
+    scores = scores.view(apart)  # [B, G, M, r, N]
     scores = scores.masked_fill_(~visible[:, None, :, None, :], NOTHING)
     largest = scores.detach().amax(dim=-1, keepdim=True)
     weights = scores.sub_(largest).exp_()
     total = weights.sum(dim=-1, keepdim=True)
-    out = (weights.flatten(2, 3) @ v.transpose(1, 2)).unflatten(2, (num_queries, -1)) / total
+    out = (weights.flatten(2, 3) @ v.transpose(1, 2)).view(apart) / total
     lse = (largest + total.log()).squeeze(-1)  # out [B, G, M, r, Dv], lse [B, G, M, r]
     shape = (num_strips, num_queries, num_heads)
     return out.transpose(1, 2).reshape(*shape, -1), lse.transpose(1, 2).reshape(shape)
@@ -178,7 +189,7 @@ def partial_attention(
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
     """x[index]; `index_select` has the faster gradient where rows are taken many times."""
-    return x.index_select(0, index.flatten()).unflatten(0, index.shape)
+    return x.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:])
 
 
 class _Entries(NamedTuple):
@@ -246,8 +257,10 @@ def _lay_out(
         pages * plan.page_size + key % plan.page_size,
         np.where(is_key, index, np.iinfo(np.int64).max),
     )
-    token, angle, *rest = (torch.as_tensor(array, device=device) for array in arrays)
-    return Bucket(token, Turns(angle), *rest), width
+    tokens, angles, lows, highs, slots, indices = (
+        torch.as_tensor(array, device=device) for array in arrays
+    )
+    return Bucket(tokens, Turns(angles), lows, highs, slots, indices), width
 
 
 def _partials_of(token: Ints, places: Ints, num_tokens: int) -> tuple[Ints, np.ndarray]:

@@ -63,7 +63,7 @@ class PagePool:
     """
 
     def __init__(self, num_pages: int, page_size: int = 16, *, recycle: bool = True) -> None:
-        assert num_pages > 0 and page_size > 0, (num_pages, page_size)
+        assert min(num_pages, page_size) > 0, (num_pages, page_size)
         self.recycle = recycle
         self.num_pages = num_pages
         self.page_size = page_size

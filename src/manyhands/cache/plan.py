@@ -37,7 +37,9 @@ class Reads:
     """Who reads what. All arrays [n], sorted by strip."""
 
     row: Ints  # the row that reads
-    base: Ints  # view position of the strip's index 0 (negative if the block lies far into its strip)
+    base: (
+        Ints  # view position of the strip's index 0 (negative if the block lies far into its strip)
+    )
     low: Ints  # first index read
     high: Ints  # one past the last index read
     strip_indptr: Ints  # [strips + 1]: reads strip_indptr[s] .. strip_indptr[s + 1] are of strip s
@@ -125,7 +127,8 @@ class Planner:
 
     def plan(self, step: Step) -> Plan:
         """Reserve room for all feeds and say what is read. Raises before anything has changed:
-        ContextTooLong beyond the model's positions, OutOfMemory when the pages do not suffice."""
+        ContextTooLong beyond the model's positions, OutOfMemory when the pages do not suffice.
+        """
         for row in step.rows:
             row.view.own.check_writable()  # it may have been frozen since the row was made
         growth = {row.view.own: len(row.feed) for row in step.rows}
@@ -138,9 +141,7 @@ class Planner:
         moves, self._moves = tuple(self._moves), []
         return self._assemble(step, own_bases, reads, moves)
 
-    def _read_row(
-        self, index: int, row: Row, growth: dict[Block, int], reads: list[_Read]
-    ) -> int:
+    def _read_row(self, index: int, row: Row, growth: dict[Block, int], reads: list[_Read]) -> int:
         """Append the row's reads; return the base of its own block."""
         start = base = 0
         for piece in self._routes[row.view]:
@@ -163,7 +164,8 @@ class Planner:
 
     def _prepare_all(self, step: Step) -> None:
         """Have a route for every view. Preparing one may move blocks that another one reads, so look
-        again until all are up to date; each move joins two strips for good, so this ends."""
+        again until all are up to date; each move joins two strips for good, so this ends.
+        """
         stale = [row.view for row in step.rows if self._is_stale(row.view)]
         while stale:
             for view in stale:

@@ -30,7 +30,8 @@ class View:
         self.blocks = tuple(blocks)
         if not self.blocks:
             raise InvalidRequest(
-                "a view was made of no blocks", hint="Give at least the block that the row writes to."
+                "a view was made of no blocks",
+                hint="Give at least the block that the row writes to.",
             )
         for block in self.blocks:
             if not isinstance(block, Block):

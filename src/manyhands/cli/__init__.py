@@ -9,6 +9,7 @@
     running.py   drives a run, and ends it well on Ctrl-C
     retold.py    a trace's events as objects
     verify.py    a trace, proven
+    outcome.py   how a run ended
     account.py   what is known of a run at any moment, from its events
     screens.py   what a user sees: JSON, the reply alone, plain lines, or
     live.py      one column per worker, drawn by columns.py

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import Self, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,11 +17,9 @@ from rich.text import Text
 
 from manyhands.cli.account import Account
 from manyhands.cli.columns import picture
+from manyhands.cli.outcome import Outcome
 from manyhands.cli.screens import say_reply, say_steps
 from manyhands.strategies.base import Event, ReplyWritten, TokenWritten
-
-if TYPE_CHECKING:
-    from manyhands.cli.running import Outcome
 
 _INTERVAL = 0.1  # seconds between two paintings, at least
 _SHARE = 20  # a painting that took 1 ms is followed by 20 ms without one, at least

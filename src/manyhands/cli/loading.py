@@ -27,9 +27,9 @@ def place_of(model: str) -> str:
     """Where `model` is to be loaded from: a folder, or a name on the hub as it is."""
     if model != BUNDLED:
         return model
-    from manyhands import bundled
+    from manyhands.bundled import path
 
-    return str(bundled.path())
+    return str(path())
 
 
 def name_of(model: str | None) -> str:

@@ -151,9 +151,7 @@ class TrainOptions:
     """`manyhands train`. What is None is as the recipe says."""
 
     recipe: Annotated[Path, typer.Argument(help="What is trained, on what, and how (TOML).")]
-    out: Annotated[
-        Path, typer.Option(help="Folder for the model, its log and its checkpoint.")
-    ]
+    out: Annotated[Path, typer.Option(help="Folder for the model, its log and its checkpoint.")]
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
     steps: Annotated[
         int | None, typer.Option(help="Training steps, at most.", show_default="the recipe's")

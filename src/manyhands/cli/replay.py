@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from manyhands.cli.account import Account
 from manyhands.cli.loading import load_engine, load_network, name_of
 from manyhands.cli.options import ReplayOptions
+from manyhands.cli.outcome import INTERRUPTED
 from manyhands.cli.output import Notes, say, say_json
 from manyhands.cli.retold import account_from, answer_from
-from manyhands.cli.running import INTERRUPTED, drive
-from manyhands.cli.screens import screen_for
+from manyhands.cli.running import drive, screen_for
 from manyhands.cli.solve import facts_of, finish
 from manyhands.errors import InvalidRequest
 from manyhands.replay.trace import Trace, read_trace
 from manyhands.strategies.base import Answer
-from manyhands.strategies.described import settings_from
+from manyhands.strategies.described import settings_from, strategy_from
 
 if TYPE_CHECKING:
     from manyhands.cli.verify import Verdict
@@ -77,10 +77,9 @@ def go_on(trace: Trace, options: ReplayOptions) -> None:
         quiet=options.quiet,
         budget=settings.budget,
     )
-    engine, _ = load_engine(model, options, notes)
-    from manyhands.replay.restore import restore
-
-    finish(screen, drive(engine, restore(engine, trace), account, screen))
+    engine, text = load_engine(model, options, notes)
+    strategy = strategy_from(trace.header, text, engine.adapter.max_positions)
+    finish(screen, drive(engine, engine.restore(strategy, trace), account, screen))
 
 
 def _verify(trace: Trace, options: ReplayOptions, notes: Notes) -> Verdict:

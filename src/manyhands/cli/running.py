@@ -8,41 +8,22 @@ one does not wait.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
-from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from manyhands.cli.account import Account
-from manyhands.cli.screens import Screen
+from manyhands.cli.live import LiveScreen, can_be_live, console_of
+from manyhands.cli.outcome import INTERRUPTED, Outcome
+from manyhands.cli.output import Notes
+from manyhands.cli.screens import JsonScreen, PlainScreen, QuietScreen, Screen
 from manyhands.errors import ManyhandsError
-from manyhands.strategies.base import Answer, Strategy
+from manyhands.strategies.base import Strategy
 
 if TYPE_CHECKING:
     from manyhands.engine.engine import Engine
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: by itself, interrupted, or with an error after some passes."""
-
-    answer: Answer
-    seconds: float = 0.0
-    error: ManyhandsError | None = None
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the user ended it."""
-        return self.answer.finish_reason == INTERRUPTED
-
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether somebody was still writing."""
-        return self.interrupted or self.error is not None
-
-
-INTERRUPTED = "interrupted"
 
 
 def drive(engine: Engine, strategy: Strategy, account: Account, screen: Screen) -> Outcome:
@@ -111,3 +92,18 @@ class StopRequest:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+
+
+def screen_for(
+    account: Account, facts: dict[str, Any], notes: Notes, *, json: bool, quiet: bool, budget: int
+) -> Screen:
+    """The screen that was asked for, and otherwise the best one for where the output goes."""
+    if json:
+        return JsonScreen(facts, notes)
+    if quiet:
+        return QuietScreen()
+    if sys.stdout is not None and sys.stdout.isatty():
+        console = console_of(sys.stdout)
+        if can_be_live(console):
+            return LiveScreen(account, console, budget)
+    return PlainScreen(account)

@@ -8,18 +8,15 @@ LiveScreen   one column per worker, on a terminal (live.py)
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 from manyhands.cli.account import Account
 from manyhands.cli.guard import tell
+from manyhands.cli.outcome import Outcome
 from manyhands.cli.output import Notes, say, say_json
 from manyhands.strategies.base import Event, FinishedStep, StepEnded
-
-if TYPE_CHECKING:
-    from manyhands.cli.running import Outcome
 
 _REASONS = {
     "stopped": "every worker ended its turn without one",
@@ -145,20 +142,3 @@ def say_reply(account: Account, outcome: Outcome) -> None:
     if answer is None and not reply and not outcome.is_cut_short:
         reason = outcome.answer.finish_reason
         tell(f"no answer was found: {_REASONS.get(reason, reason)}")
-
-
-def screen_for(
-    account: Account, facts: dict[str, Any], notes: Notes, *, json: bool, quiet: bool, budget: int
-) -> Screen:
-    """The screen that was asked for, and otherwise the best one for where the output goes."""
-    if json:
-        return JsonScreen(facts, notes)
-    if quiet:
-        return QuietScreen()
-    if sys.stdout is not None and sys.stdout.isatty():
-        from manyhands.cli.live import LiveScreen, can_be_live, console_of
-
-        console = console_of(sys.stdout)
-        if can_be_live(console):
-            return LiveScreen(account, console, budget)
-    return PlainScreen(account)

@@ -17,9 +17,10 @@ from manyhands.cli.account import LONE_WORKER, Account
 from manyhands.cli.guard import EXIT_INTERRUPTED, tell
 from manyhands.cli.loading import load_engine, name_of, place_facts, prompt_for
 from manyhands.cli.options import BUNDLED, SolveOptions
+from manyhands.cli.outcome import INTERRUPTED, Outcome
 from manyhands.cli.output import Notes, TraceFile
-from manyhands.cli.running import INTERRUPTED, Outcome, drive
-from manyhands.cli.screens import Screen, screen_for
+from manyhands.cli.running import drive, screen_for
+from manyhands.cli.screens import Screen
 from manyhands.errors import InvalidRequest
 from manyhands.prompts import TeamPrompt
 from manyhands.replay.trace import record

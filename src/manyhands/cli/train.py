@@ -8,6 +8,7 @@ which says how it came about. `checkpoint/` is what a training that was interrup
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 import sys
@@ -57,7 +58,8 @@ def train(options: TrainOptions) -> None:
         if tokenizer is None:
             raise InvalidRequest("the model to train has no tokenizer")
         # Batches come from other processes; with many of them, descriptors would run out.
-        torch.multiprocessing.set_sharing_strategy("file_system")
+        processes: Any = torch.multiprocessing  # torch leaves it untyped
+        processes.set_sharing_strategy("file_system")
         run = Training(
             adapter, recipe.lessons(Text(tokenizer)), settings, options.out / "checkpoint"
         )
@@ -66,7 +68,7 @@ def train(options: TrainOptions) -> None:
         with quiet():
             _save(recipe, adapter, tokenizer, options.out)
         shutil.copy(run.log, options.out / "log.jsonl")
-        account = _account(options, adapter, run)
+        account = _account(options, recipe, adapter, run)
         (options.out / "training.json").write_text(json.dumps(account, indent=2) + "\n")
 
 
@@ -134,17 +136,18 @@ def _save(recipe: Recipe, adapter: ModelAdapter, tokenizer: Any, out: Path) -> N
 
 
 def _account(
-    options: TrainOptions, adapter: ModelAdapter, run: training.Training
+    options: TrainOptions, recipe: Recipe, adapter: ModelAdapter, run: training.Training
 ) -> dict[str, Any]:
-    """How the model came about."""
+    """How the model came about; the loss curve is the log beside it."""
     import torch
 
     device = adapter.device
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "command": "manyhands train " + options.recipe.as_posix(),
+        "command": f"manyhands train {options.recipe.as_posix()} --out {options.out.as_posix()}",
         "hardware": hardware,
+        "processors": os.cpu_count(),
         "versions": {
             "python": platform.python_version(),
             **{name: version_of(name) for name in ("manyhands", "torch", "transformers")},
@@ -153,5 +156,9 @@ def _account(
         "steps": run.step,
         "tokens": run.tokens,
         "seconds": round(run.seconds, 1),
-        "settings": asdict(run.settings),
+        "last": json.loads(run.log.read_text().splitlines()[-1]),
+        "model": dict(recipe.model),
+        "curriculum": asdict(recipe.curriculum) if recipe.curriculum else None,
+        "traces": list(recipe.traces),
+        "training": asdict(run.settings),
     }

@@ -33,12 +33,14 @@ from manyhands.attention.torch_backend import TorchBackend
 from manyhands.cache.pages import Move, PagePool
 from manyhands.cache.plan import Plan, Planner
 from manyhands.cache.step import Step
+from manyhands.engine.restore import restore
 from manyhands.engine.sampling import choose
 from manyhands.engine.scheduler import Run, Scheduler
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.loading import Weights, load_adapter
 from manyhands.model.memory import Memory, default_memory_tokens
+from manyhands.replay.trace import Line, Trace
 from manyhands.strategies.base import Answer, Event, Strategy
 from manyhands.text import Text
 
@@ -147,6 +149,16 @@ class Engine:
         finally:
             if not run.done:
                 self.cancel(run)
+
+    def restore(
+        self, strategy: Strategy, trace: Trace, *, write: Callable[[Line], None] | None = None
+    ) -> Strategy:
+        """`strategy`, made anew, as one that goes on where `trace`, a recorded run of it, ends.
+
+        See `engine/restore.py`. `strategies.described.strategy_from(trace.header, ...)` makes it.
+        `write` is given the lines that continue the trace.
+        """
+        return restore(strategy, trace, self.adapter, self.memory, self.pool, write=write)
 
     def submit(self, strategy: Strategy) -> Run:
         """Begin a strategy without waiting for it; `step` moves it on with all others."""

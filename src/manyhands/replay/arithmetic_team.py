@@ -75,6 +75,7 @@ class _Actor:
     phase: Phase = Phase.EMPTY
     problem: int | None = None
     claimed_at: int = 0
+    left_at: int = 0  # the pass in which it ended its turn
     queue: list[_Word] = field(default_factory=list)
     fed: _Word | None = None  # written, to be fed in its next row
     deciding: bool = True
@@ -163,6 +164,8 @@ class ArithmeticTeam:
             elif actor.queue and actor.queue[0].glance and self._is_redundant(actor):
                 actor.queue = list(self.script.taken)
             actor.fed = actor.queue.pop(0)
+            if actor.fed is self.script.turn_end:
+                actor.left_at = self.clock
             if actor.fed.computes is not None:
                 self.computed.add(actor.fed.computes)
             return actor.fed
@@ -193,7 +196,9 @@ class ArithmeticTeam:
             problem, weight = self.rng.randrange(len(self.problems)), 0.0
         elif unclaimed and roll < self.mischief.wrong_claim + self.mischief.random_claim:
             problem, weight = self.rng.choice(unclaimed), 0.0
-        return self.script.claim(problem, weight) + self.script.work(self.problems[problem], problem)
+        return self.script.claim(problem, weight) + self.script.work(
+            self.problems[problem], problem
+        )
 
     def _is_redundant(self, actor: _Actor) -> bool:
         """Whether the worker's problem is solved, or claimed before by somebody it sees."""
@@ -218,9 +223,11 @@ class ArithmeticTeam:
     # -- what is seen ----------------------------------------------------------------------------
 
     def _others(self, actor: _Actor) -> list[_Actor]:
+        """Who can still get ahead of this worker. Who left in an earlier pass no longer does."""
         if not self.sees_desks:
             return []
-        return [other for other in self.actors.values() if other is not actor]
+        others = (other for other in self.actors.values() if other is not actor)
+        return [other for other in others if not 0 < other.left_at < self.clock]
 
     def _unclaimed(self, actor: _Actor) -> list[int]:
         gone = {other.problem for other in self._others(actor)} | self._seen_solved(actor)
@@ -234,7 +241,7 @@ class ArithmeticTeam:
     def _ahead(self, actor: _Actor, phase: Phase) -> int:
         """How many will claim before this worker: those further on, and those before it in order."""
         return sum(
-            other.phase is Phase.CLAIMING and (phase is Phase.START or other.index < actor.index)
+            (other.phase is Phase.CLAIMING and (phase is Phase.START or other.index < actor.index))
             or (other.phase is phase is Phase.START and other.index < actor.index)
             for other in self._others(actor)
         )
@@ -303,7 +310,12 @@ class _Script:
         return [*words, self.turn_end]
 
     def _words(
-        self, phrase: str, *, first: float = 1.0, glance: bool = False, last: dict[str, object] | None = None
+        self,
+        phrase: str,
+        *,
+        first: float = 1.0,
+        glance: bool = False,
+        last: dict[str, object] | None = None,
     ) -> list[_Word]:
         tokens = self.text.encode(phrase)
         words = [_Word(token) for token in tokens]

@@ -125,7 +125,10 @@ class Curriculum:
         if rng.random() > self.forced_claims:
             return {}
         return {
-            (rng.randrange(workers), rng.randint(1, 3)): f" #{rng.randint(1, len(problems.problems))}:"
+            (
+                rng.randrange(workers),
+                rng.randint(1, 3),
+            ): f" #{rng.randint(1, len(problems.problems))}:"
             for _ in range(rng.randint(1, 2))
         }
 

@@ -8,7 +8,7 @@ those the run saw. Used to learn from runs (`train.py`) and to restore one (`res
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ from manyhands.replay.merged import Merged, merge_passes
 from manyhands.replay.trace import Trace
 
 _BACKEND = TorchBackend()
+Keep = Callable[[Tensor, Tensor, LayerCall], None]
 
 
 def merge_trace(trace: Trace) -> Merged:
@@ -57,15 +58,24 @@ class Replay:
 
     def to(self, device: torch.device) -> Replay:
         """The same replay on another device."""
-        tensors = (self.token_ids, self.slot_token, self.slot_angle, self.keep)
-        moved = (tensor.to(device, non_blocking=True) for tensor in tensors)
-        return Replay(*moved, self.prepared.to(device))
+        return Replay(
+            self.token_ids.to(device, non_blocking=True),
+            self.slot_token.to(device, non_blocking=True),
+            self.slot_angle.to(device, non_blocking=True),
+            self.keep.to(device, non_blocking=True),
+            self.prepared.to(device),
+        )
 
-    def logits(self, adapter: ModelAdapter) -> Tensor:
-        """Logits [len(keep), vocab]. Differentiable when gradients are enabled."""
+    def logits(self, adapter: ModelAdapter, keep: Keep | None = None) -> Tensor:
+        """Logits [len(keep), vocab]. Differentiable when gradients are enabled.
+
+        `keep` is shown every layer's k [T, G, D] and v [T, G, Dv], not rotated.
+        """
         turns = Turns(self.slot_angle)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
+            if keep is not None:
+                keep(k, v, call)
             # Keys are not stored: each slot takes the key of the token that lay there, as it lay.
             rope = adapter.ropes[call.layer]
             keys = turns.rotate(k[self.slot_token], rope)  # [S, G, D]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyhands.cache.block import Block
 from manyhands.cache.pages import Ints, PagePool
 from manyhands.cache.plan import Plan, Planner, Reads
 from manyhands.cache.step import Step
@@ -44,7 +45,7 @@ def merge_passes(steps: Iterable[Step], num_tokens: int) -> Merged:
     pool = PagePool(2 * num_tokens, page_size=1, recycle=False)
     planner = Planner(pool)
     plans = []
-    blocks = set()  # kept alive: no block may be forgotten before the end
+    blocks: set[Block] = set()  # kept alive: no block may be forgotten before the end
     for step in steps:
         plans.append(planner.plan(step))
         for row in step.rows:

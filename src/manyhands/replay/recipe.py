@@ -56,10 +56,14 @@ class Recipe:
         tokenizer = AutoTokenizer.from_pretrained(self.folder / self.model["tokenizer"])
         settings = dict(self.model["config"])
         config = AutoConfig.for_model(
-            settings.pop("model_type"), vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, **settings
+            settings.pop("model_type"),
+            vocab_size=len(tokenizer),
+            eos_token_id=tokenizer.eos_token_id,
+            **settings,
         )
         torch.manual_seed(self.training.seed)
-        model = AutoModelForCausalLM.from_config(config)
+        made: Any = AutoModelForCausalLM  # transformers leaves from_config untyped
+        model = made.from_config(config)
         return load_adapter(model, device=resolve_device(device), tokenizer=tokenizer)
 
     @property

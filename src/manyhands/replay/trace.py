@@ -57,6 +57,7 @@ class Trace:
     freezes: dict[int, list[int]] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     answer: dict[str, Any] | None = None
+    num_lines: int = 1  # of the file, its header included
 
     @property
     def is_complete(self) -> bool:
@@ -159,12 +160,16 @@ def read_trace(path: Path | str) -> Trace:
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise BrokenTrace(f"{path} is not text (UTF-8)", hint="Give a trace file (JSONL).") from error
+        raise BrokenTrace(
+            f"{path} is not text (UTF-8)", hint="Give a trace file (JSONL)."
+        ) from error
     except OSError as error:
         raise BrokenTrace(f"{path} cannot be read: {error.strerror}") from error
     whole = lines[:-1]  # what follows the last line feed was cut off, or is empty
     if not whole:
-        raise BrokenTrace(f"{path} holds no whole line", hint="The run may have ended before its first pass.")
+        raise BrokenTrace(
+            f"{path} holds no whole line", hint="The run may have ended before its first pass."
+        )
     return parse_trace([_parsed(path, n, line) for n, line in enumerate(whole, 1)], str(path))
 
 
@@ -199,6 +204,7 @@ def parse_trace(lines: Sequence[Line], source: str = "the trace") -> Trace:
                 f"line {number} of {source} does not fit what came before it ({error!r})",
                 hint="The file is damaged.",
             ) from error
+    reader.trace.num_lines = len(lines)
     return reader.trace
 
 

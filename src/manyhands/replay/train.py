@@ -141,7 +141,7 @@ class Training:
             group["lr"] = self._rate()
         loss, right = batch_loss(self.adapter, batch)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.adapter.model.parameters(), self.settings.clip)
         self.optimizer.step()
         return loss.detach(), right

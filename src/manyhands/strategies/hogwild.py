@@ -14,7 +14,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 
 from manyhands.cache.block import Block
-from manyhands.cache.layouts import LAYOUTS, Cast, combined, everything
+from manyhands.cache.layouts import LAYOUTS, Cast, everything
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest
@@ -72,7 +72,7 @@ class TeamSettings:
     snapshots: tuple[int, ...] = ()
     away: tuple[Away, ...] = ()
     insertions: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    end: EndSettings = EndSettings()
+    end: EndSettings = field(default_factory=EndSettings)
 
     def __post_init__(self) -> None:
         limits = (
@@ -129,9 +129,7 @@ class _Team:
         self.names = prompt.team(settings.workers)
         self.view_of = LAYOUTS[settings.layout]
         self.has_history = settings.layout != "contiguous"
-        self.workers = [
-            Writer(text, settings.choice, settings.seed, name) for name in self.names
-        ]
+        self.workers = [Writer(text, settings.choice, settings.seed, name) for name in self.names]
         self.step_numbers = [1] * settings.workers
         self.first_passes = [1] * settings.workers
         self.history: list[Block] = []
@@ -141,6 +139,7 @@ class _Team:
         message = prompt.team_message(problem, self.names)
         self.prompt_tokens = text.chat_prompt(message) + text.encode(prompt.past_header)
         self.context = context
+        self.num_fed = 0
         self.passes = 0
         self.extra_passes = 0
         self.next_check = settings.check_every or None
@@ -150,6 +149,7 @@ class _Team:
         self.finish_reason = ""
         self.reply = ""
         self.views: list[View] = []
+        self.ending_tokens = self._ending().num_tokens
         for index, worker in enumerate(self.workers):
             worker.feed = text.encode(prompt.step_break) + self._prefix_tokens(index, check=False)
         self._seat()
@@ -166,6 +166,7 @@ class _Team:
             present = [i for i in range(len(self.workers)) if self._is_present(i)]
             rows = [*opening, *(self.workers[i].row(self.views[i]) for i in present)]
             tokens = (yield Step(rows)) if rows else ()
+            self.num_fed += sum(len(row.feed) for row in rows)
             assert tokens is not None, "a step is answered with one token per row"
             for index, token in zip(present, tokens[len(opening) :], strict=True):
                 yield from self._read(index, token)
@@ -288,10 +289,11 @@ class _Team:
         """Length of what the ending reads and writes, should there be one more pass before it.
 
         No worker reads more: whatever the layout, the ending's view holds every block, and then the
-        newest token of each worker, and the ending's own words.
+        newest token of each worker, and the ending's own words. The marker stands in it repeatedly.
         """
-        written = combined(self._cast(), 0).num_tokens + sum(len(w.feed) for w in self.workers)
-        return written + len(self.workers) + self._ending().num_tokens
+        markers = (len(self.workers) - 2) * self.marker.num_tokens
+        newest = sum(len(worker.feed) + 1 for worker in self.workers)
+        return self.num_fed + markers + newest + self.ending_tokens
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -356,7 +358,7 @@ class _Team:
                 self.prompt.more_to_come,
             )
         )
-        num_tokens = len(self.prompt_tokens) + headers + written + 2 * self._ending().num_tokens
+        num_tokens = len(self.prompt_tokens) + headers + written + 2 * self.ending_tokens
         return Reserve(num_tokens, num_blocks=4 * settings.workers + 8)
 
     def result(self) -> Answer:

@@ -7,7 +7,7 @@ itself and what follows is the reply. The answer is the content of the last box.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import GREEDY, Choice, Row, Step
@@ -38,7 +38,7 @@ class SoloSettings:
     choice: Choice = GREEDY
     seed: int = 0
     snapshots: tuple[int, ...] = ()
-    end: EndSettings = EndSettings()
+    end: EndSettings = field(default_factory=EndSettings)
 
     def __post_init__(self) -> None:
         if self.budget < 1:
@@ -67,7 +67,8 @@ def sequential(
     opening = [Row(View((start,)), prompt_tokens[:-1])] if len(prompt_tokens) > 1 else []
     writer.begin_step(own, prompt_tokens[-1:])
     ending = Ending(text, prompt, settings.end, settings.choice, settings.seed)
-    yield Reserve(len(prompt_tokens) + settings.budget + 2 * ending.num_tokens, num_blocks=8)
+    ending_tokens = ending.num_tokens
+    yield Reserve(len(prompt_tokens) + settings.budget + 2 * ending_tokens, num_blocks=8)
 
     thinking, reply, answer = text.thinking, "", None
     passes = extra_passes = 0
@@ -95,7 +96,8 @@ def sequential(
         if passes >= settings.budget:
             reason = "budget"
             break
-        if context is not None and view.num_tokens + 1 + ending.num_tokens > context:
+        # after one more pass: its token, and the newest one, which only the ending reads
+        if context is not None and view.num_tokens + 2 + ending_tokens > context:
             reason = "context"
             break
         if passes in settings.snapshots:

@@ -1,0 +1,34 @@
+# Two commands do everything on a fresh machine that has Python 3.11 or newer:
+#   make solve    set up, then let a team solve a problem with the bundled model
+#   make test     set up, then run every check: lint, format, types, tests
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PROBLEM ?= Solve these problems and box the answers in order, separated by commas:\n1. 84 + 29 - 38\n2. 17 + 60 + 5 - 31\n3. 93 - 46 + 12\n4. 25 + 25 + 25 + 25\n5. 71 - 8 - 9
+WORKERS ?= 2
+
+.PHONY: setup solve test lint types tests clean
+setup: $(VENV)/ready
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+solve: setup
+	@printf '$(PROBLEM)\n' | $(BIN)/manyhands solve --workers $(WORKERS)
+
+test: setup lint types tests
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+tests: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,166 @@
+"""Restoring a run that is no longer in memory, from its trace (Hogwild! Inference, app. B).
+
+The strategy is made anew and sent the recorded tokens, without a model: that brings it back to where
+it was, at the cost of some integers. One parallel forward over all tokens of the run then gives every
+key and value, and those of the blocks that are still in use are written to memory. From there the run
+goes on, token for token as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from manyhands.attention.attend import LayerCall
+from manyhands.attention.rotary import Turns
+from manyhands.cache.block import Block
+from manyhands.cache.pages import PagePool
+from manyhands.cache.step import Step
+from manyhands.errors import BrokenTrace
+from manyhands.model.adapter import ModelAdapter
+from manyhands.model.memory import Memory
+from manyhands.replay.forward import Replay
+from manyhands.replay.merged import merge_passes
+from manyhands.replay.trace import Line, Trace, TracedRow, record
+from manyhands.strategies.base import Answer, Event, Reserve, Strategy
+
+
+def restore(
+    strategy: Strategy,
+    trace: Trace,
+    adapter: ModelAdapter,
+    memory: Memory,
+    pool: PagePool,
+    *,
+    write: Callable[[Line], None] | None = None,
+) -> Strategy:
+    """`strategy`, at its beginning, as one that begins where `trace`, a run of it, ends.
+
+    Only what is new is reported. `write` is given the lines that continue the trace. Raises
+    BrokenTrace if the strategy asks for anything but what the trace says.
+    """
+    past = _Past(trace, record(strategy, {}, _beyond(trace, write)))
+    _check_vocabulary(trace, adapter)
+    reserve = past.begin()
+    if reserve is not None:
+        yield reserve
+    _rebuild(past, adapter, memory, pool)
+    yield from past.unreported
+    while past.answer is None:
+        asked = past.asked
+        assert asked is not None, "a run that goes on has asked for something"
+        past.advance((yield asked))
+    return past.answer
+
+
+def _beyond(trace: Trace, write: Callable[[Line], None] | None) -> Callable[[Line], None]:
+    """Passes on the lines that the trace does not have yet: the first ones are its own again."""
+    known = trace.num_lines
+
+    def take(line: Line) -> None:
+        nonlocal known
+        if known:
+            known -= 1
+        elif write is not None:
+            write(line)
+
+    return take
+
+
+@dataclass(eq=False)
+class _Past:
+    """A strategy that is sent what it was sent before."""
+
+    trace: Trace
+    strategy: Strategy
+    asked: Step | Reserve | Event | None = None
+    answer: Answer | None = None
+    fed: list[tuple[weakref.ref[Block], int]] = field(default_factory=list)  # of each packed token
+    unreported: list[Event] = field(default_factory=list)  # happened, but the trace was cut off
+    num_events: int = 0
+
+    def begin(self) -> Reserve | None:
+        """Up to the first step; what the strategy wants to reserve on the way, if anything."""
+        reserve = None
+        self._go_to_step(None)
+        while isinstance(self.asked, Reserve):
+            reserve = self.asked
+            self._go_to_step(None)
+        return reserve
+
+    def _go_to_step(self, tokens: tuple[int, ...] | None) -> None:
+        """Send tokens in, hear what is reported, up to the next thing that wants an answer."""
+        self.advance(tokens)
+        while isinstance(self.asked, Event):
+            self.num_events += 1
+            if self.num_events > len(self.trace.events):
+                self.unreported.append(self.asked)
+            self.advance(None)
+
+    def advance(self, tokens: tuple[int, ...] | None) -> None:
+        """Send tokens in and take what is asked for next."""
+        try:
+            self.asked = self.strategy.send(tokens)
+        except StopIteration as end:
+            self.asked, self.answer = None, end.value
+
+    def steps(self) -> Iterator[Step]:
+        """The recorded passes, asked for once more. Whoever iterates appends the feeds."""
+        for number, rows in enumerate(self.trace.passes):
+            step = self.asked
+            if not isinstance(step, Step) or not _same(step, rows):
+                raise BrokenTrace(
+                    f"pass {number + 1} of the trace is not what its strategy asks for",
+                    hint="The file was changed, or another version of manyhands wrote it.",
+                )
+            for row in step.rows:
+                own, first = weakref.ref(row.view.own), row.view.own.num_tokens
+                self.fed += [(own, first + i) for i in range(len(row.feed))]
+            yield step
+            del step, row  # the strategy alone decides which blocks live on
+            self._go_to_step(tuple(row.token for row in rows))
+
+
+def _same(step: Step, rows: tuple[TracedRow, ...]) -> bool:
+    return [row.feed for row in step.rows] == [row.feed for row in rows]
+
+
+@torch.inference_mode()
+def _rebuild(past: _Past, adapter: ModelAdapter, memory: Memory, pool: PagePool) -> None:
+    """One forward over the whole past; keys and values of the blocks still in use go to memory."""
+    if not past.trace.passes:
+        return
+    merged = merge_passes(past.steps(), past.trace.num_tokens)
+    used = [
+        (token, block, index)
+        for token, (reference, index) in enumerate(past.fed)
+        if (block := reference()) is not None
+    ]
+    if not used:  # the run had ended
+        return
+    blocks = {block: block.num_tokens for _, block, _ in used}
+    pool.reserve(blocks.items())
+    place = {block: pool.slots(pool.place(block).strip, 0, size) for block, size in blocks.items()}
+    device = adapter.device
+    tokens = torch.tensor([token for token, _, _ in used], device=device)
+    slots = torch.tensor([int(place[block][index]) for _, block, index in used], device=device)
+    turns = Turns(torch.tensor([index for _, _, index in used], device=device))
+
+    def keep(k: Tensor, v: Tensor, call: LayerCall) -> None:
+        memory.write(call.layer, k[tokens], v[tokens], slots, turns)
+
+    Replay.of(merged, rows=[0]).to(device).logits(adapter, keep)
+
+
+def _check_vocabulary(trace: Trace, adapter: ModelAdapter) -> None:
+    tokens = (token for rows in trace.passes for row in rows for token in (row.token, *row.feed))
+    wrong = next((token for token in tokens if not 0 <= token < adapter.vocab_size), None)
+    if wrong is not None:
+        raise BrokenTrace(
+            f"the trace has the token {wrong}; the model's vocabulary has {adapter.vocab_size}",
+            hint="Restore a run with the model that wrote it.",
+        )

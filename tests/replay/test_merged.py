@@ -1,0 +1,110 @@
+"""All passes in one plan: who reads what is the same as pass by pass."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manyhands.cache.block import Block
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.errors import OutOfMemory
+from manyhands.replay.merged import Merged, merge_passes, side_by_side
+from tests.cache.test_plan import random_step
+
+
+def read_by(merged: Merged, row: int) -> dict[int, int]:
+    """Position in the row's view: the packed token whose key stands there."""
+    reads, found = merged.plan.reads, {}
+    for strip, pages in enumerate(reads.pages):
+        for n in range(int(reads.strip_indptr[strip]), int(reads.strip_indptr[strip + 1])):
+            if reads.row[n] == row:
+                for key in range(int(reads.low[n]), int(reads.high[n])):
+                    slot = int(pages[key])
+                    assert merged.slot_angle[slot] == key
+                    found[int(reads.base[n]) + key] = int(merged.slot_token[slot])
+    return found
+
+
+def a_run(seed: int) -> tuple[Merged, list[list[int]]]:
+    """A random conversation, merged, and for each row the tokens that it saw, in order."""
+    rng = random.Random(seed)
+    blocks: list[Block] = []
+    views: list[View] = []
+    numbers: dict[Block, list[int]] = {}
+    expected: list[list[int]] = []
+    count = 0
+
+    def steps():
+        nonlocal count
+        for _ in range(rng.randint(1, 8)):
+            step = random_step(rng, blocks, views)
+            for row in step.rows:
+                own = numbers.setdefault(row.view.own, [])
+                own.extend(range(count, count + len(row.feed)))
+                count += len(row.feed)
+            seen = [[t for b in row.view.blocks for t in numbers[b]] for row in step.rows]
+            expected.extend(seen)
+            yield step
+            for block in blocks:
+                if rng.random() < 0.3:
+                    block.freeze()
+
+    return merge_passes(steps(), 400), expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_every_row_sees_what_it_saw(seed):
+    merged, expected = a_run(seed)
+    assert merged.plan.num_rows == len(expected) == merged.pass_indptr[-1]
+    for row, tokens in enumerate(expected):
+        assert read_by(merged, row) == dict(enumerate(tokens))
+        last = merged.plan.last[row]
+        assert merged.plan.positions[last] == len(tokens) - 1
+        assert last == tokens[-1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 2**32), min_size=1, max_size=4))
+def test_side_by_side(seeds):
+    runs = [a_run(seed) for seed in seeds]
+    batch = side_by_side([merged for merged, _ in runs])
+    row = token = 0
+    for merged, expected in runs:
+        for tokens in expected:
+            assert read_by(batch, row) == {p: token + t for p, t in enumerate(tokens)}
+            row += 1
+        stop = token + merged.plan.num_tokens
+        assert np.array_equal(batch.plan.token_ids[token:stop], merged.plan.token_ids)
+        token = stop
+    assert batch.plan.num_rows == row
+    assert len(np.unique(batch.plan.slots)) == batch.plan.num_tokens  # nobody shares a slot
+
+
+def test_a_block_that_moves_lies_at_both_places():
+    """Before a desk joins the history it is read where it was, afterwards where it lies then."""
+    prompt, desk, next_desk = Block("prompt"), Block("desk"), Block("next desk")
+
+    def steps():
+        yield Step([Row(View([prompt]), (1, 2, 3)), Row(View([prompt, desk]), (4, 5))])
+        prompt.freeze(), desk.freeze()
+        yield Step([Row(View([prompt, desk, next_desk]), (6,))])
+
+    merged = merge_passes(steps(), 6)
+    assert sorted(merged.slot_token.tolist()) == [0, 1, 2, 3, 3, 4, 4, 5]
+    assert [read_by(merged, row) for row in range(3)] == [
+        dict(enumerate(range(3))),
+        dict(enumerate(range(5))),
+        dict(enumerate(range(6))),
+    ]
+
+
+def test_the_room_asked_for_is_a_promise():
+    view = View([Block()])
+    with pytest.raises(OutOfMemory):
+        merge_passes((Step([Row(view, (1, 2, 3))]) for _ in range(3)), 4)

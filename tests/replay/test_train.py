@@ -1,0 +1,221 @@
+"""Training: the loss falls, nothing is lost by an interruption, the rate is what was promised."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from manyhands.errors import InvalidRequest
+from manyhands.replay.curriculum import Curriculum
+from manyhands.replay.lessons import Recorded, Simulated
+from manyhands.replay.train import Progress, Training, TrainSettings
+from tests.replay.runs import LIST_PROMPT, SETTINGS, list_network, list_text, network, team_run
+
+SHORT = TrainSettings(
+    steps=6, tokens_per_step=500, learning_rate=5e-3, warmup_steps=2, log_every=2, seed=3
+)
+
+
+class Lessons:
+    """Small simulated lessons; `stop_at` interrupts the making of that training step's batch."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        curriculum = Curriculum(fewest_problems=2, most_problems=2, word_problems=0.0)
+        self.source = Simulated(curriculum, list_text(), LIST_PROMPT)
+        self.stop_at = stop_at
+
+    def draw(self, seed: str):
+        if self.stop_at is not None and int(seed.split("/")[1]) >= self.stop_at:
+            raise KeyboardInterrupt
+        return self.source.draw(seed)
+
+
+def training(folder: Path, settings: TrainSettings = SHORT, stop_at: int | None = None) -> Training:
+    return Training(list_network(), Lessons(stop_at), settings, folder)
+
+
+def parameters(training: Training) -> dict[str, torch.Tensor]:
+    return training.adapter.model.state_dict()
+
+
+def assert_same(one: Training, other: Training) -> None:
+    for name, parameter in parameters(one).items():
+        assert torch.equal(parameter, parameters(other)[name]), name
+
+
+def log(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def test_the_loss_falls(tmp_path):
+    reports: list[Progress] = []
+    settings = replace(SHORT, steps=30, log_every=3, constant=0.5)
+    trained = training(tmp_path, settings)
+    trained.run(reports.append)
+    losses = [report.loss for report in reports]
+    assert len(losses) == 10
+    assert losses[0] > 5  # about the logarithm of the vocabulary
+    assert losses[-1] < 0.6 * losses[0]
+    assert reports[-1].accuracy > reports[0].accuracy
+    assert reports[-1].step == 30
+    assert reports[-1].tokens >= 30 * 500
+    assert reports[-1].seconds_left == 0
+    assert [line["step"] for line in log(tmp_path)] == list(range(3, 31, 3))
+    assert trained.done == 1
+
+
+def test_training_is_reproducible(tmp_path):
+    one, other = training(tmp_path / "one"), training(tmp_path / "other")
+    one.run()
+    other.run()
+    assert_same(one, other)
+    different = training(tmp_path / "different", replace(SHORT, seed=4))
+    different.run()
+    assert not torch.equal(
+        parameters(one)["model.embed_tokens.weight"],
+        parameters(different)["model.embed_tokens.weight"],
+    )
+
+
+@pytest.mark.parametrize("stop_at", [0, 1, 4])
+def test_an_interrupted_training_goes_on_where_it_was(tmp_path, stop_at):
+    whole = training(tmp_path / "whole")
+    whole.run()
+    broken = training(tmp_path / "broken", stop_at=stop_at)
+    with pytest.raises(KeyboardInterrupt):
+        broken.run()
+    assert broken.step == stop_at
+    resumed = training(tmp_path / "broken")
+    assert (resumed.step, resumed.tokens) == (stop_at, broken.tokens)
+    resumed.run()
+    assert_same(resumed, whole)
+    assert resumed.tokens == whole.tokens
+    steps = [line["step"] for line in log(tmp_path / "broken")]
+    assert steps == [line["step"] for line in log(tmp_path / "whole")]
+
+
+def test_a_killed_training_goes_on_from_its_last_checkpoint(tmp_path):
+    """A power cut leaves an older checkpoint, and perhaps half of a newer one."""
+    whole = training(tmp_path / "whole", replace(SHORT, checkpoint_minutes=0))
+    copies = []
+
+    def keep_a_copy(progress: Progress) -> None:
+        if whole.checkpoint.exists():
+            copies.append(shutil.copy(whole.checkpoint, tmp_path / f"{progress.step}.pt"))
+
+    whole.run(keep_a_copy)
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    shutil.copy(copies[0], folder / "checkpoint.pt")
+    (folder / "checkpoint.new").write_bytes(b"half a file")
+    resumed = training(folder)
+    assert 0 < resumed.step < SHORT.steps
+    resumed.run()
+    assert_same(resumed, whole)
+    assert not (folder / "checkpoint.new").exists()
+
+
+def test_a_finished_training_stays_as_it_is(tmp_path):
+    first = training(tmp_path)
+    first.run()
+    again = training(tmp_path, stop_at=0)  # would be interrupted if it asked for a batch
+    again.run()
+    assert_same(first, again)
+    assert again.step == SHORT.steps
+
+
+def test_batches_made_by_processes_are_the_same(tmp_path):
+    alone, helped = (
+        training(tmp_path / f"{count}", replace(SHORT, processes=count, steps=4))
+        for count in (0, 2)
+    )
+    alone.run()
+    helped.run()
+    assert_same(alone, helped)
+
+
+def test_a_trace_can_be_learned_by_heart(tmp_path):
+    """Fine-tuning on recorded runs: what the run wrote becomes likelier."""
+    adapter = network.__wrapped__("qwen3")  # a network of our own: training changes it
+    trace, _, _ = team_run(network("qwen3"), SETTINGS)
+    settings = TrainSettings(steps=12, tokens_per_step=1, warmup_steps=1, log_every=1)
+    reports: list[Progress] = []
+    Training(adapter, Recorded([trace]), settings, tmp_path).run(reports.append)
+    assert reports[-1].loss < 0.5 * reports[0].loss
+
+
+# -- settings ------------------------------------------------------------------------------------
+
+
+def rates(tmp_path: Path, settings: TrainSettings, steps: list[int]) -> list[float]:
+    one = training(tmp_path, settings)
+    found = []
+    for one.step in steps:
+        found.append(one._rate())
+    return found
+
+
+def test_the_rate_warms_up_stays_and_falls(tmp_path):
+    settings = TrainSettings(steps=100, learning_rate=1.0, warmup_steps=10, constant=0.5)
+    assert rates(tmp_path, settings, [0, 4, 9, 10, 49, 50, 60, 75, 99, 100]) == pytest.approx(
+        [0.1, 0.5, 1.0, 1.0, 1.0, 1.0, 0.8, 0.5, 0.02, 0.0]
+    )
+
+
+def test_no_warm_up_and_no_constant_part(tmp_path):
+    settings = TrainSettings(steps=10, learning_rate=2.0, warmup_steps=0, constant=0.0)
+    assert rates(tmp_path, settings, [0, 1, 5, 9]) == pytest.approx([2.0, 1.8, 1.0, 0.2])
+
+
+def test_time_counts_if_it_runs_out_first(tmp_path):
+    settings = TrainSettings(
+        steps=100, minutes=2.0, learning_rate=1.0, warmup_steps=1, constant=0.5
+    )
+    one = training(tmp_path, settings)
+    one.step, one.seconds = 10, 90.0
+    assert one.done == pytest.approx(0.75)
+    assert one._rate() == pytest.approx(0.5)
+    one.step = 90
+    assert one.done == pytest.approx(0.9)
+    one.seconds = 1e9
+    assert one.done == 1
+
+
+def test_a_training_with_no_time_left_learns_nothing_more(tmp_path):
+    one = training(tmp_path, replace(SHORT, steps=1000, minutes=0.05))
+    one.seconds = 2.9
+    one.run()
+    assert 0 < one.step < 1000
+    assert one.done == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ({"steps": 0}, "steps is 0; expected 1 or more"),
+        ({"tokens_per_step": 0}, "tokens_per_step is 0; expected 1 or more"),
+        ({"log_every": -1}, "log_every is -1; expected 1 or more"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0; expected more than 0"),
+        ({"clip": float("nan")}, "clip is nan; expected more than 0"),
+        ({"constant": 1.0}, "constant is 1.0; expected 0 or more, below 1"),
+    ],
+)
+def test_settings_out_of_range(setting, expected):
+    with pytest.raises(InvalidRequest) as caught:
+        TrainSettings(**setting)
+    assert str(caught.value) == expected
+
+
+def test_norms_are_not_decayed(tmp_path):
+    one = training(tmp_path, replace(SHORT, weight_decay=0.3))
+    decayed, others = one.optimizer.param_groups
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.3, 0.0)
+    assert all(parameter.ndim > 1 for parameter in decayed["params"])
+    assert all(parameter.ndim == 1 for parameter in others["params"])
+    total = len(decayed["params"]) + len(others["params"])
+    assert total == len(list(one.adapter.model.parameters()))
