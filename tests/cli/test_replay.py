@@ -230,7 +230,7 @@ def test_continue(cli: Cli, trace: Path, changed: Callable[..., Path]) -> None:
     for fact in ("answer", "text", "finish_reason", "forward_passes", "tokens", "workers"):
         assert found[fact] == (len(whole["tokens"]) if fact == "workers" else whole[fact])
     shown = cli("replay", interrupted, "--continue").stdout
-    assert whole["text"].strip() in shown
+    assert shown.startswith("Alice [1]:")
 
 
 def test_continue_needs_an_interrupted_run(cli: Cli, trace: Path) -> None:
