@@ -38,8 +38,8 @@ def write(folder: Path, text: str) -> Path:
 
 def test_the_bundled_models_recipe():
     recipe = read_recipe(RECIPE / "recipe.toml")
-    assert recipe.model["config"]["model_type"] == "qwen3"
-    assert (recipe.folder / recipe.model["tokenizer"]).is_dir()
+    assert recipe.model.config["model_type"] == "qwen3"
+    assert (recipe.folder / recipe.model.tokenizer).is_dir()
     assert recipe.curriculum is not None
     assert recipe.prompt.rules.endswith("{problem}")
     assert isinstance(recipe.lessons(list_text()), Simulated)
@@ -99,16 +99,37 @@ BOTH = MODEL + "[curriculum]\n[traces]\nfiles = []"
     [
         ("[model", "cannot be read"),
         ("[curriculum]", "neither or both of `start` and `config`"),
-        ('[model]\nstart = "x"\n[model.config]\n[curriculum]', "neither or both"),
+        (
+            '[model]\nstart = "x"\n[model.config]\nmodel_type = "qwen3"\n[curriculum]',
+            "neither or both",
+        ),
         (MODEL, "needs one of"),
         (BOTH, "needs one of"),
-        (MODEL + "[curriculum]\n[surprise]", r"has a table \[surprise\]"),
+        (MODEL + "[curriculum]\n[surprise]", r"has 'surprise'"),
         (MODEL + "[curriculum]\nspeed = 1", r"\[curriculum\] has the key 'speed'"),
         (MODEL + "[curriculum]\n[training]\nepochs = 1", r"\[training\] has the key 'epochs'"),
         (MODEL + "[curriculum]\n[training]\nsteps = 0", "steps is 0; expected 1 or more"),
         (MODEL + '[curriculum]\n[prompt]\nmotto = "x"', r"\[prompt\] has the key 'motto'"),
         (MODEL + '[curriculum]\n[prompt]\nrules = "no place"', "lacks the placeholder"),
         ('[model]\nstart = "x"\nsize = 3\n[curriculum]', r"\[model\] has the key 'size'"),
+        (
+            MODEL + '[curriculum]\n[training]\nsteps = "ten"',
+            "steps in .training. is 'ten'; expected int",
+        ),
+        (MODEL + "[curriculum]\n[training]\nprocesses = -1", "processes is -1; expected 0 or more"),
+        ("model = 3\n[curriculum]", r"model is 3; expected a table, \[model\]"),
+        (MODEL + '[curriculum]\nsolo = "x"', "solo in .curriculum. is 'x'; expected float"),
+        (MODEL + "[curriculum]\nsolo = 2", "solo is 2; expected a probability"),
+        (MODEL + "[curriculum]\nmost_workers = 0", "most_workers is 0; expected 1 or more"),
+        (MODEL + "[curriculum]\nfewest_problems = 9", "problems range from 9 to 8"),
+        (MODEL + '[traces]\nfiles = "a.jsonl"', "files in .traces. is 'a.jsonl'"),
+        (MODEL + "[traces]\n", r"\[traces\] is incomplete"),
+        ('[model]\n[model.config]\nmodel_type = "qwen3"\n[curriculum]', "without `tokenizer`"),
+        (
+            '[model]\ntokenizer = "t"\n[model.config]\nsize = 3\n[curriculum]',
+            "without a model_type",
+        ),
+        ('[model]\nstart = "x"\nsaved_dtype = "int3"\n[curriculum]', "saved_dtype is 'int3'"),
     ],
 )
 def test_what_is_refused(tmp_path, text, expected):

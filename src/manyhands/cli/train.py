@@ -129,7 +129,7 @@ def _described(progress: training.Progress) -> str:
 def _save(recipe: Recipe, adapter: ModelAdapter, tokenizer: Any, out: Path) -> None:
     import torch
 
-    network = adapter.model.to(getattr(torch, recipe.saved_dtype))
+    network = adapter.model.to(getattr(torch, recipe.model.saved_dtype))
     network.save_pretrained(out)
     tokenizer.save_pretrained(out)
     (out / PROMPT_FILE).write_text(dump_prompt(recipe.prompt), encoding="utf-8")
@@ -157,8 +157,8 @@ def _account(
         "tokens": run.tokens,
         "seconds": round(run.seconds, 1),
         "last": json.loads(run.log.read_text().splitlines()[-1]),
-        "model": dict(recipe.model),
+        "model": asdict(recipe.model),
         "curriculum": asdict(recipe.curriculum) if recipe.curriculum else None,
-        "traces": list(recipe.traces),
+        "traces": asdict(recipe.traces) if recipe.traces else None,
         "training": asdict(run.settings),
     }

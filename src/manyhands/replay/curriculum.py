@@ -8,8 +8,9 @@ on a worker, answers asked for before the end, the reply, and the plain sequenti
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from manyhands.errors import InvalidRequest
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.replay.arithmetic_team import ArithmeticTeam, Mischief
 from manyhands.replay.simulate import Lesson, Simulation
@@ -40,6 +41,19 @@ class Curriculum:
     forced_claims: float = 0.15
     irregular: float = 0.45  # runs in which mischief happens
     early_answers: float = 0.5  # runs asked for their answer in passing
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "float" and not 0 <= value <= 1:
+                raise InvalidRequest(f"{field.name} is {value}; expected a probability, 0 to 1")
+        if not 1 <= self.fewest_problems <= self.most_problems <= 9:
+            raise InvalidRequest(
+                f"problems range from {self.fewest_problems} to {self.most_problems}; "
+                "expected 1 to 9, fewest first"
+            )
+        if self.most_workers < 1:
+            raise InvalidRequest(f"most_workers is {self.most_workers}; expected 1 or more")
 
     def draw(self, seed: str, text: Text, prompt: TeamPrompt) -> Lesson:
         """The lesson of this seed."""

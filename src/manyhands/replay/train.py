@@ -48,6 +48,9 @@ class TrainSettings:
         for name in ("steps", "tokens_per_step", "log_every"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; expected 1 or more")
+        for name in ("minutes", "warmup_steps", "weight_decay", "processes", "checkpoint_minutes"):
+            if getattr(self, name) < 0:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; expected 0 or more")
         for name in ("learning_rate", "clip"):
             if not getattr(self, name) > 0:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; expected more than 0")
@@ -123,7 +126,6 @@ class Training:
             while self.done < 1:
                 batch = next(batches).to(self.adapter.device)
                 loss, right = self._learn(batch)
-                self.step += 1
                 self.tokens += batch.num_tokens
                 self.seconds = time.monotonic() - began
                 if self.step % self.settings.log_every == 0 or self.done >= 1:
@@ -144,6 +146,7 @@ class Training:
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.adapter.model.parameters(), self.settings.clip)
         self.optimizer.step()
+        self.step += 1
         return loss.detach(), right
 
     def _rate(self) -> float:

@@ -30,7 +30,8 @@ class EndSettings:
 
     finisher: bool = True  # ask for the answer when the budget is spent
     finisher_tokens: int = 64
-    reencode: bool = False  # the finisher encodes all text anew, as one ordinary sequence
+    # The finisher encodes all text anew, as one ordinary sequence; the reply reads the blocks.
+    reencode: bool = False
     reply: bool = True  # write a reply to the user
     reply_tokens: int = 512
 

@@ -131,7 +131,7 @@ class _Team:
         self.has_history = settings.layout != "contiguous"
         self.workers = [Writer(text, settings.choice, settings.seed, name) for name in self.names]
         self.step_numbers = [1] * settings.workers
-        self.first_passes = [1] * settings.workers
+        self.first_passes = [0] * settings.workers  # of the current step; 0: not begun
         self.history: list[Block] = []
         self.prompt_block = Block("prompt")
         self.others_header, self.own_header = Block("others' header"), Block("own header")
@@ -164,6 +164,8 @@ class _Team:
         while not self.finish_reason:
             self.passes += 1
             present = [i for i in range(len(self.workers)) if self._is_present(i)]
+            for i in present:
+                self.first_passes[i] = self.first_passes[i] or self.passes
             rows = [*opening, *(self.workers[i].row(self.views[i]) for i in present)]
             tokens = (yield Step(rows)) if rows else ()
             self.num_fed += sum(len(row.feed) for row in rows)
@@ -217,16 +219,15 @@ class _Team:
         yield StepEnded(self.passes, index, self.step_numbers[index], worker.step_text.strip())
         self._record(index)
         self.step_numbers[index] += 1
-        self.first_passes[index] = self.passes + 1
+        self.first_passes[index] = 0
         asked = self._check_is_due()
         feed = worker.feed + self._prefix_tokens(index, check=asked)
         if self.has_history:
             self.history.append(worker.desk.freeze())
-            desk = Block(f"{self.names[index]} {self.step_numbers[index]}")
+            worker.begin_step(Block(f"{self.names[index]} {self.step_numbers[index]}"), feed)
+            self._seat()
         else:
-            desk = worker.desk
-        worker.begin_step(desk, feed)
-        self._seat()
+            worker.begin_step(worker.desk, feed)
         yield self._step_begun(index)
         if asked:
             yield CheckAsked(self.passes, index, self.step_numbers[index])

@@ -1,0 +1,97 @@
+"""A run that is gone from memory comes back from its trace and goes on as if it had never stopped.
+
+The strictest thing to ask of it: wherever the trace was cut, the restored run gives the same answer, and
+writes, line for line, what the trace lacks.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from manyhands.cache.step import Choice
+from manyhands.engine.engine import Engine
+from manyhands.errors import BrokenTrace, OutOfMemory
+from manyhands.prompts import TeamPrompt
+from manyhands.replay.trace import Trace, parse_trace, record
+from manyhands.strategies.base import Event
+from manyhands.strategies.described import describe_run, strategy_from
+from manyhands.strategies.ending import EndSettings
+from manyhands.strategies.hogwild import TeamSettings
+from manyhands.strategies.sequential import SoloSettings
+from tests.engine.small import LETTERS, TEXT, small_engine
+
+END = EndSettings(finisher_tokens=3, reply_tokens=4)
+SAMPLED = Choice(temperature=1.0, allowed=LETTERS)
+RUNS = {
+    "combined": TeamSettings(3, "combined", 24, check_every=10, snapshots=(9,), end=END),
+    "contiguous": TeamSettings(2, "contiguous", 24, end=END),
+    "interleaved": TeamSettings(2, "interleaved", 24, end=END),
+    "sampled": TeamSettings(3, "combined", 24, choice=SAMPLED, seed=5, end=END),
+    "sequential": SoloSettings(24, choice=SAMPLED, snapshots=(9,), end=END),
+}
+
+
+def recorded(engine: Engine, settings: TeamSettings | SoloSettings) -> tuple[list[dict], object]:
+    """A whole run: its lines and its answer."""
+    lines: list[dict] = []
+    context = engine.adapter.max_positions
+    header = describe_run("What is it?", settings, TeamPrompt(), context=context)
+    strategy = strategy_from(header, TEXT, context)
+    answer = engine.run(record(strategy, header, lines.append))
+    return json.loads(json.dumps(lines)), answer
+
+
+def again(engine: Engine, trace: Trace, write=None):
+    """The run of a trace, restored."""
+    strategy = strategy_from(trace.header, TEXT, engine.adapter.max_positions)
+    return engine.restore(strategy, trace, write=write)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_restored_run_ends_as_it_would_have(name: str) -> None:
+    engine = small_engine()
+    lines, answer = recorded(engine, RUNS[name])
+    passes = [at for at, line in enumerate(lines) if line["kind"] == "pass"]
+    cuts = {1, passes[0] + 1, passes[7] + 1, passes[7] + 2, passes[-2] + 1, len(lines)}
+    for cut in sorted(cuts):
+        continued: list[dict] = []
+        restored = engine.run(again(engine, parse_trace(lines[:cut]), continued.append))
+        assert restored == answer, cut
+        assert json.loads(json.dumps(continued)) == lines[cut:], cut
+    assert engine.pool.num_free_pages == engine.pool.num_pages
+
+
+def test_only_what_is_new_is_reported() -> None:
+    engine = small_engine()
+    lines, _ = recorded(engine, RUNS["combined"])
+    cut = [at for at, line in enumerate(lines) if line["kind"] == "pass"][10] + 1
+    trace = parse_trace(lines[:cut])
+    *reported, answer = engine.stream(again(engine, trace))
+    assert all(isinstance(event, Event) for event in reported)
+    told = [line["event"] for line in lines if line["kind"] == "event"]
+    assert [type(event).__name__ for event in reported] == told[len(trace.events) :]
+    assert answer.forward_passes == 24
+
+
+def test_another_run_than_the_traces() -> None:
+    engine = small_engine()
+    lines, _ = recorded(engine, RUNS["combined"])
+    trace = parse_trace(lines)
+    other = describe_run("Something else?", RUNS["combined"], TeamPrompt(), context=None)
+    with pytest.raises(BrokenTrace, match="pass 1 of the trace is not what its strategy asks for"):
+        engine.run(engine.restore(strategy_from(other, TEXT, None), trace))
+    vocabulary = engine.adapter.vocab_size
+    first = next(line for line in lines if line["kind"] == "pass")
+    first["rows"][-1][2] = vocabulary
+    with pytest.raises(BrokenTrace, match=f"has the token {vocabulary}"):
+        engine.run(again(engine, parse_trace(lines)))
+
+
+def test_no_room_for_it() -> None:
+    lines, _ = recorded(small_engine(), RUNS["combined"])
+    engine = small_engine(memory_tokens=64)
+    restored = again(engine, parse_trace(lines[:-1]))
+    with pytest.raises(OutOfMemory):
+        engine.run(restored)
