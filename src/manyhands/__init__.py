@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from manyhands.errors import ManyhandsError
     from manyhands.prompts.hogwild import TeamPrompt
     from manyhands.strategies.base import Answer
-    from manyhands.strategies.ending import EndSettings
-    from manyhands.strategies.hogwild import TeamSettings, hogwild
-    from manyhands.strategies.sequential import SoloSettings, sequential
+    from manyhands.strategies.hogwild import hogwild
+    from manyhands.strategies.sequential import sequential
+    from manyhands.strategies.settings import EndSettings, SoloSettings, TeamSettings
 
     __version__: str
 
@@ -66,14 +66,14 @@ _ROOMS = {
     "Answer": "strategies.base",
     "Block": "cache.block",
     "Choice": "cache.step",
-    "EndSettings": "strategies.ending",
+    "EndSettings": "strategies.settings",
     "Engine": "engine.engine",
     "ManyhandsError": "errors",
     "Row": "cache.step",
-    "SoloSettings": "strategies.sequential",
+    "SoloSettings": "strategies.settings",
     "Step": "cache.step",
     "TeamPrompt": "prompts.hogwild",
-    "TeamSettings": "strategies.hogwild",
+    "TeamSettings": "strategies.settings",
     "View": "cache.view",
     "hogwild": "strategies.hogwild",
     "sequential": "strategies.sequential",

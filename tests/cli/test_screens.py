@@ -21,8 +21,9 @@ from manyhands.cli.running import drive, screen_for
 from manyhands.cli.screens import JsonScreen, PlainScreen, QuietScreen, Screen
 from manyhands.prompts import TeamPrompt
 from manyhands.strategies.base import CheckAsked, Event, Strategy
-from manyhands.strategies.hogwild import TeamSettings, hogwild
-from manyhands.strategies.sequential import SoloSettings, sequential
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.sequential import sequential
+from manyhands.strategies.settings import SoloSettings, TeamSettings
 from tests.cli.scripted import TEXT, scripted
 
 WORDS = {

@@ -12,8 +12,7 @@ from manyhands.cli.options import SolveOptions
 from manyhands.cli.solve import settings_of
 from manyhands.prompts import TeamPrompt, dump_prompt, load_prompt
 from manyhands.replay.trace import read_trace
-from manyhands.strategies.hogwild import TeamSettings
-from manyhands.strategies.sequential import SoloSettings
+from manyhands.strategies.settings import SoloSettings, TeamSettings
 from manyhands.tasks.problem_list import ask
 from manyhands.text import printable
 from tests.cli.conftest import CONTEXT, Cli

@@ -14,9 +14,9 @@ from manyhands.engine.engine import Engine
 from manyhands.engine.scheduler import Run
 from manyhands.model.adapter import ModelAdapter
 from manyhands.strategies.base import Answer, Event, Reserve, Strategy, TokenWritten
-from manyhands.strategies.ending import EndSettings
-from manyhands.strategies.hogwild import TeamSettings, hogwild
-from manyhands.strategies.sequential import SoloSettings, sequential
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.sequential import sequential
+from manyhands.strategies.settings import EndSettings, SoloSettings, TeamSettings
 from manyhands.text import Text
 from tests.model.families_zoo import tiny_model
 from tests.text.small_tokenizers import byte_level

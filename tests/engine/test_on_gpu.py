@@ -19,7 +19,8 @@ from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.model.adapter import ModelAdapter
 from manyhands.prompts import load_prompt
-from manyhands.strategies.hogwild import TeamSettings, hogwild
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.settings import TeamSettings
 from manyhands.tasks.graders import grade_list
 from manyhands.tasks.problem_list import problem_list
 from tests.model.families_zoo import some_tokens, tiny_models

@@ -17,9 +17,7 @@ from manyhands.prompts import TeamPrompt
 from manyhands.replay.trace import Trace, parse_trace, record
 from manyhands.strategies.base import Event
 from manyhands.strategies.described import describe_run, strategy_from
-from manyhands.strategies.ending import EndSettings
-from manyhands.strategies.hogwild import TeamSettings
-from manyhands.strategies.sequential import SoloSettings
+from manyhands.strategies.settings import EndSettings, SoloSettings, TeamSettings
 from tests.engine.small import LETTERS, TEXT, small_engine
 
 END = EndSettings(finisher_tokens=3, reply_tokens=4)

@@ -18,8 +18,8 @@ from manyhands.model.adapter import ModelAdapter
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.replay.trace import Trace, parse_trace, record
 from manyhands.strategies.base import Answer, Strategy
-from manyhands.strategies.ending import EndSettings
-from manyhands.strategies.hogwild import Away, TeamSettings, hogwild
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.settings import Away, EndSettings, TeamSettings
 from manyhands.text import Text
 from tests.model.families_zoo import tiny_model, tiny_models
 from tests.strategies.driver import PROMPT, small_text

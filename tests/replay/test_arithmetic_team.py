@@ -12,9 +12,9 @@ from manyhands.errors import OutOfMemory
 from manyhands.replay.arithmetic_team import ArithmeticTeam, Mischief
 from manyhands.replay.simulate import Lesson, Simulation
 from manyhands.strategies.base import Answer
-from manyhands.strategies.ending import EndSettings
-from manyhands.strategies.hogwild import Away, TeamSettings, hogwild
-from manyhands.strategies.sequential import SoloSettings, sequential
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.sequential import sequential
+from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings
 from manyhands.tasks.graders import grade_list
 from manyhands.tasks.problem_list import ProblemList, problem_list
 from tests.replay.runs import LIST_PROMPT, list_text

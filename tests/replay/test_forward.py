@@ -14,8 +14,8 @@ import torch
 
 from manyhands.replay.forward import Replay, merge_trace, replay_logits
 from manyhands.replay.merged import side_by_side
-from manyhands.strategies.ending import EndSettings
-from manyhands.strategies.sequential import SoloSettings, sequential
+from manyhands.strategies.sequential import sequential
+from manyhands.strategies.settings import EndSettings, SoloSettings
 from tests.model.double import DoublePrecision
 from tests.replay.runs import SETTINGS, TEXT, network, recorded, team_run
 from tests.strategies.driver import PROMPT

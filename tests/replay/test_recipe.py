@@ -12,7 +12,8 @@ from manyhands.errors import BrokenTrace, InvalidRequest
 from manyhands.replay.lessons import Recorded, Simulated
 from manyhands.replay.recipe import read_recipe
 from manyhands.replay.trace import record
-from manyhands.strategies.hogwild import TeamSettings, hogwild
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.settings import TeamSettings
 from tests.replay.runs import LIST_PROMPT, RECIPE, list_text
 from tests.strategies.driver import Scripts, play
 

@@ -18,9 +18,9 @@ from manyhands.cache.view import View
 from manyhands.errors import BrokenTrace, OutOfMemory
 from manyhands.replay.trace import SCHEMA, Trace, parse_trace, read_trace, record
 from manyhands.strategies.base import Answer, TokenWritten
-from manyhands.strategies.ending import EndSettings
-from manyhands.strategies.hogwild import Away, TeamSettings, hogwild
-from manyhands.strategies.sequential import SoloSettings, sequential
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.sequential import sequential
+from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings
 from tests.strategies.driver import PROMPT, Dice, Pass, Played, feed, play, small_text
 
 TEXT = small_text()

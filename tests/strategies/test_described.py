@@ -19,9 +19,9 @@ from manyhands.strategies.described import (
     settings_from,
     strategy_from,
 )
-from manyhands.strategies.ending import EndSettings
-from manyhands.strategies.hogwild import Away, TeamSettings, hogwild
-from manyhands.strategies.sequential import SoloSettings, sequential
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.sequential import sequential
+from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings
 from manyhands.text import Text
 from tests.text.small_tokenizers import byte_level
 

@@ -6,8 +6,8 @@ import pytest
 
 from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest
-from manyhands.strategies.ending import EndSettings
-from manyhands.strategies.hogwild import Away, TeamSettings, hogwild
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.settings import Away, EndSettings, TeamSettings
 from tests.strategies.driver import PROMPT, Dice, Played, Scripts, play, small_text
 
 TEXT = small_text()

@@ -13,8 +13,8 @@ from manyhands.strategies.base import (
     TokenWritten,
     WorkerStopped,
 )
-from manyhands.strategies.ending import EndSettings
-from manyhands.strategies.hogwild import Away, TeamSettings, hogwild
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.settings import Away, EndSettings, TeamSettings
 from tests.strategies.driver import PROMPT, Dice, Played, Scripts, play, small_text
 
 TEXT = small_text()

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from manyhands.cache.step import GREEDY
-from manyhands.strategies.hogwild import TeamSettings, hogwild
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.settings import TeamSettings
 from tests.strategies.driver import PROMPT, Played, Scripts, play, small_text
 
 TEXT = small_text()

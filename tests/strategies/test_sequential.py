@@ -13,8 +13,8 @@ from manyhands.strategies.base import (
     TokenWritten,
     WorkerStopped,
 )
-from manyhands.strategies.ending import EndSettings
-from manyhands.strategies.sequential import SoloSettings, sequential
+from manyhands.strategies.sequential import sequential
+from manyhands.strategies.settings import EndSettings, SoloSettings
 from tests.strategies.driver import PROMPT, Dice, Played, Scripts, play, small_text
 from tests.text.small_tokenizers import byte_level
 

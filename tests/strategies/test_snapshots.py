@@ -12,9 +12,9 @@ import pytest
 
 from manyhands.cache.step import Choice
 from manyhands.strategies.base import Snapshot
-from manyhands.strategies.ending import EndSettings
-from manyhands.strategies.hogwild import Away, TeamSettings, hogwild
-from manyhands.strategies.sequential import SoloSettings, sequential
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.sequential import sequential
+from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings
 from tests.strategies.driver import PROMPT, Dice, Pass, Played, play, small_text
 
 TEXT = small_text()

@@ -13,7 +13,7 @@ from manyhands.prompts import TeamPrompt
 from manyhands.replay.trace import Trace
 from manyhands.strategies.base import Answer, Event, FinishedStep
 from manyhands.strategies.described import prompt_from
-from manyhands.strategies.hogwild import MAX_WORKERS
+from manyhands.strategies.settings import MAX_WORKERS
 
 _EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
 

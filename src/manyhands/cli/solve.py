@@ -32,9 +32,7 @@ from manyhands.strategies.described import (
     strategy_from,
     workers_of,
 )
-from manyhands.strategies.ending import EndSettings
-from manyhands.strategies.hogwild import TeamSettings
-from manyhands.strategies.sequential import SoloSettings
+from manyhands.strategies.settings import EndSettings, SoloSettings, TeamSettings
 from manyhands.tasks.world import outside_world
 from manyhands.text import MAX_PROBLEM_CHARS, clean_problem
 

@@ -15,9 +15,9 @@ from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.replay.arithmetic_team import ArithmeticTeam, Mischief
 from manyhands.replay.simulate import Lesson, Simulation
 from manyhands.strategies.base import Strategy
-from manyhands.strategies.ending import EndSettings
-from manyhands.strategies.hogwild import Away, TeamSettings, hogwild
-from manyhands.strategies.sequential import SoloSettings, sequential
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.sequential import sequential
+from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings
 from manyhands.tasks.problem_list import ProblemList, problem_list
 from manyhands.text import Text
 

@@ -18,9 +18,9 @@ from manyhands.cache.step import Choice
 from manyhands.errors import BrokenTrace, InvalidRequest
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.base import Strategy
-from manyhands.strategies.ending import EndSettings
-from manyhands.strategies.hogwild import Away, TeamSettings, hogwild
-from manyhands.strategies.sequential import SoloSettings, sequential
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.sequential import sequential
+from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings
 from manyhands.text import Text
 
 Settings = TeamSettings | SoloSettings

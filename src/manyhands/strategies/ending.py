@@ -15,30 +15,13 @@ from itertools import chain
 from manyhands.cache.block import Block
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
-from manyhands.errors import InvalidRequest
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.base import Event, ReplyWritten
+from manyhands.strategies.settings import EndSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import BoxWatch, Text
 
 Steps = Generator[Step | Event, tuple[int, ...] | None, None]
-
-
-@dataclass(frozen=True)
-class EndSettings:
-    """How to end. The paper allows 16 tokens for integers, 64 for formulae, 1024 for code."""
-
-    finisher: bool = True  # ask for the answer when the budget is spent
-    finisher_tokens: int = 64
-    # The finisher encodes all text anew, as one ordinary sequence; the reply reads the blocks.
-    reencode: bool = False
-    reply: bool = True  # write a reply to the user
-    reply_tokens: int = 512
-
-    def __post_init__(self) -> None:
-        for name in ("finisher_tokens", "reply_tokens"):
-            if getattr(self, name) < 1:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}; expected 1 or more")
 
 
 @dataclass(frozen=True, eq=False)

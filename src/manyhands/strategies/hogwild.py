@@ -10,14 +10,12 @@ ended their turn, or when the budget of forward passes is spent.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Generator
 
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import LAYOUTS, Cast, everything
-from manyhands.cache.step import GREEDY, Choice, Row, Step
+from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.errors import InvalidRequest
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.base import (
     Answer,
@@ -33,64 +31,12 @@ from manyhands.strategies.base import (
     TokenWritten,
     WorkerStopped,
 )
-from manyhands.strategies.ending import Ending, EndSettings, Scene, Steps, all_tokens
+from manyhands.strategies.ending import Ending, Scene, Steps, all_tokens
+from manyhands.strategies.settings import TeamSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 
-MAX_WORKERS = 256
-HEADER_MODES = ("in_context", "alone")
 _SHORTEST_USUAL_STEP = 12  # tokens; for the estimate of memory only
-
-
-@dataclass(frozen=True)
-class Away:
-    """Worker `worker` takes no part in passes `first`..`last` (from 1): joins late, or pauses."""
-
-    worker: int
-    first: int
-    last: int
-
-
-@dataclass(frozen=True)
-class TeamSettings:
-    """All choices of a team run.
-
-    `budget` counts forward passes. `check_every` is the number of tokens, over all workers, between
-    redundancy checks; 0 asks for none. `snapshots` are smaller budgets at which the answer is also
-    wanted. `headers` says whether section headers are encoded after the prompt (`in_context`) or by
-    themselves (`alone`, as the authors' first code did). `insertions` put words in a worker's mouth
-    at the beginning of a step: (worker, step from 1) -> text.
-    """
-
-    workers: int = 2
-    layout: str = "combined"
-    budget: int = 2048
-    check_every: int = 1024
-    headers: str = "in_context"
-    choice: Choice = GREEDY
-    seed: int = 0
-    snapshots: tuple[int, ...] = ()
-    away: tuple[Away, ...] = ()
-    insertions: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    end: EndSettings = field(default_factory=EndSettings)
-
-    def __post_init__(self) -> None:
-        limits = (
-            ("workers", self.workers, 1 <= self.workers <= MAX_WORKERS, f"1 to {MAX_WORKERS}"),
-            ("budget", self.budget, self.budget >= 1, "1 forward pass or more"),
-            ("check_every", self.check_every, self.check_every >= 0, "0 (never) or more tokens"),
-            ("layout", self.layout, self.layout in LAYOUTS, f"one of {', '.join(LAYOUTS)}"),
-            ("headers", self.headers, self.headers in HEADER_MODES, "in_context or alone"),
-            (
-                "snapshots",
-                self.snapshots,
-                all(0 < s < self.budget for s in self.snapshots),
-                f"passes below the budget of {self.budget}",
-            ),
-        )
-        for name, value, ok, expected in limits:
-            if not ok:
-                raise InvalidRequest(f"{name} is {value!r}; expected {expected}")
 
 
 def hogwild(

@@ -7,12 +7,9 @@ itself and what follows is the reply. The answer is the content of the last box.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from manyhands.cache.block import Block
-from manyhands.cache.step import GREEDY, Choice, Row, Step
+from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.errors import InvalidRequest
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.base import (
     Answer,
@@ -25,28 +22,10 @@ from manyhands.strategies.base import (
     TokenWritten,
     WorkerStopped,
 )
-from manyhands.strategies.ending import Ending, EndSettings, Scene, all_tokens
+from manyhands.strategies.ending import Ending, Scene, all_tokens
+from manyhands.strategies.settings import SoloSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
-
-
-@dataclass(frozen=True)
-class SoloSettings:
-    """All choices of a sequential run; the same words as in `TeamSettings`."""
-
-    budget: int = 2048
-    choice: Choice = GREEDY
-    seed: int = 0
-    snapshots: tuple[int, ...] = ()
-    end: EndSettings = field(default_factory=EndSettings)
-
-    def __post_init__(self) -> None:
-        if self.budget < 1:
-            raise InvalidRequest(f"budget is {self.budget}; expected 1 forward pass or more")
-        if not all(0 < snapshot < self.budget for snapshot in self.snapshots):
-            raise InvalidRequest(
-                f"snapshots are {self.snapshots}; expected passes below the budget of {self.budget}"
-            )
 
 
 def sequential(

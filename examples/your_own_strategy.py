@@ -1,0 +1,32 @@
+"""A strategy of your own is a generator. Here three who cannot see each other race for the answer."""
+
+from manyhands import Answer, Block, Choice, Engine, Row, Step, View, bundled
+from manyhands.prompts import load_prompt
+from manyhands.strategies.base import AnswerFound, Reserve
+from manyhands.strategies.writer import Writer
+
+
+def race(text, question, budget=200):
+    prompt, start = Block("prompt"), text.chat_prompt(question)
+    yield Reserve(len(start) + 3 * budget, num_blocks=4)  # goes on once there is room for all of it
+    yield Step([Row(View([prompt]), start[:-1])])  # the question is read once, for all three
+    choice = Choice(temperature=1.0, forbidden=text.eos)  # nobody gives up
+    runners = [Writer(text, choice, seed, name="runner") for seed in range(3)]
+    views = [View([prompt, Block()]) for _ in runners]  # no view holds a neighbour's block
+    for runner, view in zip(runners, views, strict=True):
+        runner.begin_step(view.own, feed=start[-1:])
+    for forward_pass in range(1, budget + 1):
+        tokens = yield Step(map(Writer.row, runners, views))  # ask; be sent one token for each row
+        for index, (runner, token) in enumerate(zip(runners, tokens, strict=True)):
+            if answer := runner.box.push(runner.read(token, text.eos)):
+                yield AnswerFound(forward_pass, index, answer)  # for whoever is watching
+                return Answer(runner.step_text.strip(), answer, "answer", forward_pass)
+    return Answer("Nobody arrived.", finish_reason="budget", forward_passes=budget)
+
+
+engine = Engine.load(bundled.path(), memory_tokens=4096)
+words = load_prompt(bundled.path() / "manyhands.toml")
+problem = (
+    "Solve these problems and box the answers in order, separated by commas:\n1. 84 + 29\n2. 9 + 8"
+)
+print(*engine.stream(race(engine.text, words.solo_message(problem))), sep="\n")

@@ -1,0 +1,104 @@
+"""All choices of the strategies, as frozen dataclasses that are checked when they are made.
+
+The words are the same everywhere: a `budget` counts forward passes, `snapshots` are smaller budgets at
+which the answer is also wanted, `choice` says how tokens are chosen and `seed` drives every draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from manyhands.cache.layouts import LAYOUTS
+from manyhands.cache.step import GREEDY, Choice
+from manyhands.errors import InvalidRequest
+
+MAX_WORKERS = 256
+HEADER_MODES = ("in_context", "alone")
+
+
+@dataclass(frozen=True)
+class EndSettings:
+    """How to end. The paper allows 16 tokens for integers, 64 for formulae, 1024 for code."""
+
+    finisher: bool = True  # ask for the answer when the budget is spent
+    finisher_tokens: int = 64
+    # The finisher encodes all text anew, as one ordinary sequence; the reply reads the blocks.
+    reencode: bool = False
+    reply: bool = True  # write a reply to the user
+    reply_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("finisher_tokens", "reply_tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; expected 1 or more")
+
+
+@dataclass(frozen=True)
+class Away:
+    """Worker `worker` takes no part in passes `first`..`last` (from 1): joins late, or pauses."""
+
+    worker: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class TeamSettings:
+    """All choices of a team run.
+
+    `budget` counts forward passes. `check_every` is the number of tokens, over all workers, between
+    redundancy checks; 0 asks for none. `snapshots` are smaller budgets at which the answer is also
+    wanted. `headers` says whether section headers are encoded after the prompt (`in_context`) or by
+    themselves (`alone`, as the authors' first code did). `insertions` put words in a worker's mouth
+    at the beginning of a step: (worker, step from 1) -> text.
+    """
+
+    workers: int = 2
+    layout: str = "combined"
+    budget: int = 2048
+    check_every: int = 1024
+    headers: str = "in_context"
+    choice: Choice = GREEDY
+    seed: int = 0
+    snapshots: tuple[int, ...] = ()
+    away: tuple[Away, ...] = ()
+    insertions: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    end: EndSettings = field(default_factory=EndSettings)
+
+    def __post_init__(self) -> None:
+        limits = (
+            ("workers", self.workers, 1 <= self.workers <= MAX_WORKERS, f"1 to {MAX_WORKERS}"),
+            ("budget", self.budget, self.budget >= 1, "1 forward pass or more"),
+            ("check_every", self.check_every, self.check_every >= 0, "0 (never) or more tokens"),
+            ("layout", self.layout, self.layout in LAYOUTS, f"one of {', '.join(LAYOUTS)}"),
+            ("headers", self.headers, self.headers in HEADER_MODES, "in_context or alone"),
+            (
+                "snapshots",
+                self.snapshots,
+                all(0 < s < self.budget for s in self.snapshots),
+                f"passes below the budget of {self.budget}",
+            ),
+        )
+        for name, value, ok, expected in limits:
+            if not ok:
+                raise InvalidRequest(f"{name} is {value!r}; expected {expected}")
+
+
+@dataclass(frozen=True)
+class SoloSettings:
+    """All choices of a sequential run; the same words as in `TeamSettings`."""
+
+    budget: int = 2048
+    choice: Choice = GREEDY
+    seed: int = 0
+    snapshots: tuple[int, ...] = ()
+    end: EndSettings = field(default_factory=EndSettings)
+
+    def __post_init__(self) -> None:
+        if self.budget < 1:
+            raise InvalidRequest(f"budget is {self.budget}; expected 1 forward pass or more")
+        if not all(0 < snapshot < self.budget for snapshot in self.snapshots):
+            raise InvalidRequest(
+                f"snapshots are {self.snapshots}; expected passes below the budget of {self.budget}"
+            )

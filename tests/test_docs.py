@@ -1,0 +1,143 @@
+"""What the pages say is true: the tutorial runs, links lead somewhere, files and names exist.
+
+A ```python block of the tutorial that is followed by a ```text block prints exactly that. After a
+change that is meant to change the tutorial's output, `python -m tests.test_docs` writes it anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "manyhands"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+NAMES_OF_PAGES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+_BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+_FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_CODE = re.compile(r"`([^`\n]+)`")
+_PLACE = re.compile(r"(\.?[\w-]+(?:/[\w.-]+)+/?|[\w-]+/)(?:::(\w+(?:\.\w+)*))?")
+
+
+# -- the tutorial ----------------------------------------------------------------------------------
+
+
+def run_blocks(page: str, file: str) -> Iterator[tuple[re.Match[str], str]]:
+    """Runs the page's blocks, all in one namespace; each with what it printed."""
+    namespace: dict[str, Any] = {"__name__": "tutorial"}
+    for block in _BLOCK.finditer(page):
+        first_line = page.count("\n", 0, block.start(1))
+        program = compile("\n" * first_line + block[1], file, "exec")  # errors name the page's line
+        with redirect_stdout(io.StringIO()) as printed:
+            exec(program, namespace)
+        yield block, printed.getvalue()
+
+
+def test_the_tutorial_prints_what_it_shows() -> None:
+    page = TUTORIAL.read_text(encoding="utf-8")
+    shown = 0
+    for block, printed in run_blocks(page, str(TUTORIAL)):
+        line = page.count("\n", 0, block.start()) + 1
+        assert printed == (block[2] or ""), f"the block at line {line} prints something else"
+        shown += bool(printed)
+    assert shown >= 8, "most blocks of a tutorial show something"
+    assert page.count("```python") == len(_BLOCK.findall(page)), "a block was not understood"
+
+
+def test_control_a_wrong_output_would_be_seen() -> None:
+    page = "```python\nx = 2\n```\n\n```python\nprint(x)\n```\n\n```text\n3\n```\n"
+    printed = [(block[2], printed) for block, printed in run_blocks(page, "page")]
+    assert printed == [(None, ""), ("3\n", "2\n")]
+
+
+def write_tutorial_anew() -> None:
+    """Put what the blocks print today into the page."""
+    page = TUTORIAL.read_text(encoding="utf-8")
+    written, end = "", 0
+    for block, printed in run_blocks(page, str(TUTORIAL)):
+        written += page[end : block.start()] + f"```python\n{block[1]}```\n"
+        written += f"\n```text\n{printed}```\n" if printed else ""
+        end = block.end()
+    TUTORIAL.write_text(written + page[end:], encoding="utf-8")
+
+
+# -- links, files and names ------------------------------------------------------------------------
+
+
+def broken_links(text: str, folder: Path) -> list[str]:
+    """Relative links that lead nowhere."""
+    links = [link for link in _LINK.findall(_FENCED.sub("", text)) if "://" not in link]
+    return [link for link in links if not (folder / link.partition("#")[0]).exists()]
+
+
+def untrue_places(text: str) -> list[str]:
+    """Paths in backticks, `cache/plan.py` or `cache/plan.py::Plan.last`, that are not there."""
+    found = []
+    for code in _CODE.findall(_FENCED.sub("", text)):
+        place = _PLACE.fullmatch(code)
+        if place is None or not _is_ours(place[1]):
+            continue
+        file = next(
+            (base / place[1] for base in (ROOT, SOURCE) if (base / place[1]).exists()), None
+        )
+        if file is None or (place[2] and place[2] not in _names_in(file)):
+            found.append(code)
+    return found
+
+
+def _is_ours(path: str) -> bool:
+    first = path.partition("/")[0]
+    return (ROOT / first).is_dir() or (SOURCE / first).is_dir()
+
+
+def _names_in(file: Path) -> set[str]:
+    """Functions, classes and variables of a module, and `Class.member`."""
+    names: set[str] = set()
+
+    def collect(body: list[ast.stmt], inside: str) -> None:
+        for node in body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                names.add(inside + node.name)
+                if isinstance(node, ast.ClassDef):
+                    collect(node.body, inside + node.name + ".")
+            targets = getattr(node, "targets", [getattr(node, "target", None)])
+            names.update(inside + t.id for t in targets if isinstance(t, ast.Name))
+
+    collect(ast.parse(file.read_text(encoding="utf-8")).body, "")
+    return names
+
+
+@pytest.mark.parametrize("page", NAMES_OF_PAGES)
+def test_relative_links_lead_somewhere(page: str) -> None:
+    assert broken_links((ROOT / page).read_text(encoding="utf-8"), (ROOT / page).parent) == []
+
+
+@pytest.mark.parametrize("page", NAMES_OF_PAGES)
+def test_files_and_names_that_are_mentioned_exist(page: str) -> None:
+    assert untrue_places((ROOT / page).read_text(encoding="utf-8")) == []
+
+
+def test_control_untruths_are_found() -> None:
+    text = (
+        "[a](house.md) [b](gone.md#part) [c](https://example.org/x) `cache/plan.py::Plan.last` "
+        "`cache/plan.py::Plan.first` `cache/plans.py` `tests/test_docs.py::PAGES` `runs/a.jsonl` "
+        "`tests/cache/` `cache/` `x / y` `server/`"
+    )
+    assert broken_links(text, ROOT / "docs") == ["gone.md#part"]
+    assert untrue_places(text) == ["cache/plan.py::Plan.first", "cache/plans.py"]
+
+
+if __name__ == "__main__":
+    write_tutorial_anew()
+    sys.exit(0)

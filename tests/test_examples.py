@@ -1,0 +1,63 @@
+"""The examples run offline on the bundled model, print what they promise, and stay short."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from manyhands import bundled
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def output_of(name: str, *arguments: str) -> str:
+    """What an example prints in a process of its own, without a network and without a warning."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_two_workers_by_hand() -> None:
+    alice, bob = output_of("two_workers_by_hand.py").splitlines()
+    assert alice.startswith("**Alice [1]:** #")
+    assert bob.startswith("**Bob [1]:** #")
+    claims = {line.partition("#")[2][0] for line in (alice, bob)}
+    assert claims == {"1", "2"}, "two workers who see each other take different problems"
+    assert "#1 is 75." in alice + bob or "#2 is 46." in alice + bob
+
+
+def test_your_own_strategy() -> None:
+    event, *answer = output_of("your_own_strategy.py").splitlines()
+    assert event.startswith("AnswerFound(forward_pass=")
+    assert event.endswith("answer='113,17')")
+    (told,) = answer
+    assert told.startswith("Answer(text='#")
+    assert "answer='113,17', finish_reason='answer'" in told
+
+
+@pytest.mark.parametrize("arguments", [(), (str(bundled.path()),)], ids=["bundled", "a folder"])
+def test_a_team_on_your_own_model(arguments: tuple[str, ...]) -> None:
+    *steps, answer = output_of("a_team_on_your_own_model.py", *arguments).splitlines()
+    assert answer.startswith("Answer after ")
+    assert answer.endswith(" passes: 75,51,59,100")
+    assert {line.partition(",")[0] for line in steps} == {"Alice", "Bob", "Carol"}
+    solved = {line.partition("#")[2][0] for line in steps if " is " in line}
+    assert solved == {"1", "2", "3", "4"}, "each problem was solved by somebody"
+
+
+def test_every_example_is_run_and_short() -> None:
+    run = {"two_workers_by_hand.py", "your_own_strategy.py", "a_team_on_your_own_model.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == run
+    lengths = {path.name: len(path.read_text("utf-8").splitlines()) for path in EXAMPLES.iterdir()}
+    assert max(lengths.values()) < 30, lengths
