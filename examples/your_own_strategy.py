@@ -10,7 +10,7 @@ def race(text, question, budget=200):
     prompt, start = Block("prompt"), text.chat_prompt(question)
     yield Reserve(len(start) + 3 * budget, num_blocks=4)  # goes on once there is room for all of it
     yield Step([Row(View([prompt]), start[:-1])])  # the question is read once, for all three
-    choice = Choice(temperature=1.0, forbidden=text.eos)  # nobody gives up
+    choice = Choice(temperature=0.5, forbidden=text.eos)  # nobody gives up
     runners = [Writer(text, choice, seed, name="runner") for seed in range(3)]
     views = [View([prompt, Block()]) for _ in runners]  # no view holds a neighbour's block
     for runner, view in zip(runners, views, strict=True):
@@ -26,7 +26,7 @@ def race(text, question, budget=200):
 
 engine = Engine.load(bundled.path(), memory_tokens=4096)
 words = load_prompt(bundled.path() / "manyhands.toml")
-problem = (
-    "Solve these problems and box the answers in order, separated by commas:\n1. 84 + 29\n2. 9 + 8"
+task = (
+    "Solve these problems and box the answers in order, separated by commas:\n1. 84 + 9\n2. 5 + 8"
 )
-print(*engine.stream(race(engine.text, words.solo_message(problem))), sep="\n")
+print(*engine.stream(race(engine.text, words.solo_message(task))), sep="\n")

@@ -40,10 +40,10 @@ def test_two_workers_by_hand() -> None:
 def test_your_own_strategy() -> None:
     event, *answer = output_of("your_own_strategy.py").splitlines()
     assert event.startswith("AnswerFound(forward_pass=")
-    assert event.endswith("answer='113,17')")
+    assert event.endswith("answer='93,13')")
     (told,) = answer
     assert told.startswith("Answer(text='#")
-    assert "answer='113,17', finish_reason='answer'" in told
+    assert "answer='93,13', finish_reason='answer'" in told
 
 
 @pytest.mark.parametrize("arguments", [(), (str(bundled.path()),)], ids=["bundled", "a folder"])
