@@ -10,8 +10,7 @@ def race(text, question, budget=200):
     prompt, start = Block("prompt"), text.chat_prompt(question)
     yield Reserve(len(start) + 3 * budget, num_blocks=4)  # goes on once there is room for all of it
     yield Step([Row(View([prompt]), start[:-1])])  # the question is read once, for all three
-    choice = Choice(temperature=0.5, forbidden=text.eos)  # nobody gives up
-    runners = [Writer(text, choice, seed, name="runner") for seed in range(3)]
+    runners = [Writer(text, Choice(0.5, forbidden=text.eos), seed, f"{seed}") for seed in range(3)]
     views = [View([prompt, Block()]) for _ in runners]  # no view holds a neighbour's block
     for runner, view in zip(runners, views, strict=True):
         runner.begin_step(view.own, feed=start[-1:])
@@ -26,7 +25,5 @@ def race(text, question, budget=200):
 
 engine = Engine.load(bundled.path(), memory_tokens=4096)
 words = load_prompt(bundled.path() / "manyhands.toml")
-task = (
-    "Solve these problems and box the answers in order, separated by commas:\n1. 84 + 9\n2. 5 + 8"
-)
-print(*engine.stream(race(engine.text, words.solo_message(task))), sep="\n")
+job = "Solve these problems and box the answers in order, separated by commas:\n1. 84 + 9\n2. 5 + 8"
+print(*engine.stream(race(engine.text, words.solo_message(job))), sep="\n")

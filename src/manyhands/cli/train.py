@@ -51,12 +51,12 @@ def train(options: TrainOptions) -> None:
     settings = recipe.training
     changes = {name: getattr(options, name) for name in ("minutes", "steps", "processes")}
     settings = replace(settings, **{k: v for k, v in changes.items() if v is not None})
+    with quiet():
+        adapter, tokenizer = recipe.load(options.device)
+    if tokenizer is None:
+        raise InvalidRequest("the model to train has no tokenizer")
     with _writing(options.out):
         options.out.mkdir(parents=True, exist_ok=True)
-        with quiet():
-            adapter, tokenizer = recipe.load(options.device)
-        if tokenizer is None:
-            raise InvalidRequest("the model to train has no tokenizer")
         # Batches come from other processes; with many of them, descriptors would run out.
         processes: Any = torch.multiprocessing  # torch leaves it untyped
         processes.set_sharing_strategy("file_system")

@@ -1,0 +1,127 @@
+"""`manyhands train`: a recipe becomes a folder that `solve` and `transformers` take; mistakes are clear."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from manyhands.model.quiet import quiet
+from tests.cli.conftest import Cli
+from tests.text.small_tokenizers import byte_level
+
+RECIPE = """
+[model]
+tokenizer = "tokenizer"
+saved_dtype = "bfloat16"
+[model.config]
+model_type = "qwen3"
+hidden_size = 32
+intermediate_size = 32
+num_hidden_layers = 1
+num_attention_heads = 2
+num_key_value_heads = 1
+head_dim = 16
+max_position_embeddings = 4096
+tie_word_embeddings = true
+[prompt]
+rules = "{names} count.\\n{problem}"
+"""
+TRAINING = """
+[training]
+steps = 2
+tokens_per_step = 200
+log_every = 1
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, cli: Cli, model: Path) -> Path:
+    """A tiny network that learns from a run recorded with another."""
+    with quiet():
+        byte_level().save_pretrained(tmp_path / "tokenizer")
+    run = tmp_path / "runs" / "one.jsonl"
+    run.parent.mkdir()
+    solved = cli("solve", "2 + 3", "--model", model, "--budget", 8, "--transcript", run, "--quiet")
+    assert solved.exit_code == 0
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE + '[traces]\nfiles = ["runs/*.jsonl"]\n' + TRAINING)
+    return path
+
+
+def test_a_recipe_becomes_a_model(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "made"
+    done = cli("train", recipe, "--out", out, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    account = json.loads((out / "training.json").read_text())
+    assert account["steps"] == 2
+    assert account["command"].startswith("manyhands train ")
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    with quiet():
+        network = AutoModelForCausalLM.from_pretrained(out)
+    assert str(network.dtype) == "torch.bfloat16"
+    # It brings the words it was trained with, and solve uses them.
+    run = tmp_path / "run.jsonl"
+    cli("solve", "2 + 3", "--model", out, "--budget", 2, "--transcript", run, "--no-reply")
+    assert json.loads(run.read_text().splitlines()[0])["prompt"]["rules"].endswith("{problem}")
+    assert "count" in json.loads(run.read_text().splitlines()[0])["prompt"]["rules"]
+
+
+def test_a_training_goes_on_where_it_was(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    cli("train", recipe, "--out", once, "--device", "cpu", "--steps", 4)
+    for steps in (4, 4):  # the second finds the first one's checkpoint, and nothing left to do
+        cli("train", recipe, "--out", twice, "--device", "cpu", "--steps", steps)
+    assert (once / "model.safetensors").read_bytes() == (twice / "model.safetensors").read_bytes()
+    assert json.loads((twice / "training.json").read_text())["steps"] == 4
+
+
+def test_interrupted_it_leaves_a_checkpoint(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "made"
+    command = [sys.executable, "-m", "manyhands", "train", str(recipe), "--out", str(out)]
+    command += ["--device", "cpu", "--steps", "100000"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    ) as process:
+        assert process.stderr is not None
+        assert "step 1," in process.stderr.readline()
+        process.send_signal(2)
+        rest = process.stderr.read()
+    assert process.returncode == 130
+    assert "Traceback" not in rest
+    assert (out / "checkpoint" / "checkpoint.pt").is_file()
+    assert not (out / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        (lambda text: text.replace("[training]", "[trainings]"), 2, "trainings"),
+        (lambda text: text.replace("steps = 2", 'steps = "two"'), 2, "expected int"),
+        (lambda text: text.replace("qwen3", "qwen33"), 2, "config cannot be used"),
+        (lambda text: text.replace('"tokenizer"', '"nothing"'), 3, "tokenizer is not at"),
+        (lambda text: text.replace("runs/*", "walks/*"), 2, "no trace matches"),
+    ],
+)
+def test_mistakes(
+    cli: Cli, recipe: Path, tmp_path: Path, change: Callable[[str], str], code: int, says: str
+) -> None:
+    recipe.write_text(change(recipe.read_text()))
+    done = cli("train", recipe, "--out", tmp_path / "made", "--device", "cpu")
+    assert done.exit_code == code, done.output
+    assert says in done.output
+
+
+def test_a_place_that_cannot_be_written(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = cli("train", recipe, "--out", tmp_path / "file" / "made", "--device", "cpu")
+    assert done.exit_code == 8
+    assert "cannot be written" in done.output
+    assert cli("train", tmp_path / "nothing.toml", "--out", tmp_path / "made").exit_code == 2
