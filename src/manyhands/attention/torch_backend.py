@@ -78,6 +78,7 @@ class Prepared:
         )
 
 
+_FEW_QUERIES, _FEW_KEYS = 8, 32  # fewer cost as much: below, a launch outweighs the padding
 _MOST_QUERIES = 256  # of one strip in one product; more would mostly look at keys they may not see
 
 
@@ -123,11 +124,10 @@ class TorchBackend:
         """Groups of like size together, none of the products larger than the budget."""
         classes: dict[tuple[int, int], list[_Group]] = defaultdict(list)
         for group in entries.groups(self.budget):
-            sizes = (group.stop - group.start, group.high - group.low)
-            # sizes within a factor of four share a product
-            classes[(sizes[0].bit_length() + 1) // 2, (sizes[1].bit_length() + 1) // 2].append(
-                group
-            )
+            # sizes within a factor of four share a product, and so do all small ones
+            queries = max(group.stop - group.start, _FEW_QUERIES).bit_length() // 2
+            keys = max(group.high - group.low, _FEW_KEYS).bit_length() // 2
+            classes[queries, keys].append(group)
         buckets = []
         for groups in classes.values():
             most = max(g.stop - g.start for g in groups) * max(g.high - g.low for g in groups)

@@ -50,7 +50,8 @@ def prompt_for(model: str, file: Path | None) -> TeamPrompt:
 
 def load_engine(model: str, options: ModelOptions, notes: Notes) -> tuple[Engine, Text]:
     """The engine for `model`, and the text side of its tokenizer."""
-    if sys.stderr is not None and sys.stderr.isatty():
+    is_watched = sys.stderr is not None and sys.stderr.isatty()
+    if is_watched:
         tell(f"loading {model}")
     from manyhands.engine.engine import Engine
 
@@ -63,6 +64,7 @@ def load_engine(model: str, options: ModelOptions, notes: Notes) -> tuple[Engine
             weights=options.load,
             memory_tokens=options.memory_tokens,
             context=options.context,
+            downloads=is_watched,
         )
     if engine.text is None:
         raise ModelNotFound(

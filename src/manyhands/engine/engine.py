@@ -84,16 +84,18 @@ class Engine:
         weights: Weights = "auto",
         memory_tokens: int | None = None,
         context: int | None = None,
+        downloads: bool = False,
     ) -> Engine:
         """Load a Hugging Face model by hub id, folder or object, and make an engine of it.
 
         `weights="dummy"` takes the real configuration and random weights. `context` bounds the
-        longest view (default: the model's own limit). Raises ModelNotFound, UnsupportedModel,
+        longest view (default: the model's own limit). `downloads` shows the progress of what is
+        fetched from the hub. Raises ModelNotFound, UnsupportedModel,
         InvalidRequest, OutOfMemory.
         """
         _backend(backend)  # a wrong name should not cost a load
         adapter, tokenizer = load_adapter(
-            model, device=device, dtype=dtype, weights=weights, context=context
+            model, device=device, dtype=dtype, weights=weights, context=context, downloads=downloads
         )
         return cls(adapter, tokenizer, backend=backend, memory_tokens=memory_tokens)
 
