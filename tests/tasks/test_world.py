@@ -123,3 +123,11 @@ def assert_one_sentence(complaint: str) -> None:
     assert complaint.endswith(".")
     assert complaint.isprintable()
     assert len(complaint) < 300
+
+
+def test_the_size_of_the_team() -> None:
+    question = ask(["84 + 29 - 38", "17 + 60 + 5"])
+    assert outside_world(question, workers=4) is None
+    assert outside_world(question, workers=5) == (
+        "The team has 5 workers; the bundled model was trained on 1 to 4."
+    )

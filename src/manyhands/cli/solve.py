@@ -54,7 +54,7 @@ def solve(options: SolveOptions) -> None:
         budget=settings.budget,
     )
     with TraceFile(options.transcript, notes) as file:
-        if model == BUNDLED and (reason := outside_world(problem)):
+        if model == BUNDLED and (reason := outside_world(problem, workers_of(settings))):
             notes.warn(reason)
         try:
             engine, text = load_engine(model, options, notes)

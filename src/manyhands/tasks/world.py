@@ -22,6 +22,7 @@ from manyhands.tasks.problem_list import INTRODUCTION, ask, parse_question
 from manyhands.tasks.words import vocabulary
 
 FEWEST_PROBLEMS, MOST_PROBLEMS = 2, 8
+MOST_WORKERS = 4
 SHORTEST_STORY, LONGEST_STORY = 10, 40  # words and numbers
 FEWEST_NUMBERS, MOST_NUMBERS = 2, 4
 LONGEST_QUESTION = 3000  # characters; eight of the longest stories have about half of that
@@ -34,8 +35,10 @@ _PLAIN_STORY = re.compile(r"(?:(?:[A-Za-z]+|[1-9][0-9]*)[.,]? )+[A-Za-z]+\?")
 _BRIEF = 30  # characters of the user's text that a sentence quotes
 
 
-def outside_world(question: str) -> str | None:
-    """Why the bundled model was not made for this question; None if it was."""
+def outside_world(question: str, workers: int = 1) -> str | None:
+    """Why the bundled model was not made for this question or this team; None if it was."""
+    if workers > MOST_WORKERS:
+        return f"The team has {workers} workers; the bundled model was trained on 1 to {MOST_WORKERS}."
     question = question.strip()
     if len(question) > LONGEST_QUESTION:
         return (
