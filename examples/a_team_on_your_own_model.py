@@ -1,16 +1,13 @@
 """A team on a model of yours: python a_team_on_your_own_model.py [folder or Hugging Face name]"""
 
 import sys
-from pathlib import Path
 
-from manyhands import Engine, TeamPrompt, TeamSettings, bundled, hogwild
-from manyhands.prompts import load_prompt
+from manyhands import Engine, TeamSettings, bundled, hogwild, model_prompt
 from manyhands.strategies.base import AnswerFound, StepEnded
 
 model = sys.argv[1] if len(sys.argv) > 1 else str(bundled.path())
 engine = Engine.load(model, memory_tokens=32_768)
-own_words = Path(model) / "manyhands.toml"  # the words that a model was trained with, if it was
-prompt = load_prompt(own_words) if own_words.is_file() else TeamPrompt()
+prompt = model_prompt(model)  # the words that it was trained with, if it was
 problem = """Solve these problems and box the answers in order, separated by commas:
 1. 84 + 29 - 38
 2. 17 + 60 + 5 - 31

@@ -1,7 +1,7 @@
 """A strategy of your own is a generator. Here three who cannot see each other race for the answer."""
 
 from manyhands import Answer, Block, Choice, Engine, Row, Step, View, bundled
-from manyhands.prompts import load_prompt
+from manyhands.prompts import model_prompt
 from manyhands.strategies.base import AnswerFound, Reserve
 from manyhands.strategies.writer import Writer
 
@@ -24,6 +24,6 @@ def race(text, question, budget=200):
 
 
 engine = Engine.load(bundled.path(), memory_tokens=4096)
-words = load_prompt(bundled.path() / "manyhands.toml")
+words = model_prompt(bundled.path())
 job = "Solve these problems and box the answers in order, separated by commas:\n1. 84 + 9\n2. 5 + 8"
 print(*engine.stream(race(engine.text, words.solo_message(job))), sep="\n")

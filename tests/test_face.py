@@ -27,6 +27,7 @@ NAMES = {
     "TeamSettings": "manyhands.strategies.settings",
     "View": "manyhands.cache.view",
     "hogwild": "manyhands.strategies.hogwild",
+    "model_prompt": "manyhands.prompts.load",
     "sequential": "manyhands.strategies.sequential",
 }
 

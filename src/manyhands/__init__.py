@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from manyhands.engine.engine import Engine
     from manyhands.errors import ManyhandsError
     from manyhands.prompts.hogwild import TeamPrompt
+    from manyhands.prompts.load import model_prompt
     from manyhands.strategies.base import Answer
     from manyhands.strategies.hogwild import hogwild
     from manyhands.strategies.sequential import sequential
@@ -59,6 +60,7 @@ __all__ = [
     "TeamSettings",
     "View",
     "hogwild",
+    "model_prompt",
     "sequential",
 ]
 
@@ -76,6 +78,7 @@ _ROOMS = {
     "TeamSettings": "strategies.settings",
     "View": "cache.view",
     "hogwild": "strategies.hogwild",
+    "model_prompt": "prompts.load",
     "sequential": "strategies.sequential",
 }
 

@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def num_keys_read(self) -> int:
-        """Keys visible to all reads together: what would be loaded if nothing were shared."""
+        """Keys that all reads name, before the causal cut: what would be loaded with nothing shared."""
         return int((self.reads.high - self.reads.low).sum())
 
     @property

@@ -13,14 +13,12 @@ from manyhands.cli.guard import tell
 from manyhands.cli.options import BUNDLED, ModelOptions
 from manyhands.cli.output import Notes
 from manyhands.errors import ModelNotFound
-from manyhands.prompts import TeamPrompt, load_prompt
+from manyhands.prompts import TeamPrompt, load_prompt, model_prompt
 
 if TYPE_CHECKING:
     from manyhands.engine.engine import Engine
     from manyhands.model.adapter import ModelAdapter
     from manyhands.text import Text
-
-PROMPT_FILE = "manyhands.toml"  # in a model's folder: the words it was trained with
 
 
 def place_of(model: str) -> str:
@@ -42,10 +40,7 @@ def name_of(model: str | None) -> str:
 
 def prompt_for(model: str, file: Path | None) -> TeamPrompt:
     """The words: those of `file`, else those that the model's folder brings, else our own."""
-    if file is not None:
-        return load_prompt(file)
-    own = Path(place_of(model)).expanduser() / PROMPT_FILE
-    return load_prompt(own) if own.is_file() else TeamPrompt()
+    return load_prompt(file) if file is not None else model_prompt(place_of(model))
 
 
 def load_engine(model: str, options: ModelOptions, notes: Notes) -> tuple[Engine, Text]:

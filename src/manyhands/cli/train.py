@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from manyhands.cli.loading import PROMPT_FILE
 from manyhands.cli.options import TrainOptions
 from manyhands.cli.output import version_of
 from manyhands.errors import InvalidRequest, OutputFailed
-from manyhands.prompts import dump_prompt
+from manyhands.prompts import PROMPT_FILE, dump_prompt
 from manyhands.text import Text
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from typing import Any
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.hogwild import TeamPrompt
 
+PROMPT_FILE = "manyhands.toml"  # in a model's folder
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
 
 
@@ -46,6 +47,12 @@ def load_prompt(path: str | Path) -> TeamPrompt:
         return TeamPrompt(**team)
     except InvalidRequest as error:
         raise InvalidRequest(f"{where}: {error}", hint=error.hint) from error
+
+
+def model_prompt(folder: str | Path) -> TeamPrompt:
+    """The words that the model in `folder` was trained with, if it brings any; else the defaults."""
+    own = Path(folder).expanduser() / PROMPT_FILE
+    return load_prompt(own) if own.is_file() else TeamPrompt()
 
 
 def dump_prompt(prompt: TeamPrompt) -> str:

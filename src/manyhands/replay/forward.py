@@ -87,5 +87,8 @@ class Replay:
 def replay_logits(
     adapter: ModelAdapter, merged: Merged, rows: Sequence[int] | Ints | None = None
 ) -> Tensor:
-    """Logits [len(rows), vocab] after the last token of the given rows (default: all R of them)."""
+    """Logits [len(rows), vocab] after the last token of the given rows (default: all R of them).
+
+    Differentiable: wrap it in `torch.no_grad()` where no gradient is wanted.
+    """
     return Replay.of(merged, rows).to(adapter.device).logits(adapter)

@@ -38,7 +38,9 @@ _BRIEF = 30  # characters of the user's text that a sentence quotes
 def outside_world(question: str, workers: int = 1) -> str | None:
     """Why the bundled model was not made for this question or this team; None if it was."""
     if workers > MOST_WORKERS:
-        return f"The team has {workers} workers; the bundled model was trained on 1 to {MOST_WORKERS}."
+        return (
+            f"The team has {workers} workers; the bundled model was trained on 1 to {MOST_WORKERS}."
+        )
     question = question.strip()
     if len(question) > LONGEST_QUESTION:
         return (
