@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from manyhands.cache.layouts import LAYOUTS
 from manyhands.cache.step import GREEDY, Choice
 from manyhands.errors import InvalidRequest
+from manyhands.text.markers import MarkerProfile
 
 MAX_WORKERS = 256
 HEADER_MODES = ("in_context", "alone")
+JOINS = ("reencode", "stitch")
 
 
 @dataclass(frozen=True)
@@ -102,3 +104,33 @@ class SoloSettings:
             raise InvalidRequest(
                 f"snapshots are {self.snapshots}; expected passes below the budget of {self.budget}"
             )
+
+
+@dataclass(frozen=True)
+class BranchSettings:
+    """All choices of a run with parallel branches; the other words as in `SoloSettings`.
+
+    `join` says how finished branches become one text again: `reencode` or `stitch`. A block holds at
+    most `max_branches` titles of `title_tokens` each, a branch writes at most `branch_tokens`.
+    After `max_blocks` blocks, or with 0 of them, the run is ordinary sequential decoding.
+    """
+
+    budget: int = 2048
+    join: str = "reencode"
+    max_blocks: int = 4
+    max_branches: int = 16
+    branch_tokens: int = 256
+    title_tokens: int = 48
+    choice: Choice = GREEDY
+    seed: int = 0
+    markers: MarkerProfile = field(default_factory=MarkerProfile)
+    end: EndSettings = field(default_factory=EndSettings)
+
+    def __post_init__(self) -> None:
+        if self.join not in JOINS:
+            raise InvalidRequest(f"join is {self.join!r}; expected one of {', '.join(JOINS)}")
+        if self.max_blocks < 0:
+            raise InvalidRequest(f"max_blocks is {self.max_blocks}; expected 0 (none) or more")
+        for name in ("budget", "max_branches", "branch_tokens", "title_tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; expected 1 or more")

@@ -1,0 +1,130 @@
+"""How fast the bundled model's teams are on a CPU, and what a forward pass costs the host.
+
+    python benchmarks/bundled_speed.py --out benchmarks/results/2026-11-21_bundled_speed.json
+
+One list of five bare problems at a time, from the first pass after the prompt to the answer. The host's
+time is all that is not the network: planning, preparing the attention, choosing tokens, and the rest
+(the strategy, the scheduler, tensors of token ids). With a GPU the network's share shrinks and the
+host's stays, so this is what must be small. Medians over passes; lists follow each other by turns of
+the team's size, so that a busy moment of the machine does not fall on one team alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from bundled_exam import circumstances
+
+import manyhands.engine.engine as engine_room
+from manyhands import Engine, TeamSettings, bundled, hogwild, model_prompt
+from manyhands.strategies.settings import EndSettings
+from manyhands.tasks.problem_list import problem_list
+
+TEAMS = (1, 2, 4)
+PARTS = ("network", "plan", "prepare", "choose")
+
+
+class Stopwatch:
+    """An engine whose parts report how long they take, pass by pass."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.times: dict[str, float] = defaultdict(float)
+        engine.adapter.forward = self._timed("network", engine.adapter.forward)  # type: ignore[method-assign]
+        engine.planner.plan = self._timed("plan", engine.planner.plan)  # type: ignore[method-assign]
+        engine.backend.prepare = self._timed("prepare", engine.backend.prepare)  # type: ignore[method-assign]
+        engine_room.choose = self._timed("choose", engine_room.choose)
+
+    def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.times[part] += time.perf_counter() - began
+
+        return timed
+
+    def passes(self, question: str, workers: int) -> tuple[list[dict[str, float]], int]:
+        """One run: seconds of each part in every pass after the first, and the tokens written."""
+        end = EndSettings(reply=False)
+        settings = TeamSettings(workers=workers, check_every=0, end=end)
+        strategy = hogwild(question, self.engine.text, settings, model_prompt(bundled.path()))
+        run = self.engine.submit(strategy)
+        rows = []
+        while not run.done:
+            self.times.clear()
+            began = time.perf_counter()
+            self.engine.step()
+            rows.append({"whole": time.perf_counter() - began, **self.times})
+        return rows[1:], sum(run.result().tokens)
+
+
+def summary(runs: list[tuple[list[dict[str, float]], int]]) -> dict[str, Any]:
+    """What all runs of one team say together."""
+    passes = [row for rows, _ in runs for row in rows]
+    seconds = sum(row["whole"] for row in passes)
+
+    def milliseconds(of: Callable[[dict[str, float]], float], rows: Any = passes) -> float:
+        return round(1e3 * statistics.median(of(row) for row in rows), 3)
+
+    def host(row: dict[str, float]) -> float:
+        return row["whole"] - row["network"]
+
+    return {
+        "tokens_per_second": round(sum(tokens for _, tokens in runs) / seconds, 1),
+        "passes_per_second": round(len(passes) / seconds, 1),
+        "seconds_per_list": round(seconds / len(runs), 3),
+        "ms_per_pass": milliseconds(lambda row: row["whole"]),
+        "ms_network": milliseconds(lambda row: row["network"]),
+        "ms_host": milliseconds(host),
+        "ms_plan": milliseconds(lambda row: row["plan"]),
+        "ms_prepare": milliseconds(lambda row: row["prepare"]),
+        "ms_choose": milliseconds(lambda row: row["choose"]),
+        "ms_rest": milliseconds(lambda row: row["whole"] - sum(row[part] for part in PARTS)),
+        "ms_host_first_20_passes": milliseconds(host, [r for rows, _ in runs for r in rows[:20]]),
+        "ms_host_last_20_passes": milliseconds(host, [r for rows, _ in runs for r in rows[-20:]]),
+    }
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--n", type=int, default=12, help="lists per team")
+    parser.add_argument("--commit", default="", help="of the code that runs, for the record")
+    arguments = parser.parse_args()
+    arguments.processes = 1
+    watch = Stopwatch(Engine.load(bundled.path(), device="cpu", memory_tokens=1 << 14))
+    rng = random.Random("speed")
+    lists = [problem_list(rng, 5, "bare").question for _ in range(arguments.n)]
+    rows = []
+    for threads in sorted({1, os.cpu_count() or 1}):
+        torch.set_num_threads(threads)
+        runs: dict[int, list[tuple[list[dict[str, float]], int]]] = defaultdict(list)
+        watch.passes(lists[0], 4)  # warm up
+        for question in lists:
+            for workers in TEAMS:
+                runs[workers].append(watch.passes(question, workers))
+        for workers in TEAMS:
+            rows.append({"workers": workers, "threads": threads, **summary(runs[workers])})
+            print(rows[-1], flush=True)
+    head = circumstances(arguments) | {
+        "settings": f"greedy, float32, one run at a time, {arguments.n} lists of 5 bare problems"
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps({**head, "lines": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

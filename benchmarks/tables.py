@@ -1,0 +1,113 @@
+"""The tables of the docs, made from the results: run it after a benchmark, commit what it changes.
+
+    python benchmarks/tables.py
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`; what is between them is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = (ROOT / "docs" / "bundled_model.md",)
+Row = dict[str, Any]
+
+
+def exam() -> dict[str, Row]:
+    """The lines of the bundled model's exam, by name."""
+    lines = json.loads((RESULTS / "bundled_exam.json").read_text())["lines"]
+    return {line["name"]: line for line in lines}
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def teams() -> str:
+    """Accuracy and first good budget of one to four workers."""
+    rows = []
+    for kind, name in (("bare 5", "five bare"), ("bare 8", "eight bare"), ("word 5", "five in words")):
+        alone = exam()[f"{kind}, 1"]["first_good_budget"]
+        for workers in range(1, 5):
+            line = exam().get(f"{kind}, {workers}")
+            if line is None:
+                continue
+            first = line["first_good_budget"]
+            rows.append(
+                [
+                    name if workers == 1 else "",
+                    str(workers),
+                    f"{line['accuracy']:.2%}",
+                    str(first),
+                    f"{first / alone:.2f}",
+                    f"{line['passes']:.0f}",
+                    f"{line['solved_twice']:.1%}",
+                ]
+            )
+    head = ["problems", "workers", "accuracy", "first budget ≥ 97 %", "ratio", "mean passes", "solved twice"]
+    return table(head, rows)
+
+
+def circumstances() -> str:
+    """What else was tried, on lists of five."""
+    known = {f"{kind}, {n}" for kind in ("bare 5", "bare 8", "word 5") for n in range(1, 5)}
+    rows = [
+        [
+            name,
+            f"{line['accuracy']:.2%}",
+            f"{line['passes']:.0f}",
+            f"{line['solved_twice']:.1%}",
+            ", ".join(f"{n} {reason}" for reason, n in line["finish"].items()),
+        ]
+        for name, line in exam().items()
+        if name not in known
+    ]
+    return table(["line, workers", "accuracy", "mean passes", "solved twice", "how runs ended"], rows)
+
+
+def curves() -> str:
+    """Accuracy over the budget of forward passes, five bare problems."""
+    rows = []
+    for workers in range(1, 5):
+        line = exam().get(f"bare 5, {workers}")
+        if line is not None:
+            points = [f"{budget}: {accuracy:.2f}" for budget, accuracy in line["curve"].items()]
+            rows.append([str(workers), " · ".join(points[:4] + points[4::3])])
+    return table(["workers", "budget: accuracy"], rows)
+
+
+def source() -> str:
+    """On what the exam was sat."""
+    places: dict[str, list[str]] = {}
+    for line in exam().values():
+        versions = ", ".join(f"{name} {version}" for name, version in line["versions"].items())
+        place = f"{line['date']}, {line['hardware']}, {versions}"
+        places.setdefault(place, []).append(line["name"])
+    return "\n".join(f"- {place}: {'; '.join(names)}" for place, names in places.items())
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "teams": teams,
+    "circumstances": circumstances,
+    "curves": curves,
+    "source": source,
+}
+
+
+def filled(page: str) -> str:
+    """The page with its tables made anew."""
+    pattern = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+    return pattern.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", page)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,198 @@
+"""Branches through the real engine, on random networks: they are what they would be alone.
+
+A small player drives the strategy with the engine's own forward pass. The skeleton is put in the
+model's mouth; everything else is the network's choice.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import pytest
+from torch import Tensor
+
+from manyhands.cache.block import Block
+from manyhands.cache.step import Choice, Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.engine.sampling import choose
+from manyhands.model.adapter import ModelAdapter
+from manyhands.prompts.branches import BranchPrompt
+from manyhands.strategies.base import Event, Reserve, Strategy
+from manyhands.strategies.branch_lines import placeholder_tokens
+from manyhands.strategies.branch_record import BranchAnswer
+from manyhands.strategies.branches import branches
+from manyhands.strategies.settings import BranchSettings, EndSettings
+from manyhands.text import Text
+from tests.engine.small import LETTERS, finish, small_engine
+from tests.engine.small import TEXT as BYTES
+from tests.model.families_zoo import tiny_model, tiny_models
+from tests.text.small_tokenizers import sentence_piece
+
+PIECES = Text(sentence_piece())
+PROMPT = BranchPrompt("Q: {question}")
+SKELETON = "Look at all.\n####Anna:Ben:Chris Lee:%%%%"  # what the model itself writes of it
+TITLES = ("Anna", "Ben", "Chris Lee")
+SHORT = EndSettings(finisher_tokens=3)
+
+
+@dataclass
+class Played:
+    """The steps, the logits of each, and the answer."""
+
+    steps: list[Step] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
+    written: dict[str, list[int]] = field(default_factory=dict)
+    answer: BranchAnswer | None = None
+
+
+def play(engine: Engine, strategy: Strategy, said: tuple[int, ...]) -> Played:
+    """Run a strategy on the engine; `said` is what the line writes first."""
+    played, mouth = Played(), deque(said)
+    tokens: tuple[int, ...] | None = None
+    while True:
+        try:
+            asked = strategy.send(tokens)
+        except StopIteration as end:
+            played.answer = end.value
+            return played
+        tokens = None
+        if isinstance(asked, Event | Reserve):
+            continue
+        logits = engine.forward(asked)
+        chosen = list(choose(logits, [row.choice for row in asked.rows]))
+        for index, row in enumerate(asked.rows):
+            if row.writer == "writer" and mouth:
+                chosen[index] = mouth.popleft()
+            if row.writer is not None:
+                played.written.setdefault(row.writer, []).append(chosen[index])
+        played.steps.append(asked)
+        played.logits.append(logits)
+        tokens = tuple(chosen)
+
+
+def prefill(engine: Engine, tokens: tuple[int, ...], choice: Choice) -> tuple[int, Tensor, View]:
+    """Plain causal text in one block: the next token, its logits, the view."""
+    view = View([Block("alone")])
+    logits = engine.forward(Step([Row(view, tokens)]))
+    return choose(logits, [choice])[0], logits[0], view
+
+
+def alone(
+    engine: Engine, tokens: tuple[int, ...], count: int, text: Text, choice: Choice
+) -> list[int]:
+    """An independent greedy decode of `count` tokens; the placeholder may not begin it."""
+    banned = placeholder_tokens(text, "......")
+    first = Choice(allowed=choice.allowed, forbidden=banned)
+    token, _, view = prefill(engine, tokens, first)
+    written = [token]
+    while len(written) < count:
+        blank = not text.decode(written).strip()
+        step = Step([Row(view, (token,), first if blank else choice)])
+        token = choose(engine.forward(step), [step.rows[0].choice])[0]
+        written.append(token)
+    return written
+
+
+def marked_trunk(text: Text) -> tuple[int, ...]:
+    return text.chat_prompt("Q: who") + text.encode("Look at all.\n")
+
+
+@pytest.mark.parametrize("text", [BYTES, PIECES], ids=["byte_level", "sentence_piece"])
+def test_branches_are_independent_decodes(text: Text) -> None:
+    """Token for token, whatever the network; and some of them ended before the others."""
+    allowed = frozenset(t for word in "abc#\n." for t in text.encode(word))
+    choice = Choice(allowed=allowed | text.eos)
+    lengths = set()
+    for name in ("qwen3", "gpt_oss", "gemma3_text", "smollm3"):
+        played, engine = played_by(name, text, choice), network_engine(name)
+        assert played.answer is not None
+        assert [b.title for b in played.answer.branches] == list(TITLES)
+        parted = next(step for step in played.steps if step.rows[-1].writer == "branch 3")
+        trunk = [t for block in parted.rows[-1].view.blocks[:-1] for t in block.tokens]
+        assert text.decode(trunk) == text.decode(marked_trunk(text))
+        for index, title in enumerate(TITLES, 1):
+            written = played.written[f"branch {index}"]
+            tokens = (*trunk, *text.encode(f"####{title}:"))
+            assert written == alone(engine, tokens, len(written), text, choice)
+            lengths.add(len(written))
+    assert len(lengths) > 1
+
+
+def played_by(name: str, text: Text, choice: Choice) -> Played:
+    settings = BranchSettings(choice=choice, branch_tokens=24, budget=120, end=SHORT, max_blocks=1)
+    strategy = branches("who", text, settings, PROMPT)
+    return play(network_engine(name), strategy, text.encode(SKELETON))
+
+
+@pytest.mark.parametrize("text", [BYTES, PIECES], ids=["byte_level", "sentence_piece"])
+def test_the_reencoding_join_is_plain_causal_prefill(text: Text) -> None:
+    """And the stitching one, whose text is the same, is not."""
+    apart = {}
+    for join in ("reencode", "stitch"):
+        engine = network_engine("qwen3")
+        settings = BranchSettings(
+            choice=Choice(allowed=LETTERS if text is BYTES else None),
+            branch_tokens=9,
+            budget=110,
+            join=join,
+            end=SHORT,
+            max_blocks=1,
+        )
+        played = play(engine, branches("who", text, settings, PROMPT), text.encode(SKELETON))
+        close = text.encode("####%%%%\n")
+        (at,) = (i for i, step in enumerate(played.steps) if step.rows[-1].feed == close)
+        view = played.steps[at].rows[-1].view
+        whole = tuple(t for block in view.blocks[:-1] for t in block.tokens) + close
+        causal = prefill(engine, whole, Choice())[1]
+        apart[join] = (played.logits[at][-1] - causal).abs().max().item()
+        titles = [text.decode(whole).find(f"####{title}:") for title in TITLES]
+        assert -1 < titles[0] < titles[1] < titles[2]
+        assert "......" not in text.decode(whole)
+    assert apart["reencode"] < 1e-4
+    assert apart["stitch"] > 1e-3
+
+
+def network_engine(name: str) -> Engine:
+    """A network of this family with room for a whole tokenizer."""
+    config = copy.deepcopy(tiny_models()[name].args[0])
+    config.vocab_size = 512
+    return Engine(ModelAdapter(tiny_model(config)), memory_tokens=4096)
+
+
+def test_an_untrained_network_runs_to_its_budget_and_frees_its_blocks() -> None:
+    engine = small_engine()
+    pages = engine.pool.num_free_pages
+    runs = [
+        engine.submit(branches("who", BYTES, settings, PROMPT, context=1024))
+        for settings in hashes()
+    ]
+    finish(engine, *runs)
+    together = [run.result() for run in runs]
+    assert any(answer.branches for answer in together if isinstance(answer, BranchAnswer))
+    assert together == [
+        small_engine().run(branches("who", BYTES, settings, PROMPT, context=1024))
+        for settings in hashes()
+    ]
+    for answer in together:
+        assert "####" not in answer.text
+    del runs
+    gc.collect()
+    assert engine.pool.num_free_pages == pages
+
+
+def hashes() -> list[BranchSettings]:
+    """Few enough tokens that random text holds whole blocks."""
+    allowed = frozenset(BYTES.encode("#")[:1] + BYTES.encode("a:"))
+    common = BranchSettings(
+        choice=Choice(temperature=1.0, allowed=allowed),
+        budget=90,
+        branch_tokens=10,
+        max_branches=3,
+        end=SHORT,
+    )
+    joins = ("reencode", "stitch")
+    return [replace(common, seed=seed, join=join) for seed in range(3) for join in joins]

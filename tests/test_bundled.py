@@ -1,0 +1,219 @@
+"""The model in the package: it is there, it is ordinary, it solves its lists, and its numbers are told.
+
+A few lists each; how good it is on hundreds of them is the exam's matter (`benchmarks/bundled_exam.py`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from manyhands import Answer, EndSettings, Engine, TeamPrompt, TeamSettings, bundled, hogwild
+from manyhands import model_prompt as prompt_of
+from manyhands.replay.recipe import read_recipe
+from manyhands.strategies.settings import Away
+from manyhands.tasks.graders import grade_list
+from manyhands.tasks.problem_list import ListKind, ProblemList, problem_list
+
+ROOT = Path(__file__).parents[1]
+MOST_BYTES = 25_000_000
+MOST_PARAMETERS = 12_000_000
+SILENT = EndSettings(reply=False)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    torch.set_num_threads(1)
+    return Engine.load(bundled.path(), device="cpu", memory_tokens=1 << 17)
+
+
+@pytest.fixture(scope="module")
+def prompt() -> TeamPrompt:
+    return prompt_of(bundled.path())
+
+
+def lists(kind: ListKind, count: int, n: int) -> list[ProblemList]:
+    """Fresh lists; no training and no exam has these seeds."""
+    return [problem_list(random.Random(f"test/{kind}/{i}"), count, kind) for i in range(n)]
+
+
+def solve(
+    engine: Engine, prompt: TeamPrompt, asked: Sequence[ProblemList], settings: TeamSettings
+) -> list[Answer]:
+    """All lists in the same forward passes."""
+    return engine.run_all(hogwild(p.question, engine.text, settings, prompt) for p in asked)
+
+
+def assert_all_right(asked: Sequence[ProblemList], answers: Sequence[Answer]) -> None:
+    scores = [grade_list(a.answer, p.gold) for p, a in zip(asked, answers, strict=True)]
+    assert [s.explanation for s in scores] == ["all right"] * len(scores)
+    assert {a.finish_reason for a in answers} == {"answer"}
+
+
+# -- what it solves --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_a_team_solves_bare_and_word_problems(
+    engine: Engine, prompt: TeamPrompt, workers: int
+) -> None:
+    asked = [*lists("bare", 5, 2), *lists("word", 5, 2), *lists("bare", 8, 1)]
+    answers = solve(engine, prompt, asked, TeamSettings(workers=workers, end=SILENT))
+    assert_all_right(asked, answers)
+    for answer in answers:
+        solved = [k for step in answer.steps for k in re.findall(r"#(\d) is", step.text)]
+        assert len(solved) == len(set(solved)), "somebody did what another had done"
+
+
+def test_more_workers_need_fewer_passes(engine: Engine, prompt: TeamPrompt) -> None:
+    asked = lists("bare", 5, 3)
+    passes = [
+        sum(a.forward_passes for a in solve(engine, prompt, asked, TeamSettings(workers=w)))
+        for w in (1, 2, 4)
+    ]
+    assert passes[1] < 0.7 * passes[0]
+    assert passes[2] < 0.5 * passes[0]
+
+
+@pytest.mark.parametrize("pause", [Away(1, 1, 12), Away(0, 40, 51), Away(2, 60, 71)])
+def test_a_stalled_worker_is_no_harm(engine: Engine, prompt: TeamPrompt, pause: Away) -> None:
+    asked = lists("bare", 5, 3)
+    settings = TeamSettings(workers=3, away=(pause,), end=SILENT)
+    assert_all_right(asked, solve(engine, prompt, asked, settings))
+
+
+def test_a_forced_claim_is_dropped_when_it_is_taken(engine: Engine, prompt: TeamPrompt) -> None:
+    (problems,) = lists("bare", 5, 1)
+    longest = max(range(5), key=lambda k: (len(problems.problems[k].work), -k))  # Alice's
+    settings = TeamSettings(workers=2, insertions={(1, 1): f" #{longest + 1}:"}, end=SILENT)
+    (answer,) = solve(engine, prompt, [problems], settings)
+    assert_all_right([problems], [answer])
+    mouths = {
+        step.worker: step.text for step in reversed(answer.steps) if "taken" in step.text
+    }
+    assert mouths, "two workers held the same problem, and nobody noticed"
+
+
+def test_redundancy_checks_are_answered(engine: Engine, prompt: TeamPrompt) -> None:
+    asked = lists("bare", 5, 2)
+    answers = solve(engine, prompt, asked, TeamSettings(check_every=48, end=SILENT))
+    assert_all_right(asked, answers)
+    said = " ".join(step.text for answer in answers for step in answer.steps)
+    assert re.search(r"\b(no|yes)\.", said)
+
+
+# -- how it ends -----------------------------------------------------------------------------------
+
+
+def test_a_small_budget_gives_what_is_known(engine: Engine, prompt: TeamPrompt) -> None:
+    asked = lists("bare", 5, 4)
+    answers = solve(engine, prompt, asked, TeamSettings(workers=2, budget=75, end=SILENT))
+    num_known = 0
+    for problems, answer in zip(asked, answers, strict=True):
+        assert answer.finish_reason == "budget"
+        entries = (answer.answer or "").split(",")
+        assert len(entries) == 5
+        for entry, gold in zip(entries, problems.gold, strict=True):
+            assert entry in ("?", str(gold)), "what is not known yet is said to be unknown"
+            num_known += entry != "?"
+    assert 4 <= num_known < 20
+
+
+def test_the_reply_tells_the_answers(engine: Engine, prompt: TeamPrompt) -> None:
+    asked = lists("bare", 5, 2)
+    for problems, answer in zip(asked, solve(engine, prompt, asked, TeamSettings()), strict=True):
+        told = ", ".join(map(str, problems.gold))
+        assert answer.text == f"The answers, in order: {told}."
+
+
+# -- what it is ------------------------------------------------------------------------------------
+
+
+def test_plain_transformers_loads_it_and_it_solves_alone() -> None:
+    (problems,) = lists("bare", 3, 1)
+    tokenizer = AutoTokenizer.from_pretrained(bundled.path())
+    model = AutoModelForCausalLM.from_pretrained(bundled.path(), dtype=torch.float32)
+    assert model.config.model_type == "qwen3"
+    assert sum(p.numel() for p in model.parameters()) <= MOST_PARAMETERS
+    words = prompt_of(bundled.path())
+    message = {"role": "user", "content": words.solo_message(problems.question)}
+    asked = tokenizer.apply_chat_template(
+        [message], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    written = model.generate(
+        **asked, max_new_tokens=300, do_sample=False, pad_token_id=tokenizer.eos_token_id
+    )
+    text = tokenizer.decode(written[0, asked["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert "\\boxed{" + ",".join(map(str, problems.gold)) + "}" in text
+
+
+def test_it_is_small_and_complete() -> None:
+    sizes = {file.name: file.stat().st_size for file in bundled.path().iterdir()}
+    assert sum(sizes.values()) <= MOST_BYTES
+    assert set(sizes) == {
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "manyhands.toml",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+
+
+def test_the_wheel_takes_it_along() -> None:
+    """Hatch puts every file of a listed package into the wheel, unless told or git-ignored."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel == {"packages": ["src/manyhands"]}
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
+    assert not [line for line in ignored if re.search(r"safetensors|json|toml|jinja|model", line)]
+
+
+@pytest.mark.parametrize("name", ["recipe", "polish"])
+def test_the_recipes_are_for_this_prompt(name: str, prompt: TeamPrompt) -> None:
+    recipe = read_recipe(ROOT / "recipes" / "bundled" / f"{name}.toml")
+    assert recipe.prompt == prompt
+
+
+# -- what is told of it ----------------------------------------------------------------------------
+
+
+def tables() -> ModuleType:
+    """`benchmarks/tables.py`, which is a script and no package."""
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_of_its_page_are_made_from_the_results() -> None:
+    made = tables()
+    page = made.PAGE.read_text(encoding="utf-8")
+    assert made.filled(page) == page, "run python benchmarks/tables.py"
+
+
+def test_the_exam_was_about_this_model_and_was_passed() -> None:
+    made = tables()
+    exam = made.latest("bundled_exam")
+    assert exam["model_sha256"] == made.sha256(bundled.path() / "model.safetensors")
+    assert [r for r in made.requirements(exam) if not r.is_met] == []
+
+
+def test_control_a_changed_number_is_seen() -> None:
+    made = tables()
+    page = made.PAGE.read_text(encoding="utf-8")
+    digit = re.search(r"\| 0\.\d+ \|", page)
+    assert digit is not None
+    assert made.filled(page.replace(digit[0], "| 0.123456 |", 1)) == page
