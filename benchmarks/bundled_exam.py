@@ -10,6 +10,7 @@ many budgets in passing (snapshots); a run that was over by then counts with its
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import platform
@@ -24,9 +25,16 @@ from typing import Any
 
 import torch
 
-from manyhands import Engine, EndSettings, SoloSettings, TeamSettings, bundled, hogwild, model_prompt
-from manyhands import sequential
-from manyhands.cache.step import Choice
+from manyhands import (
+    EndSettings,
+    Engine,
+    SoloSettings,
+    TeamSettings,
+    bundled,
+    hogwild,
+    model_prompt,
+    sequential,
+)
 from manyhands.strategies.base import Answer
 from manyhands.strategies.settings import Away
 from manyhands.tasks.graders import grade_list
@@ -76,12 +84,16 @@ def lines() -> list[Line]:
 
 
 def budgets(line: Line) -> tuple[int, ...]:
-    """Where a line's curve is looked at: 2 % apart around the first good budget, wide below."""
+    """Where a line's curve is looked at: finely around the first good budget, sparsely below.
+
+    Every look costs each run some twenty passes, so large teams, whose passes cost most, get fewer.
+    """
     if not line.curve:
         return ()
     expected = EXPECTED[line.kind, line.count][line.workers - 1]
-    step = max(1, round(0.02 * expected))
-    fine = range(round(0.84 * expected), round(1.14 * expected), step)
+    if line.workers > 2:
+        return tuple(round(expected * share) for share in (0.5, 0.9, 0.95, 1.0, 1.05, 1.1))
+    fine = range(round(0.84 * expected), round(1.14 * expected), max(1, round(0.02 * expected)))
     return (*(round(expected * share) for share in (0.2, 0.4, 0.6, 0.75)), *fine)
 
 
@@ -139,9 +151,7 @@ def outcome(line: Line, gold: tuple[int, ...], answer: Answer) -> dict[str, Any]
     }
 
 
-def account(
-    line: Line, outcomes: list[dict[str, Any]], where: dict[str, Any]
-) -> dict[str, Any]:
+def account(line: Line, outcomes: list[dict[str, Any]], where: dict[str, Any]) -> dict[str, Any]:
     """A line of the result; `where` says on what and when."""
 
     def mean(key: str) -> float:
@@ -185,7 +195,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--n", type=int, default=256)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--only", default="", help="lines whose name contains one of these, separated by ;, in this order")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="lines whose name contains one of these, separated by ;, in this order",
+    )
     arguments = parser.parse_args()
     known = json.loads(arguments.out.read_text())["lines"] if arguments.out.exists() else []
     sat = {row["name"]: row for row in known}
@@ -196,10 +210,12 @@ def main() -> None:
         for line in sorted(exam, key=lambda x: [name in x.name for name in wanted], reverse=True)
         for first in range(0, arguments.n, SHARD)
     ]
+    weights = bundled.path() / "model.safetensors"
     where = {
         "date": time.strftime("%Y-%m-%d"),
         "hardware": f"{cpu()}, {arguments.processes} of {multiprocessing.cpu_count()} cores",
         "versions": {name: metadata.version(name) for name in ("torch", "transformers")},
+        "weights": hashlib.sha256(weights.read_bytes()).hexdigest()[:16],
     }
     done: dict[str, list[dict[str, Any]]] = {}
     began = time.time()

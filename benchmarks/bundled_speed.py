@@ -14,16 +14,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import random
+import re
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-from bundled_exam import circumstances
 
 import manyhands.engine.engine as engine_room
 from manyhands import Engine, TeamSettings, bundled, hogwild, model_prompt
@@ -97,6 +100,28 @@ def summary(runs: list[tuple[list[dict[str, float]], int]]) -> dict[str, Any]:
     }
 
 
+def cpu() -> str:
+    """The processor's name."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.+)", info.read_text()) if info.exists() else []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def circumstances(commit: str, num_lists: int) -> dict[str, Any]:
+    """When, where and with what."""
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "command": " ".join(["python", *sys.argv]),
+        "commit": commit,
+        "hardware": f"{cpu()}, {os.cpu_count()} cores, no GPU",
+        "versions": {
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("manyhands", "torch", "transformers")},
+        },
+        "settings": f"greedy, float32, one run at a time, {num_lists} lists of 5 bare problems",
+    }
+
+
 def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -104,7 +129,6 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=12, help="lists per team")
     parser.add_argument("--commit", default="", help="of the code that runs, for the record")
     arguments = parser.parse_args()
-    arguments.processes = 1
     watch = Stopwatch(Engine.load(bundled.path(), device="cpu", memory_tokens=1 << 14))
     rng = random.Random("speed")
     lists = [problem_list(rng, 5, "bare").question for _ in range(arguments.n)]
@@ -119,9 +143,7 @@ def main() -> None:
         for workers in TEAMS:
             rows.append({"workers": workers, "threads": threads, **summary(runs[workers])})
             print(rows[-1], flush=True)
-    head = circumstances(arguments) | {
-        "settings": f"greedy, float32, one run at a time, {arguments.n} lists of 5 bare problems"
-    }
+    head = circumstances(arguments.commit, arguments.n)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps({**head, "lines": rows}, indent=1) + "\n", encoding="utf-8")
 

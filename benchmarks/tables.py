@@ -34,7 +34,11 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 def teams() -> str:
     """Accuracy and first good budget of one to four workers."""
     rows = []
-    for kind, name in (("bare 5", "five bare"), ("bare 8", "eight bare"), ("word 5", "five in words")):
+    for kind, name in (
+        ("bare 5", "five bare"),
+        ("bare 8", "eight bare"),
+        ("word 5", "five in words"),
+    ):
         alone = exam()[f"{kind}, 1"]["first_good_budget"]
         for workers in range(1, 5):
             line = exam().get(f"{kind}, {workers}")
@@ -52,7 +56,15 @@ def teams() -> str:
                     f"{line['solved_twice']:.1%}",
                 ]
             )
-    head = ["problems", "workers", "accuracy", "first budget ≥ 97 %", "ratio", "mean passes", "solved twice"]
+    head = [
+        "problems",
+        "workers",
+        "accuracy",
+        "first budget ≥ 97 %",
+        "ratio",
+        "mean passes",
+        "solved twice",
+    ]
     return table(head, rows)
 
 
@@ -70,7 +82,9 @@ def circumstances() -> str:
         for name, line in exam().items()
         if name not in known
     ]
-    return table(["line, workers", "accuracy", "mean passes", "solved twice", "how runs ended"], rows)
+    return table(
+        ["line, workers", "accuracy", "mean passes", "solved twice", "how runs ended"], rows
+    )
 
 
 def curves() -> str:
