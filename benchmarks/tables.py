@@ -108,11 +108,30 @@ def source() -> str:
     return "\n".join(f"- {place}: {'; '.join(names)}" for place, names in places.items())
 
 
+def speed() -> str:
+    """Tokens per second and the host's share, one list at a time."""
+    result = json.loads((RESULTS / "bundled_speed.json").read_text())
+    rows = [
+        [
+            str(row["workers"]),
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['ms_per_pass']:.1f}",
+            f"{row['ms_host']:.2f}",
+            f"{row['seconds_per_list']:.2f}",
+        ]
+        for row in result["lines"]
+        if row["threads"] == 1
+    ]
+    head = ["workers", "tokens/s", "ms per pass", "of it host, ms", "s per list"]
+    return table(head, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "teams": teams,
     "circumstances": circumstances,
     "curves": curves,
     "source": source,
+    "speed": speed,
 }
 
 
