@@ -119,7 +119,6 @@ class _Team:
             for index, token in zip(present, tokens[len(opening) :], strict=True):
                 yield from self._read(index, token)
             opening = []
-            self.prompt_block.freeze()  # the history may now lie right behind it
             self._look_around()
             if self.passes in self.settings.snapshots and not self.finish_reason:
                 yield from self._take_snapshot()
