@@ -121,10 +121,11 @@ def sit(line: Line, first: int, size: int) -> list[dict[str, Any]]:
             away = Away(rng.randrange(line.workers), start, start + line.stalled - 1)
             settings = replace(settings, away=(away,))
         if line.forced:
-            # Of the first claims, most work first, one is somebody's when a second step begins.
+            # First claims go by most work, in the order of the workers; one is put into the mouth of
+            # a worker whose own it was not.
             order = sorted(range(line.count), key=lambda k: (-len(problems.problems[k].work), k))
-            taken = order[rng.randrange(line.workers)]
-            worker = rng.randrange(line.workers)
+            worker, other = rng.sample(range(line.workers), 2)
+            taken = order[other]
             settings = replace(settings, insertions={(worker, 2): f" #{taken + 1}:"})
         strategies.append(hogwild(problems.question, text, settings, prompt))
     answers = engine.run_all(strategies)
