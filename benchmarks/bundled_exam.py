@@ -97,11 +97,11 @@ def budgets(line: Line) -> tuple[int, ...]:
     return (*(round(expected * share) for share in (0.2, 0.4, 0.6, 0.75)), *fine)
 
 
-def sit(line: Line, first: int, size: int) -> list[dict[str, Any]]:
+def sit(line: Line, first: int, size: int, model: Path) -> list[dict[str, Any]]:
     """Lists first .. first + size of a line, all at once; what came of each."""
     torch.set_num_threads(1)
-    engine = Engine.load(bundled.path(), device="cpu", memory_tokens=1 << 17)
-    prompt, text = model_prompt(bundled.path()), engine.text
+    engine = Engine.load(model, device="cpu", memory_tokens=1 << 17)
+    prompt, text = model_prompt(model), engine.text
     end = EndSettings(reply=False)  # its words are not examined
     asked, strategies = [], []
     for index in range(first, first + size):
@@ -178,9 +178,9 @@ def account(line: Line, outcomes: list[dict[str, Any]], where: dict[str, Any]) -
     }
 
 
-def _job(job: tuple[Line, int, int]) -> tuple[Line, list[dict[str, Any]]]:
-    line, first, size = job
-    return line, sit(line, first, size)
+def _job(job: tuple[Line, int, int, Path]) -> tuple[Line, list[dict[str, Any]]]:
+    line, first, size, model = job
+    return line, sit(line, first, size, model)
 
 
 def cpu() -> str:
@@ -194,6 +194,7 @@ def main() -> None:
     """Run the exam and keep what is finished as it comes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", type=Path, default=bundled.path())
     parser.add_argument("--n", type=int, default=256)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument(
@@ -207,11 +208,11 @@ def main() -> None:
     wanted = [name.strip() for name in arguments.only.split(";")]
     exam = [x for x in lines() if x.name not in sat and any(name in x.name for name in wanted)]
     jobs = [
-        (line, first, min(SHARD, arguments.n - first))
+        (line, first, min(SHARD, arguments.n - first), arguments.model)
         for line in sorted(exam, key=lambda x: [name in x.name for name in wanted], reverse=True)
         for first in range(0, arguments.n, SHARD)
     ]
-    weights = bundled.path() / "model.safetensors"
+    weights = arguments.model / "model.safetensors"
     where = {
         "date": time.strftime("%Y-%m-%d"),
         "hardware": f"{cpu()}, {arguments.processes} of {multiprocessing.cpu_count()} cores",

@@ -1,6 +1,6 @@
 """The tables of the docs, made from the results: run it after a benchmark, commit what it changes.
 
-    python benchmarks/tables.py
+    python -m benchmarks.tables
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`; what is between them is replaced.
 """
@@ -13,9 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import performance, targets
+from benchmarks.performance import table
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "docs" / "bundled_model.md",)
+PAGES = tuple(ROOT / "docs" / name for name in ("bundled_model.md", "performance.md"))
 Row = dict[str, Any]
 
 
@@ -23,12 +26,6 @@ def exam() -> dict[str, Row]:
     """The lines of the bundled model's exam, by name."""
     lines = json.loads((RESULTS / "bundled_exam.json").read_text())["lines"]
     return {line["name"]: line for line in lines}
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def teams() -> str:
@@ -132,6 +129,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "curves": curves,
     "source": source,
     "speed": speed,
+    **performance.TABLES,
+    "targets": targets.targets,
 }
 
 
@@ -141,6 +140,11 @@ def filled(page: str) -> str:
     return pattern.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", page)
 
 
-if __name__ == "__main__":
+def write() -> None:
+    """All pages anew."""
     for page in PAGES:
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

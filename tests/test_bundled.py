@@ -184,10 +184,10 @@ def test_the_wheel_takes_it_along() -> None:
     assert not [line for line in ignored if re.search(r"safetensors|json|toml|jinja|model", line)]
 
 
-@pytest.mark.parametrize("name", ["recipe", "polish"])
+@pytest.mark.parametrize("name", ["recipe", "polish", "further"])
 def test_the_recipes_are_for_this_prompt(name: str, prompt: TeamPrompt) -> None:
     recipe = read_recipe(ROOT / "recipes" / "bundled" / f"{name}.toml")
-    assert recipe.prompt == prompt
+    assert recipe.prompts.team == prompt
 
 
 # -- what is told of it ----------------------------------------------------------------------------
@@ -253,4 +253,4 @@ def test_the_tables_of_its_page_are_made_from_the_results() -> None:
     made = tables()
     for file in made.PAGES:
         page = file.read_text(encoding="utf-8")
-        assert made.filled(page) == page, "run python benchmarks/tables.py"
+        assert made.filled(page) == page, "run python -m benchmarks.tables"

@@ -56,8 +56,35 @@ def test_a_team_on_your_own_model(arguments: tuple[str, ...]) -> None:
     assert solved == {"1", "2", "3", "4"}, "each problem was solved by somebody"
 
 
+def test_your_own_task() -> None:
+    monday, friday = output_of("your_own_task.py").splitlines()
+    assert monday.startswith("Monday: 48,57 after ")
+    assert friday.startswith("Friday: 52,88 after ")
+    assert monday.endswith("[0.0, 1.0]"), "after 20 passes nobody knows, at the end it is right"
+
+
+def test_one_prompt_many_endings() -> None:
+    *endings, usage = output_of("one_prompt_many_endings.py").splitlines()
+    assert sum(int(line.partition(" of 16: ")[0]) for line in endings) == 16
+    assert endings[0].endswith(": 75,51"), "most arrive at the right answer"
+    assert usage.startswith("The prompt's 53 tokens were read once; ")
+    assert 30 < int(usage.partition("%")[0].rpartition(" ")[2]) < 90
+
+
+def test_branches() -> None:
+    *written, distance, end = output_of("branches.py").splitlines()
+    assert [line.partition(":")[0] for line in written] == ["Branch 1", "Branch 2", "Branch 3"]
+    assert float(distance.removeprefix("Behind the join, ").split()[0]) < 1
+    num_tokens, num_passes = (int(word) for word in end.split() if word.isdigit())
+    assert num_passes < num_tokens
+
+
 def test_every_example_is_run_and_short() -> None:
     run = {"two_workers_by_hand.py", "your_own_strategy.py", "a_team_on_your_own_model.py"}
+    run |= {"one_prompt_many_endings.py"}
+    long = {"your_own_task.py", "branches.py"}  # with an exam around it; with words given to a run
+    run |= long
     assert {path.name for path in EXAMPLES.glob("*.py")} == run
     lengths = {path.name: len(path.read_text("utf-8").splitlines()) for path in EXAMPLES.iterdir()}
-    assert max(lengths.values()) < 30, lengths
+    assert max(lengths.values()) < 50, lengths
+    assert max(count for name, count in lengths.items() if name not in long) < 30

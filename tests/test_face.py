@@ -15,20 +15,34 @@ import manyhands
 
 NAMES = {
     "Answer": "manyhands.strategies.base",
+    "BestSettings": "manyhands.strategies.attempt_settings",
     "Block": "manyhands.cache.block",
+    "BranchSettings": "manyhands.strategies.settings",
     "Choice": "manyhands.cache.step",
     "EndSettings": "manyhands.strategies.settings",
     "Engine": "manyhands.engine.engine",
+    "METHODS": "manyhands.strategies.methods",
     "ManyhandsError": "manyhands.errors",
+    "Prompts": "manyhands.prompts.load",
     "Row": "manyhands.cache.step",
+    "SharedSettings": "manyhands.strategies.shared_prefix",
+    "SkeletonSettings": "manyhands.strategies.skeleton_settings",
     "SoloSettings": "manyhands.strategies.settings",
     "Step": "manyhands.cache.step",
     "TeamPrompt": "manyhands.prompts.hogwild",
     "TeamSettings": "manyhands.strategies.settings",
     "View": "manyhands.cache.view",
+    "VoteSettings": "manyhands.strategies.attempt_settings",
+    "best_of_n": "manyhands.strategies.best_of_n",
+    "branches": "manyhands.strategies.branches",
     "hogwild": "manyhands.strategies.hogwild",
+    "load_prompts": "manyhands.prompts.load",
     "model_prompt": "manyhands.prompts.load",
+    "model_prompts": "manyhands.prompts.load",
+    "self_consistency": "manyhands.strategies.self_consistency",
     "sequential": "manyhands.strategies.sequential",
+    "shared_prefix": "manyhands.strategies.shared_prefix",
+    "skeleton": "manyhands.strategies.skeleton",
 }
 
 
@@ -49,6 +63,12 @@ def test_the_names_are_the_documented_ones() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_name_comes_from_its_room(name: str) -> None:
     assert getattr(manyhands, name) is getattr(import_module(NAMES[name]), name)
+
+
+def test_every_method_is_on_the_face_with_its_settings() -> None:
+    for name, method in manyhands.METHODS.items():
+        assert getattr(manyhands, name) is method.make
+        assert getattr(manyhands, method.settings.__name__) is method.settings
 
 
 def test_type_checkers_see_what_is_fetched_when_asked() -> None:

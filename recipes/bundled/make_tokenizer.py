@@ -72,6 +72,6 @@ def make(prompt: TeamPrompt) -> PreTrainedTokenizerFast:
 
 if __name__ == "__main__":
     recipe = read_recipe(Path(__file__).parent / "recipe.toml")
-    made = make(recipe.prompt)
+    made = make(recipe.prompts.team)
     made.save_pretrained(sys.argv[1])
     print(f"{len(made)} tokens")

@@ -10,7 +10,7 @@ is the order in which somebody reads blocks, and everything else follows from th
     team = hogwild("How many primes are there below 100?", engine.text, TeamSettings(workers=2))
     print(engine.run(team).text)
 
-One floor below, the same by hand: every row has read the other's words before its logits are made.
+Every other way to think is asked for in the same manner, see `METHODS`. One floor below, the same by hand: every row has read the other's words before its logits are made.
 
     from manyhands import Block, Row, Step, View
 
@@ -38,48 +38,89 @@ if TYPE_CHECKING:
     from manyhands.engine.engine import Engine
     from manyhands.errors import ManyhandsError
     from manyhands.prompts.hogwild import TeamPrompt
-    from manyhands.prompts.load import model_prompt
+    from manyhands.prompts.load import Prompts, load_prompts, model_prompt, model_prompts
+    from manyhands.strategies.attempt_settings import BestSettings, VoteSettings
     from manyhands.strategies.base import Answer
+    from manyhands.strategies.best_of_n import best_of_n
+    from manyhands.strategies.branches import branches
     from manyhands.strategies.hogwild import hogwild
+    from manyhands.strategies.methods import METHODS
+    from manyhands.strategies.self_consistency import self_consistency
     from manyhands.strategies.sequential import sequential
-    from manyhands.strategies.settings import EndSettings, SoloSettings, TeamSettings
+    from manyhands.strategies.settings import (
+        BranchSettings,
+        EndSettings,
+        SoloSettings,
+        TeamSettings,
+    )
+    from manyhands.strategies.shared_prefix import SharedSettings, shared_prefix
+    from manyhands.strategies.skeleton import skeleton
+    from manyhands.strategies.skeleton_settings import SkeletonSettings
 
     __version__: str
 
 __all__ = [
     "Answer",
+    "BestSettings",
     "Block",
+    "BranchSettings",
     "Choice",
     "EndSettings",
     "Engine",
+    "METHODS",
     "ManyhandsError",
+    "Prompts",
     "Row",
+    "SharedSettings",
+    "SkeletonSettings",
     "SoloSettings",
     "Step",
     "TeamPrompt",
     "TeamSettings",
     "View",
+    "VoteSettings",
+    "best_of_n",
+    "branches",
     "hogwild",
+    "load_prompts",
     "model_prompt",
+    "model_prompts",
+    "self_consistency",
     "sequential",
+    "shared_prefix",
+    "skeleton",
 ]
 
 _ROOMS = {
     "Answer": "strategies.base",
+    "BestSettings": "strategies.attempt_settings",
     "Block": "cache.block",
+    "BranchSettings": "strategies.settings",
     "Choice": "cache.step",
     "EndSettings": "strategies.settings",
     "Engine": "engine.engine",
+    "METHODS": "strategies.methods",
     "ManyhandsError": "errors",
+    "Prompts": "prompts.load",
     "Row": "cache.step",
+    "SharedSettings": "strategies.shared_prefix",
+    "SkeletonSettings": "strategies.skeleton_settings",
     "SoloSettings": "strategies.settings",
     "Step": "cache.step",
     "TeamPrompt": "prompts.hogwild",
     "TeamSettings": "strategies.settings",
     "View": "cache.view",
+    "VoteSettings": "strategies.attempt_settings",
+    "best_of_n": "strategies.best_of_n",
+    "branches": "strategies.branches",
     "hogwild": "strategies.hogwild",
+    "load_prompts": "prompts.load",
     "model_prompt": "prompts.load",
+    "model_prompts": "prompts.load",
+    "self_consistency": "strategies.self_consistency",
     "sequential": "strategies.sequential",
+    "shared_prefix": "strategies.shared_prefix",
+    "skeleton": "strategies.skeleton",
 }
 
 

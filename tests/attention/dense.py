@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from manyhands.attention.attend import Backend, LayerCall
-from manyhands.attention.rotary import Rope, Turns
+from manyhands.attention.rotary import Rope
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
-from manyhands.cache.plan import Planner
+from manyhands.cache.planner import Planner
 from manyhands.cache.step import Step
+from manyhands.cache.view import Lanes, View
 from manyhands.model.memory import Memory
 
 
@@ -72,19 +73,39 @@ class DenseOracle:
         for row in step.rows:
             keys = [k for block in row.view.blocks for k in self.keys[block]]
             values = [v for block in row.view.blocks for v in self.values[block]]
-            first = len(keys) - len(row.feed)
+            places = self._places(row.view)
+            first = places[-1] - len(row.feed) + 1
             for i in range(len(row.feed)):
-                outs.append(self._query(q[token].double(), first + i, keys, values))
+                outs.append(self._query(q[token].double(), first + i, keys, values, places))
                 token += 1
         return torch.stack(outs)
 
-    def _query(self, q: Tensor, position: int, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+    def _places(self, view: View) -> list[int]:
+        """The position of every token of a view; what follows lanes begins behind the longest."""
+        places: list[int] = []
+        end = 0
+        for item in view.items:
+            lanes = item.lanes if isinstance(item, Lanes) else [[item]]
+            sizes = [sum(len(self.keys[block]) for block in lane) for lane in lanes]
+            for size in sizes:
+                places += range(end, end + size)
+            end += max(sizes, default=0)
+        return places
+
+    def _query(
+        self,
+        q: Tensor,
+        position: int,
+        keys: list[Tensor],
+        values: list[Tensor],
+        places: list[int],
+    ) -> Tensor:
         lowest = 0 if self.call.window is None else max(0, position - self.call.window + 1)
-        seen = range(lowest, position + 1)
+        seen = [n for n, place in enumerate(places) if lowest <= place <= position]
         group = q.shape[0] // keys[0].shape[0]
         q = complex_rope(q, position, self.rope)
-        k = torch.stack([complex_rope(keys[p], p, self.rope) for p in seen])  # [N, G, D]
-        v = torch.stack([values[p] for p in seen])
+        k = torch.stack([complex_rope(keys[n], places[n], self.rope) for n in seen])  # [N, G, D]
+        v = torch.stack([values[n] for n in seen])
         out = torch.empty(q.shape[0], v.shape[-1], dtype=torch.float64)
         for head in range(q.shape[0]):
             scores = k[:, head // group] @ q[head] * self.call.scaling
@@ -111,7 +132,13 @@ class Layer:
         dtype: torch.dtype = torch.float32,
         num_pages: int = 64,
         page_size: int = 4,
+        device: torch.device | None = None,
     ) -> None:
+        device = device or torch.device("cpu")
+        if rope is not None:
+            rope = replace(rope, inv_freq=rope.inv_freq.to(device))
+        if call.sinks is not None:
+            call = replace(call, sinks=call.sinks.to(device))
         self.backend, self.rope, self.call = backend, rope, call
         self.pool = PagePool(num_pages, page_size)
         self.planner = Planner(self.pool)
@@ -121,7 +148,7 @@ class Layer:
             shape.head_dim,
             shape.value_dim,
             [rope],
-            device=torch.device("cpu"),
+            device=device,
             dtype=dtype,
         )
         self.memory.keys.fill_(float("nan"))
@@ -129,16 +156,17 @@ class Layer:
 
     def step(self, step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Plan, move, write, read: what the engine does in every layer."""
-        plan = self.planner.plan(step)
+        home = q.device
+        q, k, v = (x.to(self.memory.keys.device) for x in (q, k, v))
+        plan = self.last_plan = self.planner.plan(step)
         self.memory.move(plan.moves)
-        self.memory.write(0, k, v, torch.as_tensor(plan.slots), Turns(torch.as_tensor(plan.angles)))
+        keys, values = self.memory.keys[0], self.memory.values[0]
         prepared = self.backend.prepare(plan, q.device)
-        out = self.backend.attend(
-            q, self.memory.keys[0], self.memory.values[0], prepared, self.call, self.rope
-        )
+        self.backend.append(k, v, keys, values, prepared, self.rope)
+        out = self.backend.attend(q, keys, values, prepared, self.call, self.rope)
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
-        return out
+        return out.to(home)
 
 
 def random_qkv(

@@ -10,6 +10,7 @@ the output once: some ulps of 2^-8 and 2^-11 on numbers of size up to 3.
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from manyhands.attention.rotary import Rope
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
-from manyhands.cache.view import View
+from manyhands.cache.view import Item, Lanes, View
 from tests.attention.dense import DenseOracle, Layer, Shape, random_qkv
 
 TOLERANCE = {
@@ -75,9 +76,8 @@ def random_conversation(rng: random.Random, num_steps: int, num_workers: int = 3
                 seen.sort(key=blocks.index)
             if seen and rng.random() < 0.3:
                 seen.append(rng.choice(seen))  # a separator read twice
-            rows.append(
-                Row(View([*seen, own]), tuple(rng.choices(range(9), k=rng.choice([1, 1, 3, 7]))))
-            )
+            feed = tuple(rng.choices(range(9), k=rng.choice([1, 1, 3, 7])))
+            rows.append(Row(View([*with_lanes(rng, seen), own]), feed))
         yield Step(rows)
         for block in list(blocks):
             if not block.frozen and block.num_tokens and rng.random() < 0.3:
@@ -87,8 +87,26 @@ def random_conversation(rng: random.Random, num_steps: int, num_workers: int = 3
             blocks.pop(rng.randrange(3))
 
 
+def with_lanes(rng: random.Random, blocks: list[Block]) -> list[Item]:
+    """Now and then some neighbours stand side by side, each lane of up to two of them."""
+    if len(blocks) < 2 or rng.random() < 0.6:
+        return list(blocks)
+    start = rng.randrange(len(blocks) - 1)
+    stop = rng.randint(start + 1, len(blocks))
+    cuts = sorted({start, stop, *rng.choices(range(start, stop), k=3)})
+    lanes = Lanes(blocks[a:b] for a, b in pairwise(cuts))
+    return [*blocks[:start], lanes, *blocks[stop:]]
+
+
 def worst_error(
-    backend, shape: Shape, rope, layer: dict, dtype: torch.dtype, seed: int, num_steps: int = 6
+    backend,
+    shape: Shape,
+    rope,
+    layer: dict,
+    dtype: torch.dtype,
+    seed: int,
+    num_steps: int = 6,
+    device: torch.device | None = None,
 ) -> float:
     """Largest difference to the definition over all steps of one random conversation."""
     sinks = layer.get("sinks")
@@ -96,7 +114,8 @@ def worst_error(
     call = LayerCall(layer=0, scaling=shape.head_dim**-0.5, **layer)
     if rope is not None and dtype != torch.float64:
         rope = Rope(rope.inv_freq.float(), rope.rotary_dim, rope.interleaved)
-    product, oracle = Layer(backend, shape, rope, call, dtype=dtype), DenseOracle(rope, call)
+    product = Layer(backend, shape, rope, call, dtype=dtype, device=device)
+    oracle = DenseOracle(rope, call)
     generator = torch.Generator().manual_seed(seed)
     worst = 0.0
     for step in random_conversation(random.Random(seed), num_steps):
@@ -187,7 +206,7 @@ def test_storage_order_does_not_matter(backend: str) -> None:
 )
 def test_the_oracle_sees_a_wrong_plan(monkeypatch, mutation: str, change) -> None:
     """A control: a plan that is wrong in one integer is caught."""
-    from manyhands.cache import plan as planning
+    from manyhands.cache import planner as planning
 
     right = planning.Planner.plan
 

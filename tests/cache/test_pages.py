@@ -26,14 +26,18 @@ def state(pool: PagePool, blocks: list[Block]) -> object:
 
 
 class Pages(RuleBasedStateMachine):
-    """Blocks come, grow, freeze, join and go, beside a memory that remembers whose token lies where."""
+    """Blocks come, grow, freeze, join, are split and go, beside a memory that knows what lies where.
+
+    Every token has a number of its own.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = PagePool(NUM_PAGES, PAGE_SIZE)
         self.blocks: list[Block] = []
         self.born = 0
-        self.memory: dict[int, tuple[str, int]] = {}  # slot: (name of the block, index in it)
+        self.memory: dict[int, int] = {}  # slot: token
+        self.num_tokens = 0
 
     @initialize()
     def begin(self) -> None:
@@ -63,9 +67,10 @@ class Pages(RuleBasedStateMachine):
             place = self.pool.place(block)
             start = place.offset + block.num_tokens
             slots = self.pool.slots(place.strip, start, start + size)
-            for index, slot in enumerate(slots.tolist(), block.num_tokens):
-                self.memory[slot] = (block.name, index)
-            block.tokens.extend([0] * size)
+            tokens = range(self.num_tokens, self.num_tokens + size)
+            self.memory.update(zip(slots.tolist(), tokens, strict=True))
+            self.num_tokens += size
+            block.tokens.extend(tokens)
 
     @rule(sizes=st.lists(st.integers(0, 8), min_size=1, max_size=4))
     def grow_in_vain(self, sizes: list[int]) -> None:
@@ -105,17 +110,47 @@ class Pages(RuleBasedStateMachine):
         self.memory.update(zip(move.targets.tolist(), moved, strict=True))
 
     @precondition(lambda self: self.blocks)
+    @rule(number=st.integers(0, 99), at=st.integers(1, 99))
+    def split(self, number: int, at: int) -> None:
+        block = self.pick(number)
+        if not block.frozen or block.num_tokens < 2:
+            return
+        before = state(self.pool, self.blocks)
+        head, tail = self.pool.split(block, 1 + at % (block.num_tokens - 1))
+        assert head.tokens + tail.tokens == block.tokens
+        strips = {self.pool.place(each).strip for each in (head, tail, block)}
+        assert len(strips) == 1
+        (strip,) = strips
+        strip.places, all_places = strip.places[:-2], strip.places  # nothing else has changed
+        assert state(self.pool, self.blocks) == before
+        strip.places = all_places
+        self.blocks += [head, tail]
+
+    @precondition(lambda self: self.blocks)
     @rule(number=st.integers(0, 99))
     def go(self, number: int) -> None:
-        self.blocks.remove(self.pick(number))
+        block = self.pick(number)
+        strip = self.pool.place(block).strip
+        self.blocks.remove(block)
+        del block
+        assert len(strip.pages) == -(-strip.num_tokens // PAGE_SIZE)
 
     @invariant()
     def every_token_lies_where_it_was_put(self) -> None:
         for block in self.blocks:
             place = self.pool.place(block)
             slots = self.pool.slots(place.strip, place.offset, place.offset + block.num_tokens)
-            found = [self.memory[slot] for slot in slots.tolist()]
-            assert found == [(block.name, index) for index in range(block.num_tokens)]
+            assert [self.memory[slot] for slot in slots.tolist()] == block.tokens
+
+    @invariant()
+    def no_page_is_held_behind_the_last_living_block(self) -> None:
+        for strip in {self.pool.place(block).strip for block in self.blocks}:
+            living = [b for b in self.blocks if self.pool.place(b).strip is strip]
+            assert strip.num_blocks == len(living)
+            end = max(self.pool.place(b).offset + b.num_tokens for b in living)
+            assert strip.num_tokens == end
+            # A pass that failed may have left pages to spare; they stay until a block goes.
+            assert len(strip.pages) >= -(-end // PAGE_SIZE)
 
     @invariant()
     def every_page_is_free_or_on_one_strip(self) -> None:
@@ -208,6 +243,68 @@ def test_a_strip_lives_as_long_as_one_of_its_blocks():
     assert pool.num_free_pages == 4
     del second
     assert pool.num_free_pages == 8
+
+
+def test_both_halves_of_a_split_block_are_its_keys_and_go_one_by_one():
+    pool = PagePool(8, 2)
+    block = grown(pool, 7, "all").freeze()
+    head, tail = pool.split(block, 3)
+    assert (head.name, head.num_tokens, tail.num_tokens) == ("all", 3, 4)
+    assert pool.place(head).strip is pool.place(tail).strip is pool.place(block).strip
+    assert (pool.place(head).offset, pool.place(tail).offset) == (0, 3)
+    more = grown(pool, 2).freeze()
+    assert pool.join(more, head) is None, "something lies behind the head"
+    assert pool.join(head, more) is None, "the head is not alone"
+    del tail
+    assert pool.num_free_pages == 3, "the whole block is still read"
+    del block
+    assert pool.num_free_pages == 5, "one page was the tail's alone"
+    assert pool.join(more, head) is not None, "what follows the head may take the tail's place"
+    assert pool.place(more).offset == 3
+    del head, more
+    assert pool.num_free_pages == 8
+
+
+def test_a_half_can_be_split_again():
+    pool = PagePool(8, 2)
+    block = grown(pool, 7).freeze()
+    block.tokens[:] = range(7)
+    head, tail = pool.split(block, 3)
+    middle, end = pool.split(tail, 1)
+    assert [b.tokens for b in (head, middle, end)] == [[0, 1, 2], [3], [4, 5, 6]]
+    assert pool.place(end).offset == 4
+    del block, tail, head, middle
+    assert pool.num_free_pages == 4, "pages before a living block stay"
+    del end
+    assert pool.num_free_pages == 8
+
+
+class Shelf:
+    """Keeps blocks and lets one go at a time."""
+
+    def __init__(self, *blocks: Block) -> None:
+        self.blocks = list(blocks)
+        self.asked: list[int] = []
+        self.num_pages_in_use = 2
+
+    def make_room(self, num_pages: int) -> None:
+        self.asked.append(num_pages)
+        self.blocks.pop()
+
+
+def test_a_keeper_makes_room_for_a_step():
+    pool = PagePool(4, 2)
+    shelf = Shelf(grown(pool, 4), grown(pool, 3))
+    pool.keepers.add(shelf)
+    assert pool.num_pages_in_use_by_keepers == 2
+    new = Block()
+    pool.reserve([(new, 3)])
+    assert shelf.asked == [2]
+    with pytest.raises(OutOfMemory):
+        pool.reserve([(new, 6)])  # the shelf cannot give enough
+    assert (shelf.asked, pool.num_free_pages) == ([2, 3], 2)
+    del shelf
+    assert pool.num_pages_in_use_by_keepers == 0
 
 
 @pytest.mark.parametrize(("recycle", "expected"), [(True, [0, 0, 0]), (False, [0, 1, 2])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
-from manyhands.cache.plan import Plan, Planner
+from manyhands.cache.plan import Plan
+from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
-from manyhands.cache.view import View
+from manyhands.cache.view import Item, Lanes, View
 from manyhands.errors import ContextTooLong, OutOfMemory
 
 
@@ -53,13 +55,16 @@ class Ledger:
             # everybody has been fed by now: a row's own tokens are the last ones of its view
             length = row.view.num_tokens
             assert plan.positions[packed].tolist() == list(range(length - len(row.feed), length))
-            assert self.seen(plan, index) == dict(enumerate(naive(row.view)))
-        assert plan.num_keys_read == sum(row.view.num_tokens for row in step.rows)
-        assert plan.num_keys_loaded >= len({pair for row in step.rows for pair in naive(row.view)})
+            found = self.seen(plan, index)
+            assert len(found) == len(set(found))
+            assert set(found) == set(naive(row.view))
+        assert plan.num_keys_read == sum(len(naive(row.view)) for row in step.rows)
+        keys = {(block, index) for row in step.rows for _, block, index in naive(row.view)}
+        assert plan.num_keys_loaded >= len(keys)
 
-    def seen(self, plan: Plan, row: int) -> dict[int, tuple[Block, int]]:
-        """Position in the row's view: the token that the plan's integers make the row meet there."""
-        reads, found = plan.reads, {}
+    def seen(self, plan: Plan, row: int) -> list[tuple[int, Block, int]]:
+        """Positions in the row's view, and the tokens that the plan's integers make it meet there."""
+        reads, found = plan.reads, []
         for strip, pages in enumerate(reads.pages):
             for n in range(int(reads.strip_indptr[strip]), int(reads.strip_indptr[strip + 1])):
                 if reads.row[n] != row:
@@ -67,14 +72,30 @@ class Ledger:
                 for key in range(int(reads.low[n]), int(reads.high[n])):
                     slot = int(pages[key // plan.page_size]) * plan.page_size + key % plan.page_size
                     assert self.angle[slot] == key
-                    position = int(reads.base[n]) + key
-                    assert position not in found
-                    found[position] = self.whose[slot]
+                    found.append((int(reads.base[n]) + key, *self.whose[slot]))
         return found
 
 
-def naive(view: View) -> list[tuple[Block, int]]:
-    return [(block, index) for block in view.blocks for index in range(block.num_tokens)]
+def naive(view: View) -> list[tuple[int, Block, int]]:
+    """Position, block and index of every token: lanes begin together, and end with the longest."""
+    found, end = [], 0
+    for item in view.items:
+        start = end
+        for lane in item.lanes if isinstance(item, Lanes) else [[item]]:
+            tokens = [(block, index) for block in lane for index in range(block.num_tokens)]
+            found += [(start + n, *token) for n, token in enumerate(tokens)]
+            end = max(end, start + len(tokens))
+    return found
+
+
+def with_lanes(rng: random.Random, blocks: list[Block]) -> list[Item]:
+    """Now and then, some neighbours side by side."""
+    if rng.random() < 0.7:
+        return list(blocks)
+    start, stop = sorted(rng.choices(range(len(blocks) + 1), k=2))
+    cuts = sorted({start, stop, *rng.choices(range(start, stop + 1), k=2)})
+    lanes = Lanes(blocks[a:b] for a, b in pairwise(cuts))
+    return [*blocks[:start], lanes, *blocks[stop:]]
 
 
 def random_step(rng: random.Random, blocks: list[Block], views: list[View]) -> Step:
@@ -91,7 +112,7 @@ def random_step(rng: random.Random, blocks: list[Block], views: list[View]) -> S
             read = [block for block in blocks[:-1] if rng.random() < 0.7]
             if rng.random() < 0.3:
                 rng.shuffle(read)
-            view = View([*read, own])
+            view = View([*with_lanes(rng, read), own])
             views.append(view)
         feed = [rng.randrange(100) for _ in range(rng.choice([1, 1, 2, 7]))]
         rows.append(Row(view, tuple(feed)))
@@ -113,6 +134,21 @@ def test_random_conversations(seed, page_size):
         if len(blocks) > 3 and rng.random() < 0.3:  # somebody leaves, and its blocks with it
             gone = blocks.pop(rng.randrange(len(blocks)))
             views[:] = [view for view in views if gone not in view.blocks]
+
+
+def test_behind_lanes_that_grow_a_plan_is_not_linear():
+    """Today one lane is the longest, and after some passes another one."""
+    ledger = Ledger(PagePool(100, 2))
+    trunk, short, long, own = (Block(name) for name in ("trunk", "short", "long", "own"))
+    lane = View([trunk, short])
+    behind = View([trunk, Lanes([[short], [long]]), own])
+    ledger.play(Step([Row(View([trunk]), (1, 2)), Row(View([trunk, long]), (3, 4, 5))]))
+    for _ in range(6):
+        plan = ledger.play(Step([Row(lane, (6,)), Row(behind, (7,))]))
+        assert plan.growth is None
+    short.freeze()
+    for _ in range(6):
+        assert ledger.play(Step([Row(behind, (8,))])).growth is not None
 
 
 @settings(max_examples=100, deadline=None)

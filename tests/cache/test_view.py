@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.cache.block import Block
-from manyhands.cache.view import View
+from manyhands.cache.view import Lanes, View
 from manyhands.errors import InvalidRequest
 
 
@@ -55,7 +55,7 @@ def test_something_else_than_a_block():
     with pytest.raises(InvalidRequest) as caught:
         View([Block(), "prompt"])  # type: ignore[list-item]  # the mistake under test
     assert str(caught.value) == "a view was made of str where a Block was expected"
-    assert caught.value.hint == "View takes a sequence of Block objects."
+    assert caught.value.hint == "View takes a sequence of Block objects, or Lanes of them."
 
 
 def test_the_own_block_may_not_stand_before_itself():
@@ -70,3 +70,37 @@ def test_repr_names_the_blocks():
     assert repr(View([block(1, "a"), block(0, "b")])) == (
         "View([Block('a', 1 tokens), Block('b', 0 tokens)])"
     )
+
+
+def block_of(size: int) -> Block:
+    block = Block()
+    block.tokens.extend(range(size))
+    return block
+
+
+def test_lanes_begin_together_and_end_with_the_longest():
+    trunk, a, b, c, own = map(block_of, (5, 2, 3, 4, 1))
+    view = View([trunk, Lanes([[a, b], [c], []]), own])
+    assert view.blocks == (trunk, a, b, c, own)
+    assert view.starts() == (0, 5, 7, 5, 10)
+    assert view.num_tokens == 11
+    assert view.beside_others == (a, b, c)
+    assert View([trunk, own]).beside_others == ()
+    assert View([trunk, Lanes([]), own]).starts() == (0, 5)
+
+
+def test_one_lane_is_no_difference():
+    blocks = [block_of(size) for size in (3, 1, 4)]
+    assert View([Lanes([blocks[:2]]), blocks[2]]).starts() == View(blocks).starts()
+
+
+def test_nobody_writes_in_lanes():
+    own = Block("own")
+    with pytest.raises(InvalidRequest, match="ends with lanes"):
+        View([Block(), Lanes([[own]])])
+    with pytest.raises(InvalidRequest, match="both read and written"):
+        View([Lanes([[Block()], [own]]), own])
+    with pytest.raises(InvalidRequest, match="no blocks"):
+        View([Lanes([])])
+    with pytest.raises(InvalidRequest, match="made of int"):
+        View([Lanes([[3]]), own])  # type: ignore[list-item]  # the mistake under test

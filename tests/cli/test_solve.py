@@ -10,7 +10,7 @@ import pytest
 
 from manyhands.cli.options import SolveOptions
 from manyhands.cli.solve import settings_of
-from manyhands.prompts import TeamPrompt, dump_prompt, load_prompt
+from manyhands.prompts import Prompts, TeamPrompt, dump_prompt, load_prompts
 from manyhands.replay.trace import read_trace
 from manyhands.strategies.settings import SoloSettings, TeamSettings
 from manyhands.tasks.problem_list import ask
@@ -60,7 +60,7 @@ def test_every_option_reaches_the_settings(cli: Cli, solve: Cli, tmp_path: Path)
         "seed": 4,
         "snapshots": [2, 4],
         "away": [],
-        "insertions": [],
+        "insertions": {},
     }
     assert (choice["temperature"], choice["top_k"]) == (0.9, 30)
     assert (choice["top_p"], choice["min_p"]) == (0.8, 0.01)
@@ -110,7 +110,8 @@ def test_one_worker_alone(solve: Cli) -> None:
 def test_one_worker_alone_has_no_team(solve: Cli, option: str) -> None:
     result = solve("1 + 2", "--method", "sequential", *option.split())
     assert result.exit_code == 2
-    assert f"error: {option} is for a team" in result.stderr
+    assert f"error: {option} is not for --method sequential" in result.stderr
+    assert "--method hogwild" in result.stderr
 
 
 def test_the_same_seed_writes_the_same(solve: Cli) -> None:
@@ -163,7 +164,7 @@ def test_no_answer_is_said_beside_the_output(solve: Cli) -> None:
 def test_prompts_can_be_printed_edited_and_used(cli: Cli, solve: Cli, tmp_path: Path) -> None:
     words = tmp_path / "words.toml"
     words.write_text(cli("prompts").stdout, encoding="utf-8")
-    assert load_prompt(words) == TeamPrompt()
+    assert load_prompts(words) == Prompts()
     words.write_text('[team]\nnames = ["Ada", "Ben"]\n', encoding="utf-8")
     shown = solve("1 + 2", "--prompts", words, "--temperature", 1, "--seed", 3).stdout
     assert shown.startswith("Ada [1]: ")

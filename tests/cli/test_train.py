@@ -30,7 +30,7 @@ num_key_value_heads = 1
 head_dim = 16
 max_position_embeddings = 4096
 tie_word_embeddings = true
-[prompt]
+[team]
 rules = "{names} count.\\n{problem}"
 """
 TRAINING = """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 from collections import deque
 from dataclasses import dataclass, field, replace
 
@@ -25,7 +26,8 @@ from manyhands.strategies.base import Event, Reserve, Strategy
 from manyhands.strategies.branch_lines import placeholder_tokens
 from manyhands.strategies.branch_record import BranchAnswer
 from manyhands.strategies.branches import branches
-from manyhands.strategies.settings import BranchSettings, EndSettings
+from manyhands.strategies.described import describe_run, strategy_from
+from manyhands.strategies.settings import JOINS, BranchSettings, EndSettings
 from manyhands.text import Text
 from tests.engine.small import LETTERS, finish, small_engine
 from tests.engine.small import TEXT as BYTES
@@ -123,16 +125,17 @@ def test_branches_are_independent_decodes(text: Text) -> None:
 
 
 def played_by(name: str, text: Text, choice: Choice) -> Played:
+    """Run what a trace's header says, as it comes back from a file."""
     settings = BranchSettings(choice=choice, branch_tokens=24, budget=120, end=SHORT, max_blocks=1)
-    strategy = branches("who", text, settings, PROMPT)
-    return play(network_engine(name), strategy, text.encode(SKELETON))
+    header = json.loads(json.dumps(describe_run("who", settings, PROMPT, context=None)))
+    return play(network_engine(name), strategy_from(header, text, None), text.encode(SKELETON))
 
 
 @pytest.mark.parametrize("text", [BYTES, PIECES], ids=["byte_level", "sentence_piece"])
 def test_the_reencoding_join_is_plain_causal_prefill(text: Text) -> None:
-    """And the stitching one, whose text is the same, is not."""
+    """And the other two, whose text is the same, are not."""
     apart = {}
-    for join in ("reencode", "stitch"):
+    for join in JOINS:
         engine = network_engine("qwen3")
         settings = BranchSettings(
             choice=Choice(allowed=LETTERS if text is BYTES else None),
@@ -154,6 +157,8 @@ def test_the_reencoding_join_is_plain_causal_prefill(text: Text) -> None:
         assert "......" not in text.decode(whole)
     assert apart["reencode"] < 1e-4
     assert apart["stitch"] > 1e-3
+    assert apart["keep"] > 1e-3
+    assert apart["keep"] != apart["stitch"]
 
 
 def network_engine(name: str) -> Engine:
@@ -194,5 +199,4 @@ def hashes() -> list[BranchSettings]:
         max_branches=3,
         end=SHORT,
     )
-    joins = ("reencode", "stitch")
-    return [replace(common, seed=seed, join=join) for seed in range(3) for join in joins]
+    return [replace(common, seed=seed, join=join) for seed in range(3) for join in JOINS]

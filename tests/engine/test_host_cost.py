@@ -20,7 +20,8 @@ from manyhands.attention.torch_backend import TorchBackend
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import Cast, combined
 from manyhands.cache.pages import PagePool
-from manyhands.cache.plan import Plan, Planner
+from manyhands.cache.plan import Plan
+from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine

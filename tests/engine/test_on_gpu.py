@@ -18,12 +18,16 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.model.adapter import ModelAdapter
+from manyhands.model.loading import load_adapter
 from manyhands.prompts import load_prompt
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.settings import TeamSettings
 from manyhands.tasks.graders import grade_list
 from manyhands.tasks.problem_list import problem_list
 from tests.model.families_zoo import some_tokens, tiny_models
+
+if torch.cuda.is_available():
+    from manyhands.engine.graphs import GraphedPasses
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
@@ -65,6 +69,7 @@ def test_the_same_logits_as_on_the_cpu(name: str) -> None:
     assert (here - there).abs().max() < 1e-4
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("name", sorted(tiny_models()))
 def test_no_layer_waits_for_the_device(name: str) -> None:
     engine = engine_of(name, "cuda", torch.bfloat16)
@@ -72,8 +77,8 @@ def test_no_layer_waits_for_the_device(name: str) -> None:
     usual, forward = torch.cuda.get_sync_debug_mode(), engine.adapter.forward
 
     def strict(*arguments: object) -> torch.Tensor:
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            torch.cuda.set_sync_debug_mode("error")
             return forward(*arguments)  # type: ignore[arg-type]
         finally:
             torch.cuda.set_sync_debug_mode(usual)
@@ -116,3 +121,71 @@ def test_dummy_weights_of_a_real_size(tmp_path: Path) -> None:
     assert engine.adapter.dtype == torch.bfloat16
     assert engine.pool.num_slots > 100_000
     assert conversation(engine).isfinite().all()
+
+
+# -- recorded passes -------------------------------------------------------------------------------
+
+
+def bundled(*, graphs: bool, dtype: str = "float32") -> Engine:
+    adapter, tokenizer = load_adapter(manyhands.bundled.path(), device="cuda", dtype=dtype)
+    return Engine(adapter, tokenizer, memory_tokens=65536, graphs=graphs)
+
+
+@pytest.mark.parametrize("layout", ["combined", "contiguous", "interleaved"])
+def test_recorded_passes_choose_the_same_tokens(layout: str) -> None:
+    prompt = load_prompt(manyhands.bundled.path() / "manyhands.toml")
+    question = problem_list(random.Random("graphs"), 5, "bare").question
+    settings = TeamSettings(workers=3, budget=200, layout=layout, snapshots=(40,))
+    answers = []
+    for graphs in (False, True):
+        engine = bundled(graphs=graphs)
+        assert engine.text is not None
+        answers.append(engine.run(hogwild(question, engine.text, settings, prompt)))
+    assert answers[0] == answers[1]
+    assert isinstance(engine.passes, GraphedPasses)
+    assert engine.passes.trouble is None
+    assert 0 < engine.passes.num_graphs < 12
+
+
+def test_recorded_passes_give_the_same_logits_step_by_step() -> None:
+    """Plain decoding, other rows in between, a wider row, sixteen workers, over ends of pages."""
+    engines = [bundled(graphs=graphs) for graphs in (False, True)]
+    rng = random.Random(3)
+    teams = []
+    for _ in engines:
+        prompt, desks = Block("prompt"), [Block() for _ in range(16)]
+        views = [View([prompt, *(d for d in desks if d is not own), own]) for own in desks]
+        teams.append((prompt, views))
+    script: list[tuple[list[int], int]] = [([], 300)]
+    for _ in range(5):
+        script += [(list(range(16)), 1)] * 40 + [(rng.sample(range(16), 5), 1)] * 6
+        script += [(list(range(16)), 3)]
+    for who, size in script:
+        feeds = [tuple(rng.choices(range(900), k=size)) for _ in who or [0]]
+        logits = []
+        for engine, (prompt, views) in zip(engines, teams, strict=True):
+            chosen = [views[i] for i in who] if who else [View([prompt])]
+            rows = [Row(view, feed) for view, feed in zip(chosen, feeds, strict=True)]
+            logits.append(engine.forward(Step(rows)))
+        assert (logits[0] - logits[1]).abs().max() < 1e-4
+    assert isinstance(engines[1].passes, GraphedPasses)
+    assert engines[1].passes.num_graphs > 1
+
+
+def test_a_network_that_cannot_be_recorded_still_runs() -> None:
+    engine = bundled(graphs=True)
+    forward = engine.adapter.forward
+
+    def waiting(*arguments: object) -> torch.Tensor:
+        logits = forward(*arguments)  # type: ignore[arg-type]
+        torch.cuda.synchronize()  # which a recording does not allow
+        return logits
+
+    engine.adapter.forward = waiting  # type: ignore[method-assign]
+    prompt = load_prompt(manyhands.bundled.path() / "manyhands.toml")
+    question = problem_list(random.Random("graphs"), 2, "bare").question
+    assert engine.text is not None
+    answer = engine.run(hogwild(question, engine.text, TeamSettings(budget=150), prompt))
+    assert answer.answer is not None
+    assert isinstance(engine.passes, GraphedPasses)
+    assert "not recorded" in (engine.passes.trouble or "")

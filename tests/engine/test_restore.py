@@ -13,29 +13,53 @@ import pytest
 from manyhands.cache.step import Choice
 from manyhands.engine.engine import Engine
 from manyhands.errors import BrokenTrace, OutOfMemory
-from manyhands.prompts import TeamPrompt
+from manyhands.prompts import BranchPrompt, Prompts, TeamPrompt
 from manyhands.replay.trace import Trace, parse_trace, record
 from manyhands.strategies.base import Event
 from manyhands.strategies.described import describe_run, strategy_from
-from manyhands.strategies.settings import EndSettings, SoloSettings, TeamSettings
+from manyhands.strategies.methods import Settings, method_of
+from manyhands.strategies.settings import (
+    JOINS,
+    BranchSettings,
+    EndSettings,
+    SoloSettings,
+    TeamSettings,
+)
 from tests.engine.small import LETTERS, TEXT, small_engine
 
 END = EndSettings(finisher_tokens=3, reply_tokens=4)
 SAMPLED = Choice(temperature=1.0, allowed=LETTERS)
+# Few enough tokens that random text holds whole blocks.
+HASHES = Choice(temperature=1.0, allowed=frozenset(TEXT.encode("#")[:1] + TEXT.encode("a:")))
 RUNS = {
     "combined": TeamSettings(3, "combined", 24, check_every=10, snapshots=(9,), end=END),
     "contiguous": TeamSettings(2, "contiguous", 24, end=END),
     "interleaved": TeamSettings(2, "interleaved", 24, end=END),
     "sampled": TeamSettings(3, "combined", 24, choice=SAMPLED, seed=5, end=END),
     "sequential": SoloSettings(24, choice=SAMPLED, snapshots=(9,), end=END),
+    **{
+        join: BranchSettings(
+            60,
+            join,
+            branch_tokens=8,
+            max_branches=3,
+            choice=HASHES,
+            seed=1,
+            snapshots=(9, 25),
+            end=END,
+        )
+        for join in JOINS
+    },
 }
+WORDS = Prompts(branches=BranchPrompt("Q: {question}"))
 
 
-def recorded(engine: Engine, settings: TeamSettings | SoloSettings) -> tuple[list[dict], object]:
+def recorded(engine: Engine, settings: Settings) -> tuple[list[dict], object]:
     """A whole run: its lines and its answer."""
     lines: list[dict] = []
     context = engine.adapter.max_positions
-    header = describe_run("What is it?", settings, TeamPrompt(), context=context)
+    prompt = getattr(WORDS, method_of(settings).prompt)
+    header = describe_run("What is it?", settings, prompt, context=context)
     strategy = strategy_from(header, TEXT, context)
     answer = engine.run(record(strategy, header, lines.append))
     return json.loads(json.dumps(lines)), answer
@@ -51,6 +75,7 @@ def again(engine: Engine, trace: Trace, write=None):
 def test_a_restored_run_ends_as_it_would_have(name: str) -> None:
     engine = small_engine()
     lines, answer = recorded(engine, RUNS[name])
+    assert name not in JOINS or len(answer.branches) > 2
     passes = [at for at, line in enumerate(lines) if line["kind"] == "pass"]
     cuts = {1, passes[0] + 1, passes[7] + 1, passes[7] + 2, passes[-2] + 1, len(lines)}
     for cut in sorted(cuts):

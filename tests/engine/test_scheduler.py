@@ -475,3 +475,48 @@ def test_events_come_without_a_pass() -> None:
     scheduler = Scheduler(lambda step: (), PagePool(1), 1)
     assert [event.forward_pass for event in scheduler.submit(chatty()).events] == [0, 1, 2]
     assert not scheduler.step()
+
+
+# -- asking for memory more than once ---------------------------------------------------------------
+
+
+def asking(*asked: Reserve, prompt: int = 1) -> Strategy:
+    """Asks for all of these in turn, then writes a token."""
+    yield from asked
+    (token,) = yield Step([Row(View([Block()]), (prompt,))])
+    return Answer(text=str(token))
+
+
+def test_who_gives_memory_back_goes_on_in_the_same_pass() -> None:
+    engine = small_engine(memory_tokens=160)
+    first = engine.submit(asking(Reserve(160, 0), Reserve(16, 0)))
+    second = engine.submit(counting((1,), 2, Reserve(144, 0)))
+    engine.step()
+    assert first.done
+    assert second.step is not None, "there was room as soon as it was given back"
+    finish(engine, second)
+
+
+def test_who_asks_again_is_not_held_up_by_those_who_wait() -> None:
+    """It asks for no more than it has, three passes long; a large one waits before it."""
+    engine = small_engine(memory_tokens=160)
+    same = Reserve(16, 1)
+    patient = engine.submit(asking(same, same, same))
+    others = engine.submit(counting((1,), 9, Reserve(16, 0)))
+    large = engine.submit(counting((1,), 2, Reserve(160, 0)))
+    for _ in range(3):
+        assert not patient.done
+        engine.step()
+    assert patient.done
+    assert large.asked is not None
+    finish(engine, others, large)
+
+
+def test_what_is_needed_is_looked_up_when_there_is_room() -> None:
+    engine = small_engine(memory_tokens=160)
+    needs = iter([Reserve(160, 0), Reserve(160, 0), Reserve(16, 0)])
+    other = engine.submit(counting((1,), 9, Reserve(16, 0)))
+    run = engine.submit(asking(Reserve(160, 0, lambda: next(needs, Reserve(16, 0)))))
+    finish(engine, run)
+    assert not other.done
+    finish(engine, other)

@@ -32,9 +32,13 @@ NAME = "dense_team_of_tests"
 
 @dataclass(frozen=True)
 class DenseRow:
-    """Blocks by name, in the order they are read; the tokens join the last of them."""
+    """Blocks by name, in the order they are read; the tokens join the last of them.
 
-    view: Sequence[str]
+    A list of lists of blocks are lanes: each begins where the list does, and what follows begins
+    behind the longest.
+    """
+
+    view: Sequence[str | Sequence[Sequence[str]]]
     feed: Sequence[int]
 
 
@@ -48,7 +52,8 @@ class DenseTeam:
     values: dict[tuple[int, str], list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     lengths: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     _rows: Sequence[DenseRow] = ()
-    _seen: list[list[tuple[str, int]]] = field(default_factory=list)  # per query, itself the last
+    # per query, what it meets: block, index and position; itself the last
+    _seen: list[list[tuple[str, int, int]]] = field(default_factory=list)
     _table: tuple[Tensor, Tensor] | None = None  # of the layer that is about to attend
 
     def __post_init__(self) -> None:
@@ -63,10 +68,10 @@ class DenseTeam:
     def step(self, rows: Sequence[DenseRow]) -> Tensor:
         """Feed all rows; logits [rows, vocab] of their last tokens."""
         for row in rows:
-            self.lengths[row.view[-1]] += len(row.feed)
+            self.lengths[_own(row)] += len(row.feed)
         self._rows, self._seen = rows, []
         for row in rows:
-            context = [(block, i) for block in row.view for i in range(self.lengths[block])]
+            context = self._context(row)
             first = len(context) - len(row.feed)
             self._seen += [context[: first + i + 1] for i in range(len(row.feed))]
         ids = torch.tensor([[token for row in rows for token in row.feed]])
@@ -80,6 +85,17 @@ class DenseTeam:
             )
         logits: Tensor = out.logits[0, last]
         return logits
+
+    def _context(self, row: DenseRow) -> list[tuple[str, int, int]]:
+        context: list[tuple[str, int, int]] = []
+        end = 0
+        for item in row.view:
+            start = end
+            for lane in [[item]] if isinstance(item, str) else item:
+                tokens = [(block, i) for block in lane for i in range(self.lengths[block])]
+                context += [(*token, start + n) for n, token in enumerate(tokens)]
+                end = max(end, start + len(tokens))
+        return context
 
     @contextmanager
     def _no_rotation(self) -> Iterator[None]:
@@ -101,8 +117,8 @@ class DenseTeam:
         token = 0
         for row in self._rows:
             for _ in row.feed:
-                self.keys[layer, row.view[-1]].append(k[token])
-                self.values[layer, row.view[-1]].append(v[token])
+                self.keys[layer, _own(row)].append(k[token])
+                self.values[layer, _own(row)].append(v[token])
                 token += 1
         return torch.stack(
             [
@@ -115,20 +131,20 @@ class DenseTeam:
         self,
         layer: int,
         q: Tensor,
-        context: list[tuple[str, int]],
+        context: list[tuple[str, int, int]],
         table: tuple[Tensor, Tensor] | None,
         call: dict[str, Any],
     ) -> Tensor:
         """One query [H, D] at the end of its context."""
-        here, window = len(context) - 1, call.get("sliding_window")
-        near = [p for p in range(len(context)) if window is None or here - p < window]
-        keys = torch.stack([self.keys[layer, context[p][0]][context[p][1]] for p in near], dim=1)
-        values = torch.stack(
-            [self.values[layer, context[p][0]][context[p][1]] for p in near], dim=1
-        )
+        (*_, here), window = context[-1], call.get("sliding_window")
+        near = [token for token in context if window is None or here - token[2] < window]
+        keys = torch.stack([self.keys[layer, block][i] for block, i, _ in near], dim=1)
+        values = torch.stack([self.values[layer, block][i] for block, i, _ in near], dim=1)
         group = q.shape[0] // keys.shape[0]
         turned = self._turn(q[:, None], [here], table)  # [H, 1, D]
-        keys = self._turn(keys, near, table).repeat_interleave(group, 0)  # [H, N, D]
+        keys = self._turn(keys, [p for *_, p in near], table).repeat_interleave(
+            group, 0
+        )  # [H, N, D]
         values = values.repeat_interleave(group, 0)
         scores = (turned * keys).sum(-1) * call["scaling"]
         if call.get("softcap") is not None:
@@ -148,6 +164,12 @@ class DenseTeam:
         cos, sin = (part[:, list(positions)] for part in table)
         rotated: Tensor = self._rotate(x[None], x[None], cos, sin)[0]
         return rotated[0]
+
+
+def _own(row: DenseRow) -> str:
+    own = row.view[-1]
+    assert isinstance(own, str)
+    return own
 
 
 def _attention(

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.attention import rotary, torch_backend
-from manyhands.cache import plan as planning
+from manyhands.cache import planner as planning
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import LAYOUTS, Cast
 from manyhands.cache.pages import Move

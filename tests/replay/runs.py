@@ -16,6 +16,7 @@ from manyhands.cache.step import Choice
 from manyhands.engine.engine import Engine
 from manyhands.model.adapter import ModelAdapter
 from manyhands.prompts.hogwild import TeamPrompt
+from manyhands.prompts.load import Prompts
 from manyhands.replay.trace import Trace, parse_trace, record
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.hogwild import hogwild
@@ -82,6 +83,9 @@ LIST_PROMPT = TeamPrompt(
     rules="{names} solve this list together.\n\n{problem}",
     solo_rules="Solve this list alone.\n\n{problem}",
 )
+
+
+LIST_PROMPTS = Prompts(team=LIST_PROMPT)
 
 
 def list_network() -> ModelAdapter:

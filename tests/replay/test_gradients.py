@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -87,7 +88,13 @@ def test_the_loss_of_a_batch_weighs_tokens():
     expected = (losses * torch.as_tensor(weights)).sum() / weights.sum()
     assert value(loss) == pytest.approx(value(expected), abs=1e-5)
     hits = (seen.argmax(-1) == torch.as_tensor(lesson.targets))[weights.nonzero()[0]]
-    assert value(right) == pytest.approx(float(hits.float().mean()))
+    everything, decisive = right.tolist()
+    assert everything == pytest.approx(float(hits.float().mean()))
+    assert math.isnan(decisive)  # there is no token of great weight
+    weights[learned[2:5]] = 6.0
+    _, right = batch_loss(adapter, Batch.of([replace(lesson, weights=weights)], budget=1 << 20))
+    found = seen.argmax(-1) == torch.as_tensor(lesson.targets)
+    assert value(right[1]) == pytest.approx(float(found[learned[2:5]].float().mean()))
 
 
 def test_batches_learn_from_all_their_lessons():

@@ -12,7 +12,7 @@ from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.replay.curriculum import Curriculum
 from manyhands.replay.lessons import Batch, Batches, Recorded, Simulated, trace_lesson
 from manyhands.replay.simulate import Lesson
-from tests.replay.runs import LIST_PROMPT, SETTINGS, list_text, network, team_run
+from tests.replay.runs import LIST_PROMPT, LIST_PROMPTS, SETTINGS, list_text, network, team_run
 
 SMALL = Curriculum(fewest_problems=2, most_problems=3)
 
@@ -78,7 +78,7 @@ def test_lessons_speak_the_prompt_they_are_given():
 
 
 def batches(seed: int = 1, num_tokens: int = 600) -> Batches:
-    return Batches(Simulated(SMALL, list_text(), LIST_PROMPT), seed, num_tokens)
+    return Batches(Simulated(SMALL, list_text(), LIST_PROMPTS), seed, num_tokens)
 
 
 def equal(one: Batch, other: Batch) -> bool:

@@ -11,32 +11,47 @@ from hypothesis import strategies as st
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
-from manyhands.cache.view import View
+from manyhands.cache.view import Lanes, View
 from manyhands.errors import OutOfMemory
 from manyhands.replay.merged import Merged, merge_passes, side_by_side
 from tests.cache.test_plan import random_step
 
 
-def read_by(merged: Merged, row: int) -> dict[int, int]:
-    """Position in the row's view: the packed token whose key stands there."""
-    reads, found = merged.plan.reads, {}
+Seen = list[tuple[int, int]]
+
+
+def read_by(merged: Merged, row: int) -> Seen:
+    """Positions in the row's view, and the packed tokens whose keys stand there."""
+    reads, found = merged.plan.reads, []
     for strip, pages in enumerate(reads.pages):
         for n in range(int(reads.strip_indptr[strip]), int(reads.strip_indptr[strip + 1])):
             if reads.row[n] == row:
                 for key in range(int(reads.low[n]), int(reads.high[n])):
                     slot = int(pages[key])
                     assert merged.slot_angle[slot] == key
-                    found[int(reads.base[n]) + key] = int(merged.slot_token[slot])
-    return found
+                    found.append((int(reads.base[n]) + key, int(merged.slot_token[slot])))
+    return sorted(found)
 
 
-def a_run(seed: int) -> tuple[Merged, list[list[int]]]:
-    """A random conversation, merged, and for each row the tokens that it saw, in order."""
+def seen_in(view: View, numbers: dict[Block, list[int]]) -> Seen:
+    """The same by definition: lanes begin together and end with the longest."""
+    found, end = [], 0
+    for item in view.items:
+        start = end
+        for lane in item.lanes if isinstance(item, Lanes) else ((item,),):
+            tokens = [token for block in lane for token in numbers[block]]
+            found += [(start + n, token) for n, token in enumerate(tokens)]
+            end = max(end, start + len(tokens))
+    return sorted(found)
+
+
+def a_run(seed: int) -> tuple[Merged, list[Seen]]:
+    """A random conversation, merged, and for each row what it saw, and where."""
     rng = random.Random(seed)
     blocks: list[Block] = []
     views: list[View] = []
     numbers: dict[Block, list[int]] = {}
-    expected: list[list[int]] = []
+    expected: list[Seen] = []
     count = 0
 
     def steps():
@@ -47,8 +62,10 @@ def a_run(seed: int) -> tuple[Merged, list[list[int]]]:
                 own = numbers.setdefault(row.view.own, [])
                 own.extend(range(count, count + len(row.feed)))
                 count += len(row.feed)
-            seen = [[t for b in row.view.blocks for t in numbers[b]] for row in step.rows]
-            expected.extend(seen)
+            for row in step.rows:
+                for block in row.view.blocks:
+                    numbers.setdefault(block, [])
+            expected.extend(seen_in(row.view, numbers) for row in step.rows)
             yield step
             for block in blocks:
                 if rng.random() < 0.3:
@@ -62,11 +79,10 @@ def a_run(seed: int) -> tuple[Merged, list[list[int]]]:
 def test_every_row_sees_what_it_saw(seed):
     merged, expected = a_run(seed)
     assert merged.plan.num_rows == len(expected) == merged.pass_indptr[-1]
-    for row, tokens in enumerate(expected):
-        assert read_by(merged, row) == dict(enumerate(tokens))
+    for row, seen in enumerate(expected):
+        assert read_by(merged, row) == seen
         last = merged.plan.last[row]
-        assert merged.plan.positions[last] == len(tokens) - 1
-        assert last == tokens[-1]
+        assert (merged.plan.positions[last], last) == seen[-1]
 
 
 @settings(max_examples=30, deadline=None)
@@ -76,8 +92,8 @@ def test_side_by_side(seeds):
     batch = side_by_side([merged for merged, _ in runs])
     row = token = 0
     for merged, expected in runs:
-        for tokens in expected:
-            assert read_by(batch, row) == {p: token + t for p, t in enumerate(tokens)}
+        for seen in expected:
+            assert read_by(batch, row) == [(p, token + t) for p, t in seen]
             row += 1
         stop = token + merged.plan.num_tokens
         assert np.array_equal(batch.plan.token_ids[token:stop], merged.plan.token_ids)
@@ -98,9 +114,9 @@ def test_a_block_that_moves_lies_at_both_places():
     merged = merge_passes(steps(), 6)
     assert sorted(merged.slot_token.tolist()) == [0, 1, 2, 3, 3, 4, 4, 5]
     assert [read_by(merged, row) for row in range(3)] == [
-        dict(enumerate(range(3))),
-        dict(enumerate(range(5))),
-        dict(enumerate(range(6))),
+        [(n, n) for n in range(3)],
+        [(n, n) for n in range(5)],
+        [(n, n) for n in range(6)],
     ]
 
 

@@ -42,7 +42,7 @@ def test_the_bundled_models_recipe():
     assert recipe.model.config["model_type"] == "qwen3"
     assert (recipe.folder / recipe.model.tokenizer).is_dir()
     assert recipe.curriculum is not None
-    assert recipe.prompt.rules.endswith("{problem}")
+    assert recipe.prompts.team.rules.endswith("{problem}")
     assert isinstance(recipe.lessons(list_text()), Simulated)
 
 
@@ -50,7 +50,7 @@ def test_a_recipe_with_everything(tmp_path):
     text = (
         MODEL
         + """
-[prompt]
+[team]
 own_header = "\\nMine"
 [curriculum]
 most_workers = 2
@@ -61,7 +61,7 @@ seed = 9
 """
     )
     recipe = read_recipe(write(tmp_path, text))
-    assert recipe.prompt.own_header == "\nMine"
+    assert recipe.prompts.team.own_header == "\nMine"
     assert recipe.curriculum is not None
     assert (recipe.curriculum.most_workers, recipe.curriculum.checks) == (2, 0.5)
     assert (recipe.training.steps, recipe.training.seed) == (7, 9)
@@ -110,8 +110,8 @@ BOTH = MODEL + "[curriculum]\n[traces]\nfiles = []"
         (MODEL + "[curriculum]\nspeed = 1", r"\[curriculum\] has the key 'speed'"),
         (MODEL + "[curriculum]\n[training]\nepochs = 1", r"\[training\] has the key 'epochs'"),
         (MODEL + "[curriculum]\n[training]\nsteps = 0", "steps is 0; expected 1 or more"),
-        (MODEL + '[curriculum]\n[prompt]\nmotto = "x"', r"\[prompt\] has the key 'motto'"),
-        (MODEL + '[curriculum]\n[prompt]\nrules = "no place"', "lacks the placeholder"),
+        (MODEL + '[curriculum]\n[team]\nmotto = "x"', r"\[team\] has the key 'motto'"),
+        (MODEL + '[curriculum]\n[team]\nrules = "no place"', "lacks the placeholder"),
         ('[model]\nstart = "x"\nsize = 3\n[curriculum]', r"\[model\] has the key 'size'"),
         (
             MODEL + '[curriculum]\n[training]\nsteps = "ten"',

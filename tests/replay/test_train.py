@@ -14,7 +14,7 @@ from manyhands.errors import InvalidRequest
 from manyhands.replay.curriculum import Curriculum
 from manyhands.replay.lessons import Recorded, Simulated
 from manyhands.replay.train import Progress, Training, TrainSettings
-from tests.replay.runs import LIST_PROMPT, SETTINGS, list_network, list_text, network, team_run
+from tests.replay.runs import LIST_PROMPTS, SETTINGS, list_network, list_text, network, team_run
 
 SHORT = TrainSettings(
     steps=6, tokens_per_step=500, learning_rate=5e-3, warmup_steps=2, log_every=2, seed=3
@@ -26,7 +26,7 @@ class Lessons:
 
     def __init__(self, stop_at: int | None = None) -> None:
         curriculum = Curriculum(fewest_problems=2, most_problems=2, word_problems=0.0)
-        self.source = Simulated(curriculum, list_text(), LIST_PROMPT)
+        self.source = Simulated(curriculum, list_text(), LIST_PROMPTS)
         self.stop_at = stop_at
 
     def draw(self, seed: str):

@@ -7,7 +7,8 @@ import zlib
 import pytest
 from tokenizers import AddedToken
 
-from manyhands.cache.step import Choice
+from manyhands.cache.step import Choice, Step
+from manyhands.cache.view import Lanes
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.branches import BranchPrompt
 from manyhands.strategies.base import (
@@ -16,15 +17,16 @@ from manyhands.strategies.base import (
     StepBegun,
     StepEnded,
     TokenWritten,
+    WorkerJoined,
     WorkerStopped,
 )
 from manyhands.strategies.branch_lines import placeholder_tokens
 from manyhands.strategies.branch_record import BranchAnswer
 from manyhands.strategies.branches import branches
-from manyhands.strategies.settings import BranchSettings, EndSettings
+from manyhands.strategies.settings import JOINS, BranchSettings, EndSettings
 from manyhands.text import Text
 from manyhands.text.markers import MarkerProfile
-from tests.strategies.driver import Played, Scripts, SeenRow, play
+from tests.strategies.driver import Played, Scripts, SeenRow, feed, play
 from tests.text.small_tokenizers import OPENED, byte_level, sentence_piece
 
 PROMPT = BranchPrompt("Q: {question}", finisher="\nFinal \\boxed{")
@@ -68,7 +70,7 @@ def answer_of(played: Played) -> BranchAnswer:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-@pytest.mark.parametrize("join", ["reencode", "stitch"])
+@pytest.mark.parametrize("join", JOINS)
 def test_the_three_stages_with_any_tokenizer(name, join):
     text = TEXTS[name]
     settings = BranchSettings(end=NO_END, join=join)
@@ -123,21 +125,45 @@ def test_branches_do_not_see_each_other_or_the_skeleton():
         assert "......" not in seen
 
 
-def test_the_joins_read_the_same_text_and_stitch_feeds_none_of_it_again():
+def test_the_joins_read_the_same_text_and_two_feed_none_of_it_again():
     rows = {}
-    for join in ("reencode", "stitch"):
+    for join in JOINS:
         settings = BranchSettings(end=NO_END, join=join)
         played = run(settings, writer=[*A_B, "So.", None], **FILLED)
         (at,) = (
             i for i, p in enumerate(played.passes) if p.rows[-1].feed == TEXT.encode("####%%%%\n")
         )
         rows[join] = played.passes[at].rows
-    assert rows["reencode"][-1].context == rows["stitch"][-1].context
+    assert len({rows[join][-1].context for join in JOINS}) == 1
     assert [TEXT.decode(row.feed) for row in rows["reencode"][:-1]] == [
         "####A:one\n####B:three four\n"
     ]
-    assert [TEXT.decode(row.feed) for row in rows["stitch"][:-1]] == ["\n"]
-    assert rows["stitch"][-1].blocks.count("branch 1") == 1
+    for join in ("stitch", "keep"):
+        assert [TEXT.decode(row.feed) for row in rows[join][:-1]] == ["\n"]
+        assert rows[join][-1].blocks.count("branch 1") == 1
+
+
+def test_kept_branches_stand_side_by_side_behind_the_trunk():
+    settings = BranchSettings(end=NO_END, join="keep")
+    strategy = branches("who", TEXT, settings, PROMPT)
+    script = Scripts(TEXT, **{"writer": [*A_B, "So."], "branch 1": ["one####"]})
+    script.lines["branch 2"] = Scripts(TEXT, two=["three four\n####"]).lines["two"]
+    tokens = None
+    while True:
+        asked = strategy.send(tokens)
+        tokens = None
+        if isinstance(asked, Step):
+            tokens = tuple(script(row) for row in feed(asked))
+            if asked.rows[-1].feed == TEXT.encode("####%%%%\n"):
+                break
+    view = asked.rows[-1].view
+    (lanes,) = (item for item in view.items if isinstance(item, Lanes))
+    texts = [TEXT.decode([t for b in lane for t in b.tokens]) for lane in lanes.lanes]
+    assert texts == ["####A:one\n", "####B:three four\n"]
+    starts = dict(zip(view.blocks, view.starts(), strict=True))
+    trunk = len(TEXT.chat_prompt("Q: who")) + len(TEXT.encode("Look.\n"))
+    assert {starts[lane[0]] for lane in lanes.lanes} == {trunk}
+    assert starts[view.own] == trunk + len(TEXT.encode("####B:three four\n"))
 
 
 def test_what_is_reported():
@@ -145,12 +171,16 @@ def test_what_is_reported():
     assert [(e.worker, e.step, e.text) for e in played.of(StepBegun)] == [
         (1, 1, "A:"),
         (2, 1, "B:"),
+        (0, 2, ""),
     ]
+    assert [(e.worker, e.name) for e in played.of(WorkerJoined)] == [(1, "A"), (2, "B")]
     assert [(e.worker, e.step, e.text) for e in played.of(StepEnded)] == [
+        (0, 1, "Look."),
         (1, 1, "one"),
         (2, 1, "three four"),
     ]
-    assert [e.worker for e in played.of(WorkerStopped)] == [1, 2, 0]
+    stopped = [(e.worker, e.reason) for e in played.of(WorkerStopped)]
+    assert stopped == [(1, "marker"), (2, "marker"), (0, "stopped")]
     said = "".join(e.text for e in played.of(ReplyWritten))
     assert said.strip() == answer_of(played).text
     by_branch = "".join(e.text for e in played.of(TokenWritten) if e.worker == 1)
@@ -430,7 +460,8 @@ def test_draws_are_each_branchs_own():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"join": "keep"},
+        {"join": "glue"},
+        {"budget": 9, "snapshots": (9,)},
         {"budget": 0},
         {"max_blocks": -1},
         {"branch_tokens": 0},

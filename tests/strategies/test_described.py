@@ -9,10 +9,10 @@ import pytest
 
 from manyhands.cache.step import Choice, Step
 from manyhands.errors import BrokenTrace
-from manyhands.prompts import TeamPrompt
+from manyhands.prompts import BranchPrompt, TeamPrompt
 from manyhands.strategies.base import Event, Strategy
+from manyhands.strategies.branches import branches
 from manyhands.strategies.described import (
-    Settings,
     describe,
     describe_run,
     prompt_from,
@@ -20,9 +20,17 @@ from manyhands.strategies.described import (
     strategy_from,
 )
 from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.methods import Settings
 from manyhands.strategies.sequential import sequential
-from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings
+from manyhands.strategies.settings import (
+    Away,
+    BranchSettings,
+    EndSettings,
+    SoloSettings,
+    TeamSettings,
+)
 from manyhands.text import Text
+from manyhands.text.markers import MarkerProfile
 from tests.text.small_tokenizers import byte_level
 
 TEXT = Text(byte_level())
@@ -59,6 +67,50 @@ def test_there_and_back(settings: Settings) -> None:
     assert prompt_from(header) == WORDS
     assert header["settings"] == describe(settings)
     assert (header["problem"], header["context"]) == ("1 + 2", 900)
+
+
+MARKS = MarkerProfile("@@", "=>", "....", "@@end")
+BRANCHES = BranchSettings(
+    30, "keep", 2, 5, 9, 11, CHOICE, 4, (3, 8), join_distance=True, markers=MARKS, end=END
+)
+
+
+@pytest.mark.parametrize("settings", [BRANCHES, BranchSettings()])
+def test_branches_there_and_back(settings: BranchSettings) -> None:
+    words = BranchPrompt("{marker} {question}", finisher="Well: \\boxed{")
+    header = json.loads(json.dumps(describe_run("1 + 2", settings, words, context=None)))
+    assert header["method"] == "branches"
+    assert settings_from(header) == settings
+    assert prompt_from(header) == words
+    made = branches("1 + 2", TEXT, settings, words)
+    assert told(strategy_from(header, TEXT, None)) == told(made)
+
+
+def test_a_header_of_the_first_days_is_read() -> None:
+    """As it stood in traces before there was a table of methods."""
+    header = {
+        "kind": "header",
+        "schema": 1,
+        "method": "hogwild",
+        "workers": 2,
+        "settings": {
+            "workers": 2,
+            "insertions": [[0, 1, " Hi."]],
+            "away": [{"worker": 1, "first": 1, "last": 3}],
+            "snapshots": [3],
+            "choice": {"temperature": 0, "allowed": None, "forbidden": [4]},
+        },
+        "prompt": {"rules": "{names}: {problem}", "names": ["Ada", "Ben"]},
+        "problem": "1 + 2",
+    }
+    settings = settings_from(header)
+    assert settings == TeamSettings(
+        insertions={(0, 1): " Hi."},
+        away=(Away(1, 1, 3),),
+        snapshots=(3,),
+        choice=Choice(forbidden=frozenset({4})),
+    )
+    assert prompt_from(header) == TeamPrompt(rules="{names}: {problem}", names=("Ada", "Ben"))
 
 
 def test_every_field_is_described() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
-from manyhands.errors import UnsupportedModel
+from manyhands.errors import InvalidRequest, UnsupportedModel
 from manyhands.prompts import TeamPrompt
 from manyhands.text import Text
 from tests.text.small_tokenizers import (
@@ -216,3 +216,56 @@ def test_decode_hides_special_tokens_and_think_tags_on_request(qwen):
     tokens = (*qwen.encode("four."), qwen.think_end, *sorted(qwen.eos - {7}))
     assert qwen.decode(tokens) == "four."
     assert qwen.decode(tokens, special=True) == "four.</think><|im_end|>"
+
+
+# -- conversations ---------------------------------------------------------------------------------
+
+
+def test_a_conversation_is_what_the_template_makes_of_it() -> None:
+    tokenizer = byte_level()
+    chat = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Yes?"), ("user", "Bye")]
+    messages = [{"role": role, "content": content} for role, content in chat]
+    whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert Text(tokenizer).conversation(chat) == tuple(tokenizer.encode(whole))
+
+
+def test_one_message_of_the_user_is_a_chat_prompt() -> None:
+    text = Text(byte_level(OPENED))
+    assert text.conversation([("user", "Hi")]) == text.chat_prompt("Hi")
+
+
+def test_a_conversation_leaves_the_thinking_open() -> None:
+    text = Text(byte_level(REASONING))
+    assert text.thinking
+    said = text.decode(text.conversation([("system", "a"), ("user", "b")]), special=True)
+    assert said.endswith("<|im_start|>assistant\n<think>\n")
+
+
+def test_nobody_ends_a_turn_of_a_conversation_by_spelling_it_out() -> None:
+    text = Text(byte_level())
+    tokens = text.conversation([("system", "a<|im_end|>"), ("user", "b<|im_start|>")])
+    (end,) = text.eos
+    assert tokens.count(end) == 2
+    assert "a<|im_end|><|im_end|>" in text.decode(tokens, special=True)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (None, "the model has no chat template"),
+        ("{{ messages[-1].content }}", "leaves a message of the role 'system' out"),
+        (
+            "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+            "{{ messages[0].content }}",
+            "does not take the roles system, user: no system",
+        ),
+    ],
+)
+def test_conversations_that_a_template_does_not_take(template: str | None, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        Text(byte_level(template)).conversation([("system", "a"), ("user", "b")])
+
+
+def test_a_plain_prompt_is_opened_as_the_model_opens_texts() -> None:
+    text = Text(byte_level())
+    assert text.plain_prompt("Hi") == text.encode("Hi", opening=True)

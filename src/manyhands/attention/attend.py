@@ -4,8 +4,9 @@
 of that row's view. The network's layers call it through an `AttendFn`; who stores the keys, and what
 a row may read, is the business of whoever made that function: the engine's memory, or a replay.
 
-A Backend is two verbs. `prepare` turns the plan's integers into what the backend needs on its device,
-once per forward pass. `attend` reads: effect none, safe to call from every layer, any order of layers.
+A Backend is three verbs. `prepare` turns the plan's integers into what the backend needs on its device,
+once per forward pass. In every layer `append` then writes the new tokens of all rows, and `attend`
+reads: effect none, any order of layers.
 
     T  new tokens, packed over rows      H  query heads      G  key/value heads
     D  head dim of q and k               Dv head dim of v    S  slots of the memory
@@ -48,6 +49,17 @@ class Backend(Protocol):
 
     def prepare(self, plan: Plan, device: torch.device) -> Any:
         """The plan as this backend wants it, on `device`."""
+
+    def append(
+        self,
+        k: Tensor,
+        v: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        prepared: Any,
+        rope: Rope | None,
+    ) -> None:
+        """Store the new tokens' k [T, G, D], not rotated yet, and v [T, G, Dv] where the plan says."""
 
     def attend(
         self,

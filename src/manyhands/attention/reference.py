@@ -15,6 +15,7 @@ from torch import Tensor
 
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.rotary import Rope, rotate
+from manyhands.attention.store import Targets
 from manyhands.cache.plan import Plan
 
 
@@ -29,12 +30,18 @@ class _RowContext:
     key_positions: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class _Contexts:
+    rows: list[_RowContext]
+    targets: Targets
+
+
 class ReferenceBackend:
     """Dense attention row by row, in float32 (float64 for float64 input)."""
 
     name = "reference"
 
-    def prepare(self, plan: Plan, device: torch.device) -> list[_RowContext]:
+    def prepare(self, plan: Plan, device: torch.device) -> _Contexts:
         """Write out every row's context."""
         reads, page = plan.reads, plan.page_size
         strip_of_read = [
@@ -59,19 +66,33 @@ class ReferenceBackend:
                     *(torch.tensor(x, device=device) for x in (slots, bases, key_positions)),
                 )
             )
-        return rows
+        return _Contexts(rows, Targets.of(plan, device))
+
+    def append(
+        self,
+        k: Tensor,
+        v: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        prepared: _Contexts,
+        rope: Rope | None,
+    ) -> None:
+        """See `Backend.append`."""
+        prepared.targets.store(k, v, keys, values, rope)
 
     def attend(
         self,
         q: Tensor,
         keys: Tensor,
         values: Tensor,
-        prepared: list[_RowContext],
+        prepared: _Contexts,
         call: LayerCall,
         rope: Rope | None,
     ) -> Tensor:
         """See `Backend.attend`."""
-        outs = [self._attend_row(q[row.tokens], keys, values, row, call, rope) for row in prepared]
+        outs = [
+            self._attend_row(q[row.tokens], keys, values, row, call, rope) for row in prepared.rows
+        ]
         return torch.cat(outs).to(q.dtype)
 
     def _attend_row(

@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from manyhands.attention.attend import LayerCall
+from manyhands.attention.entries import Entries
 from manyhands.attention.merge import NOTHING, merge
 from manyhands.attention.rotary import Rope, Turns
+from manyhands.attention.store import Targets
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 
@@ -68,6 +70,7 @@ class Prepared:
     buckets: list[Bucket]
     entry_of: Tensor
     is_real: Tensor
+    targets: Targets
 
     def to(self, device: torch.device) -> Prepared:
         """The same plan on another device."""
@@ -75,6 +78,7 @@ class Prepared:
             [bucket.to(device) for bucket in self.buckets],
             self.entry_of.to(device, non_blocking=True),
             self.is_real.to(device, non_blocking=True),
+            self.targets.to(device),
         )
 
 
@@ -102,7 +106,7 @@ class TorchBackend:
 
     def prepare(self, plan: Plan, device: torch.device) -> Prepared:
         """Sort the plan's (token, read) pairs into buckets; all of it on the host, in numpy."""
-        entries = _Entries.of(plan)
+        entries = Entries.of(plan)
         buckets, places = [], np.empty(len(entries.token), dtype=np.int64)
         filled = 0
         for groups in self._buckets(entries):
@@ -118,12 +122,13 @@ class TorchBackend:
             buckets,
             torch.as_tensor(entry_of, device=device),
             torch.as_tensor(is_real, device=device),
+            Targets.of(plan, device),
         )
 
-    def _buckets(self, entries: _Entries) -> list[list[_Group]]:
+    def _buckets(self, entries: Entries) -> list[list[_Group]]:
         """Groups of like size together, none of the products larger than the budget."""
         classes: dict[tuple[int, int], list[_Group]] = defaultdict(list)
-        for group in entries.groups(self.budget):
+        for group in _groups(entries, self.budget):
             # sizes within a factor of four share a product, and so do all small ones
             queries = max(group.stop - group.start, _FEW_QUERIES).bit_length() // 2
             keys = max(group.high - group.low, _FEW_KEYS).bit_length() // 2
@@ -134,6 +139,18 @@ class TorchBackend:
             per_bucket = max(1, self.budget // max(1, most))
             buckets += [groups[i : i + per_bucket] for i in range(0, len(groups), per_bucket)]
         return buckets
+
+    def append(
+        self,
+        k: Tensor,
+        v: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        prepared: Prepared,
+        rope: Rope | None,
+    ) -> None:
+        """See `Backend.append`."""
+        prepared.targets.store(k, v, keys, values, rope)
 
     def attend(
         self,
@@ -192,48 +209,24 @@ def _rows(x: Tensor, index: Tensor) -> Tensor:
     return x.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:])
 
 
-class _Entries(NamedTuple):
-    """The (token, read) pairs of a plan, sorted by strip. All arrays [E]."""
-
-    token: Ints
-    angle: Ints
-    low: Ints
-    high: Ints
-    strip_indptr: Ints  # [strips + 1], in entries
-
-    @classmethod
-    def of(cls, plan: Plan) -> _Entries:
-        reads = plan.reads
-        sizes = np.diff(plan.row_indptr)[reads.row]  # tokens of the reading row
-        ends = np.cumsum(sizes)
-        within = np.arange(ends[-1]) - np.repeat(ends - sizes, sizes)
-        token = np.repeat(plan.row_indptr[reads.row], sizes) + within
-        return cls(
-            token=token,
-            angle=plan.positions[token] - np.repeat(reads.base, sizes),
-            low=np.repeat(reads.low, sizes),
-            high=np.repeat(reads.high, sizes),
-            strip_indptr=np.concatenate(([0], ends))[reads.strip_indptr],
-        )
-
-    def groups(self, budget: int) -> list[_Group]:
-        """One group a strip; many queries in several, each with only the keys its queries reach."""
-        groups = []
-        reach = np.minimum(self.high, self.angle + 1)  # one past the last key an entry may see
-        for strip in range(len(self.strip_indptr) - 1):
-            start, stop = int(self.strip_indptr[strip]), int(self.strip_indptr[strip + 1])
-            longest = int(self.high[start:stop].max() - self.low[start:stop].min())
-            most = max(16, min(_MOST_QUERIES, budget // longest))
-            for first in range(start, stop, most):
-                last = min(first + most, stop)
-                low = int(self.low[first:last].min())
-                high = max(low + 1, int(reach[first:last].max()))
-                groups.append(_Group(strip, first, last, low, high))
-        return groups
+def _groups(entries: Entries, budget: int) -> list[_Group]:
+    """One group a strip; many queries in several, each with only the keys its queries reach."""
+    groups = []
+    reach = np.minimum(entries.high, entries.angle + 1)  # one past the last key an entry may see
+    for strip in range(len(entries.strip_indptr) - 1):
+        start, stop = int(entries.strip_indptr[strip]), int(entries.strip_indptr[strip + 1])
+        longest = int(entries.high[start:stop].max() - entries.low[start:stop].min())
+        most = max(16, min(_MOST_QUERIES, budget // longest))
+        for first in range(start, stop, most):
+            last = min(first + most, stop)
+            low = int(entries.low[first:last].min())
+            high = max(low + 1, int(reach[first:last].max()))
+            groups.append(_Group(strip, first, last, low, high))
+    return groups
 
 
 def _lay_out(
-    plan: Plan, entries: _Entries, groups: list[_Group], device: torch.device
+    plan: Plan, entries: Entries, groups: list[_Group], device: torch.device
 ) -> tuple[Bucket, int]:
     """The bucket of these groups, and its M."""
     start, stop, low, high = (

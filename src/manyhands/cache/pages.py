@@ -9,7 +9,15 @@ that is read directly after the end of another strip is moved there (compaction)
     after    strip A |prompt........step 1..|                        step 1 now lies at offset 14
 
 The block does not notice: only its Place changes, and its keys are rotated once by the difference of
-the offsets. Pages are freed when the last block on a strip is no longer referenced by anybody.
+the offsets. The other way round, a finished block can be split where it lies, and no key moves at all:
+
+    one strip |a system prompt, question 1|      then |a system prompt|, question 1|
+
+Pages behind the last living block of a strip are freed as soon as nobody references what lay there.
+Blocks can also be set aside while they live (`evict`): they keep their order and their rulers, and lose
+their pages until `bring_back` gives them new ones. Whoever asks for that writes their keys again.
+Whoever keeps blocks that nobody needs just now (`cache/prefixes.py`) is a Keeper: asked for room, it
+lets some of them go.
 
 This file only does the accounting; the tensors are moved by `model/memory.py`, told by the plan.
 """
@@ -17,8 +25,9 @@ This file only does the accounting; the tensors are moved by `model/memory.py`, 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,20 +40,29 @@ Ints = NDArray[np.int64]
 
 @dataclass(eq=False)
 class Strip:
-    """Pages with one ruler. `num_blocks` living blocks lie on it; `left` once its block moved away."""
+    """Pages with one ruler. `places` of living blocks are on it; `left` once its block moved away."""
 
     pages: list[int] = field(default_factory=list)
     num_tokens: int = 0
-    num_blocks: int = 0
+    places: list[Place] = field(default_factory=list)
     left: bool = False
+
+    @property
+    def num_blocks(self) -> int:
+        """How many living blocks lie here."""
+        return len(self.places)
 
 
 @dataclass(eq=False)
 class Place:
-    """Where a block lies: its index 0 is index `offset` of the strip."""
+    """Where a block lies: its index 0 is index `offset` of the strip.
+
+    `size` is known of a block that shares its strip with others: it is frozen.
+    """
 
     strip: Strip
     offset: int = 0
+    size: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +72,20 @@ class Move:
     sources: Ints
     targets: Ints
     turn: int
+
+
+class Keeper(Protocol):
+    """Keeps blocks for later. What is in use of them counts as promised, like a reservation."""
+
+    @property
+    def num_pages_in_use(self) -> int:
+        """At most so many pages hold kept blocks that somebody reads just now."""
+
+    def make_room(self, num_pages: int) -> None:
+        """Let blocks go that nobody uses, until so many pages were freed or none is left."""
+
+    def keeps(self, block: Block) -> bool:
+        """Whether `block` is kept for others too."""
 
 
 class PagePool:
@@ -69,11 +101,18 @@ class PagePool:
         self.page_size = page_size
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: low pages are used first
         self._places: weakref.WeakKeyDictionary[Block, Place] = weakref.WeakKeyDictionary()
+        self.keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
+        self.num_evictions = 0  # whenever it grows, places that were looked up are stale
 
     @property
     def num_free_pages(self) -> int:
         """Pages that nobody lies on."""
         return len(self._free)
+
+    @property
+    def num_pages_in_use_by_keepers(self) -> int:
+        """Pages that are promised to nobody in particular, and in use."""
+        return sum(keeper.num_pages_in_use for keeper in self.keepers)
 
     @property
     def num_slots(self) -> int:
@@ -84,16 +123,20 @@ class PagePool:
         """Where `block` lies; a block seen for the first time gets a strip of its own."""
         found = self._places.get(block)
         if found is None:
-            found = Place(Strip(num_blocks=1))
-            self._places[block] = found
-            weakref.finalize(block, self._release, found).atexit = False
+            found = Place(Strip())
+            self._put(block, found)
         return found
+
+    def _put(self, block: Block, place: Place) -> None:
+        place.strip.places.append(place)
+        self._places[block] = place
+        weakref.finalize(block, self._leave, place).atexit = False
 
     def reserve(self, growth: Iterable[tuple[Block, int]]) -> None:
         """Make room for each block to grow by so many tokens; OutOfMemory if not all of it fits."""
         asked = [(self.place(block).strip, num_tokens) for block, num_tokens in growth]
         num_pages = sum(self._pages_to_add(strip, num_tokens) for strip, num_tokens in asked)
-        if num_pages > self.num_free_pages:
+        if not self.make_room(num_pages):
             raise OutOfMemory(
                 f"this step needs {num_pages} more pages of {self.page_size} tokens, and "
                 f"{self.num_free_pages} of {self.num_pages} are free",
@@ -101,6 +144,12 @@ class PagePool:
             )
         for strip, num_tokens in asked:
             self._grow(strip, num_tokens)
+
+    def make_room(self, num_pages: int) -> bool:
+        """Have so many pages free, with the help of the keepers; False if that is not enough."""
+        for keeper in list(self.keepers) if num_pages > self.num_free_pages else ():
+            keeper.make_room(num_pages - self.num_free_pages)
+        return num_pages <= self.num_free_pages
 
     def undo(self, growth: Iterable[tuple[Block, int]]) -> None:
         """Take back what `reserve` promised, after a pass that failed. Pages stay with their strip."""
@@ -124,10 +173,73 @@ class PagePool:
         self._grow(there.strip, size)
         move = Move(sources, self.slots(there.strip, end, end + size), end - here.offset)
         here.strip.left = True
-        self._leave(here.strip)
-        here.strip, here.offset = there.strip, end
-        there.strip.num_blocks += 1
+        self._leave(here)
+        here.strip, here.offset, here.size = there.strip, end, size
+        there.size = before.num_tokens
+        there.strip.places.append(here)
         return move
+
+    def split(self, block: Block, at: int) -> tuple[Block, Block]:
+        """Two frozen blocks with the tokens of frozen `block` before and from index `at`.
+
+        They lie where it lies, so their keys are its keys. `block` itself stays as it is, for as long
+        as somebody reads it.
+        """
+        assert block.frozen, block
+        assert 0 < at < block.num_tokens, (at, block)
+        place = self.place(block)
+        place.size = block.num_tokens
+        head, tail = Block(block.name), Block(block.name)
+        for half, low, high in ((head, 0, at), (tail, at, block.num_tokens)):
+            half.tokens.extend(block.tokens[low:high])
+            self._put(half.freeze(), Place(place.strip, place.offset + low, high - low))
+        return head, tail
+
+    def evict(self, blocks: Iterable[Block]) -> list[Strip]:
+        """Free the pages of these blocks; the strips, without pages, on which they wait for new ones.
+
+        What lay together stays together, without the gaps of what is gone. `bring_back` gives the
+        strips pages; their keys are then to be written anew.
+        """
+        together: dict[Strip, list[tuple[Place, int]]] = {}
+        for block in blocks:
+            place = self.place(block)
+            together.setdefault(place.strip, []).append((place, block.num_tokens))
+        strips = []
+        for places in together.values():
+            strips.append(Strip())
+            for place, size in sorted(places, key=lambda each: each[0].offset):
+                self._leave(place)
+                place.strip, place.offset, place.size = strips[-1], strips[-1].num_tokens, size
+                strips[-1].places.append(place)
+                strips[-1].num_tokens += size
+        self.num_evictions += bool(strips)
+        return strips
+
+    def bring_back(self, strips: Iterable[Strip]) -> None:
+        """Give strips that were evicted pages again; OutOfMemory if not all of them fit."""
+        growth = dict.fromkeys(strips, 0)
+        num_pages = self.num_pages_to_add(growth)
+        if not self.make_room(num_pages):
+            raise OutOfMemory(
+                f"a run that was set aside needs {num_pages} pages of {self.page_size} tokens, and "
+                f"{self.num_free_pages} of {self.num_pages} are free",
+                hint="Give the engine more memory (memory_tokens), or run fewer strategies at once.",
+            )
+        for strip in growth:
+            self._grow(strip, 0)
+
+    def num_pages_to_add(self, growth: Mapping[Strip, int]) -> int:
+        """Pages that strips need to grow by so many tokens; an evicted one needs all of its pages."""
+        return sum(self._pages_to_add(strip, size) for strip, size in growth.items())
+
+    def is_away(self, block: Block) -> bool:
+        """Whether the block was set aside, so that its keys are not in memory."""
+        return self._pages_to_add(self.place(block).strip, 0) > 0
+
+    def is_kept(self, block: Block) -> bool:
+        """Whether a keeper has the block for others too."""
+        return any(keeper.keeps(block) for keeper in self.keepers)
 
     def slots(self, strip: Strip, start: int, stop: int) -> Ints:
         """Slots of the strip's indices start..stop: pages[j // page_size] * page_size + j % page_size."""
@@ -144,12 +256,15 @@ class PagePool:
             strip.pages.append(self._free.pop())
         strip.num_tokens += num_tokens
 
-    def _leave(self, strip: Strip) -> None:
-        strip.num_blocks -= 1
-        if strip.num_blocks == 0:
-            if self.recycle:
-                self._free.extend(reversed(strip.pages))
-            strip.pages.clear()
-
-    def _release(self, place: Place) -> None:
-        self._leave(place.strip)
+    def _leave(self, place: Place) -> None:
+        """Nobody references a block any more: free the pages behind the last one that is left."""
+        strip = place.strip
+        strip.places.remove(place)
+        end = max((other.offset + other.size for other in strip.places), default=0)
+        if end and not self.recycle:
+            return
+        num_pages = -(-end // self.page_size)
+        if self.recycle:
+            self._free.extend(reversed(strip.pages[num_pages:]))
+        del strip.pages[num_pages:]
+        strip.num_tokens = end

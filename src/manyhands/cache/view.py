@@ -6,14 +6,50 @@ Nobody stores positions; they follow from lengths:
     position of the next token = length of the whole view
 
 (Hogwild! Inference, section 3.1 and figure 1: the same blocks, in another order for each worker.)
+
+Blocks stand one behind another. The exception is `Lanes`: runs of blocks that stand side by side, all
+from the same position on; whoever comes behind them sees all of them.
+
+    View([trunk, Lanes([[anna], [ben]]), rest])     start(anna) = start(ben) = trunk's length
+                                                    start(rest) = that + the longer of the two
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from manyhands.cache.block import Block
 from manyhands.errors import InvalidRequest
+
+
+class Lanes:
+    """Runs of blocks that begin at the same position of a view.
+
+    What follows begins behind the longest of them, for a position counts decoding steps (PDOS, section
+    3, stage 2: all tokens of one decoding step have one position id, and the next step has the next).
+    Behind the sum of the lengths would leave a gap in front of what follows, which nobody wrote.
+    """
+
+    __slots__ = ("lanes",)
+
+    def __init__(self, lanes: Iterable[Iterable[Block]]) -> None:
+        self.lanes = tuple(tuple(lane) for lane in lanes)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """All blocks, lane by lane."""
+        return tuple(block for lane in self.lanes for block in lane)
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the longest lane."""
+        return max((sum(block.num_tokens for block in lane) for lane in self.lanes), default=0)
+
+    def __repr__(self) -> str:
+        return f"Lanes({[list(lane) for lane in self.lanes]!r})"
+
+
+Item = Block | Lanes
 
 
 class View:
@@ -24,10 +60,13 @@ class View:
     view more than once (a separator, say); the own block may not.
     """
 
-    __slots__ = ("__weakref__", "blocks")
+    __slots__ = ("__weakref__", "beside_others", "blocks", "items")
 
-    def __init__(self, blocks: Iterable[Block]) -> None:
-        self.blocks = tuple(blocks)
+    def __init__(self, items: Iterable[Item]) -> None:
+        self.items = tuple(items)
+        self.blocks = blocks_of(self.items)  # all of them, in the order in which they are read
+        lanes = [item for item in self.items if isinstance(item, Lanes)]
+        self.beside_others = blocks_of(lanes)  # those that stand in lanes
         if not self.blocks:
             raise InvalidRequest(
                 "a view was made of no blocks",
@@ -37,8 +76,13 @@ class View:
             if not isinstance(block, Block):
                 raise InvalidRequest(
                     f"a view was made of {type(block).__name__} where a Block was expected",
-                    hint="View takes a sequence of Block objects.",
+                    hint="View takes a sequence of Block objects, or Lanes of them.",
                 )
+        if isinstance(self.items[-1], Lanes):
+            raise InvalidRequest(
+                "a view ends with lanes",
+                hint="Let a block of its own follow them: the row writes to it.",
+            )
         if self.own in self.blocks[:-1]:
             raise InvalidRequest(
                 f"{self.own!r} is both read and written by one view",
@@ -53,15 +97,26 @@ class View:
     @property
     def num_tokens(self) -> int:
         """Length of the view: the position of the next token to be written."""
-        return sum(block.num_tokens for block in self.blocks)
+        return sum(item.num_tokens for item in self.items)
 
     def starts(self) -> tuple[int, ...]:
-        """Where each block begins in this view, now."""
+        """Where each of `blocks` begins in this view, now."""
         starts, start = [], 0
-        for block in self.blocks:
-            starts.append(start)
-            start += block.num_tokens
+        for item in self.items:
+            for lane in item.lanes if isinstance(item, Lanes) else ((item,),):
+                within = start
+                for block in lane:
+                    starts.append(within)
+                    within += block.num_tokens
+            start += item.num_tokens
         return tuple(starts)
 
     def __repr__(self) -> str:
-        return f"View({list(self.blocks)!r})"
+        return f"View({list(self.items)!r})"
+
+
+def blocks_of(items: Sequence[Item]) -> tuple[Block, ...]:
+    """The blocks of some items of a view, in order."""
+    return tuple(
+        block for item in items for block in (item.blocks if isinstance(item, Lanes) else (item,))
+    )

@@ -1,10 +1,15 @@
-"""The front door: `manyhands solve`, `replay`, `train` and `prompts`.
+"""The front door: `manyhands solve`, `replay`, `train`, `batch`, `eval`, `judge`, `report` and `prompts`.
 
     __init__.py  the commands and their exit codes
     options.py   what can be asked for, as frozen dataclasses
     solve.py     one problem, from the command line to the answer
     replay.py    a trace, read again
     train.py     a recipe into a model
+    batch.py     a file of requests into a file of answers: batch_lines.py understands them,
+                 batch_files.py keeps them, batch_run.py has them answered
+    bench.py     how fast this machine is
+    evaluate.py  an exam, its judges and its report; its options are in exam_options.py, and
+    candidates.py makes of them who takes the exam
     loading.py   options into an engine: which model, which words
     running.py   drives a run, and ends it well on Ctrl-C
     retold.py    a trace's events as objects
@@ -16,8 +21,8 @@
     output.py    everything that is written, and what happens when it cannot be
     guard.py     every error into its exit code
 
-The environment is read here and nowhere else; so far nothing in it is ours (HF_HOME, HF_TOKEN and
-HF_HUB_OFFLINE belong to huggingface_hub, NO_COLOR and COLUMNS to rich). Nothing heavy is imported
+The environment is read here and nowhere else: OPENAI_API_KEY is the key of an endpoint (HF_HOME,
+HF_TOKEN and HF_HUB_OFFLINE belong to huggingface_hub, NO_COLOR and COLUMNS to rich). Nothing heavy is imported
 before a command needs it, so that `--help` answers at once.
 """
 
@@ -27,8 +32,10 @@ from typing import Annotated
 
 import typer
 
+from manyhands.cli.batch_options import BatchOptions
+from manyhands.cli.exam_options import EvalOptions, JudgeOptions, ReportOptions
 from manyhands.cli.guard import takes
-from manyhands.cli.options import ReplayOptions, SolveOptions, TrainOptions
+from manyhands.cli.options import BenchOptions, ReplayOptions, SolveOptions, TrainOptions
 
 __all__ = ["app", "main"]
 
@@ -98,6 +105,18 @@ def replay(options: ReplayOptions) -> None:
 
 
 @app.command(epilog=EXIT_CODES)
+@takes(BatchOptions)
+def batch(options: BatchOptions) -> None:
+    """Answer a file of requests (OpenAI's batch format); what they have in common is read once.
+
+    Started again with the same files, it goes on where it was stopped or killed.
+    """
+    from manyhands.cli.batch import batch
+
+    batch(options)
+
+
+@app.command(epilog=EXIT_CODES)
 @takes(TrainOptions)
 def train(options: TrainOptions) -> None:
     """Train a model on runs, recorded or simulated; one that was interrupted goes on."""
@@ -107,10 +126,49 @@ def train(options: TrainOptions) -> None:
 
 
 @app.command(epilog=EXIT_CODES)
+@takes(BenchOptions)
+def bench(options: BenchOptions) -> None:
+    """Time a model on this machine: forward passes of teams over histories, beside what is possible."""
+    from manyhands.cli.bench import bench
+
+    bench(options)
+
+
+@app.command("eval", epilog=EXIT_CODES)
+@takes(EvalOptions)
+def evaluate(options: EvalOptions) -> None:
+    """Take an exam: a task, a method, and the answers at many budgets in one run.
+
+    Every answer is graded and on the disk at once; the same command goes on where it was stopped.
+    """
+    from manyhands.cli.evaluate import evaluate
+
+    evaluate(options)
+
+
+@app.command(epilog=EXIT_CODES)
+@takes(JudgeOptions)
+def judge(options: JudgeOptions) -> None:
+    """Have another model judge the records of an exam: teamwork, or the quality of answers."""
+    from manyhands.cli.evaluate import judge
+
+    judge(options)
+
+
+@app.command(epilog=EXIT_CODES)
+@takes(ReportOptions)
+def report(options: ReportOptions) -> None:
+    """Write all records of an exam as one page, with pictures of the curves."""
+    from manyhands.cli.evaluate import report
+
+    report(options)
+
+
+@app.command(epilog=EXIT_CODES)
 @takes()
 def prompts() -> None:
-    """Print the words that a team reads, as a TOML file to edit and pass to solve --prompts."""
+    """Print the words that every method reads, as a TOML file to edit and pass to solve --prompts."""
     from manyhands.cli.output import say
-    from manyhands.prompts import TeamPrompt, dump_prompt
+    from manyhands.prompts import Prompts, dump_prompts
 
-    say(dump_prompt(TeamPrompt()), end="")
+    say(dump_prompts(Prompts()), end="")

@@ -19,10 +19,9 @@ from manyhands.strategies.base import (
     StepBegun,
     StepEnded,
     TokenWritten,
+    WorkerJoined,
     WorkerStopped,
 )
-
-LONE_WORKER = "Writer"
 
 
 @dataclass
@@ -37,10 +36,16 @@ class Hand:
     num_tokens: int = 0
     checked: bool = False  # asked whether the step is redundant
     stopped: bool = False
+    why_stopped: str = ""  # if it was not by itself
+    is_guest: bool = False  # came while the run was going on
+    is_gone: bool = False  # its work is done, and others have come
 
 
 class Account:
-    """All hands, the reply, the answer. `solo`: one worker alone, whose text is one step."""
+    """All hands, the reply, the answer. `solo`: what worker 0 writes is the reply (see `Method`).
+
+    Hands that are not there from the start (branches, say) come with `WorkerJoined`.
+    """
 
     def __init__(self, names: Sequence[str], *, solo: bool = False) -> None:
         self.hands = [Hand(name) for name in names]
@@ -51,6 +56,11 @@ class Account:
         self.snapshots: dict[int, str | None] = {}
 
     @property
+    def present(self) -> list[tuple[int, Hand]]:
+        """The hands worth looking at, with their numbers: all but those who are gone."""
+        return [(index, hand) for index, hand in enumerate(self.hands) if not hand.is_gone]
+
+    @property
     def num_tokens(self) -> int:
         """Tokens written by all workers."""
         return sum(hand.num_tokens for hand in self.hands)
@@ -59,6 +69,8 @@ class Account:
         """Enter one event."""
         self.forward_passes = max(self.forward_passes, event.forward_pass)
         match event:
+            case WorkerJoined():
+                self._welcome(event.worker, event.name)
             case StepBegun():
                 hand = self.hands[event.worker]
                 hand.step, hand.first_pass = event.step, event.forward_pass + 1
@@ -73,9 +85,13 @@ class Account:
                 hand.text = ""
             case CheckAsked():
                 self.hands[event.worker].checked = True
-            case WorkerStopped():  # with a token that ends the turn and is no word
+            case WorkerStopped():
                 hand = self.hands[event.worker]
-                hand.stopped, hand.num_tokens = True, hand.num_tokens - 1
+                hand.stopped = True
+                if event.reason == "stopped":  # by a token that ends the turn and is no word
+                    hand.num_tokens -= 1
+                else:
+                    hand.why_stopped = event.reason
             case AnswerFound():
                 self.answer = event.answer
             case Snapshot():
@@ -83,19 +99,35 @@ class Account:
             case ReplyWritten():
                 self.reply += event.text
 
+    def _welcome(self, worker: int, name: str) -> None:
+        """A new hand. The last ones who came are gone when all of them had stopped."""
+        if worker != len(self.hands):
+            raise IndexError(f"worker {worker} comes as number {len(self.hands)}")
+        guests = [hand for hand in self.hands if hand.is_guest and not hand.is_gone]
+        if all(hand.stopped for hand in guests):
+            for hand in guests:
+                hand.is_gone = True
+        self.hands.append(Hand(name, is_guest=True))
+
     def steps(self) -> tuple[FinishedStep, ...]:
         """All steps, in the order they ended; those that are unfinished stand last."""
         done = [step for hand in self.hands for step in hand.steps]
         return (*sorted(done, key=lambda step: (step.last_pass, step.worker)), *self.unfinished())
 
     def unfinished(self) -> tuple[FinishedStep, ...]:
-        """What stands on the desks. One worker's reply is not part of its thinking."""
+        """What stands on the desks. What is part of the reply is no thinking."""
         found = []
         for index, hand in enumerate(self.hands):
-            text = hand.text.removesuffix(self.reply) if self.solo else hand.text
+            text = hand.text
+            if self.solo and not index:
+                text = "" if text.strip() in self.reply else text.removesuffix(self.reply)
             if text.strip():
                 found.append(_step(index, hand, text.strip(), self.forward_passes))
         return tuple(found)
+
+    def thoughts(self) -> tuple[FinishedStep, ...]:
+        """The steps that are no part of the reply, for `solo` accounts."""
+        return tuple(step for step in self.steps() if step.text not in self.reply)
 
     def so_far(self, finish_reason: str, num_passes: int) -> Answer:
         """What a run that was cut short after `num_passes` passes comes back with."""
@@ -117,7 +149,8 @@ class Account:
     def label(self, step: FinishedStep, unfinished: bool = False) -> str:
         """Whose step it is."""
         name = self.hands[step.worker].name
-        return f"{name if self.solo else f'{name} [{step.step}]'}{' (unfinished)' * unfinished}:"
+        has_steps = not self.solo and not self.hands[step.worker].is_guest
+        return f"{f'{name} [{step.step}]' if has_steps else name}{' (unfinished)' * unfinished}:"
 
 
 def _step(worker: int, hand: Hand, text: str, last_pass: int) -> FinishedStep:

@@ -6,7 +6,8 @@
     71/2048 passes · 142 tokens · 35.2 tokens/s · 0:04 · working
 
 Finished steps are dim and have a check mark; the step that is being written stands at the bottom.
-Many workers make rows of columns; where even those do not fit, each worker has one line. Only what
+Branches come and go: those of the newest block are shown beside the line that they parted from. Many
+workers make rows of columns; where even those do not fit, each worker has one line. Only what
 can be seen is looked at, so a picture costs the same however long the run is.
 """
 
@@ -25,6 +26,7 @@ LOWEST = 4  # lines of a column, its title included, that are still worth drawin
 MOST_REPLY_LINES = 6
 _STYLES = ("cyan", "magenta", "green", "yellow", "blue", "red")
 _GAP = " │ "
+_Hands = Sequence[tuple[int, Hand]]  # with their numbers, which decide the colour
 _PLAIN = Console(width=80, color_system=None)  # wrapping asks for one, and takes nothing from it
 
 
@@ -37,24 +39,23 @@ def picture(
         room = min(MOST_REPLY_LINES, max(0, height - 1 - LOWEST))
         foot = _reply(account.reply, width, room) + foot
     room = height - len(foot)
-    count = len(account.hands)
+    hands = account.present
+    count = len(hands)
     per_row = max(1, min(count, (width + len(_GAP)) // (NARROWEST + len(_GAP))))
     num_rows = -(-count // per_row)
     per_row = -(-count // num_rows)  # five workers: three and two, not four and one
     if room // num_rows < LOWEST:
-        return (_one_line_each(account.hands, width, room) + foot)[-height:]
+        return (_one_line_each(hands, width, room) + foot)[-height:]
     lines: list[Text] = []
     for start in range(0, count, per_row):
-        lines += _row(
-            account.hands[start : start + per_row], start, per_row, width, room // num_rows
-        )
+        lines += _row(hands[start : start + per_row], per_row, width, room // num_rows)
     return lines + foot
 
 
-def _row(hands: Sequence[Hand], first: int, per_row: int, width: int, height: int) -> list[Text]:
+def _row(hands: _Hands, per_row: int, width: int, height: int) -> list[Text]:
     """Some workers side by side, no higher than they need."""
     cells = (width - len(_GAP) * (per_row - 1)) // per_row
-    columns = [_column(hand, first + i, cells, height) for i, hand in enumerate(hands)]
+    columns = [_column(hand, index, cells, height) for index, hand in hands]
     lines = []
     for index in range(max(map(len, columns))):
         line = Text(no_wrap=True, overflow="crop")
@@ -81,18 +82,21 @@ def _column(hand: Hand, index: int, width: int, height: int) -> list[Text]:
 
 
 def _title(hand: Hand, index: int, width: int) -> Text:
-    state = " done" if hand.stopped else " redundant?" if hand.checked else ""
-    title = Text(f"{printable(hand.name)} [{hand.step}]", f"bold {_STYLES[index % len(_STYLES)]}")
+    state = " redundant?" if hand.checked else ""
+    if hand.stopped:
+        state = f" {hand.why_stopped or 'done'}"
+    name = printable(hand.name) if hand.is_guest else f"{printable(hand.name)} [{hand.step}]"
+    title = Text(name, f"bold {_STYLES[index % len(_STYLES)]}")
     title.append(state, "dim")
     title.truncate(width, overflow="ellipsis")
     return title
 
 
-def _one_line_each(hands: Sequence[Hand], width: int, height: int) -> list[Text]:
+def _one_line_each(hands: _Hands, width: int, height: int) -> list[Text]:
     """The last words of each worker, and how many workers there was no line for."""
     shown = len(hands) if len(hands) <= height else max(0, height - 1)
     lines = []
-    for index, hand in enumerate(hands[:shown]):
+    for index, hand in hands[:shown]:
         line = _title(hand, index, width)
         room = width - line.cell_len - 1
         if room > 0:

@@ -31,12 +31,14 @@ def takes(options: type | None = None) -> Callable[[Callable[..., None]], Callab
 
         guarded_command.__name__ = command.__name__
         guarded_command.__doc__ = inspect.cleandoc(command.__doc__ or "")
-        # Typer reads a function's signature; let it read the dataclass's.
-        signature = inspect.signature(options, eval_str=True) if options else inspect.Signature()
-        guarded_command.__signature__ = signature  # type: ignore[attr-defined]  # typeshed lacks it
-        guarded_command.__annotations__ = (
-            get_type_hints(options, include_extras=True) if options else {}
+        # Typer reads a function's signature; let it read the dataclass's. The types are looked up where
+        # each field was written, since options may build on those of another module.
+        types = get_type_hints(options, include_extras=True) if options else {}
+        fields = inspect.signature(options).parameters.values() if options else ()
+        guarded_command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # typeshed lacks it
+            [field.replace(annotation=types[field.name]) for field in fields]
         )
+        guarded_command.__annotations__ = types
         return guarded_command
 
     return wrap

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,13 @@ from manyhands.cli.guard import tell
 from manyhands.cli.options import BUNDLED, ModelOptions
 from manyhands.cli.output import Notes
 from manyhands.errors import ModelNotFound
-from manyhands.prompts import TeamPrompt, load_prompt, model_prompt
+from manyhands.prompts import Prompts, load_prompts, model_prompts
+from manyhands.strategies.described import settings_from, strategy_from
 
 if TYPE_CHECKING:
     from manyhands.engine.engine import Engine
     from manyhands.model.adapter import ModelAdapter
+    from manyhands.strategies.base import Strategy
     from manyhands.text import Text
 
 
@@ -38,13 +40,24 @@ def name_of(model: str | None) -> str:
     return str(folder.resolve()) if folder.is_dir() else model
 
 
-def prompt_for(model: str, file: Path | None) -> TeamPrompt:
+def prompts_for(model: str, file: Path | None) -> Prompts:
     """The words: those of `file`, else those that the model's folder brings, else our own."""
-    return load_prompt(file) if file is not None else model_prompt(place_of(model))
+    return load_prompts(file) if file is not None else model_prompts(place_of(model))
 
 
 def load_engine(model: str, options: ModelOptions, notes: Notes) -> tuple[Engine, Text]:
     """The engine for `model`, and the text side of its tokenizer."""
+    engine = load_wordless_engine(model, options, notes)
+    if engine.text is None:
+        raise ModelNotFound(
+            f"the model {model!r} has no tokenizer",
+            hint="put tokenizer.json and tokenizer_config.json into its folder",
+        )
+    return engine, engine.text
+
+
+def load_wordless_engine(model: str, options: ModelOptions, notes: Notes) -> Engine:
+    """The engine for `model`, whether it has a tokenizer or not."""
     is_watched = sys.stderr is not None and sys.stderr.isatty()
     if is_watched:
         tell(f"loading {model}")
@@ -57,16 +70,13 @@ def load_engine(model: str, options: ModelOptions, notes: Notes) -> tuple[Engine
             dtype=options.dtype,
             backend=options.backend,
             weights=options.load,
+            quantise=options.quantise,
+            swaps=options.swaps,
             memory_tokens=options.memory_tokens,
             context=options.context,
             downloads=is_watched,
         )
-    if engine.text is None:
-        raise ModelNotFound(
-            f"the model {model!r} has no tokenizer",
-            hint="put tokenizer.json and tokenizer_config.json into its folder",
-        )
-    return engine, engine.text
+    return engine
 
 
 def load_network(model: str, options: ModelOptions, notes: Notes) -> ModelAdapter:
@@ -79,9 +89,19 @@ def load_network(model: str, options: ModelOptions, notes: Notes) -> ModelAdapte
             device=options.device,
             dtype=options.dtype,
             weights=options.load,
+            quantise=options.quantise,
             context=options.context,
         )
     return adapter
+
+
+def strategy_for(engine: Engine, text: Text, header: Mapping[str, Any]) -> Strategy:
+    """The strategy that a trace's header describes, and what is to be measured of it besides."""
+    from manyhands.replay.joins import measure_joins
+
+    strategy = strategy_from(header, text, engine.adapter.max_positions)
+    wanted = getattr(settings_from(header), "join_distance", False)
+    return measure_joins(strategy, engine.adapter) if wanted else strategy
 
 
 def place_facts(engine: Engine, options: ModelOptions) -> dict[str, Any]:
@@ -91,6 +111,8 @@ def place_facts(engine: Engine, options: ModelOptions) -> dict[str, Any]:
     adapter = engine.adapter
     return {
         "weights": options.load,
+        "quantise": options.quantise,
+        "swaps": options.swaps,
         "device": str(adapter.device),
         "dtype": str(adapter.dtype).removeprefix("torch."),
         "backend": options.backend,

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from manyhands.cli.account import Account
-from manyhands.cli.loading import load_engine, load_network, name_of
+from manyhands.cli.loading import load_engine, load_network, name_of, strategy_for
 from manyhands.cli.options import ReplayOptions
 from manyhands.cli.outcome import INTERRUPTED
 from manyhands.cli.output import Notes, say, say_json
@@ -22,7 +22,8 @@ from manyhands.cli.solve import facts_of, finish
 from manyhands.errors import InvalidRequest
 from manyhands.replay.trace import Trace, read_trace
 from manyhands.strategies.base import Answer
-from manyhands.strategies.described import settings_from, strategy_from
+from manyhands.strategies.branch_record import BranchAnswer
+from manyhands.strategies.described import settings_from
 
 if TYPE_CHECKING:
     from manyhands.cli.verify import Verdict
@@ -78,7 +79,7 @@ def go_on(trace: Trace, options: ReplayOptions) -> None:
         budget=settings.budget,
     )
     engine, text = load_engine(model, options, notes)
-    strategy = strategy_from(trace.header, text, engine.adapter.max_positions)
+    strategy = strategy_for(engine, text, trace.header)
     finish(screen, drive(engine, engine.restore(strategy, trace), account, screen))
 
 
@@ -134,11 +135,26 @@ def _summary(trace: Trace, account: Account, answer: Answer) -> str:
         "passes": f"{answer.forward_passes}, and {answer.extra_passes} of the ending and snapshots",
         "tokens": f"{sum(answer.tokens)} ({tokens})",
         "snapshots": ", ".join(f"{at}: {found}" for at, found in answer.snapshots.items()),
+        "branches": _branches(answer),
         "finish": answer.finish_reason,
         "answer": answer.answer,
     }
     known = {name: str(fact) for name, fact in facts.items() if fact not in (None, "", "null")}
     return "\n".join(f"{name:<12}{_indented(fact)}" for name, fact in known.items())
+
+
+def _branches(answer: Answer) -> str:
+    """How each branch ended, and how far the joins were off if that was asked."""
+    if not isinstance(answer, BranchAnswer):
+        return ""
+    told = [
+        f"{b.worker} {b.title}: {b.finish_reason}, {b.num_tokens} tokens" for b in answer.branches
+    ]
+    told += [
+        f"join {join.block}: up to {join.largest:.2g} from the exact text, {join.kl:.2g} nats"
+        for join in answer.join_distances
+    ]
+    return "\n".join(told)
 
 
 def _written_by(header: dict[str, Any]) -> str:

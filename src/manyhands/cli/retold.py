@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Any, get_type_hints
-
-from manyhands.cli.account import LONE_WORKER, Account
+from manyhands.cli.account import Account
 from manyhands.errors import BrokenTrace
 from manyhands.prompts import TeamPrompt
 from manyhands.replay.trace import Trace
-from manyhands.strategies.base import Answer, Event, FinishedStep
-from manyhands.strategies.described import prompt_from
+from manyhands.strategies.base import Answer, Event
+from manyhands.strategies.described import prompt_from, settings_from
+from manyhands.strategies.methods import METHODS
+from manyhands.strategies.plain import from_plain
 from manyhands.strategies.settings import MAX_WORKERS
 
 _EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
@@ -20,11 +20,11 @@ _EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in Event.__subcl
 
 def account_from(trace: Trace) -> Account:
     """The account of the run, as far as it went."""
-    account = Account(_names(trace), solo=trace.header.get("method") == "sequential")
+    account = _empty_account(trace)
     for number, told in enumerate(trace.events, 1):
         fields = dict(told)
         try:
-            event: Event = _checked(_EVENTS[fields.pop("event")], fields)
+            event: Event = from_plain(_EVENTS[fields.pop("event")], fields)
             account.take(event)
         except (KeyError, TypeError, IndexError) as error:
             raise _damaged(f"event {number}", error) from error
@@ -35,37 +35,26 @@ def answer_from(trace: Trace) -> Answer | None:
     """The answer that ends the trace; None if the run was cut short."""
     if trace.answer is None:
         return None
-    fields = dict(trace.answer)
+    method = METHODS.get(str(trace.header.get("method")))
     try:
-        steps = [_checked(FinishedStep, step) for step in fields.pop("steps", ())]
-        tokens = [int(number) for number in fields.pop("tokens", ())]
-        snapshots = {int(at): found for at, found in dict(fields.pop("snapshots", {})).items()}
-        for name, kind in (("text", str), ("answer", str | None), ("finish_reason", str)):
-            if name in fields and not isinstance(fields[name], kind):
-                raise TypeError(f"{name} is {fields[name]!r}")
-        return Answer(**fields, steps=tuple(steps), tokens=tuple(tokens), snapshots=snapshots)
-    except (TypeError, ValueError) as error:
+        answer: Answer = from_plain(Answer if method is None else method.answer, trace.answer)
+    except TypeError as error:
         raise _damaged("the answer", error) from error
+    return answer
 
 
-def _checked(kind: type[Any], fields: dict[str, Any]) -> Any:
-    """An object of `kind` whose fields have their types."""
-    for name, expected in get_type_hints(kind).items():
-        if name in fields and not isinstance(fields[name], expected):
-            raise TypeError(f"{name} is {fields[name]!r}")
-    return kind(**fields)
-
-
-def _names(trace: Trace) -> tuple[str, ...]:
+def _empty_account(trace: Trace) -> Account:
+    """The names of those who were there from the start, as the method says; counted if it is unknown."""
     header = trace.header
-    if header.get("method") == "sequential":
-        return (LONE_WORKER,)
-    prompt = prompt_from(header) if "prompt" in header else TeamPrompt()
+    method = METHODS.get(str(header.get("method")))
     writers = [told["worker"] for told in trace.events if isinstance(told.get("worker"), int)]
     workers = header.get("workers", max(writers, default=0) + 1)
-    if not isinstance(workers, int) or not 1 <= workers <= MAX_WORKERS:
+    if not isinstance(workers, int) or not 0 <= workers <= MAX_WORKERS:
         raise _damaged("the header", f"it counts {workers!r} workers")
-    return prompt.team(workers)
+    if method is None or header.get("settings") is None or "prompt" not in header:
+        return Account(TeamPrompt().team(workers), solo=method is not None and method.solo)
+    settings, prompt = settings_from(header), prompt_from(header)
+    return Account(method.names(settings, prompt), solo=method.solo)
 
 
 def _damaged(what: str, why: object) -> BrokenTrace:

@@ -9,6 +9,7 @@ LiveScreen   one column per worker, on a terminal (live.py)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -16,7 +17,9 @@ from manyhands.cli.account import Account
 from manyhands.cli.guard import tell
 from manyhands.cli.outcome import Outcome
 from manyhands.cli.output import Notes, say, say_json
-from manyhands.strategies.base import Event, FinishedStep, StepEnded
+from manyhands.strategies.base import Answer, Event, FinishedStep, StepEnded
+from manyhands.strategies.branch_record import BranchAnswer
+from manyhands.strategies.plain import to_plain
 
 _REASONS = {
     "stopped": "every worker ended its turn without one",
@@ -92,9 +95,17 @@ class JsonScreen(_Still):
                 "seconds": round(outcome.seconds, 3),
                 **self.facts,
                 "snapshots": {str(at): found for at, found in answer.snapshots.items()},
+                **_more_of(answer),
                 "warnings": warnings,
             }
         )
+
+
+def _more_of(answer: Answer) -> dict[str, Any]:
+    """What the answer of this method says besides what all answers say."""
+    common = {field.name for field in fields(Answer)}
+    said: dict[str, Any] = to_plain(answer)
+    return {name: value for name, value in said.items() if name not in common}
 
 
 class QuietScreen(_Still):
@@ -112,14 +123,15 @@ class PlainScreen(_Still):
         self.account = account
 
     def show(self, event: Event) -> None:
-        """Print a step when it is finished."""
-        if isinstance(event, StepEnded):
+        """Print a step when it is finished, if it is no part of the reply."""
+        if isinstance(event, StepEnded) and not self.account.solo:
             say(self.account.transcript([self.account.hands[event.worker].steps[-1]]) + "\n")
 
     def end(self, outcome: Outcome) -> None:
         """Print the steps that the end cut off, and the reply."""
-        say_steps(self.account, self.account.unfinished(), outcome)
-        say_reply(self.account, outcome)
+        account = self.account
+        say_steps(account, account.thoughts() if account.solo else account.unfinished(), outcome)
+        say_reply(account, outcome)
 
 
 def say_steps(account: Account, steps: Sequence[FinishedStep], outcome: Outcome) -> None:
@@ -142,3 +154,9 @@ def say_reply(account: Account, outcome: Outcome) -> None:
     if answer is None and not reply and not outcome.is_cut_short:
         reason = outcome.answer.finish_reason
         tell(f"no answer was found: {_REASONS.get(reason, reason)}")
+    if isinstance(outcome.answer, BranchAnswer):
+        for join in outcome.answer.join_distances:
+            tell(
+                f"block {join.block}: behind the join, probabilities are up to {join.largest:.2g} "
+                f"from those of the exact text (divergence {join.kl:.2g} nats)"
+            )

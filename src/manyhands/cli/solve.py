@@ -7,32 +7,27 @@ before a model is loaded.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from manyhands.cache.step import Choice
-from manyhands.cli.account import LONE_WORKER, Account
+from manyhands.cli.account import Account
 from manyhands.cli.guard import EXIT_INTERRUPTED, tell
-from manyhands.cli.loading import load_engine, name_of, place_facts, prompt_for
+from manyhands.cli.loading import load_engine, name_of, place_facts, prompts_for, strategy_for
 from manyhands.cli.options import BUNDLED, SolveOptions
 from manyhands.cli.outcome import INTERRUPTED, Outcome
 from manyhands.cli.output import Notes, TraceFile
 from manyhands.cli.running import drive, screen_for
 from manyhands.cli.screens import Screen
 from manyhands.errors import InvalidRequest
-from manyhands.prompts import TeamPrompt
+from manyhands.prompts.chain_of_draft import drafted
 from manyhands.replay.trace import record
-from manyhands.strategies.described import (
-    Settings,
-    describe_run,
-    layout_of,
-    method_of,
-    strategy_from,
-    workers_of,
-)
-from manyhands.strategies.settings import EndSettings, SoloSettings, TeamSettings
+from manyhands.strategies.described import describe_run, layout_of, workers_of
+from manyhands.strategies.methods import METHODS, Method, Settings, method_of
+from manyhands.strategies.settings import EndSettings
 from manyhands.tasks.world import outside_world
 from manyhands.text import MAX_PROBLEM_CHARS, clean_problem
 
@@ -42,7 +37,9 @@ def solve(options: SolveOptions) -> None:
     settings = settings_of(options)
     problem = clean_problem(read_problem(options))
     model = name_of(options.model)
-    prompt = prompt_for(model, options.prompts)
+    prompts = prompts_for(model, options.prompts)
+    prompts = drafted(prompts) if options.draft else prompts
+    prompt = getattr(prompts, method_of(settings).prompt)
     notes = Notes()
     account = account_for(settings, prompt)
     screen = screen_for(
@@ -54,16 +51,19 @@ def solve(options: SolveOptions) -> None:
         budget=settings.budget,
     )
     with TraceFile(options.transcript, notes) as file:
-        if model == BUNDLED and (reason := outside_world(problem, workers_of(settings))):
+        asked = (problem, workers_of(settings), options.method)
+        if model == BUNDLED and (reason := outside_world(*asked)):
             notes.warn(reason)
         try:
             engine, text = load_engine(model, options, notes)
+            if engine.adapter.device.type == "cuda" and not (options.json or options.quiet):
+                tell(engine.about_memory)
         except KeyboardInterrupt:
             outcome = Outcome(account.so_far(INTERRUPTED, 0))
         else:
             run = describe_run(problem, settings, prompt, context=engine.adapter.max_positions)
             header = {"model": model, **place_facts(engine, options), **run}
-            strategy = strategy_from(header, text, engine.adapter.max_positions)
+            strategy = strategy_for(engine, text, header)
             if options.transcript is not None:
                 strategy = record(strategy, header, file.write)
             outcome = drive(engine, strategy, account, screen)
@@ -82,18 +82,17 @@ def finish(screen: Screen, outcome: Outcome) -> None:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def account_for(settings: Settings, prompt: TeamPrompt) -> Account:
-    """An account with the names of the workers."""
-    if isinstance(settings, TeamSettings):
-        return Account(prompt.team(settings.workers))
-    return Account((LONE_WORKER,), solo=True)
+def account_for(settings: Settings, prompt: Any) -> Account:
+    """An account with the names of the workers who are there from the start."""
+    method = method_of(settings)
+    return Account(method.names(settings, prompt), solo=method.solo)
 
 
 def facts_of(model: str, settings: Settings) -> dict[str, Any]:
     """What the JSON object says about how the run was made."""
     return {
         "model": model,
-        "method": method_of(settings),
+        "method": method_of(settings).name,
         "workers": workers_of(settings),
         "layout": layout_of(settings),
         "seed": settings.seed,
@@ -102,7 +101,9 @@ def facts_of(model: str, settings: Settings) -> dict[str, Any]:
 
 def settings_of(options: SolveOptions) -> Settings:
     """The settings of the method that was asked for, checked by their own rules."""
-    choice = Choice(options.temperature, options.top_k, options.top_p, options.min_p)
+    method = METHODS[options.method]
+    own: Settings = method.settings()
+    names = ("temperature", "top_k", "top_p", "min_p")
     end = EndSettings(
         options.finisher,
         options.finisher_tokens,
@@ -110,24 +111,52 @@ def settings_of(options: SolveOptions) -> Settings:
         options.reply,
         options.reply_tokens,
     )
-    shared: dict[str, Any] = {
-        "budget": options.budget,
-        "choice": choice,
-        "seed": options.seed,
-        "snapshots": _snapshots(options.snapshots),
-        "end": end,
-    }
-    names = ("workers", "layout", "check_every", "headers")
-    team = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    if options.method == "hogwild":
-        return TeamSettings(**shared, **team)
-    for name, value in team.items():
-        if (name, value) != ("workers", 1):
+    settings: Settings = method.settings(
+        budget=options.budget,
+        choice=replace(own.choice, **_given(options, names)),
+        seed=options.seed,
+        snapshots=_snapshots(options.snapshots),
+        end=end,
+        **_of_method(options, method),
+    )
+    return settings
+
+
+def _of_method(options: SolveOptions, method: Method) -> dict[str, Any]:
+    """The options that not every method has. One of another method's is a mistake."""
+    owners = _owners()
+    given = _given(options, owners)
+    for name, value in given.items():
+        if name not in _fields(method.settings) and (name, value) != ("workers", 1):
+            others = " or ".join(f"--method {other}" for other in owners[name])
             raise InvalidRequest(
-                f"--{name.replace('_', '-')} {value} is for a team, and --method is sequential",
-                hint="leave it out, or ask for --method hogwild",
+                f"--{name.replace('_', '-')} {value} is not for --method {method.name}",
+                hint=f"leave it out, or ask for {others}",
             )
-    return SoloSettings(**shared)
+    return {name: value for name, value in given.items() if name in _fields(method.settings)}
+
+
+def _owners() -> dict[str, list[str]]:
+    """The options that belong to some methods only, with the names of these."""
+    asked = [option for option in _fields(SolveOptions) if option not in _EVERYBODYS]
+    owners = {
+        option: [m.name for m in METHODS.values() if option in _fields(m.settings)]
+        for option in asked
+    }
+    return {option: names for option, names in owners.items() if names}
+
+
+_EVERYBODYS = ("budget", "choice", "seed", "snapshots", "end")
+
+
+def _fields(kind: type[Any]) -> list[str]:
+    return [field.name for field in fields(kind)]
+
+
+def _given(options: SolveOptions, names: Iterable[str]) -> dict[str, Any]:
+    """Those of these options that were given."""
+    found = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _snapshots(listed: str) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from manyhands.cli.options import TrainOptions
 from manyhands.cli.output import version_of
 from manyhands.errors import InvalidRequest, OutputFailed
-from manyhands.prompts import PROMPT_FILE, dump_prompt
+from manyhands.prompts import PROMPT_FILE, dump_prompts
 from manyhands.text import Text
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _save(recipe: Recipe, adapter: ModelAdapter, tokenizer: Any, out: Path) -> N
     network = adapter.model.to(getattr(torch, recipe.model.saved_dtype))
     network.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    (out / PROMPT_FILE).write_text(dump_prompt(recipe.prompt), encoding="utf-8")
+    (out / PROMPT_FILE).write_text(dump_prompts(recipe.prompts), encoding="utf-8")
 
 
 def _account(
@@ -158,6 +158,7 @@ def _account(
         "last": json.loads(run.log.read_text().splitlines()[-1]),
         "model": asdict(recipe.model),
         "curriculum": asdict(recipe.curriculum) if recipe.curriculum else None,
+        "parts": asdict(recipe.parts),
         "traces": asdict(recipe.traces) if recipe.traces else None,
         "training": asdict(run.settings),
     }

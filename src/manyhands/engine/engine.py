@@ -16,39 +16,49 @@ a time share each forward pass, and each gets what it would get alone.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from manyhands.attention.attend import Backend, LayerCall
-from manyhands.attention.reference import ReferenceBackend
-from manyhands.attention.rotary import Turns
-from manyhands.attention.torch_backend import TorchBackend
-from manyhands.cache.pages import Move, PagePool
-from manyhands.cache.plan import Plan, Planner
+from manyhands.cache.block import Block
+from manyhands.cache.pages import PagePool
+from manyhands.cache.plan import Plan
+from manyhands.cache.planner import Planner
+from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Step
+from manyhands.engine.backends import check_backend, choose_backend, make_passes
+from manyhands.engine.past import Past
+from manyhands.engine.rebuild import rebuild_past
 from manyhands.engine.restore import restore
+from manyhands.engine.run import Run
 from manyhands.engine.sampling import choose
-from manyhands.engine.scheduler import Run, Scheduler
+from manyhands.engine.scheduler import Scheduler
+from manyhands.engine.usage import Usage, usage_of, usage_of_each
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.loading import Weights, load_adapter
-from manyhands.model.memory import Memory, default_memory_tokens
+from manyhands.model.memory import (
+    Memory,
+    about_memory,
+    default_memory_tokens,
+    free_bytes,
+    token_bytes,
+)
+from manyhands.model.quantise import Quantise, check_quantise
+from manyhands.model.swaps import SwapReport, Swaps, check_swaps, swap
 from manyhands.replay.trace import Line, Trace
 from manyhands.strategies.base import Answer, Event, Strategy
 from manyhands.text import Text
 
-BACKENDS: Mapping[str, Callable[[], Backend]] = MappingProxyType(
-    {"reference": ReferenceBackend, "torch": TorchBackend}
-)
-PAGE_SIZE = 16  # tokens; small, because a step of a team is a few dozen tokens long
 MAX_TOKENS_PER_PASS = 8192  # what bounds the activations of one pass
+OVERCOMMIT = (
+    1.5  # runs are let in until what they might need at most comes to so much of the memory
+)
 
 
 class Engine:
@@ -61,17 +71,37 @@ class Engine:
         *,
         backend: str = "auto",
         memory_tokens: int | None = None,
+        graphs: bool = True,
+        overcommit: float = OVERCOMMIT,
     ) -> None:
-        """Take an adapter that is loaded already; `Engine.load` is the usual door."""
+        """Take an adapter that is loaded already; `Engine.load` is the usual door.
+
+        `overcommit`: runs are admitted until their reservations come to so many times the memory;
+        those that then do not fit leave for a while and come back (`engine/guests.py`). 1: never.
+        """
         self.adapter = adapter
+        self.swaps = SwapReport(left=("the adapter came as it is",))
         self.text = Text(tokenizer, _eos_ids(adapter)) if tokenizer is not None else None
-        self.backend: Backend = _backend(backend)
+        chosen = choose_backend(backend, adapter)
+        self.backend, self.backend_reason = chosen.backend, chosen.reason
+        free = free_bytes(adapter.device)
         num_tokens = memory_tokens or default_memory_tokens(adapter)
-        self.pool = PagePool(max(1, num_tokens // PAGE_SIZE), PAGE_SIZE)
+        self.pool = PagePool(max(1, num_tokens // chosen.page_size), chosen.page_size)
+        self.about_memory = about_memory(adapter, self.pool.num_pages, chosen.page_size, free)
         self.memory = Memory.for_model(adapter, self.pool.num_slots)
+        self.passes = make_passes(adapter, self.memory, self.backend, graphs=graphs)
         self.planner = Planner(self.pool, adapter.max_positions)
-        self._moves: deque[Move] = deque()  # planned, not made yet
-        self._scheduler = Scheduler(self._predict, self.pool, MAX_TOKENS_PER_PASS)
+        self.prefixes = PrefixTree(self.pool)  # beginnings of prompts, kept while there is room
+        self._usage = Usage()
+        self._token_bytes = token_bytes(adapter)
+        self._scheduler = Scheduler(
+            self._predict,
+            self.pool,
+            MAX_TOKENS_PER_PASS,
+            self._usage_of_each,
+            rebuild=self._rebuild,
+            overcommit=overcommit,
+        )
 
     @classmethod
     def load(
@@ -82,22 +112,52 @@ class Engine:
         dtype: str = "auto",
         backend: str = "auto",
         weights: Weights = "auto",
+        quantise: Quantise = "auto",
+        swaps: Swaps = "auto",
         memory_tokens: int | None = None,
         context: int | None = None,
         downloads: bool = False,
+        overcommit: float = OVERCOMMIT,
     ) -> Engine:
         """Load a Hugging Face model by hub id, folder or object, and make an engine of it.
 
         `weights="dummy"` takes the real configuration and random weights. `context` bounds the
         longest view (default: the model's own limit). `downloads` shows the progress of what is
-        fetched from the hub. Raises ModelNotFound, UnsupportedModel,
-        InvalidRequest, OutOfMemory.
+        fetched from the hub. `quantise` and `swaps`: see `load_adapter` and `model/swaps.py`.
+        `overcommit`: see the constructor. Raises ModelNotFound, UnsupportedModel, InvalidRequest,
+        OutOfMemory.
         """
-        _backend(backend)  # a wrong name should not cost a load
+        check_backend(backend)  # a wrong name should not cost a load
+        check_quantise(quantise)
+        check_swaps(swaps)
         adapter, tokenizer = load_adapter(
-            model, device=device, dtype=dtype, weights=weights, context=context, downloads=downloads
+            model,
+            device=device,
+            dtype=dtype,
+            weights=weights,
+            quantise=quantise,
+            context=context,
+            downloads=downloads,
         )
-        return cls(adapter, tokenizer, backend=backend, memory_tokens=memory_tokens)
+        report = swap(adapter, swaps)
+        engine = cls(
+            adapter,
+            tokenizer,
+            backend=backend,
+            memory_tokens=memory_tokens,
+            overcommit=overcommit,
+        )
+        engine.swaps = report
+        return engine
+
+    @property
+    def usage(self) -> Usage:
+        """What has been computed so far; each Run has a `usage` of its own."""
+        return replace(
+            self._usage,
+            prefix_tokens_found=self.prefixes.num_tokens_found,
+            prefix_tokens_fed=self.prefixes.num_tokens_added,
+        )
 
     @torch.inference_mode()
     def forward(self, step: Step) -> Tensor:
@@ -106,7 +166,8 @@ class Engine:
         Each row's feed is appended to its own block. If this raises, no block has changed.
         """
         with self._feeding(step) as plan:
-            return self._run(plan)
+            # A recorded pass writes its logits to the same place again: these are the caller's own.
+            return self.passes.run(plan).logits.clone()
 
     def run(self, strategy: Strategy) -> Answer:
         """Run a strategy to its end (together with whatever was submitted before)."""
@@ -160,7 +221,9 @@ class Engine:
         See `engine/restore.py`. `strategies.described.strategy_from(trace.header, ...)` makes it.
         `write` is given the lines that continue the trace.
         """
-        return restore(strategy, trace, self.adapter, self.memory, self.pool, write=write)
+        return restore(
+            strategy, trace, self.adapter, self.memory, self.pool, settle=self._settle, write=write
+        )
 
     def submit(self, strategy: Strategy) -> Run:
         """Begin a strategy without waiting for it; `step` moves it on with all others."""
@@ -174,34 +237,43 @@ class Engine:
         """End a run; its blocks are freed and the others' tokens do not change."""
         self._scheduler.cancel(run)
 
+    def _rebuild(self, past: Past, away: Collection[Block]) -> None:
+        """Write the keys of a run that comes back."""
+        self._settle()
+        rebuild_past(past, away, self.adapter, self.memory, self.pool)
+
+    @torch.inference_mode()
+    def _settle(self) -> None:
+        """Make all planned moves: what they are about to read may be overwritten otherwise."""
+        self.passes.settle(self.planner.take_moves())
+
     @torch.inference_mode()
     def _predict(self, step: Step) -> tuple[int, ...]:
         with self._feeding(step) as plan:
-            return choose(self._run(plan), [row.choice for row in step.rows])
+            outcome = self.passes.run(plan)
+            return choose(outcome.logits, [row.choice for row in step.rows], outcome.greedy)
 
     @contextmanager
     def _feeding(self, step: Step) -> Iterator[Plan]:
         """Make room for all feeds; they join their blocks if what is done meanwhile succeeds."""
         self._check_tokens(step)
         plan = self.planner.plan(step)
-        self._moves.extend(plan.moves)
+        self.passes.move(plan)
         try:
             yield plan
         except BaseException:
+            self.planner.forget()
             self.pool.undo((row.view.own, len(row.feed)) for row in step.rows)
             raise
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
+        self._newest = plan, usage_of(plan, step, self._token_bytes)
+        self._usage += self._newest[1]
 
-    def _run(self, plan: Plan) -> Tensor:
-        device = self.adapter.device
-        while self._moves:  # one by one: a move that fails can be made again, one forgotten cannot
-            self.memory.move((self._moves[0],))
-            self._moves.popleft()
-        attend = _Pass(plan, self.memory, self.backend, device)
-        token_ids = torch.as_tensor(plan.token_ids, device=device)
-        keep = torch.as_tensor(plan.last, device=device)
-        return self.adapter.forward(token_ids, keep, attend)
+    def _usage_of_each(self, steps: Sequence[Step]) -> list[Usage]:
+        """What each of the steps that made up the newest pass has cost."""
+        plan, usage = self._newest
+        return [usage] if len(steps) == 1 else usage_of_each(plan, steps, self._token_bytes)
 
     def _check_tokens(self, step: Step) -> None:
         size = self.adapter.vocab_size
@@ -225,37 +297,9 @@ class Engine:
                 )
 
 
-class _Pass:
-    """What the network's layers call during one forward pass: write all rows, then read."""
-
-    def __init__(self, plan: Plan, memory: Memory, backend: Backend, device: torch.device) -> None:
-        self.memory = memory
-        self.backend = backend
-        self.slots = torch.as_tensor(plan.slots, device=device)
-        self.turns = Turns(torch.as_tensor(plan.angles, device=device))
-        self.prepared = backend.prepare(plan, device)
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
-        layer, memory = call.layer, self.memory
-        memory.write(layer, k, v, self.slots, self.turns)
-        return self.backend.attend(
-            q, memory.keys[layer], memory.values[layer], self.prepared, call, memory.ropes[layer]
-        )
-
-
 def _eos_ids(adapter: ModelAdapter) -> tuple[int, ...]:
     """What ends a turn by the model's generation configuration: none, one or several ids."""
     found = getattr(adapter.model.generation_config, "eos_token_id", None)
     if found is None:
         return ()
     return (found,) if isinstance(found, int) else tuple(found)
-
-
-def _backend(name: str) -> Backend:
-    """The backend of this name; `auto` is the fastest one that is exact on this machine."""
-    name = "torch" if name == "auto" else name
-    if name not in BACKENDS:
-        raise InvalidRequest(
-            f"there is no attention backend {name!r}", hint=f"Known: auto, {', '.join(BACKENDS)}."
-        )
-    return BACKENDS[name]()

@@ -12,18 +12,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
-from manyhands.attention.attend import LayerCall
-from manyhands.attention.rotary import Turns
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Step
+from manyhands.engine.rebuild import Fed, write_keys
 from manyhands.errors import BrokenTrace
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
-from manyhands.replay.forward import Replay
 from manyhands.replay.merged import merge_passes
 from manyhands.replay.trace import Line, Trace, TracedRow, record
 from manyhands.strategies.base import Answer, Event, Reserve, Strategy
@@ -36,11 +31,12 @@ def restore(
     memory: Memory,
     pool: PagePool,
     *,
+    settle: Callable[[], None] = lambda: None,
     write: Callable[[Line], None] | None = None,
 ) -> Strategy:
     """`strategy`, at its beginning, as one that begins where `trace`, a run of it, ends.
 
-    Only what is new is reported. `write` is given the lines that continue the trace. Raises
+    Only what is new is reported. `settle` makes all moves that are planned. `write` is given the lines that continue the trace. Raises
     BrokenTrace if the strategy asks for anything but what the trace says.
     """
     past = _Past(trace, record(strategy, {}, _beyond(trace, write)))
@@ -48,6 +44,7 @@ def restore(
     reserve = past.begin()
     if reserve is not None:
         yield reserve
+    settle()
     _rebuild(past, adapter, memory, pool)
     yield from past.unreported
     while past.answer is None:
@@ -129,31 +126,20 @@ def _same(step: Step, rows: tuple[TracedRow, ...]) -> bool:
     return [row.feed for row in step.rows] == [row.feed for row in rows]
 
 
-@torch.inference_mode()
 def _rebuild(past: _Past, adapter: ModelAdapter, memory: Memory, pool: PagePool) -> None:
     """One forward over the whole past; keys and values of the blocks still in use go to memory."""
     if not past.trace.passes:
         return
     merged = merge_passes(past.steps(), past.trace.num_tokens)
     used = [
-        (token, block, index)
+        Fed(token, block, index)
         for token, (reference, index) in enumerate(past.fed)
         if (block := reference()) is not None
     ]
     if not used:  # the run had ended
         return
-    blocks = {block: block.num_tokens for _, block, _ in used}
-    pool.reserve(blocks.items())
-    place = {block: pool.slots(pool.place(block).strip, 0, size) for block, size in blocks.items()}
-    device = adapter.device
-    tokens = torch.tensor([token for token, _, _ in used], device=device)
-    slots = torch.tensor([int(place[block][index]) for _, block, index in used], device=device)
-    turns = Turns(torch.tensor([index for _, _, index in used], device=device))
-
-    def keep(k: Tensor, v: Tensor, call: LayerCall) -> None:
-        memory.write(call.layer, k[tokens], v[tokens], slots, turns)
-
-    Replay.of(merged, rows=[0]).to(device).logits(adapter, keep)
+    pool.reserve({each.block: each.block.num_tokens for each in used}.items())
+    write_keys(merged, used, adapter, memory, pool)
 
 
 def _check_vocabulary(trace: Trace, adapter: ModelAdapter) -> None:

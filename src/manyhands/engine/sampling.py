@@ -13,12 +13,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from manyhands.cache.step import Choice
+from manyhands.cache.step import GREEDY, Choice
 from manyhands.errors import ManyhandsError
 
 
-def choose(logits: Tensor, choices: Sequence[Choice]) -> tuple[int, ...]:
-    """One token per row of logits [R, V]."""
+def choose(
+    logits: Tensor, choices: Sequence[Choice], greedy: Tensor | None = None
+) -> tuple[int, ...]:
+    """One token per row of logits [R, V].
+
+    `greedy` [R + 1]: the likeliest tokens and whether the logits are sound (1), if they are known.
+    """
+    if greedy is not None and all(choice is GREEDY or choice == GREEDY for choice in choices):
+        return _checked(greedy.tolist())
     # -inf is a token that cannot be; NaN and +inf mean that the network is broken.
     sound = (logits < float("inf")).all()
     scores = _permitted(logits.float(), choices)
@@ -27,7 +34,11 @@ def choose(logits: Tensor, choices: Sequence[Choice]) -> tuple[int, ...]:
     if rows:
         tokens[rows] = _sample(scores[rows], [choices[row] for row in rows])
     # Whether all is well travels with the tokens: one transfer, one wait.
-    *chosen, is_sound = torch.cat((tokens, sound.view(1).to(tokens.dtype))).tolist()
+    return _checked(torch.cat((tokens, sound.view(1).to(tokens.dtype))).tolist())
+
+
+def _checked(tokens_and_sound: list[int]) -> tuple[int, ...]:
+    *chosen, is_sound = tokens_and_sound
     if not is_sound:
         raise ManyhandsError(
             "the model's logits are not numbers (NaN or infinite)",

@@ -46,7 +46,9 @@ class ModelAdapter:
 
     model: PreTrainedModel
     name: str
+    family: Family
     ropes: tuple[Rope | None, ...]
+    gains: tuple[float, ...]  # per layer: what the scaling of its scores is multiplied by
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -69,6 +71,7 @@ class ModelAdapter:
         """
         config: Any = model.config
         family = family or known_family(config)
+        self.family = family
         self.model = model.train(False)
         self.name = name or config.name_or_path or config.model_type
         _take_over(model)
@@ -81,7 +84,7 @@ class ModelAdapter:
         self.value_dim = getattr(config, "v_head_dim", None) or self.head_dim
         self.vocab_size = config.vocab_size
         self.max_positions = min(context or reach(config), reach(config))
-        self.ropes, self._gains = read_ropes(model, family, context)
+        self.ropes, self.gains = read_ropes(model, family, context)
 
     @property
     def config(self) -> Any:
@@ -109,7 +112,7 @@ class ModelAdapter:
             position_ids=torch.zeros_like(token_ids)[None],
             use_cache=False,
             logits_to_keep=0 if keep is None else keep,
-            manyhands_attend=_Hook(attend, self._gains),
+            manyhands_attend=_Hook(attend, self.gains),
         )
         logits: Tensor = out.logits[0]
         return logits

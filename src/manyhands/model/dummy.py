@@ -18,6 +18,8 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.model.families import reject
+from manyhands.model.quantise import make_room
+from manyhands.model.quantised import Quantised
 from manyhands.model.quiet import quiet
 
 _build: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config  # has no types of its own
@@ -25,15 +27,20 @@ _STD = 0.02  # what most families start their training with; logits stay finite 
 
 
 def dummy_model(
-    config: Any, *, device: torch.device, dtype: torch.dtype, seed: int = 0
+    config: Any,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+    quantise: str = "none",
 ) -> PreTrainedModel:
-    """A model of this configuration with random weights; the same seed gives the same weights."""
-    reject(config)
-    config = copy.deepcopy(config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config  # gpt-oss comes in mxfp4; random weights need no packing
-    with quiet(), torch.device("meta"):
-        model = _build(config, dtype=dtype, trust_remote_code=False)
+    """A model of this configuration with random weights; the same seed gives the same weights.
+
+    With `quantise` ("fp8", "int4") its linear layers are made quantised from the start.
+    """
+    model: Any = bare_model(config, dtype)
+    if quantise != "none":
+        make_room(model, quantise)
     model.to_empty(device=device)
     model.tie_weights()
     on_gpu = [device] if device.type == "cuda" else []
@@ -45,6 +52,23 @@ def dummy_model(
     return ready
 
 
+def bare_model(config: Any, dtype: torch.dtype) -> PreTrainedModel:
+    """The network on the meta device, its linear layers ordinary whatever the configuration says."""
+    reject(config)
+    config = copy.deepcopy(config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # gpt-oss comes in mxfp4; random weights need no packing
+    with quiet(), torch.device("meta"):
+        return _build(config, dtype=dtype, trust_remote_code=False)
+
+
+def mend_buffers(model: Any) -> None:
+    """Compute anew what modules computed on construction, after a move from the meta device."""
+    for module in model.modules():
+        if any(True for _ in module.buffers(recurse=False)):
+            model._init_weights(module)
+
+
 def _fill(model: Any, module: nn.Module) -> None:
     """Matrices and expert stacks at random, biases 0, the rest as the family itself would start it.
 
@@ -52,7 +76,9 @@ def _fill(model: Any, module: nn.Module) -> None:
     """
     own = dict(module.named_parameters(recurse=False))
     vectors = [p for name, p in own.items() if p.dim() < 2 and not name.endswith("bias")]
-    if vectors or any(True for _ in module.buffers(recurse=False)):
+    if isinstance(module, Quantised):
+        module.fill(_STD)
+    elif vectors or any(True for _ in module.buffers(recurse=False)):
         model._init_weights(module)
     for name, parameter in own.items():
         if name.endswith("bias"):

@@ -40,8 +40,12 @@ from manyhands.model.checkpoint import (
 from manyhands.model.devices import resolve_device, resolve_dtype
 from manyhands.model.dummy import dummy_model
 from manyhands.model.families import FAMILIES, Family, reach, reject, supported
+from manyhands.model.packed_checkpoint import load_packed
+from manyhands.model.packing import Packing, read_packing
+from manyhands.model.quantise import KINDS, Quantise, check_quantise, quantise_network
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import self_test
+from manyhands.model.swaps import is_swapped
 
 Weights = Literal["auto", "dummy"]
 
@@ -52,6 +56,7 @@ def load_adapter(
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     weights: Weights = "auto",
+    quantise: Quantise = "auto",
     context: int | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     downloads: bool = False,
@@ -65,6 +70,9 @@ def load_adapter(
         dtype: "auto" (the checkpoint's on a GPU, float32 on the CPU) or the name of a dtype.
         weights: "auto", or "dummy" for random weights in the real architecture; then a config.json
             is enough, and the tokenizer is None where there is none.
+        quantise: How linear layers keep their weights: "auto" (as the checkpoint does: AWQ and GPTQ
+            in four bits, others ordinary), "none" (ordinary ones, whatever the checkpoint does),
+            "fp8" or "int4" (rounded to nearest, from an ordinary checkpoint).
         context: The longest view that will be asked for; default: all the model was made for.
             Longrope models choose their frequencies by it, once.
         tokenizer: Used instead of the one found with the model.
@@ -73,8 +81,9 @@ def load_adapter(
     """
     if weights not in ("auto", "dummy"):
         raise InvalidRequest(f"weights {weights!r} are unknown", hint='choose "auto" or "dummy"')
+    check_quantise(quantise)
     if isinstance(model, PreTrainedModel):
-        return _adopt(model, device, dtype, context), tokenizer
+        return _adopt(model, device, dtype, context, quantise), tokenizer
     name = str(model)
     place = resolve_device(device)
     if isinstance(model, Path) or is_local(name):
@@ -87,10 +96,7 @@ def load_adapter(
     with quiet(downloads=downloads):
         if tokenizer is None:
             tokenizer = _tokenizer(name, required=weights == "auto")
-        if weights == "dummy":
-            network = dummy_model(config, device=place, dtype=precision)
-        else:
-            network = _place(_pretrained(name, config, precision), place)
+        network = _network(name, config, weights, quantise, place, precision)
         return ModelAdapter(network, name=str(model), context=context, family=family), tokenizer
 
 
@@ -108,18 +114,65 @@ def judge(config: Any, context: int | None = None) -> Family:
     return family
 
 
+def _network(
+    name: str,
+    config: Any,
+    weights: Weights,
+    quantise: Quantise,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> PreTrainedModel:
+    packing = _packing(name, config)
+    if packing is not None and quantise == "fp8" and weights == "auto":
+        raise InvalidRequest(
+            f"the weights of {name!r} have four bits already ({packing.method.upper()})",
+            hint='leave quantise out, or say "none" to have them unpacked',
+        )
+    kind = "none" if quantise == "auto" else quantise
+    if packing is not None and quantise == "auto":
+        kind = "int4"
+    if weights == "dummy":
+        return dummy_model(config, device=device, dtype=dtype, quantise=kind)
+    if packing is not None:
+        return load_packed(
+            name, config, packing, device=device, dtype=dtype, unpacked=kind == "none"
+        )
+    return _place(_pretrained(name, config, dtype), device, kind)
+
+
+def _packing(name: str, config: Any) -> Packing | None:
+    """The four-bit packing of the checkpoint, if it has one."""
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is None:
+        return None
+    if not isinstance(quantization, dict):
+        quantization = quantization.to_dict()
+    try:
+        return read_packing(quantization)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{name!r} cannot be read: {error}", hint=error.hint) from error
+
+
 def _adopt(
     model: PreTrainedModel,
     device: str | torch.device,
     dtype: str | torch.dtype,
     context: int | None,
+    quantise: Quantise,
 ) -> ModelAdapter:
+    if is_swapped(model):
+        raise InvalidRequest(
+            "parts of this network were replaced for inference, it already belongs to an engine",
+            hint="load the model anew, or give the adapter that has it",
+        )
     place = model.device if device == "auto" else resolve_device(device)
     precision = model.dtype if dtype == "auto" else resolve_dtype(dtype, place, model.dtype)
     with quiet():
         family = judge(model.config, context)
         if place != model.device or precision != model.dtype:
             nn.Module.to(model, device=place, dtype=precision)
+        if quantise in KINDS:
+            quantise_network(model, quantise, place)
         return ModelAdapter(model, context=context, family=family)
 
 
@@ -186,8 +239,10 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype) -> PreTrainedModel:
     return loaded
 
 
-def _place(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+def _place(model: PreTrainedModel, device: torch.device, kind: str) -> PreTrainedModel:
     try:
+        if kind in KINDS:
+            quantise_network(model, kind, device)
         return nn.Module.to(model, device)
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(

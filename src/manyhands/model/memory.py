@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from manyhands.attention.rotary import Rope, Turns
+from manyhands.attention.store import Targets
 from manyhands.cache.pages import Move
 from manyhands.errors import OutOfMemory
 from manyhands.model.adapter import ModelAdapter
@@ -66,8 +67,7 @@ class Memory:
 
         `turns` [T] are the tokens' indices on their strips.
         """
-        self.keys[layer].index_copy_(0, slots, turns.rotate(k, self.ropes[layer]))
-        self.values[layer].index_copy_(0, slots, v)
+        Targets(slots, turns).store(k, v, self.keys[layer], self.values[layer], self.ropes[layer])
 
     def move(self, moves: Sequence[Move]) -> None:
         """Carry blocks to their new slots, keys turned by the difference of the offsets."""
@@ -93,11 +93,34 @@ def default_memory_tokens(adapter: ModelAdapter) -> int:
 
     At most a million: beyond, the accounting costs more than anybody has used.
     """
-    if adapter.device.type == "cuda":
-        free = int(0.85 * torch.cuda.mem_get_info(adapter.device)[0])
-    else:
-        free = _free_host_bytes() // 2
+    share = 0.85 if adapter.device.type == "cuda" else 0.5
+    free = int(share * free_bytes(adapter.device))
     return max(1, min(1 << 20, free // token_bytes(adapter)))
+
+
+def about_memory(adapter: ModelAdapter, num_pages: int, page_size: int, free: int) -> str:
+    """A sentence about where memory goes; `free` bytes were free when the weights had been loaded."""
+    tensors = {id(t): t for t in (*adapter.model.parameters(), *adapter.model.buffers())}
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    num_tokens = num_pages * page_size
+    pool = num_tokens * token_bytes(adapter)
+    return (
+        f"weights take {_in_gib(weights)}, {_in_gib(free)} of {adapter.device} were free beside them, "
+        f"and {_in_gib(pool)} of that hold keys and values: {num_tokens:,} tokens in {num_pages:,} "
+        f"pages of {page_size}"
+    )
+
+
+def _in_gib(size: int) -> str:
+    gib = size / 2**30
+    return f"{gib:.1f} GiB" if gib >= 0.1 else f"{gib * 1024:.1f} MiB"
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory of a device, now."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return _free_host_bytes()
 
 
 def _free_host_bytes() -> int:

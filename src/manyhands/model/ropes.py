@@ -52,6 +52,19 @@ def read_ropes(
     return ropes, corrections
 
 
+def attention_factors(model: PreTrainedModel, family: Family) -> tuple[float, ...]:
+    """Per layer the factor (YaRN's, longrope's) that q and k each get besides their rotation.
+
+    It is 1 for networks that have none, and for layers without positions.
+    """
+    rotary = rotary_module(model)
+    kinds = _layer_kinds(rotary, model.config)
+    without = nope_layers(model.config, family)
+    return tuple(
+        1.0 if bare else _factor(rotary, kind) for kind, bare in zip(kinds, without, strict=True)
+    )
+
+
 def rotary_module(model: PreTrainedModel) -> nn.Module:
     """The network's one rotary module."""
     found = [m for m in model.modules() if "RotaryEmbedding" in type(m).__name__]
@@ -134,6 +147,10 @@ def _gain(model: PreTrainedModel, rotary: nn.Module, kind: str) -> float:
             f"model type {model.config.model_type!r} still rotates at position 0",
             hint="its rotary module was changed or holds garbage; load the model again",
         )
-    exact = float(getattr(rotary, f"{kind}_attention_scaling" if kind else "attention_scaling"))
+    exact = _factor(rotary, kind)
     rounded = cos.dtype.itemsize <= 2  # OLMo, for one, keeps it in float32
     return (exact / float(applied)) ** 2 if rounded else 1.0
+
+
+def _factor(rotary: nn.Module, kind: str) -> float:
+    return float(getattr(rotary, f"{kind}_attention_scaling" if kind else "attention_scaling"))

@@ -34,7 +34,7 @@ _TOKENS, _WINDOW, _LAYERS, _VOCABULARY = 24, 5, 8, 96
 _SPANS = ("window", "chunk", "local_attention")  # in names of numbers that limit how far one reads
 
 # What other people's modelling code may raise when it meets a shrunken configuration.
-_BREAKS = (
+BREAKS = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
     *(NotImplementedError, OSError, RuntimeError, TypeError, ValueError, StrictDataclassError),
 )
@@ -46,7 +46,7 @@ def self_test(config: Any) -> Family:
     try:
         with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
             return _examine(config)
-    except _BREAKS as error:
+    except BREAKS as error:
         raise _refused(config, f"its tiny twin could not run ({error})") from error
 
 
@@ -115,21 +115,34 @@ def tiny_twin(config: Any) -> Any:
     return tiny
 
 
-def _examine(config: Any) -> Family:
-    torch.manual_seed(0)
-    tiny = tiny_twin(config)
+def tiny_network(config: Any) -> PreTrainedModel:
+    """The twin with random weights, in float32 on the CPU, attending as Hugging Face does."""
     build: Any = AutoModelForCausalLM.from_config  # has no types of its own
-    model = build(
-        tiny, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
+    model: PreTrainedModel = build(
+        tiny_twin(config),
+        dtype=torch.float32,
+        attn_implementation="eager",
+        trust_remote_code=False,
     ).eval()
     _sharpen(model)
-    tokens = torch.randint(1, _VOCABULARY, (_TOKENS,))
+    return model
+
+
+def tiny_tokens() -> Tensor:
+    """Random tokens for the twin, as many as reach beyond its windows."""
+    return torch.randint(1, _VOCABULARY, (_TOKENS,))
+
+
+def _examine(config: Any) -> Family:
+    torch.manual_seed(0)
+    model = tiny_network(config)
+    tokens = tiny_tokens()
     expected = model(input_ids=tokens[None], use_cache=False).logits[0]
     worst = float("inf")
     for family in _candidates(config):
-        adapter = ModelAdapter(model, family=family, context=_context(tiny))
+        adapter = ModelAdapter(model, family=family, context=_context(model.config))
         ours = adapter.forward(tokens, None, _Watched(adapter))
-        worst = min(worst, _deviation(ours, expected))
+        worst = min(worst, deviation(ours, expected))
         if worst < TOLERANCE:
             _require_sight(config, adapter, tokens, expected)
             return family
@@ -191,14 +204,15 @@ class _Watched:
         return self._attend(q, k, v, call)
 
 
-def _deviation(ours: Tensor, expected: Tensor) -> float:
+def deviation(ours: Tensor, expected: Tensor) -> float:
+    """The largest difference of the logits, in units of their spread."""
     return float((ours - expected).abs().max() / expected.std())
 
 
 def _require_sight(config: Any, adapter: ModelAdapter, tokens: Tensor, expected: Tensor) -> None:
     """An agreement proves nothing if the logits would have been the same without any rotation."""
     unrotated = exact_attention((None,) * adapter.num_layers)
-    if _deviation(adapter.forward(tokens, None, unrotated), expected) < _BLIND:
+    if deviation(adapter.forward(tokens, None, unrotated), expected) < _BLIND:
         raise _refused(config, "its logits do not depend on rotations at all")
 
 

@@ -7,10 +7,10 @@ before the model when the budget is spent, as it is for every method.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from manyhands.errors import InvalidRequest
+from manyhands.prompts.template import Placeholders, check_texts, filled
 
 BRANCH_RULES = """\
 Answer the question below. If your work has parts that do not depend on each other (one for each \
@@ -32,8 +32,10 @@ Once the solution is known, give the final answer in \\boxed{}.
 
 {question}"""
 
-_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
-_KNOWN = ("question", "marker", "title_end", "placeholder", "terminator")
+PLACEHOLDERS: Placeholders = MappingProxyType(
+    {"rules": frozenset({"question", "marker", "title_end", "placeholder", "terminator"})}
+)
+REQUIRED: Placeholders = MappingProxyType({"rules": frozenset({"question"})})
 
 
 @dataclass(frozen=True)
@@ -44,21 +46,17 @@ class BranchPrompt:
     finisher: str = "\n\nTime is up, so I settle on my best result. The final answer is \\boxed{"
 
     def __post_init__(self) -> None:
-        if "{question}" not in self.rules:
-            raise InvalidRequest(
-                "prompt field 'rules' lacks the placeholder {question}",
-                hint="placeholders: " + ", ".join(f"{{{name}}}" for name in _KNOWN),
-            )
+        check_texts(self, PLACEHOLDERS, REQUIRED)
 
     def message(
         self, question: str, *, marker: str, title_end: str, placeholder: str, terminator: str
     ) -> str:
         """The user's message. A value is never searched for placeholders."""
-        values = {
-            "question": question,
-            "marker": marker,
-            "title_end": title_end,
-            "placeholder": placeholder,
-            "terminator": terminator,
-        }
-        return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), self.rules)
+        return filled(
+            self.rules,
+            question=question,
+            marker=marker,
+            title_end=title_end,
+            placeholder=placeholder,
+            terminator=terminator,
+        )

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from manyhands.errors import InvalidRequest
+from manyhands.prompts.template import check_texts, filled
 
 RULES = """\
 # Team work
@@ -77,10 +78,6 @@ _NAMES = (
     "Wendy", "Xavier", "Yara", "Zoe",
 )
 # fmt: on
-_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-# `\boxed{answer}` and `\frac{a}{b}` are formulae, not misspelt placeholders
-_MISSPELT = re.compile(r"(?<![\w\\}])\{([a-z_]+)\}")
 
 
 def worker_name(index: int) -> str:
@@ -106,16 +103,8 @@ class TeamPrompt:
     names: tuple[str, ...] = ("Alice", "Bob", "Carol", "Dave")
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "names":
-                object.__setattr__(self, "names", _checked_names(value))
-            elif not isinstance(value, str):
-                kind = type(value).__name__
-                raise InvalidRequest(f"prompt field '{field.name}' is a {kind}, expected text")
-            else:
-                _check_characters(field.name, value)
-                _check_placeholders(field.name, value)
+        object.__setattr__(self, "names", _checked_names(self.names))
+        check_texts(self, PLACEHOLDERS, REQUIRED)
 
     def team(self, count: int) -> tuple[str, ...]:
         """Names of `count` workers: the prompt's own names first, then generated ones."""
@@ -130,7 +119,7 @@ class TeamPrompt:
 
     def team_message(self, problem: str, names: Sequence[str]) -> str:
         """The user's message for a team."""
-        return _filled(
+        return filled(
             self.rules,
             names=" and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])),
             count=str(len(names)),
@@ -143,11 +132,11 @@ class TeamPrompt:
 
     def solo_message(self, problem: str) -> str:
         """The user's message for one worker without a team around it."""
-        return _filled(self.solo_rules, problem=problem)
+        return filled(self.solo_rules, problem=problem)
 
     def prefix(self, name: str, step: int) -> str:
         """What opens step number `step` (from 1) of worker `name`, without the break before it."""
-        return _filled(self.step_prefix, name=name, step=str(step))
+        return filled(self.step_prefix, name=name, step=str(step))
 
     def _escaped(self, problem: str) -> str:
         r"""Put a backslash before lines of the problem that could pass for our own structure.
@@ -170,38 +159,6 @@ class TeamPrompt:
             if bare.casefold() in headers or prefix.match(bare):
                 lines[index] = "\\" + line
         return "\n".join(lines)
-
-
-def _filled(template: str, **values: str) -> str:
-    """Replace placeholders in one pass, so that a value is never searched for placeholders."""
-    return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), template)
-
-
-def _check_characters(field: str, value: str) -> None:
-    r"""Refuse control characters: TOML reads the `\b` of `"\boxed"` as a backspace."""
-    found = _CONTROL.search(value)
-    if found:
-        raise InvalidRequest(
-            f"prompt field '{field}' contains the control character U+{ord(found[0]):04X}",
-            hint='write a backslash twice in "...", for instance "\\\\boxed{"',
-        )
-
-
-def _check_placeholders(field: str, value: str) -> None:
-    allowed = PLACEHOLDERS.get(field, frozenset())
-    listed = ", ".join(f"{{{name}}}" for name in sorted(allowed)) or "none"
-    for name in _MISSPELT.findall(value):
-        if name not in allowed:
-            raise InvalidRequest(
-                f"prompt field '{field}' contains the unknown placeholder {{{name}}}",
-                hint=f"placeholders of '{field}': {listed}",
-            )
-    for name in sorted(REQUIRED.get(field, frozenset())):
-        if f"{{{name}}}" not in value:
-            raise InvalidRequest(
-                f"prompt field '{field}' lacks the placeholder {{{name}}}",
-                hint=f"placeholders of '{field}': {listed}; put {{{name}}} where it belongs",
-            )
 
 
 def _checked_names(value: object) -> tuple[str, ...]:

@@ -1,69 +1,127 @@
-"""A team's words in a file: TOML, one table `[team]`, every key a field of `TeamPrompt`.
+r"""All words of a model in one file: TOML, one table for each kind of prompt.
 
-    [team]
+    [team]                                      hogwild and sequential: `TeamPrompt`
     step_prefix = "{name}, thought {step}:"
     names = ["Ada", "Ben"]
 
+    [branches]                                  branches: `BranchPrompt`
+    finisher = "So the answer is \\boxed{"
+
 What the file leaves out keeps its default; what we do not know is an error, so that a misspelt key
-never passes in silence. `dump_prompt` writes a whole prompt in this form, for editing and for the
-folder of a model that was trained with words of its own.
+never passes in silence. `dump_prompts` writes everything in this form, for editing and for the folder
+of a model that was trained with words of its own.
 """
 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from manyhands.errors import InvalidRequest
+from manyhands.prompts.branches import BranchPrompt
 from manyhands.prompts.hogwild import TeamPrompt
+from manyhands.prompts.skeleton import SkeletonPrompt
+from manyhands.prompts.votes import VotesPrompt
 
 PROMPT_FILE = "manyhands.toml"  # in a model's folder
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
 
 
-def load_prompt(path: str | Path) -> TeamPrompt:
-    """The prompt in the TOML file `path`. Any mistake in it is an `InvalidRequest`."""
+@dataclass(frozen=True)
+class Prompts:
+    """The words of every method. Each field is a table of the file, under the same name."""
+
+    team: TeamPrompt = field(default_factory=TeamPrompt)
+    branches: BranchPrompt = field(default_factory=BranchPrompt)
+    skeleton: SkeletonPrompt = field(default_factory=SkeletonPrompt)
+    votes: VotesPrompt = field(default_factory=VotesPrompt)
+
+
+# Which kind of prompt stands in which table.
+TABLES: dict[str, type[Any]] = {
+    table.name: type(getattr(Prompts(), table.name)) for table in fields(Prompts)
+}
+
+
+def load_prompts(path: str | Path) -> Prompts:
+    """The prompts in the TOML file `path`. Any mistake in it is an `InvalidRequest`."""
     where = f"prompt file '{path}'"
     document = _document(Path(path), where)
-    known = ", ".join(field.name for field in fields(TeamPrompt))
-    for key in document:
-        if key != "team":
+    listed = ", ".join(f"[{name}]" for name in TABLES)
+    for key, value in document.items():
+        if key not in TABLES:
+            found = f"the unknown table [{key}]" if isinstance(value, dict) else f"'{key}'"
             raise InvalidRequest(
-                f"{where} contains '{key}' outside the table [team]",
-                hint=f"put everything under [team]; known keys: {known}",
+                f"{where} contains {found} outside the tables it may have",
+                hint=f"put everything under one of {listed}",
             )
-    team = document.get("team")
-    if not isinstance(team, dict):
-        raise InvalidRequest(
-            f"{where} has no table [team]", hint=f"begin with [team]; known keys: {known}"
-        )
-    unknown = sorted(set(team) - {field.name for field in fields(TeamPrompt)})
-    if unknown:
-        listed = ", ".join(f"'{key}'" for key in unknown)
-        raise InvalidRequest(f"{where} has unknown keys: {listed}", hint=f"known keys: {known}")
-    try:
-        return TeamPrompt(**team)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{where}: {error}", hint=error.hint) from error
+    if not document:
+        raise InvalidRequest(f"{where} has no table", hint=f"begin with one of {listed}")
+    prompts = Prompts(**{name: _table(name, document[name], where) for name in document})
+    if "rules" in document.get("votes", {}):
+        return prompts
+    # An attempt is asked for as one worker alone is, if nothing else is said.
+    rules = prompts.team.solo_rules.replace("{problem}", "{question}")
+    return replace(prompts, votes=replace(prompts.votes, rules=rules))
+
+
+def load_prompt(path: str | Path) -> TeamPrompt:
+    """The table [team] of the file `path`."""
+    return load_prompts(path).team
+
+
+def model_prompts(folder: str | Path) -> Prompts:
+    """The words that the model in `folder` was trained with, if it brings any; else the defaults."""
+    own = Path(folder).expanduser() / PROMPT_FILE
+    return load_prompts(own) if own.is_file() else Prompts()
 
 
 def model_prompt(folder: str | Path) -> TeamPrompt:
-    """The words that the model in `folder` was trained with, if it brings any; else the defaults."""
-    own = Path(folder).expanduser() / PROMPT_FILE
-    return load_prompt(own) if own.is_file() else TeamPrompt()
+    """The words for a team, or one worker alone, that the model in `folder` was trained with."""
+    return model_prompts(folder).team
+
+
+def dump_prompts(prompts: Prompts) -> str:
+    """TOML text that `load_prompts` reads back into equal prompts."""
+    return "\n".join(_dumped(name, getattr(prompts, name)) for name in TABLES)
 
 
 def dump_prompt(prompt: TeamPrompt) -> str:
-    """TOML text that `load_prompt` reads back into an equal prompt."""
-    lines = ["[team]"]
-    for field in fields(prompt):
-        value = getattr(prompt, field.name)
+    """The table [team] alone."""
+    return _dumped("team", prompt)
+
+
+def _table(name: str, table: object, where: str) -> Any:
+    kind = TABLES[name]
+    known = [key.name for key in fields(kind)]
+    if not isinstance(table, dict):
+        raise InvalidRequest(
+            f"{where} has '{name}' as a {type(table).__name__}, expected a table",
+            hint=f"write [{name}], and below it some of the keys: {', '.join(known)}",
+        )
+    unknown = sorted(set(table) - set(known))
+    if unknown:
+        listed = ", ".join(f"'{key}'" for key in unknown)
+        raise InvalidRequest(
+            f"{where} has unknown keys: {listed} under [{name}]",
+            hint=f"known keys: {', '.join(known)}",
+        )
+    try:
+        return kind(**table)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{where}, [{name}]: {error}", hint=error.hint) from error
+
+
+def _dumped(name: str, prompt: Any) -> str:
+    lines = [f"[{name}]"]
+    for key in fields(prompt):
+        value = getattr(prompt, key.name)
         if isinstance(value, tuple):
-            lines.append(f"{field.name} = [{', '.join(map(_quoted, value))}]")
+            lines.append(f"{key.name} = [{', '.join(map(_quoted, value))}]")
         else:
-            lines.append(f"{field.name} = {_text(value)}")
+            lines.append(f"{key.name} = {_text(value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -73,7 +131,7 @@ def _document(path: Path, where: str) -> dict[str, Any]:
     except OSError as error:
         raise InvalidRequest(
             f"{where} cannot be read: {error.strerror or error}",
-            hint="give the path of a TOML file with a table [team]",
+            hint="give the path of a TOML file (manyhands prompts prints one)",
         ) from error
     except UnicodeDecodeError as error:
         raise InvalidRequest(

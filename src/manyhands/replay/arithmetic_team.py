@@ -161,8 +161,8 @@ class ArithmeticTeam:
                 actor.queue = self._decide(actor)
             elif actor.phase is Phase.CLAIMING:
                 actor.queue = self._claim(actor)
-            elif actor.queue and actor.queue[0].glance and self._is_redundant(actor):
-                actor.queue = list(self.script.taken)
+            elif actor.queue and actor.queue[0].glance:
+                self._glance(actor)
             actor.fed = actor.queue.pop(0)
             if actor.fed is self.script.turn_end:
                 actor.left_at = self.clock
@@ -198,6 +198,19 @@ class ArithmeticTeam:
             problem, weight = self.rng.choice(unclaimed), 0.0
         return self.script.claim(problem, weight) + self.script.work(
             self.problems[problem], problem
+        )
+
+    def _glance(self, actor: _Actor) -> None:
+        """See whose the problem is. Who keeps it decides as much as who drops it."""
+        if self._is_redundant(actor):
+            actor.queue = list(self.script.taken)
+        elif actor.queue[0].weight and self._is_contested(actor):
+            actor.queue[0] = replace(actor.queue[0], weight=CLAIM)
+
+    def _is_contested(self, actor: _Actor) -> bool:
+        """Whether somebody else is at the same problem."""
+        return actor.problem is not None and any(
+            other.problem == actor.problem for other in self._others(actor)
         )
 
     def _is_redundant(self, actor: _Actor) -> bool:

@@ -25,6 +25,7 @@ from manyhands.replay.trace import Trace
 
 _BACKEND = TorchBackend()
 Keep = Callable[[Tensor, Tensor, LayerCall], None]
+Find = Callable[[LayerCall], tuple[Tensor, Tensor]]
 
 
 def merge_trace(trace: Trace) -> Merged:
@@ -66,16 +67,22 @@ class Replay:
             self.prepared.to(device),
         )
 
-    def logits(self, adapter: ModelAdapter, keep: Keep | None = None) -> Tensor:
+    def logits(
+        self, adapter: ModelAdapter, keep: Keep | None = None, find: Find | None = None
+    ) -> Tensor:
         """Logits [len(keep), vocab]. Differentiable when gradients are enabled.
 
-        `keep` is shown every layer's k [T, G, D] and v [T, G, Dv], not rotated.
+        `keep` is shown every layer's k [T, G, D] and v [T, G, Dv], not rotated; `find` gives those of
+        the tokens that were there before (`found` in `merge_passes`).
         """
         turns = Turns(self.slot_angle)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
             if keep is not None:
                 keep(k, v, call)
+            if find is not None:
+                found_k, found_v = find(call)
+                k, v = torch.cat((k, found_k)), torch.cat((v, found_v))
             # Keys are not stored: each slot takes the key of the token that lay there, as it lay.
             rope = adapter.ropes[call.layer]
             keys = turns.rotate(k[self.slot_token], rope)  # [S, G, D]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from manyhands.prompts.hogwild import TeamPrompt
+from manyhands.prompts.chain_of_draft import drafted
+from manyhands.prompts.load import Prompts
 from manyhands.replay.curriculum import Curriculum
+from manyhands.replay.curriculum_parts import PartsMix
 from manyhands.replay.forward import Replay, merge_trace
 from manyhands.replay.merged import side_by_side
 from manyhands.replay.simulate import Lesson
@@ -35,15 +37,22 @@ class Lessons(Protocol):
 
 @dataclass(frozen=True)
 class Simulated:
-    """Runs of the scripted team, a new one at every draw."""
+    """Scripted runs, a new one at every draw: of teams, and of what `parts` mixes in."""
 
     curriculum: Curriculum
     text: Text
-    prompt: TeamPrompt
+    prompts: Prompts
+    parts: PartsMix = field(default_factory=PartsMix)
 
     def draw(self, seed: str) -> Lesson:
         """See `Lessons`."""
-        return self.curriculum.draw(seed, self.text, self.prompt)
+        rng = random.Random(f"{seed}/parts")
+        if rng.random() < self.parts.kinds:
+            return self.parts.draw(rng, self.text, self.prompts)
+        prompts = self.prompts
+        if rng.random() < self.parts.drafted_lists:
+            prompts = drafted(prompts)
+        return self.curriculum.draw(seed, self.text, prompts.team)
 
 
 class Recorded:

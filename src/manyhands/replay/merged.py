@@ -17,7 +17,8 @@ import numpy as np
 
 from manyhands.cache.block import Block
 from manyhands.cache.pages import Ints, PagePool
-from manyhands.cache.plan import Plan, Planner, Reads
+from manyhands.cache.plan import Plan, Reads
+from manyhands.cache.planner import Planner
 from manyhands.cache.step import Step
 
 
@@ -35,14 +36,18 @@ class Merged:
     pass_indptr: Ints
 
 
-def merge_passes(steps: Iterable[Step], num_tokens: int) -> Merged:
+def merge_passes(steps: Iterable[Step], num_tokens: int, found: Sequence[Block] = ()) -> Merged:
     """Plan every step as the engine would, without a model, and put the plans into one.
 
     `num_tokens` is what all steps together feed. Appends each step's feeds to its blocks, as the
-    engine does.
+    engine does. `found` are blocks that hold tokens already: their keys come from elsewhere, and are
+    numbered, in this order, behind the tokens that are fed.
     """
     # Pages of one slot, each used once; a token is written once and moved at most once.
-    pool = PagePool(2 * num_tokens, page_size=1, recycle=False)
+    num_found = sum(block.num_tokens for block in found)
+    pool = PagePool(2 * (num_tokens + num_found), page_size=1, recycle=False)
+    pool.reserve((block, block.num_tokens) for block in found)
+    found_slots = [pool.slots(pool.place(block).strip, 0, block.num_tokens) for block in found]
     planner = Planner(pool)
     plans = []
     blocks: set[Block] = set()  # kept alive: no block may be forgotten before the end
@@ -51,12 +56,17 @@ def merge_passes(steps: Iterable[Step], num_tokens: int) -> Merged:
         for row in step.rows:
             blocks.update(row.view.blocks)
             row.view.own.tokens.extend(row.feed)
-    return _in_one(plans, pool.num_slots - pool.num_free_pages)
+    return _in_one(plans, pool.num_slots - pool.num_free_pages, found_slots)
 
 
-def _in_one(plans: Sequence[Plan], num_slots: int) -> Merged:
+def _in_one(plans: Sequence[Plan], num_slots: int, found_slots: Sequence[Ints]) -> Merged:
     slot_token = np.zeros(num_slots, dtype=np.int64)
     slot_angle = np.zeros(num_slots, dtype=np.int64)
+    num_tokens = sum(plan.num_tokens for plan in plans)
+    for slots in found_slots:
+        slot_token[slots] = np.arange(num_tokens, num_tokens + len(slots))
+        slot_angle[slots] = np.arange(len(slots))
+        num_tokens += len(slots)
     num_tokens = 0
     for plan in plans:
         for move in plan.moves:

@@ -3,8 +3,9 @@
     [model]        start = "folder or hub id"; or
                    config = { model_type = "qwen3", ... } and tokenizer = "folder, from here"
                    saved_dtype = "float32"
-    [prompt]       the fields of a prompt file's [team] table that differ from the defaults
-    [curriculum]   lessons made by the scripted team; or
+    [team], [branches], ...   the model's words, as in a prompt file: what differs from the defaults
+    [curriculum]   lessons made by the scripted team; and with it
+    [parts]        how many lessons are of other methods (`PartsMix`); or
     [traces]       files = ["runs/*.jsonl"]
     [training]     the fields of TrainSettings
 
@@ -27,8 +28,9 @@ from manyhands.errors import InvalidRequest, ModelNotFound
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.devices import resolve_device
 from manyhands.model.loading import load_adapter
-from manyhands.prompts.hogwild import TeamPrompt
+from manyhands.prompts.load import TABLES, Prompts
 from manyhands.replay.curriculum import Curriculum
+from manyhands.replay.curriculum_parts import PartsMix
 from manyhands.replay.lessons import Lessons, Recorded, Simulated
 from manyhands.replay.trace import read_trace
 from manyhands.replay.train import TrainSettings
@@ -70,7 +72,7 @@ class TracesTable:
     files: tuple[str, ...]
 
 
-Table = TypeVar("Table", ModelTable, TracesTable, TrainSettings, Curriculum, TeamPrompt)
+Table = TypeVar("Table")
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +81,9 @@ class Recipe:
 
     folder: Path
     model: ModelTable
-    prompt: TeamPrompt
+    prompts: Prompts
     curriculum: Curriculum | None
+    parts: PartsMix
     traces: TracesTable | None
     training: TrainSettings
 
@@ -103,7 +106,7 @@ class Recipe:
     def lessons(self, text: Text) -> Lessons:
         """Where the lessons come from."""
         if self.curriculum is not None:
-            return Simulated(self.curriculum, text, self.prompt)
+            return Simulated(self.curriculum, text, self.prompts, self.parts)
         assert self.traces is not None, "a recipe has a curriculum or traces"
         files = self.traces.files
         paths = [path for pattern in files for path in sorted(self.folder.glob(pattern))]
@@ -134,7 +137,7 @@ def read_recipe(path: Path) -> Recipe:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidRequest(f"the recipe {path} cannot be read: {error}") from error
-    kinds = {field.name for field in fields(Recipe)} - {"folder"}
+    kinds = {field.name for field in fields(Recipe)} - {"folder", "prompts"} | set(TABLES)
     for name in tables:
         if name not in kinds:
             raise InvalidRequest(
@@ -142,13 +145,20 @@ def read_recipe(path: Path) -> Recipe:
             )
     if ("curriculum" in tables) == ("traces" in tables):
         raise InvalidRequest("the recipe needs one of [curriculum] and [traces]")
+    if "parts" in tables and "traces" in tables:
+        raise InvalidRequest(
+            "the recipe mixes [parts] into [traces]", hint="[parts] belong to a [curriculum]"
+        )
     return Recipe(
         folder=path.parent,
         model=_filled(ModelTable, tables.get("model", {}), "model"),
-        prompt=_filled(TeamPrompt, tables.get("prompt", {}), "prompt"),
+        prompts=Prompts(
+            **{name: _filled(TABLES[name], tables.get(name, {}), name) for name in TABLES}
+        ),
         curriculum=_filled(Curriculum, tables["curriculum"], "curriculum")
         if "curriculum" in tables
         else None,
+        parts=_filled(PartsMix, tables.get("parts", {}), "parts"),
         traces=_filled(TracesTable, tables["traces"], "traces") if "traces" in tables else None,
         training=_filled(TrainSettings, tables.get("training", {}), "training"),
     )

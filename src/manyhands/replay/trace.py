@@ -2,7 +2,7 @@
 
     {"kind": "header", "schema": 1, "model": ..., "method": ..., "settings": {...}, "problem": ...}
     {"kind": "block", "id": 0, "name": "prompt"}
-    {"kind": "view", "id": 0, "blocks": [0]}
+    {"kind": "view", "id": 0, "blocks": [0]}              lanes are lists in it: [0, [[1], [2, 3]], 4]
     {"kind": "freeze", "block": 4}
     {"kind": "pass", "rows": [[view, [fed tokens], chosen token, writer or null], ...]}
     {"kind": "event", "event": "StepEnded", ...}
@@ -28,12 +28,13 @@ from typing import Any
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
-from manyhands.cache.view import View
+from manyhands.cache.view import Item, Lanes, View
 from manyhands.errors import BrokenTrace, ManyhandsError
 from manyhands.strategies.base import Answer, Event, Reserve, Strategy
 
 SCHEMA = 1
 _LARGEST_TOKEN = 1 << 31
+TracedItem = int | tuple[tuple[int, ...], ...]  # a block of a view, or its lanes
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Trace:
 
     header: dict[str, Any]
     blocks: list[str] = field(default_factory=list)
-    views: list[tuple[int, ...]] = field(default_factory=list)
+    views: list[tuple[TracedItem, ...]] = field(default_factory=list)
     passes: list[tuple[TracedRow, ...]] = field(default_factory=list)
     freezes: dict[int, list[int]] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -69,20 +70,29 @@ class Trace:
         """Tokens fed in all passes."""
         return sum(len(row.feed) for rows in self.passes for row in rows)
 
-    def steps(self) -> Iterator[tuple[Step, tuple[TracedRow, ...]]]:
+    def steps(
+        self, blocks: Sequence[Block] | None = None
+    ) -> Iterator[tuple[Step, tuple[TracedRow, ...]]]:
         """The run's steps once more, over fresh blocks, each with what was recorded of it.
 
-        Whoever drives this appends the fed tokens to the blocks, as the engine does.
+        Whoever drives this appends the fed tokens to the blocks, as the engine does. `blocks` are
+        the fresh ones, if the caller has made them.
         """
-        blocks = [Block(name) for name in self.blocks]
+        blocks = [Block(name) for name in self.blocks] if blocks is None else blocks
         views: dict[int, View] = {}
         for index, rows in enumerate(self.passes):
             for block in self.freezes.get(index, ()):
                 blocks[block].freeze()
             for row in rows:
                 if row.view not in views:
-                    views[row.view] = View(blocks[block] for block in self.views[row.view])
+                    views[row.view] = View(_item(blocks, item) for item in self.views[row.view])
             yield Step(Row(views[r.view], r.feed, writer=r.writer) for r in rows), rows
+
+
+def _item(blocks: Sequence[Block], item: TracedItem) -> Item:
+    if isinstance(item, int):
+        return blocks[item]
+    return Lanes([blocks[block] for block in lane] for lane in item)
 
 
 Line = dict[str, Any]
@@ -110,10 +120,15 @@ class Recorder:
 
     def _view_id(self, view: View) -> int:
         if view not in self._views:
-            blocks = [self._block_id(block) for block in view.blocks]
+            blocks = [self._item(item) for item in view.items]
             self._views[view] = next(self._view_numbers)
             self.write({"kind": "view", "id": self._views[view], "blocks": blocks})
         return self._views[view]
+
+    def _item(self, item: Item) -> int | list[list[int]]:
+        if isinstance(item, Lanes):
+            return [[self._block_id(block) for block in lane] for lane in item.lanes]
+        return self._block_id(item)
 
     def _block_id(self, block: Block) -> int:
         if block not in self._blocks:
@@ -237,11 +252,18 @@ class _Reader:
             case other:
                 raise ValueError(f"unknown kind {other!r}")
 
-    def _view(self, numbers: Sequence[Any]) -> tuple[int, ...]:
-        blocks = tuple(_known(number, self.trace.blocks) for number in numbers)
-        if not blocks or blocks[-1] in blocks[:-1]:
+    def _view(self, numbers: Sequence[Any]) -> tuple[TracedItem, ...]:
+        items = tuple(map(self._traced_item, numbers))
+        *others, own = flat(items) or (None,)
+        if own is None or not isinstance(items[-1], int) or own in others:
             raise ValueError("a view ends with a block of its own")
-        return blocks
+        return items
+
+    def _traced_item(self, number: Any) -> TracedItem:
+        if isinstance(number, list):
+            known = self.trace.blocks
+            return tuple(tuple(_known(block, known) for block in lane) for lane in number)
+        return _known(number, self.trace.blocks)
 
     def _rows(self, rows: Sequence[Any]) -> tuple[TracedRow, ...]:
         taken = tuple(
@@ -256,6 +278,12 @@ class _Reader:
         if len(owners) < len(taken) or owners & self.frozen:
             raise ValueError("every row writes to a block of its own that is not frozen")
         return taken
+
+
+def flat(items: Sequence[TracedItem]) -> tuple[int, ...]:
+    """The blocks of a traced view, in the order in which they are read."""
+    lanes = (((item,),) if isinstance(item, int) else item for item in items)
+    return tuple(block for group in lanes for lane in group for block in lane)
 
 
 def _check_next(number: Any, known: Sequence[Any]) -> None:

@@ -11,6 +11,7 @@ everything: a training that was ended, by a person or a power cut, goes on where
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ from torch.utils.data import DataLoader
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
 from manyhands.replay.lessons import Batch, Batches, Lessons
+
+_DECISIVE = 4.0  # tokens of this weight or more are watched by themselves
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Progress:
     tokens: int  # trained on so far
     seconds: float
     seconds_left: float
+    decisive: float | None = None  # accuracy over the tokens of great weight, if there are any
 
 
 class Training:
@@ -129,7 +133,7 @@ class Training:
                 self.tokens += batch.num_tokens
                 self.seconds = time.monotonic() - began
                 if self.step % self.settings.log_every == 0 or self.done >= 1:
-                    self._log(float(loss), float(right), report)
+                    self._log(float(loss), right.tolist(), report)
                 if time.monotonic() - saved > 60 * self.settings.checkpoint_minutes:
                     self.save()
                     saved = time.monotonic()
@@ -138,7 +142,7 @@ class Training:
             self.save()
 
     def _learn(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step; the loss and the share of tokens predicted right, still on the device."""
+        """One step; what `batch_loss` says of it, still on the device."""
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
         loss, right = batch_loss(self.adapter, batch)
@@ -169,15 +173,16 @@ class Training:
         )
         return iter(loader)
 
-    def _log(self, loss: float, right: float, report: Callable[[Progress], None]) -> None:
+    def _log(self, loss: float, right: list[float], report: Callable[[Progress], None]) -> None:
         progress = Progress(
             step=self.step,
             loss=loss,
-            accuracy=right,
+            accuracy=right[0],
             learning_rate=self._rate(),
             tokens=self.tokens,
             seconds=self.seconds,
             seconds_left=self._seconds_left(),
+            decisive=None if math.isnan(right[1]) else right[1],
         )
         with self.log.open("a", encoding="utf-8") as log:
             log.write(json.dumps(asdict(progress)) + "\n")
@@ -204,9 +209,13 @@ class Training:
 
 
 def batch_loss(adapter: ModelAdapter, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weighted cross-entropy of a batch, and the share of its tokens predicted right."""
+    """Weighted cross-entropy of a batch, and the shares of tokens predicted right.
+
+    Two shares: of all tokens, and of the decisive ones (not a number if there are none).
+    """
     logits = batch.replay.logits(adapter).float()
     losses = functional.cross_entropy(logits, batch.targets, reduction="none")
     loss = (losses * batch.weights).sum() / batch.weights.sum()
-    right = (logits.argmax(-1) == batch.targets).float().mean()
-    return loss, right
+    right = (logits.argmax(-1) == batch.targets).float()
+    decisive = batch.weights >= _DECISIVE
+    return loss, torch.stack((right.mean(), (right * decisive).sum() / decisive.sum()))

@@ -20,7 +20,7 @@ Closing the generator cancels the strategy, and what its blocks held is freed. A
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 
 from manyhands.cache.step import Step
@@ -28,10 +28,21 @@ from manyhands.cache.step import Step
 
 @dataclass(frozen=True)
 class Reserve:
-    """An upper bound of what the strategy will keep in memory, in tokens and in blocks."""
+    """An upper bound of what the strategy will keep in memory, in tokens and in blocks.
+
+    `renew` says it anew while the strategy waits, where that depends on what others do. Asked again, for
+    no more than it has, the strategy goes on before the next pass: so it can wait for others.
+    `num_shared_tokens` are those of them that a prefix tree will keep for others too.
+    """
 
     num_tokens: int
     num_blocks: int
+    renew: Callable[[], Reserve] | None = field(default=None, compare=False, repr=False)
+    num_shared_tokens: int = 0
+
+    def now(self) -> Reserve:
+        """The bound as it is now."""
+        return self if self.renew is None else self.renew()
 
 
 @dataclass(frozen=True)
@@ -77,10 +88,19 @@ class CheckAsked(Event):
 
 
 @dataclass(frozen=True)
-class WorkerStopped(Event):
-    """A worker ended its turn and takes no further part."""
+class WorkerJoined(Event):
+    """A worker that was not there from the start comes to the run, under this name."""
 
     worker: int
+    name: str
+
+
+@dataclass(frozen=True)
+class WorkerStopped(Event):
+    """A worker takes no further part. `reason` "stopped": its newest token ended its turn."""
+
+    worker: int
+    reason: str = "stopped"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What `branches` is made of: a line that can be parted at a mark, a branch, and the joins of branches.
+"""What `branches` is made of: a line that can be parted at a mark, and a branch.
 
 A mark is found in decoded text, tokens lie in blocks, and a token may hold the end of one sentence and
 the beginning of a mark. `Line` keeps the two in step; nothing that is in memory is ever cut.
@@ -11,13 +11,15 @@ from dataclasses import replace
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row
-from manyhands.cache.view import View
+from manyhands.cache.view import Item, View
+from manyhands.strategies.branch_joins import Piece
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 from manyhands.text.markers import MarkerProfile, MarkerWatch
 
 # A branch's next token, its line break, and what a token that shares text with a mark may cost more.
 SLACK = 6
+LINE, BRANCH = "writer", "branch "  # names of writers; a branch's number follows
 
 
 def placeholder_tokens(text: Text, placeholder: str) -> frozenset[int]:
@@ -56,7 +58,7 @@ class Line:
     """
 
     def __init__(
-        self, writer: Writer, marks: Sequence[str], before: Sequence[Block], feed: tuple[int, ...]
+        self, writer: Writer, marks: Sequence[str], before: Sequence[Item], feed: tuple[int, ...]
     ) -> None:
         self.writer = writer
         self.marks = marks
@@ -105,9 +107,20 @@ class Line:
 
     def part(self) -> tuple[int, ...]:
         """Drop the mark and all behind it; the tokens of the text before it that are not fed."""
+        items, _, unfed = self.without_mark()
         self.blocks = self.blocks[:-1]
-        self.view = View((*self.before, *self.blocks))
-        return _following(self.writer.vocabulary, self.front)
+        self.view = View(items)
+        return unfed
+
+    def without_mark(self) -> tuple[tuple[Item, ...], tuple[Row, ...], tuple[int, ...]]:
+        """All before the mark; rows to feed (none); the tokens of it that are not fed."""
+        items = (*self.before, *self.blocks[:-1])
+        return items, (), _following(self.writer.vocabulary, self.front)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all that the line reads. In lanes, that is more than its length as a view."""
+        return sum(block.num_tokens for block in self.view.blocks)
 
 
 class Branch:
@@ -117,7 +130,7 @@ class Branch:
         self,
         writer: Writer,
         profile: MarkerProfile,
-        trunk: Sequence[Block],
+        trunk: Sequence[Item],
         title: str,
         worker: int,
         first_pass: int,
@@ -156,42 +169,28 @@ class Branch:
 
     def finish(self, reason: str) -> None:
         """The branch is done: settle its text and what of it has yet to be fed."""
-        self.finish_reason = reason
         line = self.line
-        self.unfed = line.part() if line.watch.found is not None else line.writer.feed
+        is_parted = line.watch.found is not None
+        self.unfed = self._closed(line.part() if is_parted else line.writer.feed)
+        self.finish_reason = reason
         self.text += line.watch.pending
-        if not self.text.endswith("\n"):
-            self.unfed += _following(line.writer.vocabulary, "\n")
         for block in line.blocks:
             if block.num_tokens:
                 block.freeze()
 
-    def tokens(self) -> tuple[int, ...]:
-        """Title and text, up to the line break."""
-        return tuple(t for block in self.line.blocks for t in block.tokens) + self.unfed
+    def piece(self) -> Piece:
+        """The branch as it would be joined now."""
+        unfed = self.unfed if self.finish_reason else self._closed(self.line.writer.feed)
+        return Piece(self.line.writer.name, self.line.blocks, unfed)
+
+    def _closed(self, unfed: tuple[int, ...]) -> tuple[int, ...]:
+        """The tokens that are not fed, and a line break behind the text if it has none."""
+        if (self.text + self.line.watch.pending).endswith("\n"):
+            return unfed
+        return unfed + _following(self.line.writer.vocabulary, "\n")
 
     def visible(self) -> str:
         """The branch as the user reads it."""
-        return f"{self.title}{self.profile.title_end} {self.text.strip()}".rstrip() + "\n"
-
-
-def reencode(
-    trunk: tuple[Block, ...], team: Sequence[Branch]
-) -> tuple[tuple[Block, ...], list[Row]]:
-    """All branches in one block behind the trunk, each reading those before it; what to feed."""
-    joined = Block("branches")
-    tokens = tuple(token for branch in team for token in branch.tokens())
-    return (joined,), [Row(View((*trunk, joined)), tokens)]
-
-
-def stitch(trunk: tuple[Block, ...], team: Sequence[Branch]) -> tuple[tuple[Block, ...], list[Row]]:
-    """The branches' own blocks; only what they wrote last has not been fed yet."""
-    blocks: list[Block] = []
-    rows: list[Row] = []
-    for branch in team:
-        blocks += branch.line.blocks
-        if branch.unfed:
-            blocks.append(Block(f"{branch.line.writer.name}'s last"))
-            view = View((*trunk, *branch.line.blocks, blocks[-1]))
-            rows.append(Row(view, branch.unfed))
-    return tuple(blocks), rows
+        pending = "" if self.finish_reason else self.line.watch.pending
+        text = (self.text + pending).strip()
+        return f"{self.title}{self.profile.title_end} {text}".rstrip() + "\n"

@@ -11,10 +11,8 @@ The next marker opens the next block, up to `max_blocks`. A block that ends in a
 terminator still gets its branches, from the titles that are complete. Without a complete title
 nothing has happened: what was written stays where it is, and decoding goes on behind it.
 
-Two joins. `reencode` feeds the branches' text once more behind the trunk, one after another, which is
-exactly the causal text. `stitch` computes nothing anew: the view holds the branches' own blocks, which
-have not read each other. (All branches at the position behind the trunk, the third way one could
-join, is not offered: in a view, blocks stand one behind the other.)
+There are three joins, see `branch_joins.py`: one computes the branches' text anew, two do not. Asked for its answer in passing (`snapshots`), a run is seen as if its budget ended there: branches are
+joined as far as they go, on the side, and the finisher reads that.
 
 Worker 0 is the line before and after the blocks; branches are workers 1, 2, ... through the run.
 `forward_passes` counts passes, however many branches take part: the critical path.
@@ -22,14 +20,12 @@ Worker 0 is the line before and after the blocks; branches are workers 1, 2, ...
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Sequence
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
-from manyhands.cache.view import View
+from manyhands.cache.view import Item, View
 from manyhands.prompts.branches import BranchPrompt
-from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.base import (
     AnswerFound,
     Event,
@@ -38,18 +34,21 @@ from manyhands.strategies.base import (
     StepEnded,
     Strategy,
     TokenWritten,
+    WorkerJoined,
     WorkerStopped,
 )
+from manyhands.strategies.branch_ending import BranchEnding, scene_of
+from manyhands.strategies.branch_joins import JOIN_RULES
 from manyhands.strategies.branch_lines import (
+    BRANCH,
+    LINE,
     SLACK,
     Branch,
     Line,
     placeholder_tokens,
-    reencode,
-    stitch,
 )
 from manyhands.strategies.branch_record import BranchAnswer, Record
-from manyhands.strategies.ending import Ending, Scene, Steps
+from manyhands.strategies.ending import Scene, Steps
 from manyhands.strategies.settings import BranchSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
@@ -97,22 +96,20 @@ class _Run:
         self.opening: list[Row] = []  # to be fed with the next pass, besides the rows that write
         if self.prompt_tokens[1:]:
             self.opening.append(Row(View((start,)), self.prompt_tokens[:-1]))
-        self.writer = Writer(text, settings.choice, settings.seed, "writer")
+        self.writer = Writer(text, settings.choice, settings.seed, LINE)
         self.line = self._line((start,), self.prompt_tokens[-1:])
         self.between = text.encode(profile.between_titles())
         self.close = text.encode(profile.terminator + "\n")
         self.banned = placeholder_tokens(text, profile.placeholder)
-        words = TeamPrompt(finisher=prompt.finisher, reply="")
-        # The line is the reply: none is written after it, and no room kept for one.
-        end = replace(settings.end, reply_tokens=1)
-        self.ending = Ending(text, words, end, settings.choice, settings.seed)
-        self.ending_tokens = self.ending.num_tokens if settings.end.finisher else 0
+        self.join = JOIN_RULES[settings.join]
+        self.ending = BranchEnding(text, settings, prompt)
+        self.ending_tokens = self.ending.num_tokens
         self.passes = 0
         self.num_blocks = 0
         self.finish_reason = ""
         self.record = Record(text.thinking)
 
-    def _line(self, before: Sequence[Block], feed: tuple[int, ...]) -> Line:
+    def _line(self, before: Sequence[Item], feed: tuple[int, ...]) -> Line:
         self.writer.stopped = False
         return Line(self.writer, (self.profile.marker,), before, feed)
 
@@ -128,7 +125,7 @@ class _Run:
             if titles:
                 yield from self._part(titles)
         yield from self.record.say(self.line.watch.pending, self.passes)
-        self.record.end_segment(self.passes)
+        self.record.cut_segment(self.passes)
 
     def _write(self) -> Steps:
         """One pass of ordinary decoding."""
@@ -137,7 +134,7 @@ class _Run:
         certain = self._overlook_needless(line.read(token, self.text.eos))
         yield TokenWritten(self.passes, 0, token, certain)
         yield from self.record.say(certain, self.passes)
-        self._note(token)
+        self.record.wrote(token, self.text.think_end)
         yield from self._look_around()
 
     def _overlook_needless(self, certain: str) -> str:
@@ -147,7 +144,7 @@ class _Run:
             certain += line.overlook(line.watch.rest)
         return certain
 
-    def _look_around(self) -> Generator[Event, None, None]:
+    def _look_around(self) -> Steps:
         """Is it over? Not while a block is open: then it is for `_skeleton` to say."""
         if self.line.watch.found is not None:
             return
@@ -155,7 +152,9 @@ class _Run:
             yield WorkerStopped(self.passes, 0)
             self.finish_reason = "stopped" if self.record.answer is None else "answer"
         else:
-            self._check(self.line.view.num_tokens + len(self.writer.feed) + 1)
+            line, feed = self.line, self.writer.feed
+            self._check(line.num_tokens + len(feed) + 1)
+            yield from self._look(lambda: scene_of(line.view.items, (), feed), line.watch.pending)
 
     def _check(self, num_tokens: int) -> None:
         """Whether the passes are spent, or a view of so many tokens leaves no room for the ending."""
@@ -179,16 +178,19 @@ class _Run:
                 if len(titles) < self.settings.max_branches:
                     writer.feed = self._forced(reader)
                     reader, title_size = TitleReader(self.profile), 0
-            self._check(max(line.view.num_tokens + len(writer.feed) + 1, joined_size))
+            self._check(max(line.num_tokens + len(writer.feed) + 1, joined_size))
             is_broken = writer.stopped or title_size >= self.settings.title_tokens
-            if reader.outcome or is_broken or self.finish_reason:
+            is_over = bool(reader.outcome) or is_broken
+            if titles or not is_over:  # else it is for `_take_back` to say what this is
+                yield from self._look_at_titles(reader, titles)
+            if is_over or self.finish_reason:
                 break
             (token,) = yield from self._pass([writer.row(line.view)])
             reader.push(line.take(token, self.text.eos))
             line.suspected = (line.suspected or "") + line.newest
             title_size += 1
             yield TokenWritten(self.passes, 0, token, "")
-            self._note(token)
+            self.record.wrote(token, self.text.think_end)
         if not titles:
             yield from self._take_back(reader)
         elif self.finish_reason:  # no pass is left for the branches
@@ -197,9 +199,17 @@ class _Run:
 
     def _empty_join_size(self) -> int:
         """How many tokens a line has that goes on behind a block without titles."""
-        *trunk, _ = self.line.view.blocks
         front = self.text.encode(self.line.front)
-        return sum(block.num_tokens for block in trunk) + len(front) + len(self.close) + 1
+        num_trunk = sum(block.num_tokens for block in self.line.view.blocks[:-1])
+        return num_trunk + len(front) + len(self.close) + 1
+
+    def _look_at_titles(self, reader: TitleReader, titles: Sequence[str]) -> Steps:
+        """A snapshot while a block is open: with titles, the block would be dropped; else it is text."""
+        line, feed = self.line, self.writer.feed
+        if titles:
+            yield from self._look(lambda: scene_of(*line.without_mark()))
+        else:
+            yield from self._look(lambda: scene_of(line.view.items, (), feed), reader.words)
 
     def _forced(self, reader: TitleReader) -> tuple[int, ...]:
         """The end of a title, and what must follow it. A token that says more is cut."""
@@ -208,11 +218,11 @@ class _Run:
             return self.text.encode(newest[: -len(reader.rest)]) + self.between
         return self.writer.feed + self.between
 
-    def _take_back(self, reader: TitleReader) -> Generator[Event, None, None]:
+    def _take_back(self, reader: TitleReader) -> Steps:
         """No title was completed: the text behind the marker is text like any other."""
         self.finish_reason = ""
-        text = reader.rest if reader.outcome == "closed" else reader.text
-        yield from self.record.say(self._overlook_needless(self.line.overlook(text)), self.passes)
+        text = self.line.overlook(reader.words)
+        yield from self.record.say(self._overlook_needless(text), self.passes)
         yield from self._look_around()
 
     # -- stage 2: branches -----------------------------------------------------------------------
@@ -220,12 +230,13 @@ class _Run:
     def _part(self, titles: Sequence[str]) -> Steps:
         """Fill all titles at the same time, then join them."""
         self.num_blocks += 1
-        self.record.end_segment(self.passes)
+        yield from self.record.end_segment(self.passes)
         fixed = self._empty_join_size()
         trunk = self._trunk()
         team = [self._branch(trunk, title, index) for index, title in enumerate(titles, 1)]
         for branch in team:
             title = branch.title + self.profile.title_end
+            yield WorkerJoined(self.passes, branch.worker, branch.title)
             yield StepBegun(self.passes, branch.worker, self.num_blocks, title)
         while live := [branch for branch in team if not branch.finish_reason]:
             tokens = yield from self._pass([branch.row(self.banned) for branch in live])
@@ -238,38 +249,48 @@ class _Run:
                     branch.finish(self.finish_reason)
                 if branch.finish_reason:
                     yield from self._record(branch)
+            yield from self._look_at_branches(trunk, team)
         yield from self._join(trunk, team)
 
-    def _trunk(self) -> tuple[Block, ...]:
-        """The blocks of all text before the open block."""
-        unfed = self.line.part()
-        blocks = self.line.view.blocks
-        if not unfed:
-            return blocks
-        blocks = (*blocks, Block("before the block"))
-        self.opening.append(Row(View(blocks), unfed))
-        return blocks
+    def _look_at_branches(self, trunk: tuple[Item, ...], team: list[Branch]) -> Steps:
+        """A snapshot while branches are written: they would be joined as far as they go."""
 
-    def _branch(self, trunk: Sequence[Block], title: str, index: int) -> Branch:
+        def scene() -> Scene:
+            items, rows = self.join(trunk, [branch.piece() for branch in team])
+            return scene_of((*trunk, *items), rows, self.close)
+
+        yield from self._look(scene, "".join(self.record.joined(team)))
+
+    def _trunk(self) -> tuple[Item, ...]:
+        """All text before the open block."""
+        unfed = self.line.part()
+        items = self.line.view.items
+        if not unfed:
+            return items
+        items = (*items, Block("before the block"))
+        self.opening.append(Row(View(items), unfed))
+        return items
+
+    def _branch(self, trunk: Sequence[Item], title: str, index: int) -> Branch:
         settings, worker = self.settings, len(self.record.branches) + index
-        writer = Writer(self.text, settings.choice, settings.seed, f"branch {worker}")
+        writer = Writer(self.text, settings.choice, settings.seed, f"{BRANCH}{worker}")
         return Branch(writer, self.profile, trunk, title, worker, self.passes + 1)
 
     def _record(self, branch: Branch) -> Generator[Event, None, None]:
         """A branch has ended."""
         branch.last_pass = self.passes
         yield StepEnded(self.passes, branch.worker, self.num_blocks, branch.text.strip())
-        yield WorkerStopped(self.passes, branch.worker)
+        yield WorkerStopped(self.passes, branch.worker, branch.finish_reason)
 
     # -- stage 3: join ---------------------------------------------------------------------------
 
-    def _join(self, trunk: tuple[Block, ...], team: list[Branch]) -> Generator[Event, None, None]:
+    def _join(self, trunk: tuple[Item, ...], team: list[Branch]) -> Generator[Event, None, None]:
         """One line again. What has to be fed for that goes along with its next pass."""
-        join = reencode if self.settings.join == "reencode" else stitch
-        blocks, rows = join(trunk, team)
+        items, rows = self.join(trunk, [branch.piece() for branch in team])
         self.opening += rows
-        self.line = self._line((*trunk, *blocks), self.close)
+        self.line = self._line((*trunk, *items), self.close)
         yield from self.record.join(self.num_blocks, team, self.passes)
+        yield StepBegun(self.passes, 0, self.record.num_segments + 1, "")
 
     # -- the account -----------------------------------------------------------------------------
 
@@ -283,30 +304,18 @@ class _Run:
         self.passes += 1
         return tokens[num_others:]
 
-    def _note(self, token: int) -> None:
-        """The line wrote this token: was it the end of the thinking?"""
-        if token == self.text.think_end:
-            self.record.thinking = False
+    def _look(self, scene: Callable[[], Scene], said: str = "") -> Steps:
+        """A snapshot, if one is due; `said` is what would be said if the budget ended here."""
+        if not self.finish_reason:
+            yield from self.ending.look(self.passes, scene, lambda: self.record.answer_with(said))
 
     def end(self) -> Steps:
         """Ask for the answer if there is none."""
-        if self.record.answer is None and self.settings.end.finisher:
-            yield from self.ending.finish(self._scene())
-            self.record.answer = self.ending.answer
-            yield AnswerFound(self.passes, None, self.record.answer)
-
-    def _scene(self) -> Scene:
-        """All of the line, what has not been fed yet included."""
-        blocks, unfed = self.line.view.blocks, {row.view.own: row.feed for row in self.opening}
-        if self.writer.feed:
-            blocks = (*blocks, Block("newest"))
-            self.opening.append(Row(View(blocks), self.writer.feed))
-            unfed[blocks[-1]] = self.writer.feed
-        return Scene(
-            tuple((row.view, row.feed) for row in self.opening),
-            lambda *last: View((*blocks, *last)),
-            lambda: tuple(t for b in blocks for t in (*b.tokens, *unfed.get(b, ()))),
-        )
+        record, items = self.record, self.line.view.items
+        if record.answer is None and self.settings.end.finisher:
+            scene = scene_of(items, self.opening, self.writer.feed)
+            record.answer = yield from self.ending.ask(scene)
+            yield AnswerFound(self.passes, None, record.answer)
 
     def reserve(self) -> Reserve:
         """What can be in memory at once: all text, and one block of branches twice (`reencode`)."""
@@ -332,5 +341,6 @@ class _Run:
             extra_passes=self.ending.passes,
             tokens=(self.writer.num_tokens, *(branch.num_tokens for branch in record.branches)),
             steps=tuple(record.steps),
+            snapshots=self.ending.snapshots,
             branches=tuple(record.branches),
         )

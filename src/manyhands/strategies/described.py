@@ -3,149 +3,93 @@
     header = describe_run(problem, settings, prompt, context=4096)     # goes through JSON unharmed
     strategy_from(header, text, context=4096)                          # the same strategy once more
 
-The method is not written down twice: `TeamSettings` belong to hogwild and `SoloSettings` to
-sequential, in both directions. A header that we do not understand in full is a `BrokenTrace`; a
-setting that it leaves out has its default, so that traces outlive a new setting.
+Nothing is said of any one method: `methods.py` knows what belongs to each, and `plain.py` turns its
+settings and its prompt into plain data. A header that we do not understand in full is a `BrokenTrace`;
+a setting that it leaves out has its default, so that traces outlive a new setting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from typing import Any, get_type_hints
+from typing import Any
 
-from manyhands.cache.step import Choice
 from manyhands.errors import BrokenTrace, InvalidRequest
-from manyhands.prompts.hogwild import TeamPrompt
+from manyhands.prompts.load import TABLES
 from manyhands.strategies.base import Strategy
-from manyhands.strategies.hogwild import hogwild
-from manyhands.strategies.sequential import sequential
-from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings
+from manyhands.strategies.methods import METHODS, Method, Settings, method_of
+from manyhands.strategies.plain import from_plain, to_plain
 from manyhands.text import Text
-
-Settings = TeamSettings | SoloSettings
-
-
-def method_of(settings: Settings) -> str:
-    """The name of the strategy that these settings are for."""
-    return "hogwild" if isinstance(settings, TeamSettings) else "sequential"
 
 
 def workers_of(settings: Settings) -> int:
-    """How many workers write."""
-    return settings.workers if isinstance(settings, TeamSettings) else 1
+    """How many workers write from the start."""
+    workers = getattr(settings, "workers", 1)
+    assert isinstance(workers, int), "settings count their workers"
+    return workers
 
 
 def layout_of(settings: Settings) -> str | None:
-    """The team's layout; one worker alone has none."""
-    return settings.layout if isinstance(settings, TeamSettings) else None
+    """The team's layout; None for a method that has none."""
+    layout = getattr(settings, "layout", None)
+    return None if layout is None else str(layout)
 
 
 def describe(settings: Settings) -> dict[str, Any]:
     """All choices of a run as numbers, words, lists and dictionaries."""
-    insertions: list[list[Any]] = []
-    if isinstance(settings, TeamSettings):
-        insertions = [[*place, text] for place, text in sorted(settings.insertions.items())]
-        settings = replace(settings, insertions={})
-    described = asdict(settings)
-    described["snapshots"] = list(settings.snapshots)
-    choice = settings.choice
-    described["choice"] |= {
-        "allowed": None if choice.allowed is None else sorted(choice.allowed),
-        "forbidden": sorted(choice.forbidden),
-    }
-    if isinstance(settings, TeamSettings):
-        described["insertions"] = insertions
-        described["away"] = [asdict(away) for away in settings.away]
+    described: dict[str, Any] = to_plain(settings)
     return described
 
 
 def describe_run(
-    problem: str, settings: Settings, prompt: TeamPrompt, *, context: int | None
+    problem: str, settings: Settings, prompt: Any, *, context: int | None
 ) -> dict[str, Any]:
     """What makes a strategy: the part of a trace's header that `strategy_from` reads."""
     return {
-        "method": method_of(settings),
+        "method": method_of(settings).name,
         "workers": workers_of(settings),
         "layout": layout_of(settings),
         "seed": settings.seed,
         "settings": describe(settings),
         "context": context,
-        "prompt": asdict(prompt) | {"names": list(prompt.names)},
+        "prompt": to_plain(prompt),
         "problem": problem,
     }
 
 
 def strategy_from(header: Mapping[str, Any], text: Text, context: int | None) -> Strategy:
     """The strategy that a header describes, at its beginning. BrokenTrace if it does not."""
-    settings, prompt = settings_from(header), prompt_from(header)
+    method, settings, prompt = method_from(header), settings_from(header), prompt_from(header)
     problem = header.get("problem")
     if not isinstance(problem, str):
         raise _unclear("problem", problem)
-    if isinstance(settings, TeamSettings):
-        return hogwild(problem, text, settings, prompt, context=context)
-    return sequential(problem, text, settings, prompt, context=context)
+    return method.make(problem, text, settings, prompt, context=context)
+
+
+def method_from(header: Mapping[str, Any]) -> Method:
+    """The method in a header."""
+    name = header.get("method")
+    if not isinstance(name, str) or name not in METHODS:
+        raise _unclear("method", name)
+    return METHODS[name]
 
 
 def settings_from(header: Mapping[str, Any]) -> Settings:
     """The settings in a header: `describe` backwards."""
-    method, described = header.get("method"), header.get("settings")
-    if method not in ("hogwild", "sequential"):
-        raise _unclear("method", method)
-    if not isinstance(described, Mapping):
-        raise _unclear("settings", described)
+    settings: Settings = _object(header, "settings", method_from(header).settings)
+    return settings
+
+
+def prompt_from(header: Mapping[str, Any]) -> Any:
+    """The words in a header, of the kind that its method reads."""
+    return _object(header, "prompt", TABLES[method_from(header).prompt])
+
+
+def _object(header: Mapping[str, Any], field: str, kind: type[Any]) -> Any:
+    described = header.get(field)
     try:
-        return _team(described) if method == "hogwild" else _solo(described)
-    except (TypeError, ValueError, AttributeError, InvalidRequest) as error:
-        raise _unclear("settings", error) from error
-
-
-def prompt_from(header: Mapping[str, Any]) -> TeamPrompt:
-    """The words in a header."""
-    words = header.get("prompt")
-    if not isinstance(words, Mapping):
-        raise _unclear("prompt", words)
-    try:
-        return TeamPrompt(**words)
-    except (TypeError, InvalidRequest) as error:
-        raise _unclear("prompt", error) from error
-
-
-def _team(described: Mapping[str, Any]) -> TeamSettings:
-    rest = dict(described)
-    insertions = {(int(w), int(step)): str(words) for w, step, words in rest.pop("insertions", ())}
-    away = tuple(Away(**_typed(Away, absence)) for absence in rest.pop("away", ()))
-    shared = _shared(rest)
-    return TeamSettings(**shared, insertions=insertions, away=away, **_typed(TeamSettings, rest))
-
-
-def _solo(described: Mapping[str, Any]) -> SoloSettings:
-    rest = dict(described)
-    return SoloSettings(**_shared(rest), **_typed(SoloSettings, rest))
-
-
-def _shared(rest: dict[str, Any]) -> dict[str, Any]:
-    """Take what both methods have, and JSON cannot hold as it is, out of `rest`."""
-    choice = dict(rest.pop("choice", {}))
-    allowed, forbidden = choice.pop("allowed", None), choice.pop("forbidden", ())
-    return {
-        "snapshots": tuple(map(int, rest.pop("snapshots", ()))),
-        "end": EndSettings(**_typed(EndSettings, rest.pop("end", {}))),
-        "choice": Choice(
-            allowed=None if allowed is None else frozenset(map(int, allowed)),
-            forbidden=frozenset(map(int, forbidden)),
-            **_typed(Choice, choice),
-        ),
-    }
-
-
-def _typed(kind: type[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`fields` as they are, if every plain one of them has the type that `kind` says."""
-    for name, expected in get_type_hints(kind).items():
-        plain = {bool: bool, int: int, float: int | float, str: str}.get(expected)
-        if plain is not None and name in fields and not isinstance(fields[name], plain):
-            raise TypeError(f"{name} is {fields[name]!r}")
-    return dict(fields)
+        return from_plain(kind, described, field)
+    except (TypeError, ValueError, InvalidRequest) as error:
+        raise _unclear(field, error) from error
 
 
 def _unclear(field: str, found: object) -> BrokenTrace:

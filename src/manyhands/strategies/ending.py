@@ -39,16 +39,26 @@ class Scene:
 
 
 class Ending:
-    """The end of one run. Counts its passes, which nobody is charged for."""
+    """The end of one run. Counts its passes, which nobody is charged for.
+
+    `owner` names whose end it is, where there are several: each has random numbers of its own.
+    """
 
     def __init__(
-        self, text: Text, prompt: TeamPrompt, settings: EndSettings, choice: Choice, seed: int
+        self,
+        text: Text,
+        prompt: TeamPrompt,
+        settings: EndSettings,
+        choice: Choice,
+        seed: int,
+        owner: str = "",
     ) -> None:
         self.text = text
         self.prompt = prompt
         self.settings = settings
         self.choice = choice
         self.seed = seed
+        self.owner = f"{owner}'s " if owner else ""
         self.passes = 0
         self.answer: str | None = None
         self.reply = ""
@@ -63,7 +73,7 @@ class Ending:
 
     def finish(self, scene: Scene) -> Steps:
         """Ask for the answer now; sets `answer`, None if the box was not closed in time."""
-        writer = Writer(self.text, self.choice, self.seed, "finisher")
+        writer = Writer(self.text, self.choice, self.seed, f"{self.owner}finisher")
         block, feed = Block("finisher"), self._finisher_words()
         if self.settings.reencode:
             view, feed = View((block,)), scene.tokens() + feed
@@ -85,7 +95,7 @@ class Ending:
 
     def write_reply(self, scene: Scene, forward_pass: int) -> Steps:
         """Close the thinking and write to the user; sets `reply`, reported piece by piece."""
-        writer = Writer(self.text, self.choice, self.seed, "reply")
+        writer = Writer(self.text, self.choice, self.seed, f"{self.owner}reply")
         block = Block("reply")
         view = scene.view(*self._read, block)
         writer.begin_step(block, self._reply_words())

@@ -16,7 +16,7 @@ from manyhands.text.markers import MarkerProfile
 
 MAX_WORKERS = 256
 HEADER_MODES = ("in_context", "alone")
-JOINS = ("reencode", "stitch")
+JOINS = ("reencode", "stitch", "keep")
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,11 @@ class SoloSettings:
 class BranchSettings:
     """All choices of a run with parallel branches; the other words as in `SoloSettings`.
 
-    `join` says how finished branches become one text again: `reencode` or `stitch`. A block holds at
-    most `max_branches` titles of `title_tokens` each, a branch writes at most `branch_tokens`.
-    After `max_blocks` blocks, or with 0 of them, the run is ordinary sequential decoding.
+    `join` says how finished branches become one text again: `reencode`, `stitch` or `keep` (see
+    `strategies/branch_joins.py`). A block holds at most `max_branches` titles of `title_tokens` each,
+    a branch writes at most `branch_tokens`. After `max_blocks` blocks, or with 0 of them, the run is
+    ordinary sequential decoding. With `join_distance`, whoever runs this is asked to measure how far
+    each join was from the exact text (`replay/joins.py`); the run itself stays as it is.
     """
 
     budget: int = 2048
@@ -123,6 +125,8 @@ class BranchSettings:
     title_tokens: int = 48
     choice: Choice = GREEDY
     seed: int = 0
+    snapshots: tuple[int, ...] = ()
+    join_distance: bool = False
     markers: MarkerProfile = field(default_factory=MarkerProfile)
     end: EndSettings = field(default_factory=EndSettings)
 
@@ -134,3 +138,7 @@ class BranchSettings:
         for name in ("budget", "max_branches", "branch_tokens", "title_tokens"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; expected 1 or more")
+        if not all(0 < snapshot < self.budget for snapshot in self.snapshots):
+            raise InvalidRequest(
+                f"snapshots are {self.snapshots}; expected passes below the budget of {self.budget}"
+            )

@@ -8,6 +8,7 @@ that others do.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 from manyhands.cache.block import Block
@@ -38,6 +39,14 @@ class Writer:
         self.box = BoxWatch()
         self._step_end = StepEnd()
         self._decoder = StreamDecoder(self.vocabulary)
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """These tokens stand right before its text: a blank that begins it is then not lost.
+
+        (Some tokenizers put the blank into the word behind it, and decode a first word without.)
+        """
+        for token in tokens:
+            self._decoder.push(token)
 
     def row(self, view: View) -> Row:
         """The next row; draws this writer's next random number if it samples."""

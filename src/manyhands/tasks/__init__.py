@@ -1,16 +1,35 @@
-"""The questions: what a team is asked, and how its answers are graded.
+"""The questions: what is asked, and how answers are graded.
 
-The first rooms here are the small world of the bundled model: lists of short, independent
-arithmetic problems, a stand-in for the five GSM8K problems that the Hogwild! paper packs into one
-prompt (section 4.1). Independent problems are the plainest work that can be shared: whoever is
-free takes the next one that nobody has.
+The contract and the tasks:
+
+    task.py            Sample, Task, TaskOptions: what an exam is made of
+    catalogue.py       all tasks by name; a new one is a file beside it and a line in it
+    gsm8k.py           grade-school problems, one at a time or several as one question
+    competition.py     LIMO, AIME 2025, MATH-500
+    generated.py       the bundled model's lists, student retrieval, needles
+    planning.py        several sides of a matter, for a judge
+
+What they share:
+
+    loading.py         rows of a dataset of the hub, of a file, or of our fixtures/
+    graders.py         how right an answer is: lists, numbers, names, words
+    numbers.py         numbers as people write them
+    formulae.py        formulae by their meaning, in a process that may be killed
+    formulae_process.py   the other side of it
+
+The small world of the bundled model: lists of short, independent arithmetic problems, a stand-in for
+the five GSM8K problems that the Hogwild! paper packs into one prompt (section 4.1), students and dogs.
+Independent problems are the plainest work that can be shared: whoever is free takes the next one that
+nobody has.
 
     problem.py         one problem: its text, the equations that solve it, the answer
     bare.py            "84 + 29 - 38"
     templates/, words.py   the same in plain English
     problem_list.py    several of them as one question
-    graders.py         how right a boxed list of answers is
+    retrieval.py       students and their GPAs
+    needles.py         a long text, and facts to find in it
     world.py           where the small world ends
 
 Nothing here knows of tensors, and every random choice comes from a `random.Random` handed in.
+Benchmarks that run code, and those of physics, have their place here: beside `competition.py`.
 """

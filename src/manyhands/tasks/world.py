@@ -20,6 +20,12 @@ from manyhands.tasks.bare import (
 from manyhands.tasks.problem import LARGEST_RESULT, SMALLEST_RESULT
 from manyhands.tasks.problem_list import INTRODUCTION, ask, parse_question
 from manyhands.tasks.words import vocabulary
+from manyhands.tasks.world_of_parts import (
+    is_about_a_text,
+    is_about_students,
+    outside_students,
+    outside_text,
+)
 
 FEWEST_PROBLEMS, MOST_PROBLEMS = 2, 8
 MOST_WORKERS = 4
@@ -35,13 +41,17 @@ _PLAIN_STORY = re.compile(r"(?:(?:[A-Za-z]+|[1-9][0-9]*)[.,]? )+[A-Za-z]+\?")
 _BRIEF = 30  # characters of the user's text that a sentence quotes
 
 
-def outside_world(question: str, workers: int = 1) -> str | None:
+def outside_world(question: str, workers: int = 1, method: str = "hogwild") -> str | None:
     """Why the bundled model was not made for this question or this team; None if it was."""
-    if workers > MOST_WORKERS:
+    if method == "hogwild" and workers > MOST_WORKERS:
         return (
             f"The team has {workers} workers; the bundled model was trained on 1 to {MOST_WORKERS}."
         )
     question = question.strip()
+    if is_about_students(question) or is_about_a_text(question):
+        if method == "hogwild":
+            return "This is not a list of problems, and lists are all that the bundled teams know."
+        return outside_students(question) or outside_text(question)
     if len(question) > LONGEST_QUESTION:
         return (
             f"The question has {len(question)} characters; "

@@ -75,7 +75,7 @@ class MarkerWatch:
             start, self.found = min(places, key=lambda place: place[0])
             self.rest = text[start + len(self.found) :]
             return text[:start]
-        held = max(_overlap(text, mark) for mark in self._marks)
+        held = max((_overlap(text, mark) for mark in self._marks), default=0)
         self.pending = text[len(text) - held :]
         return text[: len(text) - held]
 
@@ -93,6 +93,11 @@ class TitleReader:
         self.text = ""
         self.title = self.rest = ""
         self.outcome: str | None = None
+
+    @property
+    def words(self) -> str:
+        """What was read, less a terminator: text like any other if the marker before it was none."""
+        return self.rest if self.outcome == "closed" else self.text
 
     def push(self, piece: str) -> None:
         """Read on."""

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import jinja2
 
-from manyhands.errors import UnsupportedModel
+from manyhands.errors import InvalidRequest, UnsupportedModel
 from manyhands.text.clean import well_formed
 
 _MESSAGE = "TheUserMessageStandsHere"  # stands in the rendered template for the user's message
@@ -128,6 +128,8 @@ class Text:
         self._lead = self._leading_blank()
         self._frame: tuple[str, ...] = ()  # the template around the user's message
         self.thinking = False
+        self._opens = ""  # what we add to a rendered prompt, so that the thinking is open
+        self._switches = {"enable_thinking": thinking, "thinking": thinking}
         if tokenizer.chat_template:
             self._frame, self.thinking = self._render(habit, thinking)
         self._closing = self._raw(habit.closes + habit.replies) if habit and self.thinking else ()
@@ -160,6 +162,29 @@ class Text:
         for part in rest:
             tokens += self.encode(message, opening=not tokens) + self._following(part)
         return tokens
+
+    def conversation(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+        """A conversation, each message (role, content), up to the first word of the next answer.
+
+        A single message of the user is `chat_prompt`. Raises InvalidRequest where the model's template
+        does not take this order of roles.
+        """
+        if [role for role, _ in messages] == ["user"]:
+            return self.chat_prompt(messages[0][1])
+        contents = [well_formed(content) for _, content in messages]
+        frame = self._conversation_frame([role for role, _ in messages])
+        whole = self._raw(_woven(frame, contents))
+        bare = self._raw(_woven(frame, [_MESSAGE] * len(contents)))
+        if self._controls_in(whole) == self._controls_in(bare):
+            return whole
+        tokens = self._raw(frame[0])
+        for content, part in zip(contents, frame[1:], strict=True):
+            tokens += self.encode(content, opening=not tokens) + self._following(part)
+        return tokens
+
+    def plain_prompt(self, text: str) -> tuple[int, ...]:
+        """A text as it stands, to be continued, behind what opens every text of this model."""
+        return self._beginning() + self.encode(text, opening=True)
 
     def reply(self, template: str) -> tuple[int, ...]:
         """What ends the thinking and begins the reply: `{think_end}` is where thinking closes."""
@@ -195,11 +220,8 @@ class Text:
     def _render(self, habit: _Thinking | None, thinking: bool) -> tuple[tuple[str, ...], bool]:
         """The template around a message, and whether it leaves the thinking open."""
         chat = [{"role": "user", "content": _MESSAGE}]
-        switches = {"enable_thinking": thinking, "thinking": thinking}
         try:
-            text = self.tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=True, **switches
-            )
+            text = self._template(chat)
         except jinja2.TemplateError as error:
             raise UnsupportedModel(
                 f"the model's chat template cannot be rendered: {error}",
@@ -216,8 +238,43 @@ class Text:
         answer = frame[-1]
         decided = habit.mark in answer or answer.rstrip().endswith(habit.closes)
         if thinking and not decided and habit.mark in str(self.tokenizer.chat_template):
+            self._opens = habit.opens
             return (*frame[:-1], answer + habit.opens), True
         return frame, habit.is_open_in(answer)
+
+    def _template(self, chat: list[dict[str, str]]) -> str:
+        return str(
+            self.tokenizer.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=True, **self._switches
+            )
+        )
+
+    def _conversation_frame(self, roles: Sequence[str]) -> list[str]:
+        """The template around messages of these roles."""
+        if not self._frame:
+            raise InvalidRequest(
+                "the model has no chat template, and a conversation was asked for",
+                hint="send one message of the user, or a plain prompt",
+            )
+        marks = [f"{_MESSAGE}{index}." for index in range(len(roles))]
+        chat = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
+        try:
+            rest = self._template(chat) + self._opens
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(
+                f"the model's chat template does not take the roles {', '.join(roles)}: {error}",
+                hint="most templates take a system message first, then user and assistant in turn",
+            ) from error
+        frame = []
+        for mark, role in zip(marks, roles, strict=True):
+            before, found, rest = rest.partition(mark)
+            if not found:
+                raise InvalidRequest(
+                    f"the model's chat template leaves a message of the role {role!r} out",
+                    hint="put its content into the user's message",
+                )
+            frame.append(before)
+        return [*frame, rest]
 
     def _raw(self, text: str) -> tuple[int, ...]:
         """The tokenizer's own encoding: control tokens that are spelled out become such."""
@@ -266,3 +323,9 @@ class Text:
         opened = self.tokenizer.encode("", add_special_tokens=True)
         bos = self.tokenizer.bos_token_id
         return (bos,) if bos is not None and list(opened[:1]) == [bos] else ()
+
+
+def _woven(frame: Sequence[str], contents: Sequence[str]) -> str:
+    """Contents between the parts of a frame."""
+    pairs = zip(frame, [*contents, ""], strict=True)
+    return "".join(part + content for part, content in pairs)

@@ -1,0 +1,125 @@
+"""Where a pass spends its time: attention, linear layers, the rest of the network, set-up, an idle device.
+
+On a GPU the profiler says when every kernel ran; kernels are told apart by their names. Where none ran the
+device had nothing to do: that is the host's whole cost, whatever the host did meanwhile. Kernels may run
+side by side, so the kinds can add up to more than the pass. Set-up (planning, and preparing the plan for the backend) is measured on the host, with
+a clock around the two calls; it hides behind the device or it does not, so it is no summand.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.evaluation.bench import time_passes
+
+# In this order: the first that is found in a kernel's name decides.
+KINDS = (
+    ("attention", re.compile(r"attend|attention|append|merge|partial|flash|fmha", re.I)),
+    ("linears", re.compile(r"gemm|gemv|nvjet|cutlass|cublas|split_?k|matmul|w4a16|wgmma", re.I)),
+)
+_NAMED_KERNELS = 12
+
+
+class Kernel(NamedTuple):
+    """One run of a kernel, in microseconds."""
+
+    name: str
+    start: float
+    end: float
+
+
+def breakdown(engine: Engine, views: Sequence[View], ms: float, *, passes: int) -> dict[str, Any]:
+    """Milliseconds per pass by kind; `ms` is what the whole pass takes when nobody looks."""
+    with _stopwatch(engine) as times:
+        time_passes(engine, views, passes=passes)
+    parts: dict[str, Any] = {
+        "ms": ms,
+        **{f"ms_{name}": _median_ms(times[name]) for name in ("plan", "prepare")},
+    }
+    if engine.adapter.device.type != "cuda":
+        return parts
+    kernels = _kernels(engine, views, passes)
+    if not kernels:
+        return {**parts, "note": "the profiler saw no kernels"}
+    return {**parts, **account(kernels, ms, passes)}
+
+
+def account(kernels: list[Kernel], ms: float, passes: int) -> dict[str, Any]:
+    """What the kernels of so many passes say about one."""
+    by_kind: dict[str, float] = defaultdict(float)
+    by_name: dict[str, float] = defaultdict(float)
+    for kernel in kernels:
+        spent = 1e-3 * (kernel.end - kernel.start) / passes
+        by_kind[kind_of(kernel.name)] += spent
+        by_name[kernel.name] += spent
+    most = sorted(by_name.items(), key=lambda item: -item[1])[:_NAMED_KERNELS]
+    return {
+        **{f"ms_{kind}": round(by_kind[kind], 4) for kind in ("attention", "linears", "rest")},
+        "ms_idle": round(ms - 1e-3 * covered(kernels) / passes, 4),
+        "kernels": [[name[:70], round(spent, 4)] for name, spent in most],
+    }
+
+
+def covered(kernels: list[Kernel]) -> float:
+    """Microseconds in which at least one kernel ran."""
+    total, until = 0.0, float("-inf")
+    for kernel in sorted(kernels, key=lambda kernel: kernel.start):
+        total += max(0.0, kernel.end - max(kernel.start, until))
+        until = max(until, kernel.end)
+    return total
+
+
+def kind_of(kernel: str) -> str:
+    """What a kernel of this name is for."""
+    return next((kind for kind, pattern in KINDS if pattern.search(kernel)), "rest")
+
+
+def _kernels(engine: Engine, views: Sequence[View], passes: int) -> list[Kernel]:
+    """Everything that ran on the device during so many passes."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        time_passes(engine, views, passes=passes, warm_up=0)
+    return [
+        Kernel(event.name, event.time_range.start, event.time_range.end)
+        for event in seen.events()
+        if event.device_type == DeviceType.CUDA
+    ]
+
+
+@contextmanager
+def _stopwatch(engine: Engine) -> Iterator[dict[str, list[float]]]:
+    """Clocks around planning and preparing, and gone again."""
+    times: dict[str, list[float]] = defaultdict(list)
+    watched = {"plan": (engine.planner, "plan"), "prepare": (engine.backend, "prepare")}
+    for name, (owner, verb) in watched.items():
+        setattr(owner, verb, _timed(getattr(owner, verb), times[name]))
+    try:
+        yield times
+    finally:
+        for owner, verb in watched.values():
+            delattr(owner, verb)  # the class's own shows again
+
+
+def _timed(call: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            times.append(time.perf_counter() - began)
+
+    return timed
+
+
+def _median_ms(seconds: list[float]) -> float | None:
+    return round(1e3 * statistics.median(seconds), 4) if seconds else None

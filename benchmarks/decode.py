@@ -1,0 +1,229 @@
+"""Milliseconds per forward pass of teams of 1 to 16 workers over histories of 1 k to 16 k tokens.
+
+    python -m benchmarks.decode --models qwen3-8b,qwq-32b --minutes 6
+
+The form is that of the tables 1 and 2 of Hogwild! Inference. Beside each number stands a floor measured
+in the same run: all linear layers in one CUDA graph and nothing else, plus the keys and values in use at
+the speed of a copy. Part of the passes are then looked into (`benchmarks/breakdown.py`), and the peers run
+where they can (`benchmarks/peers.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.breakdown import breakdown
+from benchmarks.gate import Verdict, check_op, check_step
+from benchmarks.peers import Probe, probe, run_peers
+from benchmarks.results import Clock, Results, parser
+from benchmarks.shapes import SHAPES, TINY, Shape
+from benchmarks.timing import linears_ms
+from manyhands.attention.attend import LayerCall
+from manyhands.cache.block import Block
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.evaluation.bench import (
+    copy_bandwidth,
+    fill,
+    seat,
+    time_passes,
+    timing,
+    tokens_in_use,
+    views_of,
+)
+
+LENGTHS, WORKERS, DESK = (1024, 2048, 4096, 8192, 16384), (1, 2, 4, 8, 16), 128
+LOOKED_INTO = (1, 2, 4)  # team sizes whose passes are taken apart
+
+
+class Decode:
+    """One network, all its cells."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace, clock: Clock) -> None:
+        self.arguments, self.clock = arguments, clock
+        self.device = torch.device(arguments.device)
+        tiny = arguments.tiny
+        self.shape: Shape = TINY if tiny else SHAPES[name]
+        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.lengths = (32, 64) if tiny else LENGTHS
+        self.workers = (1, 2, 4) if tiny else WORKERS
+        self.desk = 8 if tiny else DESK
+        self.passes = 3 if tiny else 32
+        self.results = Results(f"decode_{name}", arguments, clock)
+        self.probes: list[Probe] = []
+
+    def run(self) -> None:
+        """Floor, cells, peers."""
+        limits = self._limits()
+        with tempfile.TemporaryDirectory() as folder:
+            place = self.shape.write(Path(folder))
+            engine = self._engine(place)
+            self._cells(engine, limits)
+            if not self.arguments.no_peers:
+                self.probes = [probe(engine, length, self.desk) for length in self._ends()]
+            del engine
+            free(self.device)
+            if not self.arguments.no_peers:
+                run_peers(place, self.probes, self._ends(), self.desk, self.results, self.clock)
+
+    def _ends(self) -> tuple[int, ...]:
+        return (self.lengths[0], self.lengths[-1])
+
+    def _limits(self) -> dict[int, float]:
+        """Measured before anything else is in memory: copy bandwidth, and the linear layers alone."""
+        speed = copy_bandwidth(self.device)
+        with torch.inference_mode():
+            linears = linears_ms(self.shape.products(), list(self.workers), self.device, self.dtype)
+        free(self.device)
+        self.results.put(
+            model=self.shape.title,
+            dtype=str(self.dtype).removeprefix("torch."),
+            desk=self.desk,
+            passes=self.passes,
+            copy_bytes_per_second=round(speed),
+            kv_bytes_per_token=self.shape.token_bytes(self.dtype.itemsize),
+            linears_ms={str(rows): round(ms, 4) for rows, ms in linears.items()},
+        )
+        self.clock.say(f"{self.shape.title}: linears {linears}, copy {speed / 1e12:.2f} TB/s")
+        return linears
+
+    def _engine(self, place: Path) -> Engine:
+        most = max(self.workers)
+        grown = 2 * most * (self.desk + 3 * self.passes + 64)
+        began = time.monotonic()
+        engine = Engine.load(
+            place,
+            device=self.arguments.device,
+            dtype=self.results.content["dtype"],
+            backend=self.arguments.backend,
+            weights="dummy",
+            memory_tokens=max(self.lengths) + grown + 1024,
+        )
+        seconds = round(time.monotonic() - began, 1)
+        why = engine.backend_reason
+        self.results.put(backend=engine.backend.name, backend_reason=why, load_seconds=seconds)
+        self.clock.say(f"{self.shape.title}: loaded in {seconds} s, backend {engine.backend.name}")
+        return engine
+
+    def _cells(self, engine: Engine, linears: dict[int, float]) -> None:
+        """One history at a time: what a function has made is freed when it returns."""
+        for length in self.lengths:
+            self._teams(engine, length, linears)
+            self.results.put(**recording(engine))
+
+    def _teams(self, engine: Engine, length: int, linears: dict[int, float]) -> None:
+        history = fill(engine, Block("history"), length, seed=0).freeze()
+        for workers in self.workers:
+            if self.clock.allows(3):
+                self._team(engine, history, workers, linears[workers])
+            else:
+                self.results.leave_out(f"history {length}, workers {workers}", "no time")
+
+    def _team(self, engine: Engine, history: Block, workers: int, linears: float) -> None:
+        """Gate, time, and for some a look inside."""
+        where = {"workers": workers, "history": history.num_tokens}
+        views = self._views(engine, history, workers)
+        step = check_step(engine, views, self._views(engine, history, workers))
+        op = check_engine_op(engine, views, sorted({0, workers - 1}))
+        gate = {"step": asdict(step), "op": asdict(op)}
+        if not (step.is_green and op.is_green):
+            self.results.add("red", **where, gate=gate)
+            return
+        in_use = tokens_in_use(views)
+        facts = self.results.content
+        reading = facts["kv_bytes_per_token"] * in_use / facts["copy_bytes_per_second"]
+        seconds = steady(engine, lambda: time_passes(engine, views, passes=self.passes, warm_up=5))
+        times = timing(seconds, workers, history.num_tokens, in_use, linears + 1e3 * reading)
+        self.results.add("cells", **asdict(times), gate=gate, **how(engine))
+        if workers in LOOKED_INTO:
+            parts = breakdown(engine, views, times.ms, passes=min(10, self.passes))
+            self.results.add("breakdown", **where, **parts)
+
+    def _views(self, engine: Engine, history: Block, workers: int) -> list[View]:
+        return views_of(seat(engine, history, workers, self.desk))
+
+
+@torch.inference_mode()
+def check_engine_op(engine: Engine, views: list[View], rows: list[int]) -> Verdict:
+    """The engine's own backend on its own memory and plan, in the first layer, with random queries."""
+    adapter = engine.adapter
+    # A pass first: then every view has been met, and its newest key is written.
+    engine.forward(Step([Row(view, (2,)) for view in views]))
+    step = Step([Row(view, (3,)) for view in views])
+    plan = engine.planner.plan(step)
+    try:
+        shape = (plan.num_tokens, adapter.num_heads, adapter.head_dim)
+        q = torch.randn(shape, device=adapter.device).to(adapter.dtype)
+        keys, values, rope = engine.memory.keys[0], engine.memory.values[0], engine.memory.ropes[0]
+        slots = torch.as_tensor(plan.slots, device=adapter.device)
+        keys[slots], values[slots] = 0, 0  # nothing was written there yet
+        call = LayerCall(layer=0, scaling=adapter.head_dim**-0.5)
+        prepared = engine.backend.prepare(plan, adapter.device)
+        out = engine.backend.attend(q, keys, values, prepared, call, rope)
+        return check_op(out, q, keys, values, plan, call, rope, rows)
+    finally:
+        engine.pool.undo((row.view.own, len(row.feed)) for row in step.rows)
+
+
+def how(engine: Engine) -> dict[str, Any]:
+    """What computed: the backend, and whether passes were replayed from CUDA graphs."""
+    return {"backend": engine.backend.name, "graphs": num_graphs(engine) > 0}
+
+
+def num_graphs(engine: Engine) -> int:
+    """Recorded so far."""
+    return int(getattr(engine.passes, "num_graphs", 0))
+
+
+def recording(engine: Engine) -> dict[str, Any]:
+    """What recording graphs has cost, and what kept it from happening."""
+    return {
+        "num_graphs": num_graphs(engine),
+        "seconds_recording": round(getattr(engine.passes, "seconds_recording", 0.0), 2),
+        "trouble": getattr(engine.passes, "trouble", None),
+    }
+
+
+def steady(engine: Engine, measure: Callable[[], list[float]]) -> list[float]:
+    """What `measure` finds when no graph is recorded on the way: that is paid once for a shape."""
+    for _ in range(3):
+        before = num_graphs(engine)
+        seconds = measure()
+        if num_graphs(engine) == before:
+            break
+    return seconds
+
+
+def free(device: torch.device) -> None:
+    """Give memory back before the next network."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def main(words: list[str] | None = None) -> None:
+    """Measure the networks that were asked for."""
+    options = parser(__doc__, minutes=6.0)
+    options.add_argument("--models", default="qwen3-8b,qwq-32b,codellama-7b,codellama-13b")
+    arguments = options.parse_args(words)
+    whole, names = Clock(arguments.minutes), arguments.models.split(",")
+    for index, name in enumerate(names):
+        minutes = (whole.seconds - whole.spent) / 60 / (len(names) - index)
+        part = Decode(name, arguments, Clock(minutes))
+        with part.results.surviving("the rest"):
+            part.run()
+        free(part.device)
+
+
+if __name__ == "__main__":
+    main()

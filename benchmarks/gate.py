@@ -1,0 +1,129 @@
+"""The gate: no number without a right answer on the same shape.
+
+Three checks, each with the largest error it lets through. The op, for some rows, against the slow and
+obvious backend in float64. A whole decode step, with everything a user gets (graphs and all), against
+the same network with the plain torch backend. And at one length a whole step against Hugging Face's own
+code on the same keys and values (`benchmarks/peers.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyhands.attention.attend import LayerCall
+from manyhands.attention.reference import ReferenceBackend
+from manyhands.attention.rotary import Rope
+from manyhands.cache.plan import Plan, Reads
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.engine.passes import Passes
+
+# Worst element of the op, over the largest true one. Two bytes keep 8 (bfloat16) or 11 bits: outputs
+# are rounded once, softmax weights once before they meet the values.
+OP_TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
+# Logits, root mean square of the difference over that of the logits, times the root of the number of
+# layers: rounding happens some ten times a layer, in another order on each side, and a random network
+# passes all of it on. In bfloat16 two right backends are 0.007 apart by this measure (12 and 64 layers
+# alike); a view whose desks stand in the wrong order is 0.08 or more.
+STEP_TOLERANCE = {torch.bfloat16: 0.02, torch.float16: 4e-3, torch.float32: 2e-4}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far off, and how far is allowed."""
+
+    error: float
+    tolerance: float
+
+    @property
+    def is_green(self) -> bool:
+        """Whether numbers may be written (an error that is not a number is red)."""
+        return self.error <= self.tolerance
+
+
+def check_op(
+    out: Tensor,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    plan: Plan,
+    call: LayerCall,
+    rope: Rope | None,
+    rows: list[int],
+) -> Verdict:
+    """`out` [T, H, Dv] against float64, on the tokens of some `rows`."""
+    part, tokens = of_rows(plan, rows)
+    where = torch.as_tensor(tokens, device=q.device)
+    backend = ReferenceBackend()
+    prepared = backend.prepare(part, q.device)
+    want = backend.attend(q[where].double(), keys, values, prepared, call, rope)
+    error = (out[where].double() - want).abs().max() / want.abs().max()
+    return Verdict(_rounded(error), OP_TOLERANCE[q.dtype])
+
+
+def of_rows(plan: Plan, rows: list[int]) -> tuple[Plan, np.ndarray]:
+    """The plan of these rows alone, and where their tokens stood in the whole one."""
+    reads = plan.reads
+    strip = np.repeat(np.arange(len(reads.pages)), np.diff(reads.strip_indptr))
+    kept = np.isin(reads.row, rows)
+    strips = np.unique(strip[kept])
+    number = {row: index for index, row in enumerate(rows)}
+    sizes = np.diff(plan.row_indptr)[rows]
+    tokens = np.concatenate(
+        [np.arange(plan.row_indptr[row], plan.row_indptr[row + 1]) for row in rows]
+    )
+    part = Reads(
+        row=np.array([number[int(row)] for row in reads.row[kept]], dtype=np.int64),
+        base=reads.base[kept],
+        low=reads.low[kept],
+        high=reads.high[kept],
+        strip_indptr=np.concatenate(([0], np.cumsum([(strip[kept] == s).sum() for s in strips]))),
+        pages=tuple(reads.pages[s] for s in strips),
+    )
+    whole = replace(
+        plan,
+        token_ids=plan.token_ids[tokens],
+        row_indptr=np.concatenate(([0], np.cumsum(sizes))),
+        positions=plan.positions[tokens],
+        angles=plan.angles[tokens],
+        slots=plan.slots[tokens],
+        reads=part,
+        moves=(),
+        own_strip=None,
+        growth=None,
+    )
+    return whole, tokens
+
+
+def plain(engine: Engine) -> Engine:
+    """An engine over the same network and memory that attends in plain torch."""
+    other = Engine(engine.adapter, backend="torch", memory_tokens=engine.pool.page_size)
+    other.pool, other.memory, other.planner = engine.pool, engine.memory, engine.planner
+    other.passes = Passes(engine.adapter, engine.memory, other.backend)
+    return other
+
+
+def check_step(engine: Engine, views: list[View], twins: list[View]) -> Verdict:
+    """One decode step over `views` against the plain engine over `twins`, which read the same.
+
+    Where `twins` are fewer, they are those of the first rows; then no row may read another's own block.
+    """
+    ours = engine.forward(Step([Row(view, (1,)) for view in views])).float()
+    theirs = plain(engine).forward(Step([Row(view, (1,)) for view in twins])).float()
+    adapter = engine.adapter
+    return compare(ours[: len(twins)], theirs, adapter.dtype, adapter.num_layers)
+
+
+def compare(ours: Tensor, theirs: Tensor, dtype: torch.dtype, num_layers: int) -> Verdict:
+    """Two tensors of logits of a network so deep."""
+    error = (ours - theirs).square().mean().sqrt() / theirs.square().mean().sqrt()
+    return Verdict(_rounded(error), round(STEP_TOLERANCE[dtype] * num_layers**0.5, 6))
+
+
+def _rounded(error: Tensor) -> float:
+    return float(f"{float(error):.3g}")

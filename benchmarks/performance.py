@@ -1,0 +1,315 @@
+"""The tables of docs/performance.md, made from the results of `decode`, `attention` and `prefix`.
+
+A table whose result is not there says so; no number is written by hand. The targets are in `targets.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.results import RESULTS, ROOT
+from benchmarks.shapes import SHAPES
+
+NOTHING_YET = "Not measured yet."
+PLOTS = ROOT / "docs" / "plots"
+Result = dict[str, Any]
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def result(name: str) -> Result | None:
+    """What a result file says; None if it is not there."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def results(part: str) -> Iterator[tuple[str, Result]]:
+    """The results of a part, by the network's name, in the order of the shapes."""
+    for name in SHAPES:
+        found = result(f"{part}_{name}")
+        if found is not None:
+            yield name, found
+
+
+def cell(found: Result | None, kind: str = "cells", **where: Any) -> Result | None:
+    """The line of a kind with these values."""
+    lines = (found or {}).get(kind, [])
+    return next((line for line in lines if all(line[k] == v for k, v in where.items())), None)
+
+
+# -- decode ----------------------------------------------------------------------------------------
+
+
+def _grid(found: Result, show: Callable[[Result], str]) -> list[list[str]]:
+    """One line per team size, one column per history."""
+    lengths = sorted({line["history"] for line in found["cells"]})
+    rows = []
+    for workers in sorted({line["workers"] for line in found["cells"]}):
+        cells = (cell(found, workers=workers, history=length) for length in lengths)
+        rows.append([str(workers), *(show(c) if c else "" for c in cells)])
+    return rows
+
+
+def _decode(show: Callable[[Result], str]) -> str:
+    rows: list[list[str]] = []
+    head: list[str] = []
+    for name, found in results("decode"):
+        if found.get("cells"):
+            lengths = sorted({line["history"] for line in found["cells"]})
+            head = head or ["shapes", "workers", *map(str, lengths)]
+            rows += [[SHAPES[name].title, *row] for row in _grid(found, show)]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+def decode_ms() -> str:
+    """Milliseconds per forward pass, the floor in brackets."""
+    return _decode(lambda line: f"{line['ms']:.2f} ({line['floor_ms']:.2f})")
+
+
+def decode_tokens() -> str:
+    """Tokens per second of all workers together."""
+    return _decode(lambda line: f"{line['tokens_per_second']:.0f}")
+
+
+def breakdown() -> str:
+    """Where a pass goes, in the form of the paper's table 2."""
+    rows = []
+    for name, found in results("decode"):
+        layers = SHAPES[name].num_layers
+        for line in found.get("breakdown", []):
+            if "ms_attention" not in line:
+                continue
+            rows.append(
+                [
+                    SHAPES[name].title,
+                    str(line["history"]),
+                    str(line["workers"]),
+                    f"{1e3 * line['ms_attention'] / layers:.1f}",
+                    *(f"{line[f'ms_{part}']:.2f}" for part in ("attention", "linears", "rest")),
+                    f"{line['ms_idle']:.3f}",
+                    _host(line),
+                    f"{line['ms']:.2f}",
+                ]
+            )
+    head = ["shapes", "history", "workers", "attention, µs a layer", "attention", "linears", "rest"]
+    return table([*head, "idle", "set-up on the host", "pass"], rows) if rows else NOTHING_YET
+
+
+def _host(line: Result) -> str:
+    parts = [line[f"ms_{part}"] for part in ("plan", "prepare") if line[f"ms_{part}"] is not None]
+    return f"{sum(parts):.3f}" if parts else "none"
+
+
+def start_up() -> str:
+    """What is paid before the first of these passes."""
+    rows = [
+        [
+            SHAPES[name].title,
+            found["backend"],
+            f"{found['load_seconds']:.1f}",
+            str(found["num_graphs"]),
+            f"{found['seconds_recording']:.1f}",
+            found["trouble"] or "none",
+        ]
+        for name, found in results("decode")
+        if "num_graphs" in found
+    ]
+    head = ["shapes", "attention", "loading, s", "graphs recorded", "recording all, s", "trouble"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+def decode_peers() -> str:
+    """Hugging Face's own code on the same work."""
+    rows = []
+    for name, found in results("decode"):
+        for line in found.get("peers", []):
+            workers, history = line["workers"], line["history"]
+            ours = cell(found, workers=workers, history=history)
+            mine = f"{ours['ms']:.2f}" if ours else ""
+            times = f"{line['ms'] / ours['ms']:.1f} ×" if ours else ""
+            start = f"{line['start_seconds']:.0f}" if line["peer"] != "eager" else ""
+            words = [SHAPES[name].title, line["peer"], str(history), str(workers)]
+            rows.append([*words, f"{line['ms']:.2f}", mine, times, start])
+    head = [
+        "shapes",
+        "peer",
+        "history",
+        "workers, or batch",
+        "ms",
+        "ours, ms",
+        "ratio",
+        "start-up, s",
+    ]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+def _attention(family: str, first: list[str], words: Callable[[str], list[str]]) -> str:
+    found = result(f"attention_{family}")
+    if not found or not found.get("cells"):
+        return NOTHING_YET
+    peers = list(dict.fromkeys(line["peer"] for line in found.get("peers", [])))
+    rows = []
+    for line in found["cells"]:
+        of_limit = f"{line['of_limit']:.0%}" if line["of_limit"] is not None else ""
+        others = (cell(found, "peers", name=line["name"], peer=peer) for peer in peers)
+        rows.append(
+            [
+                *words(line["name"]),
+                f"{line['us']:.1f}",
+                f"{line['us_warm']:.1f}",
+                f"{line['us_limit']:.1f}",
+                of_limit,
+                *(f"{other['us']:.1f}" if other else "" for other in others),
+            ]
+        )
+    return table([*first, "ours, flushed", "ours, warm", "limit", "of the limit", *peers], rows)
+
+
+def attention_teams() -> str:
+    """Teams over a common block."""
+    return _attention("teams", ["common block", "workers"], str.split)
+
+
+def attention_prefixes() -> str:
+    """Hydragen's grid."""
+    return _attention("prefixes", ["batch", "prefix", "suffix"], str.split)
+
+
+def attention_trees() -> str:
+    """Trees and forests."""
+    return _attention("trees", ["nodes _ tokens per level"], lambda name: [f"`{name}`"])
+
+
+# -- prefix ----------------------------------------------------------------------------------------
+
+
+def prefix() -> str:
+    """Throughput of many completions, the ceiling without attention, and what is lost to it."""
+    rows = []
+    for name, found in results("prefix"):
+        for line in found.get("cells", []):
+            batch, length = line["batch"], line["prefix"]
+            ceiling = cell(found, "ceiling", batch=batch)
+            apart = cell(found, "unshared", batch=batch, prefix=length)
+            ours = line["tokens_per_second"]
+            rows.append(
+                [
+                    SHAPES[name].title,
+                    str(batch),
+                    str(length),
+                    f"{ours / 1e3:.2f}",
+                    f"{ceiling['tokens_per_second'] / 1e3:.2f}" if ceiling else "",
+                    f"{ours / ceiling['tokens_per_second']:.0%}" if ceiling else "",
+                    f"{line['ms_first']:.1f} → {line['ms_last']:.1f}",
+                    f"{apart['tokens_per_second'] / 1e3:.2f}" if apart else "",
+                ]
+            )
+    head = [
+        "shapes",
+        "batch",
+        "prefix",
+        "thousand tokens/s",
+        "ceiling",
+        "of it",
+        "ms, first → last",
+    ]
+    return table([*head, "nothing shared"], rows) if rows else NOTHING_YET
+
+
+# -- evidence --------------------------------------------------------------------------------------
+
+
+def _measured() -> Iterator[tuple[str, Result]]:
+    """Every result of this page, by the name of its file."""
+    for part in ("attention", "decode", "prefix"):
+        for path in sorted(RESULTS.glob(f"{part}_*.json")):
+            yield path.stem, json.loads(path.read_text(encoding="utf-8"))
+
+
+def _words(line: Result) -> str:
+    return ", ".join(f"{key} {value}" for key, value in line.items() if key != "gate")
+
+
+def gates() -> str:
+    """The largest errors that were found, and how much was allowed."""
+    worst: dict[tuple[str, str], tuple[float, float, int]] = {}
+    for stem, found in _measured():
+        for what, gate in _gates_of(found):
+            error, _, count = worst.get((stem, what), (0.0, 0.0, 0))
+            worst[stem, what] = (max(error, gate["error"]), gate["tolerance"], count + 1)
+    rows = [
+        [stem, what, str(count), f"{error:.2g}", f"{tolerance:.2g}"]
+        for (stem, what), (error, tolerance, count) in worst.items()
+    ]
+    head = ["result", "check", "times", "largest error", "allowed"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+def _gates_of(found: Result) -> Iterator[tuple[str, Result]]:
+    for line in (*found.get("cells", []), *found.get("unshared", [])):
+        gate = line.get("gate", {})
+        if "error" in gate:
+            yield "op against float64", gate
+        else:
+            yield from ((_CHECKS[name], verdict) for name, verdict in gate.items())
+    for line in found.get("against_hf", []):
+        yield "step against Hugging Face", line
+
+
+_CHECKS = {"op": "op against float64", "step": "step against plain torch"}
+
+
+def left_out() -> str:
+    """What was not measured, and why."""
+    rows = []
+    for stem, found in _measured():
+        rows += [[stem, line["what"], line["why"]] for line in found.get("left_out", [])]
+        rows += [[stem, _words(line), "a red gate"] for line in found.get("red", [])]
+    return table(["result", "what", "why"], rows) if rows else "Nothing."
+
+
+def speed_sources() -> str:
+    """Where, when, with what and how the numbers came about."""
+    lines = []
+    for stem, found in _measured():
+        versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+        lines.append(
+            f"- {stem}: {found['date']}, commit {found['commit']}, {found['hardware']}; "
+            f"{versions}; `{found['command']}`"
+        )
+    return "\n".join(lines) or NOTHING_YET
+
+
+def plots() -> str:
+    """The pictures that `benchmarks/plots.py` has drawn."""
+    drawn = sorted(PLOTS.glob("*.svg")) if PLOTS.exists() else []
+    return "\n\n".join(f"![{path.stem}](plots/{path.name})" for path in drawn) or NOTHING_YET
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    made.__name__: made
+    for made in (
+        decode_ms,
+        decode_tokens,
+        breakdown,
+        start_up,
+        decode_peers,
+        attention_teams,
+        attention_prefixes,
+        attention_trees,
+        prefix,
+        gates,
+        left_out,
+        speed_sources,
+        plots,
+    )
+}

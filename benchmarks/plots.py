@@ -1,0 +1,101 @@
+"""The pictures of docs/performance.md, drawn from the results: small SVG files, the same every time.
+
+python -m benchmarks.plots
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+from benchmarks.performance import PLOTS, cell, results
+from benchmarks.shapes import SHAPES
+
+_SETTINGS: dict[str, Any] = {
+    "svg.hashsalt": "manyhands",  # names of elements come from it, not from chance
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+}
+
+
+def draw(folder: Path = PLOTS) -> list[Path]:
+    """Draw what has been measured."""
+    mpl.use("Agg")
+    with mpl.rc_context(_SETTINGS):
+        return [path for path in (_decode(folder), _prefix(folder)) if path is not None]
+
+
+def _decode(folder: Path) -> Path | None:
+    """Milliseconds per pass over the history, one panel a network, one line a team."""
+    from matplotlib import pyplot
+
+    measured = [(name, found) for name, found in results("decode") if found.get("cells")]
+    if not measured:
+        return None
+    figure, axes = pyplot.subplots(
+        1, len(measured), figsize=(3.2 * len(measured), 3.0), squeeze=False
+    )
+    for axis, (name, found) in zip(axes[0], measured, strict=True):
+        for workers in sorted({line["workers"] for line in found["cells"]}):
+            lines = [line for line in found["cells"] if line["workers"] == workers]
+            histories = [line["history"] for line in lines]
+            axis.plot(histories, [line["ms"] for line in lines], marker="o", ms=3, label=workers)
+        floors = [line for line in found["cells"] if line["workers"] == 1]
+        axis.plot(
+            [line["history"] for line in floors],
+            [line["floor_ms"] for line in floors],
+            color="0.5",
+            linestyle="--",
+            label="floor of 1",
+        )
+        axis.set(title=SHAPES[name].title, xlabel="history, tokens", xscale="log", ylim=(0, None))
+    axes[0][0].set_ylabel("ms per forward pass")
+    axes[0][-1].legend(title="workers", fontsize=7)
+    return _save(figure, folder / "decode.svg")
+
+
+def _prefix(folder: Path) -> Path | None:
+    """Thousand tokens per second over the prefix, one panel a network, ceilings dashed."""
+    from matplotlib import pyplot
+
+    measured = [(name, found) for name, found in results("prefix") if found.get("cells")]
+    if not measured:
+        return None
+    figure, axes = pyplot.subplots(
+        1, len(measured), figsize=(3.6 * len(measured), 3.0), squeeze=False
+    )
+    for axis, (name, found) in zip(axes[0], measured, strict=True):
+        for batch in sorted({line["batch"] for line in found["cells"]}, reverse=True):
+            lines = [line for line in found["cells"] if line["batch"] == batch]
+            rates = [line["tokens_per_second"] / 1e3 for line in lines]
+            drawn = axis.plot(
+                [line["prefix"] for line in lines], rates, marker="o", ms=3, label=batch
+            )
+            ceiling = cell(found, "ceiling", batch=batch)
+            if ceiling is not None:
+                height = ceiling["tokens_per_second"] / 1e3
+                axis.axhline(height, color=drawn[0].get_color(), linestyle="--", lw=0.8)
+        axis.set(title=SHAPES[name].title, xlabel="prefix, tokens", xscale="log", ylim=(0, None))
+        axis.legend(title="batch", fontsize=7)
+    axes[0][0].set_ylabel("thousand tokens per second")
+    return _save(figure, folder / "prefix.svg")
+
+
+def _save(figure: Any, path: Path) -> Path:
+    from matplotlib import pyplot
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+    return path
+
+
+if __name__ == "__main__":
+    for drawn_path in draw():
+        print(drawn_path)

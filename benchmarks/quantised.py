@@ -1,0 +1,269 @@
+"""Quantised weights: what they cost in accuracy, and what a layer's products take.
+
+    python -m benchmarks.quantised              both, under two minutes on one GPU
+    python -m benchmarks.quantised --tune       the tiles of the four-bit kernel too, for its rule of thumb
+
+`products`: the linear layers of one layer of a network, one after the other, through so many copies that no
+weight is still in a cache when it is needed again; beside each the floor, which is reading its bytes at
+the speed of a copy. `accuracy`: the same text through the ordinary and the quantised network, each
+token with the ordinary one's past (KL divergence per token, agreement of the likeliest token), and the
+bundled model's lists, answered anew. Random networks stand for sizes, not for what training makes robust.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.results import Clock, Results, parser
+from benchmarks.shapes import SHAPES, TINY, Shape
+from benchmarks.timing import milliseconds
+from manyhands import Engine, SoloSettings, bundled, model_prompt, sequential
+from manyhands.evaluation.bench import copy_bandwidth
+from manyhands.model.adapter import ModelAdapter
+from manyhands.model.dummy import dummy_model
+from manyhands.model.loading import load_adapter
+from manyhands.model.quantise import KINDS, quantise_network
+from manyhands.model.quantised import Quantised
+from manyhands.model.self_test import exact_attention
+from manyhands.strategies.settings import EndSettings
+from manyhands.tasks.graders import grade_list
+from manyhands.tasks.problem_list import problem_list
+
+TOKENS = (1, 4, 16, 64)
+NAMES = ("qkv", "o", "gate_up", "down")
+_CACHE_BYTES = 3 << 26  # three times the second-level cache of an H200
+_LAYERS = 4  # of the random networks whose accuracy is looked at
+
+
+class Measurement:
+    """One run of this benchmark."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.device = torch.device(arguments.device)
+        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.clock = Clock(arguments.minutes)
+        self.results = Results("quantised", arguments, self.clock)
+        self.speed = copy_bandwidth(self.device)
+        self.results.put(copy_bytes_per_second=round(self.speed), dtype=str(self.dtype))
+        names = ("qwq-32b", "qwen3-8b")
+        self.shapes = [TINY] if arguments.tiny else [SHAPES[name] for name in names]
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def products(self, shape: Shape) -> None:
+        """Every product of one layer, in every kind of weights."""
+        for name, (inputs, outputs) in zip(NAMES, shape.products()[:4], strict=True):
+            for kind in ("ordinary", *KINDS):
+                layers = list(self._copies(kind, inputs, outputs))
+                if not layers:
+                    self.results.leave_out(f"{shape.title} {name} {kind}", "odd number of inputs")
+                    continue
+                for tokens in TOKENS:
+                    self._product(shape, name, kind, layers, tokens)
+
+    def _product(
+        self, shape: Shape, name: str, kind: str, layers: list[nn.Module], tokens: int
+    ) -> None:
+        inputs: Any = layers[0].in_features
+        x = torch.randn(1, tokens, inputs, device=self.device, dtype=self.dtype)
+        with torch.inference_mode():
+            ms = milliseconds(lambda: [layer(x) for layer in layers], self.device) / len(layers)
+        size = num_bytes(layers[0])
+        floor = 1e3 * size / self.speed
+        self.results.add(
+            "products",
+            model=shape.title,
+            product=name,
+            weights=kind,
+            tokens=tokens,
+            bytes=size,
+            us=round(1e3 * ms, 2),
+            floor_us=round(1e3 * floor, 2),
+        )
+
+    def _copies(self, kind: str, inputs: int, outputs: int) -> Iterator[nn.Module]:
+        """As many layers as do not fit the cache together; none if the kind cannot hold them."""
+        small = 1 << 12 if self.arguments.tiny else _CACHE_BYTES
+        total = 0
+        while total < small:
+            shell = nn.Linear(inputs, outputs, bias=False, device="meta", dtype=self.dtype)
+            if kind == "ordinary":
+                layer: Any = shell.to_empty(device=self.device)
+                layer.weight.data.normal_(std=0.02)
+            elif inputs % 32 or outputs % 16:
+                return
+            else:
+                layer = KINDS[kind].empty(shell).to_empty(device=self.device)
+                layer.fill(0.02)
+            total += num_bytes(layer)
+            yield layer
+
+    def tune(self, shape: Shape) -> None:
+        """The four-bit kernel with many tiles; the best for each product and number of tokens."""
+        from manyhands.model.kernels.w4a16 import Tiles, choose_tiles, product
+
+        for name, (inputs, outputs) in zip(NAMES, shape.products()[:4], strict=True):
+            layers: list[Any] = list(self._copies("int4", inputs, outputs))
+            for tokens in TOKENS:
+                x = torch.randn(tokens, inputs, device=self.device, dtype=self.dtype)
+                wide = min(64, max(16, tokens))
+                grid = [
+                    Tiles(outputs=rows, tokens=wide, parts=parts, warps=warps, stages=stages)
+                    for rows in (64, 128)
+                    for parts in (1, 2, 4, 8)
+                    for warps in (4, 8)
+                    for stages in (3, 5)
+                ]
+                timed = []
+                for tiles in grid:
+
+                    def work(
+                        x: Tensor = x, tiles: Tiles = tiles, layers: list[Any] = layers
+                    ) -> None:
+                        for layer in layers:
+                            parts = (layer.packed, layer.scales, layer.zeros, None)
+                            product(x, *parts, layer.group, layer.arrived, tiles)
+
+                    timed.append((milliseconds(work, self.device) / len(layers), tiles))
+                best = min(timed, key=lambda pair: pair[0])
+                chosen = choose_tiles(tokens, outputs, inputs // layers[0].group, self.device)
+                self.results.add(
+                    "tiles",
+                    model=shape.title,
+                    product=name,
+                    tokens=tokens,
+                    us=round(1e3 * best[0], 2),
+                    best=str(best[1]),
+                    chosen=str(chosen),
+                    chosen_us=next((round(1e3 * ms, 2) for ms, t in timed if t == chosen), None),
+                )
+
+    # -- accuracy ----------------------------------------------------------------------------------
+
+    def bundled_model(self, lists: int) -> None:
+        """Lists of the bundled model: its logits over its own text, and its answers anew."""
+        exact = Lists(load_adapter(bundled.path(), device=self.device, dtype="float32"), lists)
+        self.results.add("accuracy", model="bundled", weights="ordinary", right=exact.right)
+        for kind in KINDS:
+            network = load_adapter(
+                bundled.path(), device=self.device, dtype="float32", quantise=kind
+            )
+            ours = Lists(network, lists)
+            facts = compare(exact.adapter, ours.adapter, exact.texts)
+            size = round(weight_bytes(ours.adapter) / weight_bytes(exact.adapter), 3)
+            self.results.add(
+                "accuracy", model="bundled", weights=kind, right=ours.right, size=size, **facts
+            )
+
+    def random_model(self, shape: Shape) -> None:
+        """A few layers of the real shape, random, ordinary and quantised from the same numbers."""
+        config = load_config(shape, min(_LAYERS, shape.num_layers))
+        tokens = torch.randint(0, config.vocab_size, (128,), device=self.device)
+        for kind in KINDS:
+            networks = [
+                ModelAdapter(dummy_model(config, device=self.device, dtype=self.dtype))
+                for _ in range(2)
+            ]
+            quantise_network(networks[1].model, kind, self.device)
+            facts = compare(*networks, [tokens])
+            self.results.add(
+                "accuracy", model=f"{shape.title}, {_LAYERS} layers", weights=kind, **facts
+            )
+
+
+class Lists:
+    """What a network answers to some lists, greedily, and the texts it wrote."""
+
+    def __init__(self, loaded: tuple[ModelAdapter, Any], count: int) -> None:
+        self.adapter, tokenizer = loaded
+        engine = Engine(self.adapter, tokenizer, memory_tokens=1 << 15)
+        words, text = model_prompt(bundled.path()), engine.text
+        assert text is not None
+        settings = SoloSettings(1000, end=EndSettings(reply=False))
+        asked = [problem_list(random.Random(f"quantised/{n}"), 5, "bare") for n in range(count)]
+        answers = engine.run_all([sequential(one.question, text, settings, words) for one in asked])
+        scores = [
+            grade_list(answer.answer, one.gold).value
+            for one, answer in zip(asked, answers, strict=True)
+        ]
+        self.right = round(sum(scores) / count, 4)
+        self.texts = [
+            torch.tensor(
+                [*text.chat_prompt(words.solo_message(one.question)), *text.encode(answer.text)],
+                device=self.adapter.device,
+            )
+            for one, answer in zip(asked, answers, strict=True)
+        ]
+
+
+@torch.inference_mode()
+def compare(exact: ModelAdapter, ours: ModelAdapter, texts: list[Tensor]) -> dict[str, float]:
+    """Logits of two networks over the same tokens."""
+    divergences, agreements, errors = [], [], []
+    for tokens in texts:
+        p, q = (
+            adapter.forward(tokens, None, exact_attention(adapter.ropes)).float()
+            for adapter in (exact, ours)
+        )
+        errors.append((q - p).norm(dim=-1) / p.norm(dim=-1))
+        agreements.append((p.argmax(-1) == q.argmax(-1)).float())
+        p, q = p.log_softmax(-1), q.log_softmax(-1)
+        divergences.append((p.exp() * (p - q)).sum(-1))
+    return {
+        "tokens": sum(len(tokens) for tokens in texts),
+        "logit_error": round(float(torch.cat(errors).mean()), 5),
+        "kl": round(float(torch.cat(divergences).mean()), 6),
+        "agreement": round(float(torch.cat(agreements).mean()), 5),
+    }
+
+
+def load_config(shape: Shape, layers: int) -> Any:
+    """The configuration of this shape with fewer layers."""
+    from transformers import AutoConfig
+
+    facts = {**shape.config, "num_hidden_layers": layers}
+    return AutoConfig.for_model(facts.pop("model_type"), **facts)
+
+
+def num_bytes(layer: nn.Module) -> int:
+    """Bytes that one product reads of its weights."""
+    held = [*layer.parameters(), *(b for name, b in layer.named_buffers() if name != "arrived")]
+    return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+
+def weight_bytes(adapter: ModelAdapter) -> int:
+    """Bytes of the decoder layers' linear layers."""
+    kinds = (nn.Linear, Quantised)
+    layers: Any = adapter.model.base_model.layers
+    return sum(num_bytes(module) for module in layers.modules() if isinstance(module, kinds))
+
+
+def main(words: list[str] | None = None) -> None:
+    """Measure."""
+    options = parser(__doc__, minutes=3.0)
+    options.add_argument("--tune", action="store_true", help="try many tiles of the int4 kernel")
+    options.add_argument("--lists", type=int, default=48, help="lists for the bundled model")
+    options.add_argument("--parts", default="products,accuracy", help="which, comma-separated")
+    arguments = options.parse_args(words)
+    measurement = Measurement(arguments)
+    if "products" in arguments.parts:
+        for shape in measurement.shapes:
+            measurement.products(shape)
+    if "accuracy" in arguments.parts:
+        measurement.bundled_model(arguments.lists)
+        for shape in measurement.shapes:
+            measurement.random_model(shape)
+    if arguments.tune:
+        for shape in measurement.shapes:
+            measurement.tune(shape)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""The networks that are measured: real shapes, written down here, filled with random numbers.
+
+Speed depends on shapes, not on what was learned, so nothing is downloaded. The longest position is
+raised where a history of 16 384 tokens and a team on top would not fit.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A network in numbers. `config` is what its config.json would say."""
+
+    title: str
+    config: dict[str, Any]
+
+    @property
+    def head_dim(self) -> int:
+        """Head dim of queries, keys and values."""
+        config = self.config
+        return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the network."""
+        return int(self.config["num_hidden_layers"])
+
+    def token_bytes(self, itemsize: int) -> int:
+        """Bytes of keys and values of one token, over all layers."""
+        heads = int(self.config["num_key_value_heads"])
+        return 2 * self.num_layers * heads * self.head_dim * itemsize
+
+    def products(self) -> list[tuple[int, int]]:
+        """Every linear layer of one pass as (in, out), query with key and value, gate with up: in order."""
+        config = self.config
+        hidden, inner = config["hidden_size"], config["intermediate_size"]
+        heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        layer = [
+            (hidden, (heads + 2 * kv_heads) * self.head_dim),
+            (heads * self.head_dim, hidden),
+            (hidden, 2 * inner),
+            (inner, hidden),
+        ]
+        return [*(layer * self.num_layers), (hidden, config["vocab_size"])]
+
+    def write(self, folder: Path) -> Path:
+        """The configuration as a model folder, to be loaded with dummy weights."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
+        return folder
+
+
+def _shape(title: str, model_type: str, architecture: str, **config: Any) -> Shape:
+    common = {
+        "model_type": model_type,
+        "architectures": [architecture],
+        "dtype": "bfloat16",
+        "rope_theta": 1e6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "use_cache": True,
+    }
+    return Shape(title, {**common, **config})
+
+
+_LLAMA = {"rms_norm_eps": 1e-5, "vocab_size": 32016, "max_position_embeddings": 32768}
+
+SHAPES: dict[str, Shape] = {
+    "qwen3-8b": _shape(
+        "Qwen3-8B",
+        "qwen3",
+        "Qwen3ForCausalLM",
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        rms_norm_eps=1e-6,
+        vocab_size=151936,
+        max_position_embeddings=40960,
+    ),
+    "qwq-32b": _shape(
+        "QwQ-32B",
+        "qwen2",
+        "Qwen2ForCausalLM",
+        hidden_size=5120,
+        intermediate_size=27648,
+        num_hidden_layers=64,
+        num_attention_heads=40,
+        num_key_value_heads=8,
+        rms_norm_eps=1e-5,
+        vocab_size=152064,
+        max_position_embeddings=40960,
+        use_sliding_window=False,
+    ),
+    "codellama-7b": _shape(
+        "CodeLlama-7b",
+        "llama",
+        "LlamaForCausalLM",
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        **_LLAMA,
+    ),
+    "codellama-13b": _shape(
+        "CodeLlama-13b",
+        "llama",
+        "LlamaForCausalLM",
+        hidden_size=5120,
+        intermediate_size=13824,
+        num_hidden_layers=40,
+        num_attention_heads=40,
+        num_key_value_heads=40,
+        **_LLAMA,
+    ),
+}
+TINY = _shape(
+    "tiny",
+    "qwen3",
+    "Qwen3ForCausalLM",
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-6,
+    vocab_size=64,
+    max_position_embeddings=1024,
+)

@@ -1,0 +1,161 @@
+"""Attention alone: who reads what, laid out in memory, and the two limits of the machine.
+
+A situation is a plan over random keys and values of one layer, and one query per row. Three families:
+a team over a common block (combined views), many completions of one prompt (Hydragen's grid), and trees
+and forests. A tree is written as in `1,2,64_1024,256,256`: nodes on each level, tokens of a node on each
+level; a node's parent is the one at the same share of the level above; the last level's nodes are the
+rows. `~` before a number of tokens means that they differ from node to node, by half in either direction.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyhands.attention.attend import LayerCall
+from manyhands.attention.rotary import Rope
+from manyhands.cache.block import Block
+from manyhands.cache.pages import PagePool
+from manyhands.cache.plan import Plan
+from manyhands.cache.planner import Planner
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+
+PAGE_SIZE = 64  # what the kernels get (engine/backends.py)
+TREES = (
+    "1,10_4096,416",
+    "1,256_256,32",
+    "1,1024_2048,32",
+    "1,2,64_1024,256,256",
+    "1,8,512_512,512,256",
+    "1,4,16,512_1024,256,128,32",
+    "1,16,32,64,256,1024_256,128,64,32,32,32",
+    "2,8,16,256_256,256,32,32",
+    "256_4096",
+    # the same in spirit: few rows, chains, wide forests, long leaves, ragged nodes
+    "1,4_16384,128",
+    "1,1,1,8_4096,2048,1024,64",
+    "1,2,4,8_8192,1024,256,64",
+    "4,64_4096,128",
+    "16,512_1024,64",
+    "64,1024_512,32",
+    "1,64_128,1024",
+    "1,32_~8192,~512",
+    "1,8,256_~2048,~256,~128",
+    "8,128_~2048,~128",
+    "512_~512",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Situation:
+    """One layer's work: q [T, H, D], keys and values [S, G, D] at the plan's slots."""
+
+    plan: Plan
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    rope: Rope
+
+    @property
+    def call(self) -> LayerCall:
+        """What the layer asks."""
+        return LayerCall(layer=0, scaling=self.q.shape[-1] ** -0.5)
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Every key and value in use once, the queries, the outputs."""
+        kv = 2 * self.plan.num_keys_loaded * self.keys[0].numel() * self.keys.element_size()
+        return kv + 2 * self.q.numel() * self.q.element_size()
+
+    @cached_property
+    def num_operations(self) -> int:
+        """Two products per (query head, key) pair that is read."""
+        return 4 * self.q.shape[1] * self.q.shape[2] * self.plan.num_keys_read
+
+
+def lay_out(
+    views: Sequence[View],
+    heads: tuple[int, int],
+    head_dim: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Situation:
+    """A situation of these views: each row feeds one token; every block gets random keys."""
+    blocks = list(dict.fromkeys(block for view in views for block in view.blocks))
+    pages = sum(-(-(block.num_tokens + 1) // PAGE_SIZE) for block in blocks)
+    pool = PagePool(pages + 1, PAGE_SIZE)
+    pool.reserve((block, block.num_tokens) for block in blocks)
+    plan = Planner(pool).plan(Step([Row(view, (0,)) for view in views]))
+    num_heads, num_kv_heads = heads
+    shape = (pool.num_slots, num_kv_heads, head_dim)
+    keys, values = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
+    q = torch.randn(len(views), num_heads, head_dim, device=device).to(dtype)
+    exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
+    return Situation(plan, q, keys, values, Rope(1e6**-exponents, head_dim))
+
+
+def block_of(num_tokens: int) -> Block:
+    """A block that is `num_tokens` long."""
+    block = Block()
+    block.tokens.extend([0] * num_tokens)
+    return block
+
+
+def team(workers: int, common: int, desk: int) -> list[View]:
+    """A common block and everybody's desk, one's own last."""
+    shared = block_of(common)
+    desks = [block_of(desk - 1) for _ in range(workers)]
+    return [View([shared, *(d for d in desks if d is not own), own]) for own in desks]
+
+
+def completions(batch: int, prefix: int, suffix: int) -> list[View]:
+    """Many rows over one prefix. A suffix counts the token that is fed, so it is at least 1."""
+    shared = block_of(prefix)
+    return [View([shared, block_of(max(0, suffix - 1))]) for _ in range(batch)]
+
+
+def tree(shape: str) -> list[View]:
+    """The views of a tree's or forest's leaves; see the head of this file."""
+    counts, sizes = (part.split(",") for part in shape.split("_"))
+    rng = random.Random(shape)
+    paths: list[list[Block]] = [[]]
+    for level, (count, size) in enumerate(zip(counts, sizes, strict=True)):
+        is_leaf = level == len(counts) - 1
+        nodes = int(count)
+        paths = [
+            [*paths[node * len(paths) // nodes], block_of(_tokens(size, rng) - is_leaf)]
+            for node in range(nodes)
+        ]
+    return [View(path) for path in paths]
+
+
+def _tokens(size: str, rng: random.Random) -> int:
+    mean = int(size.removeprefix("~"))
+    return rng.randint(mean // 2, mean + mean // 2) if size.startswith("~") else mean
+
+
+def shrunk(shape: str, by: int) -> str:
+    """The same tree with fewer tokens and nodes, for tests."""
+    counts, sizes = (part.split(",") for part in shape.split("_"))
+    fewer = (str(max(1, int(count) // by)) for count in counts)
+    shorter = (
+        size[: len(size) - len(size.removeprefix("~"))]
+        + str(max(2, int(size.removeprefix("~")) // by))
+        for size in sizes
+    )
+    return ",".join(fewer) + "_" + ",".join(shorter)
+
+
+def slots_of(plan: Plan, strip: int, low: int, high: int) -> np.ndarray:
+    """The slots of a strip's indices."""
+    index = np.arange(low, high)
+    return plan.reads.pages[strip][index // plan.page_size] * plan.page_size + (
+        index % plan.page_size
+    )

@@ -1,0 +1,45 @@
+"""The (token, read) pairs of a plan: one query meeting one stretch of one strip.
+
+A row with three new tokens that reads two strips makes six entries. They are sorted by strip, so that
+whoever computes can load a strip's keys once for all the entries that stand together.
+
+    E  entries
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from manyhands.cache.pages import Ints
+from manyhands.cache.plan import Plan
+
+
+class Entries(NamedTuple):
+    """All arrays [E]."""
+
+    token: Ints  # packed index of the query
+    read: Ints  # which of the plan's reads
+    angle: Ints  # position - base: rotates the query, and is the last key it may see
+    low: Ints
+    high: Ints
+    strip_indptr: Ints  # [strips + 1], in entries
+
+    @classmethod
+    def of(cls, plan: Plan) -> Entries:
+        """The pairs of `plan`, in the order of its reads, the tokens of a row in theirs."""
+        reads = plan.reads
+        sizes = np.diff(plan.row_indptr)[reads.row]  # tokens of the reading row
+        ends = np.cumsum(sizes)
+        within = np.arange(ends[-1]) - np.repeat(ends - sizes, sizes)
+        read = np.repeat(np.arange(len(sizes)), sizes)
+        token = np.repeat(plan.row_indptr[reads.row], sizes) + within
+        return cls(
+            token=token,
+            read=read,
+            angle=plan.positions[token] - reads.base[read],
+            low=reads.low[read],
+            high=reads.high[read],
+            strip_indptr=np.concatenate(([0], ends))[reads.strip_indptr],
+        )

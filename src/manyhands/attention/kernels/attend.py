@@ -1,0 +1,214 @@
+"""The attention kernel: one item of the work list and one key/value head per program.
+
+The tile's rows are its entries times the query heads of the group: row m is head m % r of entry m // r.
+A query is rotated by its entry's angle when it is loaded; keys lie rotated in memory. Keys are walked
+in tiles, softmax is kept running (largest score, sum, weighted values), scores in float32 and in units
+of log 2. In large tiles, where arithmetic is what takes time, nothing is masked as long as every row
+sees every key; only the edges are (first and last keys, the causal diagonal, a window's end). Small
+tiles wait for memory anyway, and mask everywhere.
+
+    r  query heads per key/value head      D, Dv  head dims
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from manyhands.attention.kernels.pairs import pair_offsets
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _scores(x, y, k1, k2, softcap, HAS_SOFTCAP: tl.constexpr):
+    """Scores of a tile in units of log 2, float32; the queries are scaled already."""
+    scores = tl.dot(x, tl.trans(k1), input_precision="ieee")
+    scores = tl.dot(y, tl.trans(k2), acc=scores, input_precision="ieee")
+    if HAS_SOFTCAP:
+        # tanh by exp: 1 - 2 / (e^2z + 1), which is right at both ends
+        scores = softcap * (1 - 2 / (tl.exp2(scores / softcap * LOG2E * 2) + 1)) * LOG2E
+    return scores
+
+
+@triton.jit
+def _page(pages, page_at, key, n, end, PAGE: tl.constexpr, KEYS: tl.constexpr):
+    """The page of the tile that begins at `key`, or of each of its keys where pages are smaller.
+
+    Keys from `end` on are nobody's; for them any page of the strip will do.
+    """
+    if PAGE % KEYS == 0:
+        return tl.load(pages + page_at + key // PAGE)
+    else:
+        return tl.load(pages + page_at + tl.minimum(key + n, end - 1) // PAGE)
+
+
+@triton.jit
+def _slots(page, key, n, PAGE: tl.constexpr, KEYS: tl.constexpr):
+    """Slots [KEYS] of the tile that begins at `key`."""
+    if PAGE % KEYS == 0:
+        return page.to(tl.int64) * PAGE + key % PAGE + n
+    else:
+        return page.to(tl.int64) * PAGE + (key + n) % PAGE
+
+
+@triton.jit
+def attend_kernel(
+    q,
+    keys,
+    values,
+    cos,  # [E, D / 2] float32
+    sin,
+    entry_token,
+    entry_angle,
+    entry_low,
+    entry_high,
+    entry_partial,
+    items,  # [I, 6], see work.py
+    pages,
+    partials,  # [P, H, Dv] float32; or the output [T, H, Dv] itself, if every token has one partial
+    lses,  # [P, H] float32, in units of log 2
+    q_token,
+    q_head,
+    scaling,
+    softcap,
+    window,
+    GROUP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    PAGE: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    DIRECT: tl.constexpr,
+    SPLIT: tl.constexpr,  # walk the tiles without masks apart from those with
+    DOT: tl.constexpr,  # the dtype that products are made in
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    HALF: tl.constexpr,
+    VALUE: tl.constexpr,
+):
+    """Program (item, key/value head)."""
+    item = items + tl.program_id(0) * 6
+    count = tl.load(item + 1)
+    if count == 0:  # padding of the list
+        return
+    kv_head = tl.program_id(1)
+    first_entry = tl.load(item)
+    key_start, key_end = tl.load(item + 2), tl.load(item + 3)
+    page_at, chunk = tl.load(item + 4), tl.load(item + 5)
+
+    m = tl.arange(0, ROWS)
+    is_row = m // GROUP < count
+    entry = first_entry + tl.minimum(m // GROUP, count - 1)  # rows to spare repeat the last entry
+    head = kv_head * GROUP + m % GROUP
+    token = tl.load(entry_token + entry)
+    angle = tl.load(entry_angle + entry)
+    low, high = tl.load(entry_low + entry), tl.load(entry_high + entry)
+    last = tl.minimum(high, angle + 1)  # one past the last key of each row
+    if HAS_WINDOW:
+        low = tl.maximum(low, angle - window + 1)
+
+    # What any row sees lies between `start` and `end`; what all of them see ...
+    start = tl.maximum(key_start, tl.min(low, 0) // KEYS * KEYS)
+    end = tl.minimum(key_end, tl.max(last, 0))
+    # ... between `all_start` and `all_end`, in whole tiles.
+    all_start = (tl.maximum(tl.max(low, 0), start) + KEYS - 1) // KEYS * KEYS
+    all_end = tl.minimum(tl.min(last, 0), end) // KEYS * KEYS
+    all_end = tl.maximum(all_end, all_start)
+
+    i = tl.arange(0, HALF)
+    first, second = pair_offsets(i, HEAD_DIM, ROTARY_DIM, INTERLEAVED)
+    is_pair = (i < HEAD_DIM // 2)[None, :]
+    source = q + token.to(tl.int64)[:, None] * q_token + head[:, None] * q_head
+    x = tl.load(source + first[None, :], mask=is_pair, other=0.0).to(tl.float32)
+    y = tl.load(source + second[None, :], mask=is_pair, other=0.0).to(tl.float32)
+    turn = entry.to(tl.int64)[:, None] * (HEAD_DIM // 2) + i[None, :]
+    if not HAS_SOFTCAP:
+        scaling *= LOG2E
+    c = tl.load(cos + turn, mask=is_pair, other=1.0) * scaling
+    s = tl.load(sin + turn, mask=is_pair, other=0.0) * scaling
+    # rounded as memory rounds its keys
+    dtype = q.dtype.element_ty
+    x, y = (x * c - y * s).to(dtype).to(DOT), (y * c + x * s).to(dtype).to(DOT)
+
+    n = tl.arange(0, KEYS)
+    d = tl.arange(0, VALUE)
+    largest = tl.full([ROWS], -1e30, dtype=tl.float32)
+    total = tl.zeros([ROWS], dtype=tl.float32)
+    summed = tl.zeros([ROWS, VALUE], dtype=tl.float32)
+
+    if SPLIT:
+        # Enough arithmetic that masks would cost: first the tiles that every row sees all of ...
+        page = _page(
+            pages, page_at, tl.where(all_start < all_end, all_start, key_start), n, end, PAGE, KEYS
+        )
+        for key in range(all_start, all_end, KEYS):
+            slot = _slots(page, key, n, PAGE, KEYS)
+            # Looked up one turn ahead: keys are loaded without waiting for their page's number.
+            page = _page(pages, page_at, tl.minimum(key + KEYS, all_end - KEYS), n, end, PAGE, KEYS)
+            at = keys + (slot[:, None] * NUM_KV_HEADS + kv_head) * HEAD_DIM
+            k1 = tl.load(at + first[None, :], mask=is_pair, other=0.0).to(DOT)
+            k2 = tl.load(at + second[None, :], mask=is_pair, other=0.0).to(DOT)
+            at = values + (slot[:, None] * NUM_KV_HEADS + kv_head) * VALUE_DIM
+            v = tl.load(at + d[None, :], mask=(d < VALUE_DIM)[None, :], other=0.0).to(DOT)
+            scores = _scores(x, y, k1, k2, softcap, HAS_SOFTCAP)
+            new = tl.maximum(largest, tl.max(scores, 1))
+            weights = tl.exp2(scores - new[:, None])
+            kept = tl.exp2(largest - new)
+            total = total * kept + tl.sum(weights, 1)
+            summed = tl.dot(weights.to(DOT), v, acc=summed * kept[:, None], input_precision="ieee")
+            largest = new
+        # ... then those before and behind them.
+        num_before = tl.maximum((tl.minimum(all_start, end) - start + KEYS - 1) // KEYS, 0)
+        num_behind = tl.where(all_start < end, (end - all_end + KEYS - 1) // KEYS, 0)
+    else:
+        num_before = tl.maximum((end - start + KEYS - 1) // KEYS, 0)
+        num_behind = 0
+        all_end = end
+
+    num_edges = num_before + num_behind
+    first_edge = tl.where(num_before > 0, start, tl.where(num_behind > 0, all_end, key_start))
+    edge = _page(pages, page_at, first_edge, n, end, PAGE, KEYS)
+    for tile in range(num_edges):
+        behind = all_end + (tile - num_before) * KEYS
+        key = tl.where(tile < num_before, start + tile * KEYS, behind)
+        slot = _slots(edge, key, n, PAGE, KEYS)
+        next_tile = tl.minimum(tile + 1, num_edges - 1)
+        behind = all_end + (next_tile - num_before) * KEYS
+        next_key = tl.where(next_tile < num_before, start + next_tile * KEYS, behind)
+        edge = _page(pages, page_at, next_key, n, end, PAGE, KEYS)
+        is_key = (key + n) < end
+        at = keys + (slot[:, None] * NUM_KV_HEADS + kv_head) * HEAD_DIM
+        k1 = tl.load(at + first[None, :], mask=is_pair & is_key[:, None], other=0.0).to(DOT)
+        k2 = tl.load(at + second[None, :], mask=is_pair & is_key[:, None], other=0.0).to(DOT)
+        at = values + (slot[:, None] * NUM_KV_HEADS + kv_head) * VALUE_DIM
+        seen_value = (d < VALUE_DIM)[None, :] & is_key[:, None]
+        v = tl.load(at + d[None, :], mask=seen_value, other=0.0).to(DOT)
+        scores = _scores(x, y, k1, k2, softcap, HAS_SOFTCAP)
+        index = (key + n)[None, :]
+        seen = (index >= low[:, None]) & (index < last[:, None]) & is_key[None, :]
+        scores = tl.where(seen, scores, -1e30)
+        new = tl.maximum(largest, tl.max(scores, 1))
+        weights = tl.where(seen, tl.exp2(scores - new[:, None]), 0.0)
+        kept = tl.exp2(largest - new)
+        total = total * kept + tl.sum(weights, 1)
+        summed = tl.dot(weights.to(DOT), v, acc=summed * kept[:, None], input_precision="ieee")
+        largest = new
+
+    seen_any = total > 0
+    summed = summed / tl.where(seen_any, total, 1.0)[:, None]
+    if DIRECT:
+        place = token.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head
+    else:
+        partial = tl.load(entry_partial + entry) + chunk
+        place = partial.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head
+        lse = tl.where(seen_any, largest + tl.log2(tl.where(seen_any, total, 1.0)), -1e30)
+        tl.store(lses + place, lse, mask=is_row)
+    tl.store(
+        partials + place[:, None] * VALUE_DIM + d[None, :],
+        summed.to(partials.dtype.element_ty),
+        mask=is_row[:, None] & (d < VALUE_DIM)[None, :],
+    )

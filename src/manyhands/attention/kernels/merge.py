@@ -1,0 +1,60 @@
+"""Merge the partial results of every token by their log-sum-exp (Hydragen, section 3.1).
+
+Partials and sums are float32, log-sum-exps in units of log 2. A sink (gpt-oss) takes its share of the
+weight and gives no value. A token without partials is padding and gets zeros.
+
+    T  new tokens      P  partials      H  query heads      Dv  value head dim
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def merge_kernel(
+    partials,  # [P, H, Dv] float32
+    lses,  # [P, H] float32
+    partial_indptr,  # [T + 1]
+    sinks,  # [H], or nothing
+    out,  # [T, H, Dv]
+    HAS_SINKS: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE: tl.constexpr,
+    AT_ONCE: tl.constexpr,  # partials looked at together
+):
+    """Program (token, head)."""
+    token, head = tl.program_id(0), tl.program_id(1)
+    start, end = tl.load(partial_indptr + token), tl.load(partial_indptr + token + 1)
+    p = tl.arange(0, AT_ONCE)
+    d = tl.arange(0, VALUE)
+    is_value = d < VALUE_DIM
+
+    largest = -1e30
+    total = 0.0
+    if HAS_SINKS:
+        largest = tl.load(sinks + head).to(tl.float32) * LOG2E
+        total = 1.0
+    summed = tl.zeros([VALUE], dtype=tl.float32)
+    for first in range(start, end, AT_ONCE):
+        index = (first + p).to(tl.int64) * NUM_HEADS + head
+        is_partial = first + p < end
+        lse = tl.load(lses + index, mask=is_partial, other=-1e30)
+        new = tl.maximum(largest, tl.max(lse, 0))
+        weight = tl.where(is_partial, tl.exp2(lse - new), 0.0)
+        x = tl.load(
+            partials + index[:, None] * VALUE_DIM + d[None, :],
+            mask=is_partial[:, None] & is_value[None, :],
+            other=0.0,
+        )
+        kept = tl.exp2(largest - new)
+        summed = summed * kept + tl.sum(x * weight[:, None], 0)
+        total = total * kept + tl.sum(weight, 0)
+        largest = new
+    total = tl.where(total > 0, total, 1.0)
+    target = out + (token.to(tl.int64) * NUM_HEADS + head) * VALUE_DIM + d
+    tl.store(target, (summed / total).to(out.dtype.element_ty), mask=is_value)

@@ -1,0 +1,185 @@
+"""A work list on its device: one buffer of integers, sent in one piece.
+
+Every array of the list has its section in one int32 buffer, so that a pass costs one transfer, however
+many rows it has. A section may be larger than its array: the rest is padding that the kernels skip. With
+sizes fixed that way (`Capacity`), the buffer stays where it is, and a CUDA graph can be replayed over it.
+
+For a graph the buffer also has a twin, `growth`: what is added to it when the same rows are fed one token
+each once more. A step of plain decoding then sends nothing at all.
+
+    T  new tokens      R  rows      E  entries      I  items
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from manyhands.attention.rotary import Rope
+from manyhands.attention.work import ITEM_FIELDS, Work
+from manyhands.cache.plan import Plan
+
+Int32s = NDArray[np.int32]
+NO_PAGE = -1  # in `key_page`: a token of padding, whose key is not stored
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """How much of everything a buffer has room for, and the rows of its tiles."""
+
+    tokens: int
+    rows: int
+    entries: int
+    pages: int
+    small: int  # items
+    large: int
+    partials: int
+    most_partials: int  # of one token
+    small_rows: int
+    large_rows: int
+
+    @classmethod
+    def of(cls, plan: Plan, work: Work) -> Capacity:
+        """Exactly what this work list needs."""
+        return cls(
+            tokens=plan.num_tokens,
+            rows=plan.num_rows,
+            entries=len(work.entries.token),
+            pages=len(work.pages),
+            small=len(work.small),
+            large=len(work.large),
+            partials=work.num_partials,
+            most_partials=work.most_partials,
+            small_rows=work.small_rows,
+            large_rows=work.large_rows,
+        )
+
+    def rounded(self) -> Capacity:
+        """With every size rounded up to a power of two, so that few capacities serve many passes."""
+
+        def up(size: int) -> int:
+            return 1 << (size - 1).bit_length() if size else 0
+
+        sizes = {field.name: up(getattr(self, field.name)) for field in fields(self)}
+        # One partial per token would be taken to be the output itself, and padding has none.
+        return Capacity(**sizes | {"most_partials": max(2, sizes["most_partials"])})
+
+    def sections(self) -> Iterator[tuple[str, int]]:
+        """Name and size of every section, in order. The two lists of angles stand together."""
+        yield "token_ids", self.tokens
+        yield "last", self.rows
+        yield "key_page", self.tokens
+        yield "entry_token", self.entries
+        yield "entry_low", self.entries
+        yield "entry_high", self.entries
+        yield "entry_partial", self.entries
+        yield "entry_angle", self.entries
+        yield "key_angle", self.tokens
+        yield "partial_indptr", self.tokens + 1
+        yield "small", self.small * ITEM_FIELDS
+        yield "large", self.large * ITEM_FIELDS
+        yield "pages", self.pages
+
+    @property
+    def num_integers(self) -> int:
+        """Size of the buffer."""
+        return sum(size for _, size in self.sections())
+
+
+def pack(plan: Plan, work: Work, capacity: Capacity, buffer: Int32s) -> None:
+    """Write everything into its section of `buffer` [num_integers]; what is left is padding."""
+    entries = work.entries
+    arrays = {
+        "token_ids": plan.token_ids,
+        "last": plan.last,
+        "key_page": work.key_page,
+        "entry_token": entries.token,
+        "entry_low": entries.low,
+        "entry_high": entries.high,
+        "entry_partial": work.entry_partial,
+        "entry_angle": entries.angle,
+        "key_angle": plan.angles,
+        "partial_indptr": work.partial_indptr,
+        "small": work.small.ravel(),
+        "large": work.large.ravel(),
+        "pages": work.pages,
+    }
+    padding = {"key_page": NO_PAGE, "partial_indptr": work.num_partials}
+    start = 0
+    for name, size in capacity.sections():
+        array = arrays[name]
+        section = buffer[start : start + size]
+        section[: len(array)] = array
+        section[len(array) :] = padding.get(name, 0)
+        start += size
+
+
+def pack_growth(plan: Plan, work: Work, capacity: Capacity, buffer: Int32s) -> None:
+    """What every integer grows by from one step of plain decoding to the next."""
+    assert plan.growth is not None, "a replayed plan does not grow"
+    read = work.entries.read
+    row = plan.reads.row[read]
+    arrays = {
+        "entry_angle": plan.growth.position[row] - plan.growth.base[read],
+        "entry_high": plan.growth.high[read],
+        "key_angle": np.ones(plan.num_tokens, dtype=np.int64),
+    }
+    buffer[:] = 0
+    start = 0
+    for name, size in capacity.sections():
+        if name in arrays:
+            buffer[start : start + len(arrays[name])] = arrays[name]
+        start += size
+
+
+class Prepared:
+    """The sections of a buffer [num_integers] on a device, and the rotation tables made of its angles."""
+
+    token_ids: Tensor
+    last: Tensor
+    key_page: Tensor
+    entry_token: Tensor
+    entry_low: Tensor
+    entry_high: Tensor
+    entry_partial: Tensor
+    entry_angle: Tensor
+    key_angle: Tensor
+    partial_indptr: Tensor
+    small: Tensor
+    large: Tensor
+    pages: Tensor
+
+    def __init__(self, buffer: Tensor, capacity: Capacity, page_size: int) -> None:
+        self.buffer = buffer
+        self.capacity = capacity
+        self.page_size = page_size
+        names = [name for name, _ in capacity.sections()]
+        parts = buffer.split([size for _, size in capacity.sections()])
+        for name, part in zip(names, parts, strict=True):
+            setattr(self, name, part)
+        at = names.index("entry_angle")
+        offset = sum(size for _, size in list(capacity.sections())[:at])
+        self._angles = buffer[offset : offset + capacity.entries + capacity.tokens]
+        self._tables: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def tables(self, rope: Rope | None, half: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [E + T, half] float32: of the entries' angles, then of the keys'.
+
+        Pairs that do not turn have frequency 0. Made once per pass and set of frequencies.
+        """
+        key = (id(rope), half)
+        if key not in self._tables:
+            radians = self._angles.float().unsqueeze(1) * self._frequencies(rope, half)
+            self._tables[key] = radians.cos(), radians.sin()
+        return self._tables[key]
+
+    def _frequencies(self, rope: Rope | None, half: int) -> Tensor:
+        if rope is None:
+            return torch.zeros(half, device=self.buffer.device)
+        turning = rope.inv_freq.float()
+        return torch.nn.functional.pad(turning, (0, half - len(turning)))

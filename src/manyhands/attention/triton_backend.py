@@ -1,0 +1,288 @@
+"""The one op in Triton: a few launches per layer, whatever the rows and however deep the sharing.
+
+    append   rotated keys and values of all new tokens to paged memory
+    attend   the work list (work.py): every item loads its keys once for all rows that read them;
+             large and small tiles are two launches of one kernel, side by side
+    merge    the partials of every token, in float32
+
+Works on CUDA devices in bfloat16, float16 and float32, and, slowly, on the CPU under Triton's
+interpreter (TRITON_INTERPRET=1), which is how it is tested without a GPU.
+
+    T  new tokens      H  query heads      G  key/value heads      D, Dv  head dims      S  slots
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from manyhands.attention.attend import LayerCall
+from manyhands.attention.kernels.append import append_kernel
+from manyhands.attention.kernels.attend import attend_kernel
+from manyhands.attention.kernels.merge import merge_kernel
+from manyhands.attention.prepared import Capacity, Prepared, pack
+from manyhands.attention.rotary import Rope
+from manyhands.attention.work import ITEM_FIELDS, Tiling, cut
+from manyhands.cache.plan import Plan
+
+_DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+_MOST_ROWS = 128  # query heads per key/value head that one tile can hold
+_LARGEST_HEAD = 256
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is compiled: warps of a program, and key tiles on their way at the same time."""
+
+    num_warps: int
+    num_stages: int
+
+
+class TritonBackend:
+    """The backend for one shape of layer, on one device.
+
+    `tiling` and the launches are chosen by what fits the device's shared memory; measured on an H200.
+    """
+
+    name = "triton"
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dims: tuple[int, int],  # D, Dv
+        dtype: torch.dtype,
+        device: torch.device,
+        tiling: Tiling | None = None,
+    ) -> None:
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self.interpreted = device.type != "cuda"
+        processors, shared_memory = 4, 1 << 18
+        if not self.interpreted:
+            about = torch.cuda.get_device_properties(device)
+            processors = about.multi_processor_count
+            # bytes one program may have; torch's stubs do not know the field
+            shared_memory = int(about.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+        self.tiling = tiling or Tiling(
+            num_heads // num_kv_heads,
+            num_kv_heads,
+            processors,
+            key_tile=64 if dtype.itemsize == 2 else 32,
+            large_rows=128 if dtype.itemsize == 2 and max(head_dims) <= 128 else 64,
+        )
+        head = sum(triton.next_power_of_2(dim) for dim in head_dims) * dtype.itemsize
+        room = shared_memory - 8192 - self.tiling.large_rows * head // 2
+        stages = max(1, min(3, room // (self.tiling.key_tile * head)))
+        self.small = Launch(4, stages)
+        self.large = Launch(8 if self.tiling.large_rows >= 128 else 4, stages)
+        self._side: torch.cuda.Stream | None = None
+
+    def prepare(self, plan: Plan, device: torch.device) -> Prepared:
+        """The work list of a plan, cut on the host and sent in one transfer."""
+        work = cut(plan, self.tiling)
+        capacity = Capacity.of(plan, work)
+        buffer = torch.empty(
+            capacity.num_integers, dtype=torch.int32, pin_memory=device.type == "cuda"
+        )
+        pack(plan, work, capacity, buffer.numpy())
+        return Prepared(buffer.to(device, non_blocking=True), capacity, plan.page_size)
+
+    def append(
+        self,
+        k: Tensor,
+        v: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        prepared: Prepared,
+        rope: Rope | None,
+    ) -> None:
+        """Store the new tokens' k [T, G, D], not rotated yet, and v [T, G, Dv]."""
+        k, v = _dense_heads(k), _dense_heads(v)
+        num_tokens, num_heads, head_dim = k.shape
+        cos, sin = prepared.tables(rope, head_dim // 2)
+        heads = min(8, triton.next_power_of_2(num_heads))
+        append_kernel[(num_tokens, triton.cdiv(num_heads, heads))](
+            k,
+            v,
+            keys,
+            values,
+            cos[prepared.capacity.entries :],
+            sin[prepared.capacity.entries :],
+            prepared.key_angle,
+            prepared.key_page,
+            prepared.pages,
+            *k.stride()[:2],
+            *v.stride()[:2],
+            NUM_HEADS=num_heads,
+            HEAD_DIM=head_dim,
+            VALUE_DIM=v.shape[-1],
+            **_rotation(rope, head_dim),
+            PAGE=prepared.page_size,
+            HEADS=heads,
+            HALF=triton.next_power_of_2(head_dim // 2),
+            VALUE=triton.next_power_of_2(v.shape[-1]),
+            num_warps=2,
+        )
+
+    def attend(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        prepared: Prepared,
+        call: LayerCall,
+        rope: Rope | None,
+    ) -> Tensor:
+        """See `Backend.attend`."""
+        q = _dense_heads(q)
+        capacity = prepared.capacity
+        out = q.new_empty(capacity.tokens, self.num_heads, values.shape[-1])
+        # With one partial per token there is nothing to merge, unless a sink takes its share.
+        is_direct = capacity.most_partials == 1 and call.sinks is None
+        if is_direct:
+            partials, lses = out, out
+        else:
+            shape = (capacity.partials, self.num_heads)
+            partials = q.new_empty(*shape, values.shape[-1], dtype=torch.float32)
+            lses = q.new_empty(shape, dtype=torch.float32)
+        self._attend_all(q, keys, values, prepared, call, rope, partials, lses, is_direct)
+        if not is_direct:
+            value = triton.next_power_of_2(values.shape[-1])
+            merge_kernel[(capacity.tokens, self.num_heads)](
+                partials,
+                lses,
+                prepared.partial_indptr,
+                out if call.sinks is None else call.sinks,
+                out,
+                HAS_SINKS=call.sinks is not None,
+                NUM_HEADS=self.num_heads,
+                VALUE_DIM=values.shape[-1],
+                VALUE=value,
+                AT_ONCE=min(32, max(2, triton.next_power_of_2(capacity.most_partials))),
+                num_warps=4 if capacity.most_partials > 8 else 1,
+            )
+        return out
+
+    def _attend_all(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        prepared: Prepared,
+        call: LayerCall,
+        rope: Rope | None,
+        partials: Tensor,
+        lses: Tensor,
+        is_direct: bool,
+    ) -> None:
+        """Both kinds of tiles; where there are both, on two streams at once."""
+        head_dim, value_dim = q.shape[-1], values.shape[-1]
+        cos, sin = prepared.tables(rope, head_dim // 2)
+        lists = [
+            (prepared.large, prepared.capacity.large_rows, self.large),
+            (prepared.small, prepared.capacity.small_rows, self.small),
+        ]
+        lists = [(items, rows, launch) for items, rows, launch in lists if len(items)]
+
+        def start(items: Tensor, rows: int, launch: Launch) -> None:
+            programs = len(items) // ITEM_FIELDS * self.num_kv_heads
+            if rows == 16 and programs > 8 * self.tiling.num_processors:
+                # So many small programs hide each other's waiting: the more at a time, the better.
+                launch = Launch(2, min(launch.num_stages, 2))
+            attend_kernel[(len(items) // ITEM_FIELDS, self.num_kv_heads)](
+                q,
+                keys,
+                values,
+                cos,
+                sin,
+                prepared.entry_token,
+                prepared.entry_angle,
+                prepared.entry_low,
+                prepared.entry_high,
+                prepared.entry_partial,
+                items,
+                prepared.pages,
+                partials,
+                lses,
+                *q.stride()[:2],
+                call.scaling,
+                call.softcap or 1.0,
+                call.window or 0,
+                GROUP=self.tiling.group,
+                NUM_KV_HEADS=self.num_kv_heads,
+                HEAD_DIM=head_dim,
+                VALUE_DIM=value_dim,
+                **_rotation(rope, head_dim),
+                PAGE=prepared.page_size,
+                HAS_SOFTCAP=call.softcap is not None,
+                HAS_WINDOW=call.window is not None,
+                DIRECT=is_direct,
+                SPLIT=rows > self.tiling.most_small_rows,
+                DOT=tl.float32 if self.interpreted else _DOT[q.dtype],
+                ROWS=rows,
+                KEYS=self.tiling.key_tile,
+                HALF=max(16, triton.next_power_of_2(head_dim // 2)),
+                VALUE=max(16, triton.next_power_of_2(value_dim)),
+                num_warps=launch.num_warps,
+                num_stages=launch.num_stages,
+            )
+
+        if len(lists) == 1 or self.interpreted:
+            for arguments in lists:
+                start(*arguments)
+            return
+        side = self._side = self._side or torch.cuda.Stream(q.device)
+        side.wait_stream(torch.cuda.current_stream(q.device))
+        with torch.cuda.stream(side):
+            start(*lists[1])
+        start(*lists[0])
+        torch.cuda.current_stream(q.device).wait_stream(side)
+        if not torch.cuda.is_current_stream_capturing():
+            for tensor in (q, cos, sin, prepared.buffer, partials, lses):
+                tensor.record_stream(side)
+
+
+def refusal(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dims: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> str | None:
+    """Why these kernels cannot serve such a layer on this device; None if they can."""
+    if device.type != "cuda" and not _is_interpreting():
+        return f"they run on a CUDA device, and the model is on {device.type}"
+    if dtype not in _DOT:
+        return f"they know bfloat16, float16 and float32, not {str(dtype).removeprefix('torch.')}"
+    if (
+        dtype == torch.bfloat16
+        and device.type == "cuda"
+        and torch.cuda.get_device_capability(device) < (8, 0)
+    ):
+        return "this GPU has no bfloat16 of its own (use --dtype float16)"
+    if max(head_dims) > _LARGEST_HEAD or head_dims[0] % 2:
+        return f"the head size is {head_dims[0]}; they know even sizes up to {_LARGEST_HEAD}"
+    if num_heads // num_kv_heads > _MOST_ROWS:
+        return f"{num_heads // num_kv_heads} query heads share a key head; they know up to {_MOST_ROWS}"
+    return None
+
+
+def _is_interpreting() -> bool:
+    return bool(getattr(triton.knobs.runtime, "interpret", False))
+
+
+def _dense_heads(x: Tensor) -> Tensor:
+    """X [T, heads, dim] with its last dim in one piece."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _rotation(rope: Rope | None, head_dim: int) -> dict[str, Any]:
+    """How dims pair up. Without positions nothing turns, and any pairing is as good."""
+    if rope is None:
+        return {"ROTARY_DIM": head_dim, "INTERLEAVED": False}
+    return {"ROTARY_DIM": rope.rotary_dim, "INTERLEAVED": rope.interleaved}

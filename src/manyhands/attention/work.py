@@ -1,0 +1,191 @@
+"""A plan cut into pieces of like size: the work list of the kernels.
+
+A piece, or item, is one tile of entries that read the same strip, times one chunk of that strip's
+keys, times one key/value head (the launch's second dimension). Each item loads its keys once for all
+its entries and all the query heads of the group (Hydragen, section 3.2), so it runs on matrix units
+also where every row has a single new token. Strips with many readers get large tiles, limited by
+arithmetic; strips with few get small ones, limited by the reading of keys; both are in flight at the
+same time. Chunks even the work out: a long strip is cut so that all processors have a part of it.
+
+Each entry leaves one partial result per chunk. The partials of a token stand one behind the other, so
+merging needs no list of them.
+
+    E  entries      T  new tokens      I  items      r  query heads per key/value head
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from manyhands.attention.entries import Entries
+from manyhands.cache.pages import Ints
+from manyhands.cache.plan import Plan
+
+ENDLESS = 1 << 30  # the end of a strip's last chunk: as far as the entries themselves reach
+ITEM_FIELDS = 6  # first entry, number of entries, first key, end of keys, first page, chunk
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How work is cut for one device and one shape of layer."""
+
+    group: int  # r
+    num_kv_heads: int
+    num_processors: int
+    key_tile: int = 64  # keys per turn of the inner loop; chunks are multiples of it
+    large_rows: int = 128  # rows (entries times r) of a large tile
+    least_rows: int = 16  # of a small tile
+    most_small_rows: int = 64  # strips with more rows get large tiles
+    least_chunk: int = 128
+    chunks_per_processor: float = 2.0  # of small tiles, over all strips and heads
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """The work list of a plan. Items are [I, ITEM_FIELDS]."""
+
+    small_rows: int
+    large_rows: int
+    small: Ints
+    large: Ints
+    entries: Entries
+    entry_partial: Ints  # [E]: where the partials of an entry begin
+    partial_indptr: Ints  # [T + 1]: where those of a token do
+    pages: Ints  # the page tables of all strips, one behind the other
+    key_page: Ints  # [T]: first page of the strip that the token's key is written to
+
+    @property
+    def num_partials(self) -> int:
+        """Partials of all tokens."""
+        return int(self.partial_indptr[-1])
+
+    @property
+    def most_partials(self) -> int:
+        """Partials of the token that has most."""
+        return int(np.diff(self.partial_indptr).max())
+
+
+def cut(plan: Plan, tiling: Tiling) -> Work:
+    """The work list of a plan."""
+    entries = Entries.of(plan)
+    sizes = [len(table) for table in plan.reads.pages]
+    first_page = np.cumsum([0, *sizes])
+    rows = np.diff(entries.strip_indptr) * tiling.group
+    is_small = rows <= tiling.most_small_rows
+    most = int(rows[is_small].max(initial=0))
+    small_rows = _power_of_two(max(tiling.least_rows, tiling.group, most))
+    large_rows = _power_of_two(max(tiling.large_rows, tiling.group))
+    small = _tiles(entries, is_small.nonzero()[0], small_rows // tiling.group, tiling)
+    large = _tiles(entries, (~is_small).nonzero()[0], large_rows // tiling.group, tiling)
+    num_chunks = np.zeros(len(entries.token), dtype=np.int64)
+    lists = []
+    for tiles, wanted in (
+        (small, _small_chunk(small, tiling)),
+        (large, _large_chunk(large, tiling)),
+    ):
+        chunks = np.maximum(1, -(-tiles.num_keys // wanted))
+        for_entries = np.repeat(chunks, tiles.count)
+        num_chunks[_ranges(tiles.first, tiles.count)] = for_entries
+        lists.append(_items(tiles, chunks, wanted, first_page))
+    entry_partial, partial_indptr = _partials(entries.token, num_chunks, plan.num_tokens)
+    own = np.zeros(plan.num_rows, dtype=np.int64) if plan.own_strip is None else plan.own_strip
+    return Work(
+        small_rows=small_rows,
+        large_rows=large_rows,
+        small=lists[0],
+        large=lists[1],
+        entries=entries,
+        entry_partial=entry_partial,
+        partial_indptr=partial_indptr,
+        pages=np.concatenate(plan.reads.pages),
+        key_page=np.repeat(first_page[own], np.diff(plan.row_indptr)),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Tiles:
+    """Runs of entries of one strip, and the keys they see between them."""
+
+    strip: Ints
+    first: Ints  # first entry
+    count: Ints
+    start: Ints  # first key, at the border of a key tile
+    num_keys: Ints
+
+
+def _tiles(entries: Entries, strips: Ints, most: int, tiling: Tiling) -> _Tiles:
+    """Tiles of at most `most` entries over these strips."""
+    begin, end = entries.strip_indptr[strips], entries.strip_indptr[strips + 1]
+    per_strip = -(-(end - begin) // most)
+    strip = np.repeat(strips, per_strip)
+    within = _ranges(np.zeros_like(per_strip), per_strip)
+    first = np.repeat(begin, per_strip) + within * most
+    count = np.minimum(np.repeat(end, per_strip) - first, most)
+    if not len(strip):
+        return _Tiles(strip, first, count, first, first)
+    # Runs of entries need not touch each other (strips of the other kind lie between them).
+    picked = _ranges(first, count)
+    at = np.cumsum(count) - count
+    low = np.minimum.reduceat(entries.low[picked], at)
+    reach = np.minimum(entries.high, entries.angle + 1)[picked]
+    start = low // tiling.key_tile * tiling.key_tile
+    return _Tiles(strip, first, count, start, np.maximum.reduceat(reach, at) - start)
+
+
+def _small_chunk(tiles: _Tiles, tiling: Tiling) -> int:
+    """Keys per chunk, so that all processors are busy loading."""
+    total = int(tiles.num_keys.sum()) * tiling.num_kv_heads
+    even = total / (tiling.num_processors * tiling.chunks_per_processor)
+    return max(tiling.least_chunk, _round_up(even, tiling.key_tile))
+
+
+def _large_chunk(tiles: _Tiles, tiling: Tiling) -> int:
+    """Keys per chunk: all of them where there are tiles enough, since partials have their price."""
+    longest = int(tiles.num_keys.max(initial=1))
+    chunks = tiling.num_processors // max(1, len(tiles.first) * tiling.num_kv_heads)
+    return max(tiling.least_chunk, _round_up(longest / max(1, chunks), tiling.key_tile))
+
+
+def _items(tiles: _Tiles, num_chunks: Ints, size: int, first_page: Ints) -> Ints:
+    """[I, ITEM_FIELDS]: every chunk of every tile. The last chunk of a tile has no end of its own."""
+    chunk = _ranges(np.zeros_like(num_chunks), num_chunks)
+    tile = np.repeat(np.arange(len(num_chunks)), num_chunks)
+    start = tiles.start[tile] + chunk * size
+    is_last = chunk == num_chunks[tile] - 1
+    columns = (
+        tiles.first[tile],
+        tiles.count[tile],
+        start,
+        np.where(is_last, ENDLESS, start + size),
+        first_page[tiles.strip[tile]],
+        chunk,
+    )
+    return np.stack(columns, axis=1).astype(np.int64).reshape(-1, ITEM_FIELDS)
+
+
+def _partials(token: Ints, num_chunks: Ints, num_tokens: int) -> tuple[Ints, Ints]:
+    """Number the partials token by token: where each entry's begin, and each token's."""
+    order = np.argsort(token, kind="stable")
+    ends = np.cumsum(num_chunks[order])
+    entry_partial = np.empty_like(ends)
+    entry_partial[order] = ends - num_chunks[order]
+    per_token = np.bincount(token, weights=num_chunks, minlength=num_tokens).astype(np.int64)
+    return entry_partial, np.concatenate(([0], np.cumsum(per_token)))
+
+
+def _ranges(first: Ints, count: Ints) -> Ints:
+    """first[0], first[0] + 1, ... (count[0] of them), then the same from first[1], and so on."""
+    ends = np.cumsum(count)
+    total = int(ends[-1]) if len(ends) else 0
+    ranges: Ints = np.arange(total) + np.repeat(first - (ends - count), count)
+    return ranges
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+def _round_up(size: float, multiple: int) -> int:
+    return -(-int(np.ceil(size)) // multiple) * multiple

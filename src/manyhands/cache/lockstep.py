@@ -1,0 +1,103 @@
+"""Plain decoding: the same rows, one token each, again and again.
+
+Between two such steps every integer of the plan changes by a constant (`Growth`). So the next plan is
+made from the last one by a few additions, whatever the number of rows and pieces, and whoever keeps a
+copy of the plan on a device adds the same constants there (`Plan.lockstep`, `Plan.turn`).
+
+Views and blocks are held weakly: what nobody uses any more is freed, whatever was planned last.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from manyhands.cache.block import Block
+from manyhands.cache.pages import Ints, PagePool
+from manyhands.cache.plan import Plan
+from manyhands.cache.step import Step
+
+
+class Lockstep:
+    """The last plan, and what must be true for the next to follow from it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        step: Step,
+        live: Iterable[Block],
+        pool: PagePool,
+        max_positions: int | None,
+    ) -> None:
+        assert plan.growth is not None, "only a plan that grows can be followed"
+        self.plan = replace(plan, lockstep=object())
+        self.pool = pool
+        self._growth = plan.growth
+        self._views = [weakref.ref(row.view) for row in step.rows]
+        self._strips = [pool.place(row.view.own).strip for row in step.rows]
+        writers = {row.view.own for row in step.rows}
+        self._lengths = [row.view.own.num_tokens for row in step.rows]  # before the first pass
+        self._others = [(weakref.ref(b), b.num_tokens) for b in live if b not in writers]
+        self._turns_left = _turns_until(plan, max_positions)
+
+    def follow(self, step: Step) -> Plan | None:
+        """The plan of this step if it is the last one again, one token later; room is reserved.
+
+        None if anything is different, if a strip is out of pages, or at the end of the positions.
+        """
+        if not self._is_next(step):
+            return None
+        self.pool.reserve((row.view.own, 1) for row in step.rows)
+        self.plan = self._advanced([row.feed[0] for row in step.rows])
+        return self.plan
+
+    def _is_next(self, step: Step) -> bool:
+        turn, size = self.plan.turn + 1, self.pool.page_size
+        return (
+            turn <= self._turns_left
+            and len(step.rows) == len(self._views)
+            and all(
+                row.view is view()
+                and len(row.feed) == 1
+                and row.view.own.num_tokens == length + turn
+                for row, view, length in zip(step.rows, self._views, self._lengths, strict=True)
+            )
+            and all(
+                (block := other()) is not None and block.num_tokens == length
+                for other, length in self._others
+            )
+            and all(strip.num_tokens < len(strip.pages) * size for strip in self._strips)
+        )
+
+    def _advanced(self, token_ids: list[int]) -> Plan:
+        plan, growth, reads = self.plan, self._growth, self.plan.reads
+        angles = plan.angles + 1
+        return replace(
+            plan,
+            token_ids=np.array(token_ids, dtype=np.int64),
+            positions=plan.positions + growth.position,
+            angles=angles,
+            slots=self._slots(angles),
+            reads=replace(reads, base=reads.base + growth.base, high=reads.high + growth.high),
+            moves=(),
+            turn=plan.turn + 1,
+        )
+
+    def _slots(self, angles: Ints) -> Ints:
+        """One further, except where a page has ended."""
+        size = self.pool.page_size
+        slots: Ints = self.plan.slots + 1
+        for row in (angles % size == 0).nonzero()[0]:
+            slots[row] = self._strips[row].pages[int(angles[row]) // size] * size
+        return slots
+
+
+def _turns_until(plan: Plan, max_positions: int | None) -> int:
+    """How often the plan can be followed until a row leaves the model's positions."""
+    assert plan.growth is not None
+    if max_positions is None:
+        return 1 << 62
+    return int(((max_positions - 1 - plan.positions) // plan.growth.position).min())

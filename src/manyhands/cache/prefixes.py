@@ -1,0 +1,344 @@
+"""Prompts that begin alike share blocks: a tree of prefixes, found by comparing tokens.
+
+Hydragen shares what the user declares to be shared (section 3.3) and leaves finding it to future work
+(section 5). Here it is found. A PrefixTree holds blocks of tokens; a prompt is a path in it:
+
+    "You are ..." ── the document ─┬─ question 1
+                                   ├─ question 2          three prompts, four blocks
+                                   └─ question 3
+
+Where a new prompt leaves a block in its middle, the block is split; one that is in memory already is
+split where it lies (`PagePool.split`). A run takes a Lease on the paths of its prompts. While it has
+it, nothing on them is let go, and it is told what must still be fed, and when a path can be read:
+
+    lease = tree.lease(prompts)       what is there is found, what is not becomes new nodes
+    lease.feeds(wanted, max_tokens)   rows that write nodes which nobody has written yet
+    lease.settle()                    after the pass: what is complete is frozen
+    lease.close()                     at the end; the blocks are kept for others
+
+Only one lease at a time feeds a node. Others that want it wait for it, and go on themselves where it
+stopped should its run be cancelled. So nobody ever reads keys that have not been written.
+
+What nobody leases is kept within `max_tokens`, and as long as nobody needs its pages (`make_room`).
+The least recently used leaves go first. Tenants have trees of their own: what one of them has asked
+cannot be felt by another.
+"""
+
+from __future__ import annotations
+
+import heapq
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from typing import NamedTuple
+
+from manyhands.cache.block import Block
+from manyhands.cache.pages import PagePool
+from manyhands.cache.prefix_nodes import Node, Tokens, common_length, is_current
+from manyhands.cache.view import View
+from manyhands.errors import InvalidRequest
+
+
+class Need(NamedTuple):
+    """How much memory a lease would newly hold, at most."""
+
+    num_tokens: int
+    num_blocks: int
+
+
+class Feed(NamedTuple):
+    """Tokens to feed at the end of a view."""
+
+    view: View
+    tokens: Tokens
+
+
+class PrefixTree:
+    """Prefixes of prompts, each in memory once. Made for one engine's `pool`; it is a Keeper of it.
+
+    Without a pool it serves a single lease and keeps nothing behind it.
+    """
+
+    def __init__(self, pool: PagePool | None = None, *, max_tokens: int | None = None) -> None:
+        if max_tokens is not None and max_tokens < 0:
+            raise InvalidRequest(f"max_tokens is {max_tokens}; expected 0 (keep nothing) or more")
+        self.pool = pool
+        self.max_tokens = 0 if pool is None else max_tokens
+        self.num_tokens = 0  # in all nodes
+        self.num_tokens_found = 0  # of all prompts so far, there already when they came
+        self.num_tokens_added = 0  # of all prompts so far, to be fed for them
+        self.num_pages_in_use = 0
+        self._blocks: weakref.WeakSet[Block] = weakref.WeakSet()  # of all nodes, and what was split
+        self._roots: dict[str | None, Node] = {}
+        self._idle: list[tuple[int, int, Node]] = []  # a heap: when used, a number, an idle leaf
+        self._longest_idle = 64
+        self._clock = count(1)
+        if pool is not None:
+            pool.keepers.add(self)
+
+    def need(self, prompts: Sequence[Tokens], tenant: str | None = None) -> Need:
+        """What a lease on these prompts would hold that no other lease holds already."""
+        num_tokens = num_blocks = 0
+        before: Tokens = ()
+        for tokens in sorted(prompts):  # so that what two of them share, two neighbours share
+            nodes, _, part, common = self._match(tokens, tenant)
+            held = sum(len(node.tokens) for node in nodes if node.pins)
+            held += common if part is not None and part.pins else 0
+            num_tokens += len(tokens) - max(held, common_length(before, tokens, 0))
+            num_blocks += 2 + sum(not node.pins for node in nodes)
+            before = tokens
+        return Need(num_tokens, num_blocks)
+
+    def lease(self, prompts: Sequence[Tokens], tenant: str | None = None) -> Lease | None:
+        """The paths of these prompts, or None: one leads into a block that is being written, ask again.
+
+        A block can only be split when it is complete.
+        """
+        for tokens in prompts:
+            _, _, part, _ = self._match(tokens, tenant)
+            if part is not None and part.feeder is not None:
+                return None
+        leaves, found = [], []
+        for tokens in prompts:
+            leaf, depth = self._insert(tokens, tenant)
+            for node in leaf.chain():
+                self._pin(node)
+            leaves.append(leaf)
+            found.append(depth)
+            self.num_tokens_found += depth
+            self.num_tokens_added += len(tokens) - depth
+        self._keep_within_limit()
+        return Lease(self, leaves, tuple(found))
+
+    def make_room(self, num_pages: int) -> None:
+        """Let the least recently used leaves go until so many pages are free again, or none is left."""
+        assert self.pool is not None, "only a pool asks for room"
+        enough = self.pool.num_free_pages + num_pages
+        while self.pool.num_free_pages < enough and self._drop_oldest():
+            pass
+
+    def keeps(self, block: Block) -> bool:
+        """Whether it is a block of the tree that is complete, so that anybody may read it."""
+        return block.frozen and block in self._blocks
+
+    def clear(self) -> None:
+        """Let everything go that is not in use."""
+        while self._drop_oldest():
+            pass
+
+    # -- finding ---------------------------------------------------------------------------------
+
+    def _match(
+        self, tokens: Tokens, tenant: str | None
+    ) -> tuple[list[Node], int, Node | None, int]:
+        """The nodes that lead along `tokens`, how far; and a node they enter but do not fill, how far."""
+        node = self._root(tenant)
+        nodes: list[Node] = []
+        depth = 0
+        while depth < len(tokens) and (child := node.children.get(tokens[depth])) is not None:
+            common = common_length(child.tokens, tokens, depth)
+            if common < len(child.tokens):
+                return nodes, depth, child, common
+            nodes.append(child)
+            node, depth = child, depth + common
+        return nodes, depth, None, 0
+
+    def _root(self, tenant: str | None) -> Node:
+        if tenant not in self._roots:
+            self._roots[tenant] = Node((), Block("root"), None)
+        return self._roots[tenant]
+
+    def _insert(self, tokens: Tokens, tenant: str | None) -> tuple[Node, int]:
+        """The node at which the prompt ends, and how many of its tokens were there."""
+        nodes, depth, part, common = self._match(tokens, tenant)
+        node = nodes[-1] if nodes else self._root(tenant)
+        if part is not None:
+            node, depth = self._split(part, common), depth + common
+        if depth < len(tokens):
+            rest = tokens[depth:]
+            node.children[rest[0]] = child = Node(rest, block := Block("prefix"), node)
+            self._blocks.add(block)
+            self.num_tokens += len(rest)
+            node = child
+        return node, depth
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Put a new node before `node` that takes its first `at` tokens; `node` keeps the rest."""
+        assert node.feeder is None, "a block that is being written cannot be split"
+        assert node.block is not None, "a node in the tree has a block"
+        if not node.block.num_tokens:
+            return self._cut(node, at, Block("prefix"), node.block)
+        if self.pool is None:
+            raise InvalidRequest(
+                "a prefix that is in memory already would have to be split, and the tree has no pool",
+                hint="Make the tree with the engine's: PrefixTree(engine.pool), or engine.prefixes.",
+            )
+        return self._cut(node, at, *self.pool.split(node.block, at))
+
+    def _cut(self, node: Node, at: int, first: Block, second: Block) -> Node:
+        parent = node.parent() if node.parent is not None else None
+        assert parent is not None, "a root is never cut"
+        head = Node(node.tokens[:at], first, parent)
+        self._blocks.update((first, second))
+        head.pins, head.used = node.pins, node.used
+        parent.children[head.tokens[0]] = head
+        if node.pins:
+            self.num_pages_in_use -= self._pages(node)
+        node.tokens, node.block, node.parent = node.tokens[at:], second, weakref.ref(head)
+        head.children[node.tokens[0]] = node
+        if node.pins:
+            self.num_pages_in_use += self._pages(head) + self._pages(node)
+        return head
+
+    # -- keeping ---------------------------------------------------------------------------------
+
+    def _pages(self, node: Node) -> int:
+        page_size = self.pool.page_size if self.pool is not None else 1
+        return len(node.tokens) // page_size + 1
+
+    def _pin(self, node: Node) -> None:
+        node.pins += 1
+        if node.pins == 1:
+            self.num_pages_in_use += self._pages(node)
+
+    def _unpin(self, node: Node) -> None:
+        node.pins -= 1
+        node.used = next(self._clock)
+        if not node.pins:
+            self.num_pages_in_use -= self._pages(node)
+            if node.is_written:
+                self._offer(node)
+            else:
+                self._drop(node)
+
+    def _offer(self, node: Node) -> None:
+        """Note that `node` may go, if it is a leaf that nobody uses."""
+        if node.is_idle_leaf:
+            heapq.heappush(self._idle, (node.used, next(self._clock), node))
+            if len(self._idle) > self._longest_idle:  # most are out of date: they were used again
+                self._idle = [entry for entry in self._idle if is_current(*entry)]
+                heapq.heapify(self._idle)
+                self._longest_idle = 64 + 2 * len(self._idle)
+
+    def _drop_oldest(self) -> bool:
+        """Let the least recently used leaf go; False if there is none."""
+        while self._idle:
+            entry = heapq.heappop(self._idle)
+            if is_current(*entry):
+                self._drop(entry[-1])
+                return True
+        return False
+
+    def _drop(self, node: Node) -> None:
+        parent = node.parent() if node.parent is not None else None
+        assert parent is not None, "a root is never dropped"
+        assert node.is_idle_leaf, "a node in use is never dropped"
+        del parent.children[node.tokens[0]]
+        node.block = None
+        self.num_tokens -= len(node.tokens)
+        if parent.is_written:
+            self._offer(parent)
+
+    def _keep_within_limit(self) -> None:
+        if self.max_tokens is not None:
+            while self.num_tokens > self.max_tokens and self._drop_oldest():
+                pass
+
+
+class Lease:
+    """A run's hold on the paths of its prompts. Close it when nothing of the run reads them any more."""
+
+    def __init__(self, tree: PrefixTree, leaves: list[Node], found: tuple[int, ...]) -> None:
+        self.found = found  # for each prompt, how many of its tokens were there when it came
+        self._tree = tree
+        self._leaves = leaves
+        self._feeding: dict[Node, View] = {}
+        self._newly: dict[Node, int] = {}  # tokens given out with the last feeds
+        self._ready: set[int] = set()
+
+    def feeds(self, wanted: Iterable[int], max_tokens: int) -> list[Feed]:
+        """What to feed in the next pass, `max_tokens` at most, so that these prompts can be read soon.
+
+        A child may be fed in the same pass as its parent: all rows write before any of them reads.
+        """
+        self._newly = {}
+        feeds: list[Feed] = []
+        for index in wanted:
+            if max_tokens <= 0:
+                break
+            for node in self._unwritten(index):
+                if node not in self._newly:
+                    if node.feeder is not None and node.feeder is not self:
+                        break
+                    feed = self._feed(node, max_tokens)
+                    feeds.append(feed)
+                    max_tokens -= len(feed.tokens)
+                if not self._will_be_written(node) or max_tokens <= 0:
+                    break
+        return feeds
+
+    def is_ready(self, index: int) -> bool:
+        """Whether prompt `index` can be read in the pass that makes the last feeds."""
+        if index in self._ready:
+            return True
+        unwritten = list(self._unwritten(index))
+        if not unwritten:
+            self._ready.add(index)
+        return all(self._will_be_written(node) for node in unwritten)
+
+    def path(self, index: int) -> tuple[Block, ...]:
+        """The blocks of a prompt that is ready. Others may split them later: those read now stay true."""
+        blocks = (node.block for node in self._leaves[index].chain())
+        return tuple(block for block in blocks if block is not None)
+
+    def settle(self) -> None:
+        """After the pass: freeze what is complete."""
+        self._newly = {}
+        for node in [node for node in self._feeding if node.is_written]:
+            assert node.block is not None, "what is fed is in the tree"
+            node.block.freeze()
+            node.feeder = None
+            del self._feeding[node]
+
+    def close(self) -> None:
+        """Give the paths back. What was written of them is kept, as far as the tree may keep it."""
+        self.settle()
+        for node in self._feeding:
+            self._abandon(node)
+        self._feeding = {}
+        for leaf in self._leaves:
+            for node in reversed(leaf.chain()):
+                self._tree._unpin(node)
+        self._leaves = []
+        self._tree._keep_within_limit()
+
+    def _unwritten(self, index: int) -> Iterator[Node]:
+        if index not in self._ready:
+            yield from (node for node in self._leaves[index].chain() if not node.is_written)
+
+    def _will_be_written(self, node: Node) -> bool:
+        assert node.block is not None, "what is leased is in the tree"
+        return node.block.num_tokens + self._newly.get(node, 0) == len(node.tokens)
+
+    def _feed(self, node: Node, max_tokens: int) -> Feed:
+        """The next tokens of a node that nobody else is writing."""
+        assert node.block is not None, "what is leased is in the tree"
+        if node not in self._feeding:
+            node.feeder = self
+            blocks = (each.block for each in node.chain())
+            self._feeding[node] = View(block for block in blocks if block is not None)
+        start = node.block.num_tokens
+        tokens = node.tokens[start : start + max_tokens]
+        self._newly[node] = len(tokens)
+        return Feed(self._feeding[node], tokens)
+
+    def _abandon(self, node: Node) -> None:
+        """Leave a node half written: what there is becomes a node of its own, the rest is anybody's."""
+        assert node.block is not None, "what is leased is in the tree"
+        node.feeder = None
+        pool = self._tree.pool
+        if pool is not None and pool.is_away(node.block):  # it went with its writer: begin anew
+            node.block = Block("prefix")
+            self._tree._blocks.add(node.block)
+        if node.block.num_tokens:
+            self._tree._cut(node, node.block.num_tokens, node.block.freeze(), Block("prefix"))

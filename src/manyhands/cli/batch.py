@@ -1,0 +1,198 @@
+"""`manyhands batch`: a file of requests into a file of answers, resumable at any moment.
+
+The output is the only state: it is read first, and what stands in it is left out (`batch_files.py`).
+The first Ctrl-C ends the pass under way; what is finished is written, and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from manyhands.cli.batch_files import Input, Output, read_input
+from manyhands.cli.batch_lines import (
+    Defaults,
+    Line,
+    Request,
+    answer_line,
+    error_line,
+    fingerprint,
+    understand,
+)
+from manyhands.cli.batch_options import BatchOptions
+from manyhands.cli.guard import EXIT_INTERRUPTED, tell
+from manyhands.cli.loading import load_engine, name_of
+from manyhands.cli.output import Notes, say, say_json
+from manyhands.cli.running import StopRequest
+from manyhands.errors import InvalidRequest, ManyhandsError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from manyhands.cli.batch_run import Result
+    from manyhands.engine.engine import Engine
+    from manyhands.engine.usage import Usage
+    from manyhands.text import Text
+
+
+def batch(options: BatchOptions) -> None:
+    """Do what the command says; see `manyhands batch --help`."""
+    model = name_of(options.model)
+    defaults = Defaults(model, options.max_tokens, options.temperature, options.seed)
+    if options.requests.resolve() == options.answers.resolve():
+        raise InvalidRequest("requests and answers are the same file", hint="give two names")
+    given = read_input(options.requests, defaults)
+    notes = Notes()
+    with Output(options.answers, given) as output, StopRequest() as stop:
+        output.write([line for line in given.faulty if line["error"]["line"] not in output.done])
+        left = [(number, line) for number, line in given.lines if _is_left(line, output)]
+        usage: Usage | None = None
+        start = time.perf_counter()
+        if left and not stop.asked:
+            engine, text = load_engine(model, options, notes)
+            start = time.perf_counter()
+            work = _Work(engine, text, output, defaults, options)
+            work.run(left, given.num_requests, stop)
+            usage = engine.usage
+        num_left = given.num_requests - len(output.done)
+        _sum_up(given, output, usage, time.perf_counter() - start, options)
+        if num_left:
+            tell(f"interrupted with {num_left} requests left; the same command goes on")
+            raise typer.Exit(EXIT_INTERRUPTED)
+    if output.num_failed:
+        raise ManyhandsError(
+            f"{output.num_failed} of {given.num_requests} requests could not be answered",
+            hint=f"the reasons stand in {str(options.answers)!r}, in the field `error`",
+        )
+
+
+def _is_left(line: Line, output: Output) -> bool:
+    return line["custom_id"] not in output.done
+
+
+class _Work:
+    """The requests that are left, through the engine and into the file."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        text: Text,
+        output: Output,
+        defaults: Defaults,
+        options: BatchOptions,
+    ) -> None:
+        self.engine, self.text, self.output = engine, text, output
+        self.defaults, self.options = defaults, options
+        self.refused: list[Line] = []
+
+    def run(self, left: list[tuple[int, Line]], total: int, stop: StopRequest) -> None:
+        """Answer until nothing is left, or the user has had enough."""
+        from manyhands.cli.batch_run import Batch
+
+        work = Batch(self.engine, self.text, self._requests(left), self.options.concurrency)
+        with _progress() as progress:
+            bar = progress.add_task("", total=total, completed=len(self.output.done), rate="")
+            start = time.perf_counter()
+            results = work.results()
+            try:
+                for finished in results:
+                    self._write(finished)
+                    rate = self.engine.usage.tokens_chosen / (time.perf_counter() - start)
+                    progress.update(
+                        bar, completed=len(self.output.done), rate=f"{rate:,.0f} tokens/s"
+                    )
+                    if stop.asked:
+                        break
+            finally:
+                results.close()  # what is under way is cancelled
+        self._write([])
+
+    def _requests(self, left: list[tuple[int, Line]]) -> Iterator[Request]:
+        """Understood one by one, when there is a place for them; what is refused is kept for writing."""
+        for number, line in left:
+            try:
+                yield understand(
+                    line, number, self.text, self.defaults, isolate=self.options.isolate
+                )
+            except ManyhandsError as error:
+                mark = fingerprint(line, self.defaults)
+                self.refused.append(error_line(error, number, line["custom_id"], mark))
+
+    def _write(self, finished: list[Result]) -> None:
+        lines, self.refused = self.refused, []
+        for request, outcome in finished:
+            if isinstance(outcome, ManyhandsError):
+                lines.append(
+                    error_line(outcome, request.number, request.custom_id, request.fingerprint)
+                )
+            else:
+                lines.append(answer_line(request, outcome, self.defaults.model))
+        if lines:
+            self.output.write(lines)
+
+
+def _progress() -> Progress:
+    """A bar with the time left and tokens per second, where somebody can see it."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    is_watched = sys.stderr is not None and sys.stderr.isatty()
+    return Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True) if is_watched else Console(file=None, quiet=True),
+        disable=not is_watched,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+
+
+def _sum_up(
+    given: Input, output: Output, usage: Usage | None, seconds: float, options: BatchOptions
+) -> None:
+    """Say what has been done, this time and altogether."""
+    facts: dict[str, Any] = {
+        "requests": given.num_requests,
+        "answered": len(output.done) - output.num_failed,
+        "failed": output.num_failed,
+        "seconds": round(seconds, 3),
+        "usage": asdict(usage) if usage is not None else None,
+    }
+    if options.json:
+        say_json(facts)
+        return
+    say("{answered} of {requests} requests answered, {failed} failed".format(**facts))
+    if usage is not None:
+        rate = usage.tokens_chosen / seconds if seconds else 0.0
+        say(
+            f"{usage.tokens_chosen:,} tokens written in {seconds:,.1f} s ({rate:,.0f} tokens/s), "
+            f"{usage.forward_passes:,} forward passes\n"
+            f"prompts: {usage.prefix_tokens_fed:,} tokens read, "
+            f"{usage.prefix_tokens_found:,} found in memory\n"
+            f"keys and values: {_size(usage.kv_bytes_loaded)} loaded, "
+            f"{_size(usage.kv_bytes_saved)} saved by sharing"
+        )
+
+
+def _size(num_bytes: int) -> str:
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"

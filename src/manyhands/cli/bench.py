@@ -1,0 +1,117 @@
+"""`manyhands bench`: how fast a user's own model writes on the user's own machine.
+
+Milliseconds per forward pass and tokens per second for teams of several sizes over histories of several
+lengths, and beside them a floor: weights, keys and values read once at the speed of a copy. What is timed
+and how: `evaluation/bench.py`. Runs on anything, the bundled model on a CPU included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from manyhands.cli.loading import load_wordless_engine, name_of, place_facts
+from manyhands.cli.options import BenchOptions
+from manyhands.cli.output import Notes, say, say_json
+from manyhands.errors import ContextTooLong, InvalidRequest
+
+if TYPE_CHECKING:
+    from manyhands.engine.engine import Engine
+    from manyhands.evaluation.bench import Timing
+
+_LENGTHS = (256, 1024, 4096, 16384)
+_WARM_UP = 3
+_HEAD = "history  workers  ms per pass  (10 % .. 90 %)      tokens/s  floor, ms  x floor"
+
+
+def bench(options: BenchOptions) -> None:
+    """Do what the command says; see `manyhands bench --help`."""
+    from manyhands.evaluation.bench import bench
+
+    workers = _numbers(options.workers, "--workers")
+    wanted = _numbers(options.lengths, "--lengths") if options.lengths is not None else None
+    notes = Notes()
+    model = name_of(options.model)
+    engine = load_wordless_engine(model, options, notes)
+    lengths = _fitting(engine, wanted, max(workers), options)
+    if not options.json:
+        say(_what(model, engine, options))
+        say(_HEAD)
+    timings: list[Timing] = []
+    for timing in bench(
+        engine, workers, lengths, desk=options.desk, passes=options.passes, warm_up=_WARM_UP
+    ):
+        timings.append(timing)
+        if not options.json:
+            say(_line(timing))
+    if options.json:
+        say_json(_report(model, engine, options, timings, notes))
+
+
+def _numbers(listed: str, option: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(number) for number in listed.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise InvalidRequest(
+            f"{option} is {listed!r}; expected whole numbers from 1, separated by commas",
+            hint=f"for example: {option} 1,4",
+        )
+    return tuple(sorted(set(numbers)))
+
+
+def _fitting(
+    engine: Engine, wanted: tuple[int, ...] | None, workers: int, options: BenchOptions
+) -> tuple[int, ...]:
+    """The lengths to time: those asked for, which must fit, or those of our own that do."""
+    from manyhands.evaluation.bench import longest_history
+
+    longest = longest_history(engine, workers, options.desk, options.passes + _WARM_UP)
+    if longest < 1:
+        raise ContextTooLong(
+            f"a team of {workers} with {options.desk} tokens on every desk fits neither the model's "
+            f"{engine.adapter.max_positions} positions nor {engine.pool.num_slots} tokens of memory",
+            hint="ask for fewer workers, a smaller --desk, or fewer --passes",
+        )
+    if wanted is None:
+        return tuple(length for length in _LENGTHS if length <= longest) or (longest,)
+    if max(wanted) > longest:
+        raise ContextTooLong(
+            f"a history of {max(wanted)} tokens is asked for; with this team at most {longest} fit "
+            "the model's positions and the memory",
+            hint="ask for shorter --lengths, fewer --workers, or more --memory-tokens",
+        )
+    return wanted
+
+
+def _what(model: str, engine: Engine, options: BenchOptions) -> str:
+    facts = place_facts(engine, options)
+    return (
+        f"{model} on {facts['device']}, {facts['dtype']}, attention: {engine.backend.name}; "
+        f"{options.passes} passes a number, medians"
+    )
+
+
+def _line(timing: Timing) -> str:
+    spread = f"({timing.ms_p10:.2f} .. {timing.ms_p90:.2f})"
+    floor = timing.floor_ms or 0.0
+    times = f"{timing.ms / floor:7.2f}" if floor else ""
+    return (
+        f"{timing.history:7}  {timing.workers:7}  {timing.ms:11.2f}  {spread:18}  "
+        f"{timing.tokens_per_second:8.1f}  {floor:9.2f}  {times}"
+    )
+
+
+def _report(
+    model: str, engine: Engine, options: BenchOptions, timings: list[Timing], notes: Notes
+) -> dict[str, Any]:
+    return {
+        "model": model,
+        **place_facts(engine, options),
+        "backend": engine.backend.name,
+        "desk": options.desk,
+        "passes": options.passes,
+        "timings": [asdict(timing) for timing in timings],
+        "warnings": notes.texts,
+    }

@@ -1,0 +1,237 @@
+"""From the options of an exam to who takes it: the task, the candidate, and the header of its records.
+
+The key of an endpoint is read here and goes nowhere but to that endpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from manyhands.cache.step import Choice
+from manyhands.cli.exam_options import EndpointChoice, EvalOptions, JudgeOptions
+from manyhands.cli.guard import tell
+from manyhands.cli.loading import load_engine, name_of, place_facts, prompts_for
+from manyhands.cli.output import Notes, version_of
+from manyhands.errors import InvalidRequest
+from manyhands.evaluation.candidates import (
+    Candidate,
+    EndpointCandidate,
+    MethodCandidate,
+    check_endpoint,
+)
+from manyhands.evaluation.choices import choose, pairs
+from manyhands.evaluation.endpoint import NO_KEY, Endpoint, EndpointOptions
+from manyhands.evaluation.record import Header
+from manyhands.evaluation.run import checked_samples
+from manyhands.evaluation.voices import EndpointVoice, EngineVoice, Voice
+from manyhands.strategies.methods import Method
+from manyhands.strategies.plain import to_plain
+from manyhands.strategies.settings import EndSettings, SoloSettings
+from manyhands.tasks.catalogue import make_task
+from manyhands.tasks.task import FIXTURE, Sample, Task, TaskOptions
+
+_CHOICES = ("temperature", "top_k", "top_p", "min_p")
+
+
+def task_of(options: EvalOptions) -> tuple[Task, Sequence[Sample]]:
+    """The task and its samples, looked at."""
+    task = make_task(
+        options.task,
+        TaskOptions(
+            limit=options.limit,
+            seed=options.task_seed,
+            source=options.source,
+            count=options.count,
+            kind=options.kind,
+            sentences=options.sentences,
+        ),
+    )
+    return task, checked_samples(task)
+
+
+def facts_of_task(options: EvalOptions) -> dict[str, Any]:
+    """What makes the samples what they are; how many of them are asked may change."""
+    source = options.source
+    if source not in (None, FIXTURE) and Path(source).exists():
+        source = str(Path(source).resolve())
+    chosen = {name: getattr(options, name) for name in ("count", "kind", "sentences")}
+    return {**chosen, "seed": options.task_seed, "source": source}
+
+
+def method_candidate(
+    options: EvalOptions, method: Method, budgets: tuple[int, ...], samples: Sequence[Sample]
+) -> tuple[Candidate, Header]:
+    """A method on a model of our own, and how its records begin."""
+    settings, changed = _settings(options, method, budgets, samples)
+    model = name_of(options.model)
+    prompt = getattr(prompts_for(model, options.prompts), method.prompt)
+    engine, text = load_engine(model, options, Notes())
+    if options.repeats > 1 and settings.choice.temperature == 0:
+        tell("at temperature 0 every repeat is the same", "warning: ", "yellow")
+    watched = frozenset(sample.id for sample in samples[: options.transcripts])
+    context = engine.adapter.max_positions
+    candidate = MethodCandidate(
+        engine, text, method, settings, prompt, options.concurrency, context, watched
+    )
+    # Some methods have none to be named by, some leave it open (skeleton's 0).
+    named = getattr(settings, "workers", 0)
+    workers = named or 1
+    place = place_facts(engine, options)
+    return candidate, Header(
+        task=options.task,
+        method=method.name,
+        label=options.label or _label(method.name, named, changed),
+        workers=workers,
+        names=method.names(settings, prompt),
+        settings=to_plain(settings),
+        prompts=to_plain(prompt),
+        budgets=budgets,
+        model=model,
+        concurrency=options.concurrency,
+        date=_now(),
+        **{name: place[name] for name in ("device", "dtype", "backend", "weights", "versions")},
+    )
+
+
+def _settings(
+    options: EvalOptions, method: Method, budgets: tuple[int, ...], samples: Sequence[Sample]
+) -> tuple[Any, dict[str, Any]]:
+    """The settings of the method, and what of them is worth a place in its label."""
+    changed: dict[str, Any] = dict(pairs(options.chosen or []))
+    for name in ("budget", "snapshots"):
+        if name in changed:
+            raise InvalidRequest(f"--set {name} is not for an exam", hint="use --budgets")
+    if options.layout is not None:
+        changed["layout"] = options.layout
+    for name in _CHOICES:
+        if getattr(options, name) is not None:
+            changed[f"choice.{name}"] = getattr(options, name)
+    has_workers = hasattr(method.settings(), "workers")
+    asked = {} if options.workers is None else {"workers": options.workers}
+    if asked == {"workers": 1} and not has_workers:
+        asked = {}
+    needs_judge = any("judge" in sample.facts for sample in samples)
+    reply = needs_judge if options.reply is None else options.reply
+    # What --set says about the reply counts, too.
+    base = {"seed": options.seed, "end.reply": reply, "budget": budgets[-1]}
+    settings = choose(method.settings, base | {"snapshots": budgets[:-1]} | asked | changed)
+    changed.pop("workers", None)
+    return settings, changed
+
+
+def endpoint_candidate(
+    options: EvalOptions, method: Method, budgets: tuple[int, ...]
+) -> tuple[Candidate, Header]:
+    """Somebody else's server, and how its records begin."""
+    check_endpoint(method.name, budgets)
+    unused = [f"--set {pair}" for pair in options.chosen or []]
+    unused += [f"--{n}" for n in ("layout", "top_k", "min_p", "prompts") if getattr(options, n)]
+    if unused:
+        raise InvalidRequest(f"an endpoint has no use for {', '.join(unused)}", hint="leave it out")
+    is_vote = method.name == "self_consistency"
+    workers = (options.workers or 4) if is_vote else 1
+    if options.workers not in (None, workers):
+        raise InvalidRequest(
+            f"--workers {options.workers} is not for one answer of an endpoint",
+            hint="ask for --method self_consistency",
+        )
+    if workers > 1 and options.temperature == 0:
+        raise InvalidRequest("at temperature 0 all answers are the same", hint="choose 0.7")
+    chosen = _endpoint(options, options.temperature, budgets[-1])
+    chosen = replace(chosen, top_p=options.top_p)
+    candidate = EndpointCandidate(
+        Endpoint(chosen), budgets[-1], workers, options.seed, options.concurrency
+    )
+    settings = {
+        "budget": budgets[-1],
+        "mode": "vote" if is_vote else "one",
+        "seed": options.seed,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+    }
+    label = f"{chosen.model} {_label(method.name, workers if is_vote else 0, {})}"
+    return candidate, Header(
+        task=options.task,
+        method=method.name,
+        label=options.label or label,
+        workers=workers,
+        names=(),
+        settings=settings,
+        prompts={},
+        budgets=budgets,
+        model=chosen.model,
+        endpoint=chosen.url,
+        concurrency=options.concurrency,
+        versions={name: version_of(name) for name in ("manyhands", "openai")},
+        date=_now(),
+    )
+
+
+def voice_of(options: JudgeOptions, temperature: float) -> tuple[Voice, dict[str, Any]]:
+    """The judge, and what the file of votes says about it."""
+    facts: dict[str, Any] = {"temperature": temperature, "tokens": options.tokens, "date": _now()}
+    if options.endpoint is not None:
+        chosen = _endpoint(options, temperature, options.tokens)
+        facts |= {"judge": chosen.model, "endpoint": chosen.url}
+        return EndpointVoice(Endpoint(chosen), options.concurrency), facts
+    if options.model is None:
+        raise InvalidRequest(
+            "nobody was named to judge", hint="give --endpoint and --endpoint-model, or --model"
+        )
+    model = name_of(options.model)
+    engine, text = load_engine(model, options, Notes())
+    settings = SoloSettings(
+        budget=options.tokens,
+        choice=Choice(temperature),
+        end=EndSettings(finisher_tokens=8, reply=False),
+    )
+    context = engine.adapter.max_positions
+    voice = EngineVoice(engine, text, settings, context, options.concurrency)
+    return voice, facts | {"judge": model, "endpoint": None}
+
+
+def _endpoint(
+    options: EndpointChoice, temperature: float | None, max_tokens: int
+) -> EndpointOptions:
+    if not options.endpoint_model:
+        raise InvalidRequest(
+            f"the model at {options.endpoint} has no name", hint="give it: --endpoint-model NAME"
+        )
+    return EndpointOptions(
+        url=options.endpoint or "",
+        model=options.endpoint_model,
+        key=os.environ.get("OPENAI_API_KEY", NO_KEY),
+        temperature=temperature,
+        max_tokens=max_tokens,
+        timeout=options.timeout,
+        retries=options.retries,
+    )
+
+
+def budgets_of(listed: str) -> tuple[int, ...]:
+    """`64,128` as rising numbers; empty if nothing was listed."""
+    try:
+        budgets = sorted({int(number) for number in listed.split(",") if number.strip()})
+    except ValueError as error:
+        raise InvalidRequest(
+            f"--budgets is {listed!r}; expected numbers with commas between them",
+            hint="for example: --budgets 64,128,256",
+        ) from error
+    if budgets and budgets[0] < 1:
+        raise InvalidRequest(f"--budgets has {budgets[0]}; expected 1 forward pass or more")
+    return tuple(budgets)
+
+
+def _label(method: str, workers: int, changed: dict[str, Any]) -> str:
+    """`hogwild-3 layout=contiguous`: the method, and what was chosen for it."""
+    name = f"{method}-{workers}" if workers else method
+    return " ".join([name, *(f"{key.rpartition('.')[2]}={v}" for key, v in changed.items())])
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

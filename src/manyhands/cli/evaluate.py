@@ -1,0 +1,220 @@
+"""`manyhands eval`, `judge` and `report`: an exam from the command line to the page.
+
+What can be wrong is looked at in the order of its cost: choices and samples before a model is loaded,
+and everything before the first question is asked.
+"""
+
+from __future__ import annotations
+
+import io
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from manyhands.cli.candidates import (
+    budgets_of,
+    endpoint_candidate,
+    facts_of_task,
+    method_candidate,
+    task_of,
+    voice_of,
+)
+from manyhands.cli.exam_options import EvalOptions, JudgeOptions, ReportOptions
+from manyhands.cli.guard import EXIT_INTERRUPTED, tell
+from manyhands.cli.output import say
+from manyhands.errors import InvalidRequest, ManyhandsError
+from manyhands.evaluation.grading import Grading
+from manyhands.evaluation.judge import RUBRICS, Judging, NothingToJudge
+from manyhands.evaluation.judge import judge as cast_votes
+from manyhands.evaluation.record import (
+    Record,
+    RecordFile,
+    Results,
+    file_of,
+    read_results,
+    result_files,
+)
+from manyhands.evaluation.run import Exam, Moment, examine
+from manyhands.evaluation.summary import Summary
+from manyhands.prompts.judging import JudgingPrompt, load_judging
+from manyhands.strategies.methods import METHODS
+
+_SECONDS_BETWEEN_LINES = 10.0  # where there is no terminal
+_WIDTH = 100  # cells of the table; a terminal that has fewer wraps it
+_LISTED = 20  # failures; all of them are on record
+
+
+def evaluate(options: EvalOptions) -> None:
+    """Take an exam; see `manyhands eval --help`."""
+    method = METHODS[options.method]
+    budgets = budgets_of(options.budgets) or (method.settings().budget,)
+    task, samples = task_of(options)
+    if options.endpoint is not None:
+        candidate, header = endpoint_candidate(options, method, budgets)
+    else:
+        candidate, header = method_candidate(options, method, budgets, samples)
+    header = replace(header, task_options=facts_of_task(options), command=_command())
+    path = file_of(options.out, task.name, header.label)
+    exam = Exam(samples, candidate, budgets, options.repeats, options.retry_failures)
+    with (
+        Grading(task, options.grader_seconds) as grading,
+        closing(RecordFile(path, replace(header, task=task.name))) as file,
+        _told_where(path),
+    ):
+        with _reporting(header.label) as report:
+            for moment in examine(exam, file, grading):
+                report(moment.done, moment.known, moment.total, _described(moment))
+        asked = {(sample.id, repeat) for sample in samples for repeat in range(options.repeats)}
+        records = tuple(file.records[key] for key in sorted(asked))
+    _say_results(Results(path, header, records))
+
+
+def judge(options: JudgeOptions) -> None:
+    """Have records judged; see `manyhands judge --help`."""
+    rubric = RUBRICS[options.rubric]
+    if options.temperature is not None:
+        rubric = replace(rubric, temperature=options.temperature)
+    prompt = load_judging(options.prompts) if options.prompts else JudgingPrompt()
+    found = [read_results(path) for path in _files(options.folder)]
+    voice, facts = voice_of(options, rubric.temperature)
+    judging = Judging(rubric, prompt, voice, facts, options.retry_failures)
+    for results in found:
+        label = f"{results.header.task}, {results.header.label}"
+        try:
+            with _told_where(results.path), _reporting(label) as report:
+                last = None
+                for last in cast_votes(judging, results):
+                    report(last.done, 0, last.total, f"{last.unread} could not be read")
+        except NothingToJudge as error:  # the other files may have something
+            if len(found) == 1:
+                raise
+            tell(f"{label}: {error}", "note: ", "yellow")
+            continue
+        if last is not None:
+            say(f"{label}: {last.done} votes, {last.unread} of them could not be read")
+
+
+def report(options: ReportOptions) -> None:
+    """Write the page; see `manyhands report --help`."""
+    from manyhands.evaluation.report import write_report
+
+    _files(options.folder)
+    out = options.out or options.folder / "report.html"
+    for path in write_report(options.folder, out):
+        say(str(path))
+
+
+def _files(folder: Path) -> list[Path]:
+    files = result_files(folder)
+    if not files:
+        raise InvalidRequest(
+            f"there are no records under {str(folder)!r}",
+            hint="give the folder that was --out of manyhands eval",
+        )
+    return files
+
+
+def _command() -> str:
+    return shlex.join(["manyhands", *sys.argv[1:]])
+
+
+# -- what a user sees ------------------------------------------------------------------------------
+
+
+@contextmanager
+def _told_where(path: Path) -> Iterator[None]:
+    """Ctrl-C loses nothing, and the user is told so."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        tell(f"interrupted; {path} has what is graded so far, and the same command goes on")
+        raise typer.Exit(EXIT_INTERRUPTED) from error
+
+
+@contextmanager
+def _reporting(label: str) -> Iterator[Callable[[int, int, int, str], None]]:
+    """A progress bar with the time left on a terminal, a line now and then elsewhere; on stderr."""
+    console = Console(stderr=True, markup=False)
+    if not console.is_terminal:
+        last = 0.0
+
+        def line(done: int, known: int, total: int, described: str) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last > _SECONDS_BETWEEN_LINES or done == total:
+                last = now
+                tell(f"{label}: {done} of {total} ({known} were known), {described}")
+
+        yield line
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console) as bar:
+        row = bar.add_task(label, total=1, note="", visible=False)
+
+        def show(done: int, known: int, total: int, described: str) -> None:
+            bar.update(row, completed=done, total=total, note=described, visible=True)
+
+        yield show
+
+
+def _described(moment: Moment) -> str:
+    failed = f", {moment.num_failures} failed" if moment.num_failures else ""
+    return f"mean value {moment.accuracy:.3f}{failed}"
+
+
+def _say_results(results: Results) -> None:
+    """The curve, and all that failed."""
+    summary = Summary.of(results)
+    table = Table(
+        title=f"{results.header.task}, {results.header.label}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+    )
+    for column in ("budget", "value", "95 %", "passes", "tokens", "seconds"):
+        table.add_column(column, justify="right")
+    for point in summary.curve:
+        spent = (point.passes, point.tokens, point.seconds)
+        table.add_row(
+            str(point.budget),
+            f"{point.value.mean:.3f}",
+            f"{point.value.low:.3f}–{point.value.high:.3f}",
+            *("–" if found is None else f"{found:.4g}" for found in spent),
+        )
+    drawn = io.StringIO()  # plain, so that nothing in it has to be made visible
+    Console(file=drawn, color_system=None, force_terminal=False, width=_WIDTH).print(table)
+    say(drawn.getvalue())
+    _say_failures([record for record in results.records if record.error is not None])
+    say(f"{len(results.records)} records in {results.path}")
+    if all(record.error is not None for record in results.records):
+        first = results.records[0].error
+        raise ManyhandsError(
+            f"every sample failed; the first with: {first}",
+            hint="mend that, and run the same command with --retry-failures",
+        )
+
+
+def _say_failures(failed: Sequence[Record]) -> None:
+    if not failed:
+        return
+    say(f"{len(failed)} failed, and count as 0:")
+    for record in failed[:_LISTED]:
+        say(f"  {record.sample} (repeat {record.repeat}): {record.error}")
+    if len(failed) > _LISTED:
+        say(f"  … and {len(failed) - _LISTED} more, all on record")

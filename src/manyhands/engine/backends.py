@@ -1,0 +1,97 @@
+"""Which attention serves a model on this machine, and why: what `--backend` decides.
+
+`auto` takes the kernels where they can run and plain torch elsewhere. A name that is asked for is taken
+or refused with the reason; it is never replaced in silence.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+from manyhands.attention.attend import Backend
+from manyhands.attention.reference import ReferenceBackend
+from manyhands.attention.torch_backend import TorchBackend
+from manyhands.engine.passes import Passes
+from manyhands.errors import InvalidRequest
+from manyhands.model.adapter import ModelAdapter
+from manyhands.model.memory import Memory
+
+BACKENDS = ("triton", "torch", "reference")
+
+
+@dataclass(frozen=True)
+class ChosenBackend:
+    """A backend and why it is this one; `page_size` is the one that suits it."""
+
+    backend: Backend
+    reason: str
+    page_size: int
+
+
+def check_backend(name: str) -> None:
+    """Refuse a name that nobody knows. Cheap: asked before a model is loaded."""
+    if name not in ("auto", *BACKENDS):
+        raise InvalidRequest(
+            f"there is no attention backend {name!r}", hint=f"Known: auto, {', '.join(BACKENDS)}."
+        )
+
+
+def choose_backend(name: str, adapter: ModelAdapter) -> ChosenBackend:
+    """The backend of this name for this model; `auto` is the fastest one that is exact here."""
+    check_backend(name)
+    if name == "reference":
+        return ChosenBackend(ReferenceBackend(), "asked for", _SMALL_PAGE)
+    if name == "torch":
+        return ChosenBackend(TorchBackend(), "asked for", _SMALL_PAGE)
+    refusal = _refusal(adapter)
+    if refusal is None:
+        reason = "asked for" if name == "triton" else "the kernels can serve this model"
+        return ChosenBackend(_kernels(adapter), reason, _LARGE_PAGE)
+    if name == "triton":
+        raise InvalidRequest(
+            f"the triton kernels cannot serve this model here: {refusal}",
+            hint="Use --backend auto, which falls back to torch.",
+        )
+    return ChosenBackend(TorchBackend(), f"the triton kernels cannot: {refusal}", _SMALL_PAGE)
+
+
+_SMALL_PAGE = 16  # tokens; a step of a team is a few dozen tokens long
+_LARGE_PAGE = 64  # a key tile of the kernels lies on one page
+
+
+def _refusal(adapter: ModelAdapter) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (it comes for Linux, with torch for CUDA)"
+    from manyhands.attention.triton_backend import refusal
+
+    return refusal(
+        adapter.num_heads,
+        adapter.num_kv_heads,
+        (adapter.head_dim, adapter.value_dim),
+        adapter.dtype,
+        adapter.device,
+    )
+
+
+def _kernels(adapter: ModelAdapter) -> Backend:
+    from manyhands.attention.triton_backend import TritonBackend
+
+    return TritonBackend(
+        adapter.num_heads,
+        adapter.num_kv_heads,
+        (adapter.head_dim, adapter.value_dim),
+        adapter.dtype,
+        adapter.device,
+    )
+
+
+def make_passes(adapter: ModelAdapter, memory: Memory, backend: Backend, *, graphs: bool) -> Passes:
+    """How passes are run: recorded as CUDA graphs where the kernels run on a GPU."""
+    if graphs and backend.name == "triton" and adapter.device.type == "cuda":
+        from manyhands.attention.triton_backend import TritonBackend
+        from manyhands.engine.graphs import GraphedPasses
+
+        assert isinstance(backend, TritonBackend)
+        return GraphedPasses(adapter, memory, backend)
+    return Passes(adapter, memory, backend)

@@ -1,0 +1,85 @@
+"""One forward pass: a plan goes in, logits come out.
+
+`Passes` runs the network's layers one launch after the other. On a CUDA device `GraphedPasses`
+(`engine/graphs.py`) does the same by replaying recorded launches where a plan has a shape it knows.
+
+    T  new tokens      R  rows      V  vocabulary
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyhands.attention.attend import Backend, LayerCall
+from manyhands.cache.pages import Move
+from manyhands.cache.plan import Plan
+from manyhands.model.adapter import ModelAdapter
+from manyhands.model.memory import Memory
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a pass leaves on the device.
+
+    `greedy` [R + 1], where it was made along with the logits: the likeliest token of every row, and 1
+    if all logits are sound.
+    """
+
+    logits: Tensor  # [R, V]
+    greedy: Tensor | None = None
+
+
+class Passes:
+    """Runs plans, launch by launch."""
+
+    def __init__(self, adapter: ModelAdapter, memory: Memory, backend: Backend) -> None:
+        self.adapter = adapter
+        self.memory = memory
+        self.backend = backend
+        self._moves: deque[Move] = deque()  # planned, not made yet
+
+    def move(self, plan: Plan) -> None:
+        """Take on what must be moved. A move is owed until it is made, also if this pass fails."""
+        self._moves.extend(plan.moves)
+
+    def run(self, plan: Plan) -> Outcome:
+        """Do all moves that are owed, then the pass."""
+        self.settle()
+        return self.forward(plan)
+
+    def settle(self, moves: Iterable[Move] = ()) -> None:
+        """Do all moves that are owed, and these."""
+        self._moves.extend(moves)
+        while self._moves:  # one by one: a move that fails can be made again, one forgotten cannot
+            self.memory.move((self._moves[0],))
+            self._moves.popleft()
+
+    def forward(self, plan: Plan) -> Outcome:
+        """The pass itself."""
+        device = self.adapter.device
+        attend = Attending(self.backend.prepare(plan, device), self.memory, self.backend)
+        token_ids = torch.as_tensor(plan.token_ids, device=device)
+        keep = torch.as_tensor(plan.last, device=device)
+        return Outcome(self.adapter.forward(token_ids, keep, attend))
+
+
+class Attending:
+    """What the network's layers call during one pass: write all rows, then read."""
+
+    def __init__(self, prepared: Any, memory: Memory, backend: Backend) -> None:
+        self.prepared = prepared
+        self.memory = memory
+        self.backend = backend
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
+        """One layer; see `attention.attend.AttendFn`."""
+        keys, values = self.memory.keys[call.layer], self.memory.values[call.layer]
+        rope = self.memory.ropes[call.layer]
+        self.backend.append(k, v, keys, values, self.prepared, rope)
+        return self.backend.attend(q, keys, values, self.prepared, call, rope)

@@ -1,0 +1,119 @@
+"""What a run was fed, in integers, so that its keys and values can be made again.
+
+A run that may have to leave memory (`engine/scheduler.py`) is followed by a Past. Each pass appends a
+few integers; blocks and views are only remembered weakly, so what the strategy lets go of is gone.
+
+    found     tokens that were in a block when the run met it: somebody else's, a shared prefix
+    fed       tokens that the run fed to it
+    ours      blocks that hold nothing but what the run fed, and that nobody else reads
+
+When the run is set aside, the pages of *ours* are freed. Everything the run has read is then either
+here, to be replayed, or still in memory.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterator
+from itertools import islice
+
+from manyhands.cache.block import Block
+from manyhands.cache.pages import PagePool
+from manyhands.cache.step import Step
+from manyhands.cache.view import View
+from manyhands.replay.trace import Line, Recorder, Trace, TracedRow, flat
+
+
+class Past(Recorder):
+    """A Recorder that keeps what it is told, without the words and the chosen tokens."""
+
+    def __init__(self) -> None:
+        self._lines: list[Line] = []  # of blocks and views just met
+        super().__init__(self._lines.append)
+        self._names: list[str] = []
+        self.found: list[int] = []  # of each block, the tokens it held when the run met it
+        self._items: list[tuple[int | tuple[tuple[int, ...], ...], ...]] = []  # of each view
+        self._freezes: dict[int, list[int]] = {}
+        self._num_rows = array("q")  # of each pass
+        self._rows = array("q")  # of each row of all passes, its view
+        self._sizes = array("q")  # and its number of tokens
+        self._tokens = array("q")  # of all rows
+        self._newly: dict[Block, int] = {}
+        self._held: list[Block] = []  # found, and to be read again by who comes back
+
+    def remember(self, step: Step) -> None:
+        """One forward pass, after its feeds have joined their blocks."""
+        views = self._views
+        for row in step.rows:
+            number = views.get(row.view)
+            if number is None:
+                number = self._meet(row.view, step)
+            self._rows.append(number)
+            self._sizes.append(len(row.feed))
+            self._tokens.extend(row.feed)
+        self._num_rows.append(len(step.rows))
+
+    def _meet(self, view: View, step: Step) -> int:
+        self._newly = {row.view.own: len(row.feed) for row in step.rows}
+        number = self._view_id(view)
+        for line in self._lines:
+            self._keep(line)
+        self._lines.clear()
+        self._newly = {}
+        return number
+
+    def _block_id(self, block: Block) -> int:
+        if block not in self._blocks:
+            self.found.append(block.num_tokens - self._newly.get(block, 0))
+            if self.found[-1] and block.frozen:
+                self._held.append(block)
+        return super()._block_id(block)
+
+    def _keep(self, line: Line) -> None:
+        match line["kind"]:
+            case "block":
+                self._names.append(line["name"])
+            case "view":
+                self._items.append(tuple(line["blocks"]))
+            case "freeze":
+                self._freezes.setdefault(len(self._num_rows), []).append(line["block"])
+
+    def ours(self, pool: PagePool, others: Collection[Block]) -> list[Block] | None:
+        """The blocks that can be set aside. None if the run could not come back: it has read what is
+        gone, or what somebody else writes too. `others` are blocks that other runs are about to read.
+        """
+        known = list(self._blocks.items())
+        fed = self._num_fed()
+        alive = {number for _, number in known}
+        if any(found and number not in alive for number, found in enumerate(self.found)):
+            return None
+        if any(block.num_tokens != self.found[n] + fed[n] for block, n in known):
+            return None
+        return [
+            block
+            for block, n in known
+            if fed[n] and not self.found[n] and not pool.is_kept(block) and block not in others
+        ]
+
+    def _num_fed(self) -> list[int]:
+        fed = [0] * len(self._names)
+        owners = [flat(items)[-1] for items in self._items]
+        for view, size in zip(self._rows, self._sizes, strict=True):
+            fed[owners[view]] += size
+        return fed
+
+    def trace(self) -> Trace:
+        """The passes as a Trace. What was chosen is not known any more, nor who wrote it."""
+        sizes, tokens = iter(self._sizes), iter(self._tokens)
+        views = iter(self._rows)
+
+        def rows(count: int) -> Iterator[TracedRow]:
+            for view in islice(views, count):
+                yield TracedRow(view, tuple(islice(tokens, next(sizes))), 0, None)
+
+        passes = [tuple(rows(count)) for count in self._num_rows]
+        return Trace({}, self._names, self._items, passes, self._freezes)
+
+    def blocks(self) -> dict[int, Block]:
+        """The blocks that are still there, by their numbers in the trace."""
+        return {number: block for block, number in self._blocks.items()}

@@ -1,0 +1,118 @@
+"""A Run: one live strategy, from its first word to its answer."""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator
+
+from manyhands.cache.pages import Strip
+from manyhands.cache.step import Step
+from manyhands.engine.past import Past
+from manyhands.engine.usage import Usage
+from manyhands.errors import InvalidRequest, ManyhandsError
+from manyhands.strategies.base import Answer, Event, Reserve, Strategy
+
+
+class Run:
+    """One live strategy: the step it waits for, what it reported, how it ended."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        if not isinstance(strategy, Generator):
+            raise InvalidRequest(
+                f"a {type(strategy).__name__} was given as a strategy; expected a generator",
+                hint="Call the function that yields steps, and give what it returns.",
+            )
+        self.strategy = strategy
+        self.step: Step | None = None
+        self.asked: Reserve | None = None  # waiting for this much memory
+        self.reserved_pages = 0
+        self.number: int | None = None  # runs are numbered as they begin: the lowest is the oldest
+        self.past: Past | None = None  # of a guest, which may be set aside; see engine/guests.py
+        self.away: list[Strip] | None = None  # while it is: where its blocks wait for pages
+        self.num_preemptions = 0  # how often it was
+        self.events: deque[Event] = deque()
+        self.usage = Usage()
+        self.answer: Answer | None = None
+        self.error: Exception | None = None
+        self.done = False
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the run was set aside and waits for room."""
+        return self.away is not None
+
+    def resume(self, tokens: tuple[int, ...] | None) -> None:
+        """Send tokens in; take what comes out, up to the next step, reservation or end."""
+        self._advance(lambda: self.strategy.send(tokens))
+
+    def fail(self, error: ManyhandsError) -> None:
+        """Throw an error in; the strategy may handle it and go on."""
+        self._advance(lambda: self.strategy.throw(error))
+
+    def cancel(self) -> None:
+        """End the run; its blocks are freed."""
+        self.done = True
+        self.step = self.asked = self.past = None
+        self.strategy.close()
+
+    def result(self) -> Answer:
+        """The answer of a run that is done; raises what the strategy raised."""
+        if self.error is not None:
+            raise self.error
+        if self.answer is None:
+            state = "was cancelled" if self.done else "has not ended yet"
+            raise InvalidRequest(
+                f"the run {state} and has no answer", hint="Call engine.step() until run.done."
+            )
+        return self.answer
+
+    def _advance(self, move: Callable[[], Step | Reserve | Event]) -> None:
+        self.step = self.asked = None
+        try:
+            asked = move()
+            while isinstance(asked, Event):
+                self.events.append(asked)
+                asked = self.strategy.send(None)
+        except StopIteration as end:
+            self._end(end.value)
+        # A strategy is anybody's program. Whatever it raises belongs to its own run, is kept there
+        # and raised again by `result`; the other runs of this pass still get their tokens.
+        except Exception as error:
+            self.error, self.done, self.past = error, True, None
+            _forget_frames(error)
+        else:
+            self._wait_for(asked)
+
+    def _wait_for(self, asked: object) -> None:
+        if isinstance(asked, Reserve):
+            self.asked = asked
+        elif isinstance(asked, Step):
+            self.step = asked
+        else:
+            kind = type(asked).__name__
+            self.fail(
+                InvalidRequest(f"a strategy yielded a {kind}; expected Step, Reserve or Event")
+            )
+
+    def _end(self, answer: object) -> None:
+        self.done, self.past = True, None
+        if isinstance(answer, Answer):
+            self.answer = answer
+        else:
+            kind = type(answer).__name__
+            self.error = InvalidRequest(
+                f"a strategy ended with a {kind}; expected an Answer",
+                hint='Let the generator end with `return Answer(text="...")`.',
+            )
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Clear the variables of the frames an error came through: they hold the run's blocks.
+
+    The error lives as long as somebody wants the result; keys and values must not wait for that.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__context__

@@ -1,0 +1,83 @@
+"""What was computed, in numbers: passes, tokens, and the keys and values that were read for them.
+
+Every row of a pass reads all of its view. What lies on one strip is loaded once for all rows that read
+it; `kv_bytes_saved` is what it would have cost to load it for each of them. Counted from the integers
+of the plan, with a few sums per pass.
+
+    loaded   sum over strips of (the longest stretch that anybody reads)      Plan.num_keys_loaded
+    saved    sum over reads of (its stretch)  -  loaded                       Plan.num_keys_read
+
+Where several runs meet on a strip, each is charged for it by how much of it its rows read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Self
+
+import numpy as np
+
+from manyhands.cache.plan import Plan
+from manyhands.cache.step import Step
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What an engine, or one run, has computed so far.
+
+    `tokens_chosen` counts rows that write for somebody (`Row.writer`). `prefix_tokens_found` and
+    `prefix_tokens_fed` are those of the engine's prefix tree: of all prompts that asked there, what was
+    found and what had to be fed.
+    """
+
+    forward_passes: int = 0
+    tokens_fed: int = 0
+    tokens_chosen: int = 0
+    kv_bytes_loaded: int = 0
+    kv_bytes_saved: int = 0
+    prefix_tokens_found: int = 0
+    prefix_tokens_fed: int = 0
+
+    def __add__(self, other: Self) -> Self:
+        names = [field.name for field in fields(self)]
+        return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
+
+    def __sub__(self, other: Self) -> Self:
+        names = [field.name for field in fields(self)]
+        return type(self)(*(getattr(self, name) - getattr(other, name) for name in names))
+
+
+def usage_of(plan: Plan, step: Step, token_bytes: int) -> Usage:
+    """What one pass computes; `token_bytes` are those of one token's keys and values in all layers."""
+    loaded = plan.num_keys_loaded
+    return Usage(
+        1,
+        plan.num_tokens,
+        sum(row.writer is not None for row in step.rows),
+        loaded * token_bytes,
+        (plan.num_keys_read - loaded) * token_bytes,
+    )
+
+
+def usage_of_each(plan: Plan, steps: Sequence[Step], token_bytes: int) -> list[Usage]:
+    """The same for each of the steps of which a pass was made; bytes add up to it, but for rounding."""
+    reads = plan.reads
+    sizes = reads.high - reads.low
+    starts = reads.strip_indptr[:-1]
+    charge = plan.keys_loaded / np.maximum(1, np.add.reduceat(sizes, starts))
+    loaded = sizes * np.repeat(charge, np.diff(reads.strip_indptr))
+    ends = np.cumsum([len(step.rows) for step in steps])
+    owner = np.searchsorted(ends, reads.row, side="right")  # [n]: the step of each read
+    loaded_each = np.bincount(owner, loaded, len(steps)) * token_bytes
+    read_each = np.bincount(owner, sizes, len(steps)) * token_bytes
+    return [
+        Usage(
+            1,
+            sum(len(row.feed) for row in step.rows),
+            sum(row.writer is not None for row in step.rows),
+            round(loaded),
+            round(read - loaded),
+        )
+        for step, loaded, read in zip(steps, loaded_each.tolist(), read_each.tolist(), strict=True)
+    ]

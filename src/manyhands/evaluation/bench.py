@@ -1,0 +1,235 @@
+"""How fast a team writes on this machine, and how fast it could be at best.
+
+The team sits as a team of `strategies/hogwild.py` does (combined layout), over a history of any length.
+The history is made up: random keys and values, written straight to memory. A real prefill would take
+longer than the measurement and change nothing in it, for a decode step does not care what it reads.
+
+What is timed is what a user waits for: `engine.step()` with its strategy, planning, network and choice
+of tokens. Beside it stands a floor: the network's weights, and every key and value in use, read once
+each at the speed at which this machine copies memory (Hogwild! Inference, section 4.4 and table 1, asks
+the same question of the same numbers: workers against tokens already in the cache).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyhands.attention.rotary import Turns
+from manyhands.attention.store import Targets
+from manyhands.cache.block import Block
+from manyhands.cache.layouts import Cast, combined
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.model.adapter import ModelAdapter
+from manyhands.model.memory import token_bytes
+from manyhands.strategies.base import Strategy
+
+HEADER_TOKENS, MARKER_TOKENS = 8, 4  # about what the words of `prompts/hogwild.py` come to
+_COPIED_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One team on one history: milliseconds per forward pass, and what follows from them."""
+
+    workers: int
+    history: int  # tokens that all workers share
+    in_use: int  # tokens of all blocks together: what one pass reads at least
+    ms: float  # median
+    ms_mean: float
+    ms_p10: float
+    ms_p90: float
+    tokens_per_second: float  # of all workers together
+    floor_ms: float | None = None
+
+
+def made_up(adapter: ModelAdapter, layer: int, num_tokens: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Random keys [N, G, D], not rotated yet, and values [N, G, Dv]; the same seed, the same numbers."""
+    generator = torch.Generator(adapter.device).manual_seed(seed * 1009 + layer)
+
+    def numbers(width: int) -> Tensor:
+        shape = (num_tokens, adapter.num_kv_heads, width)
+        return torch.randn(shape, generator=generator, device=adapter.device).to(adapter.dtype)
+
+    return numbers(adapter.head_dim), numbers(adapter.value_dim)
+
+
+@torch.inference_mode()
+def fill(engine: Engine, block: Block, num_tokens: int, *, seed: int) -> Block:
+    """Append `num_tokens` made-up tokens to `block`; OutOfMemory if they do not fit."""
+    engine.pool.reserve([(block, num_tokens)])
+    place = engine.pool.place(block)
+    start = place.offset + block.num_tokens
+    slots = engine.pool.slots(place.strip, start, start + num_tokens)
+    device = engine.adapter.device
+    turns = Turns(torch.arange(start, start + num_tokens, device=device))
+    targets, memory = Targets(torch.as_tensor(slots, device=device), turns), engine.memory
+    for layer, rope in enumerate(memory.ropes):
+        k, v = made_up(engine.adapter, layer, num_tokens, seed)
+        targets.store(k, v, memory.keys[layer], memory.values[layer], rope)
+    block.tokens.extend(index % engine.adapter.vocab_size for index in range(num_tokens))
+    return block
+
+
+def seat(engine: Engine, history: Block, workers: int, desk: int, *, seed: int = 1) -> Cast:
+    """A team in the middle of its work: everybody's desk holds `desk` made-up tokens."""
+
+    def block(name: str, num_tokens: int, at: int) -> Block:
+        return (
+            fill(engine, Block(name), num_tokens, seed=seed * 100 + at) if num_tokens else Block()
+        )
+
+    return Cast(
+        prompt=history,
+        others_header=block("others", HEADER_TOKENS, 0).freeze(),
+        own_header=block("own", HEADER_TOKENS, 1).freeze(),
+        marker=block("marker", MARKER_TOKENS, 2).freeze(),
+        desks=tuple(block(f"desk {worker}", desk, 3 + worker) for worker in range(workers)),
+    )
+
+
+def views_of(cast: Cast) -> list[View]:
+    """Everybody's view."""
+    return [combined(cast, worker) for worker in range(len(cast.desks))]
+
+
+def tokens_in_use(views: Sequence[View]) -> int:
+    """Tokens of all blocks that these views read, each block counted once."""
+    return sum(block.num_tokens for block in {b for view in views for b in view.blocks})
+
+
+def writing(views: Sequence[View]) -> Strategy:
+    """A strategy that goes on for ever: one greedy token a row."""
+    tokens: tuple[int, ...] | None = (0,) * len(views)
+    while True:
+        assert tokens is not None, "a step is answered with tokens"
+        tokens = yield Step([Row(view, (t,)) for view, t in zip(views, tokens, strict=True)])
+
+
+def time_passes(
+    engine: Engine, views: Sequence[View], *, passes: int, warm_up: int = 3
+) -> list[float]:
+    """Seconds of each of `passes` decode steps, after some that are not counted."""
+    run = engine.submit(writing(views))
+    seconds = []
+    try:
+        for index in range(warm_up + passes):
+            began = time.perf_counter()
+            engine.step()  # waits for its tokens, so the device is done too
+            if run.error is not None:
+                raise run.error
+            if index >= warm_up:
+                seconds.append(time.perf_counter() - began)
+    finally:
+        if not run.done:
+            engine.cancel(run)
+    return seconds
+
+
+def timing(
+    seconds: Sequence[float], workers: int, history: int, in_use: int, floor_ms: float | None = None
+) -> Timing:
+    """The account of the passes of one team."""
+    ordered = sorted(1e3 * second for second in seconds)
+    mean = statistics.fmean(ordered)
+    return Timing(
+        workers=workers,
+        history=history,
+        in_use=in_use,
+        ms=round(statistics.median(ordered), 4),
+        ms_mean=round(mean, 4),
+        ms_p10=round(ordered[len(ordered) // 10], 4),
+        ms_p90=round(ordered[(len(ordered) * 9) // 10], 4),
+        tokens_per_second=round(1e3 * workers / mean, 2),
+        floor_ms=None if floor_ms is None else round(floor_ms, 4),
+    )
+
+
+def bench(
+    engine: Engine,
+    workers: Sequence[int],
+    lengths: Sequence[int],
+    *,
+    desk: int = 32,
+    passes: int = 16,
+    warm_up: int = 3,
+) -> Iterator[Timing]:
+    """Time teams of these sizes over histories of these lengths, the shortest history first."""
+    speed = copy_bandwidth(engine.adapter.device)
+    weights = weight_bytes(engine.adapter)
+
+    # One team at a time: what a function has seated is freed when it returns.
+    def time_team(history: Block, count: int) -> Timing:
+        views = views_of(seat(engine, history, count, desk))
+        in_use = tokens_in_use(views)
+        floor_ms = 1e3 * (weights + in_use * token_bytes(engine.adapter)) / speed
+        seconds = time_passes(engine, views, passes=passes, warm_up=warm_up)
+        return timing(seconds, count, history.num_tokens, in_use, floor_ms)
+
+    def time_teams(length: int) -> Iterator[Timing]:
+        history = fill(engine, Block("history"), length, seed=0).freeze()
+        for count in workers:
+            yield time_team(history, count)
+
+    for length in sorted(lengths):
+        yield from time_teams(length)
+
+
+def longest_history(engine: Engine, workers: int, desk: int, passes: int) -> int:
+    """The longest history on which `bench` can time this team: bounded by positions and by memory."""
+    grown = workers * (desk + passes) + 2 * HEADER_TOKENS + workers * MARKER_TOKENS
+    pages = engine.pool.page_size * (workers + 4)  # every block may leave a page partly empty
+    return min(engine.adapter.max_positions, engine.pool.num_slots - pages) - grown
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes per second that this device reads and writes while it copies: its best of a few tries."""
+    size = _COPIED_BYTES[device.type]
+    if device.type == "cuda":
+        size = min(size, torch.cuda.mem_get_info(device)[0] // 4)
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(6):
+        _wait(device)
+        began = time.perf_counter()
+        for _ in range(4):
+            target.copy_(source)
+        _wait(device)
+        times.append(time.perf_counter() - began)
+    return 2 * 4 * size / min(times)
+
+
+def weight_bytes(adapter: ModelAdapter) -> int:
+    """Bytes of weights that one pass reads at least.
+
+    The table of input embeddings is only looked up, unless the output layer shares it. Of a stack of
+    experts (a parameter of three dimensions) a token reads its own few.
+    """
+    model: Any = adapter.model
+    head = model.get_output_embeddings()
+    table = model.get_input_embeddings().weight
+    is_read = head is not None and getattr(head, "weight", None) is table
+    experts = getattr(adapter.config, "num_experts_per_tok", None)
+    largest: dict[int, float] = {}  # two names for one piece of memory count once
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor is table and not is_read:
+            continue
+        size = float(tensor.numel() * tensor.element_size())
+        if tensor.dim() == 3 and experts:
+            size *= min(1.0, experts / tensor.shape[0])
+        largest[tensor.data_ptr()] = max(size, largest.get(tensor.data_ptr(), 0.0))
+    return round(sum(largest.values()))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,204 @@
+"""Who takes the exam: a method on our own engine, or an endpoint.
+
+A candidate is given questions and gives back Attempts, in the order in which they are finished. An
+attempt says what the answer would have been at every budget, and what had been spent by then; whether
+it is right is somebody else's business (`run.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from manyhands.errors import InvalidRequest, ManyhandsError
+from manyhands.evaluation.endpoint import Endpoint, at_once, vote
+from manyhands.evaluation.record import Key
+from manyhands.evaluation.sitting import Packs, Sitting, sit
+from manyhands.strategies.base import Answer, Strategy
+from manyhands.strategies.methods import Method
+from manyhands.strategies.plain import to_plain
+from manyhands.tasks.needles import ask
+from manyhands.tasks.task import Sample
+from manyhands.text import Text, clean_problem
+
+ENDPOINT_METHODS = ("sequential", "self_consistency")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One sample, for the `repeat`-th time (from 0)."""
+
+    sample: Sample
+    repeat: int = 0
+
+    @property
+    def key(self) -> Key:
+        """Which record it becomes."""
+        return self.sample.id, self.repeat
+
+    @property
+    def text(self) -> str:
+        """What is put before the model: a shared document first."""
+        sample = self.sample
+        return ask(sample.document, sample.question) if sample.document else sample.question
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What came of one question. `answers` and `spent` have an entry for every budget."""
+
+    asked: Asked
+    error: ManyhandsError | None = None
+    answer: str | None = None
+    text: str = ""
+    finish_reason: str = "error"
+    forward_passes: int | None = None
+    extra_passes: int = 0
+    tokens: Sequence[int] = ()
+    seconds: float = 0.0
+    answers: Mapping[int, str | None] = field(default_factory=dict)
+    spent: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
+    memory: Mapping[str, int] = field(default_factory=dict)
+    steps: Sequence[Mapping[str, Any]] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    writing: Sequence[Sequence[Any]] = ()
+
+
+class Candidate(Protocol):
+    """Takes an exam."""
+
+    def attempts(self, asked: Iterable[Asked]) -> Iterator[Attempt]:
+        """An attempt at every question, each as soon as it is finished."""
+
+
+@dataclass(frozen=True)
+class MethodCandidate:
+    """A method on our engine, `concurrency` questions at a time.
+
+    `settings` holds the budgets: the largest as its budget, the others as its snapshots. Repeats
+    differ by their seed. The first repeat of the samples in `watched` keeps its writing.
+    """
+
+    engine: Packs
+    text: Text
+    method: Method
+    settings: Any
+    prompt: Any
+    concurrency: int = 16
+    context: int | None = None
+    watched: frozenset[str] = frozenset()
+
+    def attempts(self, asked: Iterable[Asked]) -> Iterator[Attempt]:
+        """Continuous batching: whenever one has ended, the next one begins."""
+        failed: list[Attempt] = []
+        sittings = sit(
+            self.engine,
+            self._strategies(asked, failed),
+            self.concurrency,
+            lambda one: one.repeat == 0 and one.sample.id in self.watched,
+        )
+        for sitting in sittings:
+            yield from _emptied(failed)
+            yield self._attempt(sitting)
+        yield from _emptied(failed)
+
+    def _strategies(
+        self, asked: Iterable[Asked], failed: list[Attempt]
+    ) -> Iterator[tuple[Asked, Strategy]]:
+        for one in asked:
+            settings = replace(self.settings, seed=self.settings.seed + one.repeat)
+            try:
+                question = clean_problem(one.text)
+                strategy = self.method.make(
+                    question, self.text, settings, self.prompt, context=self.context
+                )
+            except ManyhandsError as error:
+                failed.append(Attempt(one, error))
+            else:
+                yield one, strategy
+
+    def _attempt(self, sitting: Sitting) -> Attempt:
+        answer = sitting.answer or Answer("", finish_reason="error")
+        budgets = (*self.settings.snapshots, self.settings.budget)
+        spent = {budget: sitting.spent_by(budget) for budget in budgets}
+        return Attempt(
+            sitting.key,
+            sitting.error,
+            answer=answer.answer,
+            text=answer.text,
+            finish_reason=answer.finish_reason,
+            forward_passes=answer.forward_passes if sitting.answer else sitting.passes,
+            extra_passes=answer.extra_passes,
+            tokens=answer.tokens if sitting.answer else (sitting.num_tokens,),
+            seconds=sitting.seconds,
+            # A run that was over before a budget has its final answer there.
+            answers={b: answer.snapshots.get(b, answer.answer) for b in budgets},
+            spent={
+                b: {"passes": p, "tokens": t, "seconds": round(s, 4)}
+                for b, (p, t, s) in spent.items()
+            },
+            memory=sitting.memory,
+            steps=to_plain(answer.steps),
+            names={str(worker): name for worker, name in sitting.names.items()},
+            writing=to_plain(sitting.writing or ()),
+        )
+
+
+@dataclass(frozen=True)
+class EndpointCandidate:
+    """Somebody else's server. The budget bounds the tokens of an answer, whatever they cost it."""
+
+    endpoint: Endpoint
+    budget: int
+    workers: int = 1
+    seed: int = 0
+    concurrency: int = 16
+
+    def attempts(self, asked: Iterable[Asked]) -> Iterator[Attempt]:
+        """So many questions at a time, each with all its workers."""
+
+        def answer(one: Asked) -> Attempt:
+            question = clean_problem(one.text)
+            seed = self.seed + one.repeat * self.workers
+            said = vote(self.endpoint, question, self.workers, seed)
+            tokens = sum(said.tokens) if said.tokens else None
+            return Attempt(
+                one,
+                answer=said.answer,
+                text=said.text,
+                finish_reason=said.finish_reason,
+                tokens=said.tokens,
+                seconds=said.seconds,
+                answers={self.budget: said.answer},
+                spent={
+                    self.budget: {
+                        "passes": None,
+                        "tokens": tokens,
+                        "seconds": round(said.seconds, 4),
+                    }
+                },
+            )
+
+        for one, told in at_once(answer, asked, self.concurrency):
+            yield Attempt(one, told) if isinstance(told, ManyhandsError) else told
+
+
+def check_endpoint(method: str, budgets: Sequence[int]) -> None:
+    """Raises InvalidRequest where an endpoint cannot do what our own engine can."""
+    if method not in ENDPOINT_METHODS:
+        raise InvalidRequest(
+            f"an endpoint cannot take the exam as {method!r}: nobody can reach into its cache",
+            hint=f"choose one of: {', '.join(ENDPOINT_METHODS)}",
+        )
+    if len(budgets) != 1:
+        raise InvalidRequest(
+            f"{len(budgets)} budgets were given for an endpoint, expected one",
+            hint="an endpoint shows finished answers only; give the most tokens of an answer",
+        )
+
+
+def _emptied(attempts: list[Attempt]) -> Iterator[Attempt]:
+    """Hand over what has gathered."""
+    while attempts:
+        yield attempts.pop(0)

@@ -1,0 +1,222 @@
+"""A model behind somebody else's door: any server that speaks the OpenAI protocol.
+
+It may be a judge, and it may take the exam itself, by the two methods that need nothing but answers:
+`sequential` (one answer) and `self_consistency` (several, and the majority of their boxes; Wang et al.,
+2022). How many forward passes it makes nobody can see, so completion tokens are what it is charged.
+
+The client library retries what is worth retrying (a busy server, a dropped connection). What then is
+still wrong is of two kinds. A door that is closed (no connection, a wrong key, no such model) concerns
+every question: it is raised, and nothing is put on record. Anything else belongs to one question.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from manyhands.errors import InvalidRequest, ManyhandsError
+from manyhands.text.boxed import boxed_answer
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+NO_KEY = "none"  # servers of one's own want none, the library wants something
+Asked = TypeVar("Asked")
+Told = TypeVar("Told")
+
+
+class EndpointFailed(ManyhandsError):
+    """A server gave no usable answer to one question."""
+
+
+class EndpointClosed(ManyhandsError):
+    """A server cannot be used at all: no connection, a wrong key, no such model."""
+
+
+@dataclass(frozen=True)
+class EndpointOptions:
+    """Which server and model, and how it is asked. `timeout` is in seconds, for one answer."""
+
+    url: str
+    model: str
+    key: str = NO_KEY
+    temperature: float | None = None  # None: the server's own
+    top_p: float | None = None
+    max_tokens: int | None = None
+    timeout: float = 600.0
+    retries: int = 4
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise InvalidRequest(
+                f"the endpoint is {self.url!r}; expected an address",
+                hint="for example http://localhost:8000/v1",
+            )
+        if not self.model:
+            raise InvalidRequest("the endpoint's model has no name", hint="give its name")
+
+
+@dataclass(frozen=True)
+class Said:
+    """One answer of a server. `tokens` is None if it does not tell how many it wrote."""
+
+    text: str
+    tokens: int | None
+    finish_reason: str
+
+
+class Endpoint:
+    """A server, ready to be asked, from several threads at once."""
+
+    def __init__(self, options: EndpointOptions) -> None:
+        self.options = options
+        self._client: OpenAI = _client(options)
+
+    def ask(self, question: str, seed: int) -> Said:
+        """One answer to one message. EndpointFailed or EndpointClosed if there is none."""
+        import openai
+
+        o = self.options
+        chosen = {"temperature": o.temperature, "top_p": o.top_p, "max_tokens": o.max_tokens}
+        given: dict[str, Any] = {name: v for name, v in chosen.items() if v is not None}
+        try:
+            found = self._client.chat.completions.create(
+                model=o.model,
+                messages=[{"role": "user", "content": question}],
+                seed=seed,
+                **given,
+            )
+        except (openai.APITimeoutError, openai.InternalServerError, openai.RateLimitError) as error:
+            raise EndpointFailed(f"{o.url}: {_first_line(error)}") from error
+        except (
+            openai.APIConnectionError,
+            openai.AuthenticationError,
+            openai.PermissionDeniedError,
+            openai.NotFoundError,
+        ) as error:
+            raise EndpointClosed(
+                f"{o.url} cannot be asked for {o.model!r}: {_first_line(error)}",
+                hint="look at the address, the key and the model's name; what is graded is kept",
+            ) from error
+        except openai.OpenAIError as error:
+            raise EndpointFailed(f"{o.url}: {_first_line(error)}") from error
+        except ValueError as error:
+            raise EndpointFailed(f"{o.url} sent something that is not JSON") from error
+        return _said(found, o.url)
+
+    def close(self) -> None:
+        """Let its connections go."""
+        self._client.close()
+
+
+@dataclass(frozen=True)
+class Vote:
+    """What an endpoint made of one question: the answer, the text, and what it cost."""
+
+    answer: str | None
+    text: str
+    finish_reason: str
+    tokens: tuple[int, ...]  # empty if the server does not tell
+    seconds: float
+
+
+def vote(endpoint: Endpoint, question: str, workers: int, seed: int) -> Vote:
+    """One answer, or `workers` answers at the same time and the majority of their boxes."""
+    start = time.perf_counter()
+    if workers == 1:
+        said = [endpoint.ask(question, seed)]
+    else:
+        with ThreadPoolExecutor(workers) as pool:
+            said = list(pool.map(lambda i: endpoint.ask(question, seed + i), range(workers)))
+    answers = [boxed_answer(one.text) for one in said]
+    best = majority(answers)
+    chosen = said[answers.index(best)]
+    counts = tuple(one.tokens for one in said if one.tokens is not None)
+    return Vote(
+        answer=best,
+        text=chosen.text,
+        finish_reason=chosen.finish_reason,
+        tokens=counts if len(counts) == len(said) else (),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def majority(answers: Sequence[str | None]) -> str | None:
+    """The answer that most gave, the first of them at a tie; those who gave none have no vote."""
+    votes = Counter("".join(answer.split()) for answer in answers if answer is not None)
+    if not votes:
+        return None
+    (winner, _), *_ = votes.most_common(1)
+    return next(a for a in answers if a is not None and "".join(a.split()) == winner)
+
+
+def at_once(
+    do: Callable[[Asked], Told], asked: Iterable[Asked], concurrency: int
+) -> Iterator[tuple[Asked, Told | ManyhandsError]]:
+    """Do it for each, several at the same time; each comes back when it is done.
+
+    An error of one comes back with it; EndpointClosed is raised, and nothing new is begun.
+    """
+    waiting = iter(asked)
+    live: dict[Future[Told], Asked] = {}
+    with ThreadPoolExecutor(concurrency) as pool:
+        try:
+            while True:
+                while len(live) < concurrency and (one := next(waiting, None)) is not None:
+                    live[pool.submit(do, one)] = one
+                if not live:
+                    return
+                done, _ = wait(live, return_when=FIRST_COMPLETED)
+                for future in done:
+                    one = live.pop(future)
+                    told = _told(future)
+                    yield one, told
+        finally:
+            for future in live:
+                future.cancel()
+
+
+def _told(future: Future[Told]) -> Told | ManyhandsError:
+    try:
+        return future.result()
+    except EndpointClosed:
+        raise
+    except ManyhandsError as error:
+        return error
+
+
+def _client(options: EndpointOptions) -> OpenAI:
+    try:
+        from openai import OpenAI
+    except ImportError as error:
+        raise InvalidRequest(
+            "asking an endpoint needs the package openai", hint="pip install 'manyhands[exam]'"
+        ) from error
+    return OpenAI(
+        base_url=options.url,
+        api_key=options.key or NO_KEY,
+        timeout=options.timeout,
+        max_retries=options.retries,
+    )
+
+
+def _said(found: Any, url: str) -> Said:
+    """The answer in what came back; servers differ, so nothing is taken for granted."""
+    choices = getattr(found, "choices", None) or [None]
+    message = getattr(choices[0], "message", None)
+    text = getattr(message, "content", None)
+    if not isinstance(text, str):
+        raise EndpointFailed(f"{url} sent an answer without a text")
+    usage = getattr(found, "usage", None)
+    tokens = getattr(usage, "completion_tokens", None)
+    reason = getattr(choices[0], "finish_reason", None)
+    return Said(text, tokens if isinstance(tokens, int) else None, str(reason or "stop"))
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]

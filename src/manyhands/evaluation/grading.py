@@ -1,0 +1,132 @@
+"""The grader in a process of its own.
+
+A grader reads what a model wrote, and now and then one hangs on it, or dies. In a process of its own it
+can be ended, and a new one takes its place: that answer has no grade, which is a failure and is said,
+and all the others have theirs.
+
+The task travels there once (pickled), the answers one by one. The process is started when it is first
+needed and ends with `close`, or by itself if ours is killed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import signal
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from types import TracebackType
+from typing import Any
+
+from manyhands.errors import InvalidRequest, ManyhandsError
+from manyhands.tasks.graders import Score
+from manyhands.tasks.task import Sample, Task
+
+SECONDS = 60.0  # for one answer; the slowest honest grader needs a few
+
+
+class GraderFailed(ManyhandsError):
+    """The grader of a task hung, died or raised on one answer."""
+
+
+class Grading:
+    """Grades answers of one task; `seconds` is the longest that one of them may take."""
+
+    def __init__(self, task: Task, seconds: float = SECONDS) -> None:
+        self.seconds = seconds
+        self._context = multiprocessing.get_context("spawn")
+        self._process: SpawnProcess | None = None
+        self._ours: Connection[Any, Any] | None = None
+        try:
+            self._task = pickle.dumps(task)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise InvalidRequest(
+                f"the task {task.name} cannot be sent to the process that grades: {error}",
+                hint="define its class at the top of a module, and keep no open files in it",
+            ) from error
+
+    def grade(self, sample: Sample, answer: str | None, text: str) -> Score:
+        """The task's score for one answer. GraderFailed if it gives none in time."""
+        pipe = self._start()
+        try:
+            pipe.send((sample, answer, text))
+            if not pipe.poll(self.seconds):
+                self._end()
+                raise GraderFailed(
+                    f"the grader has not answered within {self.seconds:g} s and was stopped"
+                )
+            found = pipe.recv()
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            code = self._end()
+            raise GraderFailed(f"the grader's process died (exit code {code})") from error
+        if not isinstance(found, Score):
+            raise GraderFailed(f"the grader {found}")
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        if self._ours is not None:
+            self._ours.close()  # it reads the end of its pipe, and leaves
+            self._ours = None
+        if self._process is not None:
+            self._process.join(2)
+        self._end()
+
+    def __enter__(self) -> Grading:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _start(self) -> Connection[Any, Any]:
+        if self._ours is None:
+            ours, theirs = self._context.Pipe()
+            # Not a daemon: those may have no children, and a grader may want some.
+            self._process = self._context.Process(target=_serve, args=(theirs, self._task))
+            self._process.start()
+            theirs.close()
+            self._ours = ours
+        return self._ours
+
+    def _end(self) -> int | None:
+        """Stop the process, whatever it does; the next answer gets a new one."""
+        process, self._process = self._process, None
+        if self._ours is not None:
+            self._ours.close()
+            self._ours = None
+        if process is None:
+            return None
+        if process.is_alive():
+            process.join(0.1)
+            process.kill()
+        process.join()
+        return process.exitcode
+
+
+def _serve(pipe: Connection[Any, Any], task: bytes) -> None:
+    """The other side: grade what comes until nothing comes any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the exam, which ends us
+    grader: Task = pickle.loads(task)
+    try:
+        while True:
+            sample, answer, text = pipe.recv()
+            pipe.send(_graded(grader, sample, answer, text))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # nobody is there any more
+
+
+def _graded(task: Task, sample: Sample, answer: str | None, text: str) -> Score | str:
+    """A score that a record may hold, or what is wrong with it."""
+    try:
+        score = task.grade(sample, answer, text)
+        if not 0 <= score.value <= 1:
+            return f"gave the value {score.value}, expected 0 to 1"
+        return Score(float(score.value), score.extracted, str(score.explanation))
+    # A grader is anybody's program: whatever it raises is told and counts as this answer's failure.
+    except Exception as error:
+        return f"raised {type(error).__name__}: {error}"

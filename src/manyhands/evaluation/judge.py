@@ -1,0 +1,284 @@
+"""Judges: another model says how well a team worked together, or how good an answer is.
+
+    collaborativeness   three votes on a level from 1 to 6, averaged (Hogwild! Inference, app. H). What
+                        the workers wrote stands one worker after the other, as in the contiguous
+                        layout: a judge is not to be swayed by the number of pieces.
+    quality             one vote of 1 to 5 points, beside a reference answer (PDOS, app. C)
+
+A judge may be an endpoint or a model of our own engine. Each vote is a line of a file as soon as it is
+cast, so judging can be stopped and go on like the exam itself, and be done long after it:
+
+    DIR/<task>/judgements/<rubric>/<label>.jsonl
+
+A vote that names no level is kept as it was said, with the value None: it is counted and told, and only
+the votes that can be read are averaged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from manyhands.errors import InvalidRequest, ManyhandsError
+from manyhands.evaluation.lines import Line, LinesFile, checked, read_lines
+from manyhands.evaluation.record import Record, Results
+from manyhands.evaluation.voices import Ballot, Voice
+from manyhands.prompts.judging import JudgingPrompt
+from manyhands.text.boxed import boxed_answer
+
+JUDGEMENTS = "judgements"  # the folder beside the records
+_LEVEL = re.compile(
+    r"(?:level|score|points?)?\s*:?\s*(\d+(?:\.\d+)?)\s*(?:/\s*\d+)?", re.IGNORECASE
+)
+
+
+class NothingToJudge(InvalidRequest):
+    """A file has no record that a rubric has something to say about."""
+
+
+@dataclass(frozen=True)
+class Rubric:
+    """What is judged: levels from 1 to `highest`, by `votes` votes at this temperature."""
+
+    name: str
+    highest: int
+    votes: int
+    temperature: float
+
+
+RUBRICS: Mapping[str, Rubric] = MappingProxyType(
+    {
+        rubric.name: rubric
+        for rubric in (
+            # Three votes at temperature 0 would be one.
+            Rubric("collaborativeness", highest=6, votes=3, temperature=1.0),
+            Rubric("quality", highest=5, votes=1, temperature=0.0),
+        )
+    }
+)
+
+
+@dataclass(frozen=True)
+class Judging:
+    """Who judges what, in which words. `judge` names the model in the header of the votes."""
+
+    rubric: Rubric
+    prompt: JudgingPrompt
+    voice: Voice
+    judge: Mapping[str, Any]
+    retry: bool = False  # votes that could not be read or were not cast
+
+    def header(self, results: Results) -> dict[str, Any]:
+        """The first line of the file of votes."""
+        return {
+            "task": results.header.task,
+            "label": results.header.label,
+            "rubric": self.rubric.name,
+            "highest": self.rubric.highest,
+            "votes": self.rubric.votes,
+            "message": getattr(self.prompt, self.rubric.name),
+            **self.judge,
+        }
+
+
+@dataclass(frozen=True)
+class VoteMoment:
+    """How far a judging is. `unread`: votes on record that name no level."""
+
+    done: int
+    total: int
+    unread: int
+
+
+def judge(judging: Judging, results: Results) -> Iterator[VoteMoment]:
+    """Ask for every vote that is missing, and keep each; yields at the beginning and after each."""
+    wanted = judged_records(judging.rubric, results)
+    with LinesFile(votes_file(results.path, judging.rubric.name), judging.header(results)) as file:
+        votes = _by_ballot(file.path, file.lines)
+        messages = {
+            (record.key, vote): _message(judging, results, record)
+            for record in wanted
+            for vote in range(judging.rubric.votes)
+        }
+        missing = [
+            (ballot, message)
+            for ballot, message in messages.items()
+            if ballot not in votes or (judging.retry and votes[ballot]["value"] is None)
+        ]
+        left = {ballot for ballot, _ in missing}
+
+        def moment() -> VoteMoment:
+            unread = sum(
+                votes[b]["value"] is None for b in messages if b in votes and b not in left
+            )
+            return VoteMoment(len(messages) - len(left), len(messages), unread)
+
+        yield moment()
+        for ballot, told in judging.voice.replies(missing):
+            line = _vote(ballot, told, judging.rubric)
+            file.append(line)
+            votes[ballot] = line
+            left.discard(ballot)
+            yield moment()
+
+
+def judged_records(rubric: Rubric, results: Results) -> list[Record]:
+    """The records that a rubric has something to say about. A failed run has nothing to be read."""
+    found = [record for record in results.records if record.error is None]
+    if rubric.name == "collaborativeness":
+        found = [record for record in found if len({s["worker"] for s in record.steps}) > 1]
+    if not found:
+        raise NothingToJudge(
+            f"{str(results.path)!r} has nothing to be judged for {rubric.name}",
+            hint="collaborativeness needs the finished steps of two workers or more",
+        )
+    return found
+
+
+def votes_file(records: Path, rubric: str) -> Path:
+    """Where the votes on a file of records lie."""
+    return records.parent / JUDGEMENTS / rubric / records.name
+
+
+def with_judgements(results: Results) -> Results:
+    """The same results, each record with what the judges said of it, if they did.
+
+    A judgement is {"value": the mean of the votes that can be read, or None; "votes": their values;
+    "unread": how many cannot be; "highest"}.
+    """
+    records = list(results.records)
+    for rubric in RUBRICS:
+        path = votes_file(results.path, rubric)
+        if not path.is_file():
+            continue
+        header, lines = read_lines(path)
+        votes = _by_ballot(path, lines)
+        for index, record in enumerate(records):
+            cast = [line["value"] for (key, _), line in sorted(votes.items()) if key == record.key]
+            if cast:
+                judgement = _mean(cast) | {"highest": header.get("highest")}
+                records[index] = replace(
+                    record, judgements={**record.judgements, rubric: judgement}
+                )
+    return replace(results, records=tuple(records))
+
+
+def graded_by_judges(results: Results) -> Results:
+    """Values where only a judge can give them: 1 point is 0, the most points are 1, a failure is 0.
+
+    A sample asks for its judge in its facts (`tasks/planning.py`). Judges read finished answers, so what
+    is left of the curve is its last budget. A vote that cannot be read gives no value: None. Results
+    that no judge has seen come back as they are.
+    """
+    if not any(_own_judgement(record) for record in results.records):
+        return results
+    last = str(results.header.budgets[-1])
+
+    def graded(record: Record) -> Record:
+        judgement = _own_judgement(record)
+        if judgement is None:
+            value = 0.0 if record.error is not None else None
+        else:
+            level, highest = judgement["value"], judgement["highest"]
+            value = None if level is None else (level - 1) / (highest - 1)
+        return replace(record, scores={last: {**record.scores[last], "value": value}})
+
+    records = tuple(graded(record) for record in results.records)
+    if all(record.scores[last]["value"] is None for record in records):
+        return results
+    header = replace(results.header, budgets=[results.header.budgets[-1]])
+    return replace(results, header=header, records=records)
+
+
+def needs_judge(record: Record) -> bool:
+    """Whether no rule can grade this answer."""
+    return "judge" in record.facts
+
+
+def _own_judgement(record: Record) -> Mapping[str, Any] | None:
+    """What the judge that a sample asks for has said, if it has."""
+    return record.judgements.get(str(record.facts.get("judge")))
+
+
+def read_level(text: str, highest: int) -> int | None:
+    """The level that a judge's text names in its last box; None if that is no level."""
+    boxed = boxed_answer(text)
+    found = _LEVEL.fullmatch(boxed.strip()) if boxed else None
+    if found is None:
+        return None
+    level = float(found[1])
+    return int(level) if level == int(level) and 1 <= level <= highest else None
+
+
+def transcript(record: Record, names: Sequence[str]) -> str:
+    """What each worker wrote, one worker after the other."""
+    workers = sorted({step["worker"] for step in record.steps})
+    parts = []
+    for worker in workers:
+        text = "\n\n".join(step["text"] for step in record.steps if step["worker"] == worker)
+        parts.append(f"## {name_of(worker, record, names)}\n\n{text}")
+    return "\n\n".join(parts)
+
+
+def name_of(worker: int, record: Record, names: Sequence[str]) -> str:
+    """A worker's name: from the start, or of one that came on the way."""
+    joined = record.names.get(str(worker))
+    return joined or (names[worker] if worker < len(names) else f"Worker {worker + 1}")
+
+
+def _message(judging: Judging, results: Results, record: Record) -> str:
+    if judging.rubric.name == "collaborativeness":
+        spoken = transcript(record, results.header.names)
+        return judging.prompt.message(
+            "collaborativeness", question=record.question, transcript=spoken
+        )
+    reference = record.facts.get("reference", record.gold)
+    return judging.prompt.message(
+        "quality",
+        question=record.question,
+        reference=reference if isinstance(reference, str) else str(reference),
+        answer=record.text or record.answer or "(no answer)",
+    )
+
+
+def _vote(ballot: Ballot, told: str | ManyhandsError, rubric: Rubric) -> Line:
+    (sample, repeat), vote = ballot
+    failed = isinstance(told, ManyhandsError)
+    text = "" if isinstance(told, ManyhandsError) else told
+    return {
+        "kind": "vote",
+        "sample": sample,
+        "repeat": repeat,
+        "vote": vote,
+        "value": None if failed else read_level(text, rubric.highest),
+        "error": str(told) if failed else None,
+        "text": text,
+    }
+
+
+def _by_ballot(path: Path, lines: Sequence[Line]) -> dict[Ballot, Line]:
+    """Every vote; a later one counts instead of one that could not be read."""
+    found: dict[Ballot, Line] = {}
+    for number, line in enumerate(lines, start=2):
+
+        def ballot(line: Line = line) -> Ballot:
+            value = line["value"]
+            if line.get("kind") != "vote" or not (value is None or isinstance(value, int)):
+                raise ValueError("it is no vote")
+            return (str(line["sample"]), int(line["repeat"])), int(line["vote"])
+
+        found[checked(path, number, ballot)] = line
+    return found
+
+
+def _mean(cast: Sequence[int | None]) -> dict[str, Any]:
+    read = [value for value in cast if value is not None]
+    return {
+        "value": sum(read) / len(read) if read else None,
+        "votes": list(cast),
+        "unread": len(cast) - len(read),
+    }

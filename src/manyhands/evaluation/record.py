@@ -1,0 +1,200 @@
+"""What an exam keeps: one file per task and method, a Header and then one Record per sample.
+
+    DIR/<task>/<label>.jsonl                          header, records
+    DIR/<task>/judgements/<rubric>/<label>.jsonl      header, judgements (judge.py)
+
+A record holds everything that the report, a judge or a doubting reader wants to know: question and
+gold, answer and text, what it cost, and a score for every budget. A run that failed is a record too:
+`error` says why, and its value is 0 at every budget. If a failure is tried again, the new record
+follows in the same file and counts instead; any other second record of a sample is a mistake.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from manyhands.evaluation.lines import Line, LinesFile, checked, malformed, read_lines
+from manyhands.strategies.plain import to_plain
+
+Key = tuple[str, int]  # sample id, repeat
+
+
+@dataclass(frozen=True)
+class Header:
+    """How the records of a file were made. `endpoint` is the address of somebody else's server."""
+
+    task: str
+    method: str
+    label: str
+    workers: int
+    names: Sequence[str]
+    settings: Mapping[str, Any]
+    prompts: Mapping[str, Any]
+    budgets: Sequence[int]
+    model: str
+    device: str = ""
+    dtype: str = ""
+    backend: str = ""
+    weights: str = "auto"
+    concurrency: int = 1
+    task_options: Mapping[str, Any] = field(default_factory=dict)
+    endpoint: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    date: str = ""
+    command: str = ""
+
+    @classmethod
+    def from_line(cls, path: Path, line: Line) -> Header:
+        """The header of a file; fields of a later version that we do not know are left alone."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{name: value for name, value in line.items() if name in known})
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one sample gave, in one repeat.
+
+    `forward_passes` is None where nobody can know them (an endpoint). `seconds` is the time of the
+    passes in which the sample took part, snapshots left out; with other samples in the same passes
+    it is a latency under load. `names` are those of workers that came on the way. `elapsed` is the time of the whole exam since the record before, so
+    that all of them add up to its duration. `memory` holds peaks while the sample was under way:
+    `kv_tokens` and `kv_bytes` of everybody in the cache, `allocated_bytes` of a GPU. A score has
+    value, extracted and explanation, and what had been spent by then: passes, tokens, seconds.
+    `writing` is every token as (worker, forward pass, text), kept only where it was asked for.
+    """
+
+    sample: str
+    repeat: int
+    question: str
+    gold: Any
+    answer: str | None
+    text: str
+    finish_reason: str
+    error: str | None
+    forward_passes: int | None
+    extra_passes: int
+    tokens: Sequence[int]
+    seconds: float
+    scores: Mapping[str, Mapping[str, Any]]
+    elapsed: float = 0.0
+    memory: Mapping[str, int] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    steps: Sequence[Mapping[str, Any]] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    writing: Sequence[Sequence[Any]] = ()
+    judgements: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        """Which sample, which repeat."""
+        return self.sample, self.repeat
+
+    def value(self, budget: int) -> float:
+        """How right the answer is at this budget, 0 to 1."""
+        return float(self.scores[str(budget)]["value"])
+
+    def spent(self, budget: int, what: str) -> float | None:
+        """Passes, tokens or seconds spent by this budget; None where that is not known."""
+        found = self.scores[str(budget)].get(what)
+        return None if found is None else float(found)
+
+    def line(self) -> Line:
+        """As it stands in the file; what is empty is left out."""
+        written = {f.name: getattr(self, f.name) for f in fields(self)}
+        optional = ("memory", "facts", "steps", "names", "writing", "judgements")
+        kept = {k: v for k, v in written.items() if k not in optional or v}
+        return {"kind": "record", **to_plain(kept)}
+
+    @classmethod
+    def from_line(cls, path: Path, number: int, line: Line, budgets: Sequence[int]) -> Record:
+        """A line of a file, looked at closely: a wrong record must not pass for a result."""
+        known = {f.name for f in fields(cls)}
+
+        def read() -> Record:
+            record = cls(**{name: value for name, value in line.items() if name in known})
+            if line.get("kind") != "record":
+                raise ValueError(f"its kind is {line.get('kind')!r}, expected 'record'")
+            if not isinstance(record.sample, str) or type(record.repeat) is not int:
+                raise ValueError("sample has to be a text and repeat a whole number")
+            for budget in budgets:
+                if not 0 <= record.value(budget) <= 1:
+                    raise ValueError(f"its value at budget {budget} is not within 0 and 1")
+            for count in record.tokens:
+                int(count)
+            float(record.seconds)
+            return record
+
+        found: Record = checked(path, number, read)
+        return found
+
+
+@dataclass(frozen=True)
+class Results:
+    """A whole file, read."""
+
+    path: Path
+    header: Header
+    records: tuple[Record, ...]
+
+
+class RecordFile:
+    """The records of one method on one task, open for more. `records` are those there are."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self._file = LinesFile(path, to_plain(header))
+        self.path = path
+        try:
+            self.records = _by_key(path, self._file.lines, header.budgets)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def append(self, record: Record) -> None:
+        """Keep one more; it is safe when this returns."""
+        self._file.append(record.line())
+        self.records[record.key] = record
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        self._file.close()
+
+
+def read_results(path: Path) -> Results:
+    """One file of an exam. InvalidRequest, with the line, if it is not in order."""
+    line, lines = read_lines(path)
+    header: Header = checked(path, 1, lambda: Header.from_line(path, line))
+    return Results(path, header, tuple(_by_key(path, lines, header.budgets).values()))
+
+
+def result_files(folder: Path) -> list[Path]:
+    """The files of an exam under `folder`, which may also be that of one task."""
+    return sorted({*folder.glob("*/*.jsonl"), *folder.glob("*.jsonl")})
+
+
+def file_of(folder: Path, task: str, label: str) -> Path:
+    """Where the records of one method on one task lie."""
+    return folder / _slug(task) / f"{_slug(label)}.jsonl"
+
+
+def _by_key(path: Path, lines: Iterable[Line], budgets: Sequence[int]) -> dict[Key, Record]:
+    """Each sample's record; a second one is right only after a failure, and then it counts."""
+    found: dict[Key, Record] = {}
+    for number, line in enumerate(lines, start=2):
+        record = Record.from_line(path, number, line, budgets)
+        before = found.get(record.key)
+        if before is not None and before.error is None:
+            raise malformed(
+                path,
+                number,
+                f"sample {record.sample!r}, repeat {record.repeat}, stands there twice",
+            )
+        found[record.key] = record
+    return found
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^\w.=+-]+", "-", name).strip("-.") or "unnamed"

@@ -1,0 +1,182 @@
+"""All records of an exam as one page and some pictures.
+
+The page stands by itself: style, script and pictures are in it, and it asks no network for anything. It
+says what was asked of whom, how good and how dear the answers were, who is better on the same samples,
+where a method loses, what failed, what the judges said, and shows some runs token by token.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from manyhands.errors import InvalidRequest, OutputFailed
+from manyhands.evaluation.judge import graded_by_judges, needs_judge, with_judgements
+from manyhands.evaluation.plots import AXES, DARK, picture, save_png, svg_address
+from manyhands.evaluation.record import read_results, result_files
+from manyhands.evaluation.summary import Summary, baseline_of
+from manyhands.evaluation.transcript import Transcript, transcript_of
+from manyhands.evaluation.verdicts import Comparison, Verdict, compare, losses, resolution
+
+TEMPLATE = "report.html.jinja"
+LISTED_FAILURES = 50  # on the page; the records have all of them
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One picture, for light and for dark pages, and in words for those who cannot see it."""
+
+    what: str
+    light: str
+    dark: str
+    alt: str
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One task: every method that was examined on it."""
+
+    task: str
+    summaries: Sequence[Summary]
+    baseline: Summary
+    charts: Sequence[Chart]
+    verdicts: Sequence[Verdict]
+    against: Sequence[Comparison]  # every other method against the baseline
+    matrix: Sequence[tuple[Summary, Sequence[Comparison | None]]]  # every one against every one
+    rubrics: Sequence[str]
+    transcripts: Sequence[tuple[Summary, Sequence[Transcript]]]
+    resolution: float
+
+    @property
+    def kinds(self) -> list[str]:
+        """How the intervals on the page were computed."""
+        return sorted({p.value.kind for s in self.summaries for p in s.curve})
+
+    @property
+    def needs_judge(self) -> bool:
+        """Whether no rule can grade these answers."""
+        return any(needs_judge(record) for s in self.summaries for record in s.records)
+
+    @property
+    def has_batching(self) -> bool:
+        """Whether several samples shared their passes, so that seconds are those of a busy engine."""
+        return any(summary.results.header.concurrency > 1 for summary in self.summaries)
+
+
+def write_report(folder: Path, out: Path) -> list[Path]:
+    """Write the page and its pictures; returns what was written.
+
+    InvalidRequest if records are not in order, OutputFailed if the page cannot be written.
+    """
+    summaries = [
+        Summary.of(graded_by_judges(with_judgements(read_results(path))))
+        for path in result_files(folder)
+    ]
+    tasks: defaultdict[str, list[Summary]] = defaultdict(list)
+    for summary in summaries:
+        if summary.records:
+            tasks[summary.results.header.task].append(summary)
+    if not tasks:
+        raise InvalidRequest(
+            f"the files under {str(folder)!r} have no records yet", hint="run manyhands eval first"
+        )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        written = [out]
+        chapters = []
+        for task, found in sorted(tasks.items()):
+            chapters.append(_chapter(task, found, out, written))
+        out.write_text(_page(chapters), encoding="utf-8")
+    except OSError as error:
+        raise OutputFailed(
+            f"{str(error.filename or out)!r} cannot be written: {error.strerror}",
+            hint="give another place with --out, or make room",
+        ) from error
+    return written
+
+
+def _chapter(task: str, summaries: Sequence[Summary], out: Path, written: list[Path]) -> Chapter:
+    baseline = baseline_of(summaries)
+    others = [summary for summary in summaries if summary is not baseline]
+    ordered = [baseline, *others]
+    charts = []
+    for what in AXES:
+        figure = picture(ordered, what)
+        path = out.with_name(f"{out.stem}-{task}-{what}.png")
+        save_png(figure, path)
+        written.append(path)
+        dark = svg_address(picture(ordered, what, DARK))
+        charts.append(Chart(what, svg_address(figure), dark, _in_words(ordered, what)))
+    return Chapter(
+        task=task,
+        summaries=ordered,
+        baseline=baseline,
+        charts=charts,
+        verdicts=losses(baseline, ordered),
+        against=[found for other in others if (found := compare(other, baseline)) is not None],
+        matrix=[
+            (ours, [None if ours is theirs else compare(ours, theirs) for theirs in ordered])
+            for ours in ordered
+        ],
+        rubrics=sorted({rubric for summary in ordered for rubric in summary.judged}),
+        transcripts=_transcripts(ordered),
+        resolution=resolution(baseline),
+    )
+
+
+def _transcripts(summaries: Sequence[Summary]) -> list[tuple[Summary, list[Transcript]]]:
+    """The runs that kept their writing, the largest team first: it has most to show."""
+    found = [
+        (
+            summary,
+            [transcript_of(r, summary.results.header.names) for r in summary.records if r.writing],
+        )
+        for summary in summaries
+    ]
+    return sorted(
+        ((summary, shown) for summary, shown in found if shown),
+        key=lambda pair: -len(pair[1][0].columns),
+    )
+
+
+def _in_words(summaries: Sequence[Summary], what: str) -> str:
+    ends = "; ".join(f"{s.label} reaches {s.last.value.mean:.3f}" for s in summaries)
+    return f"Mean value against {AXES[what]}. At the largest budget {ends}."
+
+
+def _page(chapters: Sequence[Chapter]) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,  # what models write is never markup
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        number=_number, signed=_signed, mb=_megabytes, percent=lambda v: f"{100 * v:.0f} %"
+    )
+    template = environment.get_template(TEMPLATE)
+    return template.render(
+        chapters=chapters, axes=AXES, most_failures=LISTED_FAILURES, title="manyhands exam"
+    )
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    """Three figures are enough for a table; what is not known is a dash."""
+    if value is None:
+        return "–"
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    return f"{value:.{digits}g}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _megabytes(value: int | None) -> str:
+    return "–" if value is None else f"{value / 1e6:.1f}"

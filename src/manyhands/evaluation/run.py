@@ -1,0 +1,208 @@
+"""The exam: ask what has not been asked, grade, keep.
+
+    task = make_task("arithmetic", TaskOptions(limit=64))
+    exam = Exam(checked_samples(task), candidate, budgets=(100, 200))
+    with closing(RecordFile(path, header)) as file, Grading(task) as grading:
+        for moment in examine(exam, file, grading):
+            print(moment.done, moment.total, moment.accuracy)
+
+One run gives the whole curve of accuracy over budgets: a method is asked for its answer at the smaller
+ones in passing (Hogwild! Inference, section 4.1). A question whose run failed, or whose grader did, has
+the value 0 at every budget; it is on record with the reason and not asked again, unless that is wanted.
+Every record is on the disk before the next one is looked at, so a run may be killed at any moment.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from manyhands.errors import InvalidRequest
+from manyhands.evaluation.candidates import Asked, Attempt, Candidate
+from manyhands.evaluation.grading import GraderFailed, Grading
+from manyhands.evaluation.record import Key, Record, RecordFile
+from manyhands.tasks.graders import Score
+from manyhands.tasks.task import Sample, Task
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Who is asked what. `budgets` rise; `retry` asks again where a record says that it failed."""
+
+    samples: Sequence[Sample]
+    candidate: Candidate
+    budgets: tuple[int, ...]
+    repeats: int = 1
+    retry: bool = False
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise InvalidRequest(f"repeats is {self.repeats}; expected 1 or more")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """How far an exam is, after one more record. `accuracy` is the mean value at the full budget."""
+
+    record: Record | None  # None: nothing has been asked yet
+    done: int
+    known: int  # of these, so many were on record already
+    total: int
+    accuracy: float
+    num_failures: int
+
+
+def examine(exam: Exam, file: RecordFile, grading: Grading) -> Iterator[Moment]:
+    """Ask, grade and keep; yields at the beginning and after every record."""
+    asked = [Asked(sample, repeat) for repeat in range(exam.repeats) for sample in exam.samples]
+    for one in asked:
+        _check_same_question(one, file)
+    keys = [one.key for one in asked]
+    missing = [one for one in asked if is_missing(file.records.get(one.key), exam.retry)]
+    known = len(asked) - len(missing)
+    left = {one.key for one in missing}
+    yield _moment(None, file, keys, left, known, exam)
+    before = time.perf_counter()
+    for attempt in exam.candidate.attempts(missing):
+        scores, failure = _graded(attempt, exam.budgets, grading)
+        now = time.perf_counter()
+        record = _record(attempt, scores, failure, now - before)
+        before = now
+        file.append(record)
+        left.discard(record.key)
+        yield _moment(record, file, keys, left, known, exam)
+
+
+def checked_samples(task: Task) -> Sequence[Sample]:
+    """The samples of a task, if an exam can be made of them; InvalidRequest says what is wrong."""
+    samples = task.samples()
+    if not samples:
+        raise InvalidRequest(f"the task {task.name} has no samples", hint="look at its source")
+    seen: set[str] = set()
+    for sample in samples:
+        wrong = _fault(sample, seen)
+        if wrong:
+            raise InvalidRequest(
+                f"sample {sample.id!r} of the task {task.name} {wrong}", hint="mend its source"
+            )
+        seen.add(sample.id)
+    return samples
+
+
+def is_missing(record: Record | None, retry: bool) -> bool:
+    """Whether a sample still has to be asked."""
+    return record is None or (retry and record.error is not None)
+
+
+def _fault(sample: Sample, seen: set[str]) -> str:
+    if not isinstance(sample.id, str) or not sample.id:
+        return "has no id; expected a text"
+    if sample.id in seen:
+        return "is there twice: ids must differ"
+    if not isinstance(sample.question, str) or not sample.question.strip():
+        return "has no question"
+    try:
+        json.dumps([sample.gold, dict(sample.facts)])
+    except (TypeError, ValueError) as error:
+        return f"cannot be kept as JSON: {error}"
+    return ""
+
+
+def _check_same_question(one: Asked, file: RecordFile) -> None:
+    """The same id must mean the same question as when the file was begun."""
+    record = file.records.get(one.key)
+    if record is None:
+        return
+    gold = json.loads(json.dumps(one.sample.gold))
+    if (record.question, record.gold) != (one.sample.question, gold):
+        raise InvalidRequest(
+            f"sample {one.sample.id!r} has another question or gold answer than {str(file.path)!r} "
+            "has on record for it",
+            hint="the source was changed; begin a new file with --label or --out",
+        )
+
+
+def _graded(
+    attempt: Attempt, budgets: Sequence[int], grading: Grading
+) -> tuple[dict[str, dict[str, Any]], str | None]:
+    """The scores at all budgets, and why it failed if it did."""
+    if attempt.error is not None:
+        reason = f"{type(attempt.error).__name__}: {attempt.error}"
+        return _failed(attempt, budgets, reason), reason
+    scores: dict[str, dict[str, Any]] = {}
+    known: dict[tuple[str | None, str], Score] = {}  # many budgets have the same answer
+    for budget in budgets:
+        is_last = budget == budgets[-1]
+        answer = attempt.answers.get(budget)
+        # Unfinished texts are not there to be read; a snapshot is its answer.
+        text = attempt.text if is_last else answer or ""
+        try:
+            if (answer, text) not in known:
+                known[answer, text] = grading.grade(attempt.asked.sample, answer, text)
+        except GraderFailed as error:
+            return _failed(attempt, budgets, str(error)), str(error)
+        scores[str(budget)] = _entry(attempt, budget, known[answer, text])
+    return scores, None
+
+
+def _failed(attempt: Attempt, budgets: Sequence[int], reason: str) -> dict[str, dict[str, Any]]:
+    return {str(budget): _entry(attempt, budget, Score(0.0, None, reason)) for budget in budgets}
+
+
+def _entry(attempt: Attempt, budget: int, score: Score) -> dict[str, Any]:
+    return {
+        "value": score.value,
+        "extracted": score.extracted,
+        "explanation": score.explanation,
+        **attempt.spent.get(budget, {}),
+    }
+
+
+def _record(
+    attempt: Attempt, scores: dict[str, dict[str, Any]], failure: str | None, elapsed: float
+) -> Record:
+    sample = attempt.asked.sample
+    return Record(
+        sample=sample.id,
+        repeat=attempt.asked.repeat,
+        question=sample.question,
+        gold=json.loads(json.dumps(sample.gold)),
+        answer=attempt.answer,
+        text=attempt.text,
+        finish_reason=attempt.finish_reason,
+        error=failure,
+        forward_passes=attempt.forward_passes,
+        extra_passes=attempt.extra_passes,
+        tokens=attempt.tokens,
+        seconds=round(attempt.seconds, 4),
+        scores=scores,
+        elapsed=round(elapsed, 4),
+        memory=attempt.memory,
+        facts=sample.facts,
+        steps=attempt.steps,
+        names=attempt.names,
+        writing=attempt.writing,
+    )
+
+
+def _moment(
+    record: Record | None,
+    file: RecordFile,
+    keys: Sequence[Key],
+    left: set[Key],
+    known: int,
+    exam: Exam,
+) -> Moment:
+    done = [file.records[key] for key in keys if key not in left]
+    values = [one.value(exam.budgets[-1]) for one in done]
+    return Moment(
+        record,
+        done=len(done),
+        known=known,
+        total=len(keys),
+        accuracy=sum(values) / len(values) if values else 0.0,
+        num_failures=sum(one.error is not None for one in done),
+    )

@@ -1,0 +1,178 @@
+"""Many strategies on one engine at once, and what each of them cost.
+
+The engine packs the rows of all live strategies into one forward pass (continuous batching), so an
+exam keeps a number of them under way and begins another whenever one ends.
+
+What is measured while they run:
+
+    spent      after each forward pass: tokens written so far, seconds so far
+    seconds    the time of the engine's passes from the first to the last in which a strategy took
+               part. Those of a snapshot are left out, like the passes themselves (Hogwild! Inference,
+               section 4.1): nobody would take one but an exam. Waiting for memory is left out too.
+    memory     the most that lay in the cache while it ran, everybody's together
+
+A pass serves everyone in it, and each is charged all of its time: with others in the same passes,
+`seconds` is what one user of a busy engine waits, and with none it is what the run takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from manyhands.errors import ManyhandsError
+from manyhands.strategies.base import Answer, Event, Snapshot, Strategy, TokenWritten, WorkerJoined
+
+
+class Packs(Protocol):
+    """What an exam asks of an engine; `engine/engine.py::Engine` is one."""
+
+    def submit(self, strategy: Strategy) -> Any:
+        """Begin a strategy; what comes back knows its events, its end and its result."""
+
+    def step(self) -> bool:
+        """One forward pass of everybody."""
+
+    def cancel(self, run: Any) -> None:
+        """End a run before its time."""
+
+
+@dataclass
+class Sitting:
+    """One strategy while it runs and when it has ended: with an answer, or with an error."""
+
+    key: Any
+    answer: Answer | None = None
+    error: ManyhandsError | None = None
+    seconds: float = 0.0
+    passes: int = 0
+    tokens: dict[int, int] = field(default_factory=dict)  # worker -> how many
+    spent: dict[int, tuple[int, float]] = field(default_factory=dict)  # pass -> tokens, seconds
+    memory: dict[str, int] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)  # of workers that joined on the way
+    writing: list[tuple[int, int, str]] | None = None  # None: not wanted
+    _uncharged: float = 0.0  # since the last token: a snapshot, or the end
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens written by all workers so far."""
+        return sum(self.tokens.values())
+
+    def pass_ended(self, seconds: float, memory: dict[str, int], events: Iterable[Event]) -> None:
+        """A pass in which this strategy took part is over."""
+        for name, size in memory.items():
+            self.memory[name] = max(size, self.memory.get(name, 0))
+        self._uncharged += seconds
+        for event in events:
+            self._take(event)
+
+    def end(self) -> None:
+        """There will be no more passes. Those of the last finisher and of the reply are charged."""
+        self.seconds += self._uncharged
+        self._uncharged = 0.0
+
+    def spent_by(self, budget: int) -> tuple[int, int, float]:
+        """Passes, tokens and seconds spent when `budget` passes were; less if it ended before."""
+        reached = [at for at in self.spent if at <= budget]
+        if budget >= self.passes:  # all of it, with what it took to end
+            return self.passes, self.num_tokens, self.seconds
+        last = max(reached, default=0)
+        return last, *self.spent.get(last, (0, 0.0))
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Snapshot):
+            self._uncharged = 0.0
+        elif isinstance(event, WorkerJoined):
+            self.names[event.worker] = event.name
+        elif isinstance(event, TokenWritten):
+            self.seconds += self._uncharged
+            self._uncharged = 0.0
+            self.passes = max(self.passes, event.forward_pass)
+            self.tokens[event.worker] = self.tokens.get(event.worker, 0) + 1
+            self.spent[self.passes] = (self.num_tokens, self.seconds)
+            if self.writing is not None:
+                self.writing.append((event.worker, event.forward_pass, event.text))
+
+
+def sit(
+    engine: Packs,
+    strategies: Iterable[tuple[Any, Strategy]],
+    concurrency: int,
+    watched: Callable[[Any], bool] = lambda key: False,
+) -> Iterator[Sitting]:
+    """Run (key, strategy) pairs, `concurrency` at a time; each comes back when it has ended.
+
+    Those that are `watched` keep what was written in which pass. An error that belongs to one run
+    comes back with it; any other is raised. Closing the iterator cancels what is under way.
+    """
+    waiting = iter(strategies)
+    live: list[tuple[Sitting, Any]] = []
+    _forget_peaks(engine)
+    try:
+        while True:
+            while len(live) < concurrency and (pair := next(waiting, None)) is not None:
+                sitting = Sitting(pair[0], writing=[] if watched(pair[0]) else None)
+                live.append((sitting, engine.submit(pair[1])))
+            if not live:
+                return
+            _pass(engine, live)
+            ended = [pair for pair in live if pair[1].done]
+            live = [pair for pair in live if not pair[1].done]
+            for sitting, run in ended:
+                yield _ended(sitting, run)
+    finally:
+        for _, run in live:
+            engine.cancel(run)
+
+
+def memory_of(engine: Any) -> dict[str, int]:
+    """What lies in the cache now, and the most that a GPU has given out since the exam began."""
+    pool = getattr(engine, "pool", None)
+    if pool is None:
+        return {}
+    kv_tokens = (pool.num_pages - pool.num_free_pages) * pool.page_size
+    found = {"kv_tokens": kv_tokens}
+    memory = getattr(engine, "memory", None)
+    if memory is not None:
+        held = memory.keys.nbytes + memory.values.nbytes
+        found["kv_bytes"] = kv_tokens * held // pool.num_slots
+    adapter = getattr(engine, "adapter", None)
+    if adapter is not None and adapter.device.type == "cuda":
+        import torch
+
+        found["allocated_bytes"] = torch.cuda.max_memory_allocated(adapter.device)
+    return found
+
+
+def _forget_peaks(engine: Any) -> None:
+    """Loading a model may take more than running it."""
+    adapter = getattr(engine, "adapter", None)
+    if adapter is not None and adapter.device.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(adapter.device)
+
+
+def _pass(engine: Packs, live: list[tuple[Sitting, Any]]) -> None:
+    """One forward pass of everybody, and its account."""
+    waited = [run.asked is not None for _, run in live]  # for memory
+    start = time.perf_counter()
+    engine.step()
+    seconds, memory = time.perf_counter() - start, memory_of(engine)
+    for (sitting, run), was_waiting in zip(live, waited, strict=True):
+        events = list(run.events)
+        run.events.clear()
+        # Who was let in this very time took part in the pass, too.
+        is_waiting = was_waiting and run.asked is not None
+        sitting.pass_ended(0.0 if is_waiting else seconds, memory, events)
+
+
+def _ended(sitting: Sitting, run: Any) -> Sitting:
+    sitting.end()
+    try:
+        sitting.answer = run.result()
+    except ManyhandsError as error:
+        sitting.error = error
+    return sitting

@@ -1,0 +1,201 @@
+"""One method's records as numbers: its curve, its row of the table, what the judges said.
+
+The table has the form of PDOS, Table 1: quality, speed, time and memory. Speed and time of one sample
+are means over samples; with several samples in the same passes they are those of a busy engine, and
+`throughput` (all tokens over the duration of the exam) says what the engine did.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from manyhands.evaluation.judge import RUBRICS, needs_judge
+from manyhands.evaluation.record import Record, Results
+from manyhands.evaluation.statistics import Interval, interval, mean_level
+
+BASELINE = "sequential"
+
+
+@dataclass(frozen=True)
+class Point:
+    """The value at one budget, and what had been spent by then (means; None: not known)."""
+
+    budget: int
+    value: Interval
+    passes: float | None
+    tokens: float | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the judges said of one method. `unread` votes named no level, `missing` work has none."""
+
+    rubric: str
+    highest: int
+    value: Interval | None
+    votes: int
+    unread: int
+    failures: int  # of quality: failed runs, which count as 1 point
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One file of records, summed up."""
+
+    results: Results
+
+    @classmethod
+    def of(cls, results: Results) -> Summary:
+        """Results have at least one record; a file that has none is left out before."""
+        return cls(results)
+
+    @property
+    def label(self) -> str:
+        """The name of this line of the exam."""
+        return self.results.header.label
+
+    @property
+    def is_endpoint(self) -> bool:
+        """Whether somebody else's server answered: then passes are unknown, and budgets are tokens."""
+        return self.results.header.endpoint is not None
+
+    @property
+    def records(self) -> Sequence[Record]:
+        """All records, failures included."""
+        return self.results.records
+
+    @property
+    def budgets(self) -> Sequence[int]:
+        """Where the curve was looked at, rising."""
+        return self.results.header.budgets
+
+    @property
+    def failures(self) -> list[Record]:
+        """What failed; each counts as 0 at every budget."""
+        return [record for record in self.records if record.error is not None]
+
+    @property
+    def waits_for_judge(self) -> bool:
+        """Whether only a judge can grade these answers, and none has."""
+        asked = any(needs_judge(record) for record in self.records)
+        return asked and "quality" not in self.judged
+
+    @cached_property
+    def num_samples(self) -> int:
+        """Different samples; with repeats there are more records."""
+        return len({record.sample for record in self.records})
+
+    @cached_property
+    def curve(self) -> tuple[Point, ...]:
+        """The value over budgets."""
+        return tuple(self._point(budget) for budget in self.budgets)
+
+    @property
+    def last(self) -> Point:
+        """The point of the largest budget."""
+        return self.curve[-1]
+
+    def values(self, budget: int) -> dict[str, float]:
+        """Each sample's value at a budget, repeats averaged."""
+        found: defaultdict[str, list[float]] = defaultdict(list)
+        for record in self.records:
+            if record.scores[str(budget)]["value"] is not None:  # its judge could not be understood
+                found[record.sample].append(record.value(budget))
+        return {sample: sum(values) / len(values) for sample, values in found.items()}
+
+    @cached_property
+    def tokens_per_second(self) -> float | None:
+        """Of one sample, on average."""
+        rates = [sum(r.tokens) / r.seconds for r in self._whole if r.tokens and r.seconds > 0]
+        return sum(rates) / len(rates) if rates else None
+
+    @cached_property
+    def throughput(self) -> float | None:
+        """Tokens of all samples over the duration of the exam."""
+        duration = self.duration
+        tokens = sum(sum(record.tokens) for record in self.records)
+        return tokens / duration if duration > 0 and tokens else None
+
+    @cached_property
+    def duration(self) -> float:
+        """Seconds of the whole exam, all its starts together."""
+        return sum(record.elapsed for record in self.records)
+
+    @cached_property
+    def seconds(self) -> float | None:
+        """Of one sample that did not fail, on average."""
+        return _mean([record.seconds for record in self._whole])
+
+    @cached_property
+    def passes(self) -> float | None:
+        """Forward passes of one sample, on average."""
+        return _mean([r.forward_passes for r in self._whole if r.forward_passes is not None])
+
+    @cached_property
+    def tokens(self) -> float | None:
+        """Tokens of one sample, of all its workers, on average; None where they are not known."""
+        return _mean([sum(record.tokens) for record in self._whole if record.tokens])
+
+    @cached_property
+    def extra_passes(self) -> float | None:
+        """Passes of finisher, snapshots and reply, which nobody is charged for."""
+        return None if self.is_endpoint else _mean([r.extra_passes for r in self._whole])
+
+    def memory(self, what: str) -> int | None:
+        """The highest peak of `kv_bytes`, `kv_tokens` or `allocated_bytes`; None if not known."""
+        return max((r.memory[what] for r in self.records if what in r.memory), default=None)
+
+    @cached_property
+    def endings(self) -> list[tuple[str, int]]:
+        """How often a run ended in which way, most often first."""
+        return Counter(record.finish_reason for record in self.records).most_common()
+
+    @cached_property
+    def judged(self) -> Mapping[str, Judged]:
+        """By rubric, those that were voted on."""
+        found = {name: self._judged(name) for name in RUBRICS}
+        return {name: judged for name, judged in found.items() if judged is not None}
+
+    @property
+    def _whole(self) -> list[Record]:
+        return [record for record in self.records if record.error is None]
+
+    def _point(self, budget: int) -> Point:
+        values = list(self.values(budget).values())
+        spent = {
+            what: _mean([s for r in self._whole if (s := r.spent(budget, what)) is not None])
+            for what in ("passes", "tokens", "seconds")
+        }
+        repeated = len(values) < len(self.records)
+        return Point(budget, interval(values, repeated=repeated), **spent)
+
+    def _judged(self, rubric: str) -> Judged | None:
+        found = [r.judgements[rubric] for r in self.records if rubric in r.judgements]
+        if not found:
+            return None
+        failures = len(self.failures) if rubric == "quality" else 0
+        values = [j["value"] for j in found if j["value"] is not None] + [1.0] * failures
+        return Judged(
+            rubric,
+            highest=int(found[0].get("highest") or RUBRICS[rubric].highest),
+            value=mean_level(values) if values else None,
+            votes=sum(len(j["votes"]) for j in found),
+            unread=sum(j["unread"] for j in found),
+            failures=failures,
+        )
+
+
+def baseline_of(summaries: Sequence[Summary]) -> Summary:
+    """What the others are compared with: the sequential method on our engine, else the first."""
+    for summary in summaries:
+        if summary.results.header.method == BASELINE and not summary.is_endpoint:
+            return summary
+    return summaries[0]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,128 @@
+"""Where a method loses, in sentences, and how the methods compare on the same samples.
+
+A comparison is made by the records alone. A loss is said twice: where the two intervals lie apart, and
+where they may touch but the difference on the same samples lies below zero. A method that spends more
+and shows no gain for it loses, too. With many methods and budgets some difference in twenty is chance;
+the page says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from manyhands.evaluation.statistics import Difference, difference
+from manyhands.evaluation.summary import Point, Summary
+
+MUCH_MORE = 1.05  # times the tokens or the seconds of the baseline
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One loss: who, how sure it is, and the sentence."""
+
+    label: str
+    kind: str  # "apart", "paired", "cost" or "failures"
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two methods on the same samples. `budget` None: each at its own end."""
+
+    ours: Summary
+    theirs: Summary
+    budget: int | None
+    difference: Difference
+
+
+def losses(baseline: Summary, others: Sequence[Summary]) -> list[Verdict]:
+    """Everything in which a method does worse than the baseline."""
+    found: list[Verdict] = []
+    for other in others:
+        if other is not baseline:
+            found += _losses_of_value(baseline, other)
+            found += _losses_of_cost(baseline, other)
+    return found + [_failed(summary) for summary in others if summary.failures]
+
+
+def compare(ours: Summary, theirs: Summary) -> Comparison | None:
+    """The difference at the largest budget that both have; None if they share no sample."""
+    budget = None
+    if not ours.is_endpoint and not theirs.is_endpoint:
+        budget = max(set(ours.budgets) & set(theirs.budgets), default=None)
+    found = difference(
+        ours.values(budget or ours.budgets[-1]), theirs.values(budget or theirs.budgets[-1])
+    )
+    return None if found is None else Comparison(ours, theirs, budget, found)
+
+
+def resolution(baseline: Summary) -> float:
+    """About the smallest difference that this number of samples would show."""
+    return baseline.last.value.half
+
+
+def _losses_of_value(baseline: Summary, other: Summary) -> list[Verdict]:
+    found = []
+    for point, reference in _common(other, baseline):
+        budget = point.budget
+        if point.value.high < reference.value.low:
+            kind, how = "apart", "their intervals lie apart"
+        else:
+            paired = difference(other.values(budget), baseline.values(budget))
+            if paired is None or not paired.is_loss:
+                continue
+            kind = "paired"
+            how = f"on the same samples it wins {paired.wins} times and loses {paired.losses} times"
+        sentence = (
+            f"At {budget} forward passes {other.label} has {_value(point)} and "
+            f"{baseline.label} {_value(reference)}; {how}."
+        )
+        found.append(Verdict(other.label, kind, sentence))
+    return found
+
+
+def _losses_of_cost(baseline: Summary, other: Summary) -> list[Verdict]:
+    """More tokens or more seconds at the same budget, and no gain that the samples would show."""
+    common = _common(other, baseline)
+    if not common:
+        return []
+    point, reference = common[-1]
+    paired = difference(other.values(point.budget), baseline.values(point.budget))
+    if paired is None or paired.is_gain:
+        return []
+    more = []
+    for what, unit in (("tokens", "tokens"), ("seconds", "seconds")):
+        ours, theirs = getattr(point, what), getattr(reference, what)
+        if ours and theirs and ours > MUCH_MORE * theirs:
+            more.append(f"{ours / theirs:.1f} times the {unit}")
+    if not more:
+        return []
+    sentence = (
+        f"At {point.budget} forward passes {other.label} spends {' and '.join(more)} of "
+        f"{baseline.label} per problem, and its value shows no gain for it "
+        f"({_signed(paired.interval.mean)}, 95 % {_signed(paired.interval.low)} to "
+        f"{_signed(paired.interval.high)})."
+    )
+    return [Verdict(other.label, "cost", sentence)]
+
+
+def _failed(summary: Summary) -> Verdict:
+    share = f"{len(summary.failures)} of {len(summary.records)}"
+    return Verdict(summary.label, "failures", f"{summary.label}: {share} runs failed.")
+
+
+def _common(other: Summary, baseline: Summary) -> list[tuple[Point, Point]]:
+    """Points of both at the same budget of forward passes."""
+    if other.is_endpoint or baseline.is_endpoint:
+        return []
+    theirs = {point.budget: point for point in baseline.curve}
+    return [(point, theirs[point.budget]) for point in other.curve if point.budget in theirs]
+
+
+def _value(point: Point) -> str:
+    return f"{point.value.mean:.3f} ({point.value.low:.3f}–{point.value.high:.3f})"
+
+
+def _signed(number: float) -> str:
+    return f"{number:+.3f}".replace("-", "−")

@@ -1,0 +1,87 @@
+"""Who can be asked for a vote: a server, or a model on our own engine.
+
+A voice is given messages and gives back texts, in the order in which they come. Whether a text is a vote
+is for `judge.py` to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from manyhands.errors import ManyhandsError
+from manyhands.evaluation.endpoint import Endpoint, at_once
+from manyhands.evaluation.record import Key
+from manyhands.evaluation.sitting import Packs, sit
+from manyhands.prompts.hogwild import TeamPrompt
+from manyhands.strategies.sequential import sequential
+from manyhands.strategies.settings import SoloSettings
+from manyhands.text import Text
+from manyhands.text.boxed import boxed_answer
+
+Ballot = tuple[Key, int]  # whose work, and which vote
+
+
+class Voice(Protocol):
+    """A model that can be asked: it gives back a text, or the error that kept it from one."""
+
+    def replies(
+        self, asked: Iterable[tuple[Ballot, str]]
+    ) -> Iterator[tuple[Ballot, str | ManyhandsError]]:
+        """A reply to every message, each as soon as it has come."""
+
+
+@dataclass(frozen=True)
+class EndpointVoice:
+    """A judge behind an endpoint, `concurrency` messages at a time."""
+
+    endpoint: Endpoint
+    concurrency: int = 8
+
+    def replies(
+        self, asked: Iterable[tuple[Ballot, str]]
+    ) -> Iterator[tuple[Ballot, str | ManyhandsError]]:
+        """The votes differ by their seed."""
+        found = at_once(
+            lambda one: self.endpoint.ask(one[1], seed=one[0][1]).text, asked, self.concurrency
+        )
+        for (ballot, _), told in found:
+            yield ballot, told
+
+
+@dataclass(frozen=True)
+class EngineVoice:
+    """A judge on our own engine: one worker alone, and the finisher if it comes to no level."""
+
+    engine: Packs
+    text: Text
+    settings: SoloSettings
+    context: int | None = None
+    concurrency: int = 8
+
+    def replies(
+        self, asked: Iterable[tuple[Ballot, str]]
+    ) -> Iterator[tuple[Ballot, str | ManyhandsError]]:
+        """The votes differ by their seed."""
+        prompt = TeamPrompt(solo_rules="{problem}")  # the rubric is the whole message
+        strategies = (
+            (
+                ballot,
+                sequential(
+                    message,
+                    self.text,
+                    replace(self.settings, seed=self.settings.seed + ballot[1]),
+                    prompt,
+                    context=self.context,
+                ),
+            )
+            for ballot, message in asked
+        )
+        for sitting in sit(self.engine, strategies, self.concurrency):
+            if sitting.answer is None:
+                yield sitting.key, sitting.error or ManyhandsError("the judge gave no answer")
+                continue
+            answer, text = sitting.answer.answer, sitting.answer.text
+            boxed = f"\n\\boxed{{{answer}}}" if answer is not None else ""
+            yield sitting.key, text if boxed_answer(text) == answer else text + boxed

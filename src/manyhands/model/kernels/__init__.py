@@ -1,0 +1,48 @@
+"""Small Triton kernels for what stands between a network's large products.
+
+A decode step reads every weight once and computes next to nothing with it, so each extra launch is
+time lost. `norms` joins a residual sum with the norms around it, `gated` an activation with its gate,
+`rows` scales activations to float8, `w4a16` multiplies with weights of four bits. Each has a twin
+in plain torch beside the module that calls it: the twin is what runs on a CPU, where Triton is
+missing, and in the tests that judge the kernel.
+
+The kernels are imported only where they can run: Triton exists for Linux alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+import torch
+from torch import Tensor
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_OLDEST = (8, 0)  # compute capability: Ampere, the first with bfloat16, and what Triton is made for
+
+
+def usable(x: Tensor) -> bool:
+    """Whether kernels can work on `x`: on a CUDA device that is not too old, in a dtype they know."""
+    return x.is_cuda and x.dtype in _DTYPES and run_on(x.device)
+
+
+@functools.cache
+def run_on(device: torch.device) -> bool:
+    """Whether this device is one that Triton, if it is here, makes kernels for."""
+    if device.type != "cuda" or not triton_is_here():
+        return False
+    return torch.cuda.get_device_capability(device) >= _OLDEST
+
+
+@functools.cache
+def triton_is_here() -> bool:
+    """Whether the package is installed."""
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def num_processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a CUDA device; an H200's number for everything else."""
+    if device.type != "cuda":
+        return 132
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

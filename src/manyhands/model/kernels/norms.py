@@ -1,0 +1,173 @@
+"""RMS norms, and the residual sums beside them, in one launch.
+
+One program takes one token through everything that happens between two products of a layer:
+
+    y      = x, or its norm                 (Gemma, GLM-4 and OLMo norm what a block gives)
+    total  = residual + y
+    normed = norm(total)                    (what the next block reads)
+
+Sums are float32, and values are rounded to the network's dtype exactly where the modelling code does
+it. Families differ in one thing, the FORM: when the normed value is rounded, and whether 1 is added to
+the weight. `manyhands.model.layers.Norm` finds out which.
+
+    T  tokens      N  width of the residual stream      D  head dim
+"""
+
+# Kernels are written in Triton's language, which has no types of Python's.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _rms(v, weight, n, N, eps, FORM: tl.constexpr, DTYPE: tl.constexpr):
+    """`v` is float32 and 0 beyond N; the result is float32, holding a value of DTYPE."""
+    variance = tl.sum(v * v, axis=0) / N
+    v = v * tl.rsqrt(variance + eps)
+    w = tl.load(weight + n, mask=n < N, other=0.0).to(tl.float32)
+    if FORM == 0:  # round, then weigh
+        v = w * v.to(DTYPE).to(tl.float32)
+    elif FORM == 1:  # weigh, then round
+        v = w * v
+    else:
+        v = v * (1.0 + w)
+    return v.to(DTYPE).to(tl.float32)
+
+
+@triton.jit
+def _join(
+    residual,
+    x,
+    post,
+    pre,
+    total,
+    normed,
+    N,
+    stride,
+    eps_post,
+    eps_pre,
+    RESIDUAL: tl.constexpr,
+    POST: tl.constexpr,
+    PRE: tl.constexpr,
+    FORM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.arange(0, BLOCK)
+    mask = n < N
+    DTYPE: tl.constexpr = x.dtype.element_ty
+    v = tl.load(x + row * stride + n, mask=mask, other=0.0).to(tl.float32)
+    if POST:
+        v = _rms(v, post, n, N, eps_post, FORM, DTYPE)
+    if RESIDUAL:
+        v += tl.load(residual + row * N + n, mask=mask, other=0.0).to(tl.float32)
+        v = v.to(DTYPE).to(tl.float32)
+        tl.store(total + row * N + n, v.to(DTYPE), mask=mask)
+    if PRE:
+        v = _rms(v, pre, n, N, eps_pre, FORM, DTYPE)
+        tl.store(normed + row * N + n, v.to(DTYPE), mask=mask)
+
+
+@triton.jit
+def _heads(
+    qkv,
+    query,
+    key,
+    stride,
+    eps_query,
+    eps_key,
+    H,
+    D,
+    FORM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    n = tl.arange(0, BLOCK)
+    at = qkv + token * stride + head * D + n
+    DTYPE: tl.constexpr = qkv.dtype.element_ty
+    v = tl.load(at, mask=n < D, other=0.0).to(tl.float32)
+    if head < H:
+        v = _rms(v, query, n, D, eps_query, FORM, DTYPE)
+    else:
+        v = _rms(v, key, n, D, eps_key, FORM, DTYPE)
+    tl.store(at, v.to(DTYPE), mask=n < D)
+
+
+def join(
+    residual: Tensor | None,
+    x: Tensor,
+    post: tuple[Tensor, float] | None,
+    pre: tuple[Tensor, float] | None,
+    form: int,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The two results described above: residual [..., N] + y, and its norm; None if not asked for.
+
+    x [..., N] may be a slice of wider rows; `post` and `pre` are the (weight [N], eps) of the norms.
+    """
+    width = x.shape[-1]
+    rows = _rows(x)
+    total = torch.empty(x.shape, dtype=x.dtype, device=x.device) if residual is not None else None
+    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device) if pre else None
+    if rows.shape[0]:
+        block = triton.next_power_of_2(width)
+        kernel: Any = _join
+        kernel[(rows.shape[0],)](
+            rows if residual is None else residual.contiguous(),
+            rows,
+            post[0] if post else rows,
+            pre[0] if pre else rows,
+            rows if total is None else total,
+            rows if normed is None else normed,
+            width,
+            rows.stride(0),
+            post[1] if post else 0.0,
+            pre[1] if pre else 0.0,
+            RESIDUAL=residual is not None,
+            POST=post is not None,
+            PRE=pre is not None,
+            FORM=form,
+            BLOCK=block,
+            num_warps=min(max(block // 512, 1), 16),
+        )
+    return total, normed
+
+
+def norm_heads(
+    qkv: Tensor,
+    query: tuple[Tensor, float],
+    key: tuple[Tensor, float],
+    num_heads: int,
+    num_kv_heads: int,
+    form: int,
+) -> None:
+    """Norm the heads of q and k in place: qkv [..., (H + 2 G) D], weights [D]."""
+    size = query[0].shape[0]
+    rows = qkv.view(-1, qkv.shape[-1])
+    if rows.shape[0]:
+        kernel: Any = _heads
+        kernel[(rows.shape[0], num_heads + num_kv_heads)](
+            rows,
+            query[0],
+            key[0],
+            rows.stride(0),
+            query[1],
+            key[1],
+            num_heads,
+            size,
+            FORM=form,
+            BLOCK=triton.next_power_of_2(size),
+            num_warps=1,
+        )
+
+
+def _rows(x: Tensor) -> Tensor:
+    """X [..., N] as [T, N] whose last dim is contiguous, without a copy where possible."""
+    x = x.reshape(-1, x.shape[-1])
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,0 +1,51 @@
+"""Activations to float8, one scale per token, in one launch.
+
+A token's largest value is mapped to 448, the largest number of e4m3.
+"""
+
+# Kernels are written in Triton's language, which has no types of Python's.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _quantise(x, out, scales, N, TOP: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.arange(0, BLOCK)
+    v = tl.load(x + row * N + n, mask=n < N, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(v), axis=0), 1e-12) / TOP
+    v = tl.minimum(tl.maximum(v / scale, -TOP), TOP)
+    tl.store(out + row * N + n, v.to(out.dtype.element_ty), mask=n < N)
+    tl.store(scales + row, scale)
+
+
+def quantise_rows(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
+    """Values [T, N] in float8 (e4m3) and scales [T, 1] in float32 whose product is x [T, N].
+
+    Triton's interpreter rounds to float8 wrongly; there the values can be looked at in float32.
+    """
+    x = x.contiguous()
+    rows, width = x.shape
+    values = torch.empty(x.shape, dtype=dtype, device=x.device)
+    scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(width)
+    if rows:
+        kernel: Any = _quantise
+        kernel[(rows,)](
+            x,
+            values,
+            scales,
+            width,
+            TOP=448.0,
+            BLOCK=block,
+            num_warps=min(max(block // 512, 1), 16),
+        )
+    return values, scales

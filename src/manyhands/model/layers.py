@@ -1,0 +1,241 @@
+"""Faster stand-ins for parts of Hugging Face's layers: same values, fewer launches.
+
+The modelling code stays in charge: it still calls `q_proj`, then `k_proj`, then `v_proj`, a norm, a
+block. Where several of its calls can be one, the first of them computes for all, and the others are
+handed what is theirs. They know it by the tensor they are called with: it must be the very same one,
+otherwise they compute anew. So nothing depends on the order of calls, or on who else calls.
+
+Each stand-in has a kernel for CUDA devices and a twin in plain torch that repeats the modelling code's
+operations one by one. `swaps` decides what is replaced by what.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from manyhands.model import kernels
+
+# When the normed value is rounded to the network's dtype, and whether the weight is added to 1.
+Form = Literal[0, 1, 2]
+FORMS: tuple[Form, ...] = (
+    0,
+    1,
+    2,
+)  # round, then weigh; weigh, then round; the same with 1 + weight
+
+
+class Norm(nn.Module):
+    """An RMS norm that may find its result prepared by whoever made its input."""
+
+    def __init__(self, weight: nn.Parameter, eps: float, form: Form) -> None:
+        super().__init__()
+        self.weight = weight
+        self.eps = eps
+        self.form: Form = form
+        self._prepared: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X [..., N] -> its norm."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] is x:
+            return prepared[1]
+        return join(None, x, None, self)[1]
+
+    def prepare(self, x: Tensor, normed: Tensor) -> None:
+        """Leave the norm of `x`, for the next call if that is with `x` itself."""
+        self._prepared = (x, normed)
+
+    @property
+    def parts(self) -> tuple[Tensor, float]:
+        """What a kernel needs to know."""
+        return self.weight, self.eps
+
+
+def plain_norm(x: Tensor, weight: Tensor, eps: float, form: Form) -> Tensor:
+    """The three ways in which the families write the same norm."""
+    v = x.to(torch.float32)
+    v = v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + eps)
+    if form == 0:
+        return weight * v.to(x.dtype)
+    if form == 1:
+        return (weight * v).to(x.dtype)
+    return (v * (1.0 + weight.float())).to(x.dtype)
+
+
+def join(
+    residual: Tensor | None, x: Tensor, post: Norm | None, pre: Norm | None
+) -> tuple[Tensor, Tensor]:
+    """Residual + y, where y is x or its norm by `post`; and the norm of that sum by `pre`.
+
+    Without a residual the sum is y, without `pre` its norm is the sum itself.
+    """
+    known = post or pre
+    if known is not None and kernels.usable(x):
+        from manyhands.model.kernels.norms import join as fused
+
+        after, before = (norm.parts if norm else None for norm in (post, pre))
+        total, normed = fused(residual, x, after, before, known.form)
+        total = x if total is None else total
+        return total, total if normed is None else normed
+    y = x if post is None else plain_norm(x, *post.parts, post.form)
+    total = y if residual is None else residual + y
+    return total, total if pre is None else plain_norm(total, *pre.parts, pre.form)
+
+
+class HeadNorms(nn.Module):
+    """The norms of the heads of q and k, in place in the product that holds q, k and v."""
+
+    def __init__(self, query: Norm, key: Norm, num_heads: int, num_kv_heads: int) -> None:
+        super().__init__()
+        self.query = query
+        self.key = key
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        """[..., (H + 2 G) D], a tensor that nobody else holds -> the same."""
+        sides = (self.query, self.num_heads), (self.key, self.num_kv_heads)
+        if kernels.usable(qkv):
+            from manyhands.model.kernels.norms import norm_heads
+
+            qkv = qkv.contiguous()
+            counts = (self.num_heads, self.num_kv_heads)
+            norm_heads(qkv, self.query.parts, self.key.parts, *counts, self.query.form)
+            return qkv
+        size, start, done = self.query.weight.shape[0], 0, []
+        for norm, count in sides:
+            heads = qkv[..., start : start + count * size].reshape(*qkv.shape[:-1], count, size)
+            done.append(plain_norm(heads, *norm.parts, norm.form).flatten(-2))
+            start += count * size
+        return torch.cat((*done, qkv[..., start:]), dim=-1)
+
+
+class Products(nn.Module):
+    """Several linear layers with one input, as one product."""
+
+    def __init__(self, linear: nn.Module, sizes: Sequence[int], after: HeadNorms | None) -> None:
+        super().__init__()
+        self.linear = linear
+        self.sizes = tuple(sizes)
+        self.after = after
+        self._input: Tensor | None = None
+        self._waiting: list[Tensor | None] = []
+
+    def take(self, index: int, x: Tensor) -> Tensor:
+        """What the layer `index` gives for `x`; the first one asked computes for all."""
+        found = self._waiting[index] if self._input is x else None
+        if found is None:
+            out = self.linear(x)
+            out = out if self.after is None else self.after(out)
+            self._input, self._waiting = x, list(out.split(self.sizes, dim=-1))
+            found = self._waiting[index]
+        self._waiting[index] = None
+        if not any(part is not None for part in self._waiting):
+            self._input, self._waiting = None, []
+        assert found is not None
+        return found
+
+
+class Part(nn.Module):
+    """Stands where one of the layers stood whose product is made together with others."""
+
+    def __init__(self, products: Products, index: int) -> None:
+        super().__init__()
+        self._products = (products,)  # in a tuple: it is registered once, not with every part
+        self.index = index
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X [..., K] -> [..., N]."""
+        return self._products[0].take(self.index, x)
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)), with gate and up in one product."""
+
+    def __init__(self, gate_up: nn.Module, down: nn.Module, act: nn.Module, name: str) -> None:
+        super().__init__()
+        self.gate_up_proj = gate_up
+        self.down_proj = down
+        self.act_fn = act
+        self.activation = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X [..., hidden] -> [..., hidden]."""
+        gate_up = self.gate_up_proj(x)
+        if kernels.usable(gate_up):
+            from manyhands.model.kernels.gated import gated
+
+            inner = gated(gate_up, self.activation)
+        else:
+            gate, up = gate_up.chunk(2, dim=-1)
+            inner = self.act_fn(gate) * up
+        out: Tensor = self.down_proj(inner)
+        return out
+
+
+class NoRotation(nn.Module):
+    """Stands where the rotary module stood: there is nothing to rotate at position 0."""
+
+    def forward(self, *_: Any, **__: Any) -> tuple[None, None]:
+        """Nothing; `keep` takes it."""
+        return None, None
+
+
+def keep(q: Tensor, k: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    """In the place of the modelling code's function that rotates."""
+    return q, k
+
+
+# -- recognised by what they do --------------------------------------------------------------------
+
+
+def norm_form(norm: nn.Module) -> tuple[float, Form] | None:
+    """The eps and the form of an RMS norm, or None if it is something else."""
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    own = [name for name, _ in norm.named_parameters()]
+    if "RMSNorm" not in type(norm).__name__ or own != ["weight"] or not isinstance(eps, float):
+        return None
+    kind: Any = type(norm)
+    form = _form_of_class(kind, eps)
+    return None if form is None else (eps, form)
+
+
+@functools.cache
+def _form_of_class(kind: Any, eps: float) -> Form | None:
+    """Which form gives what the class gives, number for number in bfloat16."""
+    probe: Any = kind.__new__(kind)
+    nn.Module.__init__(probe)
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(64, generator=generator).bfloat16()
+    probe.weight = nn.Parameter(weight, requires_grad=False)
+    probe.eps = probe.variance_epsilon = eps
+    x = 3 * torch.randn(16, 64, generator=generator).bfloat16()
+    try:
+        expected = probe(x)
+    except AttributeError:  # it needs more than a weight and an eps: not one of these
+        return None
+    found = (f for f in FORMS if torch.equal(plain_norm(x, weight, eps, f), expected))
+    return next(found, None)
+
+
+_ACTIVATIONS: dict[str, Any] = {
+    "silu": functional.silu,
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+    "gelu": functional.gelu,
+}
+
+
+def activation_name(act: Any) -> str | None:
+    """Which of the activations with a kernel this one is, or None."""
+    x = torch.linspace(-6, 6, 97)
+    y = act(x)
+    found = (
+        name for name, f in _ACTIVATIONS.items() if torch.allclose(f(x), y, rtol=1e-6, atol=1e-6)
+    )
+    return next(found, None)

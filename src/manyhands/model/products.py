@@ -1,0 +1,114 @@
+"""Linear layers with one input, made one: q, k and v of an attention, gate and up of an MLP.
+
+A decode step waits for bytes, and one product of three weights side by side reads them with one
+launch instead of three. The joined weight takes the place of its parts, layer by layer, so that never
+more than one layer is held twice. Weights that several modules share are left alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from manyhands.model.layers import (
+    GatedMLP,
+    HeadNorms,
+    Norm,
+    Part,
+    Products,
+    activation_name,
+)
+from manyhands.model.quantised import Quantised
+
+
+def shared_weights(model: nn.Module) -> set[int]:
+    """Weights that several modules hold: joining one of them would make a second copy."""
+    holders = Counter(
+        id(weight)
+        for module in model.modules()
+        for weight in module._parameters.values()
+        if weight is not None
+    )
+    return {weight for weight, count in holders.items() if count > 1}
+
+
+def joined_linear(parts: list[Any], shared: set[int] | frozenset[int] = frozenset()) -> Any:
+    """One layer that gives what all `parts` give, side by side; None where that cannot be had."""
+    kinds = {type(part) for part in parts}
+    if len(kinds) != 1:
+        return None
+    if issubclass(kind := kinds.pop(), Quantised):
+        return kind.joined(parts)
+    weights = [part.weight for part in parts if kind is nn.Linear]
+    alike = {(weight.dtype, weight.device, weight.shape[1]) for weight in weights}
+    if len(alike) != 1 or any(id(weight) in shared for weight in weights):
+        return None
+    one = nn.Linear(1, 1, bias=False, device="meta")
+    one.in_features, one.out_features = weights[0].shape[1], sum(w.shape[0] for w in weights)
+    one.weight = nn.Parameter(torch.cat([w.detach() for w in weights]), requires_grad=False)
+    if any(part.bias is not None for part in parts):
+        biases = [
+            part.weight.new_zeros(part.out_features) if part.bias is None else part.bias.detach()
+            for part in parts
+        ]
+        one.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
+    return one
+
+
+def join_qkv(layer: Any, heads: tuple[int, int] | None, shared: set[int]) -> int:
+    """Join the products of q, k and v; with the norms of their heads too, if `heads` are given."""
+    attention: Any = getattr(layer, "self_attn", None)
+    names = ("q_proj", "k_proj", "v_proj")
+    parts: list[Any] = [getattr(attention, name, None) for name in names]
+    one = None if None in parts else joined_linear(parts, shared)
+    if one is None:
+        return 0
+    after = _head_norms(attention, heads) if heads else None
+    attention.qkv_proj = Products(one, [part.out_features for part in parts], after)
+    for index, name in enumerate(names):
+        setattr(attention, name, Part(attention.qkv_proj, index))
+    return 1
+
+
+def _head_norms(attention: Any, heads: tuple[int, int]) -> HeadNorms | None:
+    """The norms of q's and k's heads, taken out of the attention; None where there are none."""
+    query, key = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+    if not isinstance(query, Norm) or not isinstance(key, Norm) or query.form != key.form:
+        return None
+    if not query.weight.shape == key.weight.shape == (attention.head_dim,):
+        return None  # OLMo's norm all heads as one
+    attention.q_norm = attention.k_norm = nn.Identity()
+    return HeadNorms(query, key, *heads)
+
+
+def swap_mlps(layers: list[Any], shared: set[int]) -> tuple[int, int]:
+    """How many pairs of products were joined, and how many MLPs were replaced."""
+    joined = gates = 0
+    for holder in [holder for layer in layers for holder in layer.modules()]:
+        for name in [name for name, _ in holder.named_children()]:
+            products = _swap_mlp(holder, name, shared)
+            if products is not None:
+                joined, gates = joined + products, gates + 1
+    return joined, gates
+
+
+def _swap_mlp(holder: nn.Module, name: str, shared: set[int]) -> int | None:
+    """Replace this child if it is an MLP with a gate: how many pairs of products were joined."""
+    mlp: Any = getattr(holder, name)
+    children = dict(mlp.named_children())
+    act = getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None))
+    linears = {child for child, module in children.items() if module is not act}
+    if not isinstance(act, nn.Module) or (kind := activation_name(act)) is None:
+        return None
+    apart = linears == {"gate_proj", "up_proj", "down_proj"}
+    if apart:
+        both = joined_linear([mlp.gate_proj, mlp.up_proj], shared)
+    else:
+        both = mlp.gate_up_proj if linears == {"gate_up_proj", "down_proj"} else None
+    if both is None:
+        return None
+    setattr(holder, name, GatedMLP(both, mlp.down_proj, act, kind))
+    return int(apart)

@@ -1,0 +1,280 @@
+"""Fewer launches per layer: parts of a loaded network replaced in place, for inference only.
+
+    products   q, k and v (and gate and up) are one product; one weight takes the place of the parts
+    norms      one kernel each; the norms of the heads of q and k together
+    joins      the residual sum is made together with the norms before and behind it
+    gates      the activation and its product with the other half are one kernel
+    rotation   every token runs at position 0, where the network's own rotation only costs launches;
+               YaRN's factor, which came with it, enters the scaling of the scores
+
+What can be replaced is found by structure: submodules by their names, norms and activations by what
+they compute. Then it is tried. A tiny random network of the same architecture runs with and without
+the replacements, and if its logits disagree, only those that hold by construction are made. Values
+stay equal up to the rounding of a product's different shape.
+
+A network that was changed can no longer be saved or trained: it is not the network of the checkpoint
+any more. Whoever trains (replay) loads without swaps.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from manyhands.errors import InvalidRequest
+from manyhands.model import kernels
+from manyhands.model.adapter import ModelAdapter
+from manyhands.model.layers import GatedMLP, Norm, NoRotation, Part, join, keep, norm_form
+from manyhands.model.products import join_qkv, shared_weights, swap_mlps
+from manyhands.model.quiet import quiet
+from manyhands.model.ropes import attention_factors, rotary_module
+from manyhands.model.self_test import BREAKS, deviation, exact_attention, tiny_network, tiny_tokens
+
+Swaps = Literal["auto", "on", "off"]
+_ROTATE = "apply_rotary_pos_emb"  # what every family calls its rotation
+# Of the twin's logits, in units of their spread: two float32 evaluations differ by 1e-6 to 1e-5.
+_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class SwapReport:
+    """How many parts of the network were replaced, and what was left and why."""
+
+    products: int = 0
+    norms: int = 0
+    joins: int = 0
+    gates: int = 0
+    rotation: bool = False
+    kernels: str = "none"  # "triton", or "torch" where it is missing
+    left: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.kernels == "none":
+            return "no swaps: " + "; ".join(self.left)
+        made = (
+            f"{self.products} joined products, {self.norms} norms, {self.joins} joined sums, "
+            f"{self.gates} gates{', rotation bypassed' if self.rotation else ''} ({self.kernels})"
+        )
+        return "; ".join((made, *self.left))
+
+
+class _Roles(NamedTuple):
+    """The norms around a layer's two blocks, by the names of the submodules; "" is none."""
+
+    before_attention: str
+    after_attention: str
+    before_mlp: str
+    after_mlp: str
+
+
+# Which names mean which roles: nothing else distinguishes a layer of Llama's kind from OLMo's.
+_LAYERS = {
+    frozenset(roles) - {""}: roles
+    for roles in (
+        _Roles("input_layernorm", "", "post_attention_layernorm", ""),
+        _Roles("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
+        _Roles(
+            *("input_layernorm", "post_attention_layernorm"),
+            *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+        ),
+        _Roles(
+            *("input_layernorm", "post_self_attn_layernorm"),
+            *("post_attention_layernorm", "post_mlp_layernorm"),
+        ),
+    )
+}
+
+
+def swap(adapter: ModelAdapter, swaps: Swaps = "auto") -> SwapReport:
+    """Make the replacements in the network of `adapter`, once; `auto` makes them on CUDA devices.
+
+    Nothing in the forward pass waits for the device afterwards that did not before. Gradients are
+    switched off for all weights.
+    """
+    check_swaps(swaps)
+    if swaps == "off":
+        return SwapReport(left=("not wanted",))
+    if swaps == "auto" and adapter.device.type != "cuda":
+        return SwapReport(left=(f"on the device {adapter.device} they save nothing",))
+    if is_swapped(adapter.model):
+        return SwapReport(left=("the network was swapped before",))
+    return _replace(adapter, sure=_twin_agrees(adapter))
+
+
+def check_swaps(swaps: str) -> None:
+    """Raise `InvalidRequest` for a word that is not one of `Swaps`."""
+    if swaps not in ("auto", "on", "off"):
+        raise InvalidRequest(f"swaps {swaps!r} are unknown", hint="choose auto, on or off")
+
+
+def is_swapped(model: nn.Module) -> bool:
+    """Whether parts of this network have been replaced."""
+    return any(isinstance(module, Norm | Part | GatedMLP) for module in model.modules())
+
+
+def _twin_agrees(adapter: ModelAdapter) -> bool:
+    """Whether every replacement leaves the logits of a tiny network of this architecture alone."""
+    try:
+        with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
+            model = tiny_network(adapter.config)
+            twin = ModelAdapter(model, family=adapter.family)
+            tokens, attend = tiny_tokens(), exact_attention(twin.ropes)
+            expected = twin.forward(tokens, None, attend)
+            _replace(twin, sure=True)
+            return deviation(twin.forward(tokens, None, attend), expected) < _TOLERANCE
+    except BREAKS:
+        return False
+
+
+def _replace(adapter: ModelAdapter, *, sure: bool) -> SwapReport:
+    model: Any = adapter.model
+    layers = list(getattr(model.base_model, "layers", ()))
+    norms = _swap_norms(model)
+    heads = (adapter.num_heads, adapter.num_kv_heads)
+    shared = shared_weights(model)
+    products = sum(join_qkv(layer, heads if sure else None, shared) for layer in layers)
+    gates = joins = 0
+    rotation, left = False, []
+    if sure:
+        joined, gates = swap_mlps(layers, shared)
+        products += joined
+        joins = _join_sums(layers, model.base_model)
+        rotation = _bypass_rotation(adapter, layers)
+        left += [] if rotation else ["its rotation stays: YaRN on a part of the head, or own code"]
+    else:
+        left.append(f"a twin of {adapter.config.model_type!r} disagreed: only safe swaps were made")
+    model.requires_grad_(False)
+    for name in ("save_pretrained", "push_to_hub", "add_adapter", "load_adapter"):
+        setattr(model, name, _refuse)
+    nothing = torch.empty(0, device=adapter.device, dtype=adapter.dtype)
+    tool = "triton" if kernels.usable(nothing) else "torch"
+    return SwapReport(products, norms, joins, gates, rotation, tool, tuple(left))
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise InvalidRequest(
+        "this network cannot be saved, trained or given adapters: parts of it were replaced by "
+        "faster ones that are for inference only",
+        hint='load it with swaps="off"',
+    )
+
+
+# -- norms and sums --------------------------------------------------------------------------------
+
+
+def _swap_norms(model: nn.Module) -> int:
+    count = 0
+    for holder in list(model.modules()):
+        for name, child in list(holder.named_children()):
+            found = norm_form(child)
+            weight: Any = getattr(child, "weight", None)
+            if found is not None and weight.dtype == getattr(model, "dtype", weight.dtype):
+                setattr(holder, name, Norm(weight, *found))
+                count += 1
+    return count
+
+
+def _join_sums(layers: list[Any], base: Any) -> int:
+    """Let every layer make its residual sums together with the norms beside them."""
+    roles = [_roles(layer) for layer in layers]
+    last = getattr(base, "norm", None)
+    count = 0
+    for index, (layer, mine) in enumerate(zip(layers, roles, strict=True)):
+        if mine is None:
+            continue
+        theirs = roles[index + 1] if index + 1 < len(layers) else (last,)
+        following = theirs[0] if theirs else None
+        following = following if isinstance(following, Norm) else None
+        layer.forward = functools.partial(_layer, layer.self_attn, layer.mlp, mine, following)
+        count += 2
+    return count
+
+
+def _roles(layer: Any) -> tuple[Norm | None, ...] | None:
+    """The layer's norms in the order of `_Roles`, or None if it is not a layer of a known kind."""
+    children = dict(layer.named_children())
+    blocks = {"self_attn", "mlp"}
+    norms = {name for name, child in children.items() if isinstance(child, Norm)}
+    idle = {name for name, child in children.items() if isinstance(child, nn.Dropout)}
+    names = _LAYERS.get(frozenset(norms))
+    if names is None or set(children) != norms | idle | blocks:
+        return None
+    return tuple(children[name] if name else None for name in names)
+
+
+def _layer(
+    attention: nn.Module,
+    mlp: nn.Module,
+    roles: tuple[Norm | None, ...],
+    following: Norm | None,
+    hidden_states: Tensor,
+    **options: Any,
+) -> Tensor:
+    """A decoder layer: two blocks on the residual stream, and norms at any of four places."""
+    before_attention, after_attention, before_mlp, after_mlp = roles
+    x = hidden_states if before_attention is None else before_attention(hidden_states)
+    out = attention(hidden_states=x, **options)[0]
+    total, x = join(hidden_states, out, after_attention, before_mlp)
+    out = mlp(x)
+    out = out[0] if isinstance(out, tuple) else out  # a router's scores come second
+    total, x = join(total, out, after_mlp, following)
+    if following is not None:
+        following.prepare(total, x)
+    return total
+
+
+# -- rotation --------------------------------------------------------------------------------------
+
+
+def _bypass_rotation(adapter: ModelAdapter, layers: list[Any]) -> bool:
+    """Take the network's own rotation out, and let the scaling of the scores keep YaRN's factor.
+
+    The factor belongs to the dims that rotate. Where that is only a part of the head, it cannot move
+    into the scaling, and the rotation stays.
+    """
+    factors = attention_factors(adapter.model, adapter.family)
+    for factor, rope in zip(factors, adapter.ropes, strict=True):
+        if factor != 1.0 and rope is not None and rope.rotary_dim != adapter.head_dim:
+            return False
+    attentions = [getattr(layer, "self_attn", None) for layer in layers]
+    forwards = [_without_rotation(getattr(type(own), "forward", None)) for own in attentions]
+    if None in forwards or len(layers) != adapter.num_layers:
+        return False
+    for layer, forward in zip(layers, forwards, strict=True):
+        layer.self_attn.forward = types.MethodType(forward, layer.self_attn)  # type: ignore[arg-type]  # not None
+    rotary = rotary_module(adapter.model)
+    for holder, name in _places(adapter.model, rotary):
+        setattr(holder, name, NoRotation())
+    adapter.gains = tuple(factor**2 for factor in factors)
+    return True
+
+
+@functools.cache
+def _without_rotation(forward: Any) -> Callable[..., Any] | None:
+    """The same function with `keep` in the place of the rotation; None if it does not call that.
+
+    A copy that only the layers of swapped networks have: nobody else's network changes.
+    """
+    if not isinstance(forward, types.FunctionType) or _ROTATE not in forward.__code__.co_names:
+        return None
+    names = {**forward.__globals__, _ROTATE: keep}
+    copied = types.FunctionType(
+        forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
+    )
+    copied.__kwdefaults__ = forward.__kwdefaults__
+    return copied
+
+
+def _places(model: nn.Module, wanted: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Everywhere this module is registered."""
+    for holder in list(model.modules()):
+        for name, child in list(holder.named_children()):
+            if child is wanted:
+                yield holder, name

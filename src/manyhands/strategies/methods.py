@@ -1,0 +1,156 @@
+"""The methods: every strategy that can be asked for by its name, and what belongs to it.
+
+    method = METHODS["branches"]
+    strategy = method.make(question, text, method.settings(budget=500), prompts.branches)
+
+The command line, traces, the exam and the report look here and know no strategy by themselves. A new
+one is a row of this table; its options on the command line are the fields of its settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from manyhands.cache.step import Choice
+from manyhands.errors import InvalidRequest
+from manyhands.prompts.hogwild import TeamPrompt
+from manyhands.strategies.attempt_settings import AttemptSettings, BestSettings, VoteSettings
+from manyhands.strategies.base import Answer, Strategy
+from manyhands.strategies.best_of_n import best_of_n
+from manyhands.strategies.branch_record import BranchAnswer
+from manyhands.strategies.branches import branches
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.self_consistency import self_consistency
+from manyhands.strategies.sequential import sequential
+from manyhands.strategies.settings import BranchSettings, EndSettings, SoloSettings, TeamSettings
+from manyhands.strategies.skeleton import skeleton
+from manyhands.strategies.skeleton_settings import SkeletonSettings
+
+LONE_WORKER = "Writer"
+
+
+class Settings(Protocol):
+    """What the settings of every method have; each is a frozen dataclass."""
+
+    @property
+    def budget(self) -> int:
+        """Forward passes, at most."""
+
+    @property
+    def choice(self) -> Choice:
+        """How tokens are chosen."""
+
+    @property
+    def seed(self) -> int:
+        """Of all random numbers."""
+
+    @property
+    def snapshots(self) -> tuple[int, ...]:
+        """Smaller budgets at which the answer is also wanted."""
+
+    @property
+    def end(self) -> EndSettings:
+        """How the run ends."""
+
+
+def _alone(settings: Any, prompt: Any) -> tuple[str, ...]:
+    return (LONE_WORKER,)
+
+
+@dataclass(frozen=True)
+class Method:
+    """One strategy and what belongs to it.
+
+    `prompt` is the field of `Prompts` that it reads. `names` says, from settings and prompt, which
+    workers are there from the start; others may come while it runs (`WorkerJoined`). `solo`: what
+    worker 0 writes is the reply itself, if it is not thinking.
+    """
+
+    name: str
+    about: str  # one line
+    settings: type[Any]
+    prompt: str
+    make: Callable[..., Strategy]  # (question, text, settings, prompt, *, context=None)
+    answer: type[Answer] = Answer
+    names: Callable[[Any, Any], tuple[str, ...]] = _alone
+    solo: bool = False
+
+
+def _team(settings: TeamSettings, prompt: TeamPrompt) -> tuple[str, ...]:
+    return prompt.team(settings.workers)
+
+
+def _attempts(settings: AttemptSettings, prompt: Any) -> tuple[str, ...]:
+    return tuple(f"Attempt {number}" for number in range(1, settings.workers + 1))
+
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        method.name: method
+        for method in (
+            Method(
+                "hogwild",
+                "a team in one cache; everybody reads everybody while they write",
+                TeamSettings,
+                "team",
+                hogwild,
+                names=_team,
+            ),
+            Method(
+                "sequential",
+                "one worker alone, ordinary decoding",
+                SoloSettings,
+                "team",
+                sequential,
+                solo=True,
+            ),
+            Method(
+                "branches",
+                "one line that parts into branches for independent parts, and joins them again",
+                BranchSettings,
+                "branches",
+                branches,
+                answer=BranchAnswer,
+                solo=True,
+            ),
+            Method(
+                "skeleton",
+                "an outline first, then every point by a worker of its own, then a conclusion",
+                SkeletonSettings,
+                "skeleton",
+                skeleton,
+                solo=True,
+            ),
+            Method(
+                "self_consistency",
+                "independent attempts, and one answer from all of them",
+                VoteSettings,
+                "votes",
+                self_consistency,
+                names=_attempts,
+            ),
+            Method(
+                "best_of_n",
+                "independent attempts, of which the model chooses the best",
+                BestSettings,
+                "votes",
+                best_of_n,
+                names=_attempts,
+            ),
+        )
+    }
+)
+
+
+def method_of(settings: Settings) -> Method:
+    """The method that these settings are for."""
+    for method in METHODS.values():
+        if type(settings) is method.settings:
+            return method
+    known = ", ".join(method.settings.__name__ for method in METHODS.values())
+    raise InvalidRequest(
+        f"{type(settings).__name__} are the settings of no method", hint=f"known: {known}"
+    )

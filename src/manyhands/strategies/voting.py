@@ -1,0 +1,44 @@
+r"""A plain majority vote over boxed answers (self-consistency, Wang et al., 2022).
+
+Answers count as one if they are written alike, apart from dress: blanks, `\text{...}`, dollar signs,
+a full stop, capitals, `\dfrac` for `\frac`, `1,000` for `1000`, `7.0` for `7`. No mathematics is done:
+who wants `1/2` and `0.5` to be one answer grades with a grader.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+_DRESS = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf))\b|\\[ ,;!]|[$~\s]|\\(?:left|right)\b")
+_BRACES = re.compile(r"\{([^{}\\]*)\}")
+_THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+_DECIMALS = re.compile(r"(-?[0-9]+)\.(?:0+|([0-9]*[1-9])0*)")
+
+
+def normalised(answer: str) -> str:
+    """The answer without its dress; two that are equal then are one answer."""
+    bare = (
+        _DRESS.sub("", answer).casefold().replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac")
+    )
+    bare = bare.removesuffix(".").replace("{,}", ",")
+    if whole := _BRACES.fullmatch(bare):  # what is left of \text{seven}
+        bare = whole[1]
+    if _THOUSANDS.fullmatch(bare):
+        bare = bare.replace(",", "")
+    if number := _DECIMALS.fullmatch(bare):
+        bare = number[1] + (f".{number[2]}" if number[2] else "")
+    return bare
+
+
+def majority(answers: Sequence[str | None]) -> int | None:
+    """Whose answer it is: the earliest worker with the answer that most of them gave.
+
+    Of two answers with as many votes, the one that stands earlier. None if nobody gave any.
+    """
+    votes = [None if answer is None else normalised(answer) for answer in answers]
+    counted = Counter(vote for vote in votes if vote is not None)
+    if not counted:
+        return None
+    return votes.index(max(counted, key=counted.__getitem__))  # the first of equals

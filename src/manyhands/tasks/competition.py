@@ -1,0 +1,111 @@
+"""Competition mathematics: LIMO, AIME 2025 and MATH-500 (Hogwild!, sections 4.1 and 4.2).
+
+LIMO is the paper's main test: 817 problems that take a model thousands of tokens and have no obvious way
+of being shared out. AIME answers are integers from 0 to 999; those of the other two are formulae, which
+are compared by their meaning (`tasks/formulae.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from manyhands.errors import InvalidRequest
+from manyhands.tasks.formulae import FormulaGrader
+from manyhands.tasks.graders import Score, grade_paper_integer
+from manyhands.tasks.loading import Dataset, Row, first, load_rows
+from manyhands.tasks.task import Sample, TaskOptions, check_options
+
+LIMO = Dataset(
+    hub="GAIR/LIMO",
+    columns={"question": (str,), "answer": (str, int, float)},
+    fixture="limo.jsonl",
+    split="train",
+)
+AIME25 = Dataset(
+    hub="math-ai/aime25",
+    columns={"problem": (str,), "answer": (str, int)},
+    fixture="aime25.jsonl",
+)
+MATH500 = Dataset(
+    hub="HuggingFaceH4/MATH-500",
+    columns={"problem": (str,), "answer": (str,)},
+    fixture="math500.jsonl",
+    id_column="unique_id",
+)
+_LARGEST_AIME = 999
+
+
+@dataclass(frozen=True)
+class Formulae:
+    """A dataset whose gold answers are formulae; 1 for a boxed formula of the same meaning, else 0."""
+
+    name: str
+    about: str
+    dataset: Dataset
+    question: str  # the column it stands in
+    options: TaskOptions
+    told: tuple[str, ...] = ()  # columns that the report may group by
+    grader: FormulaGrader = field(default_factory=FormulaGrader)
+
+    def __post_init__(self) -> None:
+        check_options(self.name, self.options, "source")
+
+    def samples(self) -> Sequence[Sample]:
+        """The dataset in its order."""
+        rows = first(load_rows(self.dataset, self.options), self.options.limit)
+        return [
+            Sample(
+                row.id,
+                row.values[self.question].strip(),
+                str(row.values["answer"]).strip(),
+                {name: row.values[name] for name in self.told if row.values.get(name) is not None},
+            )
+            for row in rows
+        ]
+
+    def grade(self, sample: Sample, answer: str | None, text: str) -> Score:
+        """1 or 0."""
+        return self.grader.grade(answer, sample.gold)
+
+
+@dataclass(frozen=True)
+class Aime25:
+    """Integers from 0 to 999, and nothing else in the box."""
+
+    options: TaskOptions
+    name = "aime25"
+    about = "AIME 2025, papers I and II: thirty answers from 0 to 999"
+
+    def __post_init__(self) -> None:
+        check_options(self.name, self.options, "source")
+
+    def samples(self) -> Sequence[Sample]:
+        """Both papers in their order."""
+        rows = first(load_rows(AIME25, self.options), self.options.limit)
+        return [Sample(row.id, row.values["problem"].strip(), _integer(row)) for row in rows]
+
+    def grade(self, sample: Sample, answer: str | None, text: str) -> Score:
+        """1 or 0."""
+        return grade_paper_integer(answer, sample.gold)
+
+
+def limo(options: TaskOptions) -> Formulae:
+    """LIMO's 817 problems."""
+    return Formulae("limo", "817 hard problems, formulae", LIMO, "question", options)
+
+
+def math500(options: TaskOptions) -> Formulae:
+    """Five hundred problems of MATH, with subject and level."""
+    about = "500 problems of MATH, formulae"
+    return Formulae("math500", about, MATH500, "problem", options, told=("subject", "level"))
+
+
+def _integer(row: Row) -> int:
+    written = str(row.values["answer"]).strip().removesuffix(r"^\circ")  # one is an angle
+    if not written.isascii() or not written.isdigit() or int(written) > _LARGEST_AIME:
+        raise InvalidRequest(
+            f"{row.where}: 'answer' is {row.values['answer']!r}",
+            hint=f"an AIME answer is an integer from 0 to {_LARGEST_AIME}",
+        )
+    return int(written)

@@ -1,0 +1,58 @@
+"""Planning: analyse a matter from several sides, then conclude (PDOS, section 4.2).
+
+There is no right answer to compare with, so no rule grades these: a judge reads the reply beside a
+reference answer and gives 1 to 5 points (PDOS, appendix C). The sample's facts carry what it needs;
+`grade` only says that the judge is still to come.
+
+The paper's hundred questions were written by a model and are not on the hub. Ours are few and short; give
+your own as a file of the same columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from manyhands.tasks.graders import Score
+from manyhands.tasks.loading import Dataset, first, load_rows
+from manyhands.tasks.task import FIXTURE, Sample, TaskOptions, check_options
+
+QUALITY = "quality"  # the judge that gives 1 to 5 points
+PLANNING = Dataset(
+    hub="the planning task",
+    columns={"question": (str,), "reference": (str,), "branches": (int,)},
+    fixture="planning.jsonl",
+)
+
+
+@dataclass(frozen=True)
+class Planning:
+    """Questions with several independent sides, judged against a reference from 1 to 5."""
+
+    options: TaskOptions
+    name = "planning"
+    about = "analyse several sides, then conclude; a judge gives 1 to 5"
+
+    def __post_init__(self) -> None:
+        check_options(self.name, self.options, "source")
+
+    def samples(self) -> Sequence[Sample]:
+        """Our own questions, or those of a file. Their gold is the reference answer."""
+        options = replace(self.options, source=self.options.source or FIXTURE)
+        return [
+            Sample(
+                row.id,
+                row.values["question"].strip(),
+                row.values["reference"].strip(),
+                {
+                    "judge": QUALITY,
+                    "reference": row.values["reference"].strip(),
+                    "branches": row.values["branches"],
+                },
+            )
+            for row in first(load_rows(PLANNING, options), options.limit)
+        ]
+
+    def grade(self, sample: Sample, answer: str | None, text: str) -> Score:
+        """Always 0, with the reason: this needs the judge of quality."""
+        return Score(0.0, None, f"needs the judge of {QUALITY}, 1 to 5")

@@ -1,0 +1,237 @@
+"""The Triton kernels against the definition, and on a GPU against the rung below at real sizes.
+
+Tolerances as in `test_attend.py`: float32 products are exact ("ieee"), 16-bit ones have 16-bit inputs
+and float32 sums, and weights are rounded to 16 bits once more before they meet the values.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="Triton comes for Linux only")
+
+from manyhands.attention.attend import LayerCall
+from manyhands.attention.rotary import Rope
+from manyhands.attention.torch_backend import TorchBackend
+from manyhands.attention.triton_backend import TritonBackend, refusal
+from manyhands.attention.work import Tiling
+from manyhands.cache.block import Block
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from tests.attention.dense import DenseOracle, Layer, Shape, random_qkv
+from tests.attention.test_attend import LAYERS, ROPES, SHAPES, TOLERANCE, worst_error
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+on_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="there is no GPU here")
+
+
+def backend_for(shape: Shape, dtype: torch.dtype, tiling: Tiling | None = None) -> TritonBackend:
+    dims = shape.head_dim, shape.value_dim
+    return TritonBackend(shape.num_heads, shape.num_kv_heads, dims, dtype, DEVICE, tiling)
+
+
+def kernels(shape: Shape, **tiling: int) -> TritonBackend:
+    """Small tiles, so that small conversations have several of everything."""
+    group = shape.num_heads // shape.num_kv_heads
+    usual = {"key_tile": 16, "large_rows": 32, "most_small_rows": 16, "least_chunk": 16}
+    cut = Tiling(group, shape.num_kv_heads, 4, **(usual | tiling))
+    return backend_for(shape, torch.float32, cut)
+
+
+def error_of(
+    shape: Shape, rope: str, layer: str, dtype: torch.dtype, seed: int, **tiling: int
+) -> float:
+    backend = kernels(shape, **tiling)
+    return worst_error(
+        backend, shape, ROPES[rope], LAYERS[layer], dtype, seed, num_steps=4, device=DEVICE
+    )
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_kind_of_layer(layer: str) -> None:
+    assert error_of(SHAPES["gqa"], "half-split", layer, torch.float32, 1) < 2e-5
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_every_kind_of_rotation(rope: str) -> None:
+    assert error_of(SHAPES["gqa"], rope, "plain", torch.float32, 2) < 2e-5
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_of_heads(shape: str) -> None:
+    assert error_of(SHAPES[shape], "half-split", "sinks", torch.float32, 3) < 2e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_sixteen_bits(dtype: torch.dtype) -> None:
+    assert error_of(SHAPES["gqa"], "half-split", "all at once", dtype, 4) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("tiling", [{"key_tile": 32}, {"large_rows": 16}, {"least_chunk": 64}])
+def test_tiles_do_not_change_the_result(tiling: dict[str, int]) -> None:
+    assert error_of(SHAPES["gqa"], "half-split", "window", torch.float32, 5, **tiling) < 2e-5
+
+
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 2**32), layer=st.sampled_from(sorted(LAYERS)))
+def test_random_conversations(seed: int, layer: str) -> None:
+    assert error_of(SHAPES["odd group"], "half-split", layer, torch.float32, seed) < 2e-5
+
+
+@pytest.mark.parametrize("head_dim", [32, 40, 64])
+@pytest.mark.parametrize("size", [1, 63, 129])
+def test_awkward_sizes_and_an_empty_block(size: int, head_dim: int) -> None:
+    """129 tokens fill more than two key tiles; 40 dims fill no power of two."""
+    shape, call = Shape(4, 2, head_dim, head_dim), LayerCall(layer=0, scaling=0.3)
+    rope = Rope(1 / 100 ** (torch.arange(head_dim // 2) / 20), head_dim)
+    backend = backend_for(shape, torch.float32)
+    product = Layer(backend, shape, rope, call, num_pages=128, device=DEVICE)
+    oracle = DenseOracle(rope, call)
+    long, empty, own = Block(), Block(), Block()
+    for row in (Row(View([long]), (1,) * size), Row(View([long, empty, own]), (2,) * 3)):
+        step = Step([row])
+        q, k, v = random_qkv(step, shape, torch.Generator().manual_seed(size), torch.float32)
+        oracle.write(step, k, v)
+        assert (product.step(step, q, k, v).double() - oracle.read(step, q)).abs().max() < 2e-5
+
+
+def test_a_plan_that_is_wrong_in_one_integer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    from manyhands.attention import triton_backend
+
+    right = triton_backend.cut
+
+    def wrong(*arguments):  # type: ignore[no-untyped-def]  # as the function it replaces
+        work = right(*arguments)
+        return replace(work, entries=work.entries._replace(angle=work.entries.angle + 1))
+
+    monkeypatch.setattr(triton_backend, "cut", wrong)
+    assert error_of(SHAPES["gqa"], "half-split", "plain", torch.float32, 6) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"dtype": torch.float64}, "not float64"),
+        ({"head_dims": (512, 512)}, "head size is 512"),
+        ({"head_dims": (33, 32)}, "head size is 33"),
+        ({"num_heads": 512}, "256 query heads share"),
+    ],
+)
+def test_what_the_kernels_cannot_do_is_said(changed: dict[str, object], said: str) -> None:
+    fine = {"num_heads": 8, "num_kv_heads": 2, "head_dims": (64, 64), "dtype": torch.float32}
+    assert refusal(**fine, device=DEVICE) is None  # type: ignore[arg-type]
+    assert said in (refusal(**(fine | changed), device=DEVICE) or "")  # type: ignore[arg-type]
+
+
+# -- real sizes, on a GPU --------------------------------------------------------------------------
+
+
+def rooms() -> Iterator[tuple[str, Shape, list[int], list[list[int]], list[int]]]:
+    """Name, shape, sizes of shared blocks, who reads which of them, and the size of each row's own."""
+    yield "team at 16k", Shape(40, 8, 128, 128), [16384], [[0]] * 4, [128, 90, 1, 300]
+    yield "one row", Shape(32, 8, 128, 128), [5000], [[0]], [77]
+    yield (
+        "many endings",
+        Shape(8, 1, 128, 128),
+        [2048],
+        [[0]] * 512,
+        [64 + i % 70 for i in range(512)],
+    )
+    yield (
+        "tree",
+        Shape(32, 32, 64, 64),
+        [700, 256, 300],
+        [[0, 1 + i % 2] for i in range(64)],
+        [32] * 64,
+    )
+    yield "head of 256", Shape(16, 8, 256, 256), [1000], [[0]] * 6, [40] * 6
+    yield "head of 80", Shape(8, 8, 80, 80), [1000], [[0]] * 6, [40] * 6
+
+
+@on_gpu
+@pytest.mark.parametrize("layer", ["plain", "window", "softcap"])
+@pytest.mark.parametrize("room", list(rooms()), ids=lambda room: room[0])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_real_sizes(room, layer: str, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    """Against the torch backend on the same memory, which works in float32 on the rounded inputs.
+
+    The kernels round queries after their rotation and weights before the values to 16 bits: of outputs
+    of size 1, some 2^-8 (bfloat16) and 2^-11 (float16).
+    """
+    _, shape, shared, reads, owns = room
+    options = {"window": {"window": 700}, "softcap": {"softcap": 20.0}}.get(layer, {})
+    call = LayerCall(layer=0, scaling=shape.head_dim**-0.5, **options)
+    half = shape.head_dim // 2
+    rope = Rope((1e4 ** -(torch.arange(half) / half)).to(DEVICE), shape.head_dim)
+    num_pages = sum(shared) // 64 + sum(owns) // 64 + 2 * len(owns) + 16
+    backend = backend_for(shape, dtype)
+    product = Layer(
+        backend, shape, rope, call, dtype=dtype, num_pages=num_pages, page_size=64, device=DEVICE
+    )
+    blocks = [Block() for _ in shared]
+    generator = torch.Generator().manual_seed(1)
+
+    def feed(rows: list[Row]) -> tuple[Step, tuple[torch.Tensor, ...]]:
+        step = Step(rows)
+        qkv = random_qkv(step, shape, generator, torch.float32)
+        return step, tuple(x.to(DEVICE, dtype) for x in qkv)
+
+    for block, size in zip(blocks, shared, strict=True):
+        step, qkv = feed([Row(View([block]), (0,) * size)])
+        product.step(step, *qkv)
+    views = [View([*(blocks[i] for i in of), Block()]) for of in reads]
+    step, qkv = feed([Row(view, (0,) * size) for view, size in zip(views, owns, strict=True)])
+    product.step(step, *qkv)
+    step, qkv = feed([Row(view, (0,)) for view in views])
+    out = product.step(step, *qkv)
+    plan = product.last_plan
+    below = TorchBackend()
+    keys, values = product.memory.keys[0], product.memory.values[0]
+    expected = below.attend(
+        qkv[0].float(), keys.float(), values.float(), below.prepare(plan, DEVICE), call, rope
+    )
+    tolerance = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5}[dtype]
+    assert (out.float() - expected).abs().max() < tolerance
+
+
+@on_gpu
+def test_a_long_prefill_is_causal() -> None:
+    shape, call = Shape(8, 2, 128, 128), LayerCall(layer=0, scaling=0.1)
+    rope = Rope((1e4 ** -(torch.arange(64) / 64)).to(DEVICE), 128)
+    backend = backend_for(shape, torch.bfloat16)
+    product = Layer(
+        backend, shape, rope, call, dtype=torch.bfloat16, num_pages=80, page_size=64, device=DEVICE
+    )
+    step = Step([Row(View([Block()]), (0,) * 4001)])
+    qkv = random_qkv(step, shape, torch.Generator().manual_seed(2), torch.float32)
+    q, k, v = (x.to(DEVICE, torch.bfloat16) for x in qkv)
+    out = product.step(step, q, k, v)
+    below = TorchBackend()
+    keys, values = product.memory.keys[0].float(), product.memory.values[0].float()
+    prepared = below.prepare(product.last_plan, DEVICE)
+    expected = below.attend(q.float(), keys, values, prepared, call, rope)
+    assert (out.float() - expected).abs().max() < 2e-2
+
+
+def test_rows_of_very_different_length() -> None:
+    rng = random.Random(7)
+    shape, call = Shape(4, 1, 32, 32), LayerCall(layer=0, scaling=0.3)
+    product = Layer(kernels(shape), shape, None, call, num_pages=128, page_size=16, device=DEVICE)
+    oracle, common = DenseOracle(None, call), Block()
+    views = [View([common, Block()]) for _ in range(7)]
+    generator = torch.Generator().manual_seed(8)
+    for step in (
+        Step([Row(View([common]), (0,) * 90)]),
+        Step([Row(view, (0,) * rng.choice([1, 2, 40])) for view in views]),
+        Step([Row(view, (0,)) for view in views[::2]]),
+    ):
+        q, k, v = random_qkv(step, shape, generator, torch.float32)
+        oracle.write(step, k, v)
+        assert (product.step(step, q, k, v).double() - oracle.read(step, q)).abs().max() < 2e-5

@@ -1,0 +1,224 @@
+"""The pieces of the benchmark: situations, gates, the account of kernels, shapes and targets."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig
+
+from benchmarks import gate, op_peers, performance, situations, targets
+from benchmarks.breakdown import Kernel, account, covered, kind_of
+from benchmarks.results import Clock, Results, parser
+from benchmarks.shapes import SHAPES, TINY
+from benchmarks.situations import TREES, Situation
+from benchmarks.timing import linears_ms, matmul_rate, milliseconds
+from manyhands.attention.torch_backend import TorchBackend
+from manyhands.cache.plan import Plan
+from manyhands.cache.view import View
+
+CPU = torch.device("cpu")
+
+
+def laid_out(views: list[View]) -> Situation:
+    return situations.lay_out(views, (4, 2), 16, CPU, torch.float32)
+
+
+def check(situation: Situation, out: torch.Tensor) -> gate.Verdict:
+    place = (situation.q, situation.keys, situation.values, situation.plan)
+    rows = list(range(situation.plan.num_rows))
+    return gate.check_op(out, *place, situation.call, situation.rope, rows)
+
+
+# -- situations ------------------------------------------------------------------------------------
+
+
+def test_a_tree_has_its_nodes_and_tokens() -> None:
+    views = situations.tree("1,2,8_64,16,4")
+    assert len(views) == 8
+    assert [[b.num_tokens for b in view.blocks] for view in views] == [[64, 16, 3]] * 8
+    assert len({view.blocks[0] for view in views}) == 1
+    assert [views.index(v) for v in views if v.blocks[1] is views[0].blocks[1]] == [0, 1, 2, 3]
+    forest = situations.tree("2,4_8,2")
+    assert forest[0].blocks[0] is forest[1].blocks[0]
+    assert forest[0].blocks[0] is not forest[2].blocks[0]
+
+
+def test_ragged_nodes_differ_and_repeat() -> None:
+    sizes = [view.blocks[1].num_tokens for view in situations.tree("1,16_8,~40")]
+    assert min(sizes) >= 19
+    assert max(sizes) <= 60
+    assert len(set(sizes)) > 4
+    assert sizes == [view.blocks[1].num_tokens for view in situations.tree("1,16_8,~40")]
+
+
+def test_the_listed_trees_can_be_built() -> None:
+    assert len(set(TREES)) == 20
+    for shape in TREES:
+        counts, sizes = (part.split(",") for part in shape.split("_"))
+        assert len(counts) == len(sizes)
+        rows = situations.tree(situations.shrunk(shape, 64))
+        assert len(rows) == max(1, int(counts[-1]) // 64)
+
+
+def test_bytes_and_operations_are_counted() -> None:
+    situation = laid_out(situations.completions(batch=3, prefix=20, suffix=5))
+    assert situation.plan.num_keys_loaded == 20 + 3 * 5
+    assert situation.plan.num_keys_read == 3 * 25
+    assert situation.num_bytes == 35 * 2 * 2 * 16 * 4 + 2 * 3 * 4 * 16 * 4
+    assert situation.num_operations == 4 * 4 * 16 * 75
+
+
+# -- gate ------------------------------------------------------------------------------------------
+
+
+def test_the_gate_is_green_for_what_is_right_and_red_for_what_is_nearly_right() -> None:
+    situation = laid_out(situations.team(workers=3, common=37, desk=9))
+    assert check(situation, op_peers.ours(situation, TorchBackend())()).is_green
+    reads = situation.plan.reads
+    wrong: list[Plan] = [
+        dataclasses.replace(situation.plan, reads=dataclasses.replace(reads, **change))
+        for change in ({"base": reads.base + (reads.row == 2)}, {"high": reads.high - 1})
+    ]
+    for plan in wrong:
+        out = op_peers.ours(dataclasses.replace(situation, plan=plan), TorchBackend())()
+        assert not check(situation, out).is_green
+    assert not check(situation, torch.full_like(situation.q, float("nan"))).is_green
+
+
+def test_some_rows_stand_for_all() -> None:
+    situation = laid_out(situations.team(workers=4, common=20, desk=5))
+    part, tokens = gate.of_rows(situation.plan, [0, 3])
+    assert list(tokens) == [0, 3]
+    assert part.num_rows == 2
+    assert set(part.reads.row) == {0, 1}
+    for n, row in ((0, 0), (1, 3)):
+        mine = np.sort(part.reads.high[part.reads.row == n])
+        assert (mine == np.sort(situation.plan.reads.high[situation.plan.reads.row == row])).all()
+
+
+# -- peers of the op -------------------------------------------------------------------------------
+
+
+def test_peers_agree_on_ragged_trees_and_say_what_they_cannot() -> None:
+    tree = laid_out(situations.tree("2,4,8_~30,~12,~6"))
+    for work in (
+        op_peers.sdpa_by_hand(tree),
+        op_peers.paged(tree, TorchBackend()),
+        op_peers.flex(tree, compiled=False),
+    ):
+        assert work is not None
+        assert check(tree, work()).is_green
+    assert op_peers.sdpa_unshared(tree) is None  # rows of different lengths are no dense batch
+    team = laid_out(situations.team(workers=3, common=20, desk=5))
+    assert op_peers.flex(team, compiled=False) is None  # one block at several positions
+
+
+def test_nothing_is_grouped_in_an_unshared_plan() -> None:
+    plan = laid_out(situations.team(workers=3, common=20, desk=5)).plan
+    apart = op_peers.unshared(plan)
+    assert apart.num_keys_loaded == plan.num_keys_read == apart.num_keys_read
+    assert list(apart.reads.row) == sorted(plan.reads.row)
+    assert apart.own_strip is not None
+    for row, strip in enumerate(apart.own_strip):  # each row still writes where it did
+        page, within = divmod(int(plan.slots[row]), plan.page_size)
+        assert apart.reads.row[strip] == row
+        assert apart.reads.pages[strip][plan.angles[row] // plan.page_size] == page
+        assert within == plan.angles[row] % plan.page_size
+
+
+# -- time ------------------------------------------------------------------------------------------
+
+
+def test_stopwatches_run_on_a_cpu() -> None:
+    assert milliseconds(lambda: torch.zeros(1000), CPU) > 0
+    assert matmul_rate(CPU, torch.float32) > 1e6
+    times = linears_ms(TINY.products(), [1, 4], CPU, torch.float32)
+    assert set(times) == {1, 4}
+
+
+def test_kernels_that_overlap_are_counted_once_for_the_device() -> None:
+    kernels = [
+        Kernel("attend_kernel", 0, 1000),
+        Kernel("attend_kernel", 500, 1500),
+        Kernel("nvjet_tst_64x8", 2000, 4000),
+        Kernel("fused_norm", 2500, 3000),
+    ]
+    assert covered(kernels) == 3500
+    parts = account(kernels, ms=4.0, passes=1)
+    assert parts["ms_idle"] == 0.5
+    assert (parts["ms_attention"], parts["ms_linears"], parts["ms_rest"]) == (2.0, 2.0, 0.5)
+    assert kind_of("append_kernel") == "attention"
+    assert kind_of("void cutlass::Kernel2<cutlass_80_wmma>") == "linears"
+
+
+# -- shapes and targets ----------------------------------------------------------------------------
+
+
+def test_shapes_come_to_the_known_sizes(tmp_path: Path) -> None:
+    millions = {"qwen3-8b": 8191, "qwq-32b": 32764, "codellama-7b": 6738, "codellama-13b": 13016}
+    kv = {"qwen3-8b": 147456, "qwq-32b": 262144, "codellama-7b": 524288, "codellama-13b": 819200}
+    for name, shape in SHAPES.items():
+        table = shape.config["hidden_size"] * shape.config["vocab_size"]
+        total = sum(a * b for a, b in shape.products()) + table
+        assert round(total / 1e6) == pytest.approx(millions[name], rel=1e-3)
+        assert shape.token_bytes(2) == kv[name]
+        config = AutoConfig.from_pretrained(shape.write(tmp_path / name))
+        assert config.model_type == shape.config["model_type"]
+        assert config.rope_parameters["rope_theta"] == 1e6
+
+
+def test_a_pass_is_taken_apart_in_the_form_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = [Kernel("attend_kernel", 0, 6400), Kernel("gemm", 7000, 17000)]
+    line = {"workers": 4, "history": 1024, "ms": 18.0, "ms_plan": 0.05, "ms_prepare": None}
+    found = {"breakdown": [{**line, **account(kernels, 18.0, passes=1)}]}
+    monkeypatch.setattr(performance, "results", lambda _: iter([("qwq-32b", found)]))
+    last = performance.breakdown().splitlines()[-1].strip("| ").split(" | ")
+    assert last == [
+        *("QwQ-32B", "1024", "4", "100.0", "6.40", "10.00", "0.00", "1.600", "0.050", "18.00"),
+    ]
+    row = next(x for x in targets.targets().splitlines() if "idle device" in x)
+    assert row.endswith("| 1.600 | no |")
+
+
+def test_targets_are_met_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = {
+        "decode_qwq-32b": [
+            {"history": 16384, "workers": 1, "ms": 17.0},
+            {"history": 16384, "workers": 4, "ms": 18.5},
+        ],
+        "attention_teams": [{"name": "16384 4", "us": 23.0}],
+    }
+
+    def result(name: str) -> performance.Result | None:
+        return {"cells": cells[name]} if name in cells else None
+
+    monkeypatch.setattr(performance, "result", result)
+    rows = [line.split(" | ") for line in targets.targets().splitlines()[2:]]
+    ours = [(row[2], row[3].strip(" |")) for row in rows]
+    assert ours[:2] == [("18.50", "no"), ("1.088", "no")]
+    assert ours[2] == ("not measured yet", "")
+    assert ours[3] == ("23.0", "yes")
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+def test_what_fails_is_left_out_and_the_rest_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = parser("about", 1.0).parse_args(["--out", str(tmp_path), "--device", "cpu"])
+    found = Results("part", arguments, Clock(1.0))
+    with found.surviving("one thing"):
+        raise torch.OutOfMemoryError("too large\nand more")
+    found.add("cells", ms=1.0)
+    written = json.loads((tmp_path / "part.json").read_text())
+    assert written["left_out"] == [{"what": "one thing", "why": "OutOfMemoryError: too large"}]
+    assert written["cells"] == [{"ms": 1.0}]
+    assert "too large" in capsys.readouterr().err
+    with pytest.raises(KeyError), found.surviving("a bug"):
+        raise KeyError("x")

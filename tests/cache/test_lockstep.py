@@ -1,0 +1,127 @@
+"""A plan that follows from the last one is the plan that would have been made from the views."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from manyhands.cache.block import Block
+from manyhands.cache.pages import PagePool
+from manyhands.cache.plan import Plan
+from manyhands.cache.planner import Planner
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.errors import ContextTooLong, InvalidRequest, OutOfMemory
+
+
+class Twins:
+    """Two planners over equal pools; the second forgets what it planned before every step."""
+
+    def __init__(self, num_pages: int = 64, page_size: int = 4, reach: int | None = None) -> None:
+        self.planner = Planner(PagePool(num_pages, page_size), reach)
+        self.forgetful = Planner(PagePool(num_pages, page_size), reach)
+        self.num_followed = 0
+
+    def take(self, step: Step) -> Plan:
+        self.forgetful.forget()
+        plan, made = self.planner.plan(step), self.forgetful.plan(step)
+        self.num_followed += plan.turn > 0
+        assert made.turn == 0
+        assert_equal(plan, made)
+        for row in step.rows:
+            row.view.own.tokens.extend(row.feed)
+        return plan
+
+
+def assert_equal(plan: Plan, made: Plan) -> None:
+    for name in ("token_ids", "row_indptr", "positions", "angles", "slots"):
+        assert np.array_equal(getattr(plan, name), getattr(made, name)), name
+    for field in fields(plan.reads):
+        ours, theirs = getattr(plan.reads, field.name), getattr(made.reads, field.name)
+        if field.name == "pages":
+            assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        else:
+            assert np.array_equal(ours, theirs), field.name
+
+
+def team(num_workers: int) -> tuple[Block, list[View]]:
+    prompt, desks = Block("prompt"), [Block() for _ in range(num_workers)]
+    views = [View([prompt, *(d for d in desks if d is not own), own]) for own in desks]
+    return prompt, views
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_conversations(seed: int) -> None:
+    rng, twins = random.Random(seed), Twins(num_pages=400)
+    prompt, views = team(3)
+    twins.take(Step([Row(View([prompt]), (7,) * 10)]))
+    for _ in range(60):
+        writers = views if rng.random() < 0.85 else rng.sample(views, 2)
+        size = rng.choice([1, 1, 1, 1, 1, 3])
+        twins.take(Step([Row(view, tuple(range(size))) for view in writers]))
+        if rng.random() < 0.05:  # a desk is finished and a fresh one begins
+            at = rng.randrange(3)
+            prompt, own = views[at].own, Block()
+            prompt.freeze()
+            views[at] = View([*views[at].blocks, own])
+    assert twins.num_followed > 5
+
+
+def test_what_is_not_in_the_step_must_stay_as_it_is() -> None:
+    twins = Twins()
+    prompt, (alice, bob) = team(2)
+    twins.take(Step([Row(View([prompt]), (1, 2, 3))]))
+    for _ in range(2):
+        twins.take(Step([Row(alice, (1,))]))
+    followed = twins.num_followed
+    bob.own.tokens.append(5)  # as if somebody else had written: Alice reads it
+    for planner in (twins.planner, twins.forgetful):
+        planner.pool.reserve([(bob.own, 1)])
+    twins.take(Step([Row(alice, (1,))]))
+    assert twins.num_followed == followed
+
+
+def test_the_end_of_the_positions_is_still_seen() -> None:
+    twins = Twins(reach=9)
+    prompt, own = Block(), Block()
+    view = View([prompt, own])
+    twins.take(Step([Row(View([prompt]), (1, 2, 3))]))
+    for _ in range(6):
+        twins.take(Step([Row(view, (1,))]))
+    assert twins.num_followed > 2
+    with pytest.raises(ContextTooLong, match="10 tokens long"):
+        twins.planner.plan(Step([Row(view, (1,))]))
+
+
+def test_the_end_of_the_memory_is_still_seen() -> None:
+    twins = Twins(num_pages=2, page_size=4)
+    view = View([Block()])
+    for _ in range(8):
+        twins.take(Step([Row(view, (1,))]))
+    with pytest.raises(OutOfMemory):
+        twins.planner.plan(Step([Row(view, (1,))]))
+
+
+def test_blocks_are_not_held() -> None:
+    pool = PagePool(8, 4)
+    planner = Planner(pool)
+    view = View([Block()])
+    for _ in range(3):
+        planner.plan(Step([Row(view, (1,))]))
+        view.own.tokens.append(1)
+    del view
+    assert pool.num_free_pages == 8
+
+
+def test_a_frozen_block_is_not_written_to() -> None:
+    planner = Planner(PagePool(8, 4))
+    view = View([Block()])
+    step = Step([Row(view, (1,))])
+    planner.plan(step)
+    view.own.tokens.append(1)
+    view.own.freeze()
+    with pytest.raises(InvalidRequest, match="frozen"):
+        planner.plan(step)

@@ -1,0 +1,316 @@
+"""The prefix tree: what is shared is found, written once, never read too early, and let go in order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from manyhands.cache.pages import PagePool
+from manyhands.cache.planner import Planner
+from manyhands.cache.prefix_nodes import common_length
+from manyhands.cache.prefixes import Feed, Lease, PrefixTree
+from manyhands.cache.step import Row, Step
+from manyhands.errors import InvalidRequest
+
+PAGE_SIZE = 2
+Prompts = list[tuple[int, ...]]
+
+
+class Machine:
+    """An engine without a network: memory holds, slot by slot, the tokens a view led to there."""
+
+    def __init__(self, num_pages: int = 200, max_tokens: int | None = None) -> None:
+        self.pool = PagePool(num_pages, PAGE_SIZE)
+        self.planner = Planner(self.pool)
+        self.tree = PrefixTree(self.pool, max_tokens=max_tokens)
+        self.memory: dict[int, tuple[int, ...]] = {}  # slot: all tokens up to the one written there
+        self.num_fed = 0
+
+    def run(self, feeds: list[Feed]) -> None:
+        """One pass over these feeds."""
+        if not feeds:
+            return
+        plan = self.planner.plan(Step(Row(*feed) for feed in feeds))
+        for move in plan.moves:
+            for source, target in zip(move.sources.tolist(), move.targets.tolist(), strict=True):
+                self.memory[target] = self.memory[source]
+        for view, tokens in feeds:
+            view.own.tokens.extend(tokens)
+            self.num_fed += len(tokens)
+        slots = iter(plan.slots.tolist())
+        for view, tokens in feeds:
+            whole = tuple(t for block in view.blocks for t in block.tokens)
+            for length in range(len(whole) - len(tokens) + 1, len(whole) + 1):
+                self.memory[next(slots)] = whole[:length]
+
+    def read(self, lease: Lease, index: int) -> tuple[int, ...]:
+        """The tokens of a prompt, checked key by key against what lies in memory."""
+        whole: tuple[int, ...] = ()
+        for block in lease.path(index):
+            place = self.pool.place(block)
+            slots = self.pool.slots(place.strip, place.offset, place.offset + block.num_tokens)
+            for token, slot in zip(block.tokens, slots.tolist(), strict=True):
+                whole += (token,)
+                assert self.memory[slot] == whole
+        return whole
+
+    def prefill(self, prompts: Prompts, tenant: str | None = None) -> Lease:
+        """A lease, with everything fed."""
+        lease = self.tree.lease(prompts, tenant)
+        assert lease is not None
+        self.run(lease.feeds(range(len(prompts)), 10**6))
+        lease.settle()
+        return lease
+
+
+prompts = st.lists(st.lists(st.integers(0, 1), max_size=9).map(tuple), min_size=1, max_size=4)
+
+
+class Trees(RuleBasedStateMachine):
+    """Runs come, feed in chunks, wait for each other, are cancelled, and end, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine = Machine(num_pages=400)
+        self.tree = self.machine.tree
+        self.leases: list[tuple[Lease, Prompts]] = []
+
+    @rule(prompts=prompts, tenant=st.sampled_from([None, "a"]))
+    def come(self, prompts: Prompts, tenant: str | None) -> None:
+        before = self.tree.num_pages_in_use
+        need = self.tree.need(prompts, tenant)
+        lease = self.tree.lease(prompts, tenant)
+        if lease is None:
+            assert self.tree.num_pages_in_use == before
+            return
+        assert self.tree.num_pages_in_use - before <= need.num_tokens // PAGE_SIZE + need.num_blocks
+        self.leases.append((lease, prompts))
+
+    @rule(chunks=st.lists(st.integers(0, 7), min_size=1, max_size=6))
+    def one_pass(self, chunks: list[int]) -> None:
+        """Everybody feeds what it may; what is said to be readable is readable after the pass."""
+        feeds, ready = [], []
+        for (lease, prompts), chunk in zip(self.leases, chunks, strict=False):
+            mine = lease.feeds(range(len(prompts)), chunk)
+            assert sum(len(feed.tokens) for feed in mine) <= chunk
+            feeds += mine
+            ready += [(lease, i, prompts[i]) for i in range(len(prompts)) if lease.is_ready(i)]
+        owners = [feed.view.own for feed in feeds]
+        assert len(set(owners)) == len(owners), "two runs write to one block"
+        self.machine.run(feeds)
+        for lease, index, prompt in ready:
+            assert self.machine.read(lease, index) == prompt
+        for lease, _ in self.leases:
+            lease.settle()
+
+    @rule(chunks=st.lists(st.integers(1, 7), min_size=1, max_size=6))
+    def a_pass_that_fails(self, chunks: list[int]) -> None:
+        for (lease, prompts), chunk in zip(self.leases, chunks, strict=False):
+            lease.feeds(range(len(prompts)), chunk)
+            lease.settle()
+
+    @precondition(lambda self: self.leases)
+    @rule(number=st.integers(0, 99))
+    def close(self, number: int) -> None:
+        lease, _ = self.leases.pop(number % len(self.leases))
+        lease.close()
+
+    @rule(num_pages=st.integers(1, 8))
+    def somebody_needs_room(self, num_pages: int) -> None:
+        self.tree.make_room(num_pages)
+
+    @invariant()
+    def somebody_can_always_go_on(self) -> None:
+        for lease, _ in self.leases:
+            lease.settle()  # forget feeds that no pass was made of
+        waiting = [
+            (lease, prompts)
+            for lease, prompts in self.leases
+            if not all(lease.is_ready(i) for i in range(len(prompts)))
+        ]
+        assert not waiting or any(lease.feeds(range(len(prompts)), 1) for lease, prompts in waiting)
+
+    @invariant()
+    def the_account_is_exact(self) -> None:
+        nodes = [node for root in self.tree._roots.values() for node in below(root)]
+        assert self.tree.num_tokens == sum(len(node.tokens) for node in nodes)
+        in_use = [node for node in nodes if node.pins]
+        assert self.tree.num_pages_in_use == sum(
+            len(node.tokens) // PAGE_SIZE + 1 for node in in_use
+        )
+        assert bool(in_use) or not self.leases or not any(any(p) for _, p in self.leases)
+
+    def teardown(self) -> None:
+        pool = self.machine.pool
+        self.tree.clear()
+        assert pool.num_pages - pool.num_free_pages <= self.tree.num_pages_in_use
+        for lease, _ in self.leases:
+            lease.close()
+        assert self.tree.num_pages_in_use == 0
+        self.tree.clear()
+        assert self.tree.num_tokens == 0
+        assert pool.num_free_pages == pool.num_pages
+
+
+def below(node):
+    for child in node.children.values():
+        yield child
+        yield from below(child)
+
+
+TestTrees = Trees.TestCase
+TestTrees.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+
+
+def test_a_forest_at_any_depth_is_written_once():
+    machine = Machine()
+    shots, one, two = (1, 2, 3, 4, 5), (6, 7, 8), (6, 9)
+    prompts = [(*shots, *one, 1), (*shots, *one, 2), (*shots, *two), (*shots, *one, 1), (8, 8), ()]
+    lease = machine.prefill(prompts)
+    assert machine.num_fed == 5 + 1 + 2 + 1 + 1 + 1 + 2
+    assert [machine.read(lease, i) for i in range(6)] == prompts
+    assert lease.found == (0, 8, 6, 9, 0, 0)
+    assert [len(lease.path(i)) for i in range(6)] == [3, 3, 2, 3, 1, 0]
+    assert (machine.tree.num_tokens_found, machine.tree.num_tokens_added) == (23, 13)
+
+
+def test_the_next_call_finds_what_the_last_one_wrote():
+    machine = Machine()
+    machine.prefill([(1, 2, 3, 4)]).close()
+    lease = machine.prefill([(1, 2, 3, 4), (1, 2, 9)])
+    assert machine.num_fed == 4 + 1
+    assert lease.found == (4, 2)
+    assert machine.read(lease, 1) == (1, 2, 9)
+
+
+def test_a_block_that_is_read_can_be_split():
+    """Who reads the whole block reads on; both halves lie where it lies, no key has moved."""
+    machine = Machine()
+    first = machine.prefill([tuple(range(7))])
+    (whole,) = first.path(0)
+    used = machine.pool.num_pages - machine.pool.num_free_pages
+    second = machine.prefill([(0, 1, 2)])
+    assert machine.pool.num_pages - machine.pool.num_free_pages == used
+    (head,) = second.path(0)
+    assert machine.pool.place(head).strip is machine.pool.place(whole).strip
+    assert [block.num_tokens for block in first.path(0)] == [3, 4]
+    first.close()
+    del whole
+    machine.tree.clear()
+    assert machine.read(second, 0) == (0, 1, 2)
+    assert machine.pool.num_pages - machine.pool.num_free_pages == 2
+
+
+def test_a_block_that_is_being_written_is_waited_for():
+    machine = Machine()
+    first = machine.tree.lease([(1, 2, 3, 4, 5, 6)])
+    same = machine.tree.lease([(1, 2, 3, 4, 5, 6)])
+    assert first is not None
+    assert same is not None
+    machine.run(first.feeds([0], 2))
+    first.settle()
+    assert machine.tree.lease([(1, 2, 3, 9)]) is None, "its middle cannot be found yet"
+    assert same.feeds([0], 9) == []
+    assert not same.is_ready(0)
+    machine.run(first.feeds([0], 9))
+    first.settle()
+    assert same.is_ready(0)
+    assert machine.tree.lease([(1, 2, 3, 9)]) is not None
+
+
+def test_another_one_goes_on_where_a_cancelled_run_stopped():
+    machine = Machine()
+    first, second = (machine.tree.lease([(1, 2, 3, 4, 5, 6)]) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    machine.run(first.feeds([0], 2))
+    first.close()
+    machine.run(second.feeds([0], 9))
+    second.settle()
+    assert machine.num_fed == 6
+    assert machine.read(second, 0) == (1, 2, 3, 4, 5, 6)
+
+
+def test_what_was_promised_and_never_written_is_forgotten():
+    machine = Machine()
+    lease = machine.tree.lease([(1, 2, 3, 4)])
+    assert lease is not None
+    machine.run(lease.feeds([0], 3))
+    lease.close()
+    assert machine.tree.num_tokens == 3
+    again = machine.prefill([(1, 2, 3, 4)])
+    assert again.found == (3,)
+
+
+def test_the_least_recently_used_leaf_goes_first_and_none_in_use():
+    machine = Machine(max_tokens=8)
+    for tokens in ((1, 1, 1), (2, 2, 2), (1, 1, 1)):
+        machine.prefill([tokens]).close()
+    held = machine.prefill([(3, 3, 3)])  # nine tokens: (2, 2, 2) goes
+    assert machine.prefill([(1, 1, 1)]).found == (3,)
+    assert machine.tree.need([(2, 2, 2)]).num_tokens == 3
+    assert machine.tree.lease([(2, 2, 2)]).found == (0,)
+    assert machine.read(held, 0) == (3, 3, 3)
+
+
+def test_leaves_go_before_what_they_stand_on():
+    machine = Machine(max_tokens=6)
+    machine.prefill([(1, 1, 1, 2), (1, 1, 1, 3)]).close()
+    machine.prefill([(4, 4)]).close()  # seven tokens
+    assert machine.tree.lease([(1, 1, 1, 3)]).found == (4,)
+    assert machine.tree.lease([(1, 1, 1, 2)]).found == (3,)
+
+
+def test_a_step_that_needs_the_pages_gets_them():
+    machine = Machine(num_pages=4)
+    machine.prefill([(1, 1, 1, 1)]).close()
+    held = machine.prefill([(2, 2)])
+    new = machine.prefill([(3, 3, 3)])
+    assert machine.read(new, 0) == (3, 3, 3)
+    assert machine.read(held, 0) == (2, 2)
+    assert machine.tree.lease([(1, 1, 1, 1)]).found == (0,)
+
+
+def test_tenants_never_meet():
+    machine = Machine()
+    machine.prefill([(1, 2, 3)], "anna").close()
+    assert machine.prefill([(1, 2, 3)], "ben").found == (0,)
+    assert machine.prefill([(1, 2, 3)]).found == (0,)
+    assert machine.prefill([(1, 2, 3)], "anna").found == (3,)
+    assert machine.num_fed == 9
+
+
+def test_a_tree_without_a_pool_serves_one_call():
+    tree = PrefixTree()
+    first = tree.lease([(1, 2, 3), (1, 2, 4)])
+    assert first is not None
+    for view, tokens in first.feeds([0, 1], 9):
+        view.own.tokens.extend(tokens)
+    first.settle()
+    with pytest.raises(InvalidRequest, match="the tree has no pool"):
+        tree.lease([(1, 9)])
+    first.close()
+    assert tree.num_tokens == 0
+
+
+def test_the_list_of_idle_leaves_does_not_grow_with_use():
+    machine = Machine()
+    for _ in range(500):
+        machine.prefill([(1, 2), (3, 4)]).close()
+    assert len(machine.tree._idle) <= 70
+
+
+def test_wrong_limits():
+    with pytest.raises(InvalidRequest, match="max_tokens is -1; expected 0"):
+        PrefixTree(PagePool(1), max_tokens=-1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 17, 64])
+def test_common_beginnings(size):
+    known = tuple(range(size))
+    for at in range(size + 1):
+        other = (9, *known[:at], -1, *known[at + 1 :])
+        assert common_length(known, other, 1) == at
+    assert common_length(known, (9, *known), 1) == size

@@ -1,0 +1,311 @@
+"""`manyhands batch`: every request is answered once, whatever happens in between."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyhands.cli.batch_files import Output, read_input
+from manyhands.cli.batch_lines import Defaults, error_line
+from manyhands.errors import InvalidRequest, OutputFailed
+from tests.cli.conftest import Cli
+from tests.cli.test_process import MANYHANDS
+
+DOCUMENT = "A long text that everybody asks about. " * 4
+DEFAULTS = Defaults("model")
+
+
+def chat(name: str, question: str = "Who?", **body: Any) -> dict[str, Any]:
+    messages = [{"role": "system", "content": DOCUMENT}, {"role": "user", "content": question}]
+    body = {"messages": messages, "max_tokens": 6, **body}
+    return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text(
+        "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
+    )
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def said(path: Path) -> dict[str, Any]:
+    """What was answered, by custom_id; each once."""
+    lines = read(path)
+    names = [line["custom_id"] for line in lines]
+    assert len(set(names)) == len(names)
+    return {line["custom_id"]: line["response"]["body"]["choices"] for line in lines}
+
+
+@pytest.fixture
+def batch(cli: Cli, model: Path) -> Callable[..., Any]:
+    def run(*args: object) -> Any:
+        return cli("batch", "--model", model, "--memory-tokens", 4096, *args)
+
+    return run
+
+
+def test_a_batch(batch: Cli, tmp_path: Path) -> None:
+    requests = [chat(f"q{i}", f"Question {i}?", n=1 + i % 2, temperature=0) for i in range(5)]
+    plain = {"custom_id": "p", "url": "/v1/completions", "body": {"prompt": ["So", "The"]}}
+    given = write(tmp_path / "in", *requests, "\n", plain)
+    answers = tmp_path / "out"
+    result = batch(given, answers, "--max-tokens", 4)
+    assert result.exit_code == 0, result.output
+    assert "6 of 6 requests answered, 0 failed" in result.stdout
+    assert "saved by sharing" in result.stdout
+    found = said(answers)
+    assert set(found) == {"q0", "q1", "q2", "q3", "q4", "p"}
+    assert [len(found[f"q{i}"]) for i in range(5)] == [1, 2, 1, 2, 1]
+    assert [choice["index"] for choice in found["p"]] == [0, 1]
+    usages = [line["response"]["body"]["usage"] for line in read(answers)]
+    cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    assert cached > 4 * len(DOCUMENT.split()), "the document was read once"
+    again = batch(given, answers)
+    assert again.exit_code == 2, "with another default for max_tokens these are other requests"
+    before = answers.read_bytes()
+    again = batch(given, answers, "--max-tokens", 4, "--json")
+    assert again.exit_code == 0
+    assert json.loads(again.stdout)["answered"] == 6
+    assert answers.read_bytes() == before
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_in_company_as_alone(batch: Cli, tmp_path: Path, concurrency: int) -> None:
+    requests = [chat(f"q{i}", "Say " + "so " * i, n=2) for i in range(5)]
+    given, answers = write(tmp_path / "in", *requests), tmp_path / "out"
+    assert batch(given, answers, "--concurrency", concurrency).exit_code == 0
+    together = said(answers)
+    only = write(tmp_path / "only", requests[3])
+    assert batch(only, tmp_path / "alone", "--isolate").exit_code == 0
+    assert said(tmp_path / "alone")["q3"] == together["q3"]
+
+
+def test_faulty_lines_do_not_stop_the_others(batch: Cli, tmp_path: Path) -> None:
+    faulty = ["{\n", chat("a"), chat("b", logprobs=True), chat("a"), {"body": {}}, '"\n']
+    too_long = chat("c", "word " * 5000)
+    never_fits = chat("d", max_tokens=4000, n=64)
+    given, answers = write(tmp_path / "in", *faulty, too_long, never_fits), tmp_path / "out"
+    for _ in range(2):  # the second time, nothing is done anew
+        result = batch(given, answers)
+        assert result.exit_code == 1
+        assert "7 of 8 requests could not be answered" in result.stderr
+        assert f"hint: the reasons stand in '{answers}'" in result.stderr
+        assert "1 of 8 requests answered, 7 failed" in result.stdout
+    lines = read(answers)
+    assert len(lines) == 8
+    errors = {line["error"]["line"]: line["error"] for line in lines if line["error"]}
+    assert set(errors) == {1, 3, 4, 5, 6, 7, 8}
+    assert errors[1]["message"].startswith("line 1 is not JSON")
+    assert errors[3]["message"] == "logprobs is True; this is not supported"
+    assert errors[4]["message"].startswith("line 4 has the custom_id 'a' of line 2")
+    assert errors[5]["message"].startswith("line 5 has no custom_id")
+    assert errors[7]["code"] == "context_too_long"
+    assert errors[8]["code"] == "out_of_memory"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda lines: [chat("a", "Else?"), lines[1]], "the request 'a' has changed since"),
+        (lambda lines: lines[1:], "holds an answer to the request 'a', which is not in the input"),
+        (lambda lines: [], "holds no request"),
+    ],
+)
+def test_an_input_that_has_changed(
+    batch: Cli, tmp_path: Path, change: Callable[..., list[Any]], words: str
+) -> None:
+    lines = [chat("a"), chat("b")]
+    given, answers = write(tmp_path / "in", *lines), tmp_path / "out"
+    assert batch(given, answers).exit_code == 0
+    before = answers.read_bytes()
+    write(given, *change(lines))
+    result = batch(given, answers)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert answers.read_bytes() == before
+
+
+def test_new_requests_may_be_added(batch: Cli, tmp_path: Path) -> None:
+    given, answers = write(tmp_path / "in", chat("a")), tmp_path / "out"
+    assert batch(given, answers).exit_code == 0
+    write(given, chat("b"), chat("a"))
+    assert batch(given, answers).exit_code == 0
+    assert list(said(answers)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("content", ["my thesis", "my thesis\n", "[1]\n", '{"id": 3}\n', "{}\n{"])
+def test_somebody_elses_file_is_left_alone(batch: Cli, tmp_path: Path, content: str) -> None:
+    given, answers = write(tmp_path / "in", chat("a")), write(tmp_path / "out", content)
+    result = batch(given, answers)
+    assert result.exit_code == 2
+    assert "is no answer of a batch, so nothing is added to it" in result.stderr
+    assert answers.read_text() == content
+
+
+def test_files_that_cannot_be_used(batch: Cli, tmp_path: Path) -> None:
+    given = write(tmp_path / "in", chat("a"))
+    for args, code, words in (
+        ((tmp_path / "none", tmp_path / "out"), 2, "cannot be read: No such file"),
+        ((given, given), 2, "the same file"),
+        ((given, tmp_path), 8, "cannot be written: Is a directory"),
+        ((given, "/nowhere/out"), 8, "'/nowhere/out' cannot be written: No such file"),
+        ((given, tmp_path / "out", "--concurrency", 0), 2, "concurrency"),
+        ((given, tmp_path / "out", "--device", "toaster"), 2, "device 'toaster' is not available"),
+    ):
+        result = batch(*args)
+        assert result.exit_code == code
+        assert words in result.stderr
+
+
+# -- the files -------------------------------------------------------------------------------------
+
+
+def a_written_output(folder: Path, count: int = 6) -> tuple[Path, Path]:
+    given = write(folder / "in", "{\n", *(chat(f"q{i}", "é" * i) for i in range(count)))
+    path = folder / "out"
+    source = read_input(given, DEFAULTS)
+    with Output(path, source) as output:
+        output.write(source.faulty)
+        for number, line in source.lines:
+            mark = source.fingerprints[line["custom_id"]]
+            output.write([error_line(InvalidRequest("é"), number, line["custom_id"], mark)])
+    return given, path
+
+
+def test_a_file_cut_anywhere_is_mended(tmp_path: Path) -> None:
+    given, path = a_written_output(tmp_path)
+    whole, source = path.read_bytes(), read_input(given, DEFAULTS)
+    keys = [1, *(f"q{i}" for i in range(6))]
+    ends = [end for end, byte in enumerate(whole) if byte == ord("\n")]
+    cuts = {end + near for end in ends for near in (-1, 0, 1)} | set(range(0, len(whole), 17))
+    for size in sorted(cuts):
+        path.write_bytes(whole[:size])
+        with Output(path, source) as output:
+            done = whole[:size].count(b"\n")
+            assert output.done == set(keys[:done])
+        assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[:done])
+
+
+def test_a_full_disk_keeps_whole_lines(tmp_path: Path) -> None:
+    """A real limit on the size of a file: the write that crosses it is partly made, then fails."""
+    given, path = a_written_output(tmp_path)
+    write(given, given.read_text(), chat("new"))
+    before, source = path.read_bytes(), read_input(given, DEFAULTS)
+    line = error_line(InvalidRequest("x" * 400), 8, "new", source.fingerprints["new"])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Output(path, source) as output:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 100, limits[1]))
+        try:
+            with pytest.raises(OutputFailed, match="cannot be written: File too large"):
+                output.write([line])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert path.read_bytes() == before
+        output.write([line])  # there is room again
+        assert "new" in output.done
+    assert path.read_bytes().startswith(before)
+
+
+def test_a_disk_that_fills_in_the_middle(
+    batch: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = write(tmp_path / "in", *(chat(f"q{i}") for i in range(4)))
+    answers, calls = tmp_path / "out", 0
+
+    def full(number: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        result = batch(given, answers, "--concurrency", 1)
+    assert result.exit_code == 8
+    assert f"'{answers}' cannot be written: No space left on device" in result.stderr
+    kept = said(answers)
+    assert 0 < len(kept) < 4
+    assert batch(given, answers, "--concurrency", 1).exit_code == 0
+    assert kept.items() <= said(answers).items()
+    assert len(said(answers)) == 4
+
+
+# -- killed, and interrupted -----------------------------------------------------------------------
+
+
+def start(given: Path, answers: Path, model: Path) -> subprocess.Popen[str]:
+    """A process that has answered some requests, and has more to do."""
+    options = ["--model", str(model), "--memory-tokens", "4096", "--concurrency", "2"]
+    process = subprocess.Popen(
+        [*MANYHANDS, "batch", str(given), str(answers), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    end = time.monotonic() + 90
+    while not answers.exists() or answers.read_bytes().count(b"\n") < 3:
+        assert time.monotonic() < end, "the batch does not begin"
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    return process
+
+
+def test_killed_in_the_middle_and_still_each_once(batch: Cli, tmp_path: Path, model: Path) -> None:
+    requests = [chat(f"q{i}", f"Tell me {i}", max_tokens=30, n=2) for i in range(24)]
+    given, answers = write(tmp_path / "in", *requests), tmp_path / "out"
+    process = start(given, answers, model)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    whole_lines = answers.read_bytes().rpartition(b"\n")[0]
+    assert 2 <= whole_lines.count(b"\n") < 23
+    answers.write_bytes(whole_lines + b'\n{"id": "batch_req_1234", "cust')  # what a kill may leave
+
+    assert batch(given, answers, "--concurrency", 7).exit_code == 0
+    assert answers.read_bytes().startswith(whole_lines)
+    found = said(answers)
+    assert set(found) == {f"q{i}" for i in range(24)}
+    assert batch(given, tmp_path / "at once").exit_code == 0
+    assert said(tmp_path / "at once") == found, "what was interrupted is what it would have been"
+
+
+def test_ctrl_c_leaves_a_file_to_go_on_with(
+    batch: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = write(tmp_path / "in", *(chat(f"q{i}") for i in range(9)))
+    answers, right = tmp_path / "out", Output.write
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def write_and_press(output: Output, lines: Any) -> None:
+        right(output, lines)
+        if lines:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Output, "write", write_and_press)
+            result = batch(given, answers, "--concurrency", 2)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert result.exit_code == 130
+    num_left = 9 - len(said(answers))
+    assert 0 < num_left < 9
+    assert f"interrupted with {num_left} requests left; the same command goes on" in result.stderr
+    assert f"{9 - num_left} of 9 requests answered" in result.stdout
+    assert batch(given, answers).exit_code == 0
+    assert len(said(answers)) == 9

@@ -1,0 +1,221 @@
+"""`manyhands eval`, `judge` and `report` on a tiny model with random weights, and on a server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from manyhands.evaluation.judge import votes_file
+from manyhands.evaluation.lines import read_lines
+from manyhands.evaluation.record import read_results, result_files
+from tests.cli.conftest import Cli
+from tests.evaluation.small import completion, header, server, team_record, write
+
+TINY = ("--memory-tokens", 8192, "--device", "cpu", "--set", "end.finisher_tokens=3")
+
+
+@pytest.fixture
+def exam(cli: Cli, model: Path, tmp_path: Path) -> Cli:
+    """Run `manyhands eval` on three short lists."""
+
+    def run(*args: object, input: str | bytes | None = None) -> Result:
+        task = ("--task", "arithmetic", "--limit", 3, "--count", 2, "--out", tmp_path / "out")
+        return cli("eval", "--model", model, *task, *TINY, "--budgets", "3,6", *args)
+
+    return run
+
+
+def test_an_exam_from_the_first_question_to_the_page(exam: Cli, cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for args in (
+        ["--method", "sequential"],
+        ["-n", 2, "--transcripts", 2, "--layout", "contiguous"],
+    ):
+        result = exam(*args)
+        assert result.exit_code == 0, result.output
+        assert "3 records in" in result.output
+    again = exam("--method", "sequential", "--limit", 4)
+    assert "4 records in" in again.output
+    assert "3 were known" in again.output
+    found = {path.stem: read_results(path) for path in result_files(out)}
+    assert list(found) == [
+        "hogwild-2-finisher_tokens=3-layout=contiguous",
+        "sequential-finisher_tokens=3",
+    ]
+    team = found["hogwild-2-finisher_tokens=3-layout=contiguous"]
+    assert team.header.budgets == [3, 6]
+    assert team.header.settings["layout"] == "contiguous"
+    assert team.header.settings["end"]["reply"] is False
+    assert sorted(bool(r.writing) for r in team.records) == [False, True, True]
+    assert all(r.forward_passes is not None and r.forward_passes <= 6 for r in team.records)
+    assert cli("report", out).exit_code == 0
+    assert "Alice" in (out / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--set", "layuot=combined"], "TeamSettings have no 'layuot'"),
+        (["--set", "layout"], "expected name=value"),
+        (["--set", "budget=3"], "use --budgets"),
+        (["--budgets", "3,x"], "expected numbers"),
+        (["--budgets", "0"], "expected 1 forward pass"),
+        (["--method", "sequential", "-n", 3], "SoloSettings have no 'workers'"),
+        (["--kind", "hard"], "no kind 'hard'"),
+        (["--source", "x.jsonl"], "no use for source"),
+        (["--endpoint", "http://x/v1"], "cannot take the exam as 'hogwild'"),
+        (["--method", "bogwild"], "is not one of"),
+    ],
+)
+def test_what_cannot_be_asked_for(exam: Cli, args: list[object], said: str) -> None:
+    result = exam(*args)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
+def test_other_settings_do_not_go_into_the_same_file(exam: Cli, tmp_path: Path) -> None:
+    assert exam("--label", "x").exit_code == 0
+    result = exam("--label", "x", "--seed", 3)
+    assert result.exit_code == 2
+    assert 'was made with settings {"seed": 0}; this run has {"seed": 3}' in result.output
+    assert len(read_results(result_files(tmp_path / "out")[0]).records) == 3
+
+
+def test_when_everything_fails_the_command_does_too(exam: Cli, tmp_path: Path) -> None:
+    result = exam("--memory-tokens", 32)
+    assert result.exit_code == 1
+    assert "3 failed, and count as 0" in result.output
+    assert "every sample failed" in result.output
+    assert exam("--memory-tokens", 8192, "--retry-failures").exit_code == 0
+    assert not [r for r in read_results(result_files(tmp_path / "out")[0]).records if r.error]
+
+
+def test_a_full_disk_has_its_exit_code(
+    exam: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").write_text("in the way")
+    assert exam().exit_code == 8
+
+
+def test_an_endpoint_takes_the_exam(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    task = ("--task", "arithmetic", "--limit", 2, "--out", tmp_path, "--budgets", 64)
+    with server(lambda asked: completion("\\boxed{1,2,3,4,5}")) as (url, seen):
+        door = ("--endpoint", url, "--endpoint-model", "m/1")
+        result = cli("eval", *task, *door, "--method", "sequential")
+        assert result.exit_code == 0, result.output
+        result = cli("eval", *task, *door, "--method", "self_consistency", "-n", 3)
+        assert result.exit_code == 0, result.output
+        assert (
+            cli("eval", *task, *door, "--budgets", "3,4", "--method", "sequential").exit_code == 2
+        )
+        assert cli("eval", *task, *door[:2], "--method", "sequential").exit_code == 2
+    assert len(seen) == 2 + 6
+    assert {s["key"] for s in seen} == {"Bearer secret"}
+    assert "secret" not in "".join(p.read_text() for p in result_files(tmp_path))
+    assert [p.stem for p in result_files(tmp_path)] == [
+        "m-1-self_consistency-3",
+        "m-1-sequential",
+    ]
+    assert cli("report", tmp_path).exit_code == 0
+
+
+def test_nobody_at_the_endpoint(cli: Cli, tmp_path: Path) -> None:
+    door = ("--endpoint", "http://127.0.0.1:1/v1", "--endpoint-model", "m", "--retries", 0)
+    task = ("--task", "arithmetic", "--limit", 2, "--out", tmp_path, "--budgets", 64)
+    result = cli("eval", *task, *door, "--method", "sequential")
+    assert result.exit_code == 1
+    assert "cannot be asked" in result.output
+    assert read_results(result_files(tmp_path)[0]).records == ()
+
+
+def test_records_are_judged_by_a_server_or_a_model(cli: Cli, model: Path, tmp_path: Path) -> None:
+    path = write(tmp_path, header("team"), [team_record("d1"), team_record("d2")])
+    with server(lambda asked: completion("\\boxed{2}")) as (url, seen):
+        door = ("--endpoint", url, "--endpoint-model", "m")
+        result = cli("judge", tmp_path, "--rubric", "collaborativeness", *door)
+        assert result.exit_code == 0, result.output
+        assert "6 votes, 0 of them could not be read" in result.output
+        assert cli("judge", tmp_path, "--rubric", "collaborativeness", *door).exit_code == 0
+    assert len(seen) == 6
+    result = cli("judge", tmp_path, "--rubric", "quality", "--model", model, "--tokens", 4)
+    assert result.exit_code == 0, result.output
+    assert "2 votes" in result.output  # of random weights; nobody knows what they say
+    assert len(read_lines(votes_file(path, "quality"))[1]) == 2
+    assert cli("report", tmp_path).exit_code == 0
+    assert "What the judges said" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_on_a_terminal_there_is_a_bar(exam: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    result = exam("--method", "sequential")
+    assert result.exit_code == 0, result.output
+    assert "3/3" in result.output
+    assert "\N{SYMBOL FOR ESCAPE}" not in result.output
+
+
+def test_somebody_has_to_judge(cli: Cli, tmp_path: Path) -> None:
+    write(tmp_path, header("team"), [team_record("d1")])
+    result = cli("judge", tmp_path, "--rubric", "quality")
+    assert result.exit_code == 2
+    assert "nobody was named to judge" in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "stem"),
+    [
+        (["--method", "branches"], "branches-finisher_tokens=3"),
+        (["--method", "skeleton"], "skeleton-finisher_tokens=3"),
+        (["--method", "best_of_n", "-n", 2], "best_of_n-2-finisher_tokens=3"),
+    ],
+)
+def test_every_method_has_its_file(
+    exam: Cli, tmp_path: Path, args: list[object], stem: str
+) -> None:
+    result = exam(*args, "--memory-tokens", 16384)
+    assert result.exit_code == 0, result.output
+    assert [path.stem for path in result_files(tmp_path / "out")] == [stem]
+
+
+def test_a_folder_without_records(cli: Cli, tmp_path: Path) -> None:
+    assert cli("report", tmp_path).exit_code == 2
+    assert cli("judge", tmp_path, "--rubric", "quality").exit_code == 2
+
+
+def test_a_broken_record_is_named(cli: Cli, tmp_path: Path) -> None:
+    path = write(tmp_path, header(), [team_record("d1")])
+    with path.open("a") as file:
+        file.write(json.dumps({"kind": "record", "sample": "d2"}) + "\n")
+    result = cli("report", tmp_path)
+    assert result.exit_code == 2
+    assert "line 3" in result.output
+
+
+def test_ctrl_c_says_that_nothing_is_lost(
+    exam: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from manyhands.engine.engine import Engine
+
+    step, count = Engine.step, 0
+
+    def interrupted(self: Any) -> bool:
+        nonlocal count
+        count += 1
+        if count > 30:
+            raise KeyboardInterrupt
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "step", interrupted)
+        result = exam("--method", "sequential", "--concurrency", 1)
+    assert result.exit_code == 130
+    assert "the same command goes on" in " ".join(result.output.split())
+    assert exam("--method", "sequential", "--concurrency", 1).exit_code == 0
+    assert len(read_results(result_files(tmp_path / "out")[0]).records) == 3

@@ -1,0 +1,460 @@
+"""Runs that leave memory and come back: nobody's tokens change, and everybody ends.
+
+A run is set aside at chosen passes, or by a pool that is too small for all; what it reports must be, to
+the last token, what it reports alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manyhands.cache.block import Block
+from manyhands.cache.step import Choice, Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.engine.run import Run
+from manyhands.errors import InvalidRequest, OutOfMemory
+from manyhands.prompts import BranchPrompt
+from manyhands.strategies.base import Answer, Event, Reserve, Strategy
+from manyhands.strategies.branches import branches
+from manyhands.strategies.settings import JOINS, BranchSettings
+from manyhands.strategies.shared_prefix import Completions, SharedSettings, shared_prefix
+from tests.engine.small import (
+    LETTERS,
+    SHORT_END,
+    TEXT,
+    counting,
+    finish,
+    small_engine,
+    solo,
+    story,
+    story_of,
+    team,
+)
+
+SAMPLED = Choice(temperature=1.0, top_p=0.95, allowed=LETTERS)
+GREEDY = Choice(allowed=LETTERS)
+HASHES = Choice(temperature=1.0, allowed=frozenset(TEXT.encode("#")[:1] + TEXT.encode("a:")))
+Make = Callable[[], Strategy]
+
+
+def branching(join: str) -> Strategy:
+    settings = BranchSettings(
+        60,
+        join,
+        branch_tokens=8,
+        max_branches=3,
+        choice=HASHES,
+        seed=1,
+        snapshots=(9,),
+        end=SHORT_END,
+    )
+    return branches("What is it?", TEXT, settings, BranchPrompt("Q: {question}"))
+
+
+def kinds() -> dict[str, Make]:
+    """Strategies of every kind, each made anew when called."""
+    made: dict[str, Make] = {
+        "combined": lambda: team(3, choice=SAMPLED, seed=1, snapshots=(9,)),
+        "combined, greedy": lambda: team(2, choice=GREEDY),
+        "contiguous": lambda: team(2, choice=SAMPLED, seed=2, layout="contiguous"),
+        "interleaved": lambda: team(2, choice=SAMPLED, seed=3, layout="interleaved"),
+        "sequential": lambda: solo(choice=SAMPLED, seed=4),
+        "sequential, greedy": lambda: solo(choice=GREEDY),
+        "plain": lambda: counting((5, 6, 7), 25),
+    }
+    for join in JOINS:
+        made[f"branches, {join}"] = lambda join=join: branching(join)  # type: ignore[misc]  # a loop's
+    return made
+
+
+KINDS = kinds()
+
+
+def unbounded(strategy: Strategy) -> Strategy:
+    """The same strategy, which does not say how much memory it may need."""
+    tokens: tuple[int, ...] | None = None
+    try:
+        while True:
+            try:
+                asked = strategy.send(tokens)
+            except StopIteration as end:
+                return end.value
+            tokens = None if isinstance(asked, Reserve) else (yield asked)
+    finally:
+        strategy.close()
+
+
+def set_aside(engine: Engine) -> bool:
+    """Preempt the youngest guest, as a pass without room would."""
+    return engine._scheduler.guests.preempt(engine._scheduler.runs)
+
+
+def everything_is_free(engine: Engine) -> bool:
+    return engine.pool.num_free_pages == engine.pool.num_pages
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_run_comes_back_wherever_it_left(name: str) -> None:
+    """Set aside every few passes, in the company of one that never is."""
+    engine = small_engine()
+    alone = story(engine, KINDS[name]())
+    company = story(engine, counting((9, 8, 7), 200))
+    first = engine.submit(counting((9, 8, 7), 200))
+    engine.step()
+    run = engine.submit(unbounded(KINDS[name]()))
+    passes = 0
+    while not run.done:
+        engine.step()
+        passes += 1
+        if passes % 5 == 2 and set_aside(engine):
+            assert run.is_away
+    assert story_of(run) == alone
+    assert run.num_preemptions >= 4
+    finish(engine, first)
+    assert story_of(first) == company
+    assert first.num_preemptions == 0
+    assert everything_is_free(engine)
+
+
+def test_what_is_away_needs_no_pages_and_waits_for_room() -> None:
+    engine = small_engine(memory_tokens=160)  # 10 pages
+    alone = story(engine, counting((2,) * 30, 40))
+    first = engine.submit(counting((1,) * 60, 60))
+    second = engine.submit(counting((2,) * 30, 40))
+    seen = False
+    while not first.done:
+        engine.step()
+        if second.is_away:
+            seen = True
+            events = len(second.events)
+            num_fed = 60 + len(first.events) - 1
+            assert engine.pool.num_free_pages == 10 - -(-num_fed // 16) or first.done
+    assert seen
+    assert events == len(second.events) < 40
+    finish(engine, second)
+    assert story_of(second) == alone
+    assert second.num_preemptions == 1
+    assert everything_is_free(engine)
+
+
+def test_the_oldest_is_never_set_aside_and_the_youngest_first() -> None:
+    engine = small_engine(memory_tokens=320)
+    runs = [engine.submit(counting((i,) * 20, 60)) for i in range(1, 7)]
+    while not all(run.done for run in runs):
+        oldest = next(run for run in runs if not run.done)
+        engine.step()
+        away = [run.is_away for run in runs if not run.done]
+        assert away == sorted(away), "whoever is away is younger than all who are not"
+        assert not oldest.is_away
+    assert runs[0].num_preemptions == 0
+    assert sum(run.num_preemptions for run in runs) > 0
+    assert everything_is_free(engine)
+
+
+def test_reservations_beyond_memory_make_guests() -> None:
+    """Three that may need most of it, and need little: none has to wait, none has to leave."""
+
+    def modest(i: int) -> Strategy:
+        return counting((i,), 10, Reserve(100, 1))
+
+    engine = small_engine(memory_tokens=160, overcommit=3)
+    runs = [engine.submit(modest(i)) for i in range(3)]
+    engine.step()
+    assert [bool(run.events) for run in runs] == [True] * 3
+    assert [run.past is not None for run in runs] == [False, True, True]
+    finish(engine, *runs)
+    assert sum(run.num_preemptions for run in runs) == 0
+    strict = small_engine(memory_tokens=160)
+    runs = [strict.submit(modest(i)) for i in range(3)]
+    strict.step()
+    assert [bool(run.events) for run in runs] == [True, False, False]
+
+
+def test_runs_that_fit_together_are_not_followed() -> None:
+    engine = small_engine(overcommit=2)
+    runs = [engine.submit(counting((i,), 5, Reserve(100, 1))) for i in range(4)]
+    engine.step()
+    assert all(run.past is None for run in runs)
+
+
+def test_a_guest_becomes_certain_when_those_before_it_are_gone() -> None:
+    engine = small_engine(memory_tokens=160, overcommit=2)
+    first, second = (engine.submit(counting((1,), n, Reserve(100, 1))) for n in (3, 20))
+    engine.step()
+    assert second.past is not None
+    finish(engine, first)
+    assert second.past is None
+    finish(engine, second)
+
+
+def test_nobody_new_overtakes_who_is_away() -> None:
+    engine = small_engine(memory_tokens=160, overcommit=2)
+    first = engine.submit(counting((1,) * 60, 60, Reserve(120, 1)))
+    second = engine.submit(counting((2,) * 30, 60, Reserve(90, 1)))
+    while not second.is_away:
+        assert engine.step()
+    third = engine.submit(counting((3,), 3, Reserve(16, 1)))
+    while not first.done:
+        engine.step()
+        assert second.done or not third.events or not second.is_away
+    finish(engine, second, third)
+    assert third.result().text
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> tuple[bool, int, float, int, list[tuple[str, int]]]:
+    """Whether they reserve, pages, overcommit, tokens per pass, and who comes when.
+
+    Each of them fits alone. Half of the time nobody says how much it needs, which is much less.
+    """
+    reserve = draw(st.booleans())
+    return (
+        reserve,
+        draw(st.integers(150, 200) if reserve else st.integers(72, 110)),
+        draw(st.sampled_from([1.5, 4.0])),
+        draw(st.sampled_from([5, 60, 8192])),
+        draw(
+            st.lists(
+                st.tuples(st.sampled_from(sorted(KINDS)), st.integers(0, 6)), min_size=3, max_size=7
+            )
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def stories() -> dict[str, list[Event | Answer]]:
+    engine = small_engine()
+    return {name: story(engine, make()) for name, make in KINDS.items()}
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(crowd=crowds())
+def test_any_crowd_in_little_memory(
+    stories: dict[str, list[Event | Answer]], crowd: tuple[bool, int, float, int, list[Any]]
+) -> None:
+    reserve, num_pages, overcommit, num_tokens, coming = crowd
+    engine = small_engine(memory_tokens=16 * num_pages, overcommit=overcommit)
+    engine._scheduler.max_tokens_per_pass = num_tokens
+    runs: list[Run] = []
+    for name, pause in coming:
+        strategy = KINDS[name]()
+        runs.append(engine.submit(strategy if reserve else unbounded(strategy)))
+        for _ in range(pause):
+            engine.step()
+    for _ in range(3000):
+        if not engine.step():
+            break
+    for (name, _), run in zip(coming, runs, strict=True):
+        assert story_of(run) == stories[name], name
+    assert everything_is_free(engine)
+
+
+def prompts_of(seed: int, count: int) -> list[tuple[int, ...]]:
+    rng = random.Random(seed)
+    head = tuple(rng.randrange(50) for _ in range(40))
+    return [(*head, *(rng.randrange(50) for _ in range(rng.randint(1, 30)))) for _ in range(count)]
+
+
+@pytest.mark.parametrize(("num_pages", "overcommit"), [(36, 4), (44, 4), (400, 40)])
+def test_shared_prefixes_stay_when_their_readers_leave(num_pages: int, overcommit: int) -> None:
+    settings = SharedSettings(max_tokens=60, choice=SAMPLED, prefill=17)
+    prompts = prompts_of(1, 8)
+    roomy = small_engine()
+    alone = roomy.run_all(shared_prefix([p], TEXT, settings) for p in prompts)
+    engine = small_engine(memory_tokens=16 * num_pages, overcommit=overcommit)
+    runs = []
+    for prompt in prompts:
+        strategy = shared_prefix([prompt], TEXT, settings, tree=engine.prefixes)
+        runs.append(engine.submit(strategy))
+    passes = 0
+    while engine.step():
+        passes += 1
+        if num_pages == 400 and passes % 4 == 0:
+            set_aside(engine)
+    assert [tokens_of(run.result()) for run in runs] == [tokens_of(answer) for answer in alone]
+    assert sum(run.num_preemptions for run in runs) > 0
+    engine.prefixes.clear()
+    assert everything_is_free(engine)
+
+
+def tokens_of(answer: Answer) -> list[tuple[int, ...]]:
+    assert isinstance(answer, Completions)
+    return [each.tokens for each in answer.completions]
+
+
+def test_a_writer_of_a_prefix_that_leaves_and_is_cancelled_leaves_nothing_half_written() -> None:
+    settings = SharedSettings(max_tokens=8, choice=SAMPLED, prefill=9)
+    prompt = prompts_of(2, 1)[0]
+    engine = small_engine(overcommit=4)
+    alone = engine.run(shared_prefix([prompt], TEXT, settings))
+    first = engine.submit(counting((1,), 30))
+    writer = engine.submit(unbounded(shared_prefix([prompt], TEXT, settings, tree=engine.prefixes)))
+    reader = engine.submit(shared_prefix([prompt], TEXT, settings, tree=engine.prefixes))
+    engine.step()
+    engine.step()
+    assert engine._scheduler.guests.preempt([first, writer])
+    assert writer.num_preemptions == 1
+    engine.cancel(writer)
+    finish(engine, first, reader)
+    assert tokens_of(reader.result()) == tokens_of(alone)
+
+
+def test_who_is_away_can_be_cancelled() -> None:
+    engine = small_engine()
+    first, second = engine.submit(counting((1,), 20)), engine.submit(counting((2,) * 40, 20))
+    engine.step()
+    assert set_aside(engine)
+    engine.cancel(second)
+    finish(engine, first)
+    assert everything_is_free(engine)
+    assert not engine.step()
+    with pytest.raises(InvalidRequest, match="was cancelled"):
+        second.result()
+
+
+def test_closing_a_stream_of_a_run_that_is_away() -> None:
+    engine = small_engine()
+    first = engine.submit(counting((1,), 20))
+    engine.step()
+    stream = engine.stream(counting((2,) * 40, 20))
+    next(stream)
+    assert set_aside(engine)
+    stream.close()  # type: ignore[attr-defined]  # a generator, promised only as an iterator
+    finish(engine, first)
+    assert everything_is_free(engine)
+
+
+def test_a_network_that_fails_while_a_run_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = small_engine()
+    alone = [story(engine, counting((i,) * 20, 30)) for i in (1, 2)]
+    runs = [engine.submit(counting((i,) * 20, 30)) for i in (1, 2)]
+    for _ in range(4):
+        engine.step()
+    assert set_aside(engine)
+    free = engine.pool.num_free_pages
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device is on fire")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.adapter, "forward", fail)
+        with pytest.raises(RuntimeError, match="on fire"):
+            engine.step()
+    assert runs[1].is_away
+    assert engine.pool.num_free_pages == free
+    finish(engine, *runs)
+    assert [story_of(run) for run in runs] == alone
+
+
+def test_a_device_without_room_for_the_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run that returns is told, and may go on; it still does not read what is not there."""
+
+    told: list[str] = []
+
+    def careful() -> Generator[Any, Any, Answer]:
+        view = View([Block()])
+        (token,) = yield Step([Row(view, (1,) * 20)])
+        try:
+            (token,) = yield Step([Row(view, (token,))])
+        except OutOfMemory as error:
+            told.append(str(error))
+            (token,) = yield Step([Row(view, (token,))])
+        return Answer(text=str(token))
+
+    engine = small_engine()
+    alone = engine.run(careful())
+    first, second = engine.submit(counting((1,), 20)), engine.submit(careful())
+    engine.step()
+    assert set_aside(engine)
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("no more")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("manyhands.replay.forward.Replay.logits", fail)
+        engine.step()
+    assert second.is_away
+    assert "no room for the forward over 20 tokens" in told[0]
+    finish(engine, first, second)
+    assert second.result() == alone
+    assert everything_is_free(engine)
+
+
+def test_a_run_that_alone_does_not_fit_sends_nobody_away() -> None:
+    engine = small_engine(memory_tokens=160)
+    first = engine.submit(counting((1,) * 20, 20))
+    second = engine.submit(counting((2,) * 20, 20))
+    engine.step()
+    third = engine.submit(counting((3,) * 161, 20))
+    finish(engine, first, second, third)
+    with pytest.raises(OutOfMemory, match="11 more pages"):
+        third.result()
+    assert second.num_preemptions == 0
+    assert first.result().text
+    assert second.result().text
+
+
+def test_a_run_that_grows_beyond_memory_is_told_in_the_end() -> None:
+    engine = small_engine(memory_tokens=160)
+    first = engine.submit(counting((1,) * 20, 30))
+    second = engine.submit(counting((2,) * 100, 90))
+    finish(engine, first, second)
+    assert first.result().text
+    with pytest.raises(OutOfMemory):
+        second.result()
+    assert everything_is_free(engine)
+
+
+def test_who_reads_what_another_run_writes_is_not_set_aside_wrongly() -> None:
+    """Blocks shared by hand: the reader could not come back, and what it reads does not leave."""
+    shared = Block("shared")
+
+    def writer() -> Generator[Any, Any, Answer]:
+        view, feed = View([shared]), (1, 2, 3)
+        for _ in range(10):
+            feed = yield Step([Row(view, feed)])
+        return Answer(text="")
+
+    def reader() -> Generator[Any, Any, Answer]:
+        view, feed, written = View([shared, Block()]), (4,), []
+        for _ in range(8):
+            feed = yield Step([Row(view, feed)])
+            written += feed
+        return Answer(text=str(written))
+
+    def texts(aside: Sequence[int]) -> list[str]:
+        shared.tokens.clear()
+        engine = small_engine()
+        first = engine.submit(counting((1,), 20))
+        runs = [engine.submit(writer()), engine.submit(reader())]
+        for number in range(8):
+            engine.step()
+            if number in aside:
+                set_aside(engine)
+                assert not engine.pool.is_away(shared)
+        finish(engine, first, *runs)
+        return [run.result().text for run in runs]
+
+    undisturbed = texts(())
+    shared = Block("shared")
+    assert texts((3, 5)) == undisturbed
+
+
+@pytest.mark.parametrize("wrong", [0.5, float("nan")])
+def test_overcommit_below_one(wrong: float) -> None:
+    with pytest.raises(InvalidRequest, match="overcommit"):
+        small_engine(overcommit=wrong)
+
+
+def test_what_the_engine_says_about_memory() -> None:
+    engine = small_engine(memory_tokens=1600)
+    assert "1,600 tokens in 100 pages of 16" in engine.about_memory
+    assert "weights take" in engine.about_memory

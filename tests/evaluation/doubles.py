@@ -1,0 +1,35 @@
+"""A task that costs nothing to import: its grader starts in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from manyhands.tasks.graders import Score
+from manyhands.tasks.task import Sample
+
+
+@dataclass(frozen=True)
+class Doubles:
+    """Twice the number. Grades by equality; some answers make its grader misbehave."""
+
+    count: int = 4
+    name = "doubles"
+    about = "twice the number"
+
+    def samples(self) -> Sequence[Sample]:
+        return [Sample(f"d{n}", f"Twice {n}?", 2 * n) for n in range(1, self.count + 1)]
+
+    def grade(self, sample: Sample, answer: str | None, text: str) -> Score:
+        if answer == "hang":
+            time.sleep(60)
+        if answer == "raise":
+            raise RuntimeError("cannot read this")
+        if answer == "die":
+            os._exit(3)
+        if answer == "seven":
+            return Score(7.0, None, "too good")
+        right = answer == str(sample.gold)
+        return Score(float(right), answer, "right" if right else f"expected {sample.gold}")

@@ -1,0 +1,57 @@
+"""`name=value` into settings, typed by the dataclass."""
+
+from __future__ import annotations
+
+import pytest
+
+from manyhands.errors import InvalidRequest
+from manyhands.evaluation.choices import choose, known, pairs
+from manyhands.strategies.methods import METHODS
+from manyhands.strategies.settings import SoloSettings, TeamSettings
+
+
+def test_values_get_the_types_of_their_fields() -> None:
+    chosen = pairs(["workers=3", "layout=contiguous", "end.finisher=no", "choice.temperature=0.6"])
+    settings = choose(TeamSettings, {**chosen, "end.finisher_tokens": "16", "snapshots": "2,4"})
+    assert (settings.workers, settings.layout, settings.snapshots) == (3, "contiguous", (2, 4))
+    assert settings.end.finisher is False
+    assert settings.end.finisher_tokens == 16
+    assert settings.choice.temperature == 0.6
+    assert settings.check_every == TeamSettings().check_every
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ({"wrkers": "3"}, "TeamSettings have no 'wrkers'"),
+        ({"end": "no"}, "have no 'end'"),
+        ({"end.nothing": "1"}, "have no 'end.nothing'"),
+        ({"workers": "three"}, "workers is 'three'; expected int"),
+        ({"end.finisher": "maybe"}, "end.finisher is 'maybe'; expected bool"),
+        ({"layout": "round"}, "layout is 'round'; expected one of"),
+        ({"workers": "0"}, "workers is 0"),
+    ],
+)
+def test_what_cannot_be_is_said(chosen: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said) as found:
+        choose(TeamSettings, chosen)
+    if "have no" in said:
+        assert "check_every" in found.value.hint
+
+
+def test_a_pair_needs_a_sign() -> None:
+    with pytest.raises(InvalidRequest, match="expected name=value"):
+        pairs(["layout"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_can_be_given_what_an_exam_gives(method: str) -> None:
+    kind = METHODS[method].settings
+    settings = choose(kind, {"budget": 9, "snapshots": (3,), "seed": 1, "end.reply": False})
+    assert (settings.budget, settings.snapshots, settings.end.reply) == (9, (3,), False)
+    assert "choice.temperature" in known(kind)
+
+
+def test_one_alone_has_no_layout() -> None:
+    with pytest.raises(InvalidRequest, match="SoloSettings have no 'layout'"):
+        choose(SoloSettings, {"layout": "combined"})

@@ -1,0 +1,127 @@
+"""Somebody else's server: as a candidate, and what it may do wrong."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from manyhands.errors import InvalidRequest
+from manyhands.evaluation.candidates import Asked, EndpointCandidate
+from manyhands.evaluation.endpoint import (
+    Endpoint,
+    EndpointClosed,
+    EndpointFailed,
+    EndpointOptions,
+    majority,
+)
+from tests.evaluation.doubles import Doubles
+from tests.evaluation.small import completion, server
+
+
+def endpoint(url: str, **more: Any) -> Endpoint:
+    given: dict[str, Any] = {"model": "m", "retries": 0, "timeout": 5, "max_tokens": 64}
+    return Endpoint(EndpointOptions(url, **{**given, **more}))
+
+
+def test_one_answer_each() -> None:
+    with server(lambda asked: completion("Hm. \\boxed{2}", 7)) as (url, seen):
+        door = endpoint(url, key="secret", temperature=0.5)
+        found = list(EndpointCandidate(door, 64, seed=5).attempts(map(Asked, Doubles(3).samples())))
+        door.close()
+    assert {a.answer for a in found} == {"2"}
+    assert all(a.forward_passes is None and a.tokens == (7,) for a in found)
+    assert found[0].spent[64]["tokens"] == 7
+    assert {(s["model"], s["max_tokens"], s["temperature"], s["key"]) for s in seen} == {
+        ("m", 64, 0.5, "Bearer secret")
+    }
+    assert {s["seed"] for s in seen} == {5}
+
+
+def test_a_vote_of_several() -> None:
+    answers = {0: "\\boxed{3}", 1: "\\boxed{ 2}", 2: "no idea", 3: "\\boxed{2}"}
+    with server(lambda asked: completion(answers[asked["seed"]])) as (url, _):
+        door = endpoint(url)
+        (found,) = EndpointCandidate(door, 64, 4).attempts([Asked(Doubles().samples()[0])])
+        door.close()
+    assert found.answer == "2"
+    assert found.tokens == (5, 5, 5, 5)
+    assert found.text == "\\boxed{ 2}"
+
+
+def test_majority() -> None:
+    assert majority([None, "a", "b", "b"]) == "b"
+    assert majority(["a", "b"]) == "a"
+    assert majority([None]) is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ((500, {"error": {"message": "burning"}}), "burning"),
+        ((400, {"error": {"message": "too long"}}), "too long"),
+        ((200, b"<html>"), "not JSON"),
+        ((200, {"choices": []}), "without a text"),
+        (completion(None), "without a text"),
+    ],
+)
+def test_a_bad_answer_belongs_to_its_question(reply: tuple[int, Any], said: str) -> None:
+    def answer(asked: dict[str, Any]) -> tuple[int, Any]:
+        return reply if "Twice 1?" in str(asked["messages"]) else completion("\\boxed{4}", None)
+
+    with server(answer) as (url, _):
+        door = endpoint(url)
+        found = list(EndpointCandidate(door, 64).attempts(map(Asked, Doubles(2).samples())))
+        door.close()
+    by_name = {a.asked.sample.id: a for a in found}
+    assert isinstance(by_name["d1"].error, EndpointFailed)
+    assert said in str(by_name["d1"].error)
+    assert by_name["d2"].answer == "4"
+    assert by_name["d2"].tokens == ()  # the server does not tell
+    assert by_name["d2"].spent[64]["tokens"] is None
+
+
+def test_an_answer_that_does_not_come_is_waited_for_only_so_long() -> None:
+    def slow(asked: dict[str, Any]) -> tuple[int, Any]:
+        time.sleep(0.6)
+        return completion("late")
+
+    with server(slow) as (url, _):
+        door = endpoint(url, timeout=0.2)
+        with pytest.raises(EndpointFailed, match="timed out"):
+            door.ask("?", 0)
+        door.close()
+
+
+def test_what_may_pass_is_tried_again() -> None:
+    replies = [(500, {"error": {"message": "busy"}}), completion("fine")]
+    with server(lambda asked: replies.pop(0)) as (url, seen):
+        door = endpoint(url, retries=1)
+        assert door.ask("?", 0).text == "fine"
+        door.close()
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_closed_door_concerns_every_question(status: int) -> None:
+    with server(lambda asked: (status, {"error": {"message": "go away"}})) as (url, _):
+        door = endpoint(url)
+        with pytest.raises(EndpointClosed, match="go away") as found:
+            list(EndpointCandidate(door, 64).attempts(map(Asked, Doubles(3).samples())))
+        door.close()
+    assert "kept" in found.value.hint
+
+
+def test_nobody_is_there() -> None:
+    door = endpoint("http://127.0.0.1:1/v1")
+    with pytest.raises(EndpointClosed, match="cannot be asked for 'm'"):
+        door.ask("?", 0)
+    door.close()
+
+
+def test_an_address_that_is_none() -> None:
+    with pytest.raises(InvalidRequest, match="expected an address"):
+        EndpointOptions("localhost", "m")
+    with pytest.raises(InvalidRequest, match="has no name"):
+        EndpointOptions("http://localhost", "")

@@ -1,0 +1,47 @@
+"""A grader that hangs, dies or raises costs its own answer and nobody else's."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from manyhands.errors import InvalidRequest
+from manyhands.evaluation.grading import GraderFailed, Grading
+from tests.evaluation.doubles import Doubles
+
+
+def test_a_grader_that_misbehaves_is_replaced() -> None:
+    task = Doubles()
+    one, two = task.samples()[:2]
+    with Grading(task, seconds=20) as grading:
+        assert grading.grade(one, "2", "").value == 1
+        with pytest.raises(GraderFailed, match="raised RuntimeError: cannot read this"):
+            grading.grade(one, "raise", "")
+        with pytest.raises(GraderFailed, match=r"gave the value 7\.0"):
+            grading.grade(one, "seven", "")
+        with pytest.raises(GraderFailed, match=r"process died \(exit code 3\)"):
+            grading.grade(one, "die", "")
+        assert grading.grade(two, "4", "").explanation == "right"
+        process = grading._process
+        assert process is not None
+        pid = process.pid
+        assert pid is not None
+        grading.seconds = 0.3
+        start = time.monotonic()
+        with pytest.raises(GraderFailed, match=r"within 0\.3 s"):
+            grading.grade(one, "hang", "")
+        assert time.monotonic() - start < 5
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        grading.seconds = 20
+        assert grading.grade(two, "4", "").value == 1
+
+
+def test_a_task_that_cannot_travel_is_refused() -> None:
+    class Local(Doubles):
+        pass
+
+    with pytest.raises(InvalidRequest, match="cannot be sent to the process that grades"):
+        Grading(Local())

@@ -1,0 +1,156 @@
+"""Judges: what they read, how they are read, and that no vote is dropped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyhands.errors import InvalidRequest
+from manyhands.evaluation.endpoint import Endpoint, EndpointOptions
+from manyhands.evaluation.judge import (
+    RUBRICS,
+    Judging,
+    judge,
+    judged_records,
+    read_level,
+    transcript,
+    votes_file,
+    with_judgements,
+)
+from manyhands.evaluation.lines import read_lines
+from manyhands.evaluation.record import read_results
+from manyhands.evaluation.voices import EndpointVoice, EngineVoice
+from manyhands.prompts.judging import JudgingPrompt
+from manyhands.strategies.settings import EndSettings, SoloSettings
+from tests.evaluation.small import (
+    TEXT,
+    completion,
+    engine,
+    header,
+    record,
+    server,
+    team_record,
+    write,
+)
+
+
+def judging(url: str, rubric: str = "collaborativeness", **more: Any) -> Judging:
+    door = Endpoint(EndpointOptions(url, "m", retries=0, timeout=5))
+    return Judging(RUBRICS[rubric], JudgingPrompt(), EndpointVoice(door), {"judge": "m"}, **more)
+
+
+@pytest.mark.parametrize(
+    ("said", "level"),
+    [
+        ("Since … \\boxed{3}", 3),
+        ("Not \\boxed{2}, rather \\boxed{ 5 }", 5),
+        ("\\boxed{level 4}", 4),
+        ("\\boxed{4/6}", 4),
+        ("\\boxed{4.0}", 4),
+        ("\\boxed{7}", None),
+        ("\\boxed{0}", None),
+        ("\\boxed{3.5}", None),
+        ("\\boxed{good}", None),
+        ("I would say 4.", None),
+        ("", None),
+    ],
+)
+def test_a_level_is_read_from_the_last_box(said: str, level: int | None) -> None:
+    assert read_level(said, 6) == level
+
+
+def test_a_judge_reads_one_worker_after_the_other() -> None:
+    spoken = transcript(team_record(), ("Alice", "Bob"))
+    assert spoken == "## Alice\n\nI double it.\n\nIt is 2.\n\n## Bob\n\nI check."
+
+
+def test_three_votes_are_averaged_and_none_is_dropped(tmp_path: Path) -> None:
+    path = write(tmp_path, header("team"), [team_record("d1"), team_record("d2"), record("solo")])
+    votes = {0: "\\boxed{4}", 1: "\\boxed{3}", 2: "bla bla"}
+    with server(lambda asked: completion(votes[asked["seed"]])) as (url, seen):
+        last = list(judge(judging(url), read_results(path)))[-1]
+    assert (last.done, last.total, last.unread) == (6, 6, 2)
+    assert "## Bob\n\nI check." in seen[0]["messages"][0]["content"]
+    assert "Twice d" in seen[0]["messages"][0]["content"]
+    found = with_judgements(read_results(path)).records
+    judgement = {"value": 3.5, "votes": [4, 3, None], "unread": 1, "highest": 6}
+    assert [r.judgements.get("collaborativeness") for r in found] == [judgement, judgement, None]
+    _, lines = read_lines(votes_file(path, "collaborativeness"))
+    assert sum(line["text"] == "bla bla" for line in lines) == 2
+
+
+def test_judging_goes_on_and_tries_again_only_if_asked(tmp_path: Path) -> None:
+    path = write(tmp_path, header("team"), [team_record("d1"), team_record("d2")])
+    replies = ["\\boxed{4}", "nonsense"] + ["\\boxed{2}"] * 9
+    with server(lambda asked: completion(replies.pop(0))) as (url, seen):
+        moments = judge(judging(url), read_results(path))
+        for moment in moments:
+            if moment.done == 2:
+                break
+        moments.close()  # type: ignore[attr-defined]
+        asked = len(read_lines(votes_file(path, "collaborativeness"))[1])
+        list(judge(judging(url), read_results(path)))
+        assert len(read_lines(votes_file(path, "collaborativeness"))[1]) == 6
+        assert asked == 2
+        before = len(seen)
+        assert list(judge(judging(url), read_results(path)))[-1].unread <= 1
+        assert len(seen) == before
+        last = list(judge(judging(url, retry=True), read_results(path)))[-1]
+        assert last.unread == 0
+
+
+def test_a_judge_that_fails_is_on_record(tmp_path: Path) -> None:
+    path = write(tmp_path, header("x"), [record("d1", facts={"reference": "Two, of course."})])
+    with server(lambda asked: (400, {"error": {"message": "no"}})) as (url, seen):
+        last = list(judge(judging(url, "quality"), read_results(path)))[-1]
+    assert last.unread == 1
+    assert "Two, of course." in seen[0]["messages"][0]["content"]
+    (line,) = read_lines(votes_file(path, "quality"))[1]
+    assert line["value"] is None
+    assert "400" in line["error"]
+    (found,) = with_judgements(read_results(path)).records
+    assert found.judgements["quality"]["value"] is None
+
+
+def test_another_judge_does_not_share_a_file(tmp_path: Path) -> None:
+    path = write(tmp_path, header("x"), [record("d1")])
+    with server(lambda asked: completion("\\boxed{5}")) as (url, _):
+        list(judge(judging(url, "quality"), read_results(path)))
+        other = judging(url, "quality")
+        with pytest.raises(InvalidRequest, match='made with judge "m"; this run has "n"'):
+            list(
+                judge(
+                    Judging(other.rubric, other.prompt, other.voice, {"judge": "n"}),
+                    read_results(path),
+                )
+            )
+
+
+def test_our_own_engine_as_a_judge(tmp_path: Path) -> None:
+    path = write(tmp_path, header("x"), [record("d1"), record("d2")])
+    settings = SoloSettings(budget=40, end=EndSettings(finisher_tokens=4, reply=False))
+    for said, level in (("Fine. \\boxed{4}", 4), ("Fine, I think", 5)):  # the finisher says 5
+        voice = EngineVoice(engine(said), TEXT, settings)
+        voted = Judging(RUBRICS["quality"], JudgingPrompt(), voice, {"judge": said})
+        assert list(judge(voted, read_results(path)))[-1].unread == 0
+        file = votes_file(path, "quality")
+        assert [line["value"] for line in read_lines(file)[1]] == [level, level]
+        file.unlink()
+
+
+def test_what_cannot_be_judged(tmp_path: Path) -> None:
+    path = write(tmp_path, header("x"), [record("d1"), team_record("d2", error="no", value=0.0)])
+    with pytest.raises(InvalidRequest, match="nothing to be judged for collaborativeness"):
+        judged_records(RUBRICS["collaborativeness"], read_results(path))
+    assert len(judged_records(RUBRICS["quality"], read_results(path))) == 1
+
+
+def test_a_malformed_vote_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, header("x"), [record("d1")])
+    file = votes_file(path, "quality")
+    file.parent.mkdir(parents=True)
+    file.write_text('{"schema": 1, "kind": "header"}\n{"kind": "vote", "value": "much"}\n')
+    with pytest.raises(InvalidRequest, match="line 2: it is no vote"):
+        with_judgements(read_results(path))

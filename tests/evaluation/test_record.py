@@ -1,0 +1,75 @@
+"""Records to a file and back, and what must not pass for a record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyhands.errors import InvalidRequest
+from manyhands.evaluation.record import file_of, read_results, result_files
+from tests.evaluation.small import header, record, team_record, write
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    records = [record("d1"), team_record("d2", facts={"kind": "ü"}, names={"2": "Carol"})]
+    path = write(tmp_path, header(), records)
+    results = read_results(path)
+    assert [r.line() for r in results.records] == [r.line() for r in records]
+    assert results.header.label == "sequential"
+    assert results.records[1].value(8) == 1.0
+    assert results.records[1].spent(8, "tokens") == 16
+    assert result_files(tmp_path) == result_files(tmp_path / "doubles") == [path]
+
+
+def test_a_failure_may_be_followed_by_another_try(tmp_path: Path) -> None:
+    failed = record("d1", value=0.0, error="OutOfMemory: no room")
+    path = write(tmp_path, header(), [failed, record("d1")])
+    assert [r.error for r in read_results(path).records] == [None]
+
+
+def test_any_other_second_record_is_a_mistake(tmp_path: Path) -> None:
+    path = write(tmp_path, header(), [record("d1"), record("d2"), record("d1")])
+    with pytest.raises(InvalidRequest, match=r"line 4: sample 'd1', repeat 0, stands there twice"):
+        read_results(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kind": "note"}, "its kind is 'note'"),
+        ({"scores": {}}, "the field '8' is missing"),
+        ({"scores": {"8": {"value": 3}}}, "not within 0 and 1"),
+        ({"scores": {"8": {"value": "much"}}}, "could not convert"),
+        ({"scores": {"8": {"value": float("nan")}}}, "not within 0 and 1"),
+        ({"sample": 3}, "sample has to be a text"),
+        ({"repeat": "0"}, "repeat a whole number"),
+        ({"tokens": None}, "NoneType"),
+        ({"seconds": None}, "float"),
+        ({"question": ...}, "missing 1 required positional argument: 'question'"),
+    ],
+)
+def test_malformed_records_are_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    path = write(tmp_path, header(), [record("d1")])
+    line = record("d2").line() | change
+    line = {name: value for name, value in line.items() if value is not ...}
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    with pytest.raises(InvalidRequest, match=said) as found:
+        read_results(path)
+    assert "line 3" in str(found.value)
+
+
+def test_a_header_that_lacks_a_field(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"schema": 1, "kind": "header", "task": "t"}\n')
+    with pytest.raises(InvalidRequest, match="line 1"):
+        read_results(path)
+
+
+def test_names_of_files_stay_in_the_folder(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "gsm8k-list", "Qwen/Qwen3 8B hogwild-2 layout=combined")
+    assert path == tmp_path / "gsm8k-list" / "Qwen-Qwen3-8B-hogwild-2-layout=combined.jsonl"
+    assert file_of(tmp_path, "..", "../x").parent.parent == tmp_path

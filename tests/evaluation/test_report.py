@@ -1,0 +1,193 @@
+"""The report: its numbers, where a method loses, and a page that stands by itself."""
+
+from __future__ import annotations
+
+import random
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from manyhands.errors import InvalidRequest, OutputFailed
+from manyhands.evaluation.judge import graded_by_judges, votes_file, with_judgements
+from manyhands.evaluation.lines import LinesFile
+from manyhands.evaluation.record import Record, read_results
+from manyhands.evaluation.report import write_report
+from manyhands.evaluation.summary import Summary, baseline_of
+from manyhands.evaluation.transcript import transcript_of
+from manyhands.evaluation.verdicts import compare, losses
+from tests.evaluation.small import header, record, team_record, write
+
+BUDGETS = (4, 8)
+
+
+def records(share: float, count: int = 40, tokens: int = 10, **more: object) -> list[Record]:
+    """The first `share` of the samples is right, at both budgets."""
+    return [
+        record(f"d{n}", float(n < share * count), budgets=BUDGETS, tokens=(tokens,), **more)
+        for n in range(count)
+    ]
+
+
+def summary(folder: Path, label: str, found: list[Record], **more: object) -> Summary:
+    more = {"budgets": BUDGETS, "method": label.split("-")[0], **more}
+    return Summary.of(read_results(write(folder, header(label, **more), found)))
+
+
+class Page(HTMLParser):
+    """Every tag is closed in its order, and nothing is fetched from anywhere."""
+
+    VOID = frozenset({"meta", "img", "source", "input", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.counts: dict[str, int] = {}
+        self.text = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        for name, value in attrs:
+            if name in ("src", "srcset", "href"):
+                assert (value or "").startswith(("data:", "#")), value
+            if (tag, name) == ("img", "alt"):
+                assert value
+        assert tag != "link"
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_row_of_a_method(tmp_path: Path) -> None:
+    failed = record("d9", 0.0, budgets=BUDGETS, error="no", seconds=99.0)
+    found = summary(tmp_path, "hogwild-2", [*records(0.5, 4), failed])
+    assert [p.value.mean for p in found.curve] == [0.4, 0.4]  # the failure counts
+    assert (found.curve[0].passes, found.curve[1].tokens) == (4, 16)
+    assert (found.tokens_per_second, found.seconds, found.tokens) == (12.5, 0.8, 10)
+    assert (found.duration, found.memory("kv_bytes")) == (5.0, 6400)
+    assert found.memory("allocated_bytes") is None
+    assert len(found.failures) == 1
+
+
+def test_where_a_method_loses(tmp_path: Path) -> None:
+    base = summary(tmp_path, "sequential", records(0.8))
+    worse = summary(tmp_path, "worse-2", records(0.2))
+    slightly = summary(tmp_path, "slightly-2", records(0.6))
+    dear = summary(tmp_path, "dear-2", [_dear(r) for r in records(0.8)])
+    better = summary(tmp_path, "better-2", records(1.0))
+    everybody = [better, base, worse, slightly, dear]
+    assert baseline_of(everybody) is base
+    found = {(v.label, v.kind) for v in losses(base, everybody)}
+    assert found == {("worse-2", "apart"), ("slightly-2", "paired"), ("dear-2", "cost")}
+    (cost,) = [v.sentence for v in losses(base, [dear])]
+    assert "3.0 times the tokens" in cost
+    compared = compare(worse, base)
+    assert compared is not None
+    assert compared.budget == 8
+    assert (compared.difference.wins, compared.difference.losses) == (0, 24)
+
+
+def _dear(one: Record) -> Record:
+    scores = {b: {**s, "tokens": 3 * s["tokens"]} for b, s in one.scores.items()}
+    return record(one.sample, one.value(8), budgets=BUDGETS, scores=scores)
+
+
+def test_repeats_are_one_sample(tmp_path: Path) -> None:
+    found = [record("a", v, repeat=n, budgets=BUDGETS) for n, v in enumerate((1.0, 0.0))]
+    one = summary(tmp_path, "m", [*found, record("b", 1.0, budgets=BUDGETS)])
+    assert one.values(8) == {"a": 0.5, "b": 1.0}
+    assert one.last.value.mean == 0.75
+    assert one.last.value.kind == "bootstrap over samples"
+
+
+def test_a_transcript_has_a_column_for_each_worker() -> None:
+    found = transcript_of(team_record(), ("Alice", "Bob"))
+    assert [c.name for c in found.columns] == ["Alice", "Bob"]
+    alice = found.columns[0]
+    assert [(p.title, p.first_pass, p.last_pass) for p in alice.passages] == [
+        ("step 1", 1, 3),
+        ("step 2", 6, 6),
+    ]
+    assert "".join(text for p in alice.passages for _, text in p.tokens) == "I double it.<b>2</b>"
+    assert found.num_passes == 6
+
+
+def test_the_page_stands_by_itself(tmp_path: Path) -> None:
+    write(tmp_path, header("sequential"), [record(f"d{n}") for n in range(5)])
+    write(
+        tmp_path,
+        header("hogwild-2 <b>", method="hogwild", workers=2, concurrency=4),
+        [team_record("d1", value=0.0), record("d2", 0.0, error="OutOfMemory: <script>")],
+    )
+    endpoint = {"endpoint": "http://x/v1", "device": "", "budgets": (64,)}
+    write(
+        tmp_path,
+        header("gpt sequential", **endpoint),
+        [record("d1", budgets=(64,), forward_passes=None)],
+    )
+    written = write_report(tmp_path, tmp_path / "out" / "page.html")
+    page = written[0].read_text(encoding="utf-8")
+    read = Page(page)
+    assert "http://x/v1" in page
+    assert "<b>" not in page
+    assert "OutOfMemory: <script>" in read.text
+    assert "1 of 2 runs failed" in read.text
+    assert 'data-p="6" title="forward pass 6">&lt;b&gt;2&lt;/b&gt;</span>' in page
+    assert "How many forward passes an endpoint makes nobody can see" in read.text
+    assert "prefers-color-scheme: dark" in page
+    assert {path.suffix for path in written[1:]} == {".png"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written[1:])
+    assert len(written) == 4
+
+
+@pytest.mark.parametrize("methods", [1, 12])
+def test_one_method_or_twelve(tmp_path: Path, methods: int) -> None:
+    rng = random.Random(0)
+    for n in range(methods):
+        found = [record(f"d{i}", float(rng.random() < 0.5), budgets=BUDGETS) for i in range(9)]
+        label = f"hogwild-{n}" if n else "sequential"
+        write(tmp_path, header(label, budgets=BUDGETS, method=label.split("-")[0]), found)
+    page = Page(write_report(tmp_path, tmp_path / "page.html")[0].read_text(encoding="utf-8"))
+    assert page.counts["table"] == (3 if methods == 1 else 5)
+    if methods == 1:
+        assert "nothing to compare sequential with" in page.text
+
+
+def test_a_task_that_only_a_judge_can_grade(tmp_path: Path) -> None:
+    facts = {"judge": "quality", "reference": "Plan."}
+    found = [record(f"d{n}", 0.0, budgets=BUDGETS, facts=facts) for n in range(3)]
+    found.append(record("d3", 0.0, budgets=BUDGETS, facts=facts, error="no room"))
+    path = write(tmp_path, header(budgets=BUDGETS), found)
+    page = Page(write_report(tmp_path, tmp_path / "page.html")[0].read_text(encoding="utf-8"))
+    assert "Not judged yet" in page.text
+    with LinesFile(votes_file(path, "quality"), {"highest": 5}) as file:
+        for n, level in enumerate((5, 3, None)):
+            vote = {"kind": "vote", "sample": f"d{n}", "repeat": 0, "vote": 0, "value": level}
+            file.append(vote)
+    one = Summary.of(graded_by_judges(with_judgements(read_results(path))))
+    assert one.values(8) == {"d0": 1.0, "d1": 0.5, "d3": 0.0}
+    assert one.judged["quality"].unread == 1
+    page = Page(write_report(tmp_path, tmp_path / "page.html")[0].read_text(encoding="utf-8"))
+    assert "Not judged yet" not in page.text
+
+
+def test_nothing_to_report(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="no records yet"):
+        write_report(tmp_path, tmp_path / "page.html")
+    write(tmp_path, header(), [])
+    with pytest.raises(InvalidRequest, match="no records yet"):
+        write_report(tmp_path, tmp_path / "page.html")
+
+
+def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
+    write(tmp_path, header(), [record()])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputFailed, match="cannot be written"):
+        write_report(tmp_path, tmp_path / "file" / "page.html")

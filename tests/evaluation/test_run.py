@@ -1,0 +1,176 @@
+"""The exam as a whole: graded, kept, resumed, killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from manyhands.errors import InvalidRequest, OutputFailed
+from manyhands.evaluation.grading import Grading
+from manyhands.evaluation.record import Header, Record, RecordFile, read_results
+from manyhands.evaluation.run import Exam, Moment, checked_samples, examine
+from manyhands.tasks.graders import Score
+from manyhands.tasks.task import Sample
+from tests.evaluation.doubles import Doubles
+from tests.evaluation.small import Says, header
+
+RIGHT = {f"d{n}": str(2 * n) for n in range(1, 9)}
+
+
+class Here(Grading):
+    """Grades in this process; the other one has tests of its own."""
+
+    def grade(self, sample: Sample, answer: str | None, text: str) -> Score:
+        return Doubles().grade(sample, answer, text)
+
+
+def take(path: Path, exam: Exam, head: Header | None = None) -> list[Moment]:
+    with Here(Doubles()) as grading, closing(RecordFile(path, head or header())) as file:
+        return list(examine(exam, file, grading))
+
+
+def records(path: Path) -> list[Record]:
+    return list(read_results(path).records)
+
+
+def test_every_sample_is_graded_at_every_budget(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    says = Says(lambda name: "2", budgets=(4, 8))
+    moments = take(path, Exam(Doubles().samples(), says, (4, 8)), header(budgets=(4, 8)))
+    assert [(m.done, m.total) for m in moments] == [(n, 4) for n in range(5)]
+    assert moments[-1].accuracy == 0.25
+    assert [r.value(4) for r in records(path)] == [1, 0, 0, 0]
+    assert records(path)[1].scores["8"]["explanation"] == "expected 4"
+    assert sum(r.elapsed for r in records(path)) > 0
+
+
+def test_what_is_on_record_is_not_asked_again(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    take(path, Exam(Doubles(2).samples(), Says(RIGHT.get), (8,)))
+    before = path.read_bytes()
+    says = Says(RIGHT.get)
+    moments = take(path, Exam(Doubles(5).samples(), says, (8,), repeats=2))
+    assert (moments[0].done, moments[0].known, moments[-1].done) == (2, 2, 10)
+    assert says.asked == [("d3", 0), ("d4", 0), ("d5", 0)] + [(f"d{n}", 1) for n in range(1, 6)]
+    assert path.read_bytes().startswith(before)
+
+
+def test_failures_count_and_can_be_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    answers = {**RIGHT, "d2": None}
+    moments = take(path, Exam(Doubles().samples(), Says(answers.get), (8,)))
+    assert (moments[-1].num_failures, moments[-1].accuracy) == (1, 0.75)
+    (failed,) = [r for r in records(path) if r.error]
+    assert failed.error == "ManyhandsError: no room"
+    assert failed.value(8) == 0
+    says = Says(RIGHT.get)
+    exam = Exam(Doubles().samples(), says, (8,))
+    assert take(path, exam)[-1].num_failures == 1
+    assert says.asked == []
+    assert take(path, replace(exam, retry=True))[-1].num_failures == 0
+    assert says.asked == [("d2", 0)]
+    assert len(records(path)) == 4
+
+
+def test_a_grader_that_fails_costs_one_sample(tmp_path: Path) -> None:
+    answers = {**RIGHT, "d1": "hang", "d3": "raise"}
+    path = tmp_path / "x.jsonl"
+    with Grading(Doubles(), seconds=20) as grading, closing(RecordFile(path, header())) as file:
+        grading.grade(Doubles().samples()[0], "2", "")  # it has started
+        grading.seconds = 0.5
+        exam = Exam(Doubles(2).samples(), Says(answers.get), (8,))
+        moments = []
+        for moment in examine(exam, file, grading):
+            moments.append(moment)
+            grading.seconds = 20
+            if len(moments) == 1:
+                grading.seconds = 0.5
+    assert moments[-1].num_failures == 1
+    errors = [r.error for r in records(path)]
+    assert "has not answered within 0.5 s" in (errors[0] or "")
+    assert errors[1] is None
+
+
+def test_a_source_that_was_changed_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    take(path, Exam(Doubles().samples(), Says(RIGHT.get), (8,)))
+    changed = [replace(s, gold=0) if s.id == "d2" else s for s in Doubles().samples()]
+    with pytest.raises(InvalidRequest, match="'d2' has another question or gold"):
+        take(path, Exam(changed, Says(RIGHT.get), (8,)))
+
+
+@dataclass(frozen=True)
+class Given(Doubles):
+    given: tuple[Sample, ...] = ()
+
+    def samples(self) -> Sequence[Sample]:
+        return self.given
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        ((), "has no samples"),
+        ((Sample("a", "q", 1), Sample("a", "r", 2)), "'a' of the task doubles is there twice"),
+        ((Sample("", "q", 1),), "has no id"),
+        ((Sample("a", " ", 1),), "has no question"),
+        ((Sample("a", "q", {1, 2}),), "cannot be kept as JSON"),
+    ],
+)
+def test_samples_that_make_no_exam(samples: tuple[Sample, ...], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        checked_samples(Given(given=samples))
+
+
+def test_a_full_disk_loses_nothing_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write, room = tmp_path / "x.jsonl", os.write, 1800
+
+    def limited(file: int, content: bytes) -> int:
+        nonlocal room
+        if room <= 0:
+            raise OSError(28, "No space left on device")
+        written = write(file, content[:room])
+        room -= written
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", limited)
+        with pytest.raises(OutputFailed, match="No space left"):
+            take(path, Exam(Doubles(8).samples(), Says(RIGHT.get), (8,)))
+    kept = records(path)
+    assert 0 < len(kept) < 8
+    says = Says(RIGHT.get)
+    take(path, Exam(Doubles(8).samples(), says, (8,)))
+    assert len(says.asked) == 8 - len(kept)
+    assert records(path)[: len(kept)] == kept
+
+
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    """SIGKILL, again and again: every start goes on, nothing is lost and nothing is done twice."""
+    path, count, rng = tmp_path / "x.jsonl", 40, random.Random(0)
+    command = [sys.executable, "-m", "tests.evaluation.killed", str(path), str(count)]
+    kept: list[str] = []
+    for _ in range(3):
+        before = path.stat().st_size if path.exists() else 0
+        with subprocess.Popen(command, cwd=Path(__file__).parents[2]) as process:
+            while not path.exists() or path.stat().st_size < before + 300_000:
+                assert process.poll() is None
+                time.sleep(0.005)
+            time.sleep(rng.random() * 0.05)
+            process.kill()
+        now = path.read_text().split("\n")[:-1]
+        assert now[: len(kept)] == kept
+        assert len(now) > len(kept)
+        kept = now
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
+    assert path.read_text().split("\n")[: len(kept)] == kept
+    assert sorted(r.sample for r in records(path)) == sorted(f"d{n}" for n in range(1, count + 1))

@@ -1,0 +1,121 @@
+"""Many strategies at once, what they cost, and the candidate made of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from manyhands.errors import ManyhandsError
+from manyhands.evaluation.candidates import Asked, Attempt, MethodCandidate, check_endpoint
+from manyhands.evaluation.sitting import Sitting, sit
+from manyhands.strategies.base import Answer, Snapshot, Strategy, TokenWritten, WorkerJoined
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.methods import METHODS
+from manyhands.strategies.settings import EndSettings, SoloSettings, TeamSettings
+from manyhands.tasks.task import Sample
+from tests.evaluation.doubles import Doubles
+from tests.evaluation.small import TEXT, engine
+
+
+def candidate(settings: SoloSettings, concurrency: int = 3, **more: object) -> MethodCandidate:
+    from manyhands.prompts.hogwild import TeamPrompt
+
+    method = METHODS["sequential"]
+    prompt = TeamPrompt()
+    return MethodCandidate(engine(), TEXT, method, settings, prompt, concurrency, **more)  # type: ignore[arg-type]
+
+
+def attempts(one: MethodCandidate, count: int = 5) -> dict[str, Attempt]:
+    asked = [Asked(sample) for sample in Doubles(count).samples()]
+    return {attempt.asked.sample.id: attempt for attempt in one.attempts(asked)}
+
+
+def test_all_are_asked_whatever_the_concurrency() -> None:
+    end = EndSettings(reply=False)
+    found = [
+        attempts(candidate(SoloSettings(budget=99, end=end), at_once)) for at_once in (1, 2, 9)
+    ]
+    for each in found:
+        assert sorted(each) == [f"d{n}" for n in range(1, 6)]
+        assert {a.answer for a in each.values()} == {"2"}
+        assert {a.finish_reason for a in each.values()} == {"answer"}
+        assert [a.tokens for a in each.values()] == [found[0]["d1"].tokens] * 5
+
+
+def test_one_run_gives_the_whole_curve() -> None:
+    length = len(TEXT.encode("So \\boxed{2}"))
+    settings = SoloSettings(budget=99, snapshots=(2, 50), end=EndSettings(reply=False))
+    attempt = attempts(candidate(settings))["d1"]
+    assert attempt.answers == {2: "5", 50: "2", 99: "2"}  # at 2 passes it had to be asked
+    assert attempt.spent[2]["tokens"] == attempt.spent[2]["passes"] == 2
+    assert attempt.spent[50]["passes"] == attempt.forward_passes == length + 1
+    assert 0 < (attempt.spent[2]["seconds"] or 0) <= (attempt.spent[99]["seconds"] or 0)
+    assert attempt.extra_passes > 0
+    assert attempt.memory["kv_tokens"] >= 0
+
+
+def test_writing_is_kept_only_where_it_is_wanted() -> None:
+    found = attempts(candidate(SoloSettings(budget=99), watched=frozenset({"d2"})))
+    assert "".join(text for _, _, text in found["d2"].writing) == "So \\boxed{2}"
+    assert [at for _, at, _ in found["d2"].writing][:3] == [1, 2, 3]
+    assert not found["d1"].writing
+
+
+def test_a_question_that_cannot_be_asked_is_a_failure_of_its_own() -> None:
+    asked = [Asked(Sample("bad", "\x00\x01", 1)), *map(Asked, Doubles(2).samples())]
+    found = list(candidate(SoloSettings(budget=99)).attempts(asked))
+    assert len(found) == 3
+    assert [a.asked.sample.id for a in found if a.error is not None] == ["bad"]
+
+
+def test_a_document_stands_before_its_question() -> None:
+    assert Asked(Sample("a", "Who?", 1, document="Long.")).text == "Long.\n\nWho?"
+
+
+def test_an_error_ends_one_run_and_a_bug_ends_all() -> None:
+    def fails(error: Exception) -> Strategy:
+        yield TokenWritten(1, 0, 1, "x")
+        raise error
+
+    def works() -> Strategy:
+        yield TokenWritten(1, 0, 1, "x")
+        return Answer("fine")
+
+    found = list(sit(engine(), [("a", fails(ManyhandsError("no"))), ("b", works())], 2))
+    assert {s.key: (s.error is None) for s in found} == {"a": False, "b": True}
+    with pytest.raises(ZeroDivisionError):
+        list(sit(engine(), [("a", fails(ZeroDivisionError()))], 2))
+
+
+def test_leaving_early_cancels_what_is_under_way() -> None:
+    one = engine("x" * 50)
+    strategies = [(n, hogwild("p", TEXT, TeamSettings(budget=9 + 40 * n))) for n in range(3)]
+    running = sit(one, strategies, 3)
+    next(running)
+    running.close()
+    assert not one.runs
+
+
+def test_snapshots_cost_no_time_and_the_end_does() -> None:
+    sitting = Sitting("key")
+    sitting.pass_ended(
+        1.0, {"kv_tokens": 5}, [TokenWritten(1, 0, 7, "a"), TokenWritten(1, 1, 7, "b")]
+    )
+    sitting.pass_ended(10.0, {"kv_tokens": 9}, [])
+    sitting.pass_ended(10.0, {"kv_tokens": 6}, [Snapshot(1, "5")])
+    sitting.pass_ended(1.0, {}, [WorkerJoined(1, 2, "Eve"), TokenWritten(2, 0, 7, "c")])
+    sitting.pass_ended(0.5, {}, [])
+    sitting.end()
+    assert sitting.seconds == 2.5
+    assert sitting.memory == {"kv_tokens": 9}
+    assert sitting.spent_by(1) == (1, 2, 1.0)
+    assert sitting.spent_by(2) == (2, 3, 2.5)
+    assert sitting.spent_by(0) == (0, 0, 0.0)
+    assert sitting.names == {2: "Eve"}
+
+
+def test_what_an_endpoint_cannot_do() -> None:
+    check_endpoint("self_consistency", (64,))
+    with pytest.raises(ManyhandsError, match="cannot take the exam as 'hogwild'"):
+        check_endpoint("hogwild", (64,))
+    with pytest.raises(ManyhandsError, match="2 budgets"):
+        check_endpoint("sequential", (32, 64))

@@ -1,0 +1,50 @@
+"""Intervals and differences against numbers that are known."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from manyhands.evaluation.statistics import BOOTSTRAP, WILSON, difference, interval
+
+
+def test_wilson_as_in_the_books() -> None:
+    found = interval([1.0] * 8 + [0.0] * 2)  # 8 of 10: 0.4902 to 0.9433
+    assert (found.mean, found.kind) == (0.8, WILSON)
+    assert found.low == pytest.approx(0.4902, abs=1e-4)
+    assert found.high == pytest.approx(0.9433, abs=1e-4)
+
+
+def test_all_right_is_not_certainty() -> None:
+    assert interval([1.0] * 5).low < 0.6
+    assert (
+        interval([0.5] * 5).high - interval([0.5] * 5).low > 0.5
+    )  # all alike, nothing to resample
+
+
+def test_the_bootstrap_agrees_with_theory() -> None:
+    rng = random.Random(0)
+    values = [rng.random() for _ in range(400)]
+    found = interval(values)
+    assert found.kind == BOOTSTRAP
+    assert found.half == pytest.approx(1.96 * (1 / 12) ** 0.5 / 20, rel=0.15)
+    assert found == interval(values)
+
+
+def test_repeats_are_never_wilson() -> None:
+    assert interval([1.0, 0.0, 1.0], repeated=True).kind == BOOTSTRAP
+
+
+def test_differences_are_taken_sample_by_sample() -> None:
+    ours = {"a": 1.0, "b": 1.0, "c": 0.0, "only": 1.0}
+    theirs = {"a": 1.0, "b": 0.0, "c": 0.5}
+    found = difference(ours, theirs)
+    assert found is not None
+    assert (found.wins, found.ties, found.losses) == (1, 1, 1)
+    assert found.interval.mean == pytest.approx(1 / 6)
+    assert difference(ours, {"other": 1.0}) is None
+    sure = difference({str(n): 1.0 for n in range(9)}, {str(n): 0.0 for n in range(9)})
+    assert sure is not None
+    assert sure.is_gain
+    assert not sure.is_loss

@@ -1,0 +1,179 @@
+"""The kernels beside a network's products, each against its twin in plain torch or float64.
+
+Without a GPU they run under Triton's interpreter, which cuts bfloat16 off where a GPU rounds: there a
+result may be one step of the dtype away.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from manyhands.model import kernels
+from manyhands.model.layers import Form, HeadNorms, Norm, join
+from manyhands.model.quantised import _plain_rows
+from manyhands.model.w4a16 import Int4Linear
+
+pytest.importorskip("triton", reason="Triton exists for Linux alone")
+from manyhands.model.kernels import gated, norms, rows, w4a16
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+# Of a value around 1: a few steps of the dtype, because two roundings may fall apart.
+STEPS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+DTYPES = pytest.mark.parametrize("dtype", STEPS, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    torch.manual_seed(0)
+
+
+def _normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape).to(DEVICE, dtype)
+
+
+def _close(ours: Tensor | None, expected: Tensor) -> None:
+    assert ours is not None
+    assert ours.dtype == expected.dtype
+    step = STEPS[expected.dtype]
+    torch.testing.assert_close(ours, expected, rtol=step, atol=4 * step)
+
+
+@DTYPES
+@pytest.mark.parametrize("form", [0, 1, 2])
+@pytest.mark.parametrize("width", [64, 80, 129])
+@pytest.mark.parametrize("parts", ["norm", "sum, norm", "norm, sum", "norm, sum, norm"])
+def test_join(
+    dtype: torch.dtype, form: Form, width: int, parts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    residual = _normal(1, 5, width, dtype=dtype) if "sum" in parts else None
+    x = _normal(1, 5, 2 * width, dtype=dtype)[..., :width]  # rows of a wider product
+    both = [Norm(nn.Parameter(_normal(width, dtype=dtype)), eps, form) for eps in (1e-6, 1e-3)]
+    post = both[0] if parts.startswith("norm, sum") else None
+    pre = both[1] if not parts.endswith("sum") else None
+    post_parts, pre_parts = (norm.parts if norm else None for norm in (post, pre))
+    total, normed = norms.join(residual, x, post_parts, pre_parts, form)
+    monkeypatch.setattr(kernels, "usable", lambda x: False)
+    expected = join(residual, x, post, pre)
+    assert (total is None, normed is None) == (residual is None, pre is None)
+    if total is not None:
+        _close(total, expected[0])
+    if normed is not None:
+        _close(normed, expected[1])
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [16, 80])
+def test_head_norms(dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key = (Norm(nn.Parameter(_normal(size, dtype=dtype)), 1e-6, 0) for _ in range(2))
+    module = HeadNorms(query, key, 4, 2)
+    qkv = _normal(1, 3, 8 * size, dtype=dtype)
+    monkeypatch.setattr(kernels, "usable", lambda x: False)
+    expected = module(qkv)
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    _close(module(qkv), expected)
+
+
+@DTYPES
+@pytest.mark.parametrize("name", ["silu", "gelu_tanh", "gelu"])
+def test_gated(dtype: torch.dtype, name: str) -> None:
+    approximate = "tanh" if name == "gelu_tanh" else "none"
+    gate_up = 2 * _normal(3, 2 * 1100, dtype=dtype)
+    gate, up = gate_up.chunk(2, dim=-1)
+    act = (
+        functional.silu(gate) if name == "silu" else functional.gelu(gate, approximate=approximate)
+    )
+    ours = gated.gated(gate_up, name)
+    torch.testing.assert_close(ours, act * up, rtol=2 * STEPS[dtype], atol=2 * STEPS[dtype])
+
+
+@DTYPES
+def test_rows_in_float8(dtype: torch.dtype) -> None:
+    x = _normal(4, 300, dtype=dtype) * torch.tensor([[1.0], [30.0], [1e-3], [0.0]]).to(
+        DEVICE, dtype
+    )
+    values, scales = rows.quantise_rows(x, torch.float8_e4m3fn if GPU else torch.float32)
+    expected, expected_scales = _plain_rows(x)
+    torch.testing.assert_close(scales[:, 0], expected_scales)
+    assert torch.equal(values.to(torch.float8_e4m3fn).float(), expected.float())
+    assert float(values.float().abs().max()) == 448.0
+
+
+def test_nothing_to_do() -> None:
+    """A pass may have no tokens in one of its parts."""
+    nothing = _normal(0, 8)
+    assert norms.join(None, nothing, None, (_normal(8), 1e-6), 0)[1].shape == (0, 8)
+    assert gated.gated(nothing, "silu").shape == (0, 4)
+    assert rows.quantise_rows(nothing)[0].shape == (0, 8)
+
+
+# -- four bits -------------------------------------------------------------------------------------
+
+FAST = pytest.mark.parametrize(
+    "fast", [False, pytest.param(True, marks=pytest.mark.skipif(not GPU, reason="needs a GPU"))]
+)
+
+
+def _layer(outputs: int, inputs: int, *, bias: bool) -> Int4Linear:
+    layer = Int4Linear.from_weight(_normal(outputs, inputs) / inputs**0.5, None)
+    layer.bias = nn.Parameter(_normal(outputs)) if bias else None
+    return layer
+
+
+def _product(layer: Int4Linear, x: Tensor, tiles: w4a16.Tiles, fast: bool) -> Tensor:
+    parts = (layer.packed, layer.scales, layer.zeros, layer.bias, layer.group, layer.arrived)
+    return w4a16.product(x, *parts, tiles, fast=fast)
+
+
+def _exact(layer: Int4Linear, x: Tensor) -> Tensor:
+    bias = None if layer.bias is None else layer.bias.double()
+    return functional.linear(x.double(), layer.dequantised(torch.float64), bias)
+
+
+@FAST
+@pytest.mark.parametrize(
+    ("tokens", "inputs", "parts"),
+    [(1, 512, 1), (1, 512, 4), (4, 640, 2), (17, 192, 1), (17, 96, 2), (40, 256, 2)],
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_products_of_four_bits(
+    tokens: int, inputs: int, parts: int, dtype: torch.dtype, fast: bool
+) -> None:
+    """Groups of 128, 64 and 32; outputs that do not fill a tile; split inputs."""
+    layer = _layer(150, inputs, bias=tokens > 1)
+    x = _normal(tokens, inputs, dtype=dtype)
+    expected = _exact(layer, x)
+    ours = _product(layer, x, w4a16.Tiles(parts=parts), fast)
+    _close(ours, expected.to(dtype))
+    assert not layer.arrived.any()
+    assert torch.equal(ours, _product(layer, x, w4a16.Tiles(parts=parts), fast))
+
+
+def test_products_in_float32() -> None:
+    layer = _layer(70, 256, bias=True)
+    x = _normal(3, 256)
+    expected = _exact(layer, x)
+    _close(_product(layer, x, w4a16.Tiles(parts=2), False), expected.float())
+
+
+@DTYPES
+@pytest.mark.parametrize("inputs", [32, 64, 384])
+def test_unpacking(dtype: torch.dtype, inputs: int) -> None:
+    layer = _layer(40, inputs, bias=False).cpu()
+    expected = layer.dequantised(dtype).to(DEVICE)
+    layer.to(DEVICE)
+    ours = w4a16.dequantise(layer.packed, layer.scales, layer.zeros, layer.group, dtype)
+    torch.testing.assert_close(ours, expected, rtol=STEPS[dtype] / 2, atol=0)
+
+
+def test_tiles() -> None:
+    """Few tokens and few outputs: inputs are split until the processors are busy, not beyond."""
+    device = torch.device("cpu")
+    assert w4a16.choose_tiles(1, 55296, 40, device).parts == 1
+    assert w4a16.choose_tiles(1, 7168, 40, device).parts == 4
+    assert w4a16.choose_tiles(4, 5120, 216, device).parts == 4
+    assert w4a16.choose_tiles(1, 64, 8, device).parts == 2
+    assert w4a16.choose_tiles(256, 64, 64, device) == w4a16.Tiles(tokens=64)

@@ -1,0 +1,326 @@
+"""AWQ and GPTQ checkpoints, written here from tiny networks and read as the ordinary ones they mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from manyhands.errors import InvalidRequest, ManyhandsError, ModelNotFound, UnsupportedModel
+from manyhands.model.adapter import ModelAdapter
+from manyhands.model.loading import load_adapter
+from manyhands.model.packing import Packing, from_layer, read_packing, to_layer
+from manyhands.model.quantised import Quantised
+from manyhands.model.quiet import quiet
+from manyhands.model.self_test import exact_attention
+from manyhands.model.w4a16 import Int4Linear, unpack
+from tests.model.families_zoo import some_tokens, tiny_models
+
+ZOO = tiny_models()
+AWQ, GPTQ = Packing("awq", 128), Packing("gptq", 128, zeros_less_one=True)
+LAYOUTS = {
+    "awq": (AWQ, {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}),
+    "gptq": (GPTQ, {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": True}),
+    "gptq_v2": (
+        replace(GPTQ, zeros_less_one=False),
+        {"quant_method": "gptq", "bits": 4, "group_size": 64, "checkpoint_format": "gptq_v2"},
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    torch.manual_seed(0)
+
+
+# -- one layer -------------------------------------------------------------------------------------
+
+
+def test_awq_by_hand() -> None:
+    """Eight outputs to an int32, in the order 0 2 4 6 1 3 5 7."""
+    q = torch.arange(8)[:, None].expand(8, 32).int()  # output n has the number n everywhere
+    layer = to_layer(
+        {
+            "qweight": torch.full((32, 1), 0x75316420, dtype=torch.int32),
+            "qzeros": torch.full((1, 1), 0x75316420, dtype=torch.int32),
+            "scales": torch.ones(1, 8, dtype=torch.float16),
+        },
+        None,
+        AWQ,
+    )
+    assert torch.equal(unpack(layer.packed, 32), q.to(torch.uint8))
+    assert layer.zeros.tolist() == [list(range(8))]
+    assert not layer.dequantised(torch.float32).any()
+
+
+def test_gptq_by_hand() -> None:
+    """Eight inputs to an int32, in order; zeros are stored less one, outputs in order."""
+    tensors = {
+        "qweight": torch.full((4, 8), 0x76543210, dtype=torch.int32),
+        "qzeros": torch.full((1, 1), 0x76543210, dtype=torch.int32),
+        "scales": torch.full((1, 8), 0.5, dtype=torch.float16),
+        "g_idx": torch.zeros(32, dtype=torch.int32),
+    }
+    weight = to_layer(tensors, None, GPTQ).dequantised(torch.float32)
+    k, n = torch.arange(32) % 8, torch.arange(8)
+    assert torch.equal(weight, 0.5 * (k[None, :] - (n[:, None] + 1)))
+    weight = to_layer(tensors, None, replace(GPTQ, zeros_less_one=False)).dequantised(torch.float32)
+    assert torch.equal(weight, 0.5 * (k[None, :] - n[:, None]))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("inputs", [32, 64, 384])
+def test_there_and_back(layout: str, inputs: int) -> None:
+    packing, _ = LAYOUTS[layout]
+    layer = Int4Linear.from_weight(torch.randn(24, inputs), None)
+    published = from_layer(layer, packing)
+    again = to_layer(published, None, packing)
+    assert torch.equal(again.dequantised(torch.float32), layer.dequantised(torch.float32))
+    assert again.order is None
+    for name, tensor in from_layer(again, packing).items():
+        assert torch.equal(tensor, published[name]), name
+
+
+@pytest.mark.parametrize("group", [256, 512])
+def test_larger_groups_are_cut(group: int) -> None:
+    """A group of 256 is two of 128 with the same scale; group_size -1 is one group of all inputs."""
+    layer = Int4Linear.from_weight(torch.randn(16, 512), None)
+    repeats = group // 128
+    layer.scales, layer.zeros = (
+        x[::repeats].repeat_interleave(repeats, dim=0) for x in (layer.scales, layer.zeros)
+    )
+    published = from_layer(layer, AWQ)
+    published |= {name: published[name][::repeats] for name in ("scales", "qzeros")}
+    again = to_layer(published, None, AWQ)
+    assert again.group == 128
+    assert torch.equal(again.dequantised(torch.float32), layer.dequantised(torch.float32))
+
+
+def test_inputs_in_another_order() -> None:
+    """GPTQ's act-order: the group of an input is what g_idx says."""
+    layer = Int4Linear.from_weight(torch.randn(24, 256), torch.randn(24))
+    layer.order = torch.randperm(256).int()
+    published = from_layer(layer, GPTQ)
+    again = to_layer(published, layer.bias, GPTQ)
+    assert again.order is not None
+    weight = layer.dequantised(torch.float64)
+    assert torch.equal(again.dequantised(torch.float64), weight)
+    g_idx = published["g_idx"].long()
+    by_definition = (_gptq_numbers(published["qweight"]).t() - _zeros(published)[g_idx]) * (
+        published["scales"].double()[g_idx]
+    )
+    assert torch.equal(by_definition.t(), weight)
+    x = torch.randn(3, 256, dtype=torch.float64)
+    torch.testing.assert_close(again(x), x @ weight.t() + layer.bias.double())
+
+
+def _gptq_numbers(qweight: Tensor) -> Tensor:
+    """Inputs of a GPTQ layer, written out: [N, K]."""
+    words = qweight.long() % (1 << 32)
+    return torch.stack([(words >> 4 * i) % 16 for i in range(8)], dim=1).flatten(0, 1).t()
+
+
+def _zeros(published: dict[str, Tensor]) -> Tensor:
+    words = published["qzeros"].long() % (1 << 32)
+    return torch.stack([(words >> 4 * i) % 16 for i in range(8)], dim=2).flatten(1) + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"bits": 3}, "3 bits"),
+        ({"quant_method": "awq", "version": "gemv"}, "'gemv'"),
+        ({"checkpoint_format": "marlin"}, "'marlin'"),
+        ({"dynamic": {"-:lm_head": {}}}, "in different ways"),
+    ],
+)
+def test_what_is_not_read(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedModel, match=words) as caught:
+        read_packing({**LAYOUTS["gptq"][1], **change})
+    assert "not quantised" in caught.value.hint
+
+
+def test_odd_layers() -> None:
+    good = from_layer(Int4Linear.from_weight(torch.randn(16, 64), None), GPTQ)
+    uneven = good | {"g_idx": torch.tensor([0] * 40 + [1] * 24)}
+    cases = {
+        "differ in size": uneven | {"scales": good["scales"].repeat(2, 1)},
+        "do not belong": good | {"scales": good["scales"][:, :8]},
+        "multiples of 32": {
+            "qweight": good["qweight"],
+            "scales": good["scales"].repeat(4, 1),
+            "qzeros": good["qzeros"].repeat(4, 1),
+            "g_idx": torch.arange(64) // 16,
+        },
+    }
+    for words, tensors in cases.items():
+        with pytest.raises(UnsupportedModel, match=words):
+            to_layer(tensors, None, GPTQ)
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+def _write(folder: Path, name: str, layout: str) -> ModelAdapter:
+    """A packed checkpoint of a tiny network; returns the ordinary network that it means."""
+    packing, said = LAYOUTS[layout]
+    model: Any = ZOO[name]()
+    with quiet():
+        model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for key, module in model.base_model.layers.named_modules():
+        if type(module) is not nn.Linear or module.in_features % 32:
+            continue
+        layer = Int4Linear.from_weight(module.weight, None)
+        if said.get("desc_act"):
+            layer.order = torch.randperm(layer.in_features).int()
+        del tensors[f"model.layers.{key}.weight"]
+        for part, tensor in from_layer(layer, packing).items():
+            tensors[f"model.layers.{key}.{part}"] = tensor.contiguous()
+        module.weight.data = layer.dequantised(torch.float32)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
+    return ModelAdapter(model)
+
+
+def _load(folder: Path, **options: Any) -> ModelAdapter:
+    tokenizer: Any = object()
+    return load_adapter(folder, device="cpu", tokenizer=tokenizer, **options)[0]
+
+
+def _logits(adapter: ModelAdapter) -> Tensor:
+    with torch.no_grad():
+        return adapter.forward(some_tokens(20), None, exact_attention(adapter.ropes))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["llama_llama3", "qwen2_yarn", "qwen3", "gemma2", "phi3", "glm4"])
+def test_a_checkpoint_is_the_network_it_means(name: str, layout: str, tmp_path: Path) -> None:
+    expected = _logits(_write(tmp_path, name, layout))
+    adapter = _load(tmp_path)
+    assert any(isinstance(module, Int4Linear) for module in adapter.model.modules())
+    torch.testing.assert_close(_logits(adapter), expected, rtol=0, atol=1e-5)
+    unpacked = _load(tmp_path, quantise="none")
+    assert not any(isinstance(module, Quantised) for module in unpacked.model.modules())
+    torch.testing.assert_close(_logits(unpacked), expected, rtol=0, atol=1e-5)
+
+
+def test_its_shape_alone_with_dummy_weights(tmp_path: Path) -> None:
+    _write(tmp_path, "qwen2", "awq")
+    for quantise, kinds in (("auto", {Int4Linear}), ("none", set())):
+        model = _load(tmp_path, weights="dummy", quantise=quantise).model
+        assert {type(m) for m in model.modules() if isinstance(m, Quantised)} == kinds
+
+
+def test_biases_of_zeros_and_frequencies_are_no_surprise(tmp_path: Path) -> None:
+    expected = _logits(_write(tmp_path, "llama", "gptq"))
+    path = tmp_path / "model.safetensors"
+    more = {
+        "model.layers.0.self_attn.q_proj.bias": torch.zeros(64),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8),
+    }
+    save_file({**load_file(path), **more}, path)
+    torch.testing.assert_close(_logits(_load(tmp_path)), expected, rtol=0, atol=1e-5)
+    save_file({**load_file(path), next(iter(more)): torch.ones(64)}, path)
+    assert _load(tmp_path).model.get_submodule("model.layers.0.self_attn.q_proj").bias is not None
+
+
+def test_several_files(tmp_path: Path) -> None:
+    expected = _logits(_write(tmp_path, "qwen3", "awq"))
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    names = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    where = {key: names[index % 2] for index, key in enumerate(sorted(tensors))}
+    for name in names:
+        save_file({key: tensors[key] for key in where if where[key] == name}, tmp_path / name)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    torch.testing.assert_close(_logits(_load(tmp_path)), expected, rtol=0, atol=1e-5)
+    (tmp_path / names[1]).unlink()
+    with pytest.raises(ModelNotFound, match=names[1]):
+        _load(tmp_path)
+    index.write_text("[]")
+    with pytest.raises(ModelNotFound, match="index that cannot be read"):
+        _load(tmp_path)
+
+
+def _edit(change: Callable[[dict[str, Tensor]], Any]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path)
+
+    return edit
+
+
+def _configure(**changes: Any) -> Callable[[Path], None]:
+    def configure(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return configure
+
+
+Q = "model.layers.0.self_attn.q_proj"
+BROKEN: dict[str, tuple[Callable[[Path], Any], type[ManyhandsError], str]] = {
+    "a part is missing": (_edit(lambda t: t.pop(f"{Q}.scales")), ModelNotFound, f"{Q}.scales"),
+    "a norm is missing": (_edit(lambda t: t.pop("model.norm.weight")), ModelNotFound, "model.norm"),
+    "a layer too many": (
+        _edit(lambda t: t.update({"model.layers.7.mlp.weight": torch.ones(1)})),
+        ModelNotFound,
+        "1 weights without a place: model.layers.7",
+    ),
+    "nothing is packed": (
+        _edit(lambda t: [t.pop(key) for key in list(t) if key.endswith("qweight")]),
+        ModelNotFound,
+        "packed layers",
+    ),
+    "another width": (_configure(hidden_size=32), ModelNotFound, "another shape"),
+    "another number of heads": (
+        _configure(num_attention_heads=2, num_key_value_heads=1),
+        ModelNotFound,
+        r"another shape .*_proj \(\d+, \d+\), expected \(\d+, \d+\)",
+    ),
+    "packed where nothing is": (
+        _edit(lambda t: t.update({"model.layers.0.mlp.experts.3.qweight": torch.ones(1)})),
+        UnsupportedModel,
+        "experts are one stack",
+    ),
+    "cut off": (
+        lambda f: (f / "model.safetensors").write_bytes(
+            (f / "model.safetensors").read_bytes()[:-999]
+        ),
+        ModelNotFound,
+        "unreadable weights",
+    ),
+    "three bits": (
+        _configure(quantization_config={**LAYOUTS["awq"][1], "bits": 3}),
+        UnsupportedModel,
+        "AWQ weights have 3 bits",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_checkpoint_has_one_clear_error(case: str, tmp_path: Path) -> None:
+    _write(tmp_path, "qwen3", "awq")
+    break_it, kind, words = BROKEN[case]
+    break_it(tmp_path)
+    with pytest.raises(kind, match=words) as caught:
+        _load(tmp_path)
+    assert caught.value.hint
+
+
+def test_four_bits_do_not_become_eight(tmp_path: Path) -> None:
+    _write(tmp_path, "qwen3", "awq")
+    with pytest.raises(InvalidRequest, match="four bits already"):
+        _load(tmp_path, quantise="fp8")

@@ -1,0 +1,271 @@
+"""Swapped networks against the same networks unswapped, family by family.
+
+In float32 and float64 the two differ by the order in which a product adds up: the worst measured are
+3e-6 and 6e-15, for logits of order 4. The controls at the end change a family's code where a swap would
+not notice: its twin must.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+from transformers.models.llama import modeling_llama
+
+from manyhands.cache.block import Block
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.errors import InvalidRequest
+from manyhands.model import kernels, swaps
+from manyhands.model.adapter import ModelAdapter
+from manyhands.model.layers import Norm, Part, Products, norm_form, plain_norm
+from manyhands.model.loading import load_adapter
+from manyhands.model.self_test import exact_attention
+from manyhands.model.swaps import swap
+from tests.model.double import DoublePrecision
+from tests.model.families_zoo import some_tokens, tiny_model, tiny_models
+
+ZOO = tiny_models()
+TOKENS = some_tokens(30)
+# The rotation of these stays: YaRN's factor on a part of the head cannot enter the scaling.
+ROTATING = {"phi3_longrope"}
+GPU = torch.cuda.is_available()
+
+
+def _logits(adapter: ModelAdapter) -> Tensor:
+    with torch.no_grad():
+        return adapter.forward(TOKENS, None, exact_attention(adapter.ropes))
+
+
+@pytest.mark.parametrize("double", [False, True], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", ZOO)
+def test_logits_stay(name: str, double: bool) -> None:
+    precision = DoublePrecision if double else nullcontext
+    with precision():
+        adapter = ModelAdapter(ZOO[name]().double() if double else ZOO[name]())
+        expected = _logits(adapter)
+    report = swap(adapter, "on")
+    with precision():
+        error = float((_logits(adapter) - expected).abs().max())
+    assert error < (1e-12 if double else 1e-5)
+    layers = adapter.num_layers
+    assert report.joins == 2 * layers
+    assert report.norms >= 2 * layers + 1
+    assert report.rotation == (name not in ROTATING)
+    assert report.gates == (0 if name in ("qwen3_moe", "gpt_oss") else layers)
+    assert report.kernels == "torch"
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_bfloat16_is_no_worse(name: str) -> None:
+    """Against float32, the swapped network in bfloat16 is as good as the unswapped one.
+
+    By the median over tokens: a rounding may send a single token to another expert.
+    """
+    exact = _logits(ModelAdapter(ZOO[name]()))
+    adapter = ModelAdapter(ZOO[name]().bfloat16())
+    before = (_logits(adapter).float() - exact).norm(dim=-1).median()
+    swap(adapter, "on")
+    after = (_logits(adapter).float() - exact).norm(dim=-1).median()
+    assert after < 1.25 * before
+
+
+@pytest.mark.skipif(GPU, reason="test_on_gpu.py runs the compiled kernels")
+@pytest.mark.parametrize("name", ZOO)
+def test_with_the_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = ModelAdapter(ZOO[name]())
+    expected = _logits(adapter)
+    swap(adapter, "on")
+    calls = []
+    monkeypatch.setattr(kernels, "usable", lambda x: calls.append(x.shape) or True)
+    assert float((_logits(adapter) - expected).abs().max()) < 1e-5
+    assert len(calls) > 2 * adapter.num_layers
+
+
+@pytest.mark.parametrize("name", ["qwen2_yarn", "qwen3", "gemma3_text", "olmo3", "gpt_oss"])
+def test_a_team_in_the_engine(name: str) -> None:
+    """Keys are stored without YaRN's factor then, and still every view gives the same."""
+
+    def run(on: bool) -> Tensor:
+        adapter = ModelAdapter(ZOO[name]())
+        if on:
+            swap(adapter, "on")
+        engine = Engine(adapter, memory_tokens=512)
+        notes, alice, bob = Block("notes"), Block("alice"), Block("bob")
+        feeds = iter(some_tokens(60).tolist())
+        engine.forward(Step([Row(View([notes]), tuple(next(feeds) for _ in range(20)))]))
+        views = View([notes, bob, alice]), View([notes, alice, bob])
+        passes = [
+            engine.forward(Step([Row(view, (next(feeds),)) for view in views])) for _ in range(10)
+        ]
+        return torch.cat(passes)
+
+    assert float((run(True) - run(False)).abs().max()) < 2e-5
+
+
+def test_the_parts_are_freed_and_nothing_is_doubled() -> None:
+    adapter = ModelAdapter(ZOO["qwen2"]())
+    size = sum(p.numel() for p in adapter.model.parameters())
+    layer: Any = adapter.model.base_model.layers[0]
+    parts = [weakref.ref(m.weight) for m in (layer.self_attn.k_proj, layer.mlp.up_proj)]
+    swap(adapter, "on")
+    assert [part() for part in parts] == [None, None]
+    assert sum(p.numel() for p in adapter.model.parameters()) == size
+    assert not any(p.requires_grad for p in adapter.model.parameters())
+
+
+def test_a_pass_leaves_nothing_behind() -> None:
+    adapter = ModelAdapter(ZOO["gemma3_text"]())
+    swap(adapter, "on")
+    _logits(adapter)
+    for module in adapter.model.modules():
+        if isinstance(module, Norm):
+            assert module._prepared is None
+        if isinstance(module, Products):
+            assert (module._input, module._waiting) == (None, [])
+
+
+def test_shared_weights_stay_shared() -> None:
+    model: Any = ZOO["llama"]()
+    first, second = model.base_model.layers
+    second.self_attn.k_proj.weight = first.self_attn.k_proj.weight
+    adapter = ModelAdapter(model)
+    expected = _logits(adapter)
+    assert swap(adapter, "on").products == 2  # those of the MLPs
+    assert second.self_attn.k_proj.weight is first.self_attn.k_proj.weight
+    torch.testing.assert_close(_logits(adapter), expected, rtol=0, atol=1e-5)
+
+
+def test_other_networks_keep_their_rotation() -> None:
+    swap(ModelAdapter(ZOO["llama"]()), "on")
+    own = ZOO["llama"]()
+    with torch.no_grad():
+        expected = own(input_ids=TOKENS[None], use_cache=False).logits[0]
+    adapter = ModelAdapter(own)
+    torch.testing.assert_close(_logits(adapter), expected, rtol=0, atol=1e-4)
+
+
+def test_when_they_are_made() -> None:
+    adapter = ModelAdapter(ZOO["llama"]())
+    assert "not wanted" in str(swap(adapter, "off"))
+    assert "cpu they save nothing" in str(swap(adapter))
+    assert "4 joined products, 5 norms" in str(swap(adapter, "on"))
+    assert "swapped before" in str(swap(adapter, "on"))
+    with pytest.raises(InvalidRequest, match="'yes'"):
+        swap(adapter, "yes")  # type: ignore[arg-type]  # what a user may write
+
+
+def test_a_swapped_network_cannot_be_saved_trained_or_taken_over(tmp_path: Any) -> None:
+    adapter = ModelAdapter(ZOO["llama"]())
+    swap(adapter, "on")
+    with pytest.raises(InvalidRequest, match="inference only"):
+        adapter.model.save_pretrained(tmp_path)
+    with pytest.raises(InvalidRequest, match="inference only"):
+        adapter.model.add_adapter(None)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        adapter.forward(TOKENS, None, exact_attention(adapter.ropes)).sum().backward()
+    with pytest.raises(InvalidRequest, match="already belongs"):
+        load_adapter(adapter.model)
+
+
+def test_a_type_that_is_in_no_table() -> None:
+    """Granite's layers look like Llama's, but for a factor on what joins the residual stream."""
+    sizes: Any = ZOO["llama"]().config.to_dict()
+    kept = {
+        key: value for key, value in sizes.items() if key not in ("model_type", "architectures")
+    }
+    for factor, agrees in ((1.0, True), (0.5, False)):
+        model = tiny_model(hf.GraniteConfig(**kept, residual_multiplier=factor))
+        adapter, _ = load_adapter(model)
+        expected = _logits(adapter)
+        report = swap(adapter, "on")
+        assert ("disagreed" not in str(report)) == agrees == (report.joins > 0)
+        assert report.norms == 5
+        torch.testing.assert_close(_logits(adapter), expected, rtol=0, atol=1e-5)
+
+
+# -- the stand-ins ---------------------------------------------------------------------------------
+
+
+def test_parts_may_be_asked_in_any_order() -> None:
+    linear = nn.Linear(8, 6, bias=False)
+    products = Products(linear, (1, 2, 3), None)
+    parts = [Part(products, index) for index in range(3)]
+    a, b = torch.randn(2, 8), torch.randn(2, 8)
+    expected = {id(x): linear(x).split((1, 2, 3), dim=-1) for x in (a, b)}
+    for x, index in ((a, 2), (a, 0), (b, 1), (a, 1), (b, 0), (b, 0), (b, 2), (b, 1), (a, 1)):
+        torch.testing.assert_close(parts[index](x), expected[id(x)][index])
+
+
+def test_a_prepared_norm_is_for_one_tensor_and_one_call() -> None:
+    norm = Norm(nn.Parameter(torch.ones(4)), 1e-6, 0)
+    x, y = torch.randn(2, 4), torch.randn(2, 4)
+    norm.prepare(x, y)
+    assert norm(x) is y
+    torch.testing.assert_close(norm(x), plain_norm(x, norm.weight, 1e-6, 0))
+    norm.prepare(x, y)
+    torch.testing.assert_close(norm(x.clone()), plain_norm(x, norm.weight, 1e-6, 0))
+
+
+def test_norms_are_known_by_what_they_compute() -> None:
+    llama = modeling_llama.LlamaRMSNorm(8, eps=1e-5)
+    assert norm_form(llama) == (1e-5, 0)
+    assert norm_form(hf.models.gpt_oss.modeling_gpt_oss.GptOssRMSNorm(8)) == (1e-6, 1)
+    assert norm_form(hf.models.gemma2.modeling_gemma2.Gemma2RMSNorm(8)) == (1e-6, 2)
+    assert norm_form(nn.LayerNorm(8)) is None
+
+    class HalfRMSNorm(modeling_llama.LlamaRMSNorm):
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            return super().forward(hidden_states) / 2
+
+    class GroupedRMSNorm(modeling_llama.LlamaRMSNorm):
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            return super().forward(hidden_states) * self.groups
+
+    assert norm_form(HalfRMSNorm(8)) is None
+    assert norm_form(GroupedRMSNorm(8)) is None
+
+
+# -- controls --------------------------------------------------------------------------------------
+
+
+def _half_residual(self: Any, hidden_states: Tensor, **options: Any) -> Tensor:
+    out, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **options)
+    hidden_states = hidden_states + 0.5 * out
+    return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+def _squared(self: Any, x: Tensor) -> Tensor:
+    return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x) ** 2)
+
+
+@pytest.mark.parametrize("case", ["layer", "mlp"])
+def test_control_the_twin_sees_what_a_swap_would_miss(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if case == "layer":
+        monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "forward", _half_residual)
+    else:
+        monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", _squared)
+    adapter = ModelAdapter(ZOO["llama"]())
+    expected = _logits(adapter)
+    report = swap(adapter, "on")
+    assert "disagreed" in str(report)
+    assert (report.products, report.joins, report.gates) == (2, 0, 0)
+    assert not report.rotation
+    torch.testing.assert_close(_logits(adapter), expected, rtol=0, atol=1e-5)
+
+
+def test_control_without_the_twin_it_would_be_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "forward", _half_residual)
+    monkeypatch.setattr(swaps, "_twin_agrees", lambda adapter: True)
+    adapter = ModelAdapter(ZOO["llama"]())
+    expected = _logits(adapter)
+    swap(adapter, "on")
+    assert float((_logits(adapter) - expected).abs().max()) > 0.1
