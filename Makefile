@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PROBLEM ?= Solve these problems and box the answers in order, separated by commas:\n1. 84 + 29 - 38\n2. 17 + 60 + 5 - 31\n3. 93 - 46 + 12\n4. 25 + 25 + 25 + 25\n5. 71 - 8 - 9
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: setup solve test lint types tests clean
 setup: $(VENV)/ready

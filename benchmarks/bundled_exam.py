@@ -203,8 +203,9 @@ def main() -> None:
         help="lines whose name contains one of these, separated by ;, in this order",
     )
     arguments = parser.parse_args()
+    weights = hashlib.sha256((arguments.model / "model.safetensors").read_bytes()).hexdigest()[:16]
     known = json.loads(arguments.out.read_text())["lines"] if arguments.out.exists() else []
-    sat = {row["name"]: row for row in known}
+    sat = {row["name"]: row for row in known if row["weights"] == weights}
     wanted = [name.strip() for name in arguments.only.split(";")]
     exam = [x for x in lines() if x.name not in sat and any(name in x.name for name in wanted)]
     jobs = [
@@ -212,12 +213,11 @@ def main() -> None:
         for line in sorted(exam, key=lambda x: [name in x.name for name in wanted], reverse=True)
         for first in range(0, arguments.n, SHARD)
     ]
-    weights = arguments.model / "model.safetensors"
     where = {
         "date": time.strftime("%Y-%m-%d"),
         "hardware": f"{cpu()}, {arguments.processes} of {multiprocessing.cpu_count()} cores",
         "versions": {name: metadata.version(name) for name in ("torch", "transformers")},
-        "weights": hashlib.sha256(weights.read_bytes()).hexdigest()[:16],
+        "weights": weights,
     }
     done: dict[str, list[dict[str, Any]]] = {}
     began = time.time()

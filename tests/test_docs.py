@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -16,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+
+from manyhands.cli import app
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "manyhands"
@@ -70,6 +74,51 @@ def write_tutorial_anew() -> None:
         written += f"\n```text\n{printed}```\n" if printed else ""
         end = block.end()
     TUTORIAL.write_text(written + page[end:], encoding="utf-8")
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+
+_COMMAND = re.compile(r"^manyhands ((?:\\\n|.)+)", re.MULTILINE)  # a line that ends in \ goes on
+# What all wrong uses of a command have in common; typer has a click of its own and does not export it.
+_Misused: type[Any] = typer.BadParameter.__bases__[0]
+
+
+def commands(text: str) -> list[list[str]]:
+    """The `manyhands …` lines of a page's code blocks, in words."""
+    lines = _COMMAND.findall("\n".join(_FENCED.findall(text)))
+    split = [shlex.split(line.replace("\\\n", " "), comments=True) for line in lines]
+    return [words[: words.index(">")] if ">" in words else words for words in split]
+
+
+def refusal(words: list[str]) -> str | None:
+    """Why the command line does not take these words; None if it does. Nothing is run."""
+    known: Any = typer.main.get_command(app)
+    name, *rest = words
+    if name not in known.commands:
+        return f"there is no command {name}"
+    try:
+        known.commands[name].make_context(name, rest)
+    except typer.Exit:  # --help
+        return None
+    except _Misused as error:
+        return str(error.format_message())
+    return None
+
+
+@pytest.mark.parametrize("page", NAMES_OF_PAGES)
+def test_commands_are_understood(page: str) -> None:
+    told = [(words, refusal(words)) for words in commands((ROOT / page).read_text("utf-8"))]
+    assert [pair for pair in told if pair[1]] == []
+
+
+def test_control_a_wrong_command_would_be_seen() -> None:
+    text = "```\nmanyhands solve 'A # b' --methd x  # so\nmanyhands eat\n```\nmanyhands sleep\n"
+    solve, eat = commands(text)
+    assert solve == ["solve", "A # b", "--methd", "x"]
+    assert "--methd" in (refusal(solve) or "")
+    assert refusal(eat) == "there is no command eat"
+    assert refusal(["solve", "--method", "sequential", "1 + 1"]) is None
 
 
 # -- links, files and names ------------------------------------------------------------------------

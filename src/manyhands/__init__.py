@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "METHODS",
     "Answer",
     "BestSettings",
     "Block",
@@ -67,7 +68,6 @@ __all__ = [
     "Choice",
     "EndSettings",
     "Engine",
-    "METHODS",
     "ManyhandsError",
     "Prompts",
     "Row",

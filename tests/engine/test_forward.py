@@ -20,7 +20,7 @@ from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError, Out
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
 from tests.attention.test_attend import random_conversation
-from tests.engine.small import CONTEXT, NUM_IDS, TEXT, small_engine
+from tests.engine.small import CONTEXT, NUM_IDS, TEXT, counting, small_engine
 from tests.model.families_zoo import tiny_models
 
 
@@ -312,3 +312,55 @@ def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="no attention backend 'fast'") as caught:
         small_engine(backend="fast")
     assert "reference" in caught.value.hint
+
+
+# -- long feeds ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most_tokens", [1, 5, 16])
+def test_a_small_pass_gives_the_same_logits(most_tokens: int) -> None:
+    """Feeds that are longer than a pass go ahead in portions; who reads and is read notices nothing."""
+    whole, cut = (small_engine() for _ in range(2))
+    cut.max_tokens_per_pass = most_tokens
+    words = [
+        TEXT.encode(text) for text in ("The first of three long prompts.", "Two.", "Reads both.")
+    ]
+    results = []
+    for engine in (whole, cut):
+        first, second, third = (Block() for _ in range(3))
+        rows = [
+            Row(View([first]), words[0]),
+            Row(View([second]), words[1]),
+            Row(View([second, first, third]), words[2]),
+        ]
+        logits = engine.forward(Step(rows))
+        assert [tuple(row.view.own.tokens) for row in rows] == [row.feed for row in rows]
+        results.append(torch.cat([logits, engine.forward(Step([Row(rows[2].view, (7,))]))]))
+    assert cut.usage.forward_passes > whole.usage.forward_passes
+    assert cut.usage.tokens_fed == whole.usage.tokens_fed
+    assert (results[0] - results[1]).abs().max() < 1e-5
+
+
+def test_a_failure_behind_a_portion_undoes_all_of_it() -> None:
+    engine = small_engine(memory_tokens=64)
+    engine.max_tokens_per_pass = 10
+    start, later = Block(), Block()
+    before = feed(engine, (1, 2, 3), start)
+    with pytest.raises(OutOfMemory):
+        feed(engine, (5,) * 100, start, later)
+    assert (start.tokens, later.tokens) == ([1, 2, 3], [])
+    undone = feed(engine, (5,) * 25, start, later)
+    fresh = small_engine()
+    other, more = Block(), Block()
+    assert (feed(fresh, (1, 2, 3), other) - before).abs().max() < 1e-5
+    assert (feed(fresh, (5,) * 25, other, more) - undone).abs().max() < 1e-5
+
+
+def test_runs_are_charged_for_their_portions() -> None:
+    engine = small_engine()
+    engine.max_tokens_per_pass = 8
+    runs = [engine.submit(counting((1,) * size, 3)) for size in (30, 4)]
+    while not all(run.done for run in runs):
+        engine.step()
+    assert [run.usage.tokens_fed for run in runs] == [32, 6]
+    assert runs[0].usage.forward_passes > runs[1].usage.forward_passes == 3

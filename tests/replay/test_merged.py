@@ -16,7 +16,6 @@ from manyhands.errors import OutOfMemory
 from manyhands.replay.merged import Merged, merge_passes, side_by_side
 from tests.cache.test_plan import random_step
 
-
 Seen = list[tuple[int, int]]
 
 

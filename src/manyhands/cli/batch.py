@@ -22,6 +22,7 @@ from manyhands.cli.batch_lines import (
     answer_line,
     error_line,
     fingerprint,
+    model_of,
     understand,
 )
 from manyhands.cli.batch_options import BatchOptions
@@ -54,6 +55,7 @@ def batch(options: BatchOptions) -> None:
         usage: Usage | None = None
         start = time.perf_counter()
         if left and not stop.asked:
+            _warn_of_other_models(left, model, notes)
             engine, text = load_engine(model, options, notes)
             start = time.perf_counter()
             work = _Work(engine, text, output, defaults, options)
@@ -73,6 +75,15 @@ def batch(options: BatchOptions) -> None:
 
 def _is_left(line: Line, output: Output) -> bool:
     return line["custom_id"] not in output.done
+
+
+def _warn_of_other_models(left: list[tuple[int, Line]], model: str, notes: Notes) -> None:
+    """A batch goes to one model, whatever its requests call theirs: files made for others are common."""
+    named = dict.fromkeys(name for _, line in left if (name := model_of(line)) is not None)
+    others = [name for name in named if name_of(name) != model]
+    if others:
+        more = f" and {len(others) - 1} more" if others[1:] else ""
+        notes.warn(f"requests name the model {others[0]!r}{more}; all are answered by {model!r}")
 
 
 class _Work:

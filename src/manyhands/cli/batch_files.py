@@ -3,7 +3,7 @@
 What was answered is appended to the output and is on disk (fsync) before the next pass. So the output
 is at any moment what has been done, and a second start goes on from it: whoever stands in it already
 is left out. A kill in the middle of a write leaves a last line without its end; it is cut off, and its
-request done again.
+request done again. Whoever writes has a lock on the file, so that a second start is refused meanwhile.
 
 An answer belongs to its request by `custom_id`, or by the number of its line if that has none of its
 own. Its fingerprint says whether the request is still the one that was answered.
@@ -11,8 +11,10 @@ own. Its fingerprint says whether the request is still the one that was answered
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 
 from manyhands.cli.batch_lines import Defaults, Line, decode_line, error_line, fingerprint
 from manyhands.errors import InvalidRequest, OutputFailed
+from manyhands.evaluation.lines import lock
 
 _FIRST = b'{"id": "batch_req_'  # how every line of an output begins
 
@@ -83,15 +86,17 @@ class Output:
         self.done: set[str | int] = set()
         self.num_failed = 0
         try:
-            path.touch()
-            with path.open("rb") as file:
-                size = self._read(file.read(), given)
-            self._file = path.open("r+b", buffering=0)
-            self._file.truncate(size)
-            self._file.seek(size)
+            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
         except OSError as error:
             raise self._failure(error) from error
-        self._size = size
+        try:
+            self._size = self._go_on(given)
+        except OSError as error:
+            self._file.close()
+            raise self._failure(error) from error
+        except BaseException:
+            self._file.close()
+            raise
 
     def write(self, lines: Sequence[Line]) -> None:
         """Append lines, all of them or none; when this returns, they are on disk."""
@@ -117,6 +122,16 @@ class Output:
         traceback: TracebackType | None,
     ) -> None:
         self._file.close()
+
+    def _go_on(self, given: Input) -> int:
+        """Take the file for ourselves, and note what is done; its size, without a torn last line."""
+        if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):  # a device may be read for ever
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        lock(self._file.fileno(), self.path, hint="wait for it, or give another output file")
+        size = self._read(self._file.read(), given)
+        self._file.truncate(size)
+        self._file.seek(size)
+        return size
 
     def _write_all(self, piece: bytes) -> None:
         view = memoryview(piece)

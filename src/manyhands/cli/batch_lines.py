@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +28,8 @@ from manyhands.text import Text
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 MAX_SAMPLES = 1024
+MAX_NESTING = 64  # lists and objects in each other; far less than what JSON's own code bears
+MAX_MESSAGE = 1000  # characters of an error that are kept
 Line = dict[str, Any]
 
 _ROLES = ("system", "developer", "user", "assistant")
@@ -75,19 +77,39 @@ class Request:
 
 
 def decode_line(raw: bytes, number: int) -> Line:
-    """The JSON object of a line, with a custom_id and a body; InvalidRequest says what it is instead."""
+    """The JSON object of a line, with a custom_id; InvalidRequest says what it is instead."""
     try:
         line = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"line {number} is not UTF-8 text (byte {error.start})") from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         raise InvalidRequest(f"line {number} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise _nested_too_deep(number) from error
+    except ValueError as error:  # the only other thing that Python's reader refuses
+        raise InvalidRequest(f"line {number} holds a number of too many digits") from error
     if not isinstance(line, dict):
         raise InvalidRequest(f"line {number} is {_kind(line)}; expected an object")
     name = line.get("custom_id")
     if not isinstance(name, str) or not name:
         raise InvalidRequest(f"line {number} has no custom_id; expected a text of its own")
+    if _depth(line) > MAX_NESTING:
+        raise _nested_too_deep(number)
     return line
+
+
+def _depth(line: Line) -> int:
+    """How many lists and objects stand in each other, at most."""
+    depth, level = 0, [line]
+    while level:
+        depth += 1
+        inside = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [value for values in inside for value in values if isinstance(value, dict | list)]
+    return depth
+
+
+def _nested_too_deep(number: int) -> InvalidRequest:
+    return InvalidRequest(f"line {number} is nested more than {MAX_NESTING} deep")
 
 
 def fingerprint(line: object, defaults: Defaults) -> str:
@@ -110,6 +132,8 @@ def understand(
         raise InvalidRequest(f"url is {url!r}; expected '{CHAT}' or '{PLAIN}'")
     if not isinstance(body, dict):
         raise InvalidRequest(f"body is {_kind(body)}; expected an object")
+    if not isinstance(body.get("model", ""), str):
+        raise InvalidRequest(f"model is {body['model']!r}; expected a text")
     asks = "messages" if url == CHAT else "prompt"
     if body.get(asks) is None:
         raise InvalidRequest(f"body has no {asks}; {url} needs it")
@@ -118,6 +142,13 @@ def understand(
     name = line["custom_id"]
     settings = _settings(body, name, defaults, isolate=isolate)
     return Request(number, name, fingerprint(line, defaults), str(url), prompts, settings)
+
+
+def model_of(line: Line) -> str | None:
+    """The model that a request names, if it does."""
+    body = line.get("body")
+    named = body.get("model") if isinstance(body, dict) else None
+    return named if isinstance(named, str) else None
 
 
 def answer_line(request: Request, answer: Completions, model: str) -> Line:
@@ -148,9 +179,10 @@ def answer_line(request: Request, answer: Completions, model: str) -> Line:
 
 def error_line(error: ManyhandsError, number: int, custom_id: str | None, fingerprint: str) -> Line:
     """The output line of a request that could not be answered. Line `number` says where it stands."""
+    message = str(error) + (f" ({error.hint})" if error.hint else "")
     problem = {
         "code": re.sub("(?<!^)(?=[A-Z])", "_", type(error).__name__).lower(),
-        "message": str(error) + (f" ({error.hint})" if error.hint else ""),
+        "message": message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…",
         "line": number,
     }
     return _line(
@@ -235,7 +267,8 @@ def _real(body: Mapping[str, Any], name: str, default: float) -> float:
     value = body.get(name)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) <= sys.float_info.max:  # neither nan nor beyond all floats
         raise InvalidRequest(f"{name} is {value!r}; expected a number")
     return float(value)
 

@@ -16,8 +16,9 @@ from manyhands.cache.step import Choice
 from manyhands.cli.exam_options import EndpointChoice, EvalOptions, JudgeOptions
 from manyhands.cli.guard import tell
 from manyhands.cli.loading import load_engine, name_of, place_facts, prompts_for
+from manyhands.cli.options import BUNDLED
 from manyhands.cli.output import Notes, version_of
-from manyhands.errors import InvalidRequest
+from manyhands.errors import ContextTooLong, InvalidRequest
 from manyhands.evaluation.candidates import (
     Candidate,
     EndpointCandidate,
@@ -28,12 +29,16 @@ from manyhands.evaluation.choices import choose, pairs
 from manyhands.evaluation.endpoint import NO_KEY, Endpoint, EndpointOptions
 from manyhands.evaluation.record import Header
 from manyhands.evaluation.run import checked_samples
+from manyhands.evaluation.shared import SHARED_PREFIX, check_budgets, shared_method
 from manyhands.evaluation.voices import EndpointVoice, EngineVoice, Voice
+from manyhands.prompts.chain_of_draft import drafted
 from manyhands.strategies.methods import Method
 from manyhands.strategies.plain import to_plain
 from manyhands.strategies.settings import EndSettings, SoloSettings
 from manyhands.tasks.catalogue import make_task
+from manyhands.tasks.generated import BUNDLED_SENTENCES, Needles
 from manyhands.tasks.task import FIXTURE, Sample, Task, TaskOptions
+from manyhands.text import Text
 
 _CHOICES = ("temperature", "top_k", "top_p", "min_p")
 
@@ -48,7 +53,7 @@ def task_of(options: EvalOptions) -> tuple[Task, Sequence[Sample]]:
             source=options.source,
             count=options.count,
             kind=options.kind,
-            sentences=options.sentences,
+            sentences=_sentences(options),
         ),
     )
     return task, checked_samples(task)
@@ -59,8 +64,17 @@ def facts_of_task(options: EvalOptions) -> dict[str, Any]:
     source = options.source
     if source not in (None, FIXTURE) and Path(source).exists():
         source = str(Path(source).resolve())
-    chosen = {name: getattr(options, name) for name in ("count", "kind", "sentences")}
+    chosen = {name: getattr(options, name) for name in ("count", "kind")}
+    chosen["sentences"] = _sentences(options)
     return {**chosen, "seed": options.task_seed, "source": source}
+
+
+def _sentences(options: EvalOptions) -> int | None:
+    """Length of a document. The bundled model reads shorter ones than the task usually has."""
+    is_bundled = options.endpoint is None and name_of(options.model) == BUNDLED
+    if options.sentences is None and options.task == Needles.name and is_bundled:
+        return BUNDLED_SENTENCES
+    return options.sentences
 
 
 def method_candidate(
@@ -68,9 +82,15 @@ def method_candidate(
 ) -> tuple[Candidate, Header]:
     """A method on a model of our own, and how its records begin."""
     settings, changed = _settings(options, method, budgets, samples)
+    if method.name == SHARED_PREFIX:
+        check_budgets(budgets)
     model = name_of(options.model)
-    prompt = getattr(prompts_for(model, options.prompts), method.prompt)
+    prompts = prompts_for(model, options.prompts)
+    prompt = getattr(drafted(prompts) if options.draft else prompts, method.prompt)
     engine, text = load_engine(model, options, Notes())
+    if method.name == SHARED_PREFIX:
+        method = shared_method(engine.prefixes)
+    _check_documents(samples, text, engine.adapter.max_positions)
     if options.repeats > 1 and settings.choice.temperature == 0:
         tell("at temperature 0 every repeat is the same", "warning: ", "yellow")
     watched = frozenset(sample.id for sample in samples[: options.transcripts])
@@ -85,7 +105,7 @@ def method_candidate(
     return candidate, Header(
         task=options.task,
         method=method.name,
-        label=options.label or _label(method.name, named, changed),
+        label=options.label or _label(method.name, named, changed, options.draft),
         workers=workers,
         names=method.names(settings, prompt),
         settings=to_plain(settings),
@@ -96,6 +116,18 @@ def method_candidate(
         date=_now(),
         **{name: place[name] for name in ("device", "dtype", "backend", "weights", "versions")},
     )
+
+
+def _check_documents(samples: Sequence[Sample], text: Text, context: int | None) -> None:
+    """A document that no question can be asked about is one mistake, not one for every question."""
+    if context is None or samples[0].document is None:
+        return
+    num_tokens = len(text.encode(samples[0].document))
+    if num_tokens > context:
+        raise ContextTooLong(
+            f"the document has {num_tokens} tokens; the model reaches {context}",
+            hint="ask for a shorter one, with fewer --sentences or a smaller --count",
+        )
 
 
 def _settings(
@@ -130,7 +162,8 @@ def endpoint_candidate(
     """Somebody else's server, and how its records begin."""
     check_endpoint(method.name, budgets)
     unused = [f"--set {pair}" for pair in options.chosen or []]
-    unused += [f"--{n}" for n in ("layout", "top_k", "min_p", "prompts") if getattr(options, n)]
+    names = ("layout", "top_k", "min_p", "prompts", "draft")
+    unused += [f"--{name}" for name in names if getattr(options, name)]
     if unused:
         raise InvalidRequest(f"an endpoint has no use for {', '.join(unused)}", hint="leave it out")
     is_vote = method.name == "self_consistency"
@@ -227,10 +260,10 @@ def budgets_of(listed: str) -> tuple[int, ...]:
     return tuple(budgets)
 
 
-def _label(method: str, workers: int, changed: dict[str, Any]) -> str:
-    """`hogwild-3 layout=contiguous`: the method, and what was chosen for it."""
-    name = f"{method}-{workers}" if workers else method
-    return " ".join([name, *(f"{key.rpartition('.')[2]}={v}" for key, v in changed.items())])
+def _label(method: str, workers: int, changed: dict[str, Any], draft: bool = False) -> str:
+    """`hogwild-3 draft layout=contiguous`: the method, and what was chosen for it."""
+    words = [f"{method}-{workers}" if workers else method, *(["draft"] if draft else [])]
+    return " ".join([*words, *(f"{key.rpartition('.')[2]}={v}" for key, v in changed.items())])
 
 
 def _now() -> str:

@@ -29,7 +29,7 @@ from manyhands.cli.candidates import (
     task_of,
     voice_of,
 )
-from manyhands.cli.exam_options import EvalOptions, JudgeOptions, ReportOptions
+from manyhands.cli.exam_options import EXAM_METHODS, EvalOptions, JudgeOptions, ReportOptions
 from manyhands.cli.guard import EXIT_INTERRUPTED, tell
 from manyhands.cli.output import say
 from manyhands.errors import InvalidRequest, ManyhandsError
@@ -47,7 +47,6 @@ from manyhands.evaluation.record import (
 from manyhands.evaluation.run import Exam, Moment, examine
 from manyhands.evaluation.summary import Summary
 from manyhands.prompts.judging import JudgingPrompt, load_judging
-from manyhands.strategies.methods import METHODS
 
 _SECONDS_BETWEEN_LINES = 10.0  # where there is no terminal
 _WIDTH = 100  # cells of the table; a terminal that has fewer wraps it
@@ -56,7 +55,7 @@ _LISTED = 20  # failures; all of them are on record
 
 def evaluate(options: EvalOptions) -> None:
     """Take an exam; see `manyhands eval --help`."""
-    method = METHODS[options.method]
+    method = EXAM_METHODS[options.method]
     budgets = budgets_of(options.budgets) or (method.settings().budget,)
     task, samples = task_of(options)
     if options.endpoint is not None:

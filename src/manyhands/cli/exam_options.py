@@ -12,12 +12,22 @@ from typing import Annotated, Literal
 
 import typer
 
-from manyhands.cli.options import ModelOptions, _known_method, _option
+from manyhands.cli.options import ModelOptions, _option
+from manyhands.evaluation.shared import SHARED_PREFIX, shared_method
 from manyhands.strategies.methods import METHODS
 from manyhands.tasks.catalogue import TASKS
 
 _TASK, _METHOD, _SAMPLING = "Task", "Method", "Choice of tokens"
 _EXAM, _ENDPOINT = "The exam", "Somebody else's endpoint"
+
+
+EXAM_METHODS = {**METHODS, SHARED_PREFIX: shared_method()}
+
+
+def _known_method(name: str) -> str:
+    if name not in EXAM_METHODS:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(EXAM_METHODS)}")
+    return name
 
 
 def _known_task(name: str) -> str:
@@ -81,7 +91,7 @@ class EvalOptions(ModelOptions, EndpointChoice):
         _option(
             _METHOD,
             "How it is answered.",
-            metavar=f"[{'|'.join(METHODS)}]",
+            metavar=f"[{'|'.join(EXAM_METHODS)}]",
             callback=_known_method,
         ),
     ] = "hogwild"
@@ -112,6 +122,9 @@ class EvalOptions(ModelOptions, EndpointChoice):
         Path | None,
         _option(_METHOD, "The words, a TOML file.", show_default="the model's own"),
     ] = None
+    draft: Annotated[
+        bool, _option(_METHOD, "Ask for thoughts of a few words (chain-of-draft).", "--draft")
+    ] = False
     temperature: Annotated[
         float | None,
         _option(_SAMPLING, "0 takes the likeliest token.", show_default="the method's"),
@@ -167,7 +180,7 @@ class JudgeOptions(ModelOptions, EndpointChoice):
         _option(_EXAM, "Teamwork from 1 to 6 (three votes), or the answer from 1 to 5."),
     ]
     prompts: Annotated[
-        Path | None, _option(_EXAM, "The judges' words, a TOML file with a table [judging].")
+        Path | None, _option(_EXAM, "The judges' words, a TOML file with a table 'judging'.")
     ] = None
     temperature: Annotated[
         float | None,

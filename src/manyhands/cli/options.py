@@ -47,9 +47,7 @@ class ModelOptions:
     ] = None
     device: Annotated[str, _option(_MODEL, "auto, cpu, cuda or cuda:N.")] = "auto"
     dtype: Annotated[str, _option(_MODEL, "auto, float32, bfloat16, float16 or float64.")] = "auto"
-    backend: Annotated[str, _option(_MODEL, "Attention: auto, triton, torch or reference.")] = (
-        "auto"
-    )
+    backend: Annotated[str, _option(_MODEL, "Attention: auto, triton, torch, reference.")] = "auto"
     load: Annotated[
         Literal["auto", "dummy"],
         _option(_MODEL, "Weights: the model's own, or random ones (dummy)."),

@@ -29,8 +29,9 @@ from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner
+from manyhands.cache.portions import in_portions
 from manyhands.cache.prefixes import PrefixTree
-from manyhands.cache.step import Step
+from manyhands.cache.step import Row, Step
 from manyhands.engine.backends import check_backend, choose_backend, make_passes
 from manyhands.engine.past import Past
 from manyhands.engine.rebuild import rebuild_past
@@ -92,12 +93,16 @@ class Engine:
         self.passes = make_passes(adapter, self.memory, self.backend, graphs=graphs)
         self.planner = Planner(self.pool, adapter.max_positions)
         self.prefixes = PrefixTree(self.pool)  # beginnings of prompts, kept while there is room
+        self.max_tokens_per_pass = MAX_TOKENS_PER_PASS
         self._usage = Usage()
+        self._newest: list[
+            tuple[Plan, Step]
+        ] = []  # the passes of the newest step, until they are charged for
         self._token_bytes = token_bytes(adapter)
         self._scheduler = Scheduler(
             self._predict,
             self.pool,
-            MAX_TOKENS_PER_PASS,
+            self.max_tokens_per_pass,
             self._usage_of_each,
             rebuild=self._rebuild,
             overcommit=overcommit,
@@ -165,9 +170,11 @@ class Engine:
 
         Each row's feed is appended to its own block. If this raises, no block has changed.
         """
-        with self._feeding(step) as plan:
+        with self._feeding_long(step) as (_, plan):
             # A recorded pass writes its logits to the same place again: these are the caller's own.
-            return self.passes.run(plan).logits.clone()
+            logits = self.passes.run(plan).logits.clone()
+        self._newest.clear()  # or it would hold the blocks
+        return logits
 
     def run(self, strategy: Strategy) -> Answer:
         """Run a strategy to its end (together with whatever was submitted before)."""
@@ -249,14 +256,34 @@ class Engine:
 
     @torch.inference_mode()
     def _predict(self, step: Step) -> tuple[int, ...]:
-        with self._feeding(step) as plan:
+        with self._feeding_long(step) as (rest, plan):
             outcome = self.passes.run(plan)
-            return choose(outcome.logits, [row.choice for row in step.rows], outcome.greedy)
+            return choose(outcome.logits, [row.choice for row in rest.rows], outcome.greedy)
+
+    @contextmanager
+    def _feeding_long(self, step: Step) -> Iterator[tuple[Step, Plan]]:
+        """Feed what goes ahead in portions; then as `_feeding`, with the step that is left."""
+        self._check_tokens(step)
+        self._newest.clear()
+        ahead, rest = in_portions(step, self.max_tokens_per_pass)
+        fed: list[Row] = []
+        try:
+            for portion in ahead:
+                with self._feeding(portion) as plan:
+                    self.passes.run(plan)
+                fed += portion.rows
+            with self._feeding(rest) as plan:
+                yield rest, plan
+        except BaseException:
+            for row in fed:
+                del row.view.own.tokens[-len(row.feed) :]
+            self.pool.undo((row.view.own, len(row.feed)) for row in fed)
+            self._newest.clear()
+            raise
 
     @contextmanager
     def _feeding(self, step: Step) -> Iterator[Plan]:
         """Make room for all feeds; they join their blocks if what is done meanwhile succeeds."""
-        self._check_tokens(step)
         plan = self.planner.plan(step)
         self.passes.move(plan)
         try:
@@ -267,13 +294,21 @@ class Engine:
             raise
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
-        self._newest = plan, usage_of(plan, step, self._token_bytes)
-        self._usage += self._newest[1]
+        self._newest.append((plan, step))
+        self._usage += usage_of(plan, step, self._token_bytes)
 
     def _usage_of_each(self, steps: Sequence[Step]) -> list[Usage]:
-        """What each of the steps that made up the newest pass has cost."""
-        plan, usage = self._newest
-        return [usage] if len(steps) == 1 else usage_of_each(plan, steps, self._token_bytes)
+        """What each of the steps that were fed together just now has cost, portions included."""
+        newest, self._newest = self._newest, []
+        if len(steps) == 1:
+            return [sum((usage_of(*each, self._token_bytes) for each in newest), Usage())]
+        owners = {row.view.own: index for index, step in enumerate(steps) for row in step.rows}
+        each = [Usage()] * len(steps)
+        for plan, step in newest:
+            owner = [owners[row.view.own] for row in step.rows]
+            costs = usage_of_each(plan, step, owner, len(steps), self._token_bytes)
+            each = [usage + cost for usage, cost in zip(each, costs, strict=True)]
+        return each
 
     def _check_tokens(self, step: Step) -> None:
         size = self.adapter.vocab_size

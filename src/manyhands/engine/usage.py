@@ -18,6 +18,7 @@ from typing import Self
 
 import numpy as np
 
+from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import Step
 
@@ -60,24 +61,40 @@ def usage_of(plan: Plan, step: Step, token_bytes: int) -> Usage:
     )
 
 
-def usage_of_each(plan: Plan, steps: Sequence[Step], token_bytes: int) -> list[Usage]:
-    """The same for each of the steps of which a pass was made; bytes add up to it, but for rounding."""
+def usage_of_each(
+    plan: Plan, step: Step, owner: Sequence[int], num_owners: int, token_bytes: int
+) -> list[Usage]:
+    """The same for each of those whose rows were fed together; bytes add up to it, but for rounding.
+
+    `owner` says whose each row of `step` is. Who has no row in it has made no pass.
+    """
+    owners = np.asarray(owner)
     reads = plan.reads
     sizes = reads.high - reads.low
     starts = reads.strip_indptr[:-1]
     charge = plan.keys_loaded / np.maximum(1, np.add.reduceat(sizes, starts))
     loaded = sizes * np.repeat(charge, np.diff(reads.strip_indptr))
-    ends = np.cumsum([len(step.rows) for step in steps])
-    owner = np.searchsorted(ends, reads.row, side="right")  # [n]: the step of each read
-    loaded_each = np.bincount(owner, loaded, len(steps)) * token_bytes
-    read_each = np.bincount(owner, sizes, len(steps)) * token_bytes
+    readers = owners[reads.row]  # [n]: whose each read is
+
+    def each(index: Ints, amount: Ints | None = None) -> list[float]:
+        sums: list[float] = np.bincount(index, amount, num_owners).tolist()
+        return sums
+
+    sums = zip(
+        each(owners),
+        each(owners, np.diff(plan.row_indptr)),
+        each(owners, np.array([row.writer is not None for row in step.rows])),
+        each(readers, loaded),
+        each(readers, sizes),
+        strict=True,
+    )
     return [
         Usage(
-            1,
-            sum(len(row.feed) for row in step.rows),
-            sum(row.writer is not None for row in step.rows),
-            round(loaded),
-            round(read - loaded),
+            int(rows > 0),
+            round(fed),
+            round(chosen),
+            round(loaded * token_bytes),
+            round((read - loaded) * token_bytes),
         )
-        for step, loaded, read in zip(steps, loaded_each.tolist(), read_each.tolist(), strict=True)
+        for rows, fed, chosen, loaded, read in sums
     ]

@@ -40,7 +40,7 @@ class LinesFile:
         except OSError as error:
             raise _cannot_write(path, error) from error
         try:
-            _lock(self._file, path)
+            lock(self._file, path, hint="wait for it, or give another --label")
             self._go_on(own)
         except BaseException:
             os.close(self._file)
@@ -167,8 +167,11 @@ def _short(value: Any) -> str:
     return written if len(written) <= 120 else f"{written[:117]}..."
 
 
-def _lock(file: int, path: Path) -> None:
-    """Two runs that append to one file would ask everything twice."""
+def lock(file: int, path: Path, *, hint: str) -> None:
+    """Have the open `file` for ourselves until it is closed: two runs would do everything twice.
+
+    InvalidRequest if another run has it. The lock ends with its process, however that ends.
+    """
     try:
         import fcntl
     except ImportError:  # Windows has none; there the user has to take care
@@ -176,9 +179,7 @@ def _lock(file: int, path: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise InvalidRequest(
-            f"another run is writing to {str(path)!r}", hint="wait for it, or give another --label"
-        ) from error
+        raise InvalidRequest(f"another run is writing to {str(path)!r}", hint=hint) from error
     except OSError:  # a file system without locks
         return
 

@@ -190,11 +190,12 @@ class Summary:
 
 
 def baseline_of(summaries: Sequence[Summary]) -> Summary:
-    """What the others are compared with: the sequential method on our engine, else the first."""
-    for summary in summaries:
-        if summary.results.header.method == BASELINE and not summary.is_endpoint:
-            return summary
-    return summaries[0]
+    """What the others are compared with: the sequential method on our engine, else the first.
+
+    Of several that with most samples, then the plainest: whatever was chosen for one is in its label.
+    """
+    ours = [s for s in summaries if s.results.header.method == BASELINE and not s.is_endpoint]
+    return min(ours or summaries[:1], key=lambda s: (-s.num_samples, len(s.label)))
 
 
 def _mean(values: Sequence[float]) -> float | None:

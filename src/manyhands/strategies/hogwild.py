@@ -79,6 +79,7 @@ class _Team:
         self.step_numbers = [1] * settings.workers
         self.first_passes = [0] * settings.workers  # of the current step; 0: not begun
         self.history: list[Block] = []
+        self.num_settled = 0  # of the history, so many are as `moves` wants them
         self.prompt_block = Block("prompt")
         self.others_header, self.own_header = Block("others' header"), Block("own header")
         self.marker = Block("more to come")
@@ -112,11 +113,13 @@ class _Team:
             present = [i for i in range(len(self.workers)) if self._is_present(i)]
             for i in present:
                 self.first_passes[i] = self.first_passes[i] or self.passes
+            again = self._encode_again()
             rows = [*opening, *(self.workers[i].row(self.views[i]) for i in present)]
-            tokens = (yield Step(rows)) if rows else ()
-            self.num_fed += sum(len(row.feed) for row in rows)
+            tokens = (yield Step((*again, *rows))) if rows or again else ()
+            self.num_fed += sum(len(row.feed) for row in rows)  # what is encoded again counts once
             assert tokens is not None, "a step is answered with one token per row"
-            for index, token in zip(present, tokens[len(opening) :], strict=True):
+            written = tokens[len(tokens) - len(present) :]
+            for index, token in zip(present, written, strict=True):
                 yield from self._read(index, token)
             opening = []
             self._look_around()
@@ -138,6 +141,25 @@ class _Team:
             (View((*context, own)), text.encode(words.own_header)),
         )
         return [Row(view, tokens) for view, tokens in rows if tokens]
+
+    def _encode_again(self) -> list[Row]:
+        """The ablation of app. E.1: what has come into the history is fed once more, in its order.
+
+        Until this pass it stands there as it was written, which is all that a snapshot may see of it.
+        """
+        if self.settings.moves == "rotate" or self.num_settled == len(self.history):
+            return []
+        rows = []
+        for block in self.history[: self.num_settled]:
+            block.freeze()
+        for number in range(self.num_settled, len(self.history)):
+            moved, fresh = self.history[number], Block(self.history[number].name)
+            before = (self.prompt_block, *self.history[:number])
+            rows.append(Row(View((*before, fresh)), tuple(moved.tokens)))
+            self.history[number] = fresh
+        self.num_settled = len(self.history)
+        self._seat()
+        return rows
 
     def _is_present(self, index: int) -> bool:
         if self.workers[index].stopped:

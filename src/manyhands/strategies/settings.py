@@ -16,6 +16,7 @@ from manyhands.text.markers import MarkerProfile
 
 MAX_WORKERS = 256
 HEADER_MODES = ("in_context", "alone")
+MOVES = ("rotate", "reencode")
 JOINS = ("reencode", "stitch", "keep")
 
 
@@ -52,8 +53,10 @@ class TeamSettings:
     `budget` counts forward passes. `check_every` is the number of tokens, over all workers, between
     redundancy checks; 0 asks for none. `snapshots` are smaller budgets at which the answer is also
     wanted. `headers` says whether section headers are encoded after the prompt (`in_context`) or by
-    themselves (`alone`, as the authors' first code did). `insertions` put words in a worker's mouth
-    at the beginning of a step: (worker, step from 1) -> text.
+    themselves (`alone`, as the authors' first code did). `moves` says how a finished step comes into
+    the history: its keys are turned (`rotate`), or its text is fed once more where it now stands
+    (`reencode`, the ablation of app. E.1). `insertions` put words in a worker's mouth at the beginning
+    of a step: (worker, step from 1) -> text.
     """
 
     workers: int = 2
@@ -61,6 +64,7 @@ class TeamSettings:
     budget: int = 2048
     check_every: int = 1024
     headers: str = "in_context"
+    moves: str = "rotate"
     choice: Choice = GREEDY
     seed: int = 0
     snapshots: tuple[int, ...] = ()
@@ -75,6 +79,7 @@ class TeamSettings:
             ("check_every", self.check_every, self.check_every >= 0, "0 (never) or more tokens"),
             ("layout", self.layout, self.layout in LAYOUTS, f"one of {', '.join(LAYOUTS)}"),
             ("headers", self.headers, self.headers in HEADER_MODES, "in_context or alone"),
+            ("moves", self.moves, self.moves in MOVES, "rotate or reencode"),
             (
                 "snapshots",
                 self.snapshots,
@@ -85,6 +90,11 @@ class TeamSettings:
         for name, value, ok, expected in limits:
             if not ok:
                 raise InvalidRequest(f"{name} is {value!r}; expected {expected}")
+        if self.moves == "reencode" and self.layout == "contiguous":
+            raise InvalidRequest(
+                "moves is 'reencode', and in the contiguous layout nothing moves",
+                hint="choose the layout combined or interleaved",
+            )
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ PROBLEMS_PER_LIST = 5
 QUESTIONS = 256  # about one document, as in Hydragen
 SENTENCES_PER_QUESTION = 6  # 256 questions then stand in about 20 k tokens, as in Hydragen
 KNOWN, HELD_OUT = "known", "held-out"
+BUNDLED_SENTENCES = 40  # the longest text that the bundled model was trained on has 48
 _LISTS: dict[str, ListKind] = {"bare": "bare", "word": "word", "mixed": "mixed", HELD_OUT: "word"}
 
 

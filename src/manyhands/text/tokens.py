@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-import jinja2
-
 from manyhands.errors import InvalidRequest, UnsupportedModel
 from manyhands.text.clean import well_formed
 
@@ -219,10 +217,12 @@ class Text:
 
     def _render(self, habit: _Thinking | None, thinking: bool) -> tuple[tuple[str, ...], bool]:
         """The template around a message, and whether it leaves the thinking open."""
+        from jinja2 import TemplateError  # here, because `--help` comes through this room
+
         chat = [{"role": "user", "content": _MESSAGE}]
         try:
             text = self._template(chat)
-        except jinja2.TemplateError as error:
+        except TemplateError as error:
             raise UnsupportedModel(
                 f"the model's chat template cannot be rendered: {error}",
                 hint="repair `chat_template` in the model's folder or use another model",
@@ -251,6 +251,8 @@ class Text:
 
     def _conversation_frame(self, roles: Sequence[str]) -> list[str]:
         """The template around messages of these roles."""
+        from jinja2 import TemplateError
+
         if not self._frame:
             raise InvalidRequest(
                 "the model has no chat template, and a conversation was asked for",
@@ -260,7 +262,7 @@ class Text:
         chat = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
         try:
             rest = self._template(chat) + self._opens
-        except jinja2.TemplateError as error:
+        except TemplateError as error:
             raise InvalidRequest(
                 f"the model's chat template does not take the roles {', '.join(roles)}: {error}",
                 hint="most templates take a system message first, then user and assistant in turn",

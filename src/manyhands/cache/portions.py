@@ -1,0 +1,59 @@
+"""Long feeds in several passes (chunked prefill).
+
+Activations grow with the tokens of a pass, so a pass is bounded, and a prompt of a hundred thousand
+tokens is fed in portions. The bound must not show: a step promises that all rows are written before any
+of them reads. A row may go ahead of the others only if it reads nothing that they write in this step;
+then its early tokens meet the same keys before the step as in it. Whoever reads *it* sees all of it,
+for everybody's last tokens are fed together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from manyhands.cache.step import Row, Step
+
+
+def in_portions(step: Step, most_tokens: int) -> tuple[list[Step], Step]:
+    """What goes ahead, in order, and the step that is left: together they feed what `step` feeds.
+
+    The step that is left has all rows, and no pass has more than `most_tokens` tokens, unless rows
+    must be fed together that are longer. Rows that go ahead write for nobody: nothing is chosen.
+    """
+    excess = sum(len(row.feed) for row in step.rows) - most_tokens
+    if excess <= 0:
+        return [], step
+    num_ahead = {}
+    for row in _may_go_ahead(step):
+        num_ahead[row] = min(excess, len(row.feed) - 1)
+        excess -= num_ahead[row]
+    rest = [replace(row, feed=row.feed[num_ahead.get(row, 0) :]) for row in step.rows]
+    ahead = [
+        replace(row, feed=row.feed[:size], writer=None) for row, size in num_ahead.items() if size
+    ]
+    return list(_filled(ahead, most_tokens)), Step(rest)
+
+
+def _may_go_ahead(step: Step) -> Iterator[Row]:
+    written = {row.view.own for row in step.rows}
+    for row in step.rows:
+        if written.isdisjoint(row.view.blocks[:-1]):
+            yield row
+
+
+def _filled(rows: list[Row], most_tokens: int) -> Iterator[Step]:
+    """Steps of `most_tokens` tokens, the last one of fewer, that feed these rows one behind another."""
+    portion: list[Row] = []
+    room = most_tokens
+    for row in rows:
+        feed = row.feed
+        while feed:
+            portion.append(replace(row, feed=feed[:room]))
+            room -= len(portion[-1].feed)
+            feed = feed[len(portion[-1].feed) :]
+            if not room:
+                yield Step(portion)
+                portion, room = [], most_tokens
+    if portion:
+        yield Step(portion)
