@@ -105,6 +105,18 @@ def source() -> str:
     return "\n".join(f"- {place}: {'; '.join(names)}" for place, names in places.items())
 
 
+def parts() -> str:
+    """Students, lists in parts and needles; what was not sat is left out."""
+    file = RESULTS / "bundled_parts.json"
+    if not file.exists():
+        return performance.NOTHING_YET
+    rows = [
+        [line["name"], f"{line['accuracy']:.1%}", f"{line['passes']:.0f}", f"{line['tokens']:.0f}"]
+        for line in json.loads(file.read_text())["lines"]
+    ]
+    return table(["question, how many, form", "right", "mean passes", "mean tokens"], rows)
+
+
 def speed() -> str:
     """Tokens per second and the host's share, one list at a time."""
     result = json.loads((RESULTS / "bundled_speed.json").read_text())
@@ -128,6 +140,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "circumstances": circumstances,
     "curves": curves,
     "source": source,
+    "parts": parts,
     "speed": speed,
     **performance.TABLES,
     "targets": targets.targets,

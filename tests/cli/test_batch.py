@@ -157,18 +157,33 @@ def test_somebody_elses_file_is_left_alone(batch: Cli, tmp_path: Path, content: 
 
 
 def test_files_that_cannot_be_used(batch: Cli, tmp_path: Path) -> None:
-    given = write(tmp_path / "in", chat("a"))
+    given, pipe = write(tmp_path / "in", chat("a")), tmp_path / "pipe"
+    os.mkfifo(pipe)
     for args, code, words in (
         ((tmp_path / "none", tmp_path / "out"), 2, "cannot be read: No such file"),
         ((given, given), 2, "the same file"),
         ((given, tmp_path), 8, "cannot be written: Is a directory"),
         ((given, "/nowhere/out"), 8, "'/nowhere/out' cannot be written: No such file"),
+        ((given, pipe), 8, "cannot be written: it is not a regular file"),
+        ((given, "/dev/full"), 8, "cannot be written: it is not a regular file"),
         ((given, tmp_path / "out", "--concurrency", 0), 2, "concurrency"),
         ((given, tmp_path / "out", "--device", "toaster"), 2, "device 'toaster' is not available"),
     ):
         result = batch(*args)
         assert result.exit_code == code
         assert words in result.stderr
+
+
+def test_requests_for_another_model_are_answered_by_this_one(
+    batch: Cli, tmp_path: Path, model: Path
+) -> None:
+    requests = [chat("a", model="there"), chat("b", model=str(model)), chat("c", model="far")]
+    result = batch(write(tmp_path / "in", *requests), tmp_path / "out")
+    assert result.exit_code == 0
+    assert f"warning: requests name the model 'there' and 1 more; all are answered by '{model}'" in (
+        result.stderr
+    )
+    assert batch(write(tmp_path / "in", requests[1]), tmp_path / "own").stderr == ""
 
 
 # -- the files -------------------------------------------------------------------------------------
@@ -198,6 +213,16 @@ def test_a_file_cut_anywhere_is_mended(tmp_path: Path) -> None:
             done = whole[:size].count(b"\n")
             assert output.done == set(keys[:done])
         assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[:done])
+
+
+def test_one_run_at_a_time_has_the_file(tmp_path: Path) -> None:
+    given, path = a_written_output(tmp_path)
+    source, before = read_input(given, DEFAULTS), path.read_bytes()
+    with Output(path, source), pytest.raises(InvalidRequest, match="another run is writing to"):
+        Output(path, source)
+    with Output(path, source) as output:
+        assert len(output.done) == source.num_requests
+    assert path.read_bytes() == before
 
 
 def test_a_full_disk_keeps_whole_lines(tmp_path: Path) -> None:

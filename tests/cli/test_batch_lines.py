@@ -117,6 +117,8 @@ def test_conversations() -> None:
         ({"max_tokens": 5, "max_completion_tokens": 5}, "both max_tokens and max_completion"),
         ({"temperature": -1}, "temperature is -1.0; expected 0 or more"),
         ({"temperature": float("nan")}, "temperature is nan; expected a number"),
+        ({"temperature": 10**400}, "temperature is 10+; expected a number"),
+        ({"model": 7}, "model is 7; expected a text"),
         ({"top_p": 0}, r"top_p is 0.0; expected above 0"),
         ({"stop": [1]}, "stop is .*; expected a text or a list of texts"),
         ({"stop": ["a", ""]}, "a text to stop at is empty"),
@@ -171,7 +173,9 @@ def test_lines_that_ask_for_something_else(change: dict[str, Any], said: str) ->
     ("raw", "said"),
     [
         (b"{", "line 5 is not JSON"),
-        (b"[" * 100_000, "line 5 is not JSON"),
+        (b"[" * 100_000, "line 5 is nested more than 64 deep"),
+        (b'{"custom_id": "a", "body": ' + b"[" * 64 + b"]" * 64 + b"}", "is nested more than 64"),
+        (b'{"custom_id": "a", "n": ' + b"9" * 5000 + b"}", "line 5 holds a number of too many"),
         (b"[1]", "line 5 is a list; expected an object"),
         (b"null", "line 5 is missing; expected an object"),
         (b'{"custom_id": ""}', "line 5 has no custom_id"),
@@ -226,6 +230,8 @@ def test_the_form_of_an_error() -> None:
         "line": 7,
     }
     assert line["response"] is None
+    long = error_line(InvalidRequest("x" * 10**6), 7, "a", "f")["error"]["message"]
+    assert long == "x" * 1000 + "…"
 
 
 def test_a_fingerprint_tells_requests_apart() -> None:

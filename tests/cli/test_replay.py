@@ -233,6 +233,61 @@ def test_continue(cli: Cli, trace: Path, changed: Callable[..., Path]) -> None:
     assert shown.startswith("Alice [1]:")
 
 
+def test_continue_can_save_the_longer_trace(
+    cli: Cli, trace: Path, tmp_path: Path, changed: Callable[..., Path]
+) -> None:
+    """Line for line the trace of a run that was never cut; the old one stays as it is."""
+    whole, longer = trace.read_bytes(), tmp_path / "longer.jsonl"
+    interrupted = changed(cut)
+    with interrupted.open("ab") as file:
+        file.write(b'{"kind": "pa')
+    before = interrupted.read_bytes()
+    result = cli("replay", interrupted, "--continue", "--quiet", "--transcript", longer)
+    assert result.exit_code == 0, result.output
+    assert interrupted.read_bytes() == before
+    assert longer.read_bytes() == whole
+    for path, more, words in (
+        (interrupted, ("--continue",), "--transcript names the trace itself"),
+        (tmp_path / "new.jsonl", (), "--transcript was given without --continue"),
+    ):
+        refused = cli("replay", interrupted, "--transcript", path, *more)
+        assert refused.exit_code == 2
+        assert words in refused.stderr
+    assert interrupted.read_bytes() == before
+    assert not (tmp_path / "new.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "how", ["--load dummy", "--quantise int4", "--swaps on --context 300", "--context 175"]
+)
+def test_a_run_comes_back_with_the_weights_and_the_context_it_had(
+    cli: Cli, solve: Cli, tmp_path: Path, how: str
+) -> None:
+    path = tmp_path / "made.jsonl"
+    options = [*how.split(), "--budget", 200, "--method", "sequential", "--transcript", path]
+    assert solve("1 + 2", *options, "-q").exit_code == 0
+    whole = path.read_text(encoding="utf-8")
+    verified = json.loads(cli("replay", path, "--verify", "--json").stdout)["verified"]
+    assert verified["agreement"] == 1.0
+    lines = [json.loads(line) for line in whole.splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in cut(lines)), encoding="utf-8")
+    longer = tmp_path / "longer.jsonl"
+    assert cli("replay", path, "--continue", "-q", "--transcript", longer).exit_code == 0
+    assert longer.read_text(encoding="utf-8") == whole
+
+
+@pytest.mark.parametrize("damage", [{"context": "long"}, {"quantise": 4}, {"swaps": True}])
+def test_weights_that_a_header_does_not_name_in_words(
+    cli: Cli, changed: Callable[..., Path], damage: dict[str, Any]
+) -> None:
+    path = changed(_edit(**damage))
+    assert cli("replay", path).exit_code == 0
+    result = cli("replay", path, "--verify")
+    assert result.exit_code == 7
+    (name,) = damage
+    assert f"the trace's header has {name}" in result.stderr
+
+
 def test_continue_needs_an_interrupted_run(cli: Cli, trace: Path) -> None:
     ended = cli("replay", trace, "--continue")
     assert ended.exit_code == 2

@@ -12,7 +12,6 @@ partial results of a token are then merged by log-sum-exp.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -40,6 +39,7 @@ class Bucket:
     slots: Tensor  # [B, N]
     indices: Tensor  # [B, N] key's index on its strip; beyond every `high` for padding
     _visible: dict[int | None, Tensor] = field(default_factory=dict)
+    _by_head: dict[int, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Bucket:
         """The same bucket on another device."""
@@ -62,6 +62,16 @@ class Bucket:
             self._visible[window] = seen
         return self._visible[window]
 
+    def slots_by_head(self, num_heads: int) -> Tensor:
+        """[G, B, N]: where each key/value head's part lies, if slots and heads are counted as one.
+
+        Gathered like this, keys and values need no transposing before a product.
+        """
+        if num_heads not in self._by_head:
+            head = torch.arange(num_heads, device=self.slots.device)[:, None, None]
+            self._by_head[num_heads] = self.slots * num_heads + head
+        return self._by_head[num_heads]
+
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
@@ -82,7 +92,7 @@ class Prepared:
         )
 
 
-_FEW_QUERIES, _FEW_KEYS = 8, 32  # fewer cost as much: below, a launch outweighs the padding
+_BUCKET_COST = 1000  # a product more costs as much as so many scores of one query and one key
 _MOST_QUERIES = 256  # of one strip in one product; more would mostly look at keys they may not see
 
 
@@ -127,17 +137,16 @@ class TorchBackend:
 
     def _buckets(self, entries: Entries) -> list[list[_Group]]:
         """Groups of like size together, none of the products larger than the budget."""
-        classes: dict[tuple[int, int], list[_Group]] = defaultdict(list)
-        for group in _groups(entries, self.budget):
-            # sizes within a factor of four share a product, and so do all small ones
-            queries = max(group.stop - group.start, _FEW_QUERIES).bit_length() // 2
-            keys = max(group.high - group.low, _FEW_KEYS).bit_length() // 2
-            classes[queries, keys].append(group)
+        groups = _groups(entries, self.budget)
+        sizes = np.array([(g.stop - g.start, g.high - g.low) for g in groups], dtype=np.int64)
         buckets = []
-        for groups in classes.values():
-            most = max(g.stop - g.start for g in groups) * max(g.high - g.low for g in groups)
-            per_bucket = max(1, self.budget // max(1, most))
-            buckets += [groups[i : i + per_bucket] for i in range(0, len(groups), per_bucket)]
+        for bucket in _of_like_size(sizes):
+            most = max(1, int(sizes[bucket].max(axis=0).prod()))
+            per_bucket = max(1, self.budget // most)
+            buckets += [
+                [groups[i] for i in bucket[first : first + per_bucket]]
+                for first in range(0, len(bucket), per_bucket)
+            ]
         return buckets
 
     def append(
@@ -166,7 +175,8 @@ class TorchBackend:
         outs, lses = [], []
         for bucket in prepared.buckets:
             x = bucket.turns.rotate(_rows(q, bucket.tokens).to(work), rope)  # [B, M, H, D]
-            k, v = (_rows(x, bucket.slots).to(work) for x in (keys, values))  # [B, N, G, .]
+            by_head = bucket.slots_by_head(keys.shape[1])
+            k, v = (_rows(x.flatten(0, 1), by_head).to(work) for x in (keys, values))
             out, lse = partial_attention(x, k, v, bucket.visible(call.window), call)
             outs.append(out.flatten(0, 1))
             lses.append(lse.flatten(0, 1))
@@ -180,28 +190,28 @@ def partial_attention(
 ) -> tuple[Tensor, Tensor]:
     """Softmax over the keys of each strip alone.
 
-    q [B, M, H, D], k [B, N, G, D], v [B, N, G, Dv], visible [B, M, N]
+    q [B, M, H, D], k [G, B, N, D], v [G, B, N, Dv], visible [B, M, N]
     -> output [B, M, H, Dv] and log-sum-exp [B, M, H]; where nothing is visible, the latter is so
     small that the merge gives the output no weight.
     """
     num_strips, num_queries, num_heads, _ = q.shape
-    num_kv_heads = k.shape[2]
-    # [B, G, M * r, D] @ [B, G, D, N]. The scores are by far the largest tensor: worked on in place.
+    num_kv_heads = len(k)
+    # [G, B, M * r, D] @ [G, B, D, N]. The scores are by far the largest tensor: worked on in place.
     x = (q * call.scaling).view(num_strips, num_queries, num_kv_heads, -1, q.shape[-1])
-    x = x.transpose(1, 2).flatten(2, 3)
-    scores = x @ k.permute(0, 2, 3, 1)
+    x = x.permute(2, 0, 1, 3, 4).flatten(2, 3)
+    scores = x @ k.transpose(2, 3)
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
-    apart = (num_strips, num_kv_heads, num_queries, num_heads // num_kv_heads, -1)
-    scores = scores.view(apart)  # [B, G, M, r, N]
-    scores = scores.masked_fill_(~visible[:, None, :, None, :], NOTHING)
+    apart = (num_kv_heads, num_strips, num_queries, num_heads // num_kv_heads, -1)
+    scores = scores.view(apart)  # [G, B, M, r, N]
+    scores = scores.masked_fill_(~visible[:, :, None, :], NOTHING)
     largest = scores.detach().amax(dim=-1, keepdim=True)
     weights = scores.sub_(largest).exp_()
     total = weights.sum(dim=-1, keepdim=True)
-    out = (weights.flatten(2, 3) @ v.transpose(1, 2)).view(apart) / total
-    lse = (largest + total.log()).squeeze(-1)  # out [B, G, M, r, Dv], lse [B, G, M, r]
+    out = (weights.flatten(2, 3) @ v).view(apart) / total
+    lse = (largest + total.log()).squeeze(-1)  # out [G, B, M, r, Dv], lse [G, B, M, r]
     shape = (num_strips, num_queries, num_heads)
-    return out.transpose(1, 2).reshape(*shape, -1), lse.transpose(1, 2).reshape(shape)
+    return out.permute(1, 2, 0, 3, 4).reshape(*shape, -1), lse.permute(1, 2, 0, 3).reshape(shape)
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
@@ -223,6 +233,41 @@ def _groups(entries: Entries, budget: int) -> list[_Group]:
             high = max(low + 1, int(reach[first:last].max()))
             groups.append(_Group(strip, first, last, low, high))
     return groups
+
+
+def _of_like_size(sizes: Ints) -> list[Ints]:
+    """Which groups [n, 2] of so many queries and keys share a product, padded to the largest of each.
+
+    Halved again and again, in the order of their queries or of their keys, wherever the padding saved
+    is worth another product.
+    """
+    found, todo = [], [np.arange(len(sizes))]
+    while todo:
+        members = todo.pop()
+        queries, keys = sizes[members].max(axis=0)
+        best, parts = len(members) * _cost(queries, keys) - _BUCKET_COST, None
+        for by in (0, 1):
+            ordered = members[np.argsort(-sizes[members, by], kind="stable")]
+            largest = np.maximum.accumulate(sizes[ordered])[:-1].T  # of what comes before a cut
+            rest = np.maximum.accumulate(sizes[ordered][::-1])[::-1][
+                1:
+            ].T  # and of what comes behind
+            num_before = np.arange(1, len(ordered))
+            costs = num_before * _cost(*largest) + (len(ordered) - num_before) * _cost(*rest)
+            if len(costs) and costs.min() < best:
+                cut = int(costs.argmin()) + 1
+                best, parts = costs[cut - 1], [ordered[:cut], ordered[cut:]]
+        if parts is None:
+            found.append(members)
+        else:
+            todo += parts
+    return found
+
+
+def _cost(queries: Ints, keys: Ints) -> Ints:
+    """What a group costs: its scores, and loading its keys."""
+    cost: Ints = (queries + 1) * keys
+    return cost
 
 
 def _lay_out(

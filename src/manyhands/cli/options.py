@@ -225,11 +225,30 @@ class SolveOptions(ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions(ModelOptions):
-    """`manyhands replay`. The model is the trace's own unless another is named."""
+    """`manyhands replay`. Model, weights and context are the trace's own unless others are named."""
 
     trace: Annotated[Path, typer.Argument(help="A trace, saved by solve --transcript.")]
     model: Annotated[
         str | None, _option(_MODEL, "Another place of the model.", show_default="the trace's")
+    ] = None
+    load: Annotated[
+        Literal["auto", "dummy"],
+        _option(_MODEL, "Weights: the trace's (auto), or random ones (dummy)."),
+    ] = "auto"
+    quantise: Annotated[
+        Literal["auto", "none", "fp8", "int4"],
+        _option(_MODEL, "Weights in fewer bits: as the trace says (auto), none, fp8 or int4."),
+    ] = "auto"
+    swaps: Annotated[
+        Literal["auto", "on", "off"],
+        _option(
+            _MODEL,
+            "Join small operations of each layer: as the trace says (auto), on or off. "
+            "--verify never does.",
+        ),
+    ] = "auto"
+    context: Annotated[
+        int | None, _option(_MODEL, "Longest view of a worker.", show_default="the trace's")
     ] = None
     verify: Annotated[
         bool,
@@ -238,6 +257,12 @@ class ReplayOptions(ModelOptions):
     resume: Annotated[
         bool, _option(_OUTPUT, "Go on with a run that was interrupted.", "--continue")
     ] = False
+    transcript: Annotated[
+        Path | None,
+        _option(
+            _OUTPUT, "With --continue: save the whole trace here, what it was and what is new."
+        ),
+    ] = None
     json: Annotated[bool, _option(_OUTPUT, "Print one JSON object.", "--json")] = False
     quiet: Annotated[bool, _option(_OUTPUT, "Leave the transcript out.", "--quiet", "-q")] = False
 

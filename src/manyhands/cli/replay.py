@@ -2,25 +2,26 @@
 
 By itself it needs no model: the trace holds the words. `--verify` computes all passes of the run in
 one parallel forward (Hogwild! Inference, app. B) and compares every token that was written;
-`--continue` rebuilds an interrupted run's blocks and goes on.
+`--continue` rebuilds an interrupted run's blocks and goes on. Both take the model, its weights and its
+context as the trace has them, unless the command says otherwise.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from manyhands.cli.account import Account
 from manyhands.cli.loading import load_engine, load_network, name_of, strategy_for
 from manyhands.cli.options import ReplayOptions
 from manyhands.cli.outcome import INTERRUPTED
-from manyhands.cli.output import Notes, say, say_json
+from manyhands.cli.output import Notes, TraceFile, say, say_json
 from manyhands.cli.retold import account_from, answer_from
 from manyhands.cli.running import drive, screen_for
 from manyhands.cli.solve import facts_of, finish
-from manyhands.errors import InvalidRequest
-from manyhands.replay.trace import Trace, read_trace
+from manyhands.errors import BrokenTrace, InvalidRequest
+from manyhands.replay.trace import Trace, read_lines, read_trace
 from manyhands.strategies.base import Answer
 from manyhands.strategies.branch_record import BranchAnswer
 from manyhands.strategies.described import settings_from
@@ -28,6 +29,13 @@ from manyhands.strategies.described import settings_from
 if TYPE_CHECKING:
     from manyhands.cli.verify import Verdict
 
+# What the command may leave open: the option, its name in a header, its type.
+_RECORDED = (
+    ("load", "weights", str),
+    ("quantise", "quantise", str),
+    ("swaps", "swaps", str),
+    ("context", "context", int),
+)
 _FACTS = ("model", "method", "workers", "layout", "seed", "settings", "problem", "versions")
 
 
@@ -36,6 +44,11 @@ def replay(options: ReplayOptions) -> None:
     trace = read_trace(options.trace)
     if options.resume:
         return go_on(trace, options)
+    if options.transcript is not None:
+        raise InvalidRequest(
+            "--transcript was given without --continue, which alone makes a trace longer",
+            hint="leave it out, or add --continue",
+        )
     account = account_from(trace)
     answer = answer_from(trace) or account.so_far(INTERRUPTED, len(trace.passes))
     notes = Notes()
@@ -67,6 +80,10 @@ def go_on(trace: Trace, options: ReplayOptions) -> None:
             f"the run in {str(options.trace)!r} has ended by itself",
             hint="only a run that was interrupted can go on",
         )
+    if options.transcript is not None and options.transcript.resolve() == options.trace.resolve():
+        raise InvalidRequest(
+            "--transcript names the trace itself, which is kept as it is", hint="give another name"
+        )
     settings = settings_from(trace.header)
     account = account_from(trace)
     model, notes = _model_of(trace, options), Notes()
@@ -78,9 +95,35 @@ def go_on(trace: Trace, options: ReplayOptions) -> None:
         quiet=options.quiet,
         budget=settings.budget,
     )
-    engine, text = load_engine(model, options, notes)
-    strategy = strategy_for(engine, text, trace.header)
-    finish(screen, drive(engine, engine.restore(strategy, trace), account, screen))
+    with TraceFile(options.transcript, notes) as file:
+        engine, text = load_engine(model, _as_recorded(options, trace), notes)
+        for line in read_lines(options.trace):
+            file.write(line)
+        strategy = strategy_for(engine, text, trace.header)
+        restored = engine.restore(strategy, trace, write=file.write)
+        outcome = drive(engine, restored, account, screen)
+    finish(screen, outcome)
+    if file.failure is not None:
+        raise file.failure
+
+
+def _as_recorded(options: ReplayOptions, trace: Trace) -> ReplayOptions:
+    """The options, with what the command leaves open as the trace's header has it.
+
+    With other weights, or another context, the run would not come back token for token.
+    """
+    recorded: dict[str, Any] = {}
+    for name, key, kind in _RECORDED:
+        value = trace.header.get(key)
+        if getattr(options, name) not in (None, "auto") or value is None:
+            continue
+        if type(value) is not kind:
+            raise BrokenTrace(
+                f"the trace's header has {key} {value!r}, expected {kind.__name__}",
+                hint=f"The file is damaged. Say it yourself: --{name}.",
+            )
+        recorded[name] = value
+    return replace(options, **recorded)
 
 
 def _verify(trace: Trace, options: ReplayOptions, notes: Notes) -> Verdict:
@@ -91,7 +134,7 @@ def _verify(trace: Trace, options: ReplayOptions, notes: Notes) -> Verdict:
             "whose tokens follow from the logits alone, can be verified",
             hint="leave --verify out",
         )
-    adapter = load_network(_model_of(trace, options), options, notes)
+    adapter = load_network(_model_of(trace, options), _as_recorded(options, trace), notes)
     from manyhands.cli.verify import verify
 
     return verify(adapter, trace, settings.choice)

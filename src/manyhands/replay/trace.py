@@ -172,6 +172,11 @@ def record(
 
 def read_trace(path: Path | str) -> Trace:
     """Load a trace. A damaged or foreign file raises BrokenTrace; a last line cut off is left out."""
+    return parse_trace(read_lines(path), str(path))
+
+
+def read_lines(path: Path | str) -> list[Line]:
+    """The whole lines of a file, as they are; BrokenTrace if one of them is no line of a trace."""
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -185,7 +190,7 @@ def read_trace(path: Path | str) -> Trace:
         raise BrokenTrace(
             f"{path} holds no whole line", hint="The run may have ended before its first pass."
         )
-    return parse_trace([_parsed(path, n, line) for n, line in enumerate(whole, 1)], str(path))
+    return [_parsed(path, n, line) for n, line in enumerate(whole, 1)]
 
 
 def _parsed(path: Path | str, number: int, line: str) -> Line:
