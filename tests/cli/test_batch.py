@@ -180,8 +180,9 @@ def test_requests_for_another_model_are_answered_by_this_one(
     requests = [chat("a", model="there"), chat("b", model=str(model)), chat("c", model="far")]
     result = batch(write(tmp_path / "in", *requests), tmp_path / "out")
     assert result.exit_code == 0
-    assert f"warning: requests name the model 'there' and 1 more; all are answered by '{model}'" in (
-        result.stderr
+    assert (
+        f"warning: requests name the model 'there' and 1 more; all are answered by '{model}'"
+        in (result.stderr)
     )
     assert batch(write(tmp_path / "in", requests[1]), tmp_path / "own").stderr == ""
 

@@ -76,6 +76,9 @@ def load_wordless_engine(model: str, options: ModelOptions, notes: Notes) -> Eng
             context=options.context,
             downloads=is_watched,
         )
+    is_slow = engine.adapter.device.type == "cuda" and engine.backend.name == "torch"
+    if is_slow and options.backend == "auto":
+        notes.warn(f"attention runs in plain torch, slowly: {engine.backend_reason}")
     return engine
 
 

@@ -96,7 +96,7 @@ def go_on(trace: Trace, options: ReplayOptions) -> None:
         budget=settings.budget,
     )
     with TraceFile(options.transcript, notes) as file:
-        engine, text = load_engine(model, _as_recorded(options, trace), notes)
+        engine, text = load_engine(model, as_recorded(options, trace), notes)
         for line in read_lines(options.trace):
             file.write(line)
         strategy = strategy_for(engine, text, trace.header)
@@ -107,7 +107,7 @@ def go_on(trace: Trace, options: ReplayOptions) -> None:
         raise file.failure
 
 
-def _as_recorded(options: ReplayOptions, trace: Trace) -> ReplayOptions:
+def as_recorded(options: ReplayOptions, trace: Trace) -> ReplayOptions:
     """The options, with what the command leaves open as the trace's header has it.
 
     With other weights, or another context, the run would not come back token for token.
@@ -134,7 +134,7 @@ def _verify(trace: Trace, options: ReplayOptions, notes: Notes) -> Verdict:
             "whose tokens follow from the logits alone, can be verified",
             hint="leave --verify out",
         )
-    adapter = load_network(_model_of(trace, options), _as_recorded(options, trace), notes)
+    adapter = load_network(_model_of(trace, options), as_recorded(options, trace), notes)
     from manyhands.cli.verify import verify
 
     return verify(adapter, trace, settings.choice)

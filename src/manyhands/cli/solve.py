@@ -56,8 +56,11 @@ def solve(options: SolveOptions) -> None:
             notes.warn(reason)
         try:
             engine, text = load_engine(model, options, notes)
-            if engine.adapter.device.type == "cuda" and not (options.json or options.quiet):
-                tell(engine.about_memory)
+            talks = not (options.json or options.quiet)
+            on_gpu = engine.adapter.device.type == "cuda"
+            if talks and (on_gpu or options.backend != "auto"):
+                for sentence in engine.about:
+                    tell(sentence)
         except KeyboardInterrupt:
             outcome = Outcome(account.so_far(INTERRUPTED, 0))
         else:
@@ -67,6 +70,8 @@ def solve(options: SolveOptions) -> None:
             if options.transcript is not None:
                 strategy = record(strategy, header, file.write)
             outcome = drive(engine, strategy, account, screen)
+            if talks and engine.passes.about is not None:
+                tell(engine.passes.about)
     finish(screen, outcome)
     if file.failure is not None:
         raise file.failure

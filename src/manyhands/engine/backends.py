@@ -45,8 +45,8 @@ def choose_backend(name: str, adapter: ModelAdapter) -> ChosenBackend:
     if name == "torch":
         return ChosenBackend(TorchBackend(), "asked for", _SMALL_PAGE)
     refusal = _refusal(adapter)
-    if refusal is None and name == "auto" and adapter.device.type != "cuda":
-        refusal = "on a CPU they only run in Triton's interpreter, for tests"
+    if name == "auto" and adapter.device.type != "cuda":  # not in Triton's interpreter by chance
+        refusal = f"they run on a CUDA device, and the model is on {adapter.device.type}"
     if refusal is None:
         reason = "asked for" if name == "triton" else "the kernels can serve this model"
         return ChosenBackend(_kernels(adapter), reason, _LARGE_PAGE)

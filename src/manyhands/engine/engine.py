@@ -156,6 +156,15 @@ class Engine:
         return engine
 
     @property
+    def about(self) -> list[str]:
+        """What was chosen for this model on this machine, and why; a sentence each."""
+        return [
+            f"attention by {self.backend.name}: {self.backend_reason}",
+            f"layers: {self.swaps}",
+            self.about_memory,
+        ]
+
+    @property
     def usage(self) -> Usage:
         """What has been computed so far; each Run has a `usage` of its own."""
         return replace(

@@ -61,6 +61,16 @@ class GraphedPasses(Passes):
         self._pool: Any = None  # memory that all graphs share: one runs at a time
 
     @property
+    def about(self) -> str | None:
+        """How many shapes of passes were recorded and how long that took, or why they were not."""
+        if self.trouble is not None or not self._graphs:
+            return self.trouble
+        count = (
+            f"{self.num_graphs} shapes of passes" if self.num_graphs > 1 else "a shape of passes"
+        )
+        return f"{count} recorded as CUDA graphs in {self.seconds_recording:.1f} s"
+
+    @property
     def num_graphs(self) -> int:
         """Capacities recorded so far."""
         return len(self._graphs)

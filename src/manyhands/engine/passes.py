@@ -44,6 +44,11 @@ class Passes:
         self.backend = backend
         self._moves: deque[Move] = deque()  # planned, not made yet
 
+    @property
+    def about(self) -> str | None:
+        """What a user should know of how passes have run, if there is anything."""
+        return None
+
     def move(self, plan: Plan) -> None:
         """Take on what must be moved. A move is owed until it is made, also if this pass fails."""
         self._moves.extend(plan.moves)

@@ -1,0 +1,100 @@
+"""Which attention is chosen, and what is said when the kernels cannot serve a model."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from manyhands.engine.backends import choose_backend
+from manyhands.errors import InvalidRequest
+from manyhands.model.adapter import ModelAdapter
+from tests.engine.small import small_engine
+
+pytest.importorskip("triton", reason="Triton comes for Linux only")
+
+from manyhands.attention import triton_backend
+from manyhands.engine import backends
+
+
+def adapter(**changes: Any) -> ModelAdapter:
+    """What is asked of an adapter here, of a model on a GPU."""
+    usual = {
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "head_dim": 128,
+        "value_dim": 128,
+        "dtype": torch.bfloat16,
+        "device": torch.device("cuda"),
+    }
+    return cast(ModelAdapter, SimpleNamespace(**(usual | changes)))
+
+
+@pytest.fixture(autouse=True)
+def a_recent_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(backends, "_kernels", lambda adapter: SimpleNamespace(name="triton"))
+
+
+REFUSED = {
+    "a CPU": ({"device": torch.device("cpu")}, "CUDA device, and the model is on cpu"),
+    "float64": ({"dtype": torch.float64}, "not float64"),
+    "an odd head": ({"head_dim": 127}, "head size is 127"),
+    "a large head": ({"head_dim": 512, "value_dim": 512}, "head size is 512"),
+    "many heads to a key": ({"num_heads": 512, "num_kv_heads": 1}, "512 query heads share"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_kernels_cannot_serve_goes_to_torch(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_backend, "_is_interpreting", lambda: False)
+    changes, reason = REFUSED[case]
+    chosen = choose_backend("auto", adapter(**changes))
+    assert chosen.backend.name == "torch"
+    assert reason in chosen.reason
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        choose_backend("triton", adapter(**changes))
+    assert "auto" in (caught.value.hint or "")
+
+
+def test_an_old_gpu_has_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
+    assert "--dtype float16" in choose_backend("auto", adapter()).reason
+    assert choose_backend("auto", adapter(dtype=torch.float16)).backend.name == "triton"
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "triton" else found(name)
+    )
+    chosen = choose_backend("auto", adapter())
+    assert chosen.backend.name == "torch"
+    assert "Triton is not installed" in chosen.reason
+
+
+def test_on_a_gpu_the_kernels_are_chosen() -> None:
+    chosen = choose_backend("auto", adapter())
+    assert (chosen.backend.name, chosen.page_size) == ("triton", 64)
+    assert "can serve" in chosen.reason
+
+
+def test_auto_is_never_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_backend, "_is_interpreting", lambda: True)
+    on_cpu = adapter(device=torch.device("cpu"))
+    assert choose_backend("auto", on_cpu).backend.name == "torch"
+    assert choose_backend("triton", on_cpu).backend.name == "triton"
+
+
+def test_an_engine_says_what_it_chose() -> None:
+    engine = small_engine(backend="reference")
+    attention, layers, memory = engine.about
+    assert attention == "attention by reference: asked for"
+    assert layers.startswith("layers: no swaps")
+    assert "hold keys and values" in memory
+    assert engine.passes.about is None
