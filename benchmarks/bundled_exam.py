@@ -41,7 +41,7 @@ from manyhands.tasks.graders import grade_list
 from manyhands.tasks.problem_list import problem_list
 
 BUDGET = 1000
-SHARD = 64  # lists that one process works on at a time, all in the same forward passes
+SHARD = 128  # lists that one process works on at a time, all in the same forward passes
 GOOD = 0.97  # accuracy per question whose first budget is looked for
 # About where a line's first good budget lies: the grid of its curve is fine around it.
 EXPECTED = {
@@ -86,12 +86,12 @@ def lines() -> list[Line]:
 def budgets(line: Line) -> tuple[int, ...]:
     """Where a line's curve is looked at: finely around the first good budget, sparsely below.
 
-    Every look costs each run some twenty passes, so large teams, whose passes cost most, get fewer.
+    Every look costs each run some twenty passes, so only the curves that are shown get many.
     """
     if not line.curve:
         return ()
     expected = EXPECTED[line.kind, line.count][line.workers - 1]
-    if line.workers > 2:
+    if line.workers > 2 or (line.kind, line.count) != ("bare", 5):
         return tuple(round(expected * share) for share in (0.5, 0.9, 0.95, 1.0, 1.05, 1.1))
     fine = range(round(0.84 * expected), round(1.14 * expected), max(1, round(0.02 * expected)))
     return (*(round(expected * share) for share in (0.2, 0.4, 0.6, 0.75)), *fine)

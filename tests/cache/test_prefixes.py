@@ -282,6 +282,17 @@ def test_tenants_never_meet():
     assert machine.num_fed == 9
 
 
+def test_tenants_that_left_nothing_are_forgotten():
+    machine = Machine()
+    held = machine.prefill([(1, 2)], "anna")
+    for number in range(500):
+        machine.prefill([(number,)], f"guest {number}").close()
+        machine.tree.clear()
+    assert len(machine.tree._roots) <= 70
+    assert machine.read(held, 0) == (1, 2)
+    assert machine.prefill([(1, 2)], "anna").found == (2,)
+
+
 def test_a_tree_without_a_pool_serves_one_call():
     tree = PrefixTree()
     first = tree.lease([(1, 2, 3), (1, 2, 4)])

@@ -30,7 +30,7 @@ NOBODY = "\x1b[2J\x1b]0;owned\x07"
         ("--finisher-tokens 0", 2, "finisher_tokens is 0"),
         ("--reply-tokens 0", 2, "reply_tokens is 0"),
         ("--snapshots 1,a", 2, "--snapshots is '1,a'; expected numbers"),
-        ("--snapshots 9", 2, "snapshots is (9,); expected passes below the budget of 6"),
+        ("--snapshots 9", 2, "snapshots are (9,); expected passes below the budget of 6"),
         ("--device toaster", 2, "device 'toaster' is not available"),
         ("--dtype int3", 2, "dtype 'int3' is not available"),
         ("--backend magic", 2, "there is no attention backend 'magic'"),

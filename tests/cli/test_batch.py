@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from manyhands.cli.batch import progress_bar
 from manyhands.cli.batch_files import Output, read_input
 from manyhands.cli.batch_lines import Defaults, error_line
 from manyhands.errors import InvalidRequest, OutputFailed
@@ -185,6 +189,29 @@ def test_requests_for_another_model_are_answered_by_this_one(
         in (result.stderr)
     )
     assert batch(write(tmp_path / "in", requests[1]), tmp_path / "own").stderr == ""
+
+
+class Terminal(io.StringIO):
+    """Somebody watches."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_who_watches_sees_the_time_left_and_tokens_per_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    with progress_bar() as progress:
+        bar = progress.add_task("", total=4, completed=0, rate="")
+        for done in range(1, 4):
+            time.sleep(0.01)
+            progress.update(bar, completed=done, rate=f"{100 * done} tokens/s")
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+    last = shown.strip().splitlines()[-1]
+    assert re.search(r"3/4 300 tokens/s 0:00:0\d 0:00:0\d", last), last
 
 
 # -- the files -------------------------------------------------------------------------------------

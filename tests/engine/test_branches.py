@@ -131,12 +131,22 @@ def played_by(name: str, text: Text, choice: Choice) -> Played:
     return play(network_engine(name), strategy_from(header, text, None), text.encode(SKELETON))
 
 
-@pytest.mark.parametrize("text", [BYTES, PIECES], ids=["byte_level", "sentence_piece"])
-def test_the_reencoding_join_is_plain_causal_prefill(text: Text) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3", BYTES),
+        ("qwen3", PIECES),
+        ("gpt_oss", BYTES),
+        ("gemma3_text", BYTES),
+        ("smollm3", BYTES),
+    ],
+    ids=["qwen3", "qwen3, sentence_piece", "gpt_oss", "gemma3_text", "smollm3"],
+)
+def test_the_reencoding_join_is_plain_causal_prefill(name: str, text: Text) -> None:
     """And the other two, whose text is the same, are not."""
     apart = {}
     for join in JOINS:
-        engine = network_engine("qwen3")
+        engine = network_engine(name)
         settings = BranchSettings(
             choice=Choice(allowed=LETTERS if text is BYTES else None),
             branch_tokens=9,

@@ -30,6 +30,7 @@ from manyhands.errors import (
     ModelNotFound,
     UnsupportedModel,
 )
+from manyhands.model import devices
 from manyhands.model.devices import resolve_device, resolve_dtype
 from manyhands.model.loading import load_adapter
 from manyhands.model.quiet import quiet
@@ -304,7 +305,34 @@ def test_options_that_cannot_be_used(
     assert hint in caught.value.hint
 
 
+def test_a_gpu_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = "CUDA error: all CUDA-capable devices are busy or unavailable"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(devices, "_problem_of", lambda device: busy)
+    with pytest.warns(UserWarning, match="cuda:0 cannot be used, the CPU is: .* busy"):
+        assert resolve_device("auto") == torch.device("cpu")
+    with pytest.raises(InvalidRequest, match=r"there and cannot be used: .* busy"):
+        resolve_device("cuda")
+
+
+def test_a_gpu_is_tried_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*shape: int, device: torch.device) -> torch.Tensor:
+        raise RuntimeError(f"{device} is closed\nCompile with TORCH_USE_CUDA_DSA")
+
+    monkeypatch.setattr(torch, "zeros", closed)
+    assert devices._problem_of(torch.device("cuda:0")) == "cuda:0 is closed"
+    assert devices._problem_of(torch.device("cpu")) is None
+
+
+def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 9 << 30)
+    said = str(devices.too_small(torch.device("cuda"), "large"))
+    assert "it has 80.0 GiB, of which other programs hold 70.0" in said
+
+
 def test_auto_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_problem_of", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert resolve_device("auto") == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

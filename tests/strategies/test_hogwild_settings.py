@@ -34,9 +34,9 @@ def run(settings: TeamSettings, predict=None) -> Played:
         ({"headers": "both"}, "headers is 'both'; expected in_context or alone"),
         (
             {"budget": 9, "snapshots": (9,)},
-            "snapshots is (9,); expected passes below the budget of 9",
+            "snapshots are (9,); expected passes below the budget of 9",
         ),
-        ({"snapshots": (0, 3)}, "snapshots is (0, 3); expected passes below the budget of 2048"),
+        ({"snapshots": (0, 3)}, "snapshots are (0, 3); expected passes below the budget of 2048"),
     ],
 )
 def test_settings_out_of_range(setting, expected):

@@ -21,7 +21,7 @@ stopped should its run be cancelled. So nobody ever reads keys that have not bee
 
 What nobody leases is kept within `max_tokens`, and as long as nobody needs its pages (`make_room`).
 The least recently used leaves go first. Tenants have trees of their own: what one of them has asked
-cannot be felt by another.
+is never found by another.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class PrefixTree:
         self.num_pages_in_use = 0
         self._blocks: weakref.WeakSet[Block] = weakref.WeakSet()  # of all nodes, and what was split
         self._roots: dict[str | None, Node] = {}
+        self._most_roots = 64
         self._idle: list[tuple[int, int, Node]] = []  # a heap: when used, a number, an idle leaf
         self._longest_idle = 64
         self._clock = count(1)
@@ -145,6 +146,9 @@ class PrefixTree:
 
     def _root(self, tenant: str | None) -> Node:
         if tenant not in self._roots:
+            if len(self._roots) >= self._most_roots:  # most are empty: their tenants have gone
+                self._roots = {name: root for name, root in self._roots.items() if root.children}
+                self._most_roots = 64 + 2 * len(self._roots)
             self._roots[tenant] = Node((), Block("root"), None)
         return self._roots[tenant]
 

@@ -106,7 +106,7 @@ class _Work:
         from manyhands.cli.batch_run import Batch
 
         work = Batch(self.engine, self.text, self._requests(left), self.options.concurrency)
-        with _progress() as progress:
+        with progress_bar() as progress:
             bar = progress.add_task("", total=total, completed=len(self.output.done), rate="")
             start = time.perf_counter()
             results = work.results()
@@ -147,7 +147,7 @@ class _Work:
             self.output.write(lines)
 
 
-def _progress() -> Progress:
+def progress_bar() -> Progress:
     """A bar with the time left and tokens per second, where somebody can see it."""
     from rich.console import Console
     from rich.progress import (

@@ -45,8 +45,9 @@ from manyhands.evaluation.record import (
     result_files,
 )
 from manyhands.evaluation.run import Exam, Moment, examine
-from manyhands.evaluation.summary import Summary
+from manyhands.evaluation.summary import NOT_JUDGED, Summary
 from manyhands.prompts.judging import JudgingPrompt, load_judging
+from manyhands.tasks.task import Sample
 
 _SECONDS_BETWEEN_LINES = 10.0  # where there is no terminal
 _WIDTH = 100  # cells of the table; a terminal that has fewer wraps it
@@ -72,7 +73,7 @@ def evaluate(options: EvalOptions) -> None:
     ):
         with _reporting(header.label) as report:
             for moment in examine(exam, file, grading):
-                report(moment.done, moment.known, moment.total, _described(moment))
+                report(moment.done, moment.known, moment.total, _described(moment, samples))
         asked = {(sample.id, repeat) for sample in samples for repeat in range(options.repeats)}
         records = tuple(file.records[key] for key in sorted(asked))
     _say_results(Results(path, header, records))
@@ -109,7 +110,7 @@ def report(options: ReportOptions) -> None:
 
     _files(options.folder)
     out = options.out or options.folder / "report.html"
-    for path in write_report(options.folder, out):
+    for path in write_report(options.folder, out, options.baseline):
         say(str(path))
 
 
@@ -173,8 +174,10 @@ def _reporting(label: str) -> Iterator[Callable[[int, int, int, str], None]]:
         yield show
 
 
-def _described(moment: Moment) -> str:
+def _described(moment: Moment, samples: Sequence[Sample]) -> str:
     failed = f", {moment.num_failures} failed" if moment.num_failures else ""
+    if any("judge" in sample.facts for sample in samples):
+        return f"{NOT_JUDGED}{failed}"
     return f"mean value {moment.accuracy:.3f}{failed}"
 
 
@@ -190,10 +193,10 @@ def _say_results(results: Results) -> None:
         table.add_column(column, justify="right")
     for point in summary.curve:
         spent = (point.passes, point.tokens, point.seconds)
+        value = (f"{point.value.mean:.3f}", f"{point.value.low:.3f}–{point.value.high:.3f}")
         table.add_row(
             str(point.budget),
-            f"{point.value.mean:.3f}",
-            f"{point.value.low:.3f}–{point.value.high:.3f}",
+            *((NOT_JUDGED, "–") if summary.waits_for_judge else value),
             *("–" if found is None else f"{found:.4g}" for found in spent),
         )
     drawn = io.StringIO()  # plain, so that nothing in it has to be made visible

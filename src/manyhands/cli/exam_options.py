@@ -202,3 +202,7 @@ class ReportOptions:
         Path | None,
         typer.Option(help="The page; the pictures go beside it.", show_default="DIR/report.html"),
     ] = None
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="Label of what others are compared with.", show_default="sequential"),
+    ] = None

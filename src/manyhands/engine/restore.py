@@ -36,8 +36,8 @@ def restore(
 ) -> Strategy:
     """`strategy`, at its beginning, as one that begins where `trace`, a run of it, ends.
 
-    Only what is new is reported. `settle` makes all moves that are planned. `write` is given the lines that continue the trace. Raises
-    BrokenTrace if the strategy asks for anything but what the trace says.
+    Only what is new is reported. `settle` makes all moves that are planned. `write` is given the lines
+    that continue the trace. Raises BrokenTrace if the strategy asks for anything but what the trace says.
     """
     past = _Past(trace, record(strategy, {}, _beyond(trace, write)))
     _check_vocabulary(trace, adapter)

@@ -6,8 +6,8 @@ sent is what it would be sent alone, and what goes wrong in one ends that one.
 
 A run that reserves memory is admitted when its reservation fits beside those of the runs before it, or
 a little beyond, as a guest (`engine/guests.py`): reservations are upper bounds, and most runs end before
-they reach theirs. Until then it waits, in order. One that could never fit is told so at once. Who asks again, for no more
-than it has, goes on before the next pass: it has only waited for others.
+they reach theirs. Until then it waits, in order. One that could never fit is told so at once. Who asks
+again, for no more than it has, goes on before the next pass: it has only waited for others.
 """
 
 from __future__ import annotations

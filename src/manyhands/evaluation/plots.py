@@ -87,8 +87,13 @@ def svg_address(figure: Figure) -> str:
 
 
 def _points(summary: Summary, what: str) -> list[tuple[float, Point]]:
-    """Where the points lie: at the budget itself, or at what had been spent by then."""
-    if what == "passes":
+    """Where the points lie: at the budget itself, or at what had been spent by then.
+
+    A single budget is mostly an upper bound that nobody reaches; then it is what was spent of it.
+    """
+    if summary.waits_for_judge:
+        return []
+    if what == "passes" and len(summary.curve) > 1:
         return [] if summary.is_endpoint else [(float(p.budget), p) for p in summary.curve]
     return [(x, p) for p in summary.curve if (x := getattr(p, what)) is not None]
 

@@ -7,6 +7,7 @@ where a method loses, what failed, what the judges said, and shows some runs tok
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from manyhands.errors import InvalidRequest, OutputFailed
 from manyhands.evaluation.judge import graded_by_judges, needs_judge, with_judgements
 from manyhands.evaluation.plots import AXES, DARK, picture, save_png, svg_address
 from manyhands.evaluation.record import read_results, result_files
-from manyhands.evaluation.summary import Summary, baseline_of
+from manyhands.evaluation.summary import NOT_JUDGED, Summary, baseline_of
 from manyhands.evaluation.transcript import Transcript, transcript_of
 from manyhands.evaluation.verdicts import Comparison, Verdict, compare, losses, resolution
 
@@ -57,6 +58,12 @@ class Chapter:
         return sorted({p.value.kind for s in self.summaries for p in s.curve})
 
     @property
+    def is_compared(self) -> bool:
+        """Whether there are values beside the baseline's."""
+        graded = [summary for summary in self.summaries if not summary.waits_for_judge]
+        return self.baseline in graded and len(graded) > 1
+
+    @property
     def needs_judge(self) -> bool:
         """Whether no rule can grade these answers."""
         return any(needs_judge(record) for s in self.summaries for record in s.records)
@@ -67,10 +74,11 @@ class Chapter:
         return any(summary.results.header.concurrency > 1 for summary in self.summaries)
 
 
-def write_report(folder: Path, out: Path) -> list[Path]:
+def write_report(folder: Path, out: Path, baseline: str | None = None) -> list[Path]:
     """Write the page and its pictures; returns what was written.
 
-    InvalidRequest if records are not in order, OutputFailed if the page cannot be written.
+    `baseline` is the label that the others are compared with, where a task has it. InvalidRequest if no
+    task does or records are not in order, OutputFailed if the page cannot be written.
     """
     summaries = [
         Summary.of(graded_by_judges(with_judgements(read_results(path))))
@@ -84,12 +92,18 @@ def write_report(folder: Path, out: Path) -> list[Path]:
         raise InvalidRequest(
             f"the files under {str(folder)!r} have no records yet", hint="run manyhands eval first"
         )
+    labels = {summary.label for found in tasks.values() for summary in found}
+    if baseline is not None and baseline not in labels:
+        raise InvalidRequest(
+            f"there is no method {baseline!r} to compare with",
+            hint=f"choose one of: {', '.join(sorted(labels))}",
+        )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         written = [out]
         chapters = []
         for task, found in sorted(tasks.items()):
-            chapters.append(_chapter(task, found, out, written))
+            chapters.append(_chapter(task, found, out, written, baseline))
         out.write_text(_page(chapters), encoding="utf-8")
     except OSError as error:
         raise OutputFailed(
@@ -99,28 +113,37 @@ def write_report(folder: Path, out: Path) -> list[Path]:
     return written
 
 
-def _chapter(task: str, summaries: Sequence[Summary], out: Path, written: list[Path]) -> Chapter:
-    baseline = baseline_of(summaries)
-    others = [summary for summary in summaries if summary is not baseline]
+def _chapter(
+    task: str, summaries: Sequence[Summary], out: Path, written: list[Path], wanted: str | None
+) -> Chapter:
+    named = [summary for summary in summaries if summary.label == wanted]
+    baseline = named[0] if named else baseline_of(summaries)
+    others = sorted((s for s in summaries if s is not baseline), key=lambda s: _in_order(s.label))
     ordered = [baseline, *others]
+    graded = [summary for summary in ordered if not summary.waits_for_judge]
     charts = []
-    for what in AXES:
+    for what in AXES if graded else ():
         figure = picture(ordered, what)
         path = out.with_name(f"{out.stem}-{task}-{what}.png")
         save_png(figure, path)
         written.append(path)
         dark = svg_address(picture(ordered, what, DARK))
-        charts.append(Chart(what, svg_address(figure), dark, _in_words(ordered, what)))
+        charts.append(Chart(what, svg_address(figure), dark, _in_words(graded, what)))
     return Chapter(
         task=task,
         summaries=ordered,
         baseline=baseline,
         charts=charts,
         verdicts=losses(baseline, ordered),
-        against=[found for other in others if (found := compare(other, baseline)) is not None],
+        against=[
+            found
+            for other in graded
+            if baseline in graded and other is not baseline
+            if (found := compare(other, baseline)) is not None
+        ],
         matrix=[
-            (ours, [None if ours is theirs else compare(ours, theirs) for theirs in ordered])
-            for ours in ordered
+            (ours, [None if ours is theirs else compare(ours, theirs) for theirs in graded])
+            for ours in graded
         ],
         rubrics=sorted({rubric for summary in ordered for rubric in summary.judged}),
         transcripts=_transcripts(ordered),
@@ -143,6 +166,11 @@ def _transcripts(summaries: Sequence[Summary]) -> list[tuple[Summary, list[Trans
     )
 
 
+def _in_order(label: str) -> list[str | int]:
+    """So that 16 questions come behind 4, and what was chosen for a method behind the method."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", label)]
+
+
 def _in_words(summaries: Sequence[Summary], what: str) -> str:
     ends = "; ".join(f"{s.label} reaches {s.last.value.mean:.3f}" for s in summaries)
     return f"Mean value against {AXES[what]}. At the largest budget {ends}."
@@ -161,7 +189,11 @@ def _page(chapters: Sequence[Chapter]) -> str:
     )
     template = environment.get_template(TEMPLATE)
     return template.render(
-        chapters=chapters, axes=AXES, most_failures=LISTED_FAILURES, title="manyhands exam"
+        chapters=chapters,
+        axes=AXES,
+        most_failures=LISTED_FAILURES,
+        not_judged=NOT_JUDGED,
+        title="manyhands exam",
     )
 
 

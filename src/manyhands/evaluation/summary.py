@@ -17,6 +17,7 @@ from manyhands.evaluation.record import Record, Results
 from manyhands.evaluation.statistics import Interval, interval, mean_level
 
 BASELINE = "sequential"
+NOT_JUDGED = "not judged yet"  # in the place of a value that only a judge can give
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ class Summary:
         """What failed; each counts as 0 at every budget."""
         return [record for record in self.records if record.error is not None]
 
-    @property
+    @cached_property
     def waits_for_judge(self) -> bool:
-        """Whether only a judge can grade these answers, and none has."""
+        """Whether only a judge can grade these answers, and none has: their values say nothing yet."""
         asked = any(needs_judge(record) for record in self.records)
         return asked and "quality" not in self.judged
 
@@ -194,8 +195,13 @@ def baseline_of(summaries: Sequence[Summary]) -> Summary:
 
     Of several that with most samples, then the plainest: whatever was chosen for one is in its label.
     """
-    ours = [s for s in summaries if s.results.header.method == BASELINE and not s.is_endpoint]
+    ours = [summary for summary in summaries if is_sequential(summary)]
     return min(ours or summaries[:1], key=lambda s: (-s.num_samples, len(s.label)))
+
+
+def is_sequential(summary: Summary) -> bool:
+    """Whether this is ordinary decoding on our own engine."""
+    return summary.results.header.method == BASELINE and not summary.is_endpoint
 
 
 def _mean(values: Sequence[float]) -> float | None:

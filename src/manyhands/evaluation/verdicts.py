@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manyhands.evaluation.statistics import Difference, difference
-from manyhands.evaluation.summary import Point, Summary
+from manyhands.evaluation.summary import Point, Summary, is_sequential
 
 MUCH_MORE = 1.05  # times the tokens or the seconds of the baseline
 
@@ -37,13 +37,24 @@ class Comparison:
 
 
 def losses(baseline: Summary, others: Sequence[Summary]) -> list[Verdict]:
-    """Everything in which a method does worse than the baseline."""
+    """Everything in which a method does worse than the baseline.
+
+    What nobody has judged yet has no value to be compared.
+    """
+    graded = [s for s in (baseline, *others) if not s.waits_for_judge]
     found: list[Verdict] = []
     for other in others:
-        if other is not baseline:
+        if baseline in graded and other in graded and other is not baseline:
             found += _losses_of_value(baseline, other)
-            found += _losses_of_cost(baseline, other)
+            found += _losses_of_cost(_peer(baseline, other, graded), other)
     return found + [_failed(summary) for summary in others if summary.failures]
+
+
+def _peer(baseline: Summary, other: Summary, graded: Sequence[Summary]) -> Summary:
+    """Whose cost is compared: seconds mean the same only where as many samples were asked at once."""
+    wanted = other.results.header.concurrency
+    peers = [s for s in graded if is_sequential(s) and s.results.header.concurrency == wanted]
+    return baseline if baseline in peers or not peers else peers[0]
 
 
 def compare(ours: Summary, theirs: Summary) -> Comparison | None:
@@ -84,7 +95,7 @@ def _losses_of_value(baseline: Summary, other: Summary) -> list[Verdict]:
 
 def _losses_of_cost(baseline: Summary, other: Summary) -> list[Verdict]:
     """More tokens or more seconds at the same budget, and no gain that the samples would show."""
-    common = _common(other, baseline)
+    common = [] if other is baseline else _common(other, baseline)
     if not common:
         return []
     point, reference = common[-1]
@@ -92,10 +103,12 @@ def _losses_of_cost(baseline: Summary, other: Summary) -> list[Verdict]:
     if paired is None or paired.is_gain:
         return []
     more = []
-    for what, unit in (("tokens", "tokens"), ("seconds", "seconds")):
+    heads = other.results.header, baseline.results.header
+    is_fair = heads[0].concurrency == heads[1].concurrency
+    for what in ("tokens", "seconds") if is_fair else ("tokens",):
         ours, theirs = getattr(point, what), getattr(reference, what)
         if ours and theirs and ours > MUCH_MORE * theirs:
-            more.append(f"{ours / theirs:.1f} times the {unit}")
+            more.append(f"{ours / theirs:.1f} times the {what}")
     if not more:
         return []
     sentence = (

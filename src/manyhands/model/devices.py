@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, OutOfMemory
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -22,9 +22,9 @@ def devices_here() -> list[str]:
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """The device meant; "auto" is the first GPU, or the CPU where there is none.
+    """The device meant; "auto" is the first GPU, or the CPU where there is none that can be used.
 
-    Apple's "mps" is not offered: it has no float64 and nobody has run the tests there.
+    A GPU may be there and closed: taken by another process, or too old for this PyTorch. Apple's "mps" is not offered: it has no float64 and nobody has run the tests there.
     """
     here = devices_here()
     name = str(device)
@@ -35,7 +35,28 @@ def resolve_device(device: str | torch.device) -> torch.device:
         raise InvalidRequest(
             f"device {name!r} is not available", hint=f"available here: auto, {', '.join(here)}"
         )
-    return torch.device(wanted)
+    found = torch.device(wanted)
+    problem = _problem_of(found)
+    if problem is None:
+        return found
+    if str(device) != "auto":
+        raise InvalidRequest(
+            f"{found} is there and cannot be used: {problem}",
+            hint="see in nvidia-smi who uses it; or ask for another device",
+        )
+    warnings.warn(f"{found} cannot be used, the CPU is: {problem}", stacklevel=2)
+    return torch.device("cpu")
+
+
+def _problem_of(device: torch.device) -> str | None:
+    """Why nothing can be computed on a GPU; None if something can."""
+    if device.type != "cuda":
+        return None
+    try:
+        torch.zeros(1, device=device).add_(1).item()
+    except RuntimeError as error:  # an AcceleratorError, or OutOfMemoryError
+        return str(error).strip().partition("\n")[0]
+    return None
 
 
 def resolve_dtype(
@@ -62,3 +83,14 @@ def resolve_dtype(
             f"dtype {name!r} is not available", hint=f"available: auto, {', '.join(DTYPES)}"
         )
     return DTYPES[name]
+
+
+def too_small(device: torch.device, model: str) -> OutOfMemory:
+    """What to say when the weights of `model` did not fit a GPU."""
+    free, total = torch.cuda.mem_get_info(device)
+    others = total - free - torch.cuda.memory_reserved(device)
+    return OutOfMemory(
+        f"the weights of {model!r} do not fit the memory of {device}: it has {total / 2**30:.1f} GiB, "
+        f"of which other programs hold {max(0, others) / 2**30:.1f}",
+        hint="use a smaller model, fewer bits (quantise), or the CPU, or end the other programs",
+    )

@@ -24,7 +24,6 @@ from manyhands.errors import (
     ContextTooLong,
     InvalidRequest,
     ModelNotFound,
-    OutOfMemory,
     UnsupportedModel,
 )
 from manyhands.model.adapter import ModelAdapter
@@ -37,7 +36,7 @@ from manyhands.model.checkpoint import (
     is_local,
     not_found,
 )
-from manyhands.model.devices import resolve_device, resolve_dtype
+from manyhands.model.devices import resolve_device, resolve_dtype, too_small
 from manyhands.model.dummy import dummy_model
 from manyhands.model.families import FAMILIES, Family, reach, reject, supported
 from manyhands.model.packed_checkpoint import load_packed
@@ -245,10 +244,7 @@ def _place(model: PreTrainedModel, device: torch.device, kind: str) -> PreTraine
             quantise_network(model, kind, device)
         return nn.Module.to(model, device)
     except torch.OutOfMemoryError as error:
-        raise OutOfMemory(
-            f"the weights of {model.config.name_or_path!r} do not fit the memory of {device}",
-            hint="use a smaller model, a smaller dtype, or the CPU",
-        ) from error
+        raise too_small(device, str(model.config.name_or_path)) from error
 
 
 def _is_mxfp4(config: Any) -> bool:

@@ -21,8 +21,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
-from manyhands.errors import OutOfMemory, UnsupportedModel
+from manyhands.errors import UnsupportedModel
 from manyhands.model.checkpoint import damaged, in_short, incomplete, not_found
+from manyhands.model.devices import too_small
 from manyhands.model.dummy import bare_model, mend_buffers
 from manyhands.model.packing import Packing, to_layer
 
@@ -56,10 +57,7 @@ def load_packed(
     except SafetensorError as error:
         raise damaged(name, f"unreadable weights ({in_short(error)})") from error
     except torch.OutOfMemoryError as error:
-        raise OutOfMemory(
-            f"the weights of {name!r} do not fit the memory of {device}",
-            hint="use a smaller model or the CPU",
-        ) from error
+        raise too_small(device, name) from error
     ready: PreTrainedModel = model.train(False)
     return ready
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest
-from manyhands.strategies.settings import MAX_WORKERS, EndSettings
+from manyhands.strategies.settings import MAX_WORKERS, EndSettings, check_budget
 
 MODES = ("final", "vote")
 SAMPLED = Choice(temperature=0.7)  # what Wang et al. (2022) mostly sample with
@@ -32,12 +32,7 @@ class AttemptSettings:
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= MAX_WORKERS:
             raise InvalidRequest(f"workers is {self.workers}; expected 1 to {MAX_WORKERS}")
-        if self.budget < 1:
-            raise InvalidRequest(f"budget is {self.budget}; expected 1 forward pass or more")
-        if not all(0 < snapshot < self.budget for snapshot in self.snapshots):
-            raise InvalidRequest(
-                f"snapshots are {self.snapshots}; expected passes below the budget of {self.budget}"
-            )
+        check_budget(self.budget, self.snapshots)
         if self.workers > 1 and self.choice.temperature == 0:
             raise InvalidRequest(
                 f"{self.method} was given {self.workers} workers at temperature 0, who would all "

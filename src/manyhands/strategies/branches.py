@@ -11,8 +11,9 @@ The next marker opens the next block, up to `max_blocks`. A block that ends in a
 terminator still gets its branches, from the titles that are complete. Without a complete title
 nothing has happened: what was written stays where it is, and decoding goes on behind it.
 
-There are three joins, see `branch_joins.py`: one computes the branches' text anew, two do not. Asked for its answer in passing (`snapshots`), a run is seen as if its budget ended there: branches are
-joined as far as they go, on the side, and the finisher reads that.
+There are three joins, see `branch_joins.py`: one computes the branches' text anew, two do not. Asked
+for its answer in passing (`snapshots`), a run is seen as if its budget ended there: branches are joined
+as far as they go, on the side, and the finisher reads that.
 
 Worker 0 is the line before and after the blocks; branches are workers 1, 2, ... through the run.
 `forward_passes` counts passes, however many branches take part: the critical path.
@@ -37,7 +38,6 @@ from manyhands.strategies.base import (
     WorkerJoined,
     WorkerStopped,
 )
-from manyhands.strategies.branch_ending import BranchEnding, scene_of
 from manyhands.strategies.branch_joins import JOIN_RULES
 from manyhands.strategies.branch_lines import (
     BRANCH,
@@ -49,6 +49,7 @@ from manyhands.strategies.branch_lines import (
 )
 from manyhands.strategies.branch_record import BranchAnswer, Record
 from manyhands.strategies.ending import Scene, Steps
+from manyhands.strategies.line_ending import LineEnding, scene_of
 from manyhands.strategies.settings import BranchSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
@@ -102,7 +103,7 @@ class _Run:
         self.close = text.encode(profile.terminator + "\n")
         self.banned = placeholder_tokens(text, profile.placeholder)
         self.join = JOIN_RULES[settings.join]
-        self.ending = BranchEnding(text, settings, prompt)
+        self.ending = LineEnding(text, settings, prompt.finisher)
         self.ending_tokens = self.ending.num_tokens
         self.passes = 0
         self.num_blocks = 0

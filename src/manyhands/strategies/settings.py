@@ -20,6 +20,16 @@ MOVES = ("rotate", "reencode")
 JOINS = ("reencode", "stitch", "keep")
 
 
+def check_budget(budget: int, snapshots: tuple[int, ...]) -> None:
+    """InvalidRequest unless `budget` is a number of passes, and all snapshots are smaller ones."""
+    if budget < 1:
+        raise InvalidRequest(f"budget is {budget}; expected 1 forward pass or more")
+    if not all(0 < snapshot < budget for snapshot in snapshots):
+        raise InvalidRequest(
+            f"snapshots are {snapshots}; expected passes below the budget of {budget}"
+        )
+
+
 @dataclass(frozen=True)
 class EndSettings:
     """How to end. The paper allows 16 tokens for integers, 64 for formulae, 1024 for code."""
@@ -75,21 +85,15 @@ class TeamSettings:
     def __post_init__(self) -> None:
         limits = (
             ("workers", self.workers, 1 <= self.workers <= MAX_WORKERS, f"1 to {MAX_WORKERS}"),
-            ("budget", self.budget, self.budget >= 1, "1 forward pass or more"),
             ("check_every", self.check_every, self.check_every >= 0, "0 (never) or more tokens"),
             ("layout", self.layout, self.layout in LAYOUTS, f"one of {', '.join(LAYOUTS)}"),
             ("headers", self.headers, self.headers in HEADER_MODES, "in_context or alone"),
             ("moves", self.moves, self.moves in MOVES, "rotate or reencode"),
-            (
-                "snapshots",
-                self.snapshots,
-                all(0 < s < self.budget for s in self.snapshots),
-                f"passes below the budget of {self.budget}",
-            ),
         )
         for name, value, ok, expected in limits:
             if not ok:
                 raise InvalidRequest(f"{name} is {value!r}; expected {expected}")
+        check_budget(self.budget, self.snapshots)
         if self.moves == "reencode" and self.layout == "contiguous":
             raise InvalidRequest(
                 "moves is 'reencode', and in the contiguous layout nothing moves",
@@ -108,12 +112,7 @@ class SoloSettings:
     end: EndSettings = field(default_factory=EndSettings)
 
     def __post_init__(self) -> None:
-        if self.budget < 1:
-            raise InvalidRequest(f"budget is {self.budget}; expected 1 forward pass or more")
-        if not all(0 < snapshot < self.budget for snapshot in self.snapshots):
-            raise InvalidRequest(
-                f"snapshots are {self.snapshots}; expected passes below the budget of {self.budget}"
-            )
+        check_budget(self.budget, self.snapshots)
 
 
 @dataclass(frozen=True)
@@ -145,10 +144,7 @@ class BranchSettings:
             raise InvalidRequest(f"join is {self.join!r}; expected one of {', '.join(JOINS)}")
         if self.max_blocks < 0:
             raise InvalidRequest(f"max_blocks is {self.max_blocks}; expected 0 (none) or more")
-        for name in ("budget", "max_branches", "branch_tokens", "title_tokens"):
+        for name in ("max_branches", "branch_tokens", "title_tokens"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; expected 1 or more")
-        if not all(0 < snapshot < self.budget for snapshot in self.snapshots):
-            raise InvalidRequest(
-                f"snapshots are {self.snapshots}; expected passes below the budget of {self.budget}"
-            )
+        check_budget(self.budget, self.snapshots)

@@ -21,19 +21,16 @@ the seed and on its point, so nobody else, and no number of workers, changes the
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import replace
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.skeleton import SkeletonPrompt
 from manyhands.strategies.base import (
     Answer,
     AnswerFound,
     Event,
     Reserve,
-    Snapshot,
     StepBegun,
     StepEnded,
     Strategy,
@@ -42,7 +39,8 @@ from manyhands.strategies.base import (
     WorkerStopped,
 )
 from manyhands.strategies.branch_lines import SLACK, Line
-from manyhands.strategies.ending import Ending, Scene, Steps
+from manyhands.strategies.ending import Scene, Steps
+from manyhands.strategies.line_ending import LineEnding
 from manyhands.strategies.skeleton_record import Record
 from manyhands.strategies.skeleton_settings import SkeletonSettings
 from manyhands.strategies.skeleton_threads import Part, Point, Thread, dealt, scene_of
@@ -98,11 +96,11 @@ class _Run:
         self.writer.follow(opening)
         self.trunk: Part | None = None  # what the threads read, while there are any
         self.threads: list[Thread] = []
-        self.ending_tokens = self._ending().num_tokens if settings.end.finisher else 0
+        self.ending = LineEnding(text, settings, prompt.finisher)
+        self.ending_tokens = self.ending.num_tokens
         self.record = Record(text.thinking)
-        self.snapshots: dict[int, str | None] = {}
         self.num_fixed = len(self.join) + SLACK  # what will be joined besides the threads' words
-        self.passes = self.extra_passes = 0
+        self.passes = 0
         self.finish_reason = ""
 
     # -- stage 1: the outline --------------------------------------------------------------------
@@ -283,35 +281,19 @@ class _Run:
 
     def _snapshot(self) -> Steps:
         """At a smaller budget that was asked for: what would the answer be?"""
-        if self.finish_reason or self.passes not in self.settings.snapshots:
-            return
-        answer = self.record.answer
-        if answer is None and self.settings.end.finisher:
-            answer = yield from self._ask()
-        self.snapshots[self.passes] = answer
-        yield Snapshot(self.passes, answer)
+        if not self.finish_reason:
+            yield from self.ending.look(self.passes, self._scene, lambda: self.record.answer)
 
     def end(self) -> Steps:
         """Ask for the answer if there is none. The main line is the reply: none is written."""
         if self.trunk is None:
             self.record.end_stretch(2 if self.threads else 1, self.passes)
         if self.record.answer is None and self.settings.end.finisher:
-            self.record.answer = yield from self._ask()
+            self.record.answer = yield from self.ending.ask(self._scene())
             yield AnswerFound(self.passes, None, self.record.answer)
 
-    def _ask(self) -> Generator[Step | Event, tuple[int, ...] | None, str | None]:
-        """Ask for the answer now, over all there is; nothing is charged or changed."""
-        ending = self._ending()
-        yield from ending.finish(self._scene())
-        self.extra_passes += ending.passes
-        return ending.answer
-
-    def _ending(self) -> Ending:
-        s = self.settings
-        words = TeamPrompt(finisher=self.prompt.finisher, reply="")
-        return Ending(self.text, words, replace(s.end, reply_tokens=1), s.choice, s.seed)
-
     def _scene(self) -> Scene:
+        """What an ending reads: the main line, or all threads while there are any."""
         if self.trunk is None:
             return scene_of(Part(self.line.view.blocks, self.writer.unread), ())
         return scene_of(self.trunk, [thread.part() for thread in self.threads])
@@ -340,8 +322,8 @@ class _Run:
             answer=record.answer,
             finish_reason=self.finish_reason,
             forward_passes=self.passes,
-            extra_passes=self.extra_passes,
+            extra_passes=self.ending.passes,
             tokens=tuple(tokens),
             steps=tuple(record.steps),
-            snapshots=self.snapshots,
+            snapshots=self.ending.snapshots,
         )

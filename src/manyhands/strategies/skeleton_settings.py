@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from manyhands.cache.step import GREEDY, Choice
 from manyhands.errors import InvalidRequest
-from manyhands.strategies.settings import MAX_WORKERS, EndSettings
+from manyhands.strategies.settings import MAX_WORKERS, EndSettings, check_budget
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,7 @@ class SkeletonSettings:
             raise InvalidRequest(
                 f"workers is {self.workers}; expected 0 (one for each point) to {MAX_WORKERS}"
             )
-        for name in ("budget", "outline_tokens", "title_tokens", "max_points", "thread_tokens"):
+        for name in ("outline_tokens", "title_tokens", "max_points", "thread_tokens"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; expected 1 or more")
-        if not all(0 < snapshot < self.budget for snapshot in self.snapshots):
-            raise InvalidRequest(
-                f"snapshots are {self.snapshots}; expected passes below the budget of {self.budget}"
-            )
+        check_budget(self.budget, self.snapshots)

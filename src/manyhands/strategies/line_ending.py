@@ -1,6 +1,7 @@
-"""How a run with branches is asked for its answer: at its end, and at smaller budgets in passing.
+"""How a run with one main line is asked for its answer: at its end, and at smaller budgets in passing.
 
-The line is the reply, so none is written after it; what is left of an ending is the finisher.
+So it is with `branches` and `skeleton`, whatever others write beside the line. The line is the reply, so
+none is written after it; what is left of an ending is the finisher.
 """
 
 from __future__ import annotations
@@ -11,20 +12,25 @@ from dataclasses import replace
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import Item, View, blocks_of
-from manyhands.prompts.branches import BranchPrompt
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.base import Event, Snapshot
 from manyhands.strategies.ending import Ending, Scene, Steps
 from manyhands.strategies.settings import BranchSettings
+from manyhands.strategies.skeleton_settings import SkeletonSettings
 from manyhands.text import Text
 
 
-class BranchEnding:
-    """Asks, and keeps what was answered. `passes` are those that nobody is charged for."""
+class LineEnding:
+    """Asks, and keeps what was answered. `passes` are those that nobody is charged for.
 
-    def __init__(self, text: Text, settings: BranchSettings, prompt: BranchPrompt) -> None:
+    `finisher` are the words of the prompt that ask.
+    """
+
+    def __init__(
+        self, text: Text, settings: BranchSettings | SkeletonSettings, finisher: str
+    ) -> None:
         self.text, self.settings = text, settings
-        self.words = TeamPrompt(finisher=prompt.finisher, reply="")
+        self.words = TeamPrompt(finisher=finisher, reply="")
         self.passes = 0
         self.snapshots: dict[int, str | None] = {}
 
