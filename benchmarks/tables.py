@@ -36,19 +36,17 @@ def teams() -> str:
         ("bare 8", "eight bare"),
         ("word 5", "five in words"),
     ):
-        alone = exam()[f"{kind}, 1"]["first_good_budget"]
-        for workers in range(1, 5):
-            line = exam().get(f"{kind}, {workers}")
-            if line is None:
-                continue
+        sat = {n: line for n in range(1, 5) if (line := exam().get(f"{kind}, {n}"))}
+        for workers, line in sat.items():
             first = line["first_good_budget"]
+            alone = sat[1]["first_good_budget"] if 1 in sat else None
             rows.append(
                 [
-                    name if workers == 1 else "",
+                    name if workers == min(sat) else "",
                     str(workers),
                     f"{line['accuracy']:.2%}",
-                    str(first),
-                    f"{first / alone:.2f}",
+                    str(first or "not reached"),
+                    f"{first / alone:.2f}" if first and alone else "",
                     f"{line['passes']:.0f}",
                     f"{line['solved_twice']:.1%}",
                 ]

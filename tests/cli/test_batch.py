@@ -119,6 +119,9 @@ def test_faulty_lines_do_not_stop_the_others(batch: Cli, tmp_path: Path) -> None
     assert errors[5]["message"].startswith("line 5 has no custom_id")
     assert errors[7]["code"] == "context_too_long"
     assert errors[8]["code"] == "out_of_memory"
+    answers.write_text("".join(json.dumps(line) + "\n" for line in lines if not line["error"]))
+    assert "1 of 8 requests answered, 7 failed" in batch(given, answers).stdout
+    assert {line["id"] for line in read(answers)} == {line["id"] for line in lines}, "tried again"
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from manyhands.cli.candidates import facts_of_task, task_of
+from manyhands.cli.exam_options import EvalOptions
 from manyhands.evaluation.judge import votes_file
 from manyhands.evaluation.lines import read_lines
 from manyhands.evaluation.record import read_results, result_files
+from manyhands.tasks.generated import BUNDLED_SENTENCES
 from tests.cli.conftest import Cli
-from tests.evaluation.small import completion, header, server, team_record, write
+from tests.evaluation.small import completion, header, record, server, team_record, write
 
 TINY = ("--memory-tokens", 8192, "--device", "cpu", "--set", "end.finisher_tokens=3")
 
@@ -68,7 +71,12 @@ def test_an_exam_from_the_first_question_to_the_page(exam: Cli, cli: Cli, tmp_pa
         (["--kind", "hard"], "no kind 'hard'"),
         (["--source", "x.jsonl"], "no use for source"),
         (["--endpoint", "http://x/v1"], "cannot take the exam as 'hogwild'"),
+        (
+            ["--endpoint", "http://x/v1", "--method", "sequential", "--budgets", 3],
+            "an endpoint has no use for --set end.finisher_tokens=3, --model",
+        ),
         (["--method", "bogwild"], "is not one of"),
+        (["--method", "shared_prefix"], "2 budgets were given for shared_prefix, expected one"),
     ],
 )
 def test_what_cannot_be_asked_for(exam: Cli, args: list[object], said: str) -> None:
@@ -166,6 +174,10 @@ def test_somebody_has_to_judge(cli: Cli, tmp_path: Path) -> None:
     result = cli("judge", tmp_path, "--rubric", "quality")
     assert result.exit_code == 2
     assert "nobody was named to judge" in result.output
+    door = ("--endpoint", "http://x/v1", "--endpoint-model", "m", "--model", "bundled")
+    result = cli("judge", tmp_path, "--rubric", "quality", *door)
+    assert result.exit_code == 2
+    assert "two judges were named" in result.output
 
 
 @pytest.mark.parametrize(
@@ -182,6 +194,80 @@ def test_every_method_has_its_file(
     result = exam(*args, "--memory-tokens", 16384)
     assert result.exit_code == 0, result.output
     assert [path.stem for path in result_files(tmp_path / "out")] == [stem]
+
+
+def test_questions_about_one_document_shared_and_apart(
+    cli: Cli, model: Path, tmp_path: Path
+) -> None:
+    task = ("--task", "needles", "--count", 8, "--sentences", 4, "--out", tmp_path)
+    place = ("--model", model, *TINY[:4], "--budgets", 5, "--concurrency", 8)
+    for method in ("sequential", "shared_prefix"):
+        result = cli("eval", *task, *place, "--method", method, "--set", "end.finisher=false")
+        assert result.exit_code == 0, result.output
+    shared, apart = (read_results(path) for path in sorted(result_files(tmp_path), reverse=True))
+    assert (shared.header.method, apart.header.method) == ("shared_prefix", "sequential")
+    by_sample = {record.sample: record for record in apart.records}
+    assert len(by_sample) == 8
+    assert [r.text for r in shared.records] == [by_sample[r.sample].text for r in shared.records]
+    assert [sum(record.tokens) for record in shared.records] == [5] * 8
+    held = [max(r.memory["kv_tokens"] for r in found.records) for found in (shared, apart)]
+    assert 3 * held[0] < held[1]
+    assert cli("report", tmp_path).exit_code == 0
+
+
+def test_a_document_that_no_question_fits_behind(cli: Cli, model: Path, tmp_path: Path) -> None:
+    task = ("--task", "needles", "--sentences", 900, "--out", tmp_path, "--budgets", 5)
+    result = cli("eval", "--model", model, *TINY[:4], *task, "--method", "sequential")
+    assert result.exit_code == 5
+    assert "fewer --sentences" in " ".join(result.output.split())
+    assert not result_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("args", "sentences"),
+    [
+        ((), BUNDLED_SENTENCES),
+        (("--sentences", 9), 9),
+        (("--model", "own"), None),
+        (("--endpoint", "http://x/v1"), None),
+    ],
+)
+def test_the_bundled_model_reads_shorter_documents(
+    args: tuple[object, ...], sentences: int | None
+) -> None:
+    given = {str(n).lstrip("-"): v for n, v in zip(args[::2], args[1::2], strict=True)}
+    options = EvalOptions(task="needles", out=Path("x"), **given)  # type: ignore[arg-type]  # as typer would
+    assert facts_of_task(options)["sentences"] == sentences
+    task, samples = task_of(options)
+    assert task.name == "needles"
+    assert len(samples) == 256
+    assert len(samples[0].document or "") < 10_000 or sentences is None
+
+
+def test_chain_of_draft(exam: Cli, tmp_path: Path) -> None:
+    assert exam("--method", "sequential", "--draft").exit_code == 0
+    (path,) = result_files(tmp_path / "out")
+    assert path.stem == "sequential-draft-finisher_tokens=3"
+    assert read_results(path).header.prompts["solo_rules"].startswith("Think in drafts")
+
+
+def test_what_a_judge_must_grade_has_no_value_before(cli: Cli, model: Path, tmp_path: Path) -> None:
+    task = ("--task", "planning", "--limit", 1, "--out", tmp_path, "--budgets", 4)
+    result = cli("eval", "--model", model, *TINY, *task, "--method", "sequential", "--no-reply")
+    assert result.exit_code == 0, result.output
+    assert "not judged yet" in result.output
+    assert "0.000" not in result.output
+
+
+def test_the_baseline_can_be_chosen(cli: Cli, tmp_path: Path) -> None:
+    for label in ("sequential", "hogwild-3", "hogwild-3 layout=contiguous"):
+        write(tmp_path, header(label, method=label.split("-")[0]), [record("d1")])
+    assert cli("report", tmp_path, "--baseline", "hogwild-3").exit_code == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Each method minus hogwild-3, sample by sample" in page
+    result = cli("report", tmp_path, "--baseline", "hogwild")
+    assert result.exit_code == 2
+    assert "there is no method 'hogwild' to compare with" in result.output
 
 
 def test_a_folder_without_records(cli: Cli, tmp_path: Path) -> None:

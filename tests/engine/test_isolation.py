@@ -59,7 +59,7 @@ def play(engine: Engine, played: Strategy, text: Text) -> dict[str, list[int]]:
         tokens = None
         if isinstance(asked, Event | Reserve):
             continue
-        chosen = list(choose(engine.forward(asked), [row.choice for row in asked.rows]))
+        chosen = list(choose(engine.forward(asked), [row.choice for row in asked.rows]).tokens())
         for index, row in enumerate(asked.rows):
             if row.writer == "writer" and mouth:
                 chosen[index] = mouth.popleft()
@@ -73,7 +73,7 @@ def alone(engine: Engine, tokens: tuple[int, ...], count: int, choice: Choice) -
     view, written = View([Block("alone")]), list[int]()
     while len(written) < count:
         step = Step([Row(view, tuple(written[-1:]) or tokens, choice)])
-        written += choose(engine.forward(step), [choice])
+        written += choose(engine.forward(step), [choice]).tokens()
     return written
 
 

@@ -35,6 +35,9 @@ RUNS = {
     "combined": TeamSettings(3, "combined", 24, check_every=10, snapshots=(9,), end=END),
     "contiguous": TeamSettings(2, "contiguous", 24, end=END),
     "interleaved": TeamSettings(2, "interleaved", 24, end=END),
+    "encoded again": TeamSettings(
+        3, "combined", 24, moves="reencode", choice=SAMPLED, seed=5, snapshots=(9,), end=END
+    ),
     "sampled": TeamSettings(3, "combined", 24, choice=SAMPLED, seed=5, end=END),
     "sequential": SoloSettings(24, choice=SAMPLED, snapshots=(9,), end=END),
     **{

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.cache.step import GREEDY, Choice
-from manyhands.engine.sampling import choose
+from manyhands.engine import sampling
 from manyhands.errors import InvalidRequest, ManyhandsError
 
 SIZE = 12
@@ -43,6 +43,10 @@ CHOICES = {
     "forced": Choice(temperature=1.0, allowed=frozenset({4})),
     "cuts among the allowed": Choice(temperature=2.0, allowed=frozenset(range(6)), top_k=2),
 }
+
+
+def choose(logits: torch.Tensor, choices: list[Choice]) -> tuple[int, ...]:
+    return sampling.choose(logits, choices).tokens()
 
 
 def probabilities(logits: torch.Tensor, choice: Choice) -> np.ndarray:

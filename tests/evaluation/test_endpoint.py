@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -14,7 +16,6 @@ from manyhands.evaluation.endpoint import (
     EndpointClosed,
     EndpointFailed,
     EndpointOptions,
-    majority,
 )
 from tests.evaluation.doubles import Doubles
 from tests.evaluation.small import completion, server
@@ -40,7 +41,7 @@ def test_one_answer_each() -> None:
 
 
 def test_a_vote_of_several() -> None:
-    answers = {0: "\\boxed{3}", 1: "\\boxed{ 2}", 2: "no idea", 3: "\\boxed{2}"}
+    answers = {0: "\\boxed{3}", 1: "\\boxed{ 2}", 2: "no idea", 3: "\\boxed{2.0}"}
     with server(lambda asked: completion(answers[asked["seed"]])) as (url, _):
         door = endpoint(url)
         (found,) = EndpointCandidate(door, 64, 4).attempts([Asked(Doubles().samples()[0])])
@@ -50,10 +51,12 @@ def test_a_vote_of_several() -> None:
     assert found.text == "\\boxed{ 2}"
 
 
-def test_majority() -> None:
-    assert majority([None, "a", "b", "b"]) == "b"
-    assert majority(["a", "b"]) == "a"
-    assert majority([None]) is None
+def test_a_vote_in_which_nobody_has_an_answer() -> None:
+    with server(lambda asked: completion(f"no idea {asked['seed']}")) as (url, _):
+        door = endpoint(url)
+        (found,) = EndpointCandidate(door, 64, 2).attempts([Asked(Doubles().samples()[0])])
+        door.close()
+    assert (found.answer, found.text) == (None, "no idea 0")
 
 
 @pytest.mark.parametrize(
@@ -90,6 +93,20 @@ def test_an_answer_that_does_not_come_is_waited_for_only_so_long() -> None:
     with server(slow) as (url, _):
         door = endpoint(url, timeout=0.2)
         with pytest.raises(EndpointFailed, match="timed out"):
+            door.ask("?", 0)
+        door.close()
+
+
+def test_a_server_that_takes_no_connection_concerns_every_question() -> None:
+    with socket.socket() as deaf, ExitStack() as held:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        for _ in range(3):  # fill its queue; it never takes anybody out
+            one = held.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(deaf.getsockname())
+        door = endpoint(f"http://127.0.0.1:{deaf.getsockname()[1]}/v1", timeout=0.3)
+        with pytest.raises(EndpointClosed, match="takes no connection"):
             door.ask("?", 0)
         door.close()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from manyhands.errors import InvalidRequest, OutputFailed
+from manyhands.evaluation import plots
 from manyhands.evaluation.judge import graded_by_judges, votes_file, with_judgements
 from manyhands.evaluation.lines import LinesFile
 from manyhands.evaluation.record import Record, read_results
@@ -94,6 +95,23 @@ def test_where_a_method_loses(tmp_path: Path) -> None:
     assert (compared.difference.wins, compared.difference.losses) == (0, 24)
 
 
+def test_seconds_are_compared_where_as_many_were_asked_at_once(tmp_path: Path) -> None:
+    base = summary(tmp_path, "sequential", records(0.8))
+    tripled = [_slow(r) for r in base.records]
+    busy = summary(tmp_path, "sequential-busy", tripled, concurrency=4)
+    slow = summary(tmp_path, "hogwild-2", tripled, concurrency=4)
+    assert losses(base, [base, slow]) == losses(base, [base, busy, slow]) == []
+    slower = [_slow(r) for r in slow.records]
+    slowest = summary(tmp_path, "hogwild-3", slower, concurrency=4)
+    (found,) = losses(base, [base, busy, slowest])
+    assert "3.0 times the seconds of sequential-busy" in found.sentence
+
+
+def _slow(one: Record) -> Record:
+    scores = {b: {**s, "seconds": 3 * s["seconds"]} for b, s in one.scores.items()}
+    return record(one.sample, one.value(8), budgets=BUDGETS, scores=scores)
+
+
 def _dear(one: Record) -> Record:
     scores = {b: {**s, "tokens": 3 * s["tokens"]} for b, s in one.scores.items()}
     return record(one.sample, one.value(8), budgets=BUDGETS, scores=scores)
@@ -176,6 +194,31 @@ def test_a_task_that_only_a_judge_can_grade(tmp_path: Path) -> None:
     assert one.judged["quality"].unread == 1
     page = Page(write_report(tmp_path, tmp_path / "page.html")[0].read_text(encoding="utf-8"))
     assert "Not judged yet" not in page.text
+
+
+def test_votes_that_nobody_can_read_grade_nothing(tmp_path: Path) -> None:
+    facts = {"judge": "quality", "reference": "Plan."}
+    wrong = record("d2", 0.0, budgets=BUDGETS, facts=facts, error="no room")
+    for label, level in (("sequential", None), ("hogwild-2", 4)):
+        found = [team_record("d1", value=0.0, budgets=BUDGETS, facts=facts), wrong]
+        path = write(tmp_path, header(label, budgets=BUDGETS), found)
+        with LinesFile(votes_file(path, "quality"), {"highest": 5}) as file:
+            vote = {"kind": "vote", "sample": "d1", "repeat": 0, "vote": 0, "value": level}
+            file.append(vote)
+    page = Page(write_report(tmp_path, tmp_path / "page.html")[0].read_text(encoding="utf-8"))
+    assert "by no vote that can be read:\nsequential." in page.text
+    assert "1 of 2 runs failed" in page.text
+    assert page.text.count("not judged yet") >= 2
+
+
+def test_a_single_budget_lies_where_it_was_spent(tmp_path: Path) -> None:
+    found = record("d1", budgets=(2048,))
+    scores = {"2048": {**found.scores["2048"], "passes": 9}}
+    once = [record("d1", budgets=(2048,), scores=scores)]
+    (point,) = plots._points(summary(tmp_path, "hogwild-2", once, budgets=(2048,)), "passes")
+    assert point[0] == 9
+    twice = summary(tmp_path, "hogwild-3", records(0.5))
+    assert [x for x, _ in plots._points(twice, "passes")] == [4, 8]
 
 
 def test_nothing_to_report(tmp_path: Path) -> None:

@@ -84,20 +84,16 @@ def test_failures_count_and_can_be_tried_again(tmp_path: Path) -> None:
 def test_a_grader_that_fails_costs_one_sample(tmp_path: Path) -> None:
     answers = {**RIGHT, "d1": "hang", "d3": "raise"}
     path = tmp_path / "x.jsonl"
-    with Grading(Doubles(), seconds=20) as grading, closing(RecordFile(path, header())) as file:
-        grading.grade(Doubles().samples()[0], "2", "")  # it has started
-        grading.seconds = 0.5
-        exam = Exam(Doubles(2).samples(), Says(answers.get), (8,))
-        moments = []
-        for moment in examine(exam, file, grading):
-            moments.append(moment)
-            grading.seconds = 20
-            if len(moments) == 1:
-                grading.seconds = 0.5
-    assert moments[-1].num_failures == 1
-    errors = [r.error for r in records(path)]
-    assert "has not answered within 0.5 s" in (errors[0] or "")
-    assert errors[1] is None
+    with Grading(Doubles(), seconds=0.5) as grading, closing(RecordFile(path, header())) as file:
+        exam = Exam(Doubles(3).samples(), Says(answers.get), (8,))
+        moments = list(examine(exam, file, grading))
+    assert moments[-1].num_failures == 2
+    first, second, third = records(path)
+    assert "has not answered within 0.5 s" in (first.error or "")
+    assert "raised RuntimeError" in (third.error or "")
+    assert (second.error, second.value(8)) == (None, 1.0)
+    assert first.scores["8"]["explanation"] == first.error
+    assert (first.value(8), first.answer) == (0.0, "hang")
 
 
 def test_a_source_that_was_changed_is_noticed(tmp_path: Path) -> None:

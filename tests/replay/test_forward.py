@@ -44,6 +44,16 @@ def test_replayed_logits_are_the_runs(layout, workers, family):
     assert seen.std() > 0.1  # there is something to get wrong
 
 
+def test_steps_that_are_encoded_again():
+    adapter = network("qwen3")
+    trace, seen, _ = team_run(adapter, replace(SETTINGS, workers=3, moves="reencode"))
+    rows = [row for one in trace.passes[1:] for row in one]
+    again = [row for row in rows if row.writer is None and len(row.feed) > 3]
+    assert again, "no step has ended: the test proves nothing"
+    with torch.no_grad():
+        assert worst(replay_logits(adapter, merge_trace(trace)), seen) < 2e-5
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_in_double_precision(layout):
     adapter = network("qwen3", torch.float64)

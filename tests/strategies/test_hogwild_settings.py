@@ -32,6 +32,11 @@ def run(settings: TeamSettings, predict=None) -> Played:
             "layout is 'spiral'; expected one of combined, contiguous, interleaved",
         ),
         ({"headers": "both"}, "headers is 'both'; expected in_context or alone"),
+        ({"moves": "none"}, "moves is 'none'; expected rotate or reencode"),
+        (
+            {"moves": "reencode", "layout": "contiguous"},
+            "moves is 'reencode', and in the contiguous layout nothing moves",
+        ),
         (
             {"budget": 9, "snapshots": (9,)},
             "snapshots are (9,); expected passes below the budget of 9",

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from manyhands.cache.step import GREEDY
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.settings import TeamSettings
@@ -17,10 +19,21 @@ START = "user\nAlice and Bob: 2+3\nassistant\n\nPast"
 
 
 def run(
-    layout: str, passes: int, /, headers: str = "in_context", workers: int = 2, **said
+    layout: str,
+    passes: int,
+    /,
+    headers: str = "in_context",
+    workers: int = 2,
+    moves: str = "rotate",
+    **said,
 ) -> Played:
     settings = TeamSettings(
-        workers=workers, layout=layout, budget=passes, check_every=0, headers=headers
+        workers=workers,
+        layout=layout,
+        budget=passes,
+        check_every=0,
+        headers=headers,
+        moves=moves,
     )
     return play(hogwild("2+3", TEXT, settings, PROMPT), Scripts(TEXT, **said))
 
@@ -155,6 +168,32 @@ def test_everything_is_written_in_the_first_pass():
         "\n\n**Alice [1]:**",
         "\n\n**Bob [1]:**",
     ]
+
+
+@pytest.mark.parametrize("layout", ["combined", "interleaved"])
+def test_a_finished_step_is_encoded_again_where_it_now_stands(layout):
+    """In the pass after its end it is fed behind the prompt and the history; nobody else reads more."""
+    played = run(layout, 7, moves="reencode", **SAID)
+    turned = run(layout, 7, **SAID)
+    assert [read(played, name) for name in SAID] == [read(turned, name) for name in SAID]
+    assert played.answer == turned.answer
+    again = [
+        (number, TEXT.decode(row.context), TEXT.decode(row.feed))
+        for number, one in enumerate(played.passes[1:7], start=2)
+        for row in one.rows
+        if row.writer is None
+    ]
+    alice, bob = "\n\n**Alice [1]:**a", "\n\n**Bob [1]:**xy.\n"
+    assert again == [(3, START + alice, alice), (6, START + alice + bob, bob)]
+    assert played.rows("Alice")[5].frozen[1:3] == (True, False)  # Bob's is being written
+
+
+def test_two_steps_that_end_together_are_encoded_again_in_their_order():
+    said = {"Alice": ["a", ".\n\n"], "Bob": ["x", ".\n\n"]}
+    played = run("combined", 4, moves="reencode", **said)
+    rows = [row for row in played.passes[2].rows if row.writer is None]
+    alice, bob = "\n\n**Alice [1]:**a", "\n\n**Bob [1]:**x"
+    assert [TEXT.decode(row.context) for row in rows] == [START + alice, START + alice + bob]
 
 
 def test_headers_encoded_alone():

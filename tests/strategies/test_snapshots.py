@@ -50,10 +50,20 @@ VARIANTS = {
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_team(layout, workers, variant):
+    answers = _asked_in_passing(workers, layout=layout, **VARIANTS[variant])
+    if variant != "no finisher":
+        assert answers - {None}, "the dice never closed a box: the test proves little"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_team_whose_steps_are_encoded_again(workers):
+    assert _asked_in_passing(workers, moves="reencode") - {None}
+
+
+def _asked_in_passing(workers, **more):
+    """All answers of teams at smaller budgets, each what a run of that budget says."""
     base = {"check_every": 0, "end": EndSettings(finisher_tokens=9, reply_tokens=5)}
-    settings = TeamSettings(
-        workers=workers, layout=layout, budget=30, **{**base, **VARIANTS[variant]}
-    )
+    settings = TeamSettings(workers=workers, budget=30, **{**base, **more})
     names = PROMPT.team(workers)
     answers = set()
     for problem in ("2+3", "1+1", "9-8"):
@@ -71,8 +81,7 @@ def test_team(layout, workers, variant):
         assert [e for e in asked.events if not isinstance(e, Snapshot)] == plain.events
         same = replace(asked.answer, snapshots={}, extra_passes=plain.answer.extra_passes)
         assert same == plain.answer
-    if variant != "no finisher":
-        assert answers - {None}, "the dice never closed a box: the test proves little"
+    return answers
 
 
 @pytest.mark.parametrize("variant", ["plain", "sampled", "encoded anew", "no finisher"])

@@ -54,10 +54,18 @@ class Lockstep:
         self.plan = self._advanced([row.feed[0] for row in step.rows])
         return self.plan
 
+    @property
+    def has_room(self) -> bool:
+        """Whether there are positions for one token more each, and slots on the pages in use."""
+        size = self.pool.page_size
+        return self.plan.turn < self._turns_left and all(
+            strip.num_tokens < len(strip.pages) * size for strip in self._strips
+        )
+
     def _is_next(self, step: Step) -> bool:
-        turn, size = self.plan.turn + 1, self.pool.page_size
+        turn = self.plan.turn + 1
         return (
-            turn <= self._turns_left
+            self.has_room
             and len(step.rows) == len(self._views)
             and all(
                 row.view is view()
@@ -69,7 +77,6 @@ class Lockstep:
                 (block := other()) is not None and block.num_tokens == length
                 for other, length in self._others
             )
-            and all(strip.num_tokens < len(strip.pages) * size for strip in self._strips)
         )
 
     def _advanced(self, token_ids: list[int]) -> Plan:

@@ -107,6 +107,11 @@ class Planner:
             return self._lockstep.plan
         return plan
 
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the rows of the last plan could be fed one token more each, without another page."""
+        return self._lockstep is not None and self._lockstep.has_room
+
     def _live_blocks(self, step: Step) -> set[Block]:
         pieces = (piece for row in step.rows for piece in self._routes[row.view])
         return {piece.block for piece in pieces if isinstance(piece, _Live)}

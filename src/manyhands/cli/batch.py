@@ -69,7 +69,8 @@ def batch(options: BatchOptions) -> None:
     if output.num_failed:
         raise ManyhandsError(
             f"{output.num_failed} of {given.num_requests} requests could not be answered",
-            hint=f"the reasons stand in {str(options.answers)!r}, in the field `error`",
+            hint=f"the reasons stand in {str(options.answers)!r}, in the field `error`; without those "
+            "lines, the same command tries again",
         )
 
 

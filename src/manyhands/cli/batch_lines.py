@@ -100,7 +100,8 @@ def decode_line(raw: bytes, number: int) -> Line:
 
 def _depth(line: Line) -> int:
     """How many lists and objects stand in each other, at most."""
-    depth, level = 0, [line]
+    depth = 0
+    level: list[Any] = [line]
     while level:
         depth += 1
         inside = (each.values() if isinstance(each, dict) else each for each in level)

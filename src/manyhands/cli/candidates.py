@@ -20,6 +20,7 @@ from manyhands.cli.options import BUNDLED
 from manyhands.cli.output import Notes, version_of
 from manyhands.errors import ContextTooLong, InvalidRequest
 from manyhands.evaluation.candidates import (
+    Asked,
     Candidate,
     EndpointCandidate,
     MethodCandidate,
@@ -27,6 +28,7 @@ from manyhands.evaluation.candidates import (
 )
 from manyhands.evaluation.choices import choose, pairs
 from manyhands.evaluation.endpoint import NO_KEY, Endpoint, EndpointOptions
+from manyhands.evaluation.judge import needs_judge
 from manyhands.evaluation.record import Header
 from manyhands.evaluation.run import checked_samples
 from manyhands.evaluation.shared import SHARED_PREFIX, check_budgets, shared_method
@@ -38,6 +40,7 @@ from manyhands.strategies.settings import EndSettings, SoloSettings
 from manyhands.tasks.catalogue import make_task
 from manyhands.tasks.generated import BUNDLED_SENTENCES, Needles
 from manyhands.tasks.task import FIXTURE, Sample, Task, TaskOptions
+from manyhands.tasks.world import outside_world
 from manyhands.text import Text
 
 _CHOICES = ("temperature", "top_k", "top_p", "min_p")
@@ -82,9 +85,14 @@ def method_candidate(
 ) -> tuple[Candidate, Header]:
     """A method on a model of our own, and how its records begin."""
     settings, changed = _settings(options, method, budgets, samples)
+    # Some methods have none to be named by, some leave it open (skeleton's 0).
+    named = getattr(settings, "workers", 0)
+    workers = named or 1
     if method.name == SHARED_PREFIX:
         check_budgets(budgets)
     model = name_of(options.model)
+    if model == BUNDLED and (reason := outside_world(Asked(samples[0]).text, workers, method.name)):
+        tell(reason, "warning: ", "yellow")
     prompts = prompts_for(model, options.prompts)
     prompt = getattr(drafted(prompts) if options.draft else prompts, method.prompt)
     engine, text = load_engine(model, options, Notes())
@@ -98,10 +106,9 @@ def method_candidate(
     candidate = MethodCandidate(
         engine, text, method, settings, prompt, options.concurrency, context, watched
     )
-    # Some methods have none to be named by, some leave it open (skeleton's 0).
-    named = getattr(settings, "workers", 0)
-    workers = named or 1
     place = place_facts(engine, options)
+    if options.quantise != "auto":  # other numbers are another model
+        place["weights"] += f", {options.quantise}"
     return candidate, Header(
         task=options.task,
         method=method.name,
@@ -147,8 +154,8 @@ def _settings(
     asked = {} if options.workers is None else {"workers": options.workers}
     if asked == {"workers": 1} and not has_workers:
         asked = {}
-    needs_judge = any("judge" in sample.facts for sample in samples)
-    reply = needs_judge if options.reply is None else options.reply
+    is_judged = any(needs_judge(sample) for sample in samples)
+    reply = is_judged if options.reply is None else options.reply
     # What --set says about the reply counts, too.
     base = {"seed": options.seed, "end.reply": reply, "budget": budgets[-1]}
     settings = choose(method.settings, base | {"snapshots": budgets[:-1]} | asked | changed)
@@ -162,7 +169,7 @@ def endpoint_candidate(
     """Somebody else's server, and how its records begin."""
     check_endpoint(method.name, budgets)
     unused = [f"--set {pair}" for pair in options.chosen or []]
-    names = ("layout", "top_k", "min_p", "prompts", "draft")
+    names = ("model", "layout", "top_k", "min_p", "prompts", "draft", "reply", "transcripts")
     unused += [f"--{name}" for name in names if getattr(options, name)]
     if unused:
         raise InvalidRequest(f"an endpoint has no use for {', '.join(unused)}", hint="leave it out")
@@ -209,6 +216,8 @@ def voice_of(options: JudgeOptions, temperature: float) -> tuple[Voice, dict[str
     """The judge, and what the file of votes says about it."""
     facts: dict[str, Any] = {"temperature": temperature, "tokens": options.tokens, "date": _now()}
     if options.endpoint is not None:
+        if options.model is not None:
+            raise InvalidRequest("two judges were named", hint="give --endpoint or --model")
         chosen = _endpoint(options, temperature, options.tokens)
         facts |= {"judge": chosen.model, "endpoint": chosen.url}
         return EndpointVoice(Endpoint(chosen), options.concurrency), facts

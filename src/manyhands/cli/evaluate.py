@@ -34,7 +34,7 @@ from manyhands.cli.guard import EXIT_INTERRUPTED, tell
 from manyhands.cli.output import say
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.evaluation.grading import Grading
-from manyhands.evaluation.judge import RUBRICS, Judging, NothingToJudge
+from manyhands.evaluation.judge import RUBRICS, Judging, NothingToJudge, needs_judge
 from manyhands.evaluation.judge import judge as cast_votes
 from manyhands.evaluation.record import (
     Record,
@@ -176,7 +176,7 @@ def _reporting(label: str) -> Iterator[Callable[[int, int, int, str], None]]:
 
 def _described(moment: Moment, samples: Sequence[Sample]) -> str:
     failed = f", {moment.num_failures} failed" if moment.num_failures else ""
-    if any("judge" in sample.facts for sample in samples):
+    if any(needs_judge(sample) for sample in samples):
         return f"{NOT_JUDGED}{failed}"
     return f"mean value {moment.accuracy:.3f}{failed}"
 

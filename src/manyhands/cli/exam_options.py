@@ -82,9 +82,20 @@ class EvalOptions(ModelOptions, EndpointChoice):
         _option(_TASK, "Problems, students or questions of a sample.", show_default="the task's"),
     ] = None
     kind: Annotated[
-        str | None, _option(_TASK, "Of generated tasks: bare, word, mixed, held-out.")
+        str | None,
+        _option(
+            _TASK,
+            "Of generated tasks. arithmetic: bare, word, mixed, held-out; others: known, held-out.",
+        ),
     ] = None
-    sentences: Annotated[int | None, _option(_TASK, "Length of a generated document.")] = None
+    sentences: Annotated[
+        int | None,
+        _option(
+            _TASK,
+            "Of needles: sentences between the questions' facts.",
+            show_default="six a question; for the bundled model 40",
+        ),
+    ] = None
     task_seed: Annotated[int, _option(_TASK, "Of generated samples.")] = 0
     method: Annotated[
         str,

@@ -57,7 +57,7 @@ def verify(adapter: ModelAdapter, trace: Trace, choice: Choice) -> Verdict:
     for start in range(0, len(of_writers), size):
         rows = of_writers[start : start + size]
         logits = replay_logits(adapter, merged, rows).float()  # [R, V]
-        chosen = choose(logits, [choice] * len(rows))
+        chosen = choose(logits, [choice] * len(rows)).tokens()
         recorded = [written[row].token for row in rows]
         for row, (ours, theirs) in enumerate(zip(chosen, recorded, strict=True)):
             if ours == theirs:

@@ -93,7 +93,8 @@ def make_passes(adapter: ModelAdapter, memory: Memory, backend: Backend, *, grap
     if graphs and backend.name == "triton" and adapter.device.type == "cuda":
         from manyhands.attention.triton_backend import TritonBackend
         from manyhands.engine.graphs import GraphedPasses
+        from manyhands.engine.recorder import CudaRecorder
 
         assert isinstance(backend, TritonBackend)
-        return GraphedPasses(adapter, memory, backend)
+        return GraphedPasses(adapter, memory, backend, CudaRecorder(adapter.device))
     return Passes(adapter, memory, backend)

@@ -267,7 +267,10 @@ class Engine:
     def _predict(self, step: Step) -> tuple[int, ...]:
         with self._feeding_long(step) as (rest, plan):
             outcome = self.passes.run(plan)
-            return choose(outcome.logits, [row.choice for row in rest.rows], outcome.greedy)
+            chosen = choose(outcome.logits, [row.choice for row in rest.rows], outcome.greedy)
+            if self.passes.can_go_ahead and self.planner.can_go_on:
+                self.passes.go_ahead(chosen)
+            return chosen.tokens()
 
     @contextmanager
     def _feeding_long(self, step: Step) -> Iterator[tuple[Step, Plan]]:

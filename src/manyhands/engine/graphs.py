@@ -9,6 +9,12 @@ longer than the GPU takes to run them. A graph takes its integers from one buffe
                            new token ids are sent
     rows to spare          padding: their keys are stored nowhere and they read nothing
 
+**Running ahead.** While the host looks at the tokens of a pass and decides what comes next, the device would
+have nothing to do. In plain decoding the next pass is nearly always the same rows with the tokens they just
+chose, so it is begun before anybody has asked for it. If something else is asked for (a step ended), its
+result is dropped: it wrote only to slots that nobody reads before they are written again. That costs one
+pass, so it is done while guesses have been right nine times of ten.
+
 A capacity is recorded when it is asked for the second time, so that widths that come up once cost
 nothing. Where recording fails (no memory left, a network that waits for the device in its forward),
 passes go on launch by launch, and `trouble` says why.
@@ -17,7 +23,7 @@ passes go on launch by launch, and `trouble` says why.
 from __future__ import annotations
 
 import time
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,6 +33,8 @@ from manyhands.attention.triton_backend import TritonBackend
 from manyhands.attention.work import Work, cut
 from manyhands.cache.plan import Plan
 from manyhands.engine.passes import Attending, Outcome, Passes
+from manyhands.engine.recorder import Recorder
+from manyhands.engine.sampling import Chosen
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
 
@@ -44,31 +52,48 @@ _LEAST = Capacity(
     small_rows=16,
     large_rows=16,
 )
+_SURE_ENOUGH = 0.9  # share of right guesses from which on it pays to run ahead
+_GUESSES = 32  # about so many of the last ones count
+
+
+@dataclass(frozen=True, eq=False)
+class _Ahead:
+    """What follows the newest pass if every row goes on with what it chose, begun or not."""
+
+    chosen: Chosen
+    outcome: Outcome | None
 
 
 class GraphedPasses(Passes):
     """Runs plans by recorded graphs where it can."""
 
+    can_go_ahead = True
     backend: TritonBackend
 
-    def __init__(self, adapter: ModelAdapter, memory: Memory, backend: TritonBackend) -> None:
+    def __init__(
+        self, adapter: ModelAdapter, memory: Memory, backend: TritonBackend, recorder: Recorder
+    ) -> None:
         super().__init__(adapter, memory, backend)
+        self.recorder = recorder
+        self.num_ahead = 0  # passes begun before they were asked for
+        self.num_dropped = 0  # those of them that were not
         self.trouble: str | None = None
         self.seconds_recording = 0.0
         self._graphs: dict[Capacity, _Graph] = {}
         self._seen: set[Capacity] = set()
         self._newest: tuple[_Graph, Plan] | None = None
-        self._pool: Any = None  # memory that all graphs share: one runs at a time
+        self._ahead: _Ahead | None = None
+        self._sureness = 1.0
 
     @property
     def about(self) -> str | None:
         """How many shapes of passes were recorded and how long that took, or why they were not."""
         if self.trouble is not None or not self._graphs:
             return self.trouble
-        count = (
-            f"{self.num_graphs} shapes of passes" if self.num_graphs > 1 else "a shape of passes"
+        return (
+            f"passes of {self.num_graphs} sizes were recorded as CUDA graphs in "
+            f"{self.seconds_recording:.1f} s"
         )
-        return f"{count} recorded as CUDA graphs in {self.seconds_recording:.1f} s"
 
     @property
     def num_graphs(self) -> int:
@@ -77,11 +102,8 @@ class GraphedPasses(Passes):
 
     def forward(self, plan: Plan) -> Outcome:
         """See `Passes.forward`."""
-        if self._newest is not None and _follows(plan, self._newest[1]):
-            graph, _ = self._newest
-            self._newest = graph, plan
-            return graph.next(plan)
-        self._newest = None
+        if (outcome := self._next(plan)) is not None:
+            return outcome
         if plan.num_tokens > MOST_TOKENS or self.trouble is not None:
             return super().forward(plan)
         work = cut(plan, self.backend.tiling)
@@ -92,20 +114,52 @@ class GraphedPasses(Passes):
         self._newest = recorded, plan
         return recorded.start(plan, work)
 
+    def _next(self, plan: Plan) -> Outcome | None:
+        """The pass that follows the newest one, perhaps begun already; None if this is another."""
+        newest, self._newest = self._newest, None
+        ahead, self._ahead = self._ahead, None
+        if newest is None:
+            return None
+        graph, last = newest
+        follows = _follows(plan, last)
+        was_right = ahead is not None and self._was_right(ahead, plan if follows else None)
+        begun = ahead.outcome if ahead is not None else None
+        if not follows or (begun is not None and not was_right):
+            return None
+        self._newest = graph, plan
+        return begun or graph.next(plan)
+
+    def go_ahead(self, chosen: Chosen) -> None:
+        """See `Passes.go_ahead`."""
+        if self._newest is None:
+            return
+        graph, plan = self._newest
+        outcome = None
+        if self._sureness >= _SURE_ENOUGH:
+            self.num_ahead += 1
+            outcome = graph.go_on(plan, chosen.on_device)
+        self._ahead = _Ahead(chosen, outcome)
+
+    def _was_right(self, ahead: _Ahead, plan: Plan | None) -> bool:
+        """Whether `plan`, if it follows at all, feeds what was chosen; remembered for next time."""
+        is_right = plan is not None and plan.token_ids.tolist() == list(ahead.chosen.tokens())
+        self._sureness += (is_right - self._sureness) / _GUESSES
+        self.num_dropped += ahead.outcome is not None and not is_right
+        return is_right
+
     def _record(self, plan: Plan, capacity: Capacity) -> _Graph | None:
         if capacity not in self._seen:
             self._seen.add(capacity)
             return None
         began = time.perf_counter()
         try:
-            graph = _Graph(self, capacity, plan.page_size, self._pool)
+            graph = _Graph(self, capacity, plan.page_size)
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            torch.cuda.synchronize(self.adapter.device)
+            self.recorder.recover()
             reason = str(error).strip().splitlines()[0][:200]
             self.trouble = f"passes are not recorded as CUDA graphs: {reason}"
             return None
         self.seconds_recording += time.perf_counter() - began
-        self._pool = graph.graph.pool()
         self._graphs[capacity] = graph
         return graph
 
@@ -113,25 +167,16 @@ class GraphedPasses(Passes):
 class _Graph:
     """The recording of one capacity."""
 
-    def __init__(
-        self, passes: GraphedPasses, capacity: Capacity, page_size: int, pool: Any
-    ) -> None:
+    def __init__(self, passes: GraphedPasses, capacity: Capacity, page_size: int) -> None:
         self.capacity = capacity
         self.page_size = page_size
-        device = passes.adapter.device
         size = capacity.num_integers
-        self.buffer = torch.zeros(2, size, dtype=torch.int32, device=device)
-        self.host = torch.zeros(2, size, dtype=torch.int32, pin_memory=True)
-        self.sent = torch.cuda.Event()
+        self.buffer = torch.zeros(2, size, dtype=torch.int32, device=passes.adapter.device)
+        self.host = passes.recorder.host_buffer(2, size)
+        self.sent = passes.recorder.mark()
         self._make_harmless()
-        self.graph = torch.cuda.CUDAGraph()
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            self._pass(passes)  # compiles kernels and sets up libraries, which a recording must not
-        torch.cuda.current_stream(device).wait_stream(side)
-        with torch.cuda.graph(self.graph, pool=pool):
-            self.logits, self.greedy = self._pass(passes)
+        self.repeat, results = passes.recorder.record(lambda: self._pass(passes))
+        self.logits, self.greedy = results
 
     def _make_harmless(self) -> None:
         """All padding: nothing is stored or read while the launches are tried out."""
@@ -173,9 +218,14 @@ class _Graph:
         self.buffer[0, : plan.num_tokens].copy_(token_ids, non_blocking=True)
         return self._replay(plan)
 
+    def go_on(self, plan: Plan, tokens: Tensor) -> Outcome:
+        """What follows `plan` if every row is fed its token of `tokens` [R], known on the device only."""
+        self.buffer[0, : plan.num_tokens].copy_(tokens)
+        return self._replay(plan)
+
     def _replay(self, plan: Plan) -> Outcome:
         self.sent.record()
-        self.graph.replay()
+        self.repeat()
         rows = plan.num_rows
         tokens, sound = self.greedy[0, :rows], self.greedy[1, :rows]
         return Outcome(self.logits[:rows], torch.cat((tokens, sound.min().view(1))))

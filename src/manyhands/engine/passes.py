@@ -19,6 +19,7 @@ from torch import Tensor
 from manyhands.attention.attend import Backend, LayerCall
 from manyhands.cache.pages import Move
 from manyhands.cache.plan import Plan
+from manyhands.engine.sampling import Chosen
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
 
@@ -37,6 +38,8 @@ class Outcome:
 
 class Passes:
     """Runs plans, launch by launch."""
+
+    can_go_ahead = False
 
     def __init__(self, adapter: ModelAdapter, memory: Memory, backend: Backend) -> None:
         self.adapter = adapter
@@ -64,6 +67,13 @@ class Passes:
         while self._moves:  # one by one: a move that fails can be made again, one forgotten cannot
             self.memory.move((self._moves[0],))
             self._moves.popleft()
+
+    def go_ahead(self, chosen: Chosen) -> None:
+        """These tokens were chosen: begin, if it can be done, the pass in which each row is fed its own.
+
+        Only called of passes that `can_go_ahead`, and when that one would have room
+        (`Planner.can_go_on`).
+        """
 
     def forward(self, plan: Plan) -> Outcome:
         """The pass itself."""

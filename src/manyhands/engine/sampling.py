@@ -17,15 +17,41 @@ from manyhands.cache.step import GREEDY, Choice
 from manyhands.errors import ManyhandsError
 
 
-def choose(
-    logits: Tensor, choices: Sequence[Choice], greedy: Tensor | None = None
-) -> tuple[int, ...]:
+class Chosen:
+    """One token per row: on the device at once, on the host when it has arrived there.
+
+    `tokens_and_sound` [R + 1]: the tokens, and 1 if all logits are sound. So whether all is well travels
+    with the tokens: one transfer, one wait.
+    """
+
+    def __init__(self, tokens_and_sound: Tensor) -> None:
+        self.on_device = tokens_and_sound[:-1]  # [R]
+        self._host = tokens_and_sound
+        self._arrived: torch.cuda.Event | None = None
+        if tokens_and_sound.is_cuda:
+            # What is asked of the device from here on need not be waited for.
+            self._host = torch.empty_like(tokens_and_sound, device="cpu", pin_memory=True)
+            self._host.copy_(tokens_and_sound, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+        self._tokens: tuple[int, ...] | None = None
+
+    def tokens(self) -> tuple[int, ...]:
+        """Wait for them."""
+        if self._tokens is None:
+            if self._arrived is not None:
+                self._arrived.synchronize()
+            self._tokens = _checked(self._host.tolist())
+        return self._tokens
+
+
+def choose(logits: Tensor, choices: Sequence[Choice], greedy: Tensor | None = None) -> Chosen:
     """One token per row of logits [R, V].
 
     `greedy` [R + 1]: the likeliest tokens and whether the logits are sound (1), if they are known.
     """
     if greedy is not None and all(choice is GREEDY or choice == GREEDY for choice in choices):
-        return _checked(greedy.tolist())
+        return Chosen(greedy)
     # -inf is a token that cannot be; NaN and +inf mean that the network is broken.
     sound = (logits < float("inf")).all()
     scores = _permitted(logits.float(), choices)
@@ -33,8 +59,7 @@ def choose(
     rows = [row for row, choice in enumerate(choices) if choice.temperature > 0]
     if rows:
         tokens[rows] = _sample(scores[rows], [choices[row] for row in rows])
-    # Whether all is well travels with the tokens: one transfer, one wait.
-    return _checked(torch.cat((tokens, sound.view(1).to(tokens.dtype))).tolist())
+    return Chosen(torch.cat((tokens, sound.view(1).to(tokens.dtype))))
 
 
 def _checked(tokens_and_sound: list[int]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ The room between them asks, grades, keeps and compares:
     lines.py       a file of JSON lines that survives a kill, a full disk and a second start
     record.py      what one sample gave: the Header and the Records of a file
     candidates.py  who takes the exam: a method on our engine, or an endpoint
+    shared.py      one method more: ordinary decoding that reads a shared document once
     run.py         the exam itself: ask what is missing, grade, keep
     judge.py       votes of another model: how well a team worked together, how good an answer is
     voices.py      the judges themselves: a server, or a model of our own

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from manyhands.errors import InvalidRequest, ManyhandsError
-from manyhands.evaluation.endpoint import Endpoint, at_once, vote
+from manyhands.evaluation.endpoint import Endpoint, at_once, poll
 from manyhands.evaluation.record import Key
 from manyhands.evaluation.sitting import Packs, Sitting, sit
 from manyhands.strategies.base import Answer, Strategy
@@ -161,7 +161,7 @@ class EndpointCandidate:
         def answer(one: Asked) -> Attempt:
             question = clean_problem(one.text)
             seed = self.seed + one.repeat * self.workers
-            said = vote(self.endpoint, question, self.workers, seed)
+            said = poll(self.endpoint, question, self.workers, seed)
             tokens = sum(said.tokens) if said.tokens else None
             return Attempt(
                 one,

@@ -12,18 +12,21 @@ every question: it is raised, and nothing is put on record. Anything else belong
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from manyhands.errors import InvalidRequest, ManyhandsError
+from manyhands.strategies.voting import majority
 from manyhands.text.boxed import boxed_answer
 
 if TYPE_CHECKING:
     from openai import OpenAI
 
+CONNECT_SECONDS = (
+    10.0  # until a server takes a connection; how long its answer may take is asked for
+)
 NO_KEY = "none"  # servers of one's own want none, the library wants something
 Asked = TypeVar("Asked")
 Told = TypeVar("Told")
@@ -91,6 +94,11 @@ class Endpoint:
                 **given,
             )
         except (openai.APITimeoutError, openai.InternalServerError, openai.RateLimitError) as error:
+            if _is_unconnected(error):
+                raise EndpointClosed(
+                    f"{o.url} takes no connection",
+                    hint="look at the address and the network; what is graded is kept",
+                ) from error
             raise EndpointFailed(f"{o.url}: {_first_line(error)}") from error
         except (
             openai.APIConnectionError,
@@ -114,7 +122,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Vote:
+class Polled:
     """What an endpoint made of one question: the answer, the text, and what it cost."""
 
     answer: str | None
@@ -124,7 +132,7 @@ class Vote:
     seconds: float
 
 
-def vote(endpoint: Endpoint, question: str, workers: int, seed: int) -> Vote:
+def poll(endpoint: Endpoint, question: str, workers: int, seed: int) -> Polled:
     """One answer, or `workers` answers at the same time and the majority of their boxes."""
     start = time.perf_counter()
     if workers == 1:
@@ -133,25 +141,15 @@ def vote(endpoint: Endpoint, question: str, workers: int, seed: int) -> Vote:
         with ThreadPoolExecutor(workers) as pool:
             said = list(pool.map(lambda i: endpoint.ask(question, seed + i), range(workers)))
     answers = [boxed_answer(one.text) for one in said]
-    best = majority(answers)
-    chosen = said[answers.index(best)]
+    best = majority(answers) or 0  # if nobody gave one, the first text stands for all
     counts = tuple(one.tokens for one in said if one.tokens is not None)
-    return Vote(
-        answer=best,
-        text=chosen.text,
-        finish_reason=chosen.finish_reason,
+    return Polled(
+        answer=answers[best],
+        text=said[best].text,
+        finish_reason=said[best].finish_reason,
         tokens=counts if len(counts) == len(said) else (),
         seconds=time.perf_counter() - start,
     )
-
-
-def majority(answers: Sequence[str | None]) -> str | None:
-    """The answer that most gave, the first of them at a tie; those who gave none have no vote."""
-    votes = Counter("".join(answer.split()) for answer in answers if answer is not None)
-    if not votes:
-        return None
-    (winner, _), *_ = votes.most_common(1)
-    return next(a for a in answers if a is not None and "".join(a.split()) == winner)
 
 
 def at_once(
@@ -191,7 +189,7 @@ def _told(future: Future[Told]) -> Told | ManyhandsError:
 
 def _client(options: EndpointOptions) -> OpenAI:
     try:
-        from openai import OpenAI
+        from openai import OpenAI, Timeout
     except ImportError as error:
         raise InvalidRequest(
             "asking an endpoint needs the package openai", hint="pip install 'manyhands[exam]'"
@@ -199,7 +197,7 @@ def _client(options: EndpointOptions) -> OpenAI:
     return OpenAI(
         base_url=options.url,
         api_key=options.key or NO_KEY,
-        timeout=options.timeout,
+        timeout=Timeout(options.timeout, connect=min(CONNECT_SECONDS, options.timeout)),
         max_retries=options.retries,
     )
 
@@ -215,6 +213,14 @@ def _said(found: Any, url: str) -> Said:
     tokens = getattr(usage, "completion_tokens", None)
     reason = getattr(choices[0], "finish_reason", None)
     return Said(text, tokens if isinstance(tokens, int) else None, str(reason or "stop"))
+
+
+def _is_unconnected(error: Exception) -> bool:
+    """Whether it is the connection that timed out, and not an answer.
+
+    Known by the name: which HTTP library it comes from depends on the version of the client's.
+    """
+    return type(error.__cause__).__name__ == "ConnectTimeout"
 
 
 def _first_line(error: Exception) -> str:

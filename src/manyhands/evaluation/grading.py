@@ -23,6 +23,7 @@ from manyhands.tasks.graders import Score
 from manyhands.tasks.task import Sample, Task
 
 SECONDS = 60.0  # for one answer; the slowest honest grader needs a few
+START_SECONDS = 120.0  # for the process to come up: a busy machine imports slowly
 
 
 class GraderFailed(ManyhandsError):
@@ -47,8 +48,8 @@ class Grading:
 
     def grade(self, sample: Sample, answer: str | None, text: str) -> Score:
         """The task's score for one answer. GraderFailed if it gives none in time."""
-        pipe = self._start()
         try:
+            pipe = self._start()
             pipe.send((sample, answer, text))
             if not pipe.poll(self.seconds):
                 self._end()
@@ -91,6 +92,10 @@ class Grading:
             self._process.start()
             theirs.close()
             self._ours = ours
+            if not ours.poll(START_SECONDS):
+                self._end()
+                raise GraderFailed(f"the grader's process did not start in {START_SECONDS:g} s")
+            ours.recv()  # that it is up; its imports are not the first answer's time
         return self._ours
 
     def _end(self) -> int | None:
@@ -113,6 +118,7 @@ def _serve(pipe: Connection[Any, Any], task: bytes) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the exam, which ends us
     grader: Task = pickle.loads(task)
     try:
+        pipe.send(None)  # we are up
         while True:
             sample, answer, text = pipe.recv()
             pipe.send(_graded(grader, sample, answer, text))

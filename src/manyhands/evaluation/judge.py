@@ -28,6 +28,7 @@ from manyhands.evaluation.lines import Line, LinesFile, checked, read_lines
 from manyhands.evaluation.record import Record, Results
 from manyhands.evaluation.voices import Ballot, Voice
 from manyhands.prompts.judging import JudgingPrompt
+from manyhands.tasks.task import Sample
 from manyhands.text.boxed import boxed_answer
 
 JUDGEMENTS = "judgements"  # the folder beside the records
@@ -194,9 +195,15 @@ def graded_by_judges(results: Results) -> Results:
     return replace(results, header=header, records=records)
 
 
-def needs_judge(record: Record) -> bool:
-    """Whether no rule can grade this answer."""
-    return "judge" in record.facts
+def needs_judge(asked: Sample | Record) -> bool:
+    """Whether no rule can grade the answer to this."""
+    return "judge" in asked.facts
+
+
+def own_level(record: Record) -> float | None:
+    """The level that the judge asked for by the sample gave it; None if it gave none to be read."""
+    judgement = _own_judgement(record)
+    return None if judgement is None else judgement["value"]
 
 
 def _own_judgement(record: Record) -> Mapping[str, Any] | None:

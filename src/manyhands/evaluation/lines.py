@@ -150,7 +150,7 @@ def _compare(path: Path, found: Line, own: Line) -> None:
             there, here = _difference(found.get(key), own.get(key))
             raise InvalidRequest(
                 f"{str(path)!r} was made with {key} {there}; this run has {here}",
-                hint="run it as before to go on, or give another --label or --out",
+                hint="run it as before to go on, choose another --label or --out, or remove the file",
             )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,12 @@ class Record:
 
     `forward_passes` is None where nobody can know them (an endpoint). `seconds` is the time of the
     passes in which the sample took part, snapshots left out; with other samples in the same passes
-    it is a latency under load. `names` are those of workers that came on the way. `elapsed` is the time of the whole exam since the record before, so
-    that all of them add up to its duration. `memory` holds peaks while the sample was under way:
-    `kv_tokens` and `kv_bytes` of everybody in the cache, `allocated_bytes` of a GPU. A score has
-    value, extracted and explanation, and what had been spent by then: passes, tokens, seconds.
-    `writing` is every token as (worker, forward pass, text), kept only where it was asked for.
+    it is a latency under load. `elapsed` is the time of the whole exam since the record before, in
+    seconds, so that all of them add up to its duration. `names` are those of workers that came on the
+    way. `memory` holds peaks while the sample was under way: `kv_tokens` and `kv_bytes` of everybody in
+    the cache, `allocated_bytes` of a GPU. A score has value, extracted and explanation, and what had
+    been spent by then: passes, tokens, seconds. `writing` is every token as (worker, forward pass,
+    text), kept only where it was asked for.
     """
 
     sample: str
@@ -113,8 +114,12 @@ class Record:
     def from_line(cls, path: Path, number: int, line: Line, budgets: Sequence[int]) -> Record:
         """A line of a file, looked at closely: a wrong record must not pass for a result."""
         known = {f.name for f in fields(cls)}
+        needed = [f.name for f in fields(cls) if f.default is f.default_factory is MISSING]
 
         def read() -> Record:
+            missing = [name for name in needed if name not in line]
+            if missing:
+                raise ValueError(f"without {', '.join(missing)} it is no record")
             record = cls(**{name: value for name, value in line.items() if name in known})
             if line.get("kind") != "record":
                 raise ValueError(f"its kind is {line.get('kind')!r}, expected 'record'")

@@ -3,21 +3,25 @@
 Its questions are those of the sequential method, word by word. There each of them reads the document
 before it for itself; here the document is found in the engine's prefix tree. So the two, side by side,
 say what sharing saves in time and memory (Hydragen, section 4.3), and that it changes no answer.
+
+The strategy is imported when one is made: `manyhands eval --help` names this method, and stays light.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from manyhands.cache.prefixes import PrefixTree
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.methods import Method
 from manyhands.strategies.settings import SoloSettings
-from manyhands.strategies.shared_prefix import SharedSettings, shared_prefix
 from manyhands.text import Text, boxed_answer
+
+if TYPE_CHECKING:
+    from manyhands.cache.prefixes import PrefixTree
 
 SHARED_PREFIX = "shared_prefix"
 ABOUT = "one worker alone; what prompts have in common is read once"
@@ -34,6 +38,8 @@ def shared_method(tree: PrefixTree | None = None) -> Method:
         *,
         context: int | None = None,
     ) -> Strategy:
+        from manyhands.strategies.shared_prefix import SharedSettings, shared_prefix
+
         shared = SharedSettings(
             max_tokens=settings.budget, choice=settings.choice, seed=settings.seed
         )
@@ -53,6 +59,6 @@ def check_budgets(budgets: Sequence[int]) -> None:
 
 
 def _boxed(strategy: Strategy) -> Strategy:
-    """The same, and its answer is what stands in the last box."""
+    """The same, and its answer is what stands in the last box; blanks around a text belong to nobody."""
     found = yield from strategy
-    return replace(found, answer=boxed_answer(found.text))
+    return replace(found, answer=boxed_answer(found.text), text=found.text.strip())

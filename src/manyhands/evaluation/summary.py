@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from manyhands.evaluation.judge import RUBRICS, needs_judge
+from manyhands.evaluation.judge import RUBRICS, needs_judge, own_level
 from manyhands.evaluation.record import Record, Results
 from manyhands.evaluation.statistics import Interval, interval, mean_level
 
@@ -81,9 +81,12 @@ class Summary:
 
     @cached_property
     def waits_for_judge(self) -> bool:
-        """Whether only a judge can grade these answers, and none has: their values say nothing yet."""
-        asked = any(needs_judge(record) for record in self.records)
-        return asked and "quality" not in self.judged
+        """Whether only a judge can grade these answers, and none has: their values say nothing yet.
+
+        Votes that cannot be read grade nothing either.
+        """
+        asked = [record for record in self.records if needs_judge(record)]
+        return bool(asked) and all(own_level(record) is None for record in asked)
 
     @cached_property
     def num_samples(self) -> int:

@@ -165,16 +165,18 @@ class _Run:
     def work_out(self, titles: Sequence[str]) -> Steps:
         """All points, side by side."""
         waiting = dealt(titles, self.settings.workers)
-        for worker, (point, *more) in waiting.items():
-            of_many = more or self.settings.workers
-            yield WorkerJoined(self.passes, worker, f"Worker {worker}" if of_many else point.title)
+        for worker, points in waiting.items():  # who is there for one point alone has its name
+            name = f"Worker {worker}" if self.settings.workers else points[0].title
+            yield WorkerJoined(self.passes, worker, name)
         assert self.trunk is not None, "threads follow an outline"
         trunk, rows = self.trunk.fed()
         self.opening += rows
         live = [self._thread(trunk, points.pop(0)) for points in waiting.values()]
         while live:
-            for point, heading in ((t.point, t.heading) for t in live if not t.writer.num_tokens):
-                yield StepBegun(self.passes, point.worker, point.turn, heading.strip())
+            for thread in live:
+                if not thread.writer.num_tokens:
+                    point, heading = thread.point, thread.heading.strip()
+                    yield StepBegun(self.passes, point.worker, point.turn, heading)
             tokens = yield from self._pass([thread.row() for thread in live])
             self.trunk = Part(trunk)
             for thread, token in zip(live, tokens, strict=True):

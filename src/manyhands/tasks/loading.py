@@ -85,7 +85,7 @@ def _checked(records: Iterator[tuple[str, Any]], dataset: Dataset) -> list[Row]:
         if name in seen:
             raise InvalidRequest(
                 f"{where}: the id {name!r} was seen already, at {seen[name]}",
-                hint=f"give every record a '{dataset.id_column}' of its own, or none at all",
+                hint=f"let '{dataset.id_column}' be a name of its own in every record, or in none",
             )
         seen[name] = where
         rows.append(Row(name, where, record))

@@ -6,8 +6,9 @@ r"""Needles: many small questions about one long text (Hydragen, section 4.3, in
     What colour is the fur of the dog named Tamiro? Box the colour.
 
 The text comes first and the question after it, so that all questions share one prefix, which needs to
-be in memory once. Four questions can be asked about every dog: sixty-four dogs make 256 questions. The text is our own, made from small parts; dogs' names are made of syllables, and one
-in eight is held out from training.
+be in memory once. Four questions can be asked about every dog: sixty-four dogs make 256 questions. The
+text is our own, made from small parts; dogs' names are made of syllables, and one in eight is held out
+from training.
 """
 
 from __future__ import annotations

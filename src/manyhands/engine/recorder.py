@@ -1,0 +1,77 @@
+"""What a CUDA graph needs of the device: buffers that stay, a recording, a mark in the stream.
+
+`engine/graphs.py` decides what is recorded and when it is replayed, and asks for no device itself. So all
+of that is tested without a GPU, with a recorder that runs everything again instead of replaying it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Replay = Callable[[], None]
+
+
+class Mark(Protocol):
+    """A place in the order of the device's work."""
+
+    def record(self) -> None:
+        """Put it behind all that was asked for so far."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has come to it."""
+
+
+class Recorder(Protocol):
+    """Records work on a device and repeats it."""
+
+    def host_buffer(self, rows: int, size: int) -> Tensor:
+        """Zeros [rows, size] int32 on the host, from which a transfer need not wait."""
+
+    def mark(self) -> Mark:
+        """A mark that nobody has to wait for yet."""
+
+    def record(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Replay, tuple[Tensor, ...]]:
+        """Record `work`; what repeats it, and where its results stand after every repetition.
+
+        Raises RuntimeError if it cannot be recorded.
+        """
+
+    def recover(self) -> None:
+        """Be ready again after a recording that failed."""
+
+
+class CudaRecorder:
+    """CUDA graphs. All share one pool of memory: one runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._pool: Any = None
+
+    def host_buffer(self, rows: int, size: int) -> Tensor:
+        """See `Recorder`."""
+        return torch.zeros(rows, size, dtype=torch.int32, pin_memory=True)
+
+    def mark(self) -> Mark:
+        """See `Recorder`."""
+        return torch.cuda.Event()
+
+    def record(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Replay, tuple[Tensor, ...]]:
+        """See `Recorder`."""
+        graph = torch.cuda.CUDAGraph()
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            work()  # compiles kernels and sets up libraries, which a recording must not
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        with torch.cuda.graph(graph, pool=self._pool):
+            results = work()
+        self._pool = graph.pool()
+        return graph.replay, results
+
+    def recover(self) -> None:
+        """See `Recorder`."""
+        torch.cuda.synchronize(self.device)

@@ -1,0 +1,175 @@
+"""Recorded passes without a GPU: a recorder that runs everything again instead of replaying it.
+
+What a device does with a recording is its own matter (`test_on_gpu.py`). Which recording serves which
+plan, what the buffer holds, and when the next pass is begun before it is asked for is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton comes for Linux only")
+
+from manyhands.cache.block import Block
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.engine import graphs
+from manyhands.engine.engine import Engine
+from manyhands.engine.graphs import GraphedPasses
+from manyhands.strategies.base import Answer, Strategy
+from tests.engine.small import finish, small_engine
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the kernels are compiled here, and run on the GPU only"
+)
+
+
+@pytest.fixture(autouse=True)
+def small_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding costs the interpreter time."""
+    few = replace(graphs._LEAST, entries=4, pages=4, small=4, partials=8, most_partials=4)
+    monkeypatch.setattr(graphs, "_LEAST", few)
+
+
+class Again:
+    """A recorder for the CPU. A repetition writes its results where the first ones stand."""
+
+    def __init__(self) -> None:
+        self.num_replays = 0
+
+    def host_buffer(self, rows: int, size: int) -> Tensor:
+        return torch.zeros(rows, size, dtype=torch.int32)
+
+    def mark(self) -> Again:
+        return self
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+    def recover(self) -> None:
+        """Nothing is broken."""
+
+    def record(self, work: Callable[[], tuple[Tensor, ...]] | None = None):  # type: ignore[no-untyped-def]  # also a mark's
+        if work is None:
+            return None
+        results = work()
+
+        def replay() -> None:
+            self.num_replays += 1
+            for place, result in zip(results, work(), strict=True):
+                place.copy_(result)
+
+        return replay, results
+
+
+def graphed_engine() -> Engine:
+    engine = small_engine(backend="triton")
+    assert not isinstance(engine.passes, GraphedPasses)
+    engine.passes = GraphedPasses(engine.adapter, engine.memory, engine.backend, Again())  # type: ignore[arg-type]
+    return engine
+
+
+def passes_of(engine: Engine) -> GraphedPasses:
+    assert isinstance(engine.passes, GraphedPasses)
+    return engine.passes
+
+
+def walking(views: list[View], num_passes: int, forced: dict[int, int]) -> Strategy:
+    """Every row goes on with its token; at some passes with another one. Answers with all of them."""
+    written: list[int] = []
+    tokens: tuple[int, ...] = tuple(range(1, len(views) + 1))
+    for index in range(num_passes):
+        if index in forced:
+            tokens = (forced[index], *tokens[1:])
+        sent = yield Step([Row(view, (t,)) for view, t in zip(views, tokens, strict=True)])
+        assert sent is not None
+        tokens = sent
+        written += tokens
+    return Answer(text=" ".join(map(str, written)))
+
+
+def a_team_of(num_rows: int) -> list[View]:
+    prompt, desks = Block("prompt"), [Block() for _ in range(num_rows)]
+    return [View([prompt, *(d for d in desks if d is not own), own]) for own in desks]
+
+
+@pytest.mark.parametrize("forced", [{}, {5: 3, 6: 5, 9: 4}])
+def test_running_ahead_changes_no_token(forced: dict[int, int]) -> None:
+    plain, graphed = small_engine(), graphed_engine()
+    answers = [engine.run(walking(a_team_of(2), 12, forced)) for engine in (plain, graphed)]
+    assert answers[0] == answers[1]
+    passes = passes_of(graphed)
+    assert passes.trouble is None
+    assert passes.num_ahead > 5
+    # the last pass of the run is never asked for either
+    assert len(forced) <= passes.num_dropped <= len(forced) + 1
+
+
+def test_rows_come_and_go() -> None:
+    """What was begun in vain leaves no trace, neither with those who go on nor with who is new."""
+    plain, graphed = small_engine(), graphed_engine()
+    stories = []
+    for engine in (plain, graphed):
+        long = engine.submit(walking(a_team_of(2), 9, {7: 5}))
+        for _ in range(4):
+            engine.step()
+        short = engine.submit(walking(a_team_of(1), 3, {}))
+        finish(engine, long, short)
+        stories.append([long.result(), short.result()])
+    assert stories[0] == stories[1]
+    assert passes_of(graphed).num_graphs > 0
+    assert passes_of(graphed).num_dropped >= 2
+
+
+def test_who_is_often_wrong_stops_guessing() -> None:
+    engine = graphed_engine()
+    engine.run(walking(a_team_of(1), 12, {index: index for index in range(3, 12)}))
+    passes = passes_of(engine)
+    assert 0 < passes.num_dropped < 6, "a few wrong guesses are enough"
+    before = passes.num_ahead
+    engine.run(walking(a_team_of(1), 3, {}))
+    assert passes.num_ahead == before
+
+
+def test_nothing_is_begun_beyond_the_pages_in_use() -> None:
+    """A guess may write only where its row has room already: the next page may be somebody else's."""
+    engine = graphed_engine()
+    size = engine.pool.page_size
+    seen: list[int] = []
+    passes = passes_of(engine)
+    usual = passes.go_ahead
+
+    views = a_team_of(1)
+    engine.forward(Step([Row(views[0], (1,) * (size - 4))]))
+
+    def watched(chosen: object) -> None:
+        seen.append(engine.pool.place(views[0].own).strip.num_tokens)
+        usual(chosen)  # type: ignore[arg-type]
+
+    passes.go_ahead = watched  # type: ignore[method-assign]
+    engine.run(walking(views, 7, {}))
+    assert seen == [size - 3, size - 2, size - 1, size + 1, size + 2, size + 3]
+
+
+def test_broken_logits_are_said_once() -> None:
+    """The pass after a failure begins afresh."""
+    engine = graphed_engine()
+    views = a_team_of(1)
+    engine.run(walking(views, 6, {}))
+    parameter = next(engine.adapter.model.parameters())
+    kept = parameter.detach().clone()
+    with torch.inference_mode():
+        parameter.fill_(float("nan"))
+    with pytest.raises(Exception, match="not numbers"):
+        engine.run(walking(views, 3, {}))
+    with torch.inference_mode():
+        parameter.copy_(kept)
+    fresh = graphed_engine()
+    again = a_team_of(1)
+    fresh.run(walking(again, 6, {}))
+    assert engine.run(walking(views, 6, {})) == fresh.run(walking(again, 6, {}))
