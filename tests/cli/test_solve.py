@@ -57,6 +57,7 @@ def test_every_option_reaches_the_settings(cli: Cli, solve: Cli, tmp_path: Path)
         "budget": 7,
         "check_every": 5,
         "headers": "alone",
+        "moves": "rotate",
         "seed": 4,
         "snapshots": [2, 4],
         "away": [],
