@@ -142,9 +142,14 @@ def _small_chunk(tiles: _Tiles, tiling: Tiling) -> int:
 
 
 def _large_chunk(tiles: _Tiles, tiling: Tiling) -> int:
-    """Keys per chunk: all of them where there are tiles enough, since partials have their price."""
+    """Keys per chunk: all of them where there are tiles enough, since partials have their price.
+
+    A tile with much more than its share is cut, whatever their number: of a team of sixteen, every
+    desk is a tile of its own, and the common history would keep all others waiting.
+    """
     longest = int(tiles.num_keys.max(initial=1))
-    chunks = tiling.num_processors // max(1, len(tiles.first) * tiling.num_kv_heads)
+    total = int(tiles.num_keys.sum()) * tiling.num_kv_heads
+    chunks = longest * tiling.num_processors // max(1, total)
     return max(tiling.least_chunk, _round_up(longest / max(1, chunks), tiling.key_tile))
 
 

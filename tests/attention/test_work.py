@@ -1,0 +1,75 @@
+"""The work list: every key of every entry once, and no processor with much more than its share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from manyhands.attention.work import ENDLESS, Tiling, Work, cut
+from manyhands.cache.block import Block
+from manyhands.cache.pages import PagePool
+from manyhands.cache.plan import Plan
+from manyhands.cache.planner import Planner
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+
+PROCESSORS = 132
+
+
+def a_team(workers: int, history: int, desk: int) -> Plan:
+    """Everybody reads the history and all desks, and writes one token."""
+    planner = Planner(PagePool(4096, 64))
+    common, desks = Block("history"), [Block() for _ in range(workers)]
+    for block, size in ((common, history), *((block, desk) for block in desks)):
+        planner.plan(Step([Row(View([block]), (0,) * size)]))
+        block.tokens.extend((0,) * size)
+    common.freeze()
+    views = [View([common, *(d for d in desks if d is not own), own]) for own in desks]
+    return planner.plan(Step([Row(view, (0,)) for view in views]))
+
+
+def keys_of_items(work: Work, plan: Plan) -> list[int]:
+    """How many keys each item of either list loads."""
+    sizes = []
+    for first, count, start, end, _, _ in (*work.small.tolist(), *work.large.tolist()):
+        reach = int(work.entries.high[first : first + count].max())
+        sizes.append((reach if end == ENDLESS else end) - start)
+    return sizes
+
+
+@pytest.mark.parametrize("group", [4, 5, 8])
+@pytest.mark.parametrize("workers", [1, 4, 8, 16])
+@pytest.mark.parametrize("history", [1024, 16384])
+def test_nobody_waits_for_one_long_strip(group: int, workers: int, history: int) -> None:
+    """A processor that loads much more than its share keeps all others waiting."""
+    tiling = Tiling(group, num_kv_heads=8, num_processors=PROCESSORS)
+    plan = a_team(workers, history, 128)
+    sizes = keys_of_items(cut(plan, tiling), plan)
+    share = sum(sizes) * tiling.num_kv_heads / PROCESSORS
+    assert max(sizes) <= max(2 * share, tiling.least_chunk) + tiling.key_tile
+
+
+def test_tiles_that_are_many_and_alike_stay_whole() -> None:
+    """Cutting them would balance nothing, and every partial has to be merged."""
+    tiling = Tiling(8, num_kv_heads=1, num_processors=PROCESSORS)
+    common = Block()
+    planner = Planner(PagePool(4096, 64))
+    planner.plan(Step([Row(View([common]), (0,) * 2048)]))
+    common.tokens.extend((0,) * 2048)
+    common.freeze()
+    step = Step([Row(View([common, Block()]), (0,)) for _ in range(2048)])
+    work = cut(planner.plan(step), tiling)
+    assert len(work.large) == 2048 * tiling.group // tiling.large_rows == 128
+    assert np.all(work.large[:, 3] == ENDLESS)
+
+
+def test_every_key_is_loaded_once_for_every_entry() -> None:
+    tiling = Tiling(5, num_kv_heads=8, num_processors=PROCESSORS)
+    plan = a_team(16, 5000, 70)
+    work = cut(plan, tiling)
+    seen = np.zeros(len(work.entries.token), dtype=np.int64)
+    for first, count, start, end, _, _ in (*work.small.tolist(), *work.large.tolist()):
+        for entry in range(first, first + count):
+            high = int(work.entries.high[entry])
+            seen[entry] += max(0, min(end, high) - max(start, int(work.entries.low[entry])))
+    assert np.array_equal(seen, work.entries.high - work.entries.low)
