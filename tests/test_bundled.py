@@ -5,20 +5,20 @@ A few lists each; how good it is on hundreds of them is the exam's matter (`benc
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
 import random
 import re
 import tomllib
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks import bundled_exam, tables
 from manyhands import Answer, EndSettings, Engine, TeamPrompt, TeamSettings, bundled, hogwild
 from manyhands import model_prompt as prompt_of
 from manyhands.replay.recipe import read_recipe
@@ -190,7 +190,7 @@ def test_the_wheel_takes_it_along() -> None:
     assert not [line for line in ignored if re.search(r"safetensors|json|toml|jinja|model", line)]
 
 
-@pytest.mark.parametrize("name", ["recipe", "polish", "further"])
+@pytest.mark.parametrize("name", ["recipe", "polish", "further", "further_polish"])
 def test_the_recipes_are_for_this_prompt(name: str, prompt: TeamPrompt) -> None:
     recipe = read_recipe(ROOT / "recipes" / "bundled" / f"{name}.toml")
     assert recipe.prompts.team == prompt
@@ -231,32 +231,26 @@ def failures(lines: Lines) -> list[str]:
     return found
 
 
-def tables() -> ModuleType:
-    """`benchmarks/tables.py`, which is a script and no package."""
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_what_was_examined_was_passed() -> None:
-    lines: Lines = tables().exam()
-    assert {f"{group}, {w}" for group in HIGHEST_RATIOS for w in (1, 2)} <= set(lines)
+    lines: Lines = tables.exam()
+    assert set(lines) == {line.name for line in bundled_exam.lines()}
     assert {line["n"] for line in lines.values()} == {256}
+    weights = hashlib.sha256((bundled.path() / "model.safetensors").read_bytes()).hexdigest()
+    assert {line["weights"] for line in lines.values()} == {weights[:16]}, "sat with other weights"
     assert failures(lines) == []
+    passes = {name: line["passes"] for name, line in lines.items()}
+    for workers in (2, 3, 4):
+        assert passes[f"interleaved, {workers}"] > 1.5 * passes[f"bare 5, {workers}"]
 
 
 def test_control_a_failed_line_is_seen() -> None:
-    lines: Lines = tables().exam()
+    lines: Lines = tables.exam()
     for change in ({"accuracy": 0.9}, {"solved_twice": 0.02}, {"first_good_budget": 150}):
         worse = lines | {"bare 5, 2": lines["bare 5, 2"] | change}
         assert len(failures(worse)) == 1, change
 
 
 def test_the_tables_of_its_page_are_made_from_the_results() -> None:
-    made = tables()
-    for file in made.PAGES:
+    for file in tables.PAGES:
         page = file.read_text(encoding="utf-8")
-        assert made.filled(page) == page, "run python -m benchmarks.tables"
+        assert tables.filled(page) == page, "run python -m benchmarks.tables"
