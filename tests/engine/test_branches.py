@@ -65,7 +65,7 @@ def play(engine: Engine, strategy: Strategy, said: tuple[int, ...]) -> Played:
         if isinstance(asked, Event | Reserve):
             continue
         logits = engine.forward(asked)
-        chosen = list(choose(logits, [row.choice for row in asked.rows]))
+        chosen = list(choose(logits, [row.choice for row in asked.rows]).tokens())
         for index, row in enumerate(asked.rows):
             if row.writer == "writer" and mouth:
                 chosen[index] = mouth.popleft()
