@@ -80,7 +80,7 @@ def prefill(engine: Engine, tokens: tuple[int, ...], choice: Choice) -> tuple[in
     """Plain causal text in one block: the next token, its logits, the view."""
     view = View([Block("alone")])
     logits = engine.forward(Step([Row(view, tokens)]))
-    return choose(logits, [choice])[0], logits[0], view
+    return choose(logits, [choice]).tokens()[0], logits[0], view
 
 
 def alone(
@@ -94,7 +94,7 @@ def alone(
     while len(written) < count:
         blank = not text.decode(written).strip()
         step = Step([Row(view, (token,), first if blank else choice)])
-        token = choose(engine.forward(step), [step.rows[0].choice])[0]
+        token = choose(engine.forward(step), [step.rows[0].choice]).tokens()[0]
         written.append(token)
     return written
 

@@ -47,7 +47,7 @@ def alone(engine: Engine, prompt: Ids, count: int, choice: Choice = GREEDY) -> I
     """Ordinary decoding in one block."""
     view, feed, written = View([Block()]), prompt, []
     for _ in range(count):
-        (token,) = choose(engine.forward(Step([Row(view, feed)])), [choice])
+        (token,) = choose(engine.forward(Step([Row(view, feed)])), [choice]).tokens()
         feed = (token,)
         written.append(token)
     return tuple(written)
