@@ -1,6 +1,6 @@
 """How fast the bundled model's teams are on a CPU, and what a forward pass costs the host.
 
-    python benchmarks/bundled_speed.py --out benchmarks/results/2026-11-21_bundled_speed.json
+    python -m benchmarks.bundled_speed
 
 One list of five bare problems at a time, from the first pass after the prompt to the answer. The host's
 time is all that is not the network: planning, preparing the attention, choosing tokens, and the rest
@@ -11,24 +11,18 @@ the team's size, so that a busy moment of the machine does not fall on one team 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import random
-import re
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import manyhands.engine.engine as engine_room
+from benchmarks.results import Clock, Results, parser
 from manyhands import Engine, TeamSettings, bundled, hogwild, model_prompt
 from manyhands.strategies.settings import EndSettings
 from manyhands.tasks.problem_list import problem_list
@@ -100,39 +94,18 @@ def summary(runs: list[tuple[list[dict[str, float]], int]]) -> dict[str, Any]:
     }
 
 
-def cpu() -> str:
-    """The processor's name."""
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.+)", info.read_text()) if info.exists() else []
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def circumstances(commit: str, num_lists: int) -> dict[str, Any]:
-    """When, where and with what."""
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "command": " ".join(["python", *sys.argv]),
-        "commit": commit,
-        "hardware": f"{cpu()}, {os.cpu_count()} cores, no GPU",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("manyhands", "torch", "transformers")},
-        },
-        "settings": f"greedy, float32, one run at a time, {num_lists} lists of 5 bare problems",
-    }
-
-
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     """Measure."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--n", type=int, default=12, help="lists per team")
-    parser.add_argument("--commit", default="", help="of the code that runs, for the record")
-    arguments = parser.parse_args()
-    watch = Stopwatch(Engine.load(bundled.path(), device="cpu", memory_tokens=1 << 14))
+    options = parser(__doc__, minutes=10.0)
+    options.set_defaults(device="cpu")
+    options.add_argument("--n", type=int, default=12, help="lists per team")
+    arguments = options.parse_args(words)
+    results = Results("bundled_speed", arguments, Clock(arguments.minutes))
+    settings = "greedy, float32, one run at a time"
+    results.put(settings=f"{settings}, {arguments.n} lists of 5 bare problems")
+    watch = Stopwatch(Engine.load(bundled.path(), device=arguments.device, memory_tokens=1 << 14))
     rng = random.Random("speed")
     lists = [problem_list(rng, 5, "bare").question for _ in range(arguments.n)]
-    rows = []
     for threads in sorted({1, os.cpu_count() or 1}):
         torch.set_num_threads(threads)
         runs: dict[int, list[tuple[list[dict[str, float]], int]]] = defaultdict(list)
@@ -141,11 +114,7 @@ def main() -> None:
             for workers in TEAMS:
                 runs[workers].append(watch.passes(question, workers))
         for workers in TEAMS:
-            rows.append({"workers": workers, "threads": threads, **summary(runs[workers])})
-            print(rows[-1], flush=True)
-    head = circumstances(arguments.commit, arguments.n)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({**head, "lines": rows}, indent=1) + "\n", encoding="utf-8")
+            results.add("lines", workers=workers, threads=threads, **summary(runs[workers]))
 
 
 if __name__ == "__main__":

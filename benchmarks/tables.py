@@ -15,6 +15,8 @@ from typing import Any
 
 from benchmarks import performance, targets
 from benchmarks.performance import table
+from manyhands.evaluation.record import read_results
+from manyhands.evaluation.summary import Summary
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -103,16 +105,97 @@ def source() -> str:
     return "\n".join(f"- {place}: {'; '.join(names)}" for place, names in places.items())
 
 
-def parts() -> str:
-    """Students, lists in parts and needles; what was not sat is left out."""
-    file = RESULTS / "bundled_parts.json"
-    if not file.exists():
-        return performance.NOTHING_YET
-    rows = [
-        [line["name"], f"{line['accuracy']:.1%}", f"{line['passes']:.0f}", f"{line['tokens']:.0f}"]
-        for line in json.loads(file.read_text())["lines"]
+def examined(page: str, task: str) -> list[Summary]:
+    """What `manyhands eval` recorded of a task on one page, in the order of the labels."""
+    files = sorted((RESULTS / page / task).glob("*.jsonl"))
+    found = [Summary.of(read_results(file)) for file in files]
+    return sorted(found, key=lambda summary: in_order(summary.label))
+
+
+def in_order(label: str) -> list[tuple[bool, int, str]]:
+    """A key that sorts numbers inside of words by their size."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", label)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+
+
+def share(summary: Summary) -> str:
+    """The value at the largest budget, with its interval of 95 %."""
+    value = summary.last.value
+    return f"{value.mean:.1%} ({value.low:.1%} to {value.high:.1%})"
+
+
+def megabytes(summary: Summary) -> str:
+    """The peak of what keys and values took."""
+    peak = summary.memory("kv_bytes")
+    return "" if peak is None else f"{peak / 1e6:.1f}"
+
+
+def curve_of(summary: Summary) -> list[str]:
+    """A method's row: its value at some budgets, the passes and tokens of one list."""
+    wanted = (64, 96, 128, 192, 256)
+    values = {point.budget: point.value.mean for point in summary.curve}
+    return [
+        summary.label,
+        *(f"{values[budget]:.2f}" for budget in wanted),
+        f"{summary.passes:.0f}",
+        f"{summary.tokens:.0f}",
     ]
-    return table(["question, how many, form", "right", "mean passes", "mean tokens"], rows)
+
+
+_CURVE_HEADINGS = ["method", *(f"at {b}" for b in (64, 96, 128, 192, 256)), "passes", "tokens"]
+
+
+def methods() -> str:
+    """Every method on the same lists, at the same budgets."""
+    return table(_CURVE_HEADINGS, [curve_of(each) for each in examined("exam", "arithmetic")])
+
+
+def ablations() -> str:
+    """A team of three, with one thing changed at a time."""
+    rows = [curve_of(each) for each in examined("exam-ablations", "arithmetic")]
+    return table(_CURVE_HEADINGS, rows)
+
+
+def students() -> str:
+    """Retrieval in every form, one question at a time: table 1 of the PDOS paper in small."""
+    rows = []
+    for count in (10, 30):
+        for at, each in enumerate(examined("exam", f"retrieval-{count}")):
+            rows.append(
+                [
+                    str(count) if at == 0 else "",
+                    each.label,
+                    share(each),
+                    f"{each.passes:.0f}",
+                    f"{each.tokens:.0f}",
+                    f"{each.tokens_per_second:.0f}",
+                    f"{each.seconds:.2f}",
+                    megabytes(each),
+                ]
+            )
+    headings = ["students", "method", "right", "passes", "tokens", "tokens/s", "s", "KV cache, MB"]
+    return table(headings, rows)
+
+
+def needles() -> str:
+    """So many questions about one document at once, shared and not."""
+    rows = []
+    by_label = {each.label: each for each in examined("exam", "needles")}
+    for count in (1, 4, 16, 64, 256):
+        shared, alone = (by_label[f"{kind}, {count}"] for kind in ("shared", "unshared"))
+        rows.append(
+            [
+                str(count),
+                f"{shared.last.value.mean:.1%}",
+                f"{alone.last.value.mean:.1%}",
+                f"{shared.duration:.1f}",
+                f"{alone.duration:.1f}",
+                megabytes(shared),
+                megabytes(alone),
+            ]
+        )
+    headings = ["questions", "right, shared", "unshared", "s, shared", "unshared"]
+    return table([*headings, "KV cache in MB, shared", "unshared"], rows)
 
 
 def speed() -> str:
@@ -138,7 +221,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "circumstances": circumstances,
     "curves": curves,
     "source": source,
-    "parts": parts,
+    "methods": methods,
+    "ablations": ablations,
+    "students": students,
+    "needles": needles,
     "speed": speed,
     **performance.TABLES,
     "targets": targets.targets,

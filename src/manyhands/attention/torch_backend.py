@@ -113,13 +113,14 @@ class TorchBackend:
 
     def __init__(self, budget: int = 1 << 22) -> None:
         self.budget = budget
+        self._newest: tuple[object, int, list[Ints]] | None = None  # how groups were put together
 
     def prepare(self, plan: Plan, device: torch.device) -> Prepared:
         """Sort the plan's (token, read) pairs into buckets; all of it on the host, in numpy."""
         entries = Entries.of(plan)
         buckets, places = [], np.empty(len(entries.token), dtype=np.int64)
         filled = 0
-        for groups in self._buckets(entries):
+        for groups in self._buckets(entries, plan.lockstep):
             bucket, at = _lay_out(plan, entries, groups, device)
             for row, group in enumerate(groups):
                 size = group.stop - group.start
@@ -135,12 +136,18 @@ class TorchBackend:
             Targets.of(plan, device),
         )
 
-    def _buckets(self, entries: Entries) -> list[list[_Group]]:
-        """Groups of like size together, none of the products larger than the budget."""
+    def _buckets(self, entries: Entries, lockstep: object) -> list[list[_Group]]:
+        """Groups of like size together, none of the products larger than the budget.
+
+        In plain decoding groups grow slowly, and stay together as they were put.
+        """
         groups = _groups(entries, self.budget)
         sizes = np.array([(g.stop - g.start, g.high - g.low) for g in groups], dtype=np.int64)
+        known = self._newest
+        if known is None or lockstep is None or known[:2] != (lockstep, len(groups)):
+            known = self._newest = lockstep, len(groups), _of_like_size(sizes)
         buckets = []
-        for bucket in _of_like_size(sizes):
+        for bucket in known[2]:
             most = max(1, int(sizes[bucket].max(axis=0).prod()))
             per_bucket = max(1, self.budget // most)
             buckets += [
@@ -248,12 +255,10 @@ def _of_like_size(sizes: Ints) -> list[Ints]:
         best, parts = len(members) * _cost(queries, keys) - _BUCKET_COST, None
         for by in (0, 1):
             ordered = members[np.argsort(-sizes[members, by], kind="stable")]
-            largest = np.maximum.accumulate(sizes[ordered])[:-1].T  # of what comes before a cut
-            rest = np.maximum.accumulate(sizes[ordered][::-1])[::-1][
-                1:
-            ].T  # and of what comes behind
+            before = np.maximum.accumulate(sizes[ordered])[:-1].T  # the largest before a cut,
+            behind = np.maximum.accumulate(sizes[ordered][::-1])[::-1][1:].T  # and behind it
             num_before = np.arange(1, len(ordered))
-            costs = num_before * _cost(*largest) + (len(ordered) - num_before) * _cost(*rest)
+            costs = num_before * _cost(*before) + (len(ordered) - num_before) * _cost(*behind)
             if len(costs) and costs.min() < best:
                 cut = int(costs.argmin()) + 1
                 best, parts = costs[cut - 1], [ordered[:cut], ordered[cut:]]

@@ -95,9 +95,8 @@ class Engine:
         self.prefixes = PrefixTree(self.pool)  # beginnings of prompts, kept while there is room
         self.max_tokens_per_pass = MAX_TOKENS_PER_PASS
         self._usage = Usage()
-        self._newest: list[
-            tuple[Plan, Step]
-        ] = []  # the passes of the newest step, until they are charged for
+        # The passes of the newest step, until they are charged for.
+        self._newest: list[tuple[Plan, Step, Usage]] = []
         self._token_bytes = token_bytes(adapter)
         self._scheduler = Scheduler(
             self._predict,
@@ -306,17 +305,18 @@ class Engine:
             raise
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
-        self._newest.append((plan, step))
-        self._usage += usage_of(plan, step, self._token_bytes)
+        usage = usage_of(plan, step, self._token_bytes)
+        self._newest.append((plan, step, usage))
+        self._usage += usage
 
     def _usage_of_each(self, steps: Sequence[Step]) -> list[Usage]:
         """What each of the steps that were fed together just now has cost, portions included."""
         newest, self._newest = self._newest, []
         if len(steps) == 1:
-            return [sum((usage_of(*each, self._token_bytes) for each in newest), Usage())]
+            return [sum((usage for _, _, usage in newest), Usage())]
         owners = {row.view.own: index for index, step in enumerate(steps) for row in step.rows}
         each = [Usage()] * len(steps)
-        for plan, step in newest:
+        for plan, step, _ in newest:
             owner = [owners[row.view.own] for row in step.rows]
             costs = usage_of_each(plan, step, owner, len(steps), self._token_bytes)
             each = [usage + cost for usage, cost in zip(each, costs, strict=True)]
