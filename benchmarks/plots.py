@@ -1,4 +1,4 @@
-"""The pictures of docs/performance.md, drawn from the results: small SVG files, the same every time.
+"""The pictures in docs/, drawn from the results: small SVG files, the same every time.
 
 python -m benchmarks.plots
 """
@@ -12,6 +12,7 @@ import matplotlib as mpl
 
 from benchmarks.performance import PLOTS, cell, results
 from benchmarks.shapes import SHAPES
+from benchmarks.tables import needle_pairs
 
 _SETTINGS: dict[str, Any] = {
     "svg.hashsalt": "manyhands",  # names of elements come from it, not from chance
@@ -27,7 +28,11 @@ def draw(folder: Path = PLOTS) -> list[Path]:
     """Draw what has been measured."""
     mpl.use("Agg")
     with mpl.rc_context(_SETTINGS):
-        return [path for path in (_decode(folder), _prefix(folder)) if path is not None]
+        return [
+            path
+            for path in (_decode(folder), _prefix(folder), _needles(folder))
+            if path is not None
+        ]
 
 
 def _decode(folder: Path) -> Path | None:
@@ -84,6 +89,28 @@ def _prefix(folder: Path) -> Path | None:
         axis.legend(title="batch", fontsize=7)
     axes[0][0].set_ylabel("thousand tokens per second")
     return _save(figure, folder / "prefix.svg")
+
+
+def _needles(folder: Path) -> Path | None:
+    """Seconds and memory over the number of questions about one document, shared and not."""
+    from matplotlib import pyplot
+
+    found = {
+        kind: [pair[at] for pair in needle_pairs()]
+        for at, kind in enumerate(("shared", "unshared"))
+    }
+    if not found["shared"]:
+        return None
+    figure, axes = pyplot.subplots(1, 2, figsize=(6.4, 2.8))
+    for kind, sat in found.items():
+        questions = [len(summary.records) for summary in sat]
+        axes[0].plot(questions, [summary.duration for summary in sat], marker="o", ms=3, label=kind)
+        memory = [(summary.memory("kv_bytes") or 0) / 1e6 for summary in sat]
+        axes[1].plot(questions, memory, marker="o", ms=3, label=kind)
+    for axis, title in zip(axes, ("seconds, all together", "KV cache, MB"), strict=True):
+        axis.set(title=title, xlabel="questions at once", xscale="log", yscale="log")
+    axes[0].legend()
+    return _save(figure, folder / "bundled" / "needles.svg")
 
 
 def _save(figure: Any, path: Path) -> Path:

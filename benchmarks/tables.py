@@ -132,17 +132,18 @@ def megabytes(summary: Summary) -> str:
 
 def curve_of(summary: Summary) -> list[str]:
     """A method's row: its value at some budgets, the passes and tokens of one list."""
-    wanted = (64, 96, 128, 192, 256)
     values = {point.budget: point.value.mean for point in summary.curve}
     return [
         summary.label,
-        *(f"{values[budget]:.2f}" for budget in wanted),
+        *(f"{values[budget]:.2f}" for budget in _CURVE_BUDGETS),
         f"{summary.passes:.0f}",
         f"{summary.tokens:.0f}",
+        f"{summary.seconds:.1f}",
     ]
 
 
-_CURVE_HEADINGS = ["method", *(f"at {b}" for b in (64, 96, 128, 192, 256)), "passes", "tokens"]
+_CURVE_BUDGETS = (64, 96, 128, 192, 256)
+_CURVE_HEADINGS = ["method", *(f"at {b}" for b in _CURVE_BUDGETS), "passes", "tokens", "s"]
 
 
 def methods() -> str:
@@ -177,23 +178,27 @@ def students() -> str:
     return table(headings, rows)
 
 
+def needle_pairs() -> list[tuple[Summary, Summary]]:
+    """The exams with so many questions about one document at once: shared, and not."""
+    by_label = {each.label: each for each in examined("exam", "needles")}
+    counts = (1, 4, 16, 64, 256)
+    return [(by_label[f"shared, {n}"], by_label[f"unshared, {n}"]) for n in counts]
+
+
 def needles() -> str:
     """So many questions about one document at once, shared and not."""
-    rows = []
-    by_label = {each.label: each for each in examined("exam", "needles")}
-    for count in (1, 4, 16, 64, 256):
-        shared, alone = (by_label[f"{kind}, {count}"] for kind in ("shared", "unshared"))
-        rows.append(
-            [
-                str(count),
-                f"{shared.last.value.mean:.1%}",
-                f"{alone.last.value.mean:.1%}",
-                f"{shared.duration:.1f}",
-                f"{alone.duration:.1f}",
-                megabytes(shared),
-                megabytes(alone),
-            ]
-        )
+    rows = [
+        [
+            str(len(shared.records)),
+            f"{shared.last.value.mean:.1%}",
+            f"{alone.last.value.mean:.1%}",
+            f"{shared.duration:.1f}",
+            f"{alone.duration:.1f}",
+            megabytes(shared),
+            megabytes(alone),
+        ]
+        for shared, alone in needle_pairs()
+    ]
     headings = ["questions", "right, shared", "unshared", "s, shared", "unshared"]
     return table([*headings, "KV cache in MB, shared", "unshared"], rows)
 

@@ -99,7 +99,7 @@ def test_tables_and_pictures_are_made_of_it(
     assert pages["breakdown"] == performance.NOTHING_YET  # the profiler wants a GPU
     assert pages["speed_sources"].count("commit abc") == 5
     drawn = plots.draw(tmp_path / "plots")
-    assert [path.name for path in drawn] == ["decode.svg", "prefix.svg"]
+    assert [path.name for path in drawn] == ["decode.svg", "prefix.svg", "needles.svg"]
     first = [path.read_bytes() for path in drawn]
     assert [path.read_bytes() for path in plots.draw(tmp_path / "plots")] == first
 

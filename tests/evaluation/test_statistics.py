@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from manyhands.evaluation.statistics import BOOTSTRAP, WILSON, difference, interval
+from manyhands.evaluation.statistics import BOOTSTRAP, WILSON, difference, interval, mean_level
 
 
 def test_wilson_as_in_the_books() -> None:
@@ -18,9 +18,18 @@ def test_wilson_as_in_the_books() -> None:
 
 def test_all_right_is_not_certainty() -> None:
     assert interval([1.0] * 5).low < 0.6
-    assert (
-        interval([0.5] * 5).high - interval([0.5] * 5).low > 0.5
-    )  # all alike, nothing to resample
+    assert interval([0.5] * 5).half > 0.2  # all alike, nothing to resample
+
+
+def test_nearly_all_right_is_no_surer_than_all_right() -> None:
+    whole, nearly = interval([1.0] * 128), interval([1.0] * 127 + [0.8])
+    assert nearly.low < whole.low + 0.01
+    assert nearly.low < nearly.mean < nearly.high
+
+
+def test_where_values_vary_the_added_ends_are_hardly_seen() -> None:
+    values = [index / 399 for index in range(400)]
+    assert interval(values).half == pytest.approx(mean_level(values).half, rel=0.05)
 
 
 def test_the_bootstrap_agrees_with_theory() -> None:

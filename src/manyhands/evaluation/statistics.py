@@ -3,8 +3,9 @@
 Where every sample is right or wrong and was asked once, the interval is Wilson's, which is sound for
 few samples and near 0 and 1. Where a value may lie between (a list half right, several repeats), it is
 the percentile bootstrap over samples: repeats of one sample are averaged first, since they are not
-independent. Where all values are alike the bootstrap knows no doubt, and Wilson's interval, the widest
-for that mean, stands in. All intervals are of 95 %, and the random numbers are seeded: a report stays the same.
+independent. The bootstrap knows only what it has seen, and no doubt where all values are alike, so a
+0 and a 1 are put among them, as Agresti and Coull do with shares; where values vary, that is hardly seen.
+All intervals are of 95 %, and the random numbers are seeded: a report stays the same.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Difference:
 def interval(values: Sequence[float], *, repeated: bool = False) -> Interval:
     """The mean of one value per sample; `repeated` if these are means over repeats."""
     is_plain = not repeated and all(value in (0, 1) for value in values)
-    return _wilson(values) if is_plain or len(set(values)) == 1 else _bootstrap(values)
+    return _wilson(values) if is_plain else _doubtful(values)
 
 
 def mean_level(levels: Sequence[float]) -> Interval:
@@ -88,6 +89,13 @@ def _wilson(values: Sequence[float]) -> Interval:
     centre = (mean + Z * Z / (2 * n)) / scale
     half = Z / scale * math.sqrt(mean * (1 - mean) / n + Z * Z / (4 * n * n))
     return Interval(mean, max(0.0, centre - half), min(1.0, centre + half), n, WILSON)
+
+
+def _doubtful(values: Sequence[float]) -> Interval:
+    """The bootstrap of values from 0 to 1, with one of each end among them."""
+    mean = sum(values) / len(values)
+    found = _bootstrap([*values, 0.0, 1.0])
+    return Interval(mean, min(found.low, mean), max(found.high, mean), len(values), BOOTSTRAP)
 
 
 def _bootstrap(values: Sequence[float]) -> Interval:
