@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from typer.testing import Result
 
 from manyhands.cli.candidates import facts_of_task, task_of
@@ -14,6 +15,8 @@ from manyhands.cli.exam_options import EvalOptions
 from manyhands.evaluation.judge import votes_file
 from manyhands.evaluation.lines import read_lines
 from manyhands.evaluation.record import read_results, result_files
+from manyhands.prompts import Prompts
+from manyhands.prompts.chain_of_draft import drafted
 from manyhands.tasks.generated import BUNDLED_SENTENCES
 from tests.cli.conftest import Cli
 from tests.evaluation.small import completion, header, record, server, team_record, write
@@ -134,6 +137,74 @@ def test_an_endpoint_takes_the_exam(
     assert cli("report", tmp_path).exit_code == 0
 
 
+def test_an_endpoint_is_told_the_rules(cli: Cli, tmp_path: Path) -> None:
+    """Words of a file take the place of ours; they are on record, and others are refused."""
+
+    def boxes_if_asked(asked: dict[str, Any]) -> tuple[int, Any]:
+        is_asked = "final answer in \\boxed{}" in asked["messages"][0]["content"]
+        return completion("\\boxed{1}" if is_asked else "1")
+
+    words = tmp_path / "words.toml"
+    words.write_text("[team]\nsolo_rules = 'Be brief. {problem}'\n", encoding="utf-8")
+    out = tmp_path / "out"
+    task = ("--task", "arithmetic", "--limit", 1, "--out", out, "--budgets", 64)
+    with server(boxes_if_asked) as (url, seen):
+        door = ("--endpoint", url, "--endpoint-model", "m")
+        for method in ("sequential", "self_consistency"):
+            for more in ((), ("--draft",), ("--prompts", words, "--label", f"brief {method}")):
+                result = cli("eval", *task, *door, "--method", method, "-n", 1, *more)
+                assert result.exit_code == 0, result.output
+        before = len(seen)
+        result = cli(*("eval", *task, *door, "--method", "sequential", "--prompts", words))
+    assert len(seen) == before
+    assert result.exit_code == 2
+    assert "was made with prompts" in result.output
+    said = [s["messages"][0]["content"] for s in seen]
+    assert said[:3] == said[3:]
+    assert said[1] == drafted(Prompts()).team.solo_rules[: -len("{problem}")] + said[2][10:]
+    assert said[2].startswith("Be brief. ")
+    found = {path.stem: read_results(path) for path in result_files(out)}
+    answers = {stem: results.records[0].answer for stem, results in found.items()}
+    assert answers == {
+        "brief-self_consistency": None,
+        "brief-sequential": None,
+        "m-self_consistency-1": "1",
+        "m-self_consistency-1-draft": "1",
+        "m-sequential": "1",
+        "m-sequential-draft": "1",
+    }
+    assert found["brief-sequential"].header.prompts["solo_rules"] == "Be brief. {problem}"
+    assert found["brief-self_consistency"].header.prompts["rules"] == "Be brief. {question}"
+    assert all(results.header.fingerprint is None for results in found.values())
+
+
+def test_other_weights_under_the_same_name_are_another_model(
+    cli: Cli, copy: Path, tmp_path: Path
+) -> None:
+    task = ("--task", "arithmetic", "--limit", 1, "--count", 2, "--out", tmp_path / "out")
+    exam = ("eval", "--model", copy, *task, *TINY, "--budgets", 3, "--method", "sequential")
+    assert cli(*exam).exit_code == 0
+    assert cli(*exam, "--swaps", "on", "--limit", 2).exit_code == 0
+    (path,) = result_files(tmp_path / "out")
+    own = read_results(path).header.fingerprint
+    assert own is not None
+    weights = load_file(copy / "model.safetensors")
+    weights["model.norm.weight"][0] += 1
+    save_file(weights, copy / "model.safetensors", {"format": "pt"})
+    result = cli(*exam, "--limit", 3)
+    assert result.exit_code == 2
+    assert f'was made with fingerprint "{own}"; this run has "' in result.output
+    # A file that is older than fingerprints can be read, but nobody knows who wrote it.
+    header, *records = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    old = {name: value for name, value in json.loads(header).items() if name != "fingerprint"}
+    path.write_text(json.dumps(old) + "\n" + "".join(records), encoding="utf-8")
+    assert len(read_results(path).records) == 2
+    assert cli("report", tmp_path / "out").exit_code == 0
+    result = cli(*exam, "--limit", 3)
+    assert result.exit_code == 2
+    assert 'was made without fingerprint; this run has "' in result.output
+
+
 def test_nobody_at_the_endpoint(cli: Cli, tmp_path: Path) -> None:
     door = ("--endpoint", "http://127.0.0.1:1/v1", "--endpoint-model", "m", "--retries", 0)
     task = ("--task", "arithmetic", "--limit", 2, "--out", tmp_path, "--budgets", 64)
@@ -153,11 +224,56 @@ def test_records_are_judged_by_a_server_or_a_model(cli: Cli, model: Path, tmp_pa
         assert cli("judge", tmp_path, "--rubric", "collaborativeness", *door).exit_code == 0
     assert len(seen) == 6
     result = cli("judge", tmp_path, "--rubric", "quality", "--model", model, "--tokens", 4)
-    assert result.exit_code == 0, result.output
-    assert "2 votes" in result.output  # of random weights; nobody knows what they say
+    # Of random weights nobody knows what they say; in this case nothing that could be read.
+    assert result.exit_code == (1 if "none of the 2 votes" in result.output else 0), result.output
+    assert "2 votes" in result.output
     assert len(read_lines(votes_file(path, "quality"))[1]) == 2
     assert cli("report", tmp_path).exit_code == 0
     assert "What the judges said" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_votes_that_cannot_be_read_are_named(cli: Cli, tmp_path: Path) -> None:
+    write(tmp_path, header("team"), [team_record(f"d{n}") for n in range(1, 9)])
+
+    def first_only(asked: dict[str, Any]) -> tuple[int, Any]:
+        is_first = "Twice d1?" in asked["messages"][0]["content"]
+        return completion("\\boxed{2}" if is_first else "I like it.")
+
+    with server(first_only) as (url, _):
+        door = ("--endpoint", url, "--endpoint-model", "m")
+        result = cli("judge", tmp_path, "--rubric", "quality", *door)
+    assert result.exit_code == 0, result.output
+    assert "8 votes, 7 of them could not be read" in result.output
+    assert "could not be read: d2, d3, d4, d5, d6 and 2 more\n" in result.output
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (completion("I like it."), "it names no level in a box"),
+        ((400, {"error": {"message": "too long"}}), "too long"),
+    ],
+)
+def test_when_no_vote_can_be_read_the_command_fails(
+    cli: Cli, tmp_path: Path, reply: tuple[int, Any], said: str
+) -> None:
+    for label in ("team", "other"):
+        write(tmp_path, header(label), [team_record("d1"), team_record("d2")])
+    with server(lambda asked: reply) as (url, seen):
+        door = ("--endpoint", url, "--endpoint-model", "m")
+        for _ in range(2):  # the second time nobody is asked
+            result = cli("judge", tmp_path, "--rubric", "collaborativeness", *door)
+            assert result.exit_code == 1
+            assert result.output.count("could not be read: d1, d2\n") == 2
+            (line,) = [one for one in result.stderr.splitlines() if one.startswith("error: ")]
+            assert "none of the 12 votes could be read; the first: " in line
+            assert said in line
+        assert len(seen) == 12
+    with server(lambda asked: completion("\\boxed{2}")) as (url, _):
+        door = ("--endpoint", url, "--endpoint-model", "m", "--retry-failures")
+        result = cli("judge", tmp_path, "--rubric", "quality", *door)
+        assert result.exit_code == 0, result.output
+        assert "could not be read:" not in result.output
 
 
 def test_on_a_terminal_there_is_a_bar(exam: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

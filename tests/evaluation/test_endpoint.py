@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 import time
 from contextlib import ExitStack
+from itertools import dropwhile
 from typing import Any
 
 import pytest
 
+from manyhands.cache.step import Step
 from manyhands.errors import InvalidRequest
 from manyhands.evaluation.candidates import Asked, EndpointCandidate
 from manyhands.evaluation.endpoint import (
@@ -17,8 +19,11 @@ from manyhands.evaluation.endpoint import (
     EndpointFailed,
     EndpointOptions,
 )
+from manyhands.prompts.chain_of_draft import drafted
+from manyhands.prompts.load import Prompts
+from manyhands.strategies.methods import METHODS
 from tests.evaluation.doubles import Doubles
-from tests.evaluation.small import completion, server
+from tests.evaluation.small import TEXT, completion, server
 
 
 def endpoint(url: str, **more: Any) -> Endpoint:
@@ -38,6 +43,40 @@ def test_one_answer_each() -> None:
         ("m", 64, 0.5, "Bearer secret")
     }
     assert {s["seed"] for s in seen} == {5}
+
+
+@pytest.mark.parametrize("words", [Prompts(), drafted(Prompts())], ids=["plain", "drafted"])
+@pytest.mark.parametrize("name", ["sequential", "self_consistency"])
+def test_it_reads_what_a_model_of_our_own_reads(name: str, words: Prompts) -> None:
+    method = METHODS[name]
+    prompt = getattr(words, method.prompt)
+    with server(lambda asked: completion("\\boxed{2}")) as (url, seen):
+        door = endpoint(url)
+        list(EndpointCandidate(door, 64, prompt=prompt).attempts([Asked(Doubles().samples()[0])]))
+        door.close()
+    (message,) = seen[0]["messages"]
+    assert message["role"] == "user"
+    strategy = method.make("Twice 1?", TEXT, method.settings(), prompt)
+    first = next(dropwhile(lambda told: not isinstance(told, Step), strategy))
+    assert isinstance(first, Step)
+    fed = first.rows[0].feed + first.rows[1].feed
+    strategy.close()
+    assert tuple(fed) == TEXT.chat_prompt(message["content"])
+    assert "final answer in \\boxed{}" in message["content"]
+    assert message["content"].startswith("Think in drafts") == (words != Prompts())
+
+
+def test_without_other_words_it_is_told_to_box() -> None:
+    def obeys(asked: dict[str, Any]) -> tuple[int, Any]:
+        return completion("2" if "Twice 1?" in str(asked["messages"]) else "\\boxed{4}")
+
+    with server(obeys) as (url, seen):
+        door = endpoint(url)
+        found = list(EndpointCandidate(door, 64).attempts(map(Asked, Doubles(2).samples())))
+        door.close()
+    assert all("\\boxed{}" in s["messages"][0]["content"] for s in seen)
+    # An answer without a box is no answer, however right it may be.
+    assert {a.asked.sample.id: a.answer for a in found} == {"d1": None, "d2": "4"}
 
 
 def test_a_vote_of_several() -> None:

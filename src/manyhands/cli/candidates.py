@@ -33,6 +33,7 @@ from manyhands.evaluation.record import Header
 from manyhands.evaluation.run import checked_samples
 from manyhands.evaluation.shared import SHARED_PREFIX, check_budgets, shared_method
 from manyhands.evaluation.voices import EndpointVoice, EngineVoice, Voice
+from manyhands.prompts import Prompts, load_prompts
 from manyhands.prompts.chain_of_draft import drafted
 from manyhands.strategies.methods import Method
 from manyhands.strategies.plain import to_plain
@@ -84,6 +85,8 @@ def method_candidate(
     options: EvalOptions, method: Method, budgets: tuple[int, ...], samples: Sequence[Sample]
 ) -> tuple[Candidate, Header]:
     """A method on a model of our own, and how its records begin."""
+    from manyhands.model.fingerprint import fingerprint
+
     settings, changed = _settings(options, method, budgets, samples)
     # Some methods have none to be named by, some leave it open (skeleton's 0).
     named = getattr(settings, "workers", 0)
@@ -93,8 +96,7 @@ def method_candidate(
     model = name_of(options.model)
     if model == BUNDLED and (reason := outside_world(Asked(samples[0]).text, workers, method.name)):
         tell(reason, "warning: ", "yellow")
-    prompts = prompts_for(model, options.prompts)
-    prompt = getattr(drafted(prompts) if options.draft else prompts, method.prompt)
+    prompt = _words(prompts_for(model, options.prompts), options, method)
     engine, text = load_engine(model, options, Notes())
     if method.name == SHARED_PREFIX:
         method = shared_method(engine.prefixes)
@@ -119,10 +121,16 @@ def method_candidate(
         prompts=to_plain(prompt),
         budgets=budgets,
         model=model,
+        fingerprint=fingerprint(engine.adapter.model),
         concurrency=options.concurrency,
         date=_now(),
         **{name: place[name] for name in ("device", "dtype", "backend", "weights", "versions")},
     )
+
+
+def _words(prompts: Prompts, options: EvalOptions, method: Method) -> Any:
+    """What is said to the model: the table of this method."""
+    return getattr(drafted(prompts) if options.draft else prompts, method.prompt)
 
 
 def _check_documents(samples: Sequence[Sample], text: Text, context: int | None) -> None:
@@ -169,7 +177,7 @@ def endpoint_candidate(
     """Somebody else's server, and how its records begin."""
     check_endpoint(method.name, budgets)
     unused = [f"--set {pair}" for pair in options.chosen or []]
-    names = ("model", "layout", "top_k", "min_p", "prompts", "draft", "reply", "transcripts")
+    names = ("model", "layout", "top_k", "min_p", "reply", "transcripts")
     unused += [f"--{name}" for name in names if getattr(options, name)]
     if unused:
         raise InvalidRequest(f"an endpoint has no use for {', '.join(unused)}", hint="leave it out")
@@ -184,8 +192,10 @@ def endpoint_candidate(
         raise InvalidRequest("at temperature 0 all answers are the same", hint="choose 0.7")
     chosen = _endpoint(options, options.temperature, budgets[-1])
     chosen = replace(chosen, top_p=options.top_p)
+    prompts = load_prompts(options.prompts) if options.prompts else Prompts()
+    prompt = _words(prompts, options, method)
     candidate = EndpointCandidate(
-        Endpoint(chosen), budgets[-1], workers, options.seed, options.concurrency
+        Endpoint(chosen), budgets[-1], workers, options.seed, options.concurrency, prompt
     )
     settings = {
         "budget": budgets[-1],
@@ -194,7 +204,7 @@ def endpoint_candidate(
         "temperature": options.temperature,
         "top_p": options.top_p,
     }
-    label = f"{chosen.model} {_label(method.name, workers if is_vote else 0, {})}"
+    label = f"{chosen.model} {_label(method.name, workers if is_vote else 0, {}, options.draft)}"
     return candidate, Header(
         task=options.task,
         method=method.name,
@@ -202,7 +212,7 @@ def endpoint_candidate(
         workers=workers,
         names=(),
         settings=settings,
-        prompts={},
+        prompts=to_plain(prompt),
         budgets=budgets,
         model=chosen.model,
         endpoint=chosen.url,

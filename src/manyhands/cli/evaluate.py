@@ -34,7 +34,7 @@ from manyhands.cli.guard import EXIT_INTERRUPTED, tell
 from manyhands.cli.output import say
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.evaluation.grading import Grading
-from manyhands.evaluation.judge import RUBRICS, Judging, NothingToJudge, needs_judge
+from manyhands.evaluation.judge import RUBRICS, Judging, NothingToJudge, VoteMoment, needs_judge
 from manyhands.evaluation.judge import judge as cast_votes
 from manyhands.evaluation.record import (
     Record,
@@ -52,6 +52,7 @@ from manyhands.tasks.task import Sample
 _SECONDS_BETWEEN_LINES = 10.0  # where there is no terminal
 _WIDTH = 100  # cells of the table; a terminal that has fewer wraps it
 _LISTED = 20  # failures; all of them are on record
+_NAMED = 5  # samples without a vote that can be read
 
 
 def evaluate(options: EvalOptions) -> None:
@@ -88,6 +89,7 @@ def judge(options: JudgeOptions) -> None:
     found = [read_results(path) for path in _files(options.folder)]
     voice, facts = voice_of(options, rubric.temperature)
     judging = Judging(rubric, prompt, voice, facts, options.retry_failures)
+    ends: list[VoteMoment] = []
     for results in found:
         label = f"{results.header.task}, {results.header.label}"
         try:
@@ -102,6 +104,9 @@ def judge(options: JudgeOptions) -> None:
             continue
         if last is not None:
             say(f"{label}: {last.done} votes, {last.unread} of them could not be read")
+            _say_unread(last.unread_samples)
+            ends.append(last)
+    _check_votes(ends)
 
 
 def report(options: ReportOptions) -> None:
@@ -220,3 +225,20 @@ def _say_failures(failed: Sequence[Record]) -> None:
         say(f"  {record.sample} (repeat {record.repeat}): {record.error}")
     if len(failed) > _LISTED:
         say(f"  … and {len(failed) - _LISTED} more, all on record")
+
+
+def _say_unread(samples: Sequence[str]) -> None:
+    if samples:
+        more = f" and {len(samples) - _NAMED} more" if len(samples) > _NAMED else ""
+        say(f"  could not be read: {', '.join(samples[:_NAMED])}{more}")
+
+
+def _check_votes(ends: Sequence[VoteMoment]) -> None:
+    """Raises ManyhandsError if votes were cast and not one of them can be read."""
+    unreadable = [vote for end in ends for vote in end.unreadable]
+    if unreadable and len(unreadable) == sum(end.done for end in ends):
+        first = unreadable[0]["error"] or "it names no level in a box"
+        raise ManyhandsError(
+            f"none of the {len(unreadable)} votes could be read; the first: {first}",
+            hint="mend that, and run the same command with --retry-failures",
+        )

@@ -15,6 +15,8 @@ from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.evaluation.endpoint import Endpoint, at_once, poll
 from manyhands.evaluation.record import Key
 from manyhands.evaluation.sitting import Packs, Sitting, sit
+from manyhands.prompts.hogwild import TeamPrompt
+from manyhands.prompts.votes import VotesPrompt
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.methods import Method
 from manyhands.strategies.plain import to_plain
@@ -147,21 +149,33 @@ class MethodCandidate:
 
 @dataclass(frozen=True)
 class EndpointCandidate:
-    """Somebody else's server. The budget bounds the tokens of an answer, whatever they cost it."""
+    """Somebody else's server. The budget bounds the tokens of an answer, whatever they cost it.
+
+    `prompt` has the rules: with a TeamPrompt a question is put as `sequential` puts it, with a
+    VotesPrompt as `self_consistency` does. Without them nobody would tell the model where its answer
+    has to stand.
+    """
 
     endpoint: Endpoint
     budget: int
     workers: int = 1
     seed: int = 0
     concurrency: int = 16
+    prompt: TeamPrompt | VotesPrompt = field(default_factory=TeamPrompt)
+
+    def message(self, question: str) -> str:
+        """What the server is sent: the user's message that a model of our own would be given."""
+        if isinstance(self.prompt, VotesPrompt):
+            return self.prompt.message(question)
+        return self.prompt.solo_message(question)
 
     def attempts(self, asked: Iterable[Asked]) -> Iterator[Attempt]:
         """So many questions at a time, each with all its workers."""
 
         def answer(one: Asked) -> Attempt:
-            question = clean_problem(one.text)
+            message = self.message(clean_problem(one.text))
             seed = self.seed + one.repeat * self.workers
-            said = poll(self.endpoint, question, self.workers, seed)
+            said = poll(self.endpoint, message, self.workers, seed)
             tokens = sum(said.tokens) if said.tokens else None
             return Attempt(
                 one,

@@ -88,11 +88,21 @@ class Judging:
 
 @dataclass(frozen=True)
 class VoteMoment:
-    """How far a judging is. `unread`: votes on record that name no level."""
+    """How far a judging is. `unreadable`: the votes on record that name no level."""
 
     done: int
     total: int
-    unread: int
+    unreadable: Sequence[Line] = ()
+
+    @property
+    def unread(self) -> int:
+        """How many they are."""
+        return len(self.unreadable)
+
+    @property
+    def unread_samples(self) -> tuple[str, ...]:
+        """Whose votes they are, each sample once."""
+        return tuple(dict.fromkeys(str(vote["sample"]) for vote in self.unreadable))
 
 
 def judge(judging: Judging, results: Results) -> Iterator[VoteMoment]:
@@ -113,10 +123,9 @@ def judge(judging: Judging, results: Results) -> Iterator[VoteMoment]:
         left = {ballot for ballot, _ in missing}
 
         def moment() -> VoteMoment:
-            unread = sum(
-                votes[b]["value"] is None for b in messages if b in votes and b not in left
-            )
-            return VoteMoment(len(messages) - len(left), len(messages), unread)
+            cast = [votes[b] for b in messages if b in votes and b not in left]
+            unreadable = [vote for vote in cast if vote["value"] is None]
+            return VoteMoment(len(messages) - len(left), len(messages), unreadable)
 
         yield moment()
         for ballot, told in judging.voice.replies(missing):

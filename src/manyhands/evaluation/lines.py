@@ -148,8 +148,9 @@ def _compare(path: Path, found: Line, own: Line) -> None:
     for key in keys:
         if found.get(key) != own.get(key):
             there, here = _difference(found.get(key), own.get(key))
+            made = f"made with {key} {there}" if key in found else f"made without {key}"
             raise InvalidRequest(
-                f"{str(path)!r} was made with {key} {there}; this run has {here}",
+                f"{str(path)!r} was {made}; this run has {here}",
                 hint="run it as before to go on, choose another --label or --out, or remove the file",
             )
 

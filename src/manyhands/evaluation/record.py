@@ -25,7 +25,11 @@ Key = tuple[str, int]  # sample id, repeat
 
 @dataclass(frozen=True)
 class Header:
-    """How the records of a file were made. `endpoint` is the address of somebody else's server."""
+    """How the records of a file were made. `endpoint` is the address of somebody else's server.
+
+    `fingerprint` stands for the loaded weights (`model/fingerprint.py`); an endpoint has none, and
+    neither has a file that is older than this field.
+    """
 
     task: str
     method: str
@@ -40,6 +44,7 @@ class Header:
     dtype: str = ""
     backend: str = ""
     weights: str = "auto"
+    fingerprint: str | None = None
     concurrency: int = 1
     task_options: Mapping[str, Any] = field(default_factory=dict)
     endpoint: str | None = None

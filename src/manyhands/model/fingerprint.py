@@ -1,0 +1,59 @@
+"""A fingerprint of a network's weights: the same weights give the same, wherever they lie.
+
+A name says little: the files behind it may be replaced. So the bytes of all weights are read as whole
+numbers, and of every layer their sum and the sum of their squares are taken, modulo 2^64. Sums do not
+ask for an order. So neither the device, nor the order of the tensors, nor products that were joined
+(`swaps`) change the result; one changed weight does, and so do two layers that changed places. It is no
+protection against somebody who wants two networks to have the same.
+
+What does not come from a checkpoint (rotary frequencies and the like) is left out. Numbers that were
+rounded on loading, to another dtype or to fewer bits, are other numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+_AT_A_TIME = 1 << 18  # numbers; as int64 they are 2 MiB, which stays in a CPU's cache
+_INTEGERS = {1: torch.int8, 2: torch.int16}  # by bytes; larger ones are read in fours
+# Of four-bit layers: the order of inputs, which joined layers hold once and not once each, and whose
+# sums every permutation shares; and the kernel's counters.
+_APART = frozenset({"order", "arrived"})
+_LAYER = re.compile(r"\.(\d+)\.")
+
+
+def fingerprint(model: nn.Module) -> str:
+    """32 hex digits that stand for the weights of `model`. Waits for the device only at the end."""
+    totals: dict[int, Tensor] = {}
+    for layer, weight in _weights(model):
+        found = _sums(weight)
+        totals[layer] = totals[layer] + found if layer in totals else found
+    sums = {str(layer): total.tolist() for layer, total in sorted(totals.items())}
+    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()[:32]
+
+
+def _weights(model: nn.Module) -> Iterator[tuple[int, Tensor]]:
+    """Every weight once, with the number of its layer; -1 outside the layers."""
+    seen: set[int] = set()
+    for name, weight in model.state_dict(keep_vars=True).items():
+        if name.rpartition(".")[2] in _APART or id(weight) in seen:
+            continue
+        seen.add(id(weight))  # an output layer may share the embedding's
+        number = _LAYER.search(name)
+        yield int(number[1]) if number else -1, weight.detach()
+
+
+def _sums(weight: Tensor) -> Tensor:
+    """Sum and sum of squares of its bytes as integers: int64 [2], on its device."""
+    integers = weight.flatten().view(_INTEGERS.get(weight.element_size(), torch.int32))
+    total = torch.zeros(2, dtype=torch.int64, device=weight.device)
+    for chunk in integers.split(_AT_A_TIME):
+        wide = chunk.to(torch.int64)
+        total += torch.stack((wide.sum(), (wide * wide).sum()))
+    return total
