@@ -41,7 +41,8 @@ def test_your_own_strategy() -> None:
     event, *answer = output_of("your_own_strategy.py").splitlines()
     assert event.startswith("AnswerFound(forward_pass=")
     assert event.endswith("answer='93,13')")
-    (told,) = answer
+    counted, told = answer
+    assert counted.startswith("UsageCounted(forward_pass=")
     assert told.startswith("Answer(text='#")
     assert "answer='93,13', finish_reason='answer'" in told
 

@@ -97,8 +97,9 @@ def test_verify_finds_a_token_that_was_not_written(cli: Cli, changed: Callable[.
         last["rows"][-1][2] = (last["rows"][-1][2] + 1) % 400
 
     result = cli("replay", changed(forge), "--verify", "-q")
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert "largest gap in logits of one that does not" in result.stdout
+    assert "this model does not write this run" in result.stderr
 
 
 def test_verify_of_another_model_and_of_a_sampled_run(

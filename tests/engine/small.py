@@ -12,6 +12,7 @@ from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.scheduler import Run
+from manyhands.engine.usage import UsageCounted
 from manyhands.model.adapter import ModelAdapter
 from manyhands.strategies.base import Answer, Event, Reserve, Strategy, TokenWritten
 from manyhands.strategies.hogwild import hogwild
@@ -101,7 +102,7 @@ def finish(engine: Engine, *runs: Run) -> None:
 
 def story(engine: Engine, strategy: Strategy) -> list[Event | Answer]:
     """Everything a strategy reports, alone on the engine; its answer last."""
-    return list(engine.stream(strategy))
+    return [event for event in engine.stream(strategy) if not isinstance(event, UsageCounted)]
 
 
 def story_of(run: Run) -> list[Event | Answer]:

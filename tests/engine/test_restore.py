@@ -15,7 +15,7 @@ from manyhands.engine.engine import Engine
 from manyhands.errors import BrokenTrace, OutOfMemory
 from manyhands.prompts import BranchPrompt, Prompts, TeamPrompt
 from manyhands.replay.trace import Trace, parse_trace, record
-from manyhands.strategies.base import Event
+from manyhands.strategies.base import Answer, Event
 from manyhands.strategies.described import describe_run, strategy_from
 from manyhands.strategies.methods import Settings, method_of
 from manyhands.strategies.settings import (
@@ -25,7 +25,7 @@ from manyhands.strategies.settings import (
     SoloSettings,
     TeamSettings,
 )
-from tests.engine.small import LETTERS, TEXT, small_engine
+from tests.engine.small import LETTERS, TEXT, small_engine, story
 
 END = EndSettings(finisher_tokens=3, reply_tokens=4)
 SAMPLED = Choice(temperature=1.0, allowed=LETTERS)
@@ -94,7 +94,8 @@ def test_only_what_is_new_is_reported() -> None:
     lines, _ = recorded(engine, RUNS["combined"])
     cut = [at for at, line in enumerate(lines) if line["kind"] == "pass"][10] + 1
     trace = parse_trace(lines[:cut])
-    *reported, answer = engine.stream(again(engine, trace))
+    *reported, answer = story(engine, again(engine, trace))
+    assert isinstance(answer, Answer)
     assert all(isinstance(event, Event) for event in reported)
     told = [line["event"] for line in lines if line["kind"] == "event"]
     assert [type(event).__name__ for event in reported] == told[len(trace.events) :]

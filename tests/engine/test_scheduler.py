@@ -15,6 +15,7 @@ from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.scheduler import Run, Scheduler
+from manyhands.engine.usage import UsageCounted
 from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError, OutOfMemory
 from manyhands.strategies.base import Answer, Event, Reserve, StepEnded, Strategy, TokenWritten
 from tests.engine.small import (
@@ -127,7 +128,16 @@ def test_closing_a_stream_frees_everything(num_events: int) -> None:
     assert engine.run(counting((1,), 3)).text
 
 
-def test_a_stream_ends_with_the_answer() -> None:
+def test_a_stream_ends_with_what_it_cost_and_the_answer() -> None:
+    engine = small_engine()
+    *_, counted, answer = engine.stream(counting((1, 2), 4))
+    assert isinstance(counted, UsageCounted)
+    assert isinstance(answer, Answer)
+    assert counted.forward_pass == counted.usage.forward_passes == 4
+    assert counted.usage == engine.usage
+
+
+def test_a_stream_reports_in_order() -> None:
     *events, answer = story(small_engine(), counting((1, 2), 4))
     assert [type(event) for event in events] == [TokenWritten] * 4
     assert isinstance(answer, Answer)

@@ -32,7 +32,7 @@ from manyhands.errors import (
 )
 from manyhands.model import devices
 from manyhands.model.devices import resolve_device, resolve_dtype
-from manyhands.model.loading import load_adapter
+from manyhands.model.loading import _config, _pretrained, load_adapter
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
 from tests.model.families_zoo import some_tokens, tiny_models
@@ -132,6 +132,121 @@ def test_gpt_oss_weights_are_unpacked(tmp_path: Path, copy: Path) -> None:
     experts = adapter.model.get_parameter("model.layers.0.mlp.experts.down_proj")
     assert experts.dtype == torch.bfloat16
     assert torch.all(experts == 2.0**-4)
+
+
+@pytest.fixture
+def composite(tmp_path: Path, copy: Path) -> tuple[Path, hf.Gemma3ForConditionalGeneration]:
+    """Gemma 3 with a vision tower, as published from 4B on: saved, and as transformers runs it."""
+    torch.manual_seed(3)
+    tower = hf.SiglipVisionConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=28,
+        patch_size=14,
+    )
+    text = ZOO["gemma3_text"]().config
+    with quiet():
+        config = hf.Gemma3Config(
+            text_config=text, vision_config=tower, mm_tokens_per_image=4, eos_token_id=[1, 6]
+        )
+        model = hf.Gemma3ForConditionalGeneration(config).eval()
+        model.save_pretrained(tmp_path / "gemma")
+    (tmp_path / "gemma" / "generation_config.json").unlink(missing_ok=True)
+    _edit(tmp_path / "gemma", dtype="bfloat16")
+    for file in copy.glob("tokenizer*"):
+        shutil.copy(file, tmp_path / "gemma")
+    return tmp_path / "gemma", model
+
+
+def _rename(folder: Path, old: str, new: str) -> None:
+    weights = load_file(folder / "model.safetensors")
+    assert any(name.startswith(old) for name in weights)
+    moved = {
+        new + name.removeprefix(old) if name.startswith(old) else name: weight
+        for name, weight in weights.items()
+    }
+    save_file(moved, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_language_model_is_taken_out_of_a_gemma_3(
+    prefix: str,
+    composite: tuple[Path, hf.Gemma3ForConditionalGeneration],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    folder, whole = composite
+    if prefix != "language_model.model.":  # what transformers saves, and what is published
+        _rename(folder, "language_model.model.", prefix)
+    capfd.readouterr()
+    adapter, tokenizer = load_adapter(folder, device="cpu", dtype="float32")
+    assert capfd.readouterr() == ("", "")
+    assert tokenizer is not None
+    assert type(adapter.model) is hf.Gemma3ForCausalLM
+    assert adapter.name == str(folder)
+    assert adapter.config.dtype == torch.float32
+    assert adapter.model.generation_config.eos_token_id == [1, 6]
+    inside = whole.model.language_model.state_dict()
+    taken = adapter.model.model.state_dict()
+    assert taken.keys() == inside.keys()
+    assert all(torch.equal(taken[name], inside[name]) for name in inside)
+    tokens = some_tokens(24)
+    with torch.no_grad():
+        expected = whole(input_ids=tokens[None]).logits[0]
+        logits = adapter.forward(tokens, None, exact_attention(adapter.ropes))
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+
+
+def test_a_gemma_3_of_an_output_layer_of_its_own(
+    composite: tuple[Path, hf.Gemma3ForConditionalGeneration],
+) -> None:
+    folder, _ = composite
+    weights = load_file(folder / "model.safetensors")
+    own = torch.randn_like(weights["language_model.model.embed_tokens.weight"])
+    weights["language_model.lm_head.weight"] = own
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    _edit(folder, tie_word_embeddings=False)
+    adapter, _ = load_adapter(folder, device="cpu", dtype="float32")
+    assert torch.equal(adapter.model.get_parameter("lm_head.weight"), own)
+
+
+def test_a_gemma_3_with_dummy_weights(
+    composite: tuple[Path, hf.Gemma3ForConditionalGeneration], tmp_path: Path
+) -> None:
+    shutil.copy(composite[0] / "config.json", tmp_path)
+    adapter, _ = load_adapter(tmp_path, weights="dummy", device="cpu")
+    assert type(adapter.model) is hf.Gemma3ForCausalLM
+    assert adapter.model.generation_config.eos_token_id == [1, 6]
+
+
+def test_a_gemma_3_without_a_weight_of_its_language_model(
+    composite: tuple[Path, hf.Gemma3ForConditionalGeneration],
+) -> None:
+    _rename(composite[0], "language_model.model.norm.", "language_model.model.lost.")
+    with pytest.raises(ModelNotFound, match=r"no weights for model.norm.weight"):
+        load_adapter(composite[0], device="cpu")
+
+
+def test_other_composites_are_refused_with_a_hint(
+    composite: tuple[Path, hf.Gemma3ForConditionalGeneration], tmp_path: Path
+) -> None:
+    packed = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+    _edit(composite[0], quantization_config=packed)
+    with pytest.raises(UnsupportedModel, match=r"save its language model .* alone"):
+        load_adapter(composite[0], device="cpu")
+    hf.LlavaConfig().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"save its language model .* alone"):
+        load_adapter(tmp_path, weights="dummy", device="cpu")
+
+
+def test_a_gemma_3_saved_after_loading_loads_again(
+    composite: tuple[Path, hf.Gemma3ForConditionalGeneration], tmp_path: Path
+) -> None:
+    network = _pretrained(str(composite[0]), _config(str(composite[0])), torch.float32)
+    network.save_pretrained(tmp_path / "alone")
+    names = load_file(tmp_path / "alone" / "model.safetensors")
+    assert all(name.startswith("model.") and "language" not in name for name in names)
 
 
 def _truncate(folder: Path) -> None:

@@ -113,10 +113,13 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(tmp_path):
     folder.mkdir()
     shutil.copy(copies[0], folder / "checkpoint.pt")
     (folder / "checkpoint.new").write_bytes(b"half a file")
+    told = whole.log.read_text(encoding="utf-8")  # more than the old checkpoint knows, and cut off
+    (folder / "log.jsonl").write_text(told[:-9], encoding="utf-8")
     resumed = training(folder)
     assert 0 < resumed.step < SHORT.steps
     resumed.run()
     assert_same(resumed, whole)
+    assert [line["step"] for line in log(folder)] == [line["step"] for line in log(whole.folder)]
     assert not (folder / "checkpoint.new").exists()
 
 

@@ -16,6 +16,7 @@ from manyhands.tasks.templates.template import PLACEHOLDER, Template
 from manyhands.tasks.words import (
     WORD,
     held_out_templates,
+    is_known_story,
     known_templates,
     vocabulary,
     word_problem,
@@ -65,6 +66,15 @@ def test_every_number_told_is_needed(template: Template) -> None:
     assert used == told | results
     gaps = [gap[1] for gap in PLACEHOLDER.finditer(template.text)]
     assert set(gaps) <= told | {"who", "friend", "third", "things"}
+
+
+@pytest.mark.parametrize("template", ALL, ids=lambda template: template.name)
+def test_a_story_is_told_by_its_template_alone(template: Template) -> None:
+    rng = Random(5)
+    for story in (template.problem(rng).text for _ in range(20)):
+        assert [other.name for other in ALL if other.tells(story)] == [template.name]
+        assert is_known_story(story) is not template.held_out
+        assert not template.tells(f"{story} ")
 
 
 @pytest.mark.parametrize("template", ALL, ids=lambda template: template.name)

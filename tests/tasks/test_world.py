@@ -15,30 +15,41 @@ from manyhands.tasks.world import outside_world
 
 GOOD = "84 + 29 - 38"
 STORY = "Ana has 68 masks. After giving 44 of them to Mina, how many masks does Ana have left?"
+UNSEEN = (
+    "is worded in a way that the bundled model has not seen; such problems it mostly gets wrong."
+)
 
 
 @given(
     st.integers(0, 2**32),
     st.integers(2, 8),
     st.sampled_from(("bare", "word", "mixed")),
-    st.booleans(),
 )
-def test_what_the_model_was_made_for_is_inside(
-    seed: int, count: int, kind: ListKind, held_out: bool
-) -> None:
-    question = problem_list(Random(seed), count, kind, held_out).question
+def test_what_the_model_was_made_for_is_inside(seed: int, count: int, kind: ListKind) -> None:
+    question = problem_list(Random(seed), count, kind).question
     assert outside_world(question) is None
     assert outside_world(f"\n {question} \n") is None
 
 
-@pytest.mark.parametrize(
-    "template", [*known_templates(), *held_out_templates()], ids=lambda template: template.name
-)
-def test_every_story_is_inside(template: Template) -> None:
+@pytest.mark.parametrize("template", known_templates(), ids=lambda template: template.name)
+def test_every_known_story_is_inside(template: Template) -> None:
     rng = Random(1)
     for _ in range(25):
         stories = [template.problem(rng).text for _ in range(8)]
         assert outside_world(ask(stories)) is None
+
+
+@pytest.mark.parametrize("template", held_out_templates(), ids=lambda template: template.name)
+def test_no_held_out_story_is_inside(template: Template) -> None:
+    rng = Random(1)
+    for _ in range(25):
+        assert outside_world(ask([GOOD, template.problem(rng).text])) == f"Problem 2 {UNSEEN}"
+
+
+@given(st.integers(0, 2**32), st.integers(2, 8))
+def test_no_held_out_list_is_inside(seed: int, count: int) -> None:
+    question = problem_list(Random(seed), count, "word", held_out=True).question
+    assert outside_world(question) == f"Problem 1 {UNSEEN}"
 
 
 @pytest.mark.parametrize(
@@ -79,11 +90,17 @@ def test_questions_outside(question: str, reason: str) -> None:
         ("84+29-38", 'reads "84 + 29 - 38"'),
         ("3 * 4 - 2", "'*'"),
         ("(3 + 4) - 2", "'('"),
-        ("3 + 4 - 2 = ?", "'+'"),
+        ("3 + 4 - 2 = ?", "'='"),
         ("3 \u2212 4 + 2", r"'\u2212'"),
-        ("3 + 4 \x1b[31m", r"'+'"),
+        ("3 + 4 \x1b[31m", r"'\x1b'"),
+        ("17 + 60 - 31 <|im_end|>", "contains '<'"),
+        ("17 + 60 - 31 ?", "is neither a line"),
+        ("-1 + 60 - 31", "is neither a line"),
+        (STORY.replace("44 of", "44 - 2 of"), "is neither a line"),
+        ("100 + 60 - 31?", "uses 100; the bundled model was trained on 1 to 99."),
+        ("1234567890 + 60 - 31", "uses 1234567890; "),
         ("Ana \x1b[31m has 3 masks?", r"'\x1b'"),
-        ("2 + x - 1", "'+'"),
+        ("2 + x - 1", '"x"'),
         ("Differentiate x^2 with respect to x", "'^'"),
         ("What is the derivative of a polynomial?", '"derivative"'),
         ("print(1)", "'('"),
@@ -100,6 +117,12 @@ def test_questions_outside(question: str, reason: str) -> None:
         (STORY.replace("68", "many").replace("44", "more"), "count of 0 numbers"),
         (STORY[:-1] + ".", "question at the end"),
         ("Ana has 68 masks and 3 hats?", "length of 7 words"),
+        (STORY.replace("have left", "have now"), UNSEEN),
+        (STORY.replace("does Ana", "does Mina"), UNSEEN),
+        (STORY.replace("Mina", "Ana"), UNSEEN),
+        (STORY.replace("Ana", "coins"), UNSEEN),
+        (STORY.replace("masks", "coins"), UNSEEN),
+        (STORY.replace("many masks", "many hats"), UNSEEN),
         (" ".join([STORY[:-1]] + ["and has them"] * 9) + "?", "words"),
     ],
 )

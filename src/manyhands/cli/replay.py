@@ -20,7 +20,7 @@ from manyhands.cli.output import Notes, TraceFile, say, say_json
 from manyhands.cli.retold import account_from, answer_from
 from manyhands.cli.running import drive, screen_for
 from manyhands.cli.solve import facts_of, finish
-from manyhands.errors import BrokenTrace, InvalidRequest
+from manyhands.errors import BrokenTrace, InvalidRequest, ManyhandsError
 from manyhands.replay.trace import Trace, read_lines, read_trace
 from manyhands.strategies.base import Answer
 from manyhands.strategies.branch_record import BranchAnswer
@@ -55,7 +55,7 @@ def replay(options: ReplayOptions) -> None:
     verified = _verify(trace, options, notes) if options.verify else None
     if options.json:
         say_json(_as_object(trace, answer, verified))
-        return None
+        return _check(verified)
     say(_summary(trace, account, answer))
     if not options.quiet:
         for step in answer.steps:
@@ -66,7 +66,7 @@ def replay(options: ReplayOptions) -> None:
             say(f"\nReply:\n{account.reply.strip()}")
     if verified is not None:
         say("\n" + _verdict(verified))
-    return None
+    return _check(verified)
 
 
 def go_on(trace: Trace, options: ReplayOptions) -> None:
@@ -124,6 +124,16 @@ def as_recorded(options: ReplayOptions, trace: Trace) -> ReplayOptions:
             )
         recorded[name] = value
     return replace(options, **recorded)
+
+
+def _check(verified: Verdict | None) -> None:
+    """Raises ManyhandsError if the model would have written something else."""
+    if verified is not None and not verified.is_right:
+        raise ManyhandsError(
+            f"this model does not write this run: {verified.num_agreeing} of "
+            f"{verified.num_tokens} tokens agree",
+            hint="name the model and the weights that the run was made with: --model, --load",
+        )
 
 
 def _verify(trace: Trace, options: ReplayOptions, notes: Notes) -> Verdict:

@@ -17,6 +17,8 @@ from manyhands.model.adapter import ModelAdapter
 from manyhands.replay.forward import merge_trace, replay_logits
 from manyhands.replay.trace import Trace
 
+# By bytes of the dtype: logits lie around 10, and their errors add up over the layers.
+_ROUNDING = {2: 0.5, 4: 1e-3, 8: 1e-6}
 _LOGITS_AT_ONCE = 1 << 28  # numbers; a vocabulary of 150 000 allows 1 700 rows in one forward
 
 
@@ -25,12 +27,20 @@ class Verdict:
     """How much of a greedy run the model would write again.
 
     `largest_gap` is the greatest difference between the likeliest logit and that of the recorded
-    token, where the two tokens differ: a rounding error if it is tiny, another model if it is not.
+    token, where the two tokens differ: a rounding error if it is within `rounding`, another model if not.
     """
 
     num_tokens: int
     num_agreeing: int
     largest_gap: float
+    rounding: (
+        float  # how far apart two logits may be whose order the model's dtype leaves to chance
+    )
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the model would write this, but for tokens that are all but equally likely."""
+        return self.largest_gap <= self.rounding
 
     @property
     def agreement(self) -> float:
@@ -46,7 +56,7 @@ def verify(adapter: ModelAdapter, trace: Trace, choice: Choice) -> Verdict:
         [at for at, row in enumerate(written) if row.writer is not None], np.int64
     )
     if not len(of_writers):
-        return Verdict(0, 0, 0.0)
+        return Verdict(0, 0, 0.0, 0.0)
     _check_vocabulary(adapter, trace)
     try:
         merged = merge_trace(trace)
@@ -65,7 +75,8 @@ def verify(adapter: ModelAdapter, trace: Trace, choice: Choice) -> Verdict:
             else:
                 gap = float(logits[row, ours] - logits[row, theirs])
                 largest_gap = max(largest_gap, gap)
-    return Verdict(len(of_writers), num_agreeing, largest_gap)
+    rounding = _ROUNDING[adapter.dtype.itemsize]
+    return Verdict(len(of_writers), num_agreeing, largest_gap, rounding)
 
 
 def _check_vocabulary(adapter: ModelAdapter, trace: Trace) -> None:

@@ -39,7 +39,7 @@ from manyhands.engine.restore import restore
 from manyhands.engine.run import Run
 from manyhands.engine.sampling import choose
 from manyhands.engine.scheduler import Scheduler
-from manyhands.engine.usage import Usage, usage_of, usage_of_each
+from manyhands.engine.usage import Usage, UsageCounted, usage_of, usage_of_each
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.loading import Weights, load_adapter
@@ -87,9 +87,12 @@ class Engine:
         self.backend, self.backend_reason = chosen.backend, chosen.reason
         free = free_bytes(adapter.device)
         num_tokens = memory_tokens or default_memory_tokens(adapter)
-        self.pool = PagePool(max(1, num_tokens // chosen.page_size), chosen.page_size)
-        self.about_memory = about_memory(adapter, self.pool.num_pages, chosen.page_size, free)
-        self.memory = Memory.for_model(adapter, self.pool.num_slots)
+        num_pages = max(1, num_tokens // chosen.page_size)
+        self.about_memory = about_memory(adapter, num_pages, chosen.page_size, free)
+        self.memory = Memory.for_model(
+            adapter, num_pages * chosen.page_size
+        )  # it says what is too much
+        self.pool = PagePool(num_pages, chosen.page_size)
         self.passes = make_passes(adapter, self.memory, self.backend, graphs=graphs)
         self.planner = Planner(self.pool, adapter.max_positions)
         self.prefixes = PrefixTree(self.pool)  # beginnings of prompts, kept while there is room
@@ -211,7 +214,7 @@ class Engine:
         return [run.result() for run in runs]
 
     def stream(self, strategy: Strategy) -> Iterator[Event | Answer]:
-        """Run a strategy and yield what it reports as it happens; the Answer comes last.
+        """Run a strategy and yield what it reports as it happens; its usage and the Answer come last.
 
         Closing the iterator cancels the run and frees its blocks.
         """
@@ -223,7 +226,9 @@ class Engine:
                 if run.done:
                     break
                 self.step()
-            yield run.result()
+            answer = run.result()
+            yield UsageCounted(run.usage.forward_passes, run.usage)
+            yield answer
         finally:
             if not run.done:
                 self.cancel(run)

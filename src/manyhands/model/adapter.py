@@ -152,10 +152,12 @@ def _attention(
     """What every layer calls: q [1, H, T, D], k and v [1, G, T, D] -> [1, T, H, Dv], no weights."""
     if manyhands_attend is None or attention_mask is not None:
         raise UnsupportedModel(
-            f"{type(module).__name__} was called without its hook, or with a mask: either the model "
-            "was called directly after an adapter took it over, or its code does not pass keyword "
-            "arguments on",
-            hint=f"call the model through ModelAdapter.forward; supported: {supported()}",
+            "this architecture's attention code does not hand on what the engine gives it, or builds "
+            f"its own mask, so it cannot be used here ({type(module).__name__} was called without its "
+            "hook, or with a mask, which also happens when a model is called directly after an adapter "
+            "took it over)",
+            hint=f"supported: {supported()}; a model that was taken over is called through "
+            "ModelAdapter.forward",
         )
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # nn.Module types attributes as tensors
     call = LayerCall(

@@ -8,6 +8,7 @@ break the condition, with the reason. Anything else is examined at load (`self_t
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,26 @@ FAMILIES: dict[str, Family] = {row.model_type: row for row in _ROWS}
 def supported() -> str:
     """The known families, for messages."""
     return ", ".join(row.title for row in _ROWS)
+
+
+def language_model(config: Any) -> Any:
+    """The configuration of the language model inside, where loading can take it out of its composite.
+
+    Gemma 3 from 4B on is published with a vision tower; text never passes through that. Other
+    configurations are returned as they are, so that `reject` can speak about them. So are composites
+    in a packing (AWQ and the like), which names its layers by the composite's names.
+    """
+    inner = getattr(config, "text_config", None)
+    if config.model_type != "gemma3" or getattr(inner, "model_type", None) != "gemma3_text":
+        return config
+    if getattr(config, "quantization_config", None) is not None:
+        return config
+    text = copy.deepcopy(inner)
+    # The composite says these for both, and does not hand them down.
+    for setting in ("dtype", "eos_token_id", "tie_word_embeddings"):
+        if getattr(config, setting, None) is not None:
+            setattr(text, setting, getattr(config, setting))
+    return text
 
 
 def known_family(config: Any) -> Family:

@@ -38,7 +38,14 @@ from manyhands.model.checkpoint import (
 )
 from manyhands.model.devices import resolve_device, resolve_dtype, too_small
 from manyhands.model.dummy import dummy_model
-from manyhands.model.families import FAMILIES, Family, reach, reject, supported
+from manyhands.model.families import (
+    FAMILIES,
+    Family,
+    language_model,
+    reach,
+    reject,
+    supported,
+)
 from manyhands.model.packed_checkpoint import load_packed
 from manyhands.model.packing import Packing, read_packing
 from manyhands.model.quantise import KINDS, Quantise, check_quantise, quantise_network
@@ -47,6 +54,14 @@ from manyhands.model.self_test import self_test
 from manyhands.model.swaps import is_swapped
 
 Weights = Literal["auto", "dummy"]
+
+# How Gemma 3's composites name the weights of their language model: as published, and as transformers
+# holds them. Alone it has these names already, and the patterns find nothing.
+_INSIDE = {
+    r"^language_model\.model\.": "model.",
+    r"^model\.language_model\.": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+}
 
 
 def load_adapter(
@@ -177,7 +192,7 @@ def _adopt(
 
 def _config(name: str) -> Any:
     try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+        return language_model(AutoConfig.from_pretrained(name, trust_remote_code=False))
     except OSError as error:
         raise not_found(name, error) from error
     except (ValueError, KeyError, TypeError, StrictDataclassError) as error:
@@ -206,7 +221,11 @@ def _tokenizer(name: str, *, required: bool) -> PreTrainedTokenizerBase | None:
 
 def _pretrained(name: str, config: Any, dtype: torch.dtype) -> PreTrainedModel:
     # gpt-oss is published in mxfp4, which needs kernels from the hub; unpacked it needs nothing.
-    unpack = {"quantization_config": Mxfp4Config(dequantize=True)} if _is_mxfp4(config) else {}
+    special: dict[str, Any] = {}
+    if _is_mxfp4(config):
+        special = {"quantization_config": Mxfp4Config(dequantize=True)}
+    elif config.model_type == "gemma3_text":
+        special = {"config": config, "key_mapping": _INSIDE}
     read: Any = AutoModelForCausalLM.from_pretrained
     try:
         model, report = read(
@@ -215,7 +234,7 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype) -> PreTrainedModel:
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # to name them below; nothing is ignored
-            **unpack,
+            **special,
         )
     except SafetensorError as error:
         raise damaged(name, f"unreadable weights ({in_short(error)})") from error
@@ -234,6 +253,8 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype) -> PreTrainedModel:
     if report["mismatched_keys"]:
         names = {key for key, *_ in report["mismatched_keys"]}
         raise damaged(name, f"weights of another shape than its configuration: {_some(names)}")
+    if "key_mapping" in special:
+        vars(model).pop("_weight_conversions", None)  # or saving would turn the names back
     loaded: PreTrainedModel = model
     return loaded
 

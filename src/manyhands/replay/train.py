@@ -206,6 +206,23 @@ class Training:
         self.adapter.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
+        self._cut_log()
+
+    def _cut_log(self) -> None:
+        """Take out the steps behind the checkpoint, which are made again; a line cut off ends it."""
+        if not self.log.exists():
+            return
+        kept = []
+        for line in self.log.read_text(encoding="utf-8").splitlines(keepends=True):
+            try:
+                if json.loads(line)["step"] > self.step:
+                    break
+            except ValueError:
+                break
+            kept.append(line)
+        beside = self.log.with_suffix(".part")
+        beside.write_text("".join(kept), encoding="utf-8")
+        beside.replace(self.log)
 
 
 def batch_loss(adapter: ModelAdapter, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -36,9 +36,14 @@ def held_out_templates() -> tuple[Template, ...]:
 
 @cache
 def vocabulary() -> frozenset[str]:
-    """Every word that a word problem can contain, names and things included, as it is spelled."""
-    told = " ".join(PLACEHOLDER.sub(" ", template.text) for template in _TEMPLATES)
+    """Every word that training uses, names and things included, as it is spelled."""
+    told = " ".join(PLACEHOLDER.sub(" ", template.text) for template in known_templates())
     return frozenset(WORD.findall(told)) | frozenset(NAMES) | frozenset(THINGS)
+
+
+def is_known_story(text: str) -> bool:
+    """Whether training uses a template that tells this story."""
+    return any(template.tells(text) for template in known_templates())
 
 
 def word_problem(rng: Random, held_out: bool = False) -> Problem:

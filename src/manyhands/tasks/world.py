@@ -19,7 +19,7 @@ from manyhands.tasks.bare import (
 )
 from manyhands.tasks.problem import LARGEST_RESULT, SMALLEST_RESULT
 from manyhands.tasks.problem_list import INTRODUCTION, ask, parse_question
-from manyhands.tasks.words import vocabulary
+from manyhands.tasks.words import is_known_story, vocabulary
 from manyhands.tasks.world_of_parts import (
     is_about_a_text,
     is_about_students,
@@ -37,6 +37,7 @@ FORM = f'the bundled model needs "{INTRODUCTION}" and then one line per problem:
 
 _PIECE = re.compile(r"[A-Za-z]+|[0-9]+|[^A-Za-z0-9\s]")
 _PUNCTUATION = frozenset(".,?")
+_SIGNS = frozenset("+-")
 _PLAIN_STORY = re.compile(r"(?:(?:[A-Za-z]+|[1-9][0-9]*)[.,]? )+[A-Za-z]+\?")
 _BRIEF = 30  # characters of the user's text that a sentence quotes
 
@@ -101,7 +102,7 @@ def _outside_story(line: str) -> str | None:
     numbers = [piece for piece in pieces if piece[0].isdigit()]
     words = [piece for piece in pieces if piece[0].isalpha()]
     for piece in pieces:
-        if not piece.isalnum() and piece not in _PUNCTUATION:
+        if not piece.isalnum() and piece not in _PUNCTUATION | _SIGNS:
             return (
                 f"contains {piece!a}; the bundled model knows lines of + and - between whole "
                 "numbers, and stories in plain words."
@@ -109,9 +110,16 @@ def _outside_story(line: str) -> str | None:
     for word in words:
         if word not in vocabulary():
             return f'contains "{word[:_BRIEF]}", a word that the bundled model never met.'
+    signs = not _SIGNS.isdisjoint(pieces)
+    low, high = (SMALLEST_OPERAND, LARGEST_OPERAND) if signs else (2, LARGEST_RESULT)
     for number in numbers:
-        if len(number) > len(str(LARGEST_RESULT)) or not 2 <= int(number) <= LARGEST_RESULT:
-            return _found_expected(f"uses {number[:_BRIEF]}", 2, LARGEST_RESULT)
+        if len(number) > len(str(high)) or not low <= int(number) <= high:
+            return _found_expected(f"uses {number[:_BRIEF]}", low, high)
+    if signs:
+        return (
+            "is neither a line of + and - between whole numbers nor a story in plain words, and "
+            "the bundled model knows nothing else."
+        )
     if not FEWEST_NUMBERS <= len(numbers) <= MOST_NUMBERS:
         found = f"is a story with a count of {len(numbers)} numbers"
         return _found_expected(found, FEWEST_NUMBERS, MOST_NUMBERS)
@@ -122,6 +130,11 @@ def _outside_story(line: str) -> str | None:
         return (
             "is not plain text; the bundled model knows words and whole numbers with single spaces "
             "between them, and a question at the end."
+        )
+    if not is_known_story(line):
+        return (
+            "is worded in a way that the bundled model has not seen; such problems it mostly gets "
+            "wrong."
         )
     return None
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from operator import add, mul, sub
 from random import Random
 
@@ -22,6 +23,8 @@ PLACEHOLDER = re.compile(r"\{([a-z]+)(?::([0-9]+)-([0-9]+))?\}")
 
 PEOPLE = ("who", "friend", "third")
 RESULTS = ("p", "q", "r")
+
+_NAME, _THINGS, _NUMBER = "[A-Z][a-z]+", "[a-z]+", "[1-9][0-9]*"  # what a gap looks like
 
 _OPERATORS = {"+": add, "-": sub, "*": mul}
 
@@ -60,6 +63,19 @@ class Template:
         answer = int(work[-1].partition("=")[2])
         return Problem(text, work, answer, kind="word", template=self.name)
 
+    def tells(self, story: str) -> bool:
+        """Whether the story is this one, with any names, things and numbers in its gaps."""
+        found = _pattern(self.text).fullmatch(story)
+        if found is None:
+            return False
+        gaps = found.groupdict()
+        people = [gaps[person] for person in PEOPLE if person in gaps]
+        return (
+            len(set(people)) == len(people)
+            and set(people) <= set(NAMES)
+            and gaps.get("things", THINGS[0]) in THINGS
+        )
+
     def _solve(self, numbers: dict[str, int]) -> tuple[str, ...] | None:
         """The equations for these numbers, or None if one of them is out of bounds."""
         values = dict(numbers)
@@ -72,6 +88,19 @@ class Template:
                 return None
             equations.append(f"{a}{sign}{b}={result}")
         return tuple(equations)
+
+
+@cache
+def _pattern(text: str) -> re.Pattern[str]:
+    """The text with a group for each gap; a gap that is told again repeats what it had."""
+    between, *rest = PLACEHOLDER.split(text)
+    pattern, told = re.escape(between), set()
+    for gap, between in zip(rest[::4], rest[3::4], strict=True):
+        looks = _NAME if gap in PEOPLE else _THINGS if gap == "things" else _NUMBER
+        pattern += f"(?P={gap})" if gap in told else f"(?P<{gap}>{looks})"
+        pattern += re.escape(between)
+        told.add(gap)
+    return re.compile(pattern)
 
 
 def _small_product(a: int, b: int) -> bool:
