@@ -27,15 +27,14 @@ class Verdict:
     """How much of a greedy run the model would write again.
 
     `largest_gap` is the greatest difference between the likeliest logit and that of the recorded
-    token, where the two tokens differ: a rounding error if it is within `rounding`, another model if not.
+    token, where the two tokens differ. Within `rounding`, how far apart two logits may be whose order
+    the model's dtype leaves to chance, that is a rounding error; beyond, it is another model.
     """
 
     num_tokens: int
     num_agreeing: int
     largest_gap: float
-    rounding: (
-        float  # how far apart two logits may be whose order the model's dtype leaves to chance
-    )
+    rounding: float
 
     @property
     def is_right(self) -> bool:

@@ -57,9 +57,8 @@ from manyhands.strategies.base import Answer, Event, Strategy
 from manyhands.text import Text
 
 MAX_TOKENS_PER_PASS = 8192  # what bounds the activations of one pass
-OVERCOMMIT = (
-    1.5  # runs are let in until what they might need at most comes to so much of the memory
-)
+# Runs are let in until what they might need at most comes to so much of the memory.
+OVERCOMMIT = 1.5
 
 
 class Engine:
@@ -89,9 +88,8 @@ class Engine:
         num_tokens = memory_tokens or default_memory_tokens(adapter)
         num_pages = max(1, num_tokens // chosen.page_size)
         self.about_memory = about_memory(adapter, num_pages, chosen.page_size, free)
-        self.memory = Memory.for_model(
-            adapter, num_pages * chosen.page_size
-        )  # it says what is too much
+        # Memory before its accounting: it says what is too much.
+        self.memory = Memory.for_model(adapter, num_pages * chosen.page_size)
         self.pool = PagePool(num_pages, chosen.page_size)
         self.passes = make_passes(adapter, self.memory, self.backend, graphs=graphs)
         self.planner = Planner(self.pool, adapter.max_positions)

@@ -24,9 +24,8 @@ from manyhands.text.boxed import boxed_answer
 if TYPE_CHECKING:
     from openai import OpenAI
 
-CONNECT_SECONDS = (
-    10.0  # until a server takes a connection; how long its answer may take is asked for
-)
+# Until a server takes a connection; how long its answer may take is asked for.
+CONNECT_SECONDS = 10.0
 NO_KEY = "none"  # servers of one's own want none, the library wants something
 Asked = TypeVar("Asked")
 Told = TypeVar("Told")
