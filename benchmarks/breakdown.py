@@ -23,7 +23,10 @@ from manyhands.evaluation.bench import time_passes
 # In this order: the first that is found in a kernel's name decides.
 KINDS = (
     ("attention", re.compile(r"attend|attention|append|merge|partial|flash|fmha", re.I)),
-    ("linears", re.compile(r"gemm|gemv|nvjet|cutlass|cublas|split_?k|matmul|w4a16|wgmma", re.I)),
+    (
+        "linears",
+        re.compile(r"gemm|gemv|nvjet|cutlass|cublas|split_?k|matmul|w4a16|wgmma|skinny", re.I),
+    ),
 )
 _NAMED_KERNELS = 12
 

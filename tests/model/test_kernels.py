@@ -17,7 +17,7 @@ from manyhands.model.quantised import _plain_rows
 from manyhands.model.w4a16 import Int4Linear
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
-from manyhands.model.kernels import gated, norms, rows, w4a16
+from manyhands.model.kernels import gated, norms, rows, skinny, w4a16
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -108,6 +108,70 @@ def test_nothing_to_do() -> None:
     assert norms.join(None, nothing, None, (_normal(8), 1e-6), 0)[1].shape == (0, 8)
     assert gated.gated(nothing, "silu").shape == (0, 4)
     assert rows.quantise_rows(nothing)[0].shape == (0, 8)
+    assert skinny.product(nothing, _normal(3, 8), None, nothing).shape == (0, 3)
+
+
+# -- few tokens ------------------------------------------------------------------------------------
+
+TWO_BYTES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+
+
+def _few(inputs: int, outputs: int, tokens: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    weight = (_normal(outputs, inputs) / inputs**0.5).to(dtype)
+    return _normal(tokens, inputs, dtype=dtype), weight, _normal(outputs, dtype=dtype)
+
+
+@TWO_BYTES
+@pytest.mark.parametrize(
+    ("tokens", "inputs", "parts"),
+    [(1, 512, 1), (1, 512, 4), (4, 640, 2), (17, 200, 1), (17, 328, 3), (40, 256, 2)],
+)
+def test_products_of_few_tokens(tokens: int, inputs: int, parts: int, dtype: torch.dtype) -> None:
+    """Outputs and inputs that do not fill a tile; split inputs; with a bias and without."""
+    x, weight, bias = _few(inputs, 150, tokens, dtype)
+    arrived = torch.zeros(3, dtype=torch.int32, device=DEVICE)
+    tiles = skinny.Tiles(parts=parts)
+    for added in (None, bias):
+        wide = None if added is None else added.double()
+        expected = functional.linear(x.double(), weight.double(), wide).to(dtype)
+        ours = skinny.product(x, weight, added, arrived, tiles=tiles)
+        _close(ours, expected)
+        assert not arrived.any()
+        assert torch.equal(ours, skinny.product(x, weight, added, arrived, tiles=tiles))
+
+
+@TWO_BYTES
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("name", gated.ACTIVATIONS)
+def test_gated_products_of_few_tokens(name: str, parts: int, dtype: torch.dtype) -> None:
+    x, weight, bias = _few(320, 2 * 90, 5, dtype)
+    arrived = torch.zeros(2, dtype=torch.int32, device=DEVICE)
+    for added in (None, bias):
+        both = functional.linear(
+            x.float(), weight.float(), None if added is None else added.float()
+        )
+        expected = gated.gated(both.to(dtype), name)
+        ours = skinny.product(x, weight, added, arrived, name, skinny.Tiles(parts=parts))
+        torch.testing.assert_close(ours, expected, rtol=4 * STEPS[dtype], atol=4 * STEPS[dtype])
+        assert not arrived.any()
+
+
+@TWO_BYTES
+def test_a_token_does_not_see_its_neighbours(dtype: torch.dtype) -> None:
+    x, weight, bias = _few(384, 100, 16, dtype)
+    arrived = torch.zeros(2, dtype=torch.int32, device=DEVICE)
+    together = skinny.product(x, weight, bias, arrived)
+    alone = torch.cat([skinny.product(row[None], weight, bias, arrived) for row in x])
+    assert torch.equal(together, alone)
+
+
+def test_tiles_of_few_tokens() -> None:
+    """Inputs are split until the processors are busy, not beyond, and never into crumbs."""
+    device = torch.device("cpu")
+    assert skinny.choose_tiles(151936, 4096, device).parts == 1
+    assert skinny.choose_tiles(6144, 4096, device).parts == 4
+    assert skinny.choose_tiles(4096, 1024, device).parts == 2
+    assert skinny.choose_tiles(64, 512, device).parts == 1
 
 
 # -- four bits -------------------------------------------------------------------------------------

@@ -88,6 +88,23 @@ def test_with_the_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) > 2 * adapter.num_layers
 
 
+@pytest.mark.skipif(GPU, reason="test_on_gpu.py runs the compiled kernels")
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma2", "phi3"])
+def test_with_the_kernels_for_few_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float16, which they need: against float32 as good as the unswapped network."""
+    skinny = pytest.importorskip("manyhands.model.kernels.skinny")
+    exact = _logits(ModelAdapter(ZOO[name]()))
+    adapter = ModelAdapter(ZOO[name]().half())
+    before = (_logits(adapter).float() - exact).norm(dim=-1).median()
+    assert swap(adapter, "on").skinny >= 4 * adapter.num_layers
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    calls, product = [], skinny.product
+    monkeypatch.setattr(skinny, "product", lambda *args: calls.append(1) or product(*args))
+    after = (_logits(adapter).float() - exact).norm(dim=-1).median()
+    assert after < 1.25 * before
+    assert len(calls) == 4 * adapter.num_layers + 1
+
+
 @pytest.mark.parametrize("name", ["qwen2_yarn", "qwen3", "gemma3_text", "olmo3", "gpt_oss"])
 def test_a_team_in_the_engine(name: str) -> None:
     """Keys are stored without YaRN's factor then, and still every view gives the same."""

@@ -25,12 +25,14 @@ from manyhands.attention.attend import LayerCall
 from manyhands.attention.kernels.append import append_kernel
 from manyhands.attention.kernels.attend import attend_kernel
 from manyhands.attention.kernels.merge import merge_kernel
+from manyhands.attention.kernels.overlap import launch_options
 from manyhands.attention.prepared import Capacity, Prepared, pack
 from manyhands.attention.rotary import Rope
 from manyhands.attention.work import ITEM_FIELDS, Tiling, cut
 from manyhands.cache.plan import Plan
 
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+_AHEAD = 2  # tiles of a small program's chunk that are asked for early
 _MOST_ROWS = 128  # query heads per key/value head that one tile can hold
 _LARGEST_HEAD = 256
 
@@ -127,6 +129,7 @@ class TritonBackend:
             HALF=triton.next_power_of_2(head_dim // 2),
             VALUE=triton.next_power_of_2(v.shape[-1]),
             num_warps=2,
+            **launch_options(k.device),
         )
 
     def attend(
@@ -150,7 +153,9 @@ class TritonBackend:
             shape = (capacity.partials, self.num_heads)
             partials = q.new_empty(*shape, values.shape[-1], dtype=torch.float32)
             lses = q.new_empty(shape, dtype=torch.float32)
-        self._attend_all(q, keys, values, prepared, call, rope, partials, lses, is_direct)
+        is_alone = self._attend_all(
+            q, keys, values, prepared, call, rope, partials, lses, is_direct
+        )
         if not is_direct:
             value = triton.next_power_of_2(values.shape[-1])
             merge_kernel[(capacity.tokens, self.num_heads)](
@@ -165,6 +170,7 @@ class TritonBackend:
                 VALUE=value,
                 AT_ONCE=min(32, max(2, triton.next_power_of_2(capacity.most_partials))),
                 num_warps=4 if capacity.most_partials > 8 else 1,
+                **launch_options(q.device, overlap=is_alone),
             )
         return out
 
@@ -179,8 +185,8 @@ class TritonBackend:
         partials: Tensor,
         lses: Tensor,
         is_direct: bool,
-    ) -> None:
-        """Both kinds of tiles; where there are both, on two streams at once."""
+    ) -> bool:
+        """Both kinds of tiles; where there are both, on two streams at once. Whether one was enough."""
         head_dim, value_dim = q.shape[-1], values.shape[-1]
         cos, sin = prepared.tables(rope, head_dim // 2)
         lists = [
@@ -228,14 +234,17 @@ class TritonBackend:
                 KEYS=self.tiling.key_tile,
                 HALF=max(16, triton.next_power_of_2(head_dim // 2)),
                 VALUE=max(16, triton.next_power_of_2(value_dim)),
+                AHEAD=_AHEAD if rows <= self.tiling.most_small_rows else 0,
                 num_warps=launch.num_warps,
                 num_stages=launch.num_stages,
+                **launch_options(q.device, overlap=is_alone),
             )
 
-        if len(lists) == 1 or self.interpreted:
+        is_alone = len(lists) == 1
+        if is_alone or self.interpreted:
             for arguments in lists:
                 start(*arguments)
-            return
+            return is_alone
         side = self._side = self._side or torch.cuda.Stream(q.device)
         side.wait_stream(torch.cuda.current_stream(q.device))
         with torch.cuda.stream(side):
@@ -245,6 +254,7 @@ class TritonBackend:
         if not torch.cuda.is_current_stream_capturing():
             for tensor in (q, cos, sin, prepared.buffer, partials, lses):
                 tensor.record_stream(side)
+        return is_alone
 
 
 def refusal(

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from manyhands.model import kernels
+from manyhands.model.skinny import SkinnyLinear
 
 # When the normed value is rounded to the network's dtype, and whether the weight is added to 1.
 Form = Literal[0, 1, 2]
@@ -167,16 +168,19 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """X [..., hidden] -> [..., hidden]."""
-        gate_up = self.gate_up_proj(x)
+        both = self.gate_up_proj
+        inner = both.gated(x, self.activation) if isinstance(both, SkinnyLinear) else None
+        out: Tensor = self.down_proj(self._gated(both(x)) if inner is None else inner)
+        return out
+
+    def _gated(self, gate_up: Tensor) -> Tensor:
         if kernels.usable(gate_up):
             from manyhands.model.kernels.gated import gated
 
-            inner = gated(gate_up, self.activation)
-        else:
-            gate, up = gate_up.chunk(2, dim=-1)
-            inner = self.act_fn(gate) * up
-        out: Tensor = self.down_proj(inner)
-        return out
+            return gated(gate_up, self.activation)
+        gate, up = gate_up.chunk(2, dim=-1)
+        inner: Tensor = self.act_fn(gate) * up
+        return inner
 
 
 class NoRotation(nn.Module):

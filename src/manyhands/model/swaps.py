@@ -2,6 +2,7 @@
 
     products   q, k and v (and gate and up) are one product; one weight takes the place of the parts
     norms      one kernel each; the norms of the heads of q and k together
+    skinny     products of few tokens are made by a kernel that only wants to read the weight fast
     joins      the residual sum is made together with the norms before and behind it
     gates      the activation and its product with the other half are one kernel
     rotation   every token runs at position 0, where the network's own rotation only costs launches;
@@ -35,6 +36,7 @@ from manyhands.model.products import join_qkv, shared_weights, swap_mlps
 from manyhands.model.quiet import quiet
 from manyhands.model.ropes import attention_factors, rotary_module
 from manyhands.model.self_test import BREAKS, deviation, exact_attention, tiny_network, tiny_tokens
+from manyhands.model.skinny import SkinnyLinear, swap_linears
 
 Swaps = Literal["auto", "on", "off"]
 _ROTATE = "apply_rotary_pos_emb"  # what every family calls its rotation
@@ -50,6 +52,7 @@ class SwapReport:
     norms: int = 0
     joins: int = 0
     gates: int = 0
+    skinny: int = 0
     rotation: bool = False
     kernels: str = "none"  # "triton", or "torch" where it is missing
     left: tuple[str, ...] = ()
@@ -57,10 +60,14 @@ class SwapReport:
     def __str__(self) -> str:
         if self.kernels == "none":
             return "no swaps: " + "; ".join(self.left)
-        made = (
-            f"{self.products} joined products, {self.norms} norms, {self.joins} joined sums, "
-            f"{self.gates} gates{', rotation bypassed' if self.rotation else ''} ({self.kernels})"
-        )
+        parts = [
+            f"{self.products} joined products",
+            f"{self.norms} norms",
+            f"{self.joins} joined sums",
+            f"{self.gates} gates",
+            f"{self.skinny} products for few tokens",
+        ]
+        made = ", ".join(parts + ["rotation bypassed"] * self.rotation) + f" ({self.kernels})"
         return "; ".join((made, *self.left))
 
 
@@ -115,7 +122,9 @@ def check_swaps(swaps: str) -> None:
 
 def is_swapped(model: nn.Module) -> bool:
     """Whether parts of this network have been replaced."""
-    return any(isinstance(module, Norm | Part | GatedMLP) for module in model.modules())
+    return any(
+        isinstance(module, Norm | Part | GatedMLP | SkinnyLinear) for module in model.modules()
+    )
 
 
 def _twin_agrees(adapter: ModelAdapter) -> bool:
@@ -150,12 +159,13 @@ def _replace(adapter: ModelAdapter, *, sure: bool) -> SwapReport:
         left += [] if rotation else ["its rotation stays: YaRN on a part of the head, or own code"]
     else:
         left.append(f"a twin of {adapter.config.model_type!r} disagreed: only safe swaps were made")
+    skinny = swap_linears(model)
     model.requires_grad_(False)
     for name in ("save_pretrained", "push_to_hub", "add_adapter", "load_adapter"):
         setattr(model, name, _refuse)
     nothing = torch.empty(0, device=adapter.device, dtype=adapter.dtype)
     tool = "triton" if kernels.usable(nothing) else "torch"
-    return SwapReport(products, norms, joins, gates, rotation, tool, tuple(left))
+    return SwapReport(products, norms, joins, gates, skinny, rotation, tool, tuple(left))
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:

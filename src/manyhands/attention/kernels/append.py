@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from manyhands.attention.kernels.overlap import take_over
 from manyhands.attention.kernels.pairs import pair_offsets
 
 
@@ -35,14 +36,17 @@ def append_kernel(
     HEADS: tl.constexpr,  # heads of one program
     HALF: tl.constexpr,
     VALUE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Program (token, block of heads)."""
     token = tl.program_id(0)
     page_at = tl.load(key_page + token)
+    angle = tl.load(key_angle + token)
+    page = tl.load(pages + tl.maximum(page_at, 0) + tl.where(page_at < 0, 0, angle // PAGE))
+    slot = page.to(tl.int64) * PAGE + angle % PAGE
+    take_over(OVERLAP)
     if page_at < 0:
         return
-    angle = tl.load(key_angle + token)
-    slot = tl.load(pages + page_at + angle // PAGE).to(tl.int64) * PAGE + angle % PAGE
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     is_head = (head < NUM_HEADS)[:, None]
 

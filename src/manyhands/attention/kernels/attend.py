@@ -15,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from manyhands.attention.kernels.overlap import prefetch, take_over
 from manyhands.attention.kernels.pairs import pair_offsets
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -50,6 +51,12 @@ def _slots(page, key, n, PAGE: tl.constexpr, KEYS: tl.constexpr):
         return page.to(tl.int64) * PAGE + key % PAGE + n
     else:
         return page.to(tl.int64) * PAGE + (key + n) % PAGE
+
+
+@triton.jit
+def _slots_of(pages, page_at, key, PAGE: tl.constexpr):
+    """Slots of any keys of the strip, wherever they lie."""
+    return tl.load(pages + page_at + key // PAGE).to(tl.int64) * PAGE + key % PAGE
 
 
 @triton.jit
@@ -89,12 +96,12 @@ def attend_kernel(
     KEYS: tl.constexpr,
     HALF: tl.constexpr,
     VALUE: tl.constexpr,
+    AHEAD: tl.constexpr,  # tiles of keys and values asked for while the launch in front still runs
+    OVERLAP: tl.constexpr,
 ):
     """Program (item, key/value head)."""
     item = items + tl.program_id(0) * 6
-    count = tl.load(item + 1)
-    if count == 0:  # padding of the list
-        return
+    count = tl.load(item + 1)  # 0: padding of the list
     kv_head = tl.program_id(1)
     first_entry = tl.load(item)
     key_start, key_end = tl.load(item + 2), tl.load(item + 3)
@@ -102,7 +109,7 @@ def attend_kernel(
 
     m = tl.arange(0, ROWS)
     is_row = m // GROUP < count
-    entry = first_entry + tl.minimum(m // GROUP, count - 1)  # rows to spare repeat the last entry
+    entry = first_entry + tl.minimum(m // GROUP, tl.maximum(count, 1) - 1)  # to spare: the last one
     head = kv_head * GROUP + m % GROUP
     token = tl.load(entry_token + entry)
     angle = tl.load(entry_angle + entry)
@@ -119,6 +126,17 @@ def attend_kernel(
     all_end = tl.minimum(tl.min(last, 0), end) // KEYS * KEYS
     all_end = tl.maximum(all_end, all_start)
 
+    n = tl.arange(0, KEYS)
+    if OVERLAP:
+        for ahead in tl.static_range(AHEAD):
+            soon = tl.maximum(tl.minimum(start + ahead * KEYS + n, end - 1), key_start)
+            row = _slots_of(pages, page_at, soon, PAGE) * NUM_KV_HEADS + kv_head
+            prefetch(keys + row * HEAD_DIM, HEAD_DIM)
+            prefetch(values + row * VALUE_DIM, VALUE_DIM)
+    take_over(OVERLAP)
+    if count == 0:
+        return
+
     i = tl.arange(0, HALF)
     first, second = pair_offsets(i, HEAD_DIM, ROTARY_DIM, INTERLEAVED)
     is_pair = (i < HEAD_DIM // 2)[None, :]
@@ -134,7 +152,6 @@ def attend_kernel(
     dtype = q.dtype.element_ty
     x, y = (x * c - y * s).to(dtype).to(DOT), (y * c + x * s).to(dtype).to(DOT)
 
-    n = tl.arange(0, KEYS)
     d = tl.arange(0, VALUE)
     largest = tl.full([ROWS], -1e30, dtype=tl.float32)
     total = tl.zeros([ROWS], dtype=tl.float32)

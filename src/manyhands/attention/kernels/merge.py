@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from manyhands.attention.kernels.overlap import take_over
+
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -26,6 +28,7 @@ def merge_kernel(
     VALUE_DIM: tl.constexpr,
     VALUE: tl.constexpr,
     AT_ONCE: tl.constexpr,  # partials looked at together
+    OVERLAP: tl.constexpr,
 ):
     """Program (token, head)."""
     token, head = tl.program_id(0), tl.program_id(1)
@@ -33,6 +36,7 @@ def merge_kernel(
     p = tl.arange(0, AT_ONCE)
     d = tl.arange(0, VALUE)
     is_value = d < VALUE_DIM
+    take_over(OVERLAP)
 
     largest = -1e30
     total = 0.0

@@ -18,18 +18,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from manyhands.attention.kernels.overlap import launch_options, take_over
+
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 _BLOCK = 1024
 
 
 @triton.jit
-def _gated(gate_up, out, F, ACT: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = f < F
-    DTYPE: tl.constexpr = out.dtype.element_ty
-    gate = tl.load(gate_up + row * 2 * F + f, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * F + F + f, mask=mask, other=0.0).to(tl.float32)
+def activated(gate, ACT: tl.constexpr):
+    """The activation of float32 values."""
     if ACT == 0:
         act = gate * tl.sigmoid(gate)
     elif ACT == 1:  # (1 + tanh u) / 2 is the sigmoid of 2 u
@@ -37,7 +34,19 @@ def _gated(gate_up, out, F, ACT: tl.constexpr, BLOCK: tl.constexpr):
         act = gate * tl.sigmoid(2.0 * inner)
     else:
         act = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
-    act = act.to(DTYPE).to(tl.float32)
+    return act
+
+
+@triton.jit
+def _gated(gate_up, out, F, ACT: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    take_over(OVERLAP)
+    row = tl.program_id(0).to(tl.int64)
+    f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = f < F
+    DTYPE: tl.constexpr = out.dtype.element_ty
+    gate = tl.load(gate_up + row * 2 * F + f, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * F + F + f, mask=mask, other=0.0).to(tl.float32)
+    act = activated(gate, ACT).to(DTYPE).to(tl.float32)
     tl.store(out + row * F + f, (act * up).to(DTYPE), mask=mask)
 
 
@@ -51,6 +60,12 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
     if rows:
         kernel: Any = _gated
         kernel[(rows, triton.cdiv(width, _BLOCK))](
-            gate_up, out, width, ACT=ACTIVATIONS[activation], BLOCK=_BLOCK, num_warps=4
+            gate_up,
+            out,
+            width,
+            ACT=ACTIVATIONS[activation],
+            BLOCK=_BLOCK,
+            num_warps=4,
+            **launch_options(out.device),
         )
     return out

@@ -25,13 +25,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from manyhands.attention.kernels.overlap import launch_options, take_over
+
 
 @triton.jit
-def _rms(v, weight, n, N, eps, FORM: tl.constexpr, DTYPE: tl.constexpr):
-    """`v` is float32 and 0 beyond N; the result is float32, holding a value of DTYPE."""
+def _rms(v, w, N, eps, FORM: tl.constexpr, DTYPE: tl.constexpr):
+    """`v` and `w` are float32 and 0 beyond N; the result is float32, holding a value of DTYPE."""
     variance = tl.sum(v * v, axis=0) / N
     v = v * tl.rsqrt(variance + eps)
-    w = tl.load(weight + n, mask=n < N, other=0.0).to(tl.float32)
     if FORM == 0:  # round, then weigh
         v = w * v.to(DTYPE).to(tl.float32)
     elif FORM == 1:  # weigh, then round
@@ -58,20 +59,27 @@ def _join(
     PRE: tl.constexpr,
     FORM: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK)
     mask = n < N
+    if POST:
+        w_post = tl.load(post + n, mask=mask, other=0.0).to(tl.float32)
+    if PRE:
+        w_pre = tl.load(pre + n, mask=mask, other=0.0).to(tl.float32)
+    take_over(OVERLAP)
     DTYPE: tl.constexpr = x.dtype.element_ty
     v = tl.load(x + row * stride + n, mask=mask, other=0.0).to(tl.float32)
-    if POST:
-        v = _rms(v, post, n, N, eps_post, FORM, DTYPE)
     if RESIDUAL:
-        v += tl.load(residual + row * N + n, mask=mask, other=0.0).to(tl.float32)
-        v = v.to(DTYPE).to(tl.float32)
+        beside = tl.load(residual + row * N + n, mask=mask, other=0.0).to(tl.float32)
+    if POST:
+        v = _rms(v, w_post, N, eps_post, FORM, DTYPE)
+    if RESIDUAL:
+        v = (v + beside).to(DTYPE).to(tl.float32)
         tl.store(total + row * N + n, v.to(DTYPE), mask=mask)
     if PRE:
-        v = _rms(v, pre, n, N, eps_pre, FORM, DTYPE)
+        v = _rms(v, w_pre, N, eps_pre, FORM, DTYPE)
         tl.store(normed + row * N + n, v.to(DTYPE), mask=mask)
 
 
@@ -87,17 +95,18 @@ def _heads(
     D,
     FORM: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     n = tl.arange(0, BLOCK)
+    weight = query if head < H else key
+    eps = eps_query if head < H else eps_key
+    w = tl.load(weight + n, mask=n < D, other=0.0).to(tl.float32)
+    take_over(OVERLAP)
     at = qkv + token * stride + head * D + n
     DTYPE: tl.constexpr = qkv.dtype.element_ty
     v = tl.load(at, mask=n < D, other=0.0).to(tl.float32)
-    if head < H:
-        v = _rms(v, query, n, D, eps_query, FORM, DTYPE)
-    else:
-        v = _rms(v, key, n, D, eps_key, FORM, DTYPE)
-    tl.store(at, v.to(DTYPE), mask=n < D)
+    tl.store(at, _rms(v, w, D, eps, FORM, DTYPE).to(DTYPE), mask=n < D)
 
 
 def join(
@@ -135,6 +144,7 @@ def join(
             FORM=form,
             BLOCK=block,
             num_warps=min(max(block // 512, 1), 16),
+            **launch_options(x.device),
         )
     return total, normed
 
@@ -164,6 +174,7 @@ def norm_heads(
             FORM=form,
             BLOCK=triton.next_power_of_2(size),
             num_warps=1,
+            **launch_options(qkv.device),
         )
 
 

@@ -15,9 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from manyhands.attention.kernels.overlap import launch_options, take_over
+
 
 @triton.jit
-def _quantise(x, out, scales, N, TOP: tl.constexpr, BLOCK: tl.constexpr):
+def _quantise(x, out, scales, N, TOP: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    take_over(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK)
     v = tl.load(x + row * N + n, mask=n < N, other=0.0).to(tl.float32)
@@ -47,5 +50,6 @@ def quantise_rows(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[
             TOP=448.0,
             BLOCK=block,
             num_warps=min(max(block // 512, 1), 16),
+            **launch_options(x.device),
         )
     return values, scales

@@ -29,7 +29,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.model import kernels
+from manyhands.model.kernels.split import add_up
 
 _UNPACK = """
 {
@@ -106,7 +108,9 @@ def _w4a16_product(
     OFFSET: tl.constexpr,
     BIAS: tl.constexpr,
     DTYPE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    take_over(OVERLAP)
     tile_n, tile_t, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     t = tile_t * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -131,16 +135,8 @@ def _w4a16_product(
     mask = n_mask[:, None] & t_mask[None, :]
     last = True
     if PARTS > 1:
-        tl.store(partial + part * T * N + where, acc, mask=mask)
-        tl.debug_barrier()  # of all threads, before the one that counts
         counter = arrived + tile_t * tl.num_programs(0) + tile_n
-        last = tl.atomic_add(counter, 1, sem="acq_rel") == PARTS - 1
-        if last:
-            acc = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
-            for other in range(PARTS):
-                at = partial + other * T * N + where
-                acc += tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
-            tl.store(counter, 0)  # ready for the next product
+        acc, last = add_up(acc, partial, where, mask, T * N, counter, part, PARTS)
     if last:
         if BIAS:
             acc += tl.load(bias + n, mask=n_mask, other=0.0).to(tl.float32)[:, None]
@@ -148,7 +144,18 @@ def _w4a16_product(
 
 
 @triton.jit
-def _w4a16_unpack(packed, scales, zeros, out, N, K, GROUP: tl.constexpr, BLOCK_N: tl.constexpr):
+def _w4a16_unpack(
+    packed,
+    scales,
+    zeros,
+    out,
+    N,
+    K,
+    GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    take_over(OVERLAP)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     group = tl.program_id(1)
     j = tl.arange(0, GROUP // 2)
@@ -220,6 +227,7 @@ def product(
         DTYPE=dtype,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        **launch_options(x.device),
     )
     return out
 
@@ -232,6 +240,10 @@ def dequantise(
     out = torch.empty((outputs, inputs), dtype=dtype, device=packed.device)
     kernel: Any = _w4a16_unpack
     kernel[(triton.cdiv(outputs, 32), inputs // group)](
-        packed, scales, zeros, out, outputs, inputs, GROUP=group, BLOCK_N=32
+        *(packed, scales, zeros, out),
+        *(outputs, inputs),
+        GROUP=group,
+        BLOCK_N=32,
+        **launch_options(packed.device),
     )
     return out

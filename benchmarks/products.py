@@ -1,0 +1,196 @@
+"""Products of a few tokens with the weights of a decode layer: ours beside the library's.
+
+    python -m benchmarks.products               under a minute on one GPU
+    python -m benchmarks.products --tune        many tiles too, for the kernel's rule of thumb
+
+Every product runs through so many copies of its weight that none is still in a cache when it is needed
+again. Beside each time the limit: the bytes of the weight at the speed of a copy. No time is written
+unless the product agrees with float64 up to rounding. `chain` is all products of a layer, one after the
+other, eight layers in one graph: there launches and the gaps between them count too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.results import Clock, Results, parser
+from benchmarks.shapes import SHAPES, TINY, Shape
+from benchmarks.timing import milliseconds
+from manyhands.evaluation.bench import copy_bandwidth
+from manyhands.model.skinny import SkinnyLinear
+
+TOKENS = (1, 2, 4, 8, 16, 32, 64)
+NAMES = ("qkv", "o", "gate_up", "down", "head")
+_CACHE_BYTES = 3 << 26  # three times the second-level cache of an H200
+_CHAIN = 8  # layers
+Product = Callable[[nn.Module, Tensor], Tensor]
+
+
+class Measurement:
+    """One run of this benchmark."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.device = torch.device(arguments.device)
+        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.clock = Clock(arguments.minutes)
+        self.results = Results("products", arguments, self.clock)
+        self.speed = copy_bandwidth(self.device)
+        self.results.put(copy_bytes_per_second=round(self.speed), dtype=str(self.dtype))
+        names = ("qwen3-8b", "qwq-32b")
+        self.shapes = [TINY] if arguments.tiny else [SHAPES[name] for name in names]
+
+    def compare(self, shape: Shape) -> None:
+        """Every product, both ways."""
+        for name, layers in self.products(shape):
+            for tokens in TOKENS:
+                x = torch.randn(tokens, layers[0].in_features, device=self.device, dtype=self.dtype)
+                ways: dict[str, Product] = {
+                    "library": nn.Linear.forward,
+                    "ours": SkinnyLinear.forward,
+                }
+                facts = {"model": shape.title, "product": name, "tokens": tokens}
+                if (error := deviation(layers[0], x)) > tolerance(self.dtype):
+                    self.results.add("red", **facts, error=error)
+                    continue
+                times = {way: self.time(layers, x, call) for way, call in ways.items()}
+                limit = 1e3 * layers[0].weight.nbytes / self.speed
+                us = {f"{way}_us": round(1e3 * ms, 2) for way, ms in times.items()}
+                self.results.add(
+                    "products", **facts, **us, limit_us=round(1e3 * limit, 2), error=error
+                )
+                self.clock.say(f"{shape.title} {name} {tokens}: {us}, limit {1e3 * limit:.1f}")
+
+    def chain(self, shape: Shape) -> None:
+        """All products of some layers in one graph."""
+        sizes = shape.products()[:4]
+        layers = [
+            self.layer(*size) for _ in range(2 if self.arguments.tiny else _CHAIN) for size in sizes
+        ]
+        limit = 1e6 * sum(layer.weight.nbytes for layer in layers) / self.speed
+        for tokens in TOKENS:
+            xs = {
+                inputs: torch.randn(tokens, inputs, device=self.device, dtype=self.dtype)
+                for inputs, _ in sizes
+            }
+            facts: dict[str, Any] = {"model": shape.title, "tokens": tokens}
+            for way, call in (("library", nn.Linear.forward), ("ours", SkinnyLinear.forward)):
+
+                def work(call: Product = call, xs: dict[int, Tensor] = xs) -> None:
+                    for layer in layers:
+                        call(layer, xs[layer.in_features])
+
+                with torch.inference_mode():
+                    ms = milliseconds(work, self.device)
+                facts[f"{way}_us"] = round(1e3 * ms * len(sizes) / len(layers), 2)
+            facts["limit_us"] = round(limit * len(sizes) / len(layers), 2)
+            self.results.add("chain", **facts)
+            self.clock.say(f"a layer of {shape.title}: {facts}")
+
+    def tune(self, shape: Shape) -> None:
+        """The kernel with many tiles; the best for each product and number of tokens."""
+        from manyhands.model.kernels.skinny import Tiles, choose_tiles, product
+
+        grid = [
+            Tiles(outputs, inputs, parts, warps, stages, ahead)
+            for (outputs, inputs, warps, stages), parts, ahead in itertools.product(
+                GRID, (1, 2, 4, 8), (0, 4)
+            )
+        ]
+        for name, layers in self.products(shape):
+            for tokens in (1, 4, 16, 64):
+                x = torch.randn(tokens, layers[0].in_features, device=self.device, dtype=self.dtype)
+                programs = layers[0].out_features // 64
+                timed = []
+                for tiles in grid:
+                    if programs * tiles.parts > 4000 and tiles.parts > 1:
+                        continue
+
+                    def call(layer: Any, x: Tensor, tiles: Tiles = tiles) -> Tensor:
+                        return product(x, layer.weight, layer.bias, layer.arrived, tiles=tiles)
+
+                    try:
+                        timed.append((self.time(layers, x, call), tiles))
+                    except Exception as error:  # too much shared memory: the next one may fit
+                        self.clock.say(f"{tiles}: {str(error)[:80]}")
+                timed.sort(key=lambda pair: pair[0])
+                chosen = choose_tiles(layers[0].out_features, layers[0].in_features, self.device)
+                best = [(round(1e3 * ms, 2), str(tiles)) for ms, tiles in timed[:5]]
+                ours = next((round(1e3 * ms, 2) for ms, tiles in timed if tiles == chosen), None)
+                facts = {"model": shape.title, "product": name, "tokens": tokens}
+                self.results.add("tiles", **facts, best=best, chosen=str(chosen), chosen_us=ours)
+                self.clock.say(f"{facts}: {best[:3]}, chosen {ours}")
+
+    def products(self, shape: Shape) -> Iterator[tuple[str, list[Any]]]:
+        """Name and copies of every product."""
+        sizes = [*shape.products()[:4], shape.products()[-1]]
+        for name, size in zip(NAMES, sizes, strict=True):
+            layers = [self.layer(*size)]
+            small = 1 << 12 if self.arguments.tiny else _CACHE_BYTES
+            while len(layers) * layers[0].weight.nbytes < small:
+                layers.append(self.layer(*size))
+            yield name, layers
+
+    def layer(self, inputs: int, outputs: int) -> Any:
+        """A layer with random weights."""
+        plain = nn.Linear(inputs, outputs, bias=False, device=self.device, dtype=self.dtype)
+        plain.weight.data.normal_(std=inputs**-0.5)
+        return SkinnyLinear.of(plain)
+
+    def time(self, layers: list[Any], x: Tensor, call: Product) -> float:
+        """Milliseconds of one product."""
+        with torch.inference_mode():
+            return milliseconds(lambda: [call(layer, x) for layer in layers], self.device) / len(
+                layers
+            )
+
+
+# Outputs, inputs, warps, stages.
+GRID = (
+    (16, 256, 1, 4),
+    (16, 512, 2, 4),
+    (32, 128, 2, 5),
+    (32, 256, 4, 4),
+    (64, 64, 4, 6),
+    (64, 128, 4, 3),
+    (64, 128, 4, 4),
+    (64, 128, 4, 6),
+    (64, 256, 4, 3),
+    (128, 64, 4, 6),
+    (128, 128, 8, 4),
+)
+
+
+@torch.inference_mode()
+def deviation(layer: Any, x: Tensor) -> float:
+    """The worst output against float64, in units of the outputs' spread."""
+    exact = x.double() @ layer.weight[:4096].double().t()
+    return float((layer(x)[:, :4096].double() - exact).abs().max() / exact.std())
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Outputs are rounded once; the largest is some four or five spreads away from 0."""
+    return 6 * torch.finfo(dtype).eps
+
+
+def main(words: list[str] | None = None) -> None:
+    """Measure."""
+    options = parser(__doc__, minutes=3.0)
+    options.add_argument("--tune", action="store_true", help="try many tiles")
+    arguments = options.parse_args(words)
+    measurement = Measurement(arguments)
+    for shape in measurement.shapes:
+        measurement.compare(shape)
+        measurement.chain(shape)
+        if arguments.tune:
+            measurement.tune(shape)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Kernels that begin before the launch in front has ended (programmatic dependent launch, from Hopper on).
+
+From the end of one kernel to the beginning of the next a GPU does nothing for about a microsecond, even
+inside a CUDA graph, and then every program first waits for memory. A decode pass is some five hundred
+launches, so both add up. A kernel launched to overlap is brought in while the one in front still runs,
+and all kernels here keep three rules:
+
+    before `take_over`   only what no kernel of the pass writes is read: weights, and the plan's integers
+    `take_over`          waits until the launch in front is over, and lets the next one come in
+    by all programs      also by those with nothing to do: who leaves early promises too much
+
+Since a launch lets the next one in only after its own wait, what a kernel reads before its wait was
+written at least two launches ago. `prefetch` asks for bytes that will be needed; in the second-level
+cache, where all writes meet, they cannot be outdated.
+"""
+
+# Kernels are written in Triton's language, which has no types of Python's.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+_FIRST = (9, 0)  # compute capability
+
+
+@triton.jit
+def take_over(OVERLAP: tl.constexpr):
+    """Wait for the launch in front; from here on the next one may come in."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def prefetch(pointers, count):
+    """Begin to bring `count` numbers from each of these aligned places near, whole 16 bytes of them."""
+    BYTES: tl.constexpr = pointers.dtype.element_ty.primitive_bitwidth // 8
+    places = pointers.to(tl.int64)
+    num_bytes = (tl.zeros_like(places) + count * BYTES // 16 * 16).to(tl.int32)
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
+        "=r,l,r",
+        [places, num_bytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+def launch_options(device: torch.device, *, overlap: bool = True) -> dict[str, Any]:
+    """Arguments of a launch whose kernel has an OVERLAP and calls `take_over`.
+
+    With `overlap` false it begins when all in front of it has ended: where it waits for two streams.
+    Joining a product and a sum is asked for outright, because Triton's default is about to change.
+    """
+    if not _can_overlap(device):
+        return {"OVERLAP": False, "enable_fp_fusion": True}
+    return {"OVERLAP": True, "launch_pdl": overlap, "enable_fp_fusion": True}
+
+
+@functools.cache
+def _can_overlap(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FIRST

@@ -1,0 +1,192 @@
+"""Products of a few tokens with an ordinary weight: x [T, K] times w [N, K] transposed.
+
+Reading the weight is all that takes time, so this kernel is made to read: the weight is the *left*
+operand of the tensor cores, where a handful of tokens fills the narrow side of a tile; there are more
+programs than processors, each with several pieces of the weight on their way; and the first pieces
+are asked for while the launch in front still runs (`attention/kernels/overlap.py`). Library kernels
+read at nine tenths of the speed of a copy, begin late and may need a second launch to add up parts.
+
+Where few tiles of outputs would leave processors idle, the inputs are split into parts; the last program
+to arrive adds up all of them, in their order, so that results repeat. A token's result does not depend on
+which tokens are beside it, as long as they are few enough for one tile.
+
+Two halves of one product can go through an activation at once: `gated` is act(gate) * up, rounded where
+the modelling code rounds.
+
+    T  tokens      N  outputs      K  inputs      F  width inside the MLP
+"""
+
+# Kernels are written in Triton's language, which has no types of Python's.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from manyhands.attention.kernels.overlap import launch_options, prefetch, take_over
+from manyhands.model import kernels
+from manyhands.model.kernels.gated import ACTIVATIONS, activated
+from manyhands.model.kernels.split import add_up
+
+MOST_TOKENS = 64
+_DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the work is cut: outputs and inputs of a tile, parts of all inputs, warps, stages.
+
+    `ahead` tiles of a program's share of the weight are asked for before its turn comes.
+    """
+
+    outputs: int = 64
+    inputs: int = 128
+    parts: int = 1
+    warps: int = 4
+    stages: int = 4
+    ahead: int = 4
+
+
+@triton.jit
+def _skinny(
+    x,
+    weight,
+    bias,
+    out,
+    partial,
+    arrived,
+    T,
+    N,
+    K,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATED: tl.constexpr,
+    ACT: tl.constexpr,
+    EVEN: tl.constexpr,  # whole tiles of inputs
+    DOT: tl.constexpr,  # the dtype that products are made in
+    AHEAD: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Program (tile of outputs, part of the inputs). GATED: N is F, and rows F + n are beside rows n."""
+    tile, part = tl.program_id(0), tl.program_id(1)
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    t = tl.arange(0, BLOCK_T)
+    k = tl.arange(0, BLOCK_K)
+    is_n, is_t = n < N, t < T
+    share = tl.cdiv(tl.cdiv(K, BLOCK_K), PARTS) * BLOCK_K
+    start = part * share
+    end = tl.minimum(start + share, K)
+    row = weight + tl.minimum(n, N - 1).to(tl.int64) * K  # outputs to spare repeat the last one
+    if OVERLAP:
+        soon = tl.maximum(tl.minimum(AHEAD * BLOCK_K, end - start), 0)
+        prefetch(row + start, soon)
+        if GATED:
+            prefetch(row + N.to(tl.int64) * K + start, soon)
+    take_over(OVERLAP)
+
+    acc = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
+    acc_up = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
+    w_at = row[:, None] + k[None, :]
+    x_at = x + t[None, :] * K + k[:, None]
+    for at in range(start, end, BLOCK_K):
+        if EVEN:
+            w = tl.load(w_at + at, eviction_policy="evict_first")
+            v = tl.load(x_at + at, mask=is_t[None, :], other=0.0).to(DOT)
+        else:
+            is_k = at + k < end
+            w = tl.load(w_at + at, mask=is_k[None, :], other=0.0, eviction_policy="evict_first")
+            v = tl.load(x_at + at, mask=is_t[None, :] & is_k[:, None], other=0.0).to(DOT)
+        acc = tl.dot(w.to(DOT), v, acc, input_precision="ieee")
+        if GATED:
+            up_at = w_at + N.to(tl.int64) * K + at
+            if EVEN:
+                w = tl.load(up_at, eviction_policy="evict_first")
+            else:
+                w = tl.load(up_at, mask=is_k[None, :], other=0.0, eviction_policy="evict_first")
+            acc_up = tl.dot(w.to(DOT), v, acc_up, input_precision="ieee")
+
+    is_out = is_n[:, None] & is_t[None, :]
+    where = t[None, :] * N + n[:, None]
+    last = True
+    if PARTS > 1:
+        size = T * N
+        if GATED:
+            tl.store(partial + (PARTS + part) * size + where, acc_up, mask=is_out)
+        acc, last = add_up(acc, partial, where, is_out, size, arrived + tile, part, PARTS)
+        if GATED and last:
+            acc_up = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
+            for other in range(PARTS, 2 * PARTS):
+                half = partial + other * size + where
+                acc_up += tl.load(half, mask=is_out, other=0.0, cache_modifier=".cg")
+    if last:
+        DTYPE: tl.constexpr = out.dtype.element_ty
+        if BIAS:
+            acc += tl.load(bias + n, mask=is_n, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            if BIAS:
+                acc_up += tl.load(bias + N + n, mask=is_n, other=0.0).to(tl.float32)[:, None]
+            gate, up = acc.to(DTYPE).to(tl.float32), acc_up.to(DTYPE).to(tl.float32)
+            acc = activated(gate, ACT).to(DTYPE).to(tl.float32) * up
+        tl.store(out + where, acc.to(DTYPE), mask=is_out)
+
+
+def choose_tiles(outputs: int, inputs: int, device: torch.device) -> Tiles:
+    """Tiles that fill the processors a few times over; inputs are split where outputs are few."""
+    tiles = triton.cdiv(outputs, 64)
+    wanted = 4 * kernels.num_processors(device)
+    parts = 1
+    while parts < 16 and tiles * parts * 2 <= wanted and inputs // (parts * 2) >= 512:
+        parts *= 2
+    return Tiles(parts=parts)
+
+
+def product(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    arrived: Tensor,
+    activation: str | None = None,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """X [T, K], weight [N, K], bias [N] -> [T, N], for up to 64 tokens.
+
+    With an `activation` the weight is [2 F, K], gates first, and the result act(gate) * up [T, F].
+    `arrived` are integers of 0, as many as there are tiles of outputs; they are 0 again afterwards.
+    """
+    x = x.contiguous()
+    tokens, inputs = x.shape
+    outputs = weight.shape[0] // (1 if activation is None else 2)
+    out = torch.empty((tokens, outputs), dtype=x.dtype, device=x.device)
+    if not tokens:
+        return out
+    tiles = tiles or choose_tiles(weight.shape[0], inputs, x.device)
+    shape = (tiles.parts, tokens, weight.shape[0]) if tiles.parts > 1 else (1,)
+    partial = torch.empty(shape, dtype=torch.float32, device=x.device)
+    kernel: Any = _skinny
+    kernel[(triton.cdiv(outputs, tiles.outputs), tiles.parts)](
+        *(x, weight, x if bias is None else bias, out, partial, arrived),
+        *(tokens, outputs, inputs),
+        BLOCK_N=tiles.outputs,
+        BLOCK_K=tiles.inputs,
+        BLOCK_T=max(16, triton.next_power_of_2(tokens)),
+        PARTS=tiles.parts,
+        BIAS=bias is not None,
+        GATED=activation is not None,
+        ACT=0 if activation is None else ACTIVATIONS[activation],
+        EVEN=inputs % tiles.inputs == 0,
+        DOT=tl.float32 if triton.knobs.runtime.interpret else _DOT[x.dtype],
+        AHEAD=tiles.ahead,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+        **launch_options(x.device),
+    )
+    return out

@@ -1,0 +1,68 @@
+"""A linear layer that reads its weight at full speed when few tokens come.
+
+The weight stays what it was; only who multiplies changes. Up to 64 tokens on a CUDA device, in bfloat16
+or float16, our own kernel does (`kernels/skinny.py`); everything else goes the way it always went.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from manyhands.model import kernels
+
+_ALIGNED = 8  # numbers: rows of a weight begin at multiples of 16 bytes
+_SMALLEST_TILE = 16  # outputs
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+class SkinnyLinear(nn.Linear):
+    """A linear layer [N, K] with a faster way for few tokens."""
+
+    arrived: Tensor  # zeros for the kernel, see there
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> Self:
+        """The same layer: it holds the very parameters of `linear`."""
+        own = cls(1, 1, bias=False, device="meta")
+        own.in_features, own.out_features = linear.in_features, linear.out_features
+        own.weight, own.bias = linear.weight, linear.bias
+        tiles = linear.out_features // _SMALLEST_TILE + 1
+        zeros = torch.zeros(tiles, dtype=torch.int32, device=linear.weight.device)
+        own.register_buffer("arrived", zeros, persistent=False)
+        return own
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X [..., K] -> [..., N]."""
+        return self._skinny(x, None) if self._is_for(x) else super().forward(x)
+
+    def gated(self, x: Tensor, activation: str) -> Tensor | None:
+        """act(gate) * up [..., N / 2] of x [..., K], gates first; None if that takes another way."""
+        return self._skinny(x, activation) if self._is_for(x) else None
+
+    def _is_for(self, x: Tensor) -> bool:
+        if x.dtype not in _DTYPES or x.dtype != self.weight.dtype or not kernels.usable(x):
+            return False
+        from manyhands.model.kernels.skinny import MOST_TOKENS
+
+        return x.numel() <= MOST_TOKENS * self.in_features
+
+    def _skinny(self, x: Tensor, activation: str | None) -> Tensor:
+        from manyhands.model.kernels.skinny import product
+
+        rows = x.reshape(-1, self.in_features)
+        out = product(rows, self.weight, self.bias, self.arrived, activation)
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def swap_linears(model: nn.Module) -> int:
+    """Replace every ordinary linear layer whose rows are aligned; how many those are."""
+    count = 0
+    for holder in list(model.modules()):
+        for name, child in list(holder.named_children()):
+            if type(child) is nn.Linear and child.in_features % _ALIGNED == 0:
+                setattr(holder, name, SkinnyLinear.of(child))
+                count += 1
+    return count

@@ -1,0 +1,130 @@
+"""Every kernel compiled for a GPU on a machine that has none.
+
+    python -m tests.compiled 90        compute capability 9.0: Hopper
+
+The functions that launch kernels are called as ever, with tensors on the CPU; a driver that has no device
+stands in for Triton's, and launching is left out. One line of JSON per kernel says what its machine code
+holds. Runs in a process of its own, because Triton decides on import whether it interprets.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from manyhands.attention.attend import LayerCall
+from manyhands.attention.kernels import overlap
+from manyhands.attention.rotary import Rope
+from manyhands.attention.triton_backend import TritonBackend
+from manyhands.attention.work import Tiling
+from manyhands.cache.block import Block
+from manyhands.cache.pages import PagePool
+from manyhands.cache.planner import Planner
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.model.kernels import gated, norms, rows, skinny, w4a16
+from manyhands.model.w4a16 import Int4Linear
+
+CPU, DTYPE = torch.device("cpu"), torch.bfloat16
+HEADS, KV_HEADS, DIM, PAGE = 8, 2, 64, 64
+
+
+class NoDevice:
+    """As much of a driver as compiling asks for."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        """What to compile for."""
+        return self.target
+
+    def get_current_device(self) -> int:
+        """Any number."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """Any number."""
+        return device
+
+
+def compile_only(capability: int) -> None:
+    """From here on launches compile, report and do nothing else."""
+    driver.set_active(NoDevice(capability))
+    run: Any = JITFunction.run
+
+    def compiled(self: Any, *args: Any, **options: Any) -> Any:
+        kernel = run(self, *args, **options | {"warmup": True})
+        code = kernel.asm["ptx"]
+        report = {
+            "kernel": self.__name__,
+            "waits": code.count("griddepcontrol.wait"),
+            "lets_in": code.count("griddepcontrol.launch_dependents"),
+            "prefetches": code.count("prefetch.L2"),
+            "tensor_cores": "wgmma" in code or "mma.sync" in code,
+            "shared_memory": kernel.metadata.shared,
+        }
+        print(json.dumps(report), flush=True)
+        return kernel
+
+    JITFunction.run = compiled  # type: ignore[method-assign]
+    overlap._can_overlap = lambda device: capability >= 90  # type: ignore[assignment]
+
+
+def zeros(*shape: int) -> torch.Tensor:
+    """Contents are nobody's business here."""
+    return torch.zeros(*shape, dtype=DTYPE)
+
+
+def products(capability: int) -> None:
+    """What stands between attention and attention; float8 only where it is multiplied."""
+    norms.join(zeros(2, 256), zeros(2, 256), (zeros(256), 1e-6), (zeros(256), 1e-6), 0)
+    norms.norm_heads(zeros(2, 256), (zeros(64), 1e-6), (zeros(64), 1e-6), 2, 1, 0)
+    gated.gated(zeros(2, 512), "silu")
+    if capability >= 90:
+        rows.quantise_rows(zeros(2, 256), torch.float8_e4m3fn)
+    arrived = torch.zeros(8, dtype=torch.int32)
+    skinny.product(zeros(2, 256), zeros(192, 256), zeros(192), arrived)
+    skinny.product(
+        zeros(2, 256), zeros(192, 256), None, arrived, "silu", skinny.Tiles(64, 64, parts=2)
+    )
+    layer = Int4Linear.from_weight(torch.randn(128, 256), None)
+    packed = (layer.packed, layer.scales, layer.zeros, None, layer.group, layer.arrived)
+    w4a16.product(zeros(2, 256), *packed, w4a16.Tiles(parts=2))
+    w4a16.dequantise(*packed[:3], layer.group, DTYPE)
+
+
+def attention() -> None:
+    """One layer of a team of two, and a prompt long enough for large tiles."""
+    tiling = Tiling(HEADS // KV_HEADS, KV_HEADS, 132, key_tile=64, large_rows=128)
+    backend = TritonBackend(HEADS, KV_HEADS, (DIM, DIM), DTYPE, CPU, tiling)
+    rope = Rope(torch.ones(DIM // 2), DIM, False)
+    planner = Planner(PagePool(64, PAGE))
+    history, desks = Block("history"), [Block("one"), Block("two")]
+    call = LayerCall(layer=0, scaling=0.1)
+    for step in (
+        Step([Row(View([history]), (1,) * 300)]),
+        Step([Row(View([history, desk]), (1,)) for desk in desks]),
+    ):
+        prepared = backend.prepare(planner.plan(step), CPU)
+        for row in step.rows:
+            row.view.own.tokens.extend(row.feed)
+        backend.interpreted = False
+        keys, values = zeros(64 * PAGE, KV_HEADS, DIM), zeros(64 * PAGE, KV_HEADS, DIM)
+        count = sum(len(row.feed) for row in step.rows)
+        k = zeros(count, KV_HEADS, DIM)
+        backend.append(k, k, keys, values, prepared, rope)
+        backend.attend(zeros(count, HEADS, DIM), keys, values, prepared, call, rope)
+
+
+if __name__ == "__main__":
+    wanted = int(sys.argv[1])
+    compile_only(wanted)
+    products(wanted)
+    attention()

@@ -1,0 +1,60 @@
+"""The kernels become machine code, also where no GPU can run it: what the interpreter cannot see.
+
+Inline assembly, launches that overlap and the memory a program needs exist only in compiled kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton exists for Linux alone")
+KERNELS = {
+    *("_join", "_heads", "_gated", "_quantise", "_skinny", "_w4a16_product", "_w4a16_unpack"),
+    *("append_kernel", "attend_kernel", "merge_kernel"),
+}
+PRODUCTS = {"_skinny", "_w4a16_product", "attend_kernel"}
+# Bytes that a program may have: 227 KB on Hopper, 99 KB on the smaller Ampere.
+MOST_SHARED = {90: 232448, 86: 101376}
+
+
+def compiled(capability: int, folder: Path) -> list[dict[str, Any]]:
+    """What every kernel's code holds."""
+    words = [sys.executable, "-W", "ignore", "-m", "tests.compiled", str(capability)]
+    place = {"TRITON_CACHE_DIR": str(folder), "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        words,
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, **place},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_for_hopper(tmp_path: Path) -> None:
+    """Every kernel waits for the launch in front and lets the next one in, exactly once."""
+    found = compiled(90, tmp_path)
+    assert {kernel["kernel"] for kernel in found} == KERNELS
+    for kernel in found:
+        assert kernel["waits"] == kernel["lets_in"] == 1, kernel
+        assert kernel["tensor_cores"] == (kernel["kernel"] in PRODUCTS), kernel
+        assert kernel["shared_memory"] <= MOST_SHARED[90], kernel
+    prefetching = {kernel["kernel"] for kernel in found if kernel["prefetches"]}
+    assert prefetching == {"_skinny", "attend_kernel"}
+
+
+def test_for_ampere(tmp_path: Path) -> None:
+    """Older devices know nothing of overlapping launches: none of it may be in the code."""
+    found = compiled(86, tmp_path)
+    assert {kernel["kernel"] for kernel in found} == KERNELS - {"_quantise"}
+    assert not any(kernel["waits"] + kernel["lets_in"] + kernel["prefetches"] for kernel in found)
+    assert all(kernel["tensor_cores"] == (kernel["kernel"] in PRODUCTS) for kernel in found)
