@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from manyhands.attention.kernels.overlap import take_over
-from manyhands.attention.kernels.pairs import pair_offsets
+from manyhands.attention.kernels.pairs import turned
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def append_kernel(
     INTERLEAVED: tl.constexpr,
     PAGE: tl.constexpr,
     HEADS: tl.constexpr,  # heads of one program
-    HALF: tl.constexpr,
+    HEAD: tl.constexpr,
     VALUE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -50,18 +50,12 @@ def append_kernel(
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     is_head = (head < NUM_HEADS)[:, None]
 
-    i = tl.arange(0, HALF)
-    first, second = pair_offsets(i, HEAD_DIM, ROTARY_DIM, INTERLEAVED)
-    is_pair = (i < HEAD_DIM // 2)[None, :]
+    e = tl.arange(0, HEAD)
     source = k + token.to(tl.int64) * k_token + head[:, None] * k_head
-    x = tl.load(source + first[None, :], mask=is_head & is_pair, other=0.0).to(tl.float32)
-    y = tl.load(source + second[None, :], mask=is_head & is_pair, other=0.0).to(tl.float32)
-    c = tl.load(cos + token * (HEAD_DIM // 2) + i, mask=i < HEAD_DIM // 2, other=1.0)[None, :]
-    s = tl.load(sin + token * (HEAD_DIM // 2) + i, mask=i < HEAD_DIM // 2, other=0.0)[None, :]
-    target = keys + (slot * NUM_HEADS + head[:, None]) * HEAD_DIM
-    dtype = keys.dtype.element_ty
-    tl.store(target + first[None, :], (x * c - y * s).to(dtype), mask=is_head & is_pair)
-    tl.store(target + second[None, :], (y * c + x * s).to(dtype), mask=is_head & is_pair)
+    turn = token * (HEAD_DIM // 2)
+    key = turned(source, e, is_head, cos + turn, sin + turn, HEAD_DIM, ROTARY_DIM, INTERLEAVED)
+    target = keys + (slot * NUM_HEADS + head[:, None]) * HEAD_DIM + e[None, :]
+    tl.store(target, key.to(keys.dtype.element_ty), mask=is_head & (e < HEAD_DIM)[None, :])
 
     d = tl.arange(0, VALUE)
     is_value = is_head & (d < VALUE_DIM)[None, :]

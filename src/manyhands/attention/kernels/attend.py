@@ -16,16 +16,15 @@ import triton
 import triton.language as tl
 
 from manyhands.attention.kernels.overlap import prefetch, take_over
-from manyhands.attention.kernels.pairs import pair_offsets
+from manyhands.attention.kernels.pairs import turned
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _scores(x, y, k1, k2, softcap, HAS_SOFTCAP: tl.constexpr):
-    """Scores of a tile in units of log 2, float32; the queries are scaled already."""
-    scores = tl.dot(x, tl.trans(k1), input_precision="ieee")
-    scores = tl.dot(y, tl.trans(k2), acc=scores, input_precision="ieee")
+def _scores(products, softcap, HAS_SOFTCAP: tl.constexpr):
+    """Scores in units of log 2, of products whose queries were scaled."""
+    scores = products
     if HAS_SOFTCAP:
         # tanh by exp: 1 - 2 / (e^2z + 1), which is right at both ends
         scores = softcap * (1 - 2 / (tl.exp2(scores / softcap * LOG2E * 2) + 1)) * LOG2E
@@ -57,6 +56,62 @@ def _slots(page, key, n, PAGE: tl.constexpr, KEYS: tl.constexpr):
 def _slots_of(pages, page_at, key, PAGE: tl.constexpr):
     """Slots of any keys of the strip, wherever they lie."""
     return tl.load(pages + page_at + key // PAGE).to(tl.int64) * PAGE + key % PAGE
+
+
+@triton.jit
+def _seen_by_all(
+    query,
+    keys,  # [1, D], of slot 0
+    values,
+    pages,
+    start,
+    end,
+    softcap,
+    summed,
+    is_dim,
+    is_value,
+    KEY_STRIDE: tl.constexpr,  # from slot to slot
+    VALUE_STRIDE: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """Attention to keys from `start` to `end`, at least one tile: largest score, sum, weighted values.
+
+    The order inside a turn lets tensor cores make the next tile's products while this one's softmax is
+    worked out: first the last tile's values, then the next one's products, then the softmax between
+    them. A page is looked up one turn before its keys are loaded, so that nothing waits for its number.
+    """
+    n = tl.arange(0, KEYS)
+    last_tile = end - KEYS
+    page = _page(pages, 0, start, n, end, PAGE, KEYS)
+    slot = _slots(page, start, n, PAGE, KEYS)[:, None]
+    page = _page(pages, 0, tl.minimum(start + KEYS, last_tile), n, end, PAGE, KEYS)
+    k = tl.load(keys + slot * KEY_STRIDE, mask=is_dim, other=0.0).to(DOT)
+    products = tl.dot(query, tl.trans(k), input_precision="ieee")
+    last_slot = slot
+    weights = tl.zeros(products.shape, dtype=DOT)
+    largest = tl.full([products.shape[0]], -1e30, dtype=tl.float32)
+    total = tl.zeros([products.shape[0]], dtype=tl.float32)
+    for key in range(start, end, KEYS):
+        v = tl.load(values + last_slot * VALUE_STRIDE, mask=is_value, other=0.0).to(DOT)
+        summed = tl.dot(weights, v, acc=summed, input_precision="ieee")
+        scores = _scores(products, softcap, HAS_SOFTCAP)
+        last_slot = slot
+        slot = _slots(page, tl.minimum(key + KEYS, last_tile), n, PAGE, KEYS)[:, None]
+        page = _page(pages, 0, tl.minimum(key + 2 * KEYS, last_tile), n, end, PAGE, KEYS)
+        k = tl.load(keys + slot * KEY_STRIDE, mask=is_dim, other=0.0).to(DOT)
+        products = tl.dot(query, tl.trans(k), input_precision="ieee")
+        new = tl.maximum(largest, tl.max(scores, 1))
+        likely = tl.exp2(scores - new[:, None])
+        kept = tl.exp2(largest - new)
+        total = total * kept + tl.sum(likely, 1)
+        summed *= kept[:, None]
+        weights = likely.to(DOT)
+        largest = new
+    v = tl.load(values + last_slot * VALUE_STRIDE, mask=is_value, other=0.0).to(DOT)
+    return largest, total, tl.dot(weights, v, acc=summed, input_precision="ieee")
 
 
 @triton.jit
@@ -94,7 +149,7 @@ def attend_kernel(
     DOT: tl.constexpr,  # the dtype that products are made in
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    HALF: tl.constexpr,
+    HEAD: tl.constexpr,
     VALUE: tl.constexpr,
     AHEAD: tl.constexpr,  # tiles of keys and values asked for while the launch in front still runs
     OVERLAP: tl.constexpr,
@@ -137,47 +192,45 @@ def attend_kernel(
     if count == 0:
         return
 
-    i = tl.arange(0, HALF)
-    first, second = pair_offsets(i, HEAD_DIM, ROTARY_DIM, INTERLEAVED)
-    is_pair = (i < HEAD_DIM // 2)[None, :]
+    e = tl.arange(0, HEAD)
+    is_dim = (e < HEAD_DIM)[None, :]
     source = q + token.to(tl.int64)[:, None] * q_token + head[:, None] * q_head
-    x = tl.load(source + first[None, :], mask=is_pair, other=0.0).to(tl.float32)
-    y = tl.load(source + second[None, :], mask=is_pair, other=0.0).to(tl.float32)
-    turn = entry.to(tl.int64)[:, None] * (HEAD_DIM // 2) + i[None, :]
+    turn = entry.to(tl.int64)[:, None] * (HEAD_DIM // 2)
+    query = turned(
+        source, e, is_row[:, None], cos + turn, sin + turn, HEAD_DIM, ROTARY_DIM, INTERLEAVED
+    )
     if not HAS_SOFTCAP:
         scaling *= LOG2E
-    c = tl.load(cos + turn, mask=is_pair, other=1.0) * scaling
-    s = tl.load(sin + turn, mask=is_pair, other=0.0) * scaling
     # rounded as memory rounds its keys
-    dtype = q.dtype.element_ty
-    x, y = (x * c - y * s).to(dtype).to(DOT), (y * c + x * s).to(dtype).to(DOT)
+    query = (query * scaling).to(q.dtype.element_ty).to(DOT)
 
     d = tl.arange(0, VALUE)
+    is_value = (d < VALUE_DIM)[None, :]
     largest = tl.full([ROWS], -1e30, dtype=tl.float32)
     total = tl.zeros([ROWS], dtype=tl.float32)
     summed = tl.zeros([ROWS, VALUE], dtype=tl.float32)
 
     if SPLIT:
         # Enough arithmetic that masks would cost: first the tiles that every row sees all of ...
-        page = _page(
-            pages, page_at, tl.where(all_start < all_end, all_start, key_start), n, end, PAGE, KEYS
-        )
-        for key in range(all_start, all_end, KEYS):
-            slot = _slots(page, key, n, PAGE, KEYS)
-            # Looked up one turn ahead: keys are loaded without waiting for their page's number.
-            page = _page(pages, page_at, tl.minimum(key + KEYS, all_end - KEYS), n, end, PAGE, KEYS)
-            at = keys + (slot[:, None] * NUM_KV_HEADS + kv_head) * HEAD_DIM
-            k1 = tl.load(at + first[None, :], mask=is_pair, other=0.0).to(DOT)
-            k2 = tl.load(at + second[None, :], mask=is_pair, other=0.0).to(DOT)
-            at = values + (slot[:, None] * NUM_KV_HEADS + kv_head) * VALUE_DIM
-            v = tl.load(at + d[None, :], mask=(d < VALUE_DIM)[None, :], other=0.0).to(DOT)
-            scores = _scores(x, y, k1, k2, softcap, HAS_SOFTCAP)
-            new = tl.maximum(largest, tl.max(scores, 1))
-            weights = tl.exp2(scores - new[:, None])
-            kept = tl.exp2(largest - new)
-            total = total * kept + tl.sum(weights, 1)
-            summed = tl.dot(weights.to(DOT), v, acc=summed * kept[:, None], input_precision="ieee")
-            largest = new
+        if all_start < all_end:
+            largest, total, summed = _seen_by_all(
+                query,
+                keys + kv_head * HEAD_DIM + e[None, :],
+                values + kv_head * VALUE_DIM + d[None, :],
+                pages + page_at,
+                all_start,
+                all_end,
+                softcap,
+                summed,
+                is_dim,
+                is_value,
+                NUM_KV_HEADS * HEAD_DIM,
+                NUM_KV_HEADS * VALUE_DIM,
+                HAS_SOFTCAP,
+                PAGE,
+                KEYS,
+                DOT,
+            )
         # ... then those before and behind them.
         num_before = tl.maximum((tl.minimum(all_start, end) - start + KEYS - 1) // KEYS, 0)
         num_behind = tl.where(all_start < end, (end - all_end + KEYS - 1) // KEYS, 0)
@@ -198,13 +251,13 @@ def attend_kernel(
         next_key = tl.where(next_tile < num_before, start + next_tile * KEYS, behind)
         edge = _page(pages, page_at, next_key, n, end, PAGE, KEYS)
         is_key = (key + n) < end
-        at = keys + (slot[:, None] * NUM_KV_HEADS + kv_head) * HEAD_DIM
-        k1 = tl.load(at + first[None, :], mask=is_pair & is_key[:, None], other=0.0).to(DOT)
-        k2 = tl.load(at + second[None, :], mask=is_pair & is_key[:, None], other=0.0).to(DOT)
-        at = values + (slot[:, None] * NUM_KV_HEADS + kv_head) * VALUE_DIM
-        seen_value = (d < VALUE_DIM)[None, :] & is_key[:, None]
-        v = tl.load(at + d[None, :], mask=seen_value, other=0.0).to(DOT)
-        scores = _scores(x, y, k1, k2, softcap, HAS_SOFTCAP)
+        at = slot[:, None] * NUM_KV_HEADS + kv_head
+        seen_key = is_dim & is_key[:, None]
+        k = tl.load(keys + at * HEAD_DIM + e[None, :], mask=seen_key, other=0.0).to(DOT)
+        seen_value = is_value & is_key[:, None]
+        v = tl.load(values + at * VALUE_DIM + d[None, :], mask=seen_value, other=0.0).to(DOT)
+        products = tl.dot(query, tl.trans(k), input_precision="ieee")
+        scores = _scores(products, softcap, HAS_SOFTCAP)
         index = (key + n)[None, :]
         seen = (index >= low[:, None]) & (index < last[:, None]) & is_key[None, :]
         scores = tl.where(seen, scores, -1e30)

@@ -1,9 +1,8 @@
-"""Which dims of a head turn together, as two lists of offsets.
+"""Which dims of a head turn together.
 
-Rotary embedding turns pairs of dims. The kernels hold a head as two halves, the first and the second
-of every pair, so that a rotation is two multiplications and a score is the sum of two products. The
-order of the pairs does not matter to a score as long as queries and keys use the same. Dims that do not
-turn are paired up behind those that do, and turn by an angle of 0.
+Rotary embedding turns pairs of dims: with angle a, (x, y) becomes (x cos a - y sin a, y cos a + x sin a).
+Which dims are a pair differs: neighbours, or one from each half of the dims that turn. Every dim needs to
+know its pair, whose cosine and sine it takes, the other dim of the pair, and the sign of the sine.
 """
 
 from __future__ import annotations
@@ -13,17 +12,40 @@ import triton.language as tl
 
 
 @triton.jit
-def pair_offsets(i, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Offsets of the first and the second dim of pairs `i` (0 .. HEAD_DIM / 2)."""
-    if ROTARY_DIM == HEAD_DIM and not INTERLEAVED:
-        return i, i + HEAD_DIM // 2
-    turns = i < ROTARY_DIM // 2
-    rest = i + ROTARY_DIM // 2
+def paired(d, ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """For dims `d`: pair, other dim, sign of the sine; and whether they turn at all."""
+    turns = d < ROTARY_DIM
     if INTERLEAVED:
-        first, second = 2 * i, 2 * i + 1
+        pair, is_first = d // 2, d % 2 == 0
+        other = tl.where(is_first, d + 1, d - 1)
     else:
-        first, second = i, i + ROTARY_DIM // 2
-    return (
-        tl.where(turns, first, rest),
-        tl.where(turns, second, rest + (HEAD_DIM - ROTARY_DIM) // 2),
-    )
+        is_first = d < ROTARY_DIM // 2
+        pair = tl.where(is_first, d, d - ROTARY_DIM // 2)
+        other = tl.where(is_first, d + ROTARY_DIM // 2, d - ROTARY_DIM // 2)
+    sign = tl.where(is_first, -1.0, 1.0)
+    return tl.where(turns, pair, 0), tl.where(turns, other, d), sign, turns
+
+
+@triton.jit
+def turned(
+    source,
+    d,
+    mask,
+    cos,
+    sin,
+    HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):
+    """Heads at `source` [n, 1], turned by the angles at `cos` and `sin` [n, 1], as float32 [n, dims].
+
+    `d` [dims] may exceed the head: there the result is 0.
+    """
+    pair, other, sign, turns = paired(d, ROTARY_DIM, INTERLEAVED)
+    mask = mask & (d < HEAD_DIM)[None, :]
+    x = tl.load(source + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(source + other[None, :], mask=mask, other=0.0).to(tl.float32)
+    turning = mask & turns[None, :]
+    c = tl.load(cos + pair[None, :], mask=turning, other=1.0)
+    s = tl.load(sin + pair[None, :], mask=turning, other=0.0)
+    return x * c + y * (s * sign[None, :])
