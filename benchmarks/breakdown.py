@@ -1,9 +1,11 @@
 """Where a pass spends its time: attention, linear layers, the rest of the network, set-up, an idle device.
 
 On a GPU the profiler says when every kernel ran; kernels are told apart by their names. Where none ran the
-device had nothing to do: that is the host's whole cost, whatever the host did meanwhile. Kernels may run
-side by side, so the kinds can add up to more than the pass. Set-up (planning, and preparing the plan for the backend) is measured on the host, with
-a clock around the two calls; it hides behind the device or it does not, so it is no summand.
+device had nothing to do: that is the host's whole cost, whatever the host did meanwhile. A kernel may be
+brought in while the one in front still runs, and then waits for it: where several are there, the time
+belongs to the one that came first. Set-up (planning, and preparing the plan for the backend) is measured
+on the host, with a clock around the two calls; it hides behind the device or it does not, so it is no
+summand.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import re
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -59,25 +61,24 @@ def account(kernels: list[Kernel], ms: float, passes: int) -> dict[str, Any]:
     """What the kernels of so many passes say about one."""
     by_kind: dict[str, float] = defaultdict(float)
     by_name: dict[str, float] = defaultdict(float)
-    for kernel in kernels:
-        spent = 1e-3 * (kernel.end - kernel.start) / passes
+    for kernel, microseconds in charged(kernels):
+        spent = 1e-3 * microseconds / passes
         by_kind[kind_of(kernel.name)] += spent
         by_name[kernel.name] += spent
     most = sorted(by_name.items(), key=lambda item: -item[1])[:_NAMED_KERNELS]
     return {
         **{f"ms_{kind}": round(by_kind[kind], 4) for kind in ("attention", "linears", "rest")},
-        "ms_idle": round(ms - 1e-3 * covered(kernels) / passes, 4),
+        "ms_idle": round(ms - sum(by_kind.values()), 4),
         "kernels": [[name[:70], round(spent, 4)] for name, spent in most],
     }
 
 
-def covered(kernels: list[Kernel]) -> float:
-    """Microseconds in which at least one kernel ran."""
-    total, until = 0.0, float("-inf")
-    for kernel in sorted(kernels, key=lambda kernel: kernel.start):
-        total += max(0.0, kernel.end - max(kernel.start, until))
+def charged(kernels: Iterable[Kernel]) -> Iterator[tuple[Kernel, float]]:
+    """Every kernel, and the microseconds from when those in front of it were over until it was."""
+    until = float("-inf")
+    for kernel in sorted(kernels, key=lambda kernel: (kernel.start, kernel.end)):
+        yield kernel, max(0.0, kernel.end - max(kernel.start, until))
         until = max(until, kernel.end)
-    return total
 
 
 def kind_of(kernel: str) -> str:

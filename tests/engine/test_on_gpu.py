@@ -101,13 +101,14 @@ def test_the_bundled_team(dtype: str) -> None:
     assert sum(scores) / len(scores) > 0.95
 
 
-def test_dummy_weights_of_a_real_size(tmp_path: Path) -> None:
+def qwen3_8b(folder: Path, *, num_layers: int = 36) -> Engine:
+    """Its shape, with dummy weights."""
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "hidden_size": 4096,
         "intermediate_size": 12288,
-        "num_hidden_layers": 36,
+        "num_hidden_layers": num_layers,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "head_dim": 128,
@@ -116,11 +117,36 @@ def test_dummy_weights_of_a_real_size(tmp_path: Path) -> None:
         "rope_theta": 1000000.0,
         "dtype": "bfloat16",
     }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    engine = Engine.load(tmp_path, device="cuda", weights="dummy")
+    (folder / "config.json").write_text(json.dumps(config))
+    return Engine.load(folder, device="cuda", weights="dummy")
+
+
+def test_dummy_weights_of_a_real_size(tmp_path: Path) -> None:
+    engine = qwen3_8b(tmp_path)
     assert engine.adapter.dtype == torch.bfloat16
     assert engine.pool.num_slots > 100_000
     assert conversation(engine).isfinite().all()
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["launch by launch", "recorded"])
+def test_overlapping_launches_change_no_bit(
+    graphs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels are the same and only begin earlier: who reads too early gives other numbers."""
+    overlap = pytest.importorskip("manyhands.attention.kernels.overlap")
+    adapter = qwen3_8b(tmp_path, num_layers=6).adapter
+    seen = []
+    for on in (False, True):
+        monkeypatch.setattr(overlap, "_can_overlap", lambda device, on=on: on)
+        engine = Engine(adapter, memory_tokens=32768, graphs=graphs)
+        rng = random.Random(5)
+        prompt, desks = Block("prompt"), [Block() for _ in range(8)]
+        views = [View([prompt, *(d for d in desks if d is not own), own]) for own in desks]
+        rows = [[Row(View([prompt]), tuple(rng.choices(range(900), k=3000)))]]
+        rows += [[Row(v, (rng.randrange(900),)) for v in views[:n]] for n in (4, 8, 1) * 40]
+        rows += [[Row(v, (rng.randrange(900),)) for v in views[:4]] for _ in range(100)]
+        seen.append(torch.cat([engine.forward(Step(step)) for step in rows]))
+    assert torch.equal(*seen)
 
 
 # -- recorded passes -------------------------------------------------------------------------------
