@@ -189,3 +189,12 @@ def test_impossible_tokens_are_no_error(temperature: float) -> None:
 def test_choices_that_cannot_be(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         Choice(**wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CHOICES)
+def test_narrow_logits_are_taken_as_they_are(name: str, dtype: torch.dtype) -> None:
+    """Many of them are equal, so the order of equals shows."""
+    logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(1)).to(dtype)
+    choices = [replace(CHOICES[name], draw=draw) for draw in (0.1, 0.5, 0.9)]
+    assert choose(logits, choices) == choose(logits.float(), choices)

@@ -54,7 +54,7 @@ def choose(logits: Tensor, choices: Sequence[Choice], greedy: Tensor | None = No
         return Chosen(greedy)
     # -inf is a token that cannot be; NaN and +inf mean that the network is broken.
     sound = (logits < float("inf")).all()
-    scores = _permitted(logits.float(), choices)
+    scores = _permitted(logits, choices)
     tokens = scores.argmax(dim=-1)
     rows = [row for row, choice in enumerate(choices) if choice.temperature > 0]
     if rows:
@@ -75,7 +75,7 @@ def _checked(tokens_and_sound: list[int]) -> tuple[int, ...]:
 def _permitted(scores: Tensor, choices: Sequence[Choice]) -> Tensor:
     """Scores with every token that a row may not choose at minus infinity."""
     if any(choice.allowed is not None or choice.forbidden for choice in choices):
-        scores = scores.clone()  # float32 logits are still the caller's
+        scores = scores.clone()  # the logits are still the caller's
     for row, choice in enumerate(choices):
         if choice.allowed is not None:
             allowed = torch.tensor(sorted(choice.allowed), device=scores.device)
@@ -94,12 +94,12 @@ def _sample(scores: Tensor, choices: Sequence[Choice]) -> Tensor:
         values = [getattr(choice, name) for choice in choices]
         return torch.tensor(values, dtype=torch.float64, device=scores.device).unsqueeze(1)
 
-    # Measured from the likeliest, so that no temperature, however small, overflows; and equally likely
-    # tokens stand in the order of their ids, whoever else is in the pass.
-    scores = scores.double()
-    scores = (scores - scores.amax(dim=-1, keepdim=True)) / column("temperature")
+    # Sorted as they are: the fewer bits a score has, the faster. Equally likely tokens stand in the order
+    # of their ids, whoever else is in the pass.
     ordered, tokens = scores.sort(dim=-1, descending=True, stable=True)
-    weights = ordered.softmax(dim=-1)
+    # Measured from the likeliest, so that no temperature, however small, overflows.
+    ordered = ordered.double()
+    weights = ((ordered - ordered[:, :1]) / column("temperature")).softmax(dim=-1)
     rank = torch.arange(weights.shape[1], device=scores.device)
     top_k = column("top_k")
     kept = (
