@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from benchmarks.shapes import SHAPES, TINY, Shape
 from benchmarks.timing import linears_ms
 from manyhands.attention.attend import LayerCall
 from manyhands.cache.block import Block
-from manyhands.cache.step import Row, Step
+from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.evaluation.bench import (
@@ -44,6 +45,7 @@ from manyhands.evaluation.bench import (
 
 LENGTHS, WORKERS, DESK = (1024, 2048, 4096, 8192, 16384), (1, 2, 4, 8, 16), 128
 LOOKED_INTO = (1, 2, 4)  # team sizes whose passes are taken apart
+SAMPLED = Choice(temperature=0.6, top_p=0.95)  # what makers of reasoning models recommend
 
 
 class Decode:
@@ -148,6 +150,10 @@ class Decode:
         if workers in LOOKED_INTO:
             parts = breakdown(engine, views, times.ms, passes=min(10, self.passes))
             self.results.add("breakdown", **where, **parts)
+        if history.num_tokens == self.lengths[0]:
+            drawn = time_passes(engine, views, passes=self.passes, choice=SAMPLED)
+            ms = round(1e3 * statistics.median(drawn), 4)
+            self.results.add("sampled", **where, ms=ms, greedy_ms=times.ms)
 
     def _views(self, engine: Engine, history: Block, workers: int) -> list[View]:
         return views_of(seat(engine, history, workers, self.desk))

@@ -106,6 +106,23 @@ def _host(line: Result) -> str:
     return f"{sum(parts):.3f}" if parts else "none"
 
 
+def sampled() -> str:
+    """What choosing tokens by chance costs."""
+    rows = [
+        [
+            SHAPES[name].title,
+            str(line["workers"]),
+            f"{line['greedy_ms']:.2f}",
+            f"{line['ms']:.2f}",
+            f"{line['ms'] - line['greedy_ms']:.2f}",
+        ]
+        for name, found in results("decode")
+        for line in found.get("sampled", [])
+    ]
+    head = ["shapes", "workers", "greedy, ms", "sampled, ms", "more"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
 def start_up() -> str:
     """What is paid before the first of these passes."""
     rows = [
@@ -301,6 +318,7 @@ TABLES: dict[str, Callable[[], str]] = {
         decode_ms,
         decode_tokens,
         breakdown,
+        sampled,
         start_up,
         decode_peers,
         attention_teams,

@@ -12,10 +12,11 @@ the same question of the same numbers: workers against tokens already in the cac
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from manyhands.attention.rotary import Turns
 from manyhands.attention.store import Targets
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import Cast, combined
-from manyhands.cache.step import Row, Step
+from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.model.adapter import ModelAdapter
@@ -106,19 +107,29 @@ def tokens_in_use(views: Sequence[View]) -> int:
     return sum(block.num_tokens for block in {b for view in views for b in view.blocks})
 
 
-def writing(views: Sequence[View]) -> Strategy:
-    """A strategy that goes on for ever: one greedy token a row."""
+def writing(views: Sequence[View], choice: Choice = GREEDY) -> Strategy:
+    """A strategy that goes on for ever: one token a row, greedily if nothing else is asked for."""
     tokens: tuple[int, ...] | None = (0,) * len(views)
+    rng = random.Random(0)
     while True:
         assert tokens is not None, "a step is answered with tokens"
-        tokens = yield Step([Row(view, (t,)) for view, t in zip(views, tokens, strict=True)])
+        rows = []
+        for view, token in zip(views, tokens, strict=True):
+            drawn = choice if choice is GREEDY else replace(choice, draw=rng.random())
+            rows.append(Row(view, (token,), drawn))
+        tokens = yield Step(rows)
 
 
 def time_passes(
-    engine: Engine, views: Sequence[View], *, passes: int, warm_up: int = 3
+    engine: Engine,
+    views: Sequence[View],
+    *,
+    passes: int,
+    warm_up: int = 3,
+    choice: Choice = GREEDY,
 ) -> list[float]:
     """Seconds of each of `passes` decode steps, after some that are not counted."""
-    run = engine.submit(writing(views))
+    run = engine.submit(writing(views, choice))
     seconds = []
     try:
         for index in range(warm_up + passes):
