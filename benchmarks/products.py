@@ -98,10 +98,8 @@ class Measurement:
         from manyhands.model.kernels.skinny import Tiles, choose_tiles, product
 
         grid = [
-            Tiles(outputs, inputs, parts, warps, stages, ahead)
-            for (outputs, inputs, warps, stages), parts, ahead in itertools.product(
-                GRID, (1, 2, 4, 8), (0, 4)
-            )
+            Tiles(outputs, inputs, parts, warps, stages)
+            for (outputs, inputs, warps, stages), parts in itertools.product(GRID, (1, 2, 4, 8))
         ]
         for name, layers in self.products(shape):
             for tokens in (1, 4, 16, 64):
@@ -120,7 +118,7 @@ class Measurement:
                     except Exception as error:  # too much shared memory: the next one may fit
                         self.clock.say(f"{tiles}: {str(error)[:80]}")
                 timed.sort(key=lambda pair: pair[0])
-                chosen = choose_tiles(layers[0].out_features, layers[0].in_features, self.device)
+                chosen = choose_tiles(layers[0].out_features, self.device)
                 best = [(round(1e3 * ms, 2), str(tiles)) for ms, tiles in timed[:5]]
                 ours = next((round(1e3 * ms, 2) for ms, tiles in timed if tiles == chosen), None)
                 facts = {"model": shape.title, "product": name, "tokens": tokens}

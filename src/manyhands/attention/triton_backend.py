@@ -32,7 +32,6 @@ from manyhands.attention.work import ITEM_FIELDS, Tiling, cut
 from manyhands.cache.plan import Plan
 
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-_AHEAD = 2  # tiles of a small program's chunk that are asked for early
 _MOST_ROWS = 128  # query heads per key/value head that one tile can hold
 _LARGEST_HEAD = 256
 
@@ -43,6 +42,8 @@ class Launch:
 
     num_warps: int
     num_stages: int
+    keys: int | None = None
+    maxnreg: int | None = None
 
 
 class TritonBackend:
@@ -126,7 +127,7 @@ class TritonBackend:
             **_rotation(rope, head_dim),
             PAGE=prepared.page_size,
             HEADS=heads,
-            HEAD=triton.next_power_of_2(head_dim),
+            HALF=triton.next_power_of_2(head_dim // 2),
             VALUE=triton.next_power_of_2(v.shape[-1]),
             num_warps=2,
             **launch_options(k.device),
@@ -174,6 +175,12 @@ class TritonBackend:
             )
         return out
 
+    def _launch(self, launch: Launch, rows: int, programs: int) -> Launch:
+        if rows == 16 and programs > 8 * self.tiling.num_processors:
+            # So many small programs hide each other's waiting: the more at a time, the better.
+            return Launch(2, min(launch.num_stages, 2))
+        return launch
+
     def _attend_all(
         self,
         q: Tensor,
@@ -197,10 +204,8 @@ class TritonBackend:
 
         def start(items: Tensor, rows: int, launch: Launch) -> None:
             programs = len(items) // ITEM_FIELDS * self.num_kv_heads
-            if rows == 16 and programs > 8 * self.tiling.num_processors:
-                # So many small programs hide each other's waiting: the more at a time, the better.
-                launch = Launch(2, min(launch.num_stages, 2))
-            attend_kernel[(len(items) // ITEM_FIELDS, self.num_kv_heads)](
+            launch = self._launch(launch, rows, programs)
+            attend_kernel[(self.num_kv_heads, len(items) // ITEM_FIELDS)](
                 q,
                 keys,
                 values,
@@ -231,12 +236,12 @@ class TritonBackend:
                 SPLIT=rows > self.tiling.most_small_rows,
                 DOT=tl.float32 if self.interpreted else _DOT[q.dtype],
                 ROWS=rows,
-                KEYS=self.tiling.key_tile,
-                HEAD=max(16, triton.next_power_of_2(head_dim)),
+                KEYS=launch.keys or self.tiling.key_tile,
+                HALF=max(8, triton.next_power_of_2(head_dim // 2)),
                 VALUE=max(16, triton.next_power_of_2(value_dim)),
-                AHEAD=_AHEAD if rows <= self.tiling.most_small_rows else 0,
                 num_warps=launch.num_warps,
                 num_stages=launch.num_stages,
+                **({} if launch.maxnreg is None else {'maxnreg': launch.maxnreg}),
                 **launch_options(q.device, overlap=is_alone),
             )
 

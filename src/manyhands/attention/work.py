@@ -24,6 +24,9 @@ from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 
 ENDLESS = 1 << 30  # the end of a strip's last chunk: as far as the entries themselves reach
+_ALL = slice(None)
+_FIT = 1.0
+_HARDLY_MORE = 1.05
 ITEM_FIELDS = 6  # first entry, number of entries, first key, end of keys, first page, chunk
 
 
@@ -73,9 +76,12 @@ def cut(plan: Plan, tiling: Tiling) -> Work:
     sizes = [len(table) for table in plan.reads.pages]
     first_page = np.cumsum([0, *sizes])
     rows = np.diff(entries.strip_indptr) * tiling.group
+    keys = _keys(entries, entries.strip_indptr[:-1])[1]
     is_small = rows <= tiling.most_small_rows
-    most = int(rows[is_small].max(initial=0))
-    small_rows = _power_of_two(max(tiling.least_rows, tiling.group, most))
+    # A strip as short as one turn of the inner loop may as well be loaded several times.
+    if np.all(is_small | (keys <= tiling.key_tile)):
+        is_small[:] = True
+    small_rows = _small_rows(rows[is_small], keys[is_small], tiling)
     large_rows = _power_of_two(max(tiling.large_rows, tiling.group))
     small = _tiles(entries, is_small.nonzero()[0], small_rows // tiling.group, tiling)
     large = _tiles(entries, (~is_small).nonzero()[0], large_rows // tiling.group, tiling)
@@ -85,7 +91,7 @@ def cut(plan: Plan, tiling: Tiling) -> Work:
         (small, _small_chunk(small, tiling)),
         (large, _large_chunk(large, tiling)),
     ):
-        chunks = np.maximum(1, -(-tiles.num_keys // wanted))
+        chunks = _num_chunks(tiles, wanted, tiling)
         for_entries = np.repeat(chunks, tiles.count)
         num_chunks[_ranges(tiles.first, tiles.count)] = for_entries
         lists.append(_items(tiles, chunks, wanted, first_page))
@@ -127,18 +133,57 @@ def _tiles(entries: Entries, strips: Ints, most: int, tiling: Tiling) -> _Tiles:
         return _Tiles(strip, first, count, first, first)
     # Runs of entries need not touch each other (strips of the other kind lie between them).
     picked = _ranges(first, count)
-    at = np.cumsum(count) - count
-    low = np.minimum.reduceat(entries.low[picked], at)
+    start, num_keys = _keys(entries, np.cumsum(count) - count, picked)
+    is_cut = start % tiling.key_tile
+    return _Tiles(strip, first, count, start - is_cut, num_keys + is_cut)
+
+
+def _keys(entries: Entries, at: Ints, picked: Ints | slice = _ALL) -> tuple[Ints, Ints]:
+    """First key, and number of keys up to the last, that runs of entries see between them.
+
+    The runs stand one behind the other in `picked`, and begin there at `at`.
+    """
     reach = np.minimum(entries.high, entries.angle + 1)[picked]
-    start = low // tiling.key_tile * tiling.key_tile
-    return _Tiles(strip, first, count, start, np.maximum.reduceat(reach, at) - start)
+    start = np.minimum.reduceat(entries.low[picked], at)
+    return start, np.maximum.reduceat(reach, at) - start
+
+
+def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
+    """Rows of small tiles: as few as load hardly more keys than the most would.
+
+    Few rows make small programs, of which more run at once. A strip with more is loaded several times.
+    """
+    least = _power_of_two(max(tiling.least_rows, tiling.group))
+    most = max(least, tiling.most_small_rows)
+
+    def loaded(size: int) -> int:
+        return int((-(-rows // (size // tiling.group * tiling.group)) * keys).sum())
+
+    size = least
+    while size < most and loaded(size) > _HARDLY_MORE * loaded(most):
+        size *= 2
+    return size
+
+
+def _num_chunks(tiles: _Tiles, size: int, tiling: Tiling) -> Ints:
+    """Chunks of each tile. What is left over and fits one turn of the inner loop stays with the last."""
+    chunks: Ints = np.maximum(1, -(-(tiles.num_keys - tiling.key_tile) // size))
+    return chunks
 
 
 def _small_chunk(tiles: _Tiles, tiling: Tiling) -> int:
-    """Keys per chunk, so that all processors are busy loading."""
-    total = int(tiles.num_keys.sum()) * tiling.num_kv_heads
-    even = total / (tiling.num_processors * tiling.chunks_per_processor)
-    return max(tiling.least_chunk, _round_up(even, tiling.key_tile))
+    """Keys per chunk, so that all processors are busy loading, and if possible with nobody waiting.
+
+    Chunks of equal size would be more than find room at once, since every strip ends in a shorter one;
+    a little longer, they fit.
+    """
+    room = tiling.num_processors * tiling.chunks_per_processor / tiling.num_kv_heads
+    even = int(tiles.num_keys.sum()) / room
+    size = max(tiling.least_chunk, _round_up(even, tiling.key_tile))
+    for fitting in range(size, int(_FIT * size) + 1, tiling.key_tile):
+        if int(_num_chunks(tiles, fitting, tiling).sum()) <= room:
+            return fitting
+    return size
 
 
 def _large_chunk(tiles: _Tiles, tiling: Tiling) -> int:
@@ -159,6 +204,7 @@ def _items(tiles: _Tiles, num_chunks: Ints, size: int, first_page: Ints) -> Ints
     tile = np.repeat(np.arange(len(num_chunks)), num_chunks)
     start = tiles.start[tile] + chunk * size
     is_last = chunk == num_chunks[tile] - 1
+    order = np.argsort(-np.minimum(tiles.num_keys[tile] - chunk * size, size), kind="stable")
     columns = (
         tiles.first[tile],
         tiles.count[tile],
@@ -167,7 +213,7 @@ def _items(tiles: _Tiles, num_chunks: Ints, size: int, first_page: Ints) -> Ints
         first_page[tiles.strip[tile]],
         chunk,
     )
-    return np.stack(columns, axis=1).astype(np.int64).reshape(-1, ITEM_FIELDS)
+    return np.stack(columns, axis=1).astype(np.int64).reshape(-1, ITEM_FIELDS)[order]
 
 
 def _partials(token: Ints, num_chunks: Ints, num_tokens: int) -> tuple[Ints, Ints]:

@@ -1,6 +1,6 @@
 """A linear layer that reads its weight at full speed when few tokens come.
 
-The weight stays what it was; only who multiplies changes. Up to 64 tokens on a CUDA device, in bfloat16
+The weight stays what it was; only who multiplies changes. Up to 32 tokens on a CUDA device, in bfloat16
 or float16, our own kernel does (`kernels/skinny.py`); everything else goes the way it always went.
 """
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from manyhands.attention.kernels.overlap import take_over
-from manyhands.attention.kernels.pairs import turned
+from manyhands.attention.kernels.pairs import columns, turned
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def append_kernel(
     INTERLEAVED: tl.constexpr,
     PAGE: tl.constexpr,
     HEADS: tl.constexpr,  # heads of one program
-    HEAD: tl.constexpr,
+    HALF: tl.constexpr,
     VALUE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -50,12 +50,12 @@ def append_kernel(
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     is_head = (head < NUM_HEADS)[:, None]
 
-    e = tl.arange(0, HEAD)
     source = k + token.to(tl.int64) * k_token + head[:, None] * k_head
     turn = token * (HEAD_DIM // 2)
-    key = turned(source, e, is_head, cos + turn, sin + turn, HEAD_DIM, ROTARY_DIM, INTERLEAVED)
-    target = keys + (slot * NUM_HEADS + head[:, None]) * HEAD_DIM + e[None, :]
-    tl.store(target, key.to(keys.dtype.element_ty), mask=is_head & (e < HEAD_DIM)[None, :])
+    key = turned(source, is_head, cos + turn, sin + turn, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)
+    dim = columns(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)[None, :]
+    target = keys + (slot * NUM_HEADS + head[:, None]) * HEAD_DIM + dim
+    tl.store(target, key.to(keys.dtype.element_ty), mask=is_head & (dim < HEAD_DIM))
 
     d = tl.arange(0, VALUE)
     is_value = is_head & (d < VALUE_DIM)[None, :]

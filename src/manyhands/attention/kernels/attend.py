@@ -15,8 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from manyhands.attention.kernels.overlap import prefetch, take_over
-from manyhands.attention.kernels.pairs import turned
+from manyhands.attention.kernels.overlap import take_over
+from manyhands.attention.kernels.pairs import columns, turned
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -50,68 +50,6 @@ def _slots(page, key, n, PAGE: tl.constexpr, KEYS: tl.constexpr):
         return page.to(tl.int64) * PAGE + key % PAGE + n
     else:
         return page.to(tl.int64) * PAGE + (key + n) % PAGE
-
-
-@triton.jit
-def _slots_of(pages, page_at, key, PAGE: tl.constexpr):
-    """Slots of any keys of the strip, wherever they lie."""
-    return tl.load(pages + page_at + key // PAGE).to(tl.int64) * PAGE + key % PAGE
-
-
-@triton.jit
-def _seen_by_all(
-    query,
-    keys,  # [1, D], of slot 0
-    values,
-    pages,
-    start,
-    end,
-    softcap,
-    summed,
-    is_dim,
-    is_value,
-    KEY_STRIDE: tl.constexpr,  # from slot to slot
-    VALUE_STRIDE: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    PAGE: tl.constexpr,
-    KEYS: tl.constexpr,
-    DOT: tl.constexpr,
-):
-    """Attention to keys from `start` to `end`, at least one tile: largest score, sum, weighted values.
-
-    The order inside a turn lets tensor cores make the next tile's products while this one's softmax is
-    worked out: first the last tile's values, then the next one's products, then the softmax between
-    them. A page is looked up one turn before its keys are loaded, so that nothing waits for its number.
-    """
-    n = tl.arange(0, KEYS)
-    last_tile = end - KEYS
-    page = _page(pages, 0, start, n, end, PAGE, KEYS)
-    slot = _slots(page, start, n, PAGE, KEYS)[:, None]
-    page = _page(pages, 0, tl.minimum(start + KEYS, last_tile), n, end, PAGE, KEYS)
-    k = tl.load(keys + slot * KEY_STRIDE, mask=is_dim, other=0.0).to(DOT)
-    products = tl.dot(query, tl.trans(k), input_precision="ieee")
-    last_slot = slot
-    weights = tl.zeros(products.shape, dtype=DOT)
-    largest = tl.full([products.shape[0]], -1e30, dtype=tl.float32)
-    total = tl.zeros([products.shape[0]], dtype=tl.float32)
-    for key in range(start, end, KEYS):
-        v = tl.load(values + last_slot * VALUE_STRIDE, mask=is_value, other=0.0).to(DOT)
-        summed = tl.dot(weights, v, acc=summed, input_precision="ieee")
-        scores = _scores(products, softcap, HAS_SOFTCAP)
-        last_slot = slot
-        slot = _slots(page, tl.minimum(key + KEYS, last_tile), n, PAGE, KEYS)[:, None]
-        page = _page(pages, 0, tl.minimum(key + 2 * KEYS, last_tile), n, end, PAGE, KEYS)
-        k = tl.load(keys + slot * KEY_STRIDE, mask=is_dim, other=0.0).to(DOT)
-        products = tl.dot(query, tl.trans(k), input_precision="ieee")
-        new = tl.maximum(largest, tl.max(scores, 1))
-        likely = tl.exp2(scores - new[:, None])
-        kept = tl.exp2(largest - new)
-        total = total * kept + tl.sum(likely, 1)
-        summed *= kept[:, None]
-        weights = likely.to(DOT)
-        largest = new
-    v = tl.load(values + last_slot * VALUE_STRIDE, mask=is_value, other=0.0).to(DOT)
-    return largest, total, tl.dot(weights, v, acc=summed, input_precision="ieee")
 
 
 @triton.jit
@@ -149,22 +87,25 @@ def attend_kernel(
     DOT: tl.constexpr,  # the dtype that products are made in
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    HEAD: tl.constexpr,
+    HALF: tl.constexpr,
     VALUE: tl.constexpr,
-    AHEAD: tl.constexpr,  # tiles of keys and values asked for while the launch in front still runs
     OVERLAP: tl.constexpr,
 ):
-    """Program (item, key/value head)."""
-    item = items + tl.program_id(0) * 6
-    count = tl.load(item + 1)  # 0: padding of the list
-    kv_head = tl.program_id(1)
+    """Program (key/value head, item): the heads of a slot lie together, and are loaded together."""
+    item = items + tl.program_id(1) * 6
+    count = tl.load(item + 1)
+    if count == 0:  # padding of the list; its first item waits all the same, see overlap.py
+        if tl.program_id(1) == 0:
+            take_over(OVERLAP)
+        return
+    kv_head = tl.program_id(0)
     first_entry = tl.load(item)
     key_start, key_end = tl.load(item + 2), tl.load(item + 3)
     page_at, chunk = tl.load(item + 4), tl.load(item + 5)
 
     m = tl.arange(0, ROWS)
     is_row = m // GROUP < count
-    entry = first_entry + tl.minimum(m // GROUP, tl.maximum(count, 1) - 1)  # to spare: the last one
+    entry = first_entry + tl.minimum(m // GROUP, count - 1)  # rows to spare repeat the last entry
     head = kv_head * GROUP + m % GROUP
     token = tl.load(entry_token + entry)
     angle = tl.load(entry_angle + entry)
@@ -174,7 +115,9 @@ def attend_kernel(
         low = tl.maximum(low, angle - window + 1)
 
     # What any row sees lies between `start` and `end`; what all of them see ...
-    start = tl.maximum(key_start, tl.min(low, 0) // KEYS * KEYS)
+    start = key_start
+    if HAS_WINDOW:
+        start = tl.maximum(start, tl.min(low, 0) // KEYS * KEYS)
     end = tl.minimum(key_end, tl.max(last, 0))
     # ... between `all_start` and `all_end`, in whole tiles.
     all_start = (tl.maximum(tl.max(low, 0), start) + KEYS - 1) // KEYS * KEYS
@@ -182,28 +125,20 @@ def attend_kernel(
     all_end = tl.maximum(all_end, all_start)
 
     n = tl.arange(0, KEYS)
-    if OVERLAP:
-        for ahead in tl.static_range(AHEAD):
-            soon = tl.maximum(tl.minimum(start + ahead * KEYS + n, end - 1), key_start)
-            row = _slots_of(pages, page_at, soon, PAGE) * NUM_KV_HEADS + kv_head
-            prefetch(keys + row * HEAD_DIM, HEAD_DIM)
-            prefetch(values + row * VALUE_DIM, VALUE_DIM)
     take_over(OVERLAP)
-    if count == 0:
-        return
 
-    e = tl.arange(0, HEAD)
-    is_dim = (e < HEAD_DIM)[None, :]
     source = q + token.to(tl.int64)[:, None] * q_token + head[:, None] * q_head
     turn = entry.to(tl.int64)[:, None] * (HEAD_DIM // 2)
     query = turned(
-        source, e, is_row[:, None], cos + turn, sin + turn, HEAD_DIM, ROTARY_DIM, INTERLEAVED
+        source, is_row[:, None], cos + turn, sin + turn, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF
     )
     if not HAS_SOFTCAP:
         scaling *= LOG2E
     # rounded as memory rounds its keys
     query = (query * scaling).to(q.dtype.element_ty).to(DOT)
 
+    dim = columns(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)
+    is_dim = (dim < HEAD_DIM)[None, :]
     d = tl.arange(0, VALUE)
     is_value = (d < VALUE_DIM)[None, :]
     largest = tl.full([ROWS], -1e30, dtype=tl.float32)
@@ -212,25 +147,24 @@ def attend_kernel(
 
     if SPLIT:
         # Enough arithmetic that masks would cost: first the tiles that every row sees all of ...
-        if all_start < all_end:
-            largest, total, summed = _seen_by_all(
-                query,
-                keys + kv_head * HEAD_DIM + e[None, :],
-                values + kv_head * VALUE_DIM + d[None, :],
-                pages + page_at,
-                all_start,
-                all_end,
-                softcap,
-                summed,
-                is_dim,
-                is_value,
-                NUM_KV_HEADS * HEAD_DIM,
-                NUM_KV_HEADS * VALUE_DIM,
-                HAS_SOFTCAP,
-                PAGE,
-                KEYS,
-                DOT,
-            )
+        page = _page(
+            pages, page_at, tl.where(all_start < all_end, all_start, key_start), n, end, PAGE, KEYS
+        )
+        for key in range(all_start, all_end, KEYS):
+            slot = _slots(page, key, n, PAGE, KEYS)
+            # Looked up one turn ahead: keys are loaded without waiting for their page's number.
+            page = _page(pages, page_at, tl.minimum(key + KEYS, all_end - KEYS), n, end, PAGE, KEYS)
+            at = slot[:, None] * NUM_KV_HEADS + kv_head
+            k = tl.load(keys + at * HEAD_DIM + dim[None, :], mask=is_dim, other=0.0).to(DOT)
+            v = tl.load(values + at * VALUE_DIM + d[None, :], mask=is_value, other=0.0).to(DOT)
+            products = tl.dot(query, tl.trans(k), input_precision="ieee")
+            scores = _scores(products, softcap, HAS_SOFTCAP)
+            new = tl.maximum(largest, tl.max(scores, 1))
+            weights = tl.exp2(scores - new[:, None])
+            kept = tl.exp2(largest - new)
+            total = total * kept + tl.sum(weights, 1)
+            summed = tl.dot(weights.to(DOT), v, acc=summed * kept[:, None], input_precision="ieee")
+            largest = new
         # ... then those before and behind them.
         num_before = tl.maximum((tl.minimum(all_start, end) - start + KEYS - 1) // KEYS, 0)
         num_behind = tl.where(all_start < end, (end - all_end + KEYS - 1) // KEYS, 0)
@@ -253,7 +187,7 @@ def attend_kernel(
         is_key = (key + n) < end
         at = slot[:, None] * NUM_KV_HEADS + kv_head
         seen_key = is_dim & is_key[:, None]
-        k = tl.load(keys + at * HEAD_DIM + e[None, :], mask=seen_key, other=0.0).to(DOT)
+        k = tl.load(keys + at * HEAD_DIM + dim[None, :], mask=seen_key, other=0.0).to(DOT)
         seen_value = is_value & is_key[:, None]
         v = tl.load(values + at * VALUE_DIM + d[None, :], mask=seen_value, other=0.0).to(DOT)
         products = tl.dot(query, tl.trans(k), input_precision="ieee")

@@ -10,8 +10,7 @@ and all kernels here keep three rules:
     by all programs      also by those with nothing to do: who leaves early promises too much
 
 Since a launch lets the next one in only after its own wait, what a kernel reads before its wait was
-written at least two launches ago. `prefetch` asks for bytes that will be needed; in the second-level
-cache, where all writes meet, they cannot be outdated.
+written at least two launches ago.
 """
 
 # Kernels are written in Triton's language, which has no types of Python's.
@@ -35,22 +34,6 @@ def take_over(OVERLAP: tl.constexpr):
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def prefetch(pointers, count):
-    """Begin to bring `count` numbers from each of these aligned places near, whole 16 bytes of them."""
-    BYTES: tl.constexpr = pointers.dtype.element_ty.primitive_bitwidth // 8
-    places = pointers.to(tl.int64)
-    num_bytes = (tl.zeros_like(places) + count * BYTES // 16 * 16).to(tl.int32)
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
-        "=r,l,r",
-        [places, num_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 def launch_options(device: torch.device, *, overlap: bool = True) -> dict[str, Any]:

@@ -1,8 +1,12 @@
 """Which dims of a head turn together.
 
 Rotary embedding turns pairs of dims: with angle a, (x, y) becomes (x cos a - y sin a, y cos a + x sin a).
-Which dims are a pair differs: neighbours, or one from each half of the dims that turn. Every dim needs to
-know its pair, whose cosine and sine it takes, the other dim of the pair, and the sign of the sine.
+Which dims are a pair differs: neighbours, or one from each half of the dims that turn. A kernel loads the
+first dims of all pairs and the second ones, turns them, and puts them side by side. What comes out stands
+in the order of `columns`, which for whole heads is the order in memory; scores are sums over all dims and
+do not care, as long as queries and keys agree.
+
+    HALF  pairs of a head, rounded up to a power of two
 """
 
 from __future__ import annotations
@@ -12,40 +16,55 @@ import triton.language as tl
 
 
 @triton.jit
-def paired(d, ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """For dims `d`: pair, other dim, sign of the sine; and whether they turn at all."""
-    turns = d < ROTARY_DIM
+def _pairs(
+    i, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr
+):
+    """First and second dim of the pairs `i`. Dims that do not turn are paired as well, with each other."""
     if INTERLEAVED:
-        pair, is_first = d // 2, d % 2 == 0
-        other = tl.where(is_first, d + 1, d - 1)
+        return 2 * i, 2 * i + 1
     else:
-        is_first = d < ROTARY_DIM // 2
-        pair = tl.where(is_first, d, d - ROTARY_DIM // 2)
-        other = tl.where(is_first, d + ROTARY_DIM // 2, d - ROTARY_DIM // 2)
-    sign = tl.where(is_first, -1.0, 1.0)
-    return tl.where(turns, pair, 0), tl.where(turns, other, d), sign, turns
+        turns = i < ROTARY_DIM // 2
+        first = tl.where(turns, i, i + ROTARY_DIM // 2)
+        return first, tl.where(turns, i + ROTARY_DIM // 2, i + HEAD_DIM // 2)
+
+
+@triton.jit
+def columns(
+    HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """The dims [2 HALF] in the order that `turned` leaves; HEAD_DIM or more: there is none."""
+    e = tl.arange(0, 2 * HALF)
+    if INTERLEAVED or (ROTARY_DIM == HEAD_DIM and HEAD_DIM == 2 * HALF):
+        return e
+    else:
+        i = e % HALF
+        first, second = _pairs(i, HEAD_DIM, ROTARY_DIM, INTERLEAVED)
+        return tl.where(i < HEAD_DIM // 2, tl.where(e < HALF, first, second), HEAD_DIM)
 
 
 @triton.jit
 def turned(
     source,
-    d,
     mask,
     cos,
     sin,
     HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    HALF: tl.constexpr,
 ):
-    """Heads at `source` [n, 1], turned by the angles at `cos` and `sin` [n, 1], as float32 [n, dims].
-
-    `d` [dims] may exceed the head: there the result is 0.
-    """
-    pair, other, sign, turns = paired(d, ROTARY_DIM, INTERLEAVED)
-    mask = mask & (d < HEAD_DIM)[None, :]
-    x = tl.load(source + d[None, :], mask=mask, other=0.0).to(tl.float32)
-    y = tl.load(source + other[None, :], mask=mask, other=0.0).to(tl.float32)
-    turning = mask & turns[None, :]
-    c = tl.load(cos + pair[None, :], mask=turning, other=1.0)
-    s = tl.load(sin + pair[None, :], mask=turning, other=0.0)
-    return x * c + y * (s * sign[None, :])
+    """Heads at `source` [n, 1], turned by the angles at `cos` and `sin` [n, 1], float32 [n, 2 HALF]."""
+    i = tl.arange(0, HALF)
+    first, second = _pairs(i, HEAD_DIM, ROTARY_DIM, INTERLEAVED)
+    is_pair = mask & (i < HEAD_DIM // 2)[None, :]
+    x = tl.load(source + first[None, :], mask=is_pair, other=0.0).to(tl.float32)
+    y = tl.load(source + second[None, :], mask=is_pair, other=0.0).to(tl.float32)
+    c = tl.load(cos + i[None, :], mask=is_pair, other=1.0)
+    s = tl.load(sin + i[None, :], mask=is_pair, other=0.0)
+    sides = tl.join(x * c - y * s, y * c + x * s)
+    if not INTERLEAVED:
+        sides = tl.permute(sides, (0, 2, 1))
+    return tl.reshape(sides, (x.shape[0], 2 * HALF))

@@ -29,28 +29,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyhands.attention.kernels.overlap import launch_options, prefetch, take_over
+from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.model import kernels
 from manyhands.model.kernels.gated import ACTIVATIONS, activated
 from manyhands.model.kernels.split import add_up
 
-MOST_TOKENS = 64
+MOST_TOKENS = 32
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the work is cut: outputs and inputs of a tile, parts of all inputs, warps, stages.
+    """How the work is cut: outputs and inputs of a tile, parts of all inputs, warps, stages."""
 
-    `ahead` tiles of a program's share of the weight are asked for before its turn comes.
-    """
-
-    outputs: int = 64
+    outputs: int = 32
     inputs: int = 128
     parts: int = 1
-    warps: int = 4
+    warps: int = 2
     stages: int = 4
-    ahead: int = 4
 
 
 @triton.jit
@@ -73,7 +69,6 @@ def _skinny(
     ACT: tl.constexpr,
     EVEN: tl.constexpr,  # whole tiles of inputs
     DOT: tl.constexpr,  # the dtype that products are made in
-    AHEAD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program (tile of outputs, part of the inputs). GATED: N is F, and rows F + n are beside rows n."""
@@ -86,11 +81,6 @@ def _skinny(
     start = part * share
     end = tl.minimum(start + share, K)
     row = weight + tl.minimum(n, N - 1).to(tl.int64) * K  # outputs to spare repeat the last one
-    if OVERLAP:
-        soon = tl.maximum(tl.minimum(AHEAD * BLOCK_K, end - start), 0)
-        prefetch(row + start, soon)
-        if GATED:
-            prefetch(row + N.to(tl.int64) * K + start, soon)
     take_over(OVERLAP)
 
     acc = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
@@ -139,14 +129,16 @@ def _skinny(
         tl.store(out + where, acc.to(DTYPE), mask=is_out)
 
 
-def choose_tiles(outputs: int, inputs: int, device: torch.device) -> Tiles:
-    """Tiles that fill the processors a few times over; inputs are split where outputs are few."""
-    tiles = triton.cdiv(outputs, 64)
-    wanted = 4 * kernels.num_processors(device)
-    parts = 1
-    while parts < 16 and tiles * parts * 2 <= wanted and inputs // (parts * 2) >= 512:
-        parts *= 2
-    return Tiles(parts=parts)
+def choose_tiles(outputs: int, device: torch.device) -> Tiles:
+    """What read fastest on an H200 (docs/performance.md), in terms of its processors.
+
+    Many outputs are cut into wide tiles. Where narrow ones are so few that some processors would have
+    one and others two, every output is worked on by two programs, half of the inputs each.
+    """
+    processors = kernels.num_processors(device)
+    if outputs >= 256 * processors:
+        return Tiles(outputs=64, warps=4, stages=3)
+    return Tiles(parts=2 if outputs < 48 * processors else 1)
 
 
 def product(
@@ -157,7 +149,7 @@ def product(
     activation: str | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """X [T, K], weight [N, K], bias [N] -> [T, N], for up to 64 tokens.
+    """X [T, K], weight [N, K], bias [N] -> [T, N], for up to 32 tokens.
 
     With an `activation` the weight is [2 F, K], gates first, and the result act(gate) * up [T, F].
     `arrived` are integers of 0, as many as there are tiles of outputs; they are 0 again afterwards.
@@ -168,7 +160,7 @@ def product(
     out = torch.empty((tokens, outputs), dtype=x.dtype, device=x.device)
     if not tokens:
         return out
-    tiles = tiles or choose_tiles(weight.shape[0], inputs, x.device)
+    tiles = tiles or choose_tiles(weight.shape[0], x.device)
     shape = (tiles.parts, tokens, weight.shape[0]) if tiles.parts > 1 else (1,)
     partial = torch.empty(shape, dtype=torch.float32, device=x.device)
     kernel: Any = _skinny
@@ -184,7 +176,6 @@ def product(
         ACT=0 if activation is None else ACTIVATIONS[activation],
         EVEN=inputs % tiles.inputs == 0,
         DOT=tl.float32 if triton.knobs.runtime.interpret else _DOT[x.dtype],
-        AHEAD=tiles.ahead,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
         **launch_options(x.device),
