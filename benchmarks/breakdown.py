@@ -1,11 +1,12 @@
 """Where a pass spends its time: attention, linear layers, the rest of the network, set-up, an idle device.
 
-On a GPU the profiler says when every kernel ran; kernels are told apart by their names. Where none ran the
-device had nothing to do: that is the host's whole cost, whatever the host did meanwhile. A kernel may be
-brought in while the one in front still runs, and then waits for it: where several are there, the time
-belongs to the one that came first. Set-up (planning, and preparing the plan for the backend) is measured
-on the host, with a clock around the two calls; it hides behind the device or it does not, so it is no
-summand.
+On a GPU, events around the replay of a recorded pass say how long the device was busy; what a pass takes
+beyond that is the host's whole cost, whatever the host did meanwhile. The profiler says when every kernel
+ran; kernels are told apart by their names. A kernel may be brought in while the one in front still runs,
+and then waits for it: where several are there, the time belongs to the one that came first. Under the
+profiler all kernels take longer, so its times are scaled to what the device takes when nobody looks.
+Set-up (planning, and preparing the plan for the backend) is measured on the host, with a clock around the
+two calls; it hides behind the device or it does not, so it is no summand.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+
+import torch
 
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
@@ -43,7 +46,7 @@ class Kernel(NamedTuple):
 
 def breakdown(engine: Engine, views: Sequence[View], ms: float, *, passes: int) -> dict[str, Any]:
     """Milliseconds per pass by kind; `ms` is what the whole pass takes when nobody looks."""
-    with _stopwatch(engine) as times:
+    with _stopwatch(engine) as times, _device_clock(engine) as replays:
         time_passes(engine, views, passes=passes)
     parts: dict[str, Any] = {
         "ms": ms,
@@ -54,11 +57,14 @@ def breakdown(engine: Engine, views: Sequence[View], ms: float, *, passes: int) 
     kernels = _kernels(engine, views, passes)
     if not kernels:
         return {**parts, "note": "the profiler saw no kernels"}
-    return {**parts, **account(kernels, ms, passes)}
+    busy = statistics.median(begin.elapsed_time(end) for begin, end in replays) if replays else None
+    return {**parts, **account(kernels, ms, passes, busy)}
 
 
-def account(kernels: list[Kernel], ms: float, passes: int) -> dict[str, Any]:
-    """What the kernels of so many passes say about one."""
+def account(
+    kernels: list[Kernel], ms: float, passes: int, busy: float | None = None
+) -> dict[str, Any]:
+    """What the kernels of so many passes say about one, which keeps the device busy for `busy` ms."""
     by_kind: dict[str, float] = defaultdict(float)
     by_name: dict[str, float] = defaultdict(float)
     for kernel, microseconds in charged(kernels):
@@ -66,10 +72,16 @@ def account(kernels: list[Kernel], ms: float, passes: int) -> dict[str, Any]:
         by_kind[kind_of(kernel.name)] += spent
         by_name[kernel.name] += spent
     most = sorted(by_name.items(), key=lambda item: -item[1])[:_NAMED_KERNELS]
+    profiled = sum(by_kind.values())
+    scale = 1.0 if busy is None else busy / profiled
     return {
-        **{f"ms_{kind}": round(by_kind[kind], 4) for kind in ("attention", "linears", "rest")},
-        "ms_idle": round(ms - sum(by_kind.values()), 4),
-        "kernels": [[name[:70], round(spent, 4)] for name, spent in most],
+        **{
+            f"ms_{kind}": round(scale * by_kind[kind], 4)
+            for kind in ("attention", "linears", "rest")
+        },
+        "ms_idle": round(ms - scale * profiled, 4),
+        "ms_profiled": round(profiled, 4),
+        "kernels": [[name[:70], round(scale * spent, 4)] for name, spent in most],
     }
 
 
@@ -91,7 +103,7 @@ def _kernels(engine: Engine, views: Sequence[View], passes: int) -> list[Kernel]
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         time_passes(engine, views, passes=passes, warm_up=0)
     return [
         Kernel(event.name, event.time_range.start, event.time_range.end)
@@ -112,6 +124,34 @@ def _stopwatch(engine: Engine) -> Iterator[dict[str, list[float]]]:
     finally:
         for owner, verb in watched.values():
             delattr(owner, verb)  # the class's own shows again
+
+
+@contextmanager
+def _device_clock(engine: Engine) -> Iterator[list[tuple[Any, Any]]]:
+    """Events in front of and behind every replay of a recorded pass, while the clock is there."""
+    events: list[tuple[Any, Any]] = []
+    recordings = list(getattr(engine.passes, "recordings", ()))
+    usual = [recording.repeat for recording in recordings]
+
+    def clocked(repeat: Callable[[], None]) -> Callable[[], None]:
+        def repeat_by_the_clock() -> None:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            repeat()
+            end.record()
+            events.append((begin, end))
+
+        return repeat_by_the_clock
+
+    try:
+        for recording, repeat in zip(recordings, usual, strict=True):
+            recording.repeat = clocked(repeat)
+        yield events
+        if events:
+            torch.cuda.synchronize()
+    finally:
+        for recording, repeat in zip(recordings, usual, strict=True):
+            recording.repeat = repeat
 
 
 def _timed(call: Callable[..., Any], times: list[float]) -> Callable[..., Any]:

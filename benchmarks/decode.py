@@ -44,7 +44,7 @@ from manyhands.evaluation.bench import (
 )
 
 LENGTHS, WORKERS, DESK = (1024, 2048, 4096, 8192, 16384), (1, 2, 4, 8, 16), 128
-LOOKED_INTO = (1, 2, 4)  # team sizes whose passes are taken apart
+LOOKED_INTO = (1, 2, 4, 16)  # team sizes whose passes are taken apart
 SAMPLED = Choice(temperature=0.6, top_p=0.95)  # what makers of reasoning models recommend
 
 

@@ -40,7 +40,9 @@ def count_launches(adapter: ModelAdapter) -> int:
     for _ in range(3):
         adapter.forward(tokens, None, no_attention)
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+    with profile(
+        activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], acc_events=True
+    ) as found:
         adapter.forward(tokens, None, no_attention)
         torch.cuda.synchronize()
     on_gpu = torch.autograd.DeviceType.CUDA

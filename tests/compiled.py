@@ -66,7 +66,6 @@ def compile_only(capability: int) -> None:
             "kernel": self.__name__,
             "waits": code.count("griddepcontrol.wait"),
             "lets_in": code.count("griddepcontrol.launch_dependents"),
-            "prefetches": code.count("prefetch.L2"),
             "tensor_cores": "wgmma" in code or "mma.sync" in code,
             "shared_memory": kernel.metadata.shared,
         }

@@ -41,20 +41,19 @@ def compiled(capability: int, folder: Path) -> list[dict[str, Any]]:
 
 
 def test_for_hopper(tmp_path: Path) -> None:
-    """Every kernel waits for the launch in front and lets the next one in, exactly once."""
+    """Every kernel waits for the launch in front and lets the next one in, on every path that needs it."""
     found = compiled(90, tmp_path)
     assert {kernel["kernel"] for kernel in found} == KERNELS
     for kernel in found:
-        assert kernel["waits"] == kernel["lets_in"] == 1, kernel
+        paths = 2 if kernel["kernel"] == "attend_kernel" else 1  # the padding's and the others'
+        assert kernel["waits"] == kernel["lets_in"] == paths, kernel
         assert kernel["tensor_cores"] == (kernel["kernel"] in PRODUCTS), kernel
         assert kernel["shared_memory"] <= MOST_SHARED[90], kernel
-    prefetching = {kernel["kernel"] for kernel in found if kernel["prefetches"]}
-    assert prefetching == {"_skinny", "attend_kernel"}
 
 
 def test_for_ampere(tmp_path: Path) -> None:
     """Older devices know nothing of overlapping launches: none of it may be in the code."""
     found = compiled(86, tmp_path)
     assert {kernel["kernel"] for kernel in found} == KERNELS - {"_quantise"}
-    assert not any(kernel["waits"] + kernel["lets_in"] + kernel["prefetches"] for kernel in found)
+    assert not any(kernel["waits"] + kernel["lets_in"] for kernel in found)
     assert all(kernel["tensor_cores"] == (kernel["kernel"] in PRODUCTS) for kernel in found)

@@ -124,12 +124,12 @@ def _few(inputs: int, outputs: int, tokens: int, dtype: torch.dtype) -> tuple[Te
 @TWO_BYTES
 @pytest.mark.parametrize(
     ("tokens", "inputs", "parts"),
-    [(1, 512, 1), (1, 512, 4), (4, 640, 2), (17, 200, 1), (17, 328, 3), (40, 256, 2)],
+    [(1, 512, 1), (1, 512, 4), (4, 640, 2), (17, 200, 1), (17, 328, 3), (32, 256, 2)],
 )
 def test_products_of_few_tokens(tokens: int, inputs: int, parts: int, dtype: torch.dtype) -> None:
     """Outputs and inputs that do not fill a tile; split inputs; with a bias and without."""
     x, weight, bias = _few(inputs, 150, tokens, dtype)
-    arrived = torch.zeros(3, dtype=torch.int32, device=DEVICE)
+    arrived = torch.zeros(5, dtype=torch.int32, device=DEVICE)
     tiles = skinny.Tiles(parts=parts)
     for added in (None, bias):
         wide = None if added is None else added.double()
@@ -145,7 +145,7 @@ def test_products_of_few_tokens(tokens: int, inputs: int, parts: int, dtype: tor
 @pytest.mark.parametrize("name", gated.ACTIVATIONS)
 def test_gated_products_of_few_tokens(name: str, parts: int, dtype: torch.dtype) -> None:
     x, weight, bias = _few(320, 2 * 90, 5, dtype)
-    arrived = torch.zeros(2, dtype=torch.int32, device=DEVICE)
+    arrived = torch.zeros(3, dtype=torch.int32, device=DEVICE)
     for added in (None, bias):
         both = functional.linear(
             x.float(), weight.float(), None if added is None else added.float()
@@ -159,19 +159,20 @@ def test_gated_products_of_few_tokens(name: str, parts: int, dtype: torch.dtype)
 @TWO_BYTES
 def test_a_token_does_not_see_its_neighbours(dtype: torch.dtype) -> None:
     x, weight, bias = _few(384, 100, 16, dtype)
-    arrived = torch.zeros(2, dtype=torch.int32, device=DEVICE)
+    arrived = torch.zeros(4, dtype=torch.int32, device=DEVICE)
     together = skinny.product(x, weight, bias, arrived)
     alone = torch.cat([skinny.product(row[None], weight, bias, arrived) for row in x])
     assert torch.equal(together, alone)
 
 
 def test_tiles_of_few_tokens() -> None:
-    """Inputs are split until the processors are busy, not beyond, and never into crumbs."""
+    """Wide tiles where they are many; few outputs are worked on by two programs each."""
     device = torch.device("cpu")
-    assert skinny.choose_tiles(151936, 4096, device).parts == 1
-    assert skinny.choose_tiles(6144, 4096, device).parts == 4
-    assert skinny.choose_tiles(4096, 1024, device).parts == 2
-    assert skinny.choose_tiles(64, 512, device).parts == 1
+    processors = kernels.num_processors(device)
+    assert skinny.choose_tiles(256 * processors, device) == skinny.Tiles(64, 128, 1, 4, 3)
+    assert skinny.choose_tiles(255 * processors, device).parts == 1
+    assert skinny.choose_tiles(48 * processors, device).parts == 1
+    assert skinny.choose_tiles(47 * processors, device).parts == 2
 
 
 # -- four bits -------------------------------------------------------------------------------------

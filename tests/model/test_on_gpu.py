@@ -109,7 +109,7 @@ def test_launches_of_a_layer(name: str) -> None:
     [(6144, 4096), (24576, 4096), (4096, 12288), (151936, 4096), (5120, 27648), (1000, 1032)],
 )
 def test_few_tokens_at_real_sizes(tokens: int, outputs: int, inputs: int) -> None:
-    """Up to 64 by our kernel; each token alone gives the same bits as among up to sixteen."""
+    """Few by our kernel; each token alone gives the same bits as among up to sixteen."""
     plain = nn.Linear(inputs, outputs, device=GPU, dtype=torch.bfloat16)
     plain.weight.data.normal_(std=inputs**-0.5)
     layer = SkinnyLinear.of(plain)
@@ -123,7 +123,7 @@ def test_few_tokens_at_real_sizes(tokens: int, outputs: int, inputs: int) -> Non
             assert torch.equal(ours, torch.cat([layer(row[None]) for row in x]))
         gate, up = exact.to(torch.bfloat16).chunk(2, dim=-1)
         gated = layer.gated(x, "silu")
-        if tokens <= 64 and outputs % 2 == 0:
+        if tokens <= 32 and outputs % 2 == 0:
             expected = (torch.nn.functional.silu(gate) * up).double()
             assert float((gated.double() - expected).norm() / expected.norm()) < 2.0**-7
         else:

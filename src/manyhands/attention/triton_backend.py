@@ -38,12 +38,11 @@ _LARGEST_HEAD = 256
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is compiled: warps of a program, and key tiles on their way at the same time."""
+    """How the attention kernel is compiled."""
 
-    num_warps: int
-    num_stages: int
-    keys: int | None = None
-    maxnreg: int | None = None
+    num_warps: int  # of a program
+    num_stages: int  # turns of the inner loop that are on their way at the same time
+    keys: int  # of one turn
 
 
 class TritonBackend:
@@ -81,8 +80,11 @@ class TritonBackend:
         head = sum(triton.next_power_of_2(dim) for dim in head_dims) * dtype.itemsize
         room = shared_memory - 8192 - self.tiling.large_rows * head // 2
         stages = max(1, min(3, room // (self.tiling.key_tile * head)))
-        self.small = Launch(4, stages)
-        self.large = Launch(8 if self.tiling.large_rows >= 128 else 4, stages)
+        keys = self.tiling.key_tile
+        self.small = Launch(4, stages, keys)
+        self.wide = Launch(4, stages, min(32, keys))  # the widest of the small tiles
+        self.many = Launch(1, min(stages, 2), min(32, keys))
+        self.large = Launch(8 if self.tiling.large_rows >= 128 else 4, stages, keys)
         self._side: torch.cuda.Stream | None = None
 
     def prepare(self, plan: Plan, device: torch.device) -> Prepared:
@@ -158,7 +160,7 @@ class TritonBackend:
             q, keys, values, prepared, call, rope, partials, lses, is_direct
         )
         if not is_direct:
-            value = triton.next_power_of_2(values.shape[-1])
+            at_once, num_warps = self._merge_launch(capacity.most_partials)
             merge_kernel[(capacity.tokens, self.num_heads)](
                 partials,
                 lses,
@@ -168,18 +170,24 @@ class TritonBackend:
                 HAS_SINKS=call.sinks is not None,
                 NUM_HEADS=self.num_heads,
                 VALUE_DIM=values.shape[-1],
-                VALUE=value,
-                AT_ONCE=min(32, max(2, triton.next_power_of_2(capacity.most_partials))),
-                num_warps=4 if capacity.most_partials > 8 else 1,
+                VALUE=triton.next_power_of_2(values.shape[-1]),
+                AT_ONCE=at_once,
+                num_warps=num_warps,
                 **launch_options(q.device, overlap=is_alone),
             )
         return out
 
-    def _launch(self, launch: Launch, rows: int, programs: int) -> Launch:
+    def _launch(self, rows: int, programs: int) -> Launch:
+        """How tiles of so many rows are launched; measured, see docs/performance.md."""
+        if rows > self.tiling.most_small_rows:
+            return self.large
         if rows == 16 and programs > 8 * self.tiling.num_processors:
-            # So many small programs hide each other's waiting: the more at a time, the better.
-            return Launch(2, min(launch.num_stages, 2))
-        return launch
+            return self.many  # they hide each other's waiting: the more at a time, the better
+        return self.wide if rows == 64 else self.small
+
+    def _merge_launch(self, most_partials: int) -> tuple[int, int]:
+        at_once = min(32, max(2, triton.next_power_of_2(most_partials)))
+        return at_once, 4 if most_partials > 8 else 1
 
     def _attend_all(
         self,
@@ -197,15 +205,15 @@ class TritonBackend:
         head_dim, value_dim = q.shape[-1], values.shape[-1]
         cos, sin = prepared.tables(rope, head_dim // 2)
         lists = [
-            (prepared.large, prepared.capacity.large_rows, self.large),
-            (prepared.small, prepared.capacity.small_rows, self.small),
+            (prepared.large, prepared.capacity.large_rows),
+            (prepared.small, prepared.capacity.small_rows),
         ]
-        lists = [(items, rows, launch) for items, rows, launch in lists if len(items)]
+        lists = [(items, rows) for items, rows in lists if len(items)]
 
-        def start(items: Tensor, rows: int, launch: Launch) -> None:
-            programs = len(items) // ITEM_FIELDS * self.num_kv_heads
-            launch = self._launch(launch, rows, programs)
-            attend_kernel[(self.num_kv_heads, len(items) // ITEM_FIELDS)](
+        def start(items: Tensor, rows: int) -> None:
+            num_items = len(items) // ITEM_FIELDS
+            launch = self._launch(rows, num_items * self.num_kv_heads)
+            attend_kernel[(self.num_kv_heads, num_items)](
                 q,
                 keys,
                 values,
@@ -236,12 +244,11 @@ class TritonBackend:
                 SPLIT=rows > self.tiling.most_small_rows,
                 DOT=tl.float32 if self.interpreted else _DOT[q.dtype],
                 ROWS=rows,
-                KEYS=launch.keys or self.tiling.key_tile,
+                KEYS=launch.keys,
                 HALF=max(8, triton.next_power_of_2(head_dim // 2)),
                 VALUE=max(16, triton.next_power_of_2(value_dim)),
                 num_warps=launch.num_warps,
                 num_stages=launch.num_stages,
-                **({} if launch.maxnreg is None else {'maxnreg': launch.maxnreg}),
                 **launch_options(q.device, overlap=is_alone),
             )
 

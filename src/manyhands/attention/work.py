@@ -25,7 +25,6 @@ from manyhands.cache.plan import Plan
 
 ENDLESS = 1 << 30  # the end of a strip's last chunk: as far as the entries themselves reach
 _ALL = slice(None)
-_FIT = 1.0
 _HARDLY_MORE = 1.05
 ITEM_FIELDS = 6  # first entry, number of entries, first key, end of keys, first page, chunk
 
@@ -172,18 +171,10 @@ def _num_chunks(tiles: _Tiles, size: int, tiling: Tiling) -> Ints:
 
 
 def _small_chunk(tiles: _Tiles, tiling: Tiling) -> int:
-    """Keys per chunk, so that all processors are busy loading, and if possible with nobody waiting.
-
-    Chunks of equal size would be more than find room at once, since every strip ends in a shorter one;
-    a little longer, they fit.
-    """
-    room = tiling.num_processors * tiling.chunks_per_processor / tiling.num_kv_heads
-    even = int(tiles.num_keys.sum()) / room
-    size = max(tiling.least_chunk, _round_up(even, tiling.key_tile))
-    for fitting in range(size, int(_FIT * size) + 1, tiling.key_tile):
-        if int(_num_chunks(tiles, fitting, tiling).sum()) <= room:
-            return fitting
-    return size
+    """Keys per chunk, so that all processors are busy loading."""
+    total = int(tiles.num_keys.sum()) * tiling.num_kv_heads
+    even = total / (tiling.num_processors * tiling.chunks_per_processor)
+    return max(tiling.least_chunk, _round_up(even, tiling.key_tile))
 
 
 def _large_chunk(tiles: _Tiles, tiling: Tiling) -> int:
@@ -204,6 +195,7 @@ def _items(tiles: _Tiles, num_chunks: Ints, size: int, first_page: Ints) -> Ints
     tile = np.repeat(np.arange(len(num_chunks)), num_chunks)
     start = tiles.start[tile] + chunk * size
     is_last = chunk == num_chunks[tile] - 1
+    # The longest first: programs start in this order, and the short ones fill what is left.
     order = np.argsort(-np.minimum(tiles.num_keys[tile] - chunk * size, size), kind="stable")
     columns = (
         tiles.first[tile],

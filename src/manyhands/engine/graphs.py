@@ -100,6 +100,11 @@ class GraphedPasses(Passes):
         """Capacities recorded so far."""
         return len(self._graphs)
 
+    @property
+    def recordings(self) -> list[_Graph]:
+        """All of them, for whoever wants to watch their replays."""
+        return list(self._graphs.values())
+
     def forward(self, plan: Plan) -> Outcome:
         """See `Passes.forward`."""
         if (outcome := self._next(plan)) is not None:

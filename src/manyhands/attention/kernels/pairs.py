@@ -16,9 +16,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _pairs(
-    i, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr
-):
+def _pairs(i, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr):
     """First and second dim of the pairs `i`. Dims that do not turn are paired as well, with each other."""
     if INTERLEAVED:
         return 2 * i, 2 * i + 1

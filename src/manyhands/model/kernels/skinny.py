@@ -161,10 +161,12 @@ def product(
     if not tokens:
         return out
     tiles = tiles or choose_tiles(weight.shape[0], x.device)
+    num_tiles = triton.cdiv(outputs, tiles.outputs)
+    assert tiles.parts == 1 or len(arrived) >= num_tiles, (len(arrived), num_tiles)
     shape = (tiles.parts, tokens, weight.shape[0]) if tiles.parts > 1 else (1,)
     partial = torch.empty(shape, dtype=torch.float32, device=x.device)
     kernel: Any = _skinny
-    kernel[(triton.cdiv(outputs, tiles.outputs), tiles.parts)](
+    kernel[(num_tiles, tiles.parts)](
         *(x, weight, x if bias is None else bias, out, partial, arrived),
         *(tokens, outputs, inputs),
         BLOCK_N=tiles.outputs,
