@@ -160,7 +160,7 @@ class TritonBackend:
             q, keys, values, prepared, call, rope, partials, lses, is_direct
         )
         if not is_direct:
-            at_once, num_warps = self._merge_launch(capacity.most_partials)
+            at_once = min(64, max(2, triton.next_power_of_2(capacity.most_partials)))
             merge_kernel[(capacity.tokens, self.num_heads)](
                 partials,
                 lses,
@@ -172,7 +172,7 @@ class TritonBackend:
                 VALUE_DIM=values.shape[-1],
                 VALUE=triton.next_power_of_2(values.shape[-1]),
                 AT_ONCE=at_once,
-                num_warps=num_warps,
+                num_warps=2 if at_once > 32 else 1,
                 **launch_options(q.device, overlap=is_alone),
             )
         return out
@@ -184,10 +184,6 @@ class TritonBackend:
         if rows == 16 and programs > 8 * self.tiling.num_processors:
             return self.many  # they hide each other's waiting: the more at a time, the better
         return self.wide if rows == 64 else self.small
-
-    def _merge_launch(self, most_partials: int) -> tuple[int, int]:
-        at_once = min(32, max(2, triton.next_power_of_2(most_partials)))
-        return at_once, 4 if most_partials > 8 else 1
 
     def _attend_all(
         self,

@@ -173,6 +173,8 @@ def attend_kernel(
         num_behind = 0
         all_end = end
 
+    # What small tiles load, hardly anybody else does: weights asked for in advance should rather stay.
+    KEPT: tl.constexpr = "" if SPLIT else "evict_first"
     num_edges = num_before + num_behind
     first_edge = tl.where(num_before > 0, start, tl.where(num_behind > 0, all_end, key_start))
     edge = _page(pages, page_at, first_edge, n, end, PAGE, KEYS)
@@ -187,9 +189,10 @@ def attend_kernel(
         is_key = (key + n) < end
         at = slot[:, None] * NUM_KV_HEADS + kv_head
         seen_key = is_dim & is_key[:, None]
-        k = tl.load(keys + at * HEAD_DIM + dim[None, :], mask=seen_key, other=0.0).to(DOT)
+        at_key, at_value = keys + at * HEAD_DIM + dim[None, :], values + at * VALUE_DIM + d[None, :]
+        k = tl.load(at_key, mask=seen_key, other=0.0, eviction_policy=KEPT).to(DOT)
         seen_value = is_value & is_key[:, None]
-        v = tl.load(values + at * VALUE_DIM + d[None, :], mask=seen_value, other=0.0).to(DOT)
+        v = tl.load(at_value, mask=seen_value, other=0.0, eviction_policy=KEPT).to(DOT)
         products = tl.dot(query, tl.trans(k), input_precision="ieee")
         scores = _scores(products, softcap, HAS_SOFTCAP)
         index = (key + n)[None, :]

@@ -10,6 +10,9 @@ Where few tiles of outputs would leave processors idle, the inputs are split int
 to arrive adds up all of them, in their order, so that results repeat. A token's result does not depend on
 which tokens are beside it, as long as they are few enough for one tile.
 
+While memory would have nothing to do, because attention or a norm is at work, the beginning of the next
+product's weight is on its way already: a program that has read its share asks for that on its way out.
+
 Two halves of one product can go through an activation at once: `gated` is act(gate) * up, rounded where
 the modelling code rounds.
 
@@ -29,12 +32,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyhands.attention.kernels.overlap import launch_options, take_over
+from manyhands.attention.kernels.overlap import launch_options, prefetch, take_over
 from manyhands.model import kernels
 from manyhands.model.kernels.gated import ACTIVATIONS, activated
 from manyhands.model.kernels.split import add_up
 
 MOST_TOKENS = 32
+AHEAD = 1024  # bytes that are asked for of every share of the next product; a multiple of 16
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -57,6 +61,10 @@ def _skinny(
     out,
     partial,
     arrived,
+    following,  # the next product's weight [rows, inputs], cut into shares as its programs will
+    following_rows,
+    following_inputs,
+    following_share,
     T,
     N,
     K,
@@ -69,6 +77,9 @@ def _skinny(
     ACT: tl.constexpr,
     EVEN: tl.constexpr,  # whole tiles of inputs
     DOT: tl.constexpr,  # the dtype that products are made in
+    FOLLOWING_PARTS: tl.constexpr,
+    AHEAD: tl.constexpr,  # bytes asked for of every share
+    LANES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program (tile of outputs, part of the inputs). GATED: N is F, and rows F + n are beside rows n."""
@@ -104,6 +115,18 @@ def _skinny(
                 w = tl.load(up_at, mask=is_k[None, :], other=0.0, eviction_policy="evict_first")
             acc_up = tl.dot(w.to(DOT), v, acc_up, input_precision="ieee")
 
+    if AHEAD > 0:
+        num_shares = following_rows * FOLLOWING_PARTS
+        each = tl.cdiv(num_shares, tl.num_programs(0) * PARTS)
+        mine = (tile * PARTS + part) * each
+        for first in range(0, each, LANES):
+            lane = first + tl.arange(0, LANES)
+            share_of = (mine + lane).to(tl.int64)
+            begin = following + share_of // FOLLOWING_PARTS * following_inputs
+            begin += share_of % FOLLOWING_PARTS * following_share
+            is_share = (lane < each) & (share_of < num_shares)
+            prefetch(begin, tl.where(is_share, AHEAD, 0))
+
     is_out = is_n[:, None] & is_t[None, :]
     where = t[None, :] * N + n[:, None]
     last = True
@@ -129,6 +152,20 @@ def _skinny(
         tl.store(out + where, acc.to(DTYPE), mask=is_out)
 
 
+@dataclass(frozen=True, eq=False)
+class Following:
+    """The product that comes after this one."""
+
+    weight: Tensor
+    tiles: Tiles
+
+    @property
+    def share(self) -> int:
+        """Inputs that one program of it goes through."""
+        num_tiles = -(-self.weight.shape[1] // self.tiles.inputs)
+        return -(-num_tiles // self.tiles.parts) * self.tiles.inputs
+
+
 def choose_tiles(outputs: int, device: torch.device) -> Tiles:
     """What read fastest on an H200 (docs/performance.md), in terms of its processors.
 
@@ -148,6 +185,7 @@ def product(
     arrived: Tensor,
     activation: str | None = None,
     tiles: Tiles | None = None,
+    following: Following | None = None,
 ) -> Tensor:
     """X [T, K], weight [N, K], bias [N] -> [T, N], for up to 32 tokens.
 
@@ -165,9 +203,14 @@ def product(
     assert tiles.parts == 1 or len(arrived) >= num_tiles, (len(arrived), num_tiles)
     shape = (tiles.parts, tokens, weight.shape[0]) if tiles.parts > 1 else (1,)
     partial = torch.empty(shape, dtype=torch.float32, device=x.device)
+    options = launch_options(x.device)
+    after, ahead = following or Following(weight, tiles), 0
+    if following is not None and options["OVERLAP"]:
+        ahead = min(AHEAD, following.share * weight.element_size())
     kernel: Any = _skinny
     kernel[(num_tiles, tiles.parts)](
         *(x, weight, x if bias is None else bias, out, partial, arrived),
+        *(after.weight, *after.weight.shape, after.share),
         *(tokens, outputs, inputs),
         BLOCK_N=tiles.outputs,
         BLOCK_K=tiles.inputs,
@@ -177,9 +220,12 @@ def product(
         GATED=activation is not None,
         ACT=0 if activation is None else ACTIVATIONS[activation],
         EVEN=inputs % tiles.inputs == 0,
+        FOLLOWING_PARTS=after.tiles.parts,
+        AHEAD=ahead,
+        LANES=32 * tiles.warps,
         DOT=tl.float32 if triton.knobs.runtime.interpret else _DOT[x.dtype],
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        **launch_options(x.device),
+        **options,
     )
     return out
