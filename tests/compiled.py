@@ -66,7 +66,6 @@ def compile_only(capability: int) -> None:
             "kernel": self.__name__,
             "waits": code.count("griddepcontrol.wait"),
             "lets_in": code.count("griddepcontrol.launch_dependents"),
-            "prefetches": "prefetch.L2" in code,
             "tensor_cores": "wgmma" in code or "mma.sync" in code,
             "shared_memory": kernel.metadata.shared,
         }
@@ -90,8 +89,7 @@ def products(capability: int) -> None:
     if capability >= 90:
         rows.quantise_rows(zeros(2, 256), torch.float8_e4m3fn)
     arrived = torch.zeros(8, dtype=torch.int32)
-    after = skinny.Following(zeros(512, 192), skinny.Tiles(parts=2))
-    skinny.product(zeros(2, 256), zeros(192, 256), zeros(192), arrived, following=after)
+    skinny.product(zeros(2, 256), zeros(192, 256), zeros(192), arrived)
     skinny.product(
         zeros(2, 256), zeros(192, 256), None, arrived, "silu", skinny.Tiles(64, 64, parts=2)
     )

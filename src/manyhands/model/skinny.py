@@ -6,43 +6,31 @@ or float16, our own kernel does (`kernels/skinny.py`); everything else goes the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from manyhands.model import kernels
 
-if TYPE_CHECKING:
-    from manyhands.model.kernels.skinny import Following
-
 _ALIGNED = 8  # numbers: rows of a weight begin at multiples of 16 bytes
 _SMALLEST_TILE = 16  # outputs
 _DTYPES = (torch.bfloat16, torch.float16)
-
-
-class Trail:
-    """Which layer of a network was called last: so every layer learns which one comes next."""
-
-    last: SkinnyLinear | None = None
 
 
 class SkinnyLinear(nn.Linear):
     """A linear layer [N, K] with a faster way for few tokens."""
 
     arrived: Tensor  # zeros for the kernel, see there
-    trail: Trail
-    following: Following | None  # the product that came next the last time
 
     @classmethod
-    def of(cls, linear: nn.Linear, trail: Trail | None = None) -> Self:
+    def of(cls, linear: nn.Linear) -> Self:
         """The same layer: it holds the very parameters of `linear`."""
         own = cls(1, 1, bias=False, device="meta")
         own.in_features, own.out_features = linear.in_features, linear.out_features
         own.weight, own.bias = linear.weight, linear.bias
         tiles = linear.out_features // _SMALLEST_TILE + 1
         zeros = torch.zeros(tiles, dtype=torch.int32, device=linear.weight.device)
-        own.trail, own.following = trail or Trail(), None
         own.register_buffer("arrived", zeros, persistent=False)
         return own
 
@@ -62,25 +50,19 @@ class SkinnyLinear(nn.Linear):
         return x.numel() <= MOST_TOKENS * self.in_features
 
     def _skinny(self, x: Tensor, activation: str | None) -> Tensor:
-        from manyhands.model.kernels.skinny import Following, choose_tiles, product
+        from manyhands.model.kernels.skinny import product
 
-        if self.trail.last is not None:
-            tiles = choose_tiles(self.weight.shape[0], self.weight.device)
-            self.trail.last.following = Following(self.weight, tiles)
-        self.trail.last = self
         rows = x.reshape(-1, self.in_features)
-        out = product(
-            rows, self.weight, self.bias, self.arrived, activation, following=self.following
-        )
+        out = product(rows, self.weight, self.bias, self.arrived, activation)
         return out.view(*x.shape[:-1], out.shape[-1])
 
 
 def swap_linears(model: nn.Module) -> int:
     """Replace every ordinary linear layer whose rows are aligned; how many those are."""
-    count, trail = 0, Trail()
+    count = 0
     for holder in list(model.modules()):
         for name, child in list(holder.named_children()):
             if type(child) is nn.Linear and child.in_features % _ALIGNED == 0:
-                setattr(holder, name, SkinnyLinear.of(child, trail))
+                setattr(holder, name, SkinnyLinear.of(child))
                 count += 1
     return count

@@ -38,10 +38,8 @@ def take_over(OVERLAP: tl.constexpr):
 
 @triton.jit
 def prefetch(pointers, num_bytes):
-    """Ask for so many bytes (a multiple of 16; 0: none) from each of these places, and do not wait for them."""
     tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.b32 p, $2, 0; "
-        "@p cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0; }",
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
         "=r,l,r",
         [pointers.to(tl.int64), num_bytes],
         dtype=tl.int32,

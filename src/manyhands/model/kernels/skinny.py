@@ -10,9 +10,6 @@ Where few tiles of outputs would leave processors idle, the inputs are split int
 to arrive adds up all of them, in their order, so that results repeat. A token's result does not depend on
 which tokens are beside it, as long as they are few enough for one tile.
 
-While memory would have nothing to do, because attention or a norm is at work, the beginning of the next
-product's weight is on its way already: a program that has read its share asks for that on its way out.
-
 Two halves of one product can go through an activation at once: `gated` is act(gate) * up, rounded where
 the modelling code rounds.
 
@@ -38,7 +35,7 @@ from manyhands.model.kernels.gated import ACTIVATIONS, activated
 from manyhands.model.kernels.split import add_up
 
 MOST_TOKENS = 32
-AHEAD = 1024  # bytes that are asked for of every share of the next product; a multiple of 16
+EARLY = 1
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -61,10 +58,6 @@ def _skinny(
     out,
     partial,
     arrived,
-    following,  # the next product's weight [rows, inputs], cut into shares as its programs will
-    following_rows,
-    following_inputs,
-    following_share,
     T,
     N,
     K,
@@ -77,9 +70,7 @@ def _skinny(
     ACT: tl.constexpr,
     EVEN: tl.constexpr,  # whole tiles of inputs
     DOT: tl.constexpr,  # the dtype that products are made in
-    FOLLOWING_PARTS: tl.constexpr,
-    AHEAD: tl.constexpr,  # bytes asked for of every share
-    LANES: tl.constexpr,
+    EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program (tile of outputs, part of the inputs). GATED: N is F, and rows F + n are beside rows n."""
@@ -92,12 +83,43 @@ def _skinny(
     start = part * share
     end = tl.minimum(start + share, K)
     row = weight + tl.minimum(n, N - 1).to(tl.int64) * K  # outputs to spare repeat the last one
-    take_over(OVERLAP)
-
-    acc = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
-    acc_up = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
     w_at = row[:, None] + k[None, :]
     x_at = x + t[None, :] * K + k[:, None]
+    if EARLY == 2:
+        if OVERLAP:
+            prefetch(
+                row + start,
+                (tl.zeros_like(n) + tl.maximum(tl.minimum(BLOCK_K, end - start), 0) * 2).to(
+                    tl.int32
+                ),
+            )
+            if GATED:
+                prefetch(
+                    row + N.to(tl.int64) * K + start,
+                    (tl.zeros_like(n) + tl.maximum(tl.minimum(BLOCK_K, end - start), 0) * 2).to(
+                        tl.int32
+                    ),
+                )
+    acc = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
+    acc_up = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
+    if EARLY == 1:
+        is_k = start + k < end
+        w = tl.load(w_at + start, mask=is_k[None, :], other=0.0, eviction_policy="evict_first")
+        if GATED:
+            w_up = tl.load(
+                w_at + N.to(tl.int64) * K + start,
+                mask=is_k[None, :],
+                other=0.0,
+                eviction_policy="evict_first",
+            )
+        take_over(OVERLAP)
+        v = tl.load(x_at + start, mask=is_t[None, :] & is_k[:, None], other=0.0).to(DOT)
+        acc = tl.dot(w.to(DOT), v, acc, input_precision="ieee")
+        if GATED:
+            acc_up = tl.dot(w_up.to(DOT), v, acc_up, input_precision="ieee")
+        start += BLOCK_K
+    else:
+        take_over(OVERLAP)
     for at in range(start, end, BLOCK_K):
         if EVEN:
             w = tl.load(w_at + at, eviction_policy="evict_first")
@@ -114,18 +136,6 @@ def _skinny(
             else:
                 w = tl.load(up_at, mask=is_k[None, :], other=0.0, eviction_policy="evict_first")
             acc_up = tl.dot(w.to(DOT), v, acc_up, input_precision="ieee")
-
-    if AHEAD > 0:
-        num_shares = following_rows * FOLLOWING_PARTS
-        each = tl.cdiv(num_shares, tl.num_programs(0) * PARTS)
-        mine = (tile * PARTS + part) * each
-        for first in range(0, each, LANES):
-            lane = first + tl.arange(0, LANES)
-            share_of = (mine + lane).to(tl.int64)
-            begin = following + share_of // FOLLOWING_PARTS * following_inputs
-            begin += share_of % FOLLOWING_PARTS * following_share
-            is_share = (lane < each) & (share_of < num_shares)
-            prefetch(begin, tl.where(is_share, AHEAD, 0))
 
     is_out = is_n[:, None] & is_t[None, :]
     where = t[None, :] * N + n[:, None]
@@ -152,20 +162,6 @@ def _skinny(
         tl.store(out + where, acc.to(DTYPE), mask=is_out)
 
 
-@dataclass(frozen=True, eq=False)
-class Following:
-    """The product that comes after this one."""
-
-    weight: Tensor
-    tiles: Tiles
-
-    @property
-    def share(self) -> int:
-        """Inputs that one program of it goes through."""
-        num_tiles = -(-self.weight.shape[1] // self.tiles.inputs)
-        return -(-num_tiles // self.tiles.parts) * self.tiles.inputs
-
-
 def choose_tiles(outputs: int, device: torch.device) -> Tiles:
     """What read fastest on an H200 (docs/performance.md), in terms of its processors.
 
@@ -185,7 +181,6 @@ def product(
     arrived: Tensor,
     activation: str | None = None,
     tiles: Tiles | None = None,
-    following: Following | None = None,
 ) -> Tensor:
     """X [T, K], weight [N, K], bias [N] -> [T, N], for up to 32 tokens.
 
@@ -203,14 +198,9 @@ def product(
     assert tiles.parts == 1 or len(arrived) >= num_tiles, (len(arrived), num_tiles)
     shape = (tiles.parts, tokens, weight.shape[0]) if tiles.parts > 1 else (1,)
     partial = torch.empty(shape, dtype=torch.float32, device=x.device)
-    options = launch_options(x.device)
-    after, ahead = following or Following(weight, tiles), 0
-    if following is not None and options["OVERLAP"]:
-        ahead = min(AHEAD, following.share * weight.element_size())
     kernel: Any = _skinny
     kernel[(num_tiles, tiles.parts)](
         *(x, weight, x if bias is None else bias, out, partial, arrived),
-        *(after.weight, *after.weight.shape, after.share),
         *(tokens, outputs, inputs),
         BLOCK_N=tiles.outputs,
         BLOCK_K=tiles.inputs,
@@ -220,12 +210,10 @@ def product(
         GATED=activation is not None,
         ACT=0 if activation is None else ACTIVATIONS[activation],
         EVEN=inputs % tiles.inputs == 0,
-        FOLLOWING_PARTS=after.tiles.parts,
-        AHEAD=ahead,
-        LANES=32 * tiles.warps,
+        EARLY=EARLY,
         DOT=tl.float32 if triton.knobs.runtime.interpret else _DOT[x.dtype],
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        **options,
+        **launch_options(x.device),
     )
     return out
