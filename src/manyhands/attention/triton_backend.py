@@ -32,6 +32,7 @@ from manyhands.attention.work import ITEM_FIELDS, Tiling, cut
 from manyhands.cache.plan import Plan
 
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+_TILED = False
 _MOST_ROWS = 128  # query heads per key/value head that one tile can hold
 _LARGEST_HEAD = 256
 
@@ -185,6 +186,11 @@ class TritonBackend:
             return self.many  # they hide each other's waiting: the more at a time, the better
         return self.wide if rows == 64 else self.small
 
+    def _tiles(self, x: Tensor, keys: int) -> Any:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        return TensorDescriptor.from_tensor(x.view(len(x), -1), [keys, x.shape[-1]])
+
     def _attend_all(
         self,
         q: Tensor,
@@ -209,10 +215,12 @@ class TritonBackend:
         def start(items: Tensor, rows: int) -> None:
             num_items = len(items) // ITEM_FIELDS
             launch = self._launch(rows, num_items * self.num_kv_heads)
+            tiled = _TILED and rows > self.tiling.most_small_rows
             attend_kernel[(self.num_kv_heads, num_items)](
                 q,
                 keys,
                 values,
+                *(self._tiles(x, launch.keys) if tiled else None for x in (keys, values)),
                 cos,
                 sin,
                 prepared.entry_token,
@@ -237,6 +245,7 @@ class TritonBackend:
                 HAS_SOFTCAP=call.softcap is not None,
                 HAS_WINDOW=call.window is not None,
                 DIRECT=is_direct,
+                TILED=tiled,
                 SPLIT=rows > self.tiling.most_small_rows,
                 DOT=tl.float32 if self.interpreted else _DOT[q.dtype],
                 ROWS=rows,

@@ -57,6 +57,8 @@ def attend_kernel(
     q,
     keys,
     values,
+    key_tiles,
+    value_tiles,
     cos,  # [E, D / 2] float32
     sin,
     entry_token,
@@ -84,6 +86,7 @@ def attend_kernel(
     HAS_WINDOW: tl.constexpr,
     DIRECT: tl.constexpr,
     SPLIT: tl.constexpr,  # walk the tiles without masks apart from those with
+    TILED: tl.constexpr,
     DOT: tl.constexpr,  # the dtype that products are made in
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -151,12 +154,22 @@ def attend_kernel(
             pages, page_at, tl.where(all_start < all_end, all_start, key_start), n, end, PAGE, KEYS
         )
         for key in range(all_start, all_end, KEYS):
-            slot = _slots(page, key, n, PAGE, KEYS)
-            # Looked up one turn ahead: keys are loaded without waiting for their page's number.
-            page = _page(pages, page_at, tl.minimum(key + KEYS, all_end - KEYS), n, end, PAGE, KEYS)
-            at = slot[:, None] * NUM_KV_HEADS + kv_head
-            k = tl.load(keys + at * HEAD_DIM + dim[None, :], mask=is_dim, other=0.0).to(DOT)
-            v = tl.load(values + at * VALUE_DIM + d[None, :], mask=is_value, other=0.0).to(DOT)
+            if TILED:
+                first = (page * PAGE + key % PAGE).to(tl.int32)
+                page = _page(
+                    pages, page_at, tl.minimum(key + KEYS, all_end - KEYS), n, end, PAGE, KEYS
+                )
+                k = key_tiles.load([first, kv_head * HEAD_DIM])
+                v = value_tiles.load([first, kv_head * VALUE_DIM])
+            else:
+                slot = _slots(page, key, n, PAGE, KEYS)
+                # Looked up one turn ahead: keys are loaded without waiting for their page's number.
+                page = _page(
+                    pages, page_at, tl.minimum(key + KEYS, all_end - KEYS), n, end, PAGE, KEYS
+                )
+                at = slot[:, None] * NUM_KV_HEADS + kv_head
+                k = tl.load(keys + at * HEAD_DIM + dim[None, :], mask=is_dim, other=0.0).to(DOT)
+                v = tl.load(values + at * VALUE_DIM + d[None, :], mask=is_value, other=0.0).to(DOT)
             products = tl.dot(query, tl.trans(k), input_precision="ieee")
             scores = _scores(products, softcap, HAS_SOFTCAP)
             new = tl.maximum(largest, tl.max(scores, 1))

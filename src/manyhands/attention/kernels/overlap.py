@@ -36,18 +36,6 @@ def take_over(OVERLAP: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
-@triton.jit
-def prefetch(pointers, num_bytes):
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
-        "=r,l,r",
-        [pointers.to(tl.int64), num_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
 def launch_options(device: torch.device, *, overlap: bool = True) -> dict[str, Any]:
     """Arguments of a launch whose kernel has an OVERLAP and calls `take_over`.
 

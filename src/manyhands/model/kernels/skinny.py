@@ -29,13 +29,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyhands.attention.kernels.overlap import launch_options, prefetch, take_over
+from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.model import kernels
 from manyhands.model.kernels.gated import ACTIVATIONS, activated
 from manyhands.model.kernels.split import add_up
 
 MOST_TOKENS = 32
-EARLY = 1
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -70,7 +69,6 @@ def _skinny(
     ACT: tl.constexpr,
     EVEN: tl.constexpr,  # whole tiles of inputs
     DOT: tl.constexpr,  # the dtype that products are made in
-    EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program (tile of outputs, part of the inputs). GATED: N is F, and rows F + n are beside rows n."""
@@ -83,43 +81,12 @@ def _skinny(
     start = part * share
     end = tl.minimum(start + share, K)
     row = weight + tl.minimum(n, N - 1).to(tl.int64) * K  # outputs to spare repeat the last one
-    w_at = row[:, None] + k[None, :]
-    x_at = x + t[None, :] * K + k[:, None]
-    if EARLY == 2:
-        if OVERLAP:
-            prefetch(
-                row + start,
-                (tl.zeros_like(n) + tl.maximum(tl.minimum(BLOCK_K, end - start), 0) * 2).to(
-                    tl.int32
-                ),
-            )
-            if GATED:
-                prefetch(
-                    row + N.to(tl.int64) * K + start,
-                    (tl.zeros_like(n) + tl.maximum(tl.minimum(BLOCK_K, end - start), 0) * 2).to(
-                        tl.int32
-                    ),
-                )
+    take_over(OVERLAP)
+
     acc = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
     acc_up = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
-    if EARLY == 1:
-        is_k = start + k < end
-        w = tl.load(w_at + start, mask=is_k[None, :], other=0.0, eviction_policy="evict_first")
-        if GATED:
-            w_up = tl.load(
-                w_at + N.to(tl.int64) * K + start,
-                mask=is_k[None, :],
-                other=0.0,
-                eviction_policy="evict_first",
-            )
-        take_over(OVERLAP)
-        v = tl.load(x_at + start, mask=is_t[None, :] & is_k[:, None], other=0.0).to(DOT)
-        acc = tl.dot(w.to(DOT), v, acc, input_precision="ieee")
-        if GATED:
-            acc_up = tl.dot(w_up.to(DOT), v, acc_up, input_precision="ieee")
-        start += BLOCK_K
-    else:
-        take_over(OVERLAP)
+    w_at = row[:, None] + k[None, :]
+    x_at = x + t[None, :] * K + k[:, None]
     for at in range(start, end, BLOCK_K):
         if EVEN:
             w = tl.load(w_at + at, eviction_policy="evict_first")
@@ -210,7 +177,6 @@ def product(
         GATED=activation is not None,
         ACT=0 if activation is None else ACTIVATIONS[activation],
         EVEN=inputs % tiles.inputs == 0,
-        EARLY=EARLY,
         DOT=tl.float32 if triton.knobs.runtime.interpret else _DOT[x.dtype],
         num_warps=tiles.warps,
         num_stages=tiles.stages,
