@@ -118,7 +118,7 @@ class Measurement:
                     except Exception as error:  # too much shared memory: the next one may fit
                         self.clock.say(f"{tiles}: {str(error)[:80]}")
                 timed.sort(key=lambda pair: pair[0])
-                chosen = choose_tiles(layers[0].out_features, self.device)
+                chosen = choose_tiles(layers[0].out_features, layers[0].in_features, self.device)
                 best = [(round(1e3 * ms, 2), str(tiles)) for ms, tiles in timed[:5]]
                 ours = next((round(1e3 * ms, 2) for ms, tiles in timed if tiles == chosen), None)
                 facts = {"model": shape.title, "product": name, "tokens": tokens}

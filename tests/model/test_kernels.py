@@ -169,10 +169,10 @@ def test_tiles_of_few_tokens() -> None:
     """Wide tiles where they are many; few outputs are worked on by two programs each."""
     device = torch.device("cpu")
     processors = kernels.num_processors(device)
-    assert skinny.choose_tiles(256 * processors, device) == skinny.Tiles(64, 128, 1, 4, 3)
-    assert skinny.choose_tiles(255 * processors, device).parts == 1
-    assert skinny.choose_tiles(48 * processors, device).parts == 1
-    assert skinny.choose_tiles(47 * processors, device).parts == 2
+    assert skinny.choose_tiles(256 * processors, 4096, device) == skinny.Tiles(64, 128, 1, 4, 3)
+    assert skinny.choose_tiles(255 * processors, 4096, device).parts == 1
+    assert skinny.choose_tiles(48 * processors, 4096, device).parts == 1
+    assert skinny.choose_tiles(47 * processors, 4096, device).parts == 2
 
 
 # -- four bits -------------------------------------------------------------------------------------

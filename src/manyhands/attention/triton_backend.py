@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.kernels.append import append_kernel
@@ -32,7 +33,7 @@ from manyhands.attention.work import ITEM_FIELDS, Tiling, cut
 from manyhands.cache.plan import Plan
 
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-_TILED = False
+_TENSOR_MAPS = (9, 0)  # compute capability
 _MOST_ROWS = 128  # query heads per key/value head that one tile can hold
 _LARGEST_HEAD = 256
 
@@ -71,12 +72,18 @@ class TritonBackend:
             processors = about.multi_processor_count
             # bytes one program may have; torch's stubs do not know the field
             shared_memory = int(about.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+        self.mapped = dtype.itemsize == 2 and all(
+            dim == triton.next_power_of_2(dim) for dim in head_dims
+        )
+        self.mapped &= self.interpreted or torch.cuda.get_device_capability(device) >= _TENSOR_MAPS
         self.tiling = tiling or Tiling(
             num_heads // num_kv_heads,
             num_kv_heads,
             processors,
             key_tile=64 if dtype.itemsize == 2 else 32,
-            large_rows=128 if dtype.itemsize == 2 and max(head_dims) <= 128 else 64,
+            large_rows=128
+            if dtype.itemsize == 2 and max(head_dims) <= 128 and not self.mapped
+            else 64,
         )
         head = sum(triton.next_power_of_2(dim) for dim in head_dims) * dtype.itemsize
         room = shared_memory - 8192 - self.tiling.large_rows * head // 2
@@ -178,18 +185,11 @@ class TritonBackend:
             )
         return out
 
-    def _launch(self, rows: int, programs: int) -> Launch:
-        """How tiles of so many rows are launched; measured, see docs/performance.md."""
-        if rows > self.tiling.most_small_rows:
-            return self.large
+    def _small_launch(self, rows: int, programs: int) -> Launch:
+        """How small tiles of so many rows are launched; measured, see docs/performance.md."""
         if rows == 16 and programs > 8 * self.tiling.num_processors:
             return self.many  # they hide each other's waiting: the more at a time, the better
         return self.wide if rows == 64 else self.small
-
-    def _tiles(self, x: Tensor, keys: int) -> Any:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
-        return TensorDescriptor.from_tensor(x.view(len(x), -1), [keys, x.shape[-1]])
 
     def _attend_all(
         self,
@@ -206,21 +206,27 @@ class TritonBackend:
         """Both kinds of tiles; where there are both, on two streams at once. Whether one was enough."""
         head_dim, value_dim = q.shape[-1], values.shape[-1]
         cos, sin = prepared.tables(rope, head_dim // 2)
+        rotation = _rotation(rope, head_dim)
+        is_mapped = self.mapped and prepared.page_size % self.large.keys == 0
+        is_mapped &= rotation["INTERLEAVED"] or rotation["ROTARY_DIM"] == head_dim
         lists = [
-            (prepared.large, prepared.capacity.large_rows),
-            (prepared.small, prepared.capacity.small_rows),
+            (prepared.large, prepared.capacity.large_rows, True),
+            (prepared.small, prepared.capacity.small_rows, False),
         ]
-        lists = [(items, rows) for items, rows in lists if len(items)]
+        lists = [one for one in lists if len(one[0])]
 
-        def start(items: Tensor, rows: int) -> None:
+        def start(items: Tensor, rows: int, is_large: bool) -> None:
             num_items = len(items) // ITEM_FIELDS
-            launch = self._launch(rows, num_items * self.num_kv_heads)
-            tiled = _TILED and rows > self.tiling.most_small_rows
+            few = self._small_launch(rows, num_items * self.num_kv_heads)
+            launch = self.large if is_large else few
+            maps = [None, None]
+            if is_large and is_mapped:
+                maps = [_tensor_map(x, launch.keys) for x in (keys, values)]
             attend_kernel[(self.num_kv_heads, num_items)](
                 q,
                 keys,
                 values,
-                *(self._tiles(x, launch.keys) if tiled else None for x in (keys, values)),
+                *maps,
                 cos,
                 sin,
                 prepared.entry_token,
@@ -240,13 +246,13 @@ class TritonBackend:
                 NUM_KV_HEADS=self.num_kv_heads,
                 HEAD_DIM=head_dim,
                 VALUE_DIM=value_dim,
-                **_rotation(rope, head_dim),
+                **rotation,
                 PAGE=prepared.page_size,
                 HAS_SOFTCAP=call.softcap is not None,
                 HAS_WINDOW=call.window is not None,
                 DIRECT=is_direct,
-                TILED=tiled,
-                SPLIT=rows > self.tiling.most_small_rows,
+                SPLIT=is_large,
+                MAPPED=is_large and is_mapped,
                 DOT=tl.float32 if self.interpreted else _DOT[q.dtype],
                 ROWS=rows,
                 KEYS=launch.keys,
@@ -306,6 +312,11 @@ def _is_interpreting() -> bool:
 def _dense_heads(x: Tensor) -> Tensor:
     """X [T, heads, dim] with its last dim in one piece."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _tensor_map(x: Tensor, keys: int) -> TensorDescriptor:
+    """Paged memory [S, G, dim] as seen by the copy engine, which brings `keys` slots of one head at once."""
+    return TensorDescriptor.from_tensor(x.view(len(x), -1), [keys, x.shape[-1]])
 
 
 def _rotation(rope: Rope | None, head_dim: int) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def attend_kernel(
     q,
     keys,
     values,
-    key_tiles,
-    value_tiles,
+    key_map,  # tensor maps of keys and values, or nothing
+    value_map,
     cos,  # [E, D / 2] float32
     sin,
     entry_token,
@@ -85,8 +85,8 @@ def attend_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     DIRECT: tl.constexpr,
-    SPLIT: tl.constexpr,  # walk the tiles without masks apart from those with
-    TILED: tl.constexpr,
+    SPLIT: tl.constexpr,  # large tiles: walk those without masks apart from those with
+    MAPPED: tl.constexpr,  # large tiles: load keys and values by tensor maps
     DOT: tl.constexpr,  # the dtype that products are made in
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -154,13 +154,13 @@ def attend_kernel(
             pages, page_at, tl.where(all_start < all_end, all_start, key_start), n, end, PAGE, KEYS
         )
         for key in range(all_start, all_end, KEYS):
-            if TILED:
+            if MAPPED:
                 first = (page * PAGE + key % PAGE).to(tl.int32)
                 page = _page(
                     pages, page_at, tl.minimum(key + KEYS, all_end - KEYS), n, end, PAGE, KEYS
                 )
-                k = key_tiles.load([first, kv_head * HEAD_DIM])
-                v = value_tiles.load([first, kv_head * VALUE_DIM])
+                k = key_map.load([first, kv_head * HEAD_DIM]).to(DOT)
+                v = value_map.load([first, kv_head * VALUE_DIM]).to(DOT)
             else:
                 slot = _slots(page, key, n, PAGE, KEYS)
                 # Looked up one turn ahead: keys are loaded without waiting for their page's number.

@@ -129,7 +129,7 @@ def _skinny(
         tl.store(out + where, acc.to(DTYPE), mask=is_out)
 
 
-def choose_tiles(outputs: int, device: torch.device) -> Tiles:
+def choose_tiles(outputs: int, inputs: int, device: torch.device) -> Tiles:
     """What read fastest on an H200 (docs/performance.md), in terms of its processors.
 
     Many outputs are cut into wide tiles. Where narrow ones are so few that some processors would have
@@ -160,7 +160,7 @@ def product(
     out = torch.empty((tokens, outputs), dtype=x.dtype, device=x.device)
     if not tokens:
         return out
-    tiles = tiles or choose_tiles(weight.shape[0], x.device)
+    tiles = tiles or choose_tiles(weight.shape[0], inputs, x.device)
     num_tiles = triton.cdiv(outputs, tiles.outputs)
     assert tiles.parts == 1 or len(arrived) >= num_tiles, (len(arrived), num_tiles)
     shape = (tiles.parts, tokens, weight.shape[0]) if tiles.parts > 1 else (1,)
