@@ -1,10 +1,10 @@
 """Products of a few tokens with the weights of a decode layer: ours beside the library's.
 
     python -m benchmarks.products               under a minute on one GPU
-    python -m benchmarks.products --tune        many tiles too, for the kernel's rule of thumb
 
-Every product runs through so many copies of its weight that none is still in a cache when it is needed
-again. Beside each time the limit: the bytes of the weight at the speed of a copy. No time is written
+Every product runs through so many copies of its weight that hardly any of them is still in a cache when it
+is needed again: what is loaded to be evicted first leaves the rest of the cache alone, so a few times the
+cache are not enough. Which tiles are best is another question (`benchmarks/tiles.py`). Beside each time the limit: the bytes of the weight at the speed of a copy. No time is written
 unless the product agrees with float64 up to rounding. `chain` is all products of a layer, one after the
 other, eight layers in one graph: there launches and the gaps between them count too.
 """
@@ -12,7 +12,6 @@ other, eight layers in one graph: there launches and the gaps between them count
 from __future__ import annotations
 
 import argparse
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,9 +24,9 @@ from benchmarks.timing import milliseconds
 from manyhands.evaluation.bench import copy_bandwidth
 from manyhands.model.skinny import SkinnyLinear
 
-TOKENS = (1, 2, 4, 8, 16, 32, 64)
+TOKENS = (1, 2, 4, 8, 16, 32)
 NAMES = ("qkv", "o", "gate_up", "down", "head")
-_CACHE_BYTES = 3 << 26  # three times the second-level cache of an H200
+_COPIES_BYTES = 3 << 30  # fifty times the second-level cache of an H200
 _CHAIN = 8  # layers
 Product = Callable[[nn.Module, Tensor], Tensor]
 
@@ -93,44 +92,12 @@ class Measurement:
             self.results.add("chain", **facts)
             self.clock.say(f"a layer of {shape.title}: {facts}")
 
-    def tune(self, shape: Shape) -> None:
-        """The kernel with many tiles; the best for each product and number of tokens."""
-        from manyhands.model.kernels.skinny import Tiles, choose_tiles, product
-
-        grid = [
-            Tiles(outputs, inputs, parts, warps, stages)
-            for (outputs, inputs, warps, stages), parts in itertools.product(GRID, (1, 2, 4, 8))
-        ]
-        for name, layers in self.products(shape):
-            for tokens in (1, 4, 16, 64):
-                x = torch.randn(tokens, layers[0].in_features, device=self.device, dtype=self.dtype)
-                programs = layers[0].out_features // 64
-                timed = []
-                for tiles in grid:
-                    if programs * tiles.parts > 4000 and tiles.parts > 1:
-                        continue
-
-                    def call(layer: Any, x: Tensor, tiles: Tiles = tiles) -> Tensor:
-                        return product(x, layer.weight, layer.bias, layer.arrived, tiles=tiles)
-
-                    try:
-                        timed.append((self.time(layers, x, call), tiles))
-                    except Exception as error:  # too much shared memory: the next one may fit
-                        self.clock.say(f"{tiles}: {str(error)[:80]}")
-                timed.sort(key=lambda pair: pair[0])
-                chosen = choose_tiles(layers[0].out_features, layers[0].in_features, self.device)
-                best = [(round(1e3 * ms, 2), str(tiles)) for ms, tiles in timed[:5]]
-                ours = next((round(1e3 * ms, 2) for ms, tiles in timed if tiles == chosen), None)
-                facts = {"model": shape.title, "product": name, "tokens": tokens}
-                self.results.add("tiles", **facts, best=best, chosen=str(chosen), chosen_us=ours)
-                self.clock.say(f"{facts}: {best[:3]}, chosen {ours}")
-
     def products(self, shape: Shape) -> Iterator[tuple[str, list[Any]]]:
         """Name and copies of every product."""
         sizes = [*shape.products()[:4], shape.products()[-1]]
         for name, size in zip(NAMES, sizes, strict=True):
             layers = [self.layer(*size)]
-            small = 1 << 12 if self.arguments.tiny else _CACHE_BYTES
+            small = 1 << 12 if self.arguments.tiny else _COPIES_BYTES
             while len(layers) * layers[0].weight.nbytes < small:
                 layers.append(self.layer(*size))
             yield name, layers
@@ -149,22 +116,6 @@ class Measurement:
             )
 
 
-# Outputs, inputs, warps, stages.
-GRID = (
-    (16, 256, 1, 4),
-    (16, 512, 2, 4),
-    (32, 128, 2, 5),
-    (32, 256, 4, 4),
-    (64, 64, 4, 6),
-    (64, 128, 4, 3),
-    (64, 128, 4, 4),
-    (64, 128, 4, 6),
-    (64, 256, 4, 3),
-    (128, 64, 4, 6),
-    (128, 128, 8, 4),
-)
-
-
 @torch.inference_mode()
 def deviation(layer: Any, x: Tensor) -> float:
     """The worst output against float64, in units of the outputs' spread."""
@@ -180,14 +131,11 @@ def tolerance(dtype: torch.dtype) -> float:
 def main(words: list[str] | None = None) -> None:
     """Measure."""
     options = parser(__doc__, minutes=3.0)
-    options.add_argument("--tune", action="store_true", help="try many tiles")
     arguments = options.parse_args(words)
     measurement = Measurement(arguments)
     for shape in measurement.shapes:
         measurement.compare(shape)
         measurement.chain(shape)
-        if arguments.tune:
-            measurement.tune(shape)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from manyhands.attention import triton_backend
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.kernels import overlap
 from manyhands.attention.rotary import Rope
@@ -28,6 +29,7 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
+from manyhands.model import kernels
 from manyhands.model.kernels import gated, norms, rows, skinny, w4a16
 from manyhands.model.w4a16 import Int4Linear
 
@@ -66,6 +68,7 @@ def compile_only(capability: int) -> None:
             "kernel": self.__name__,
             "waits": code.count("griddepcontrol.wait"),
             "lets_in": code.count("griddepcontrol.launch_dependents"),
+            "tensor_maps": code.count("cp.async.bulk.tensor"),
             "tensor_cores": "wgmma" in code or "mma.sync" in code,
             "shared_memory": kernel.metadata.shared,
         }
@@ -73,7 +76,12 @@ def compile_only(capability: int) -> None:
         return kernel
 
     JITFunction.run = compiled  # type: ignore[method-assign]
+    for place in ((kernels, "shared_memory"), (triton_backend, "_shared_memory")):
+        setattr(*place, lambda device: MOST_SHARED[capability])
     overlap._can_overlap = lambda device: capability >= 90  # type: ignore[assignment]
+
+
+MOST_SHARED = {90: 232448, 86: 101376}  # bytes that one program may have
 
 
 def zeros(*shape: int) -> torch.Tensor:
@@ -99,10 +107,14 @@ def products(capability: int) -> None:
     w4a16.dequantise(*packed[:3], layer.group, DTYPE)
 
 
-def attention() -> None:
+def attention(capability: int) -> None:
     """One layer of a team of two, and a prompt long enough for large tiles."""
-    tiling = Tiling(HEADS // KV_HEADS, KV_HEADS, 132, key_tile=64, large_rows=128)
+    is_mapped = capability >= 90
+    tiling = Tiling(
+        HEADS // KV_HEADS, KV_HEADS, 132, key_tile=64, large_rows=64 if is_mapped else 128
+    )
     backend = TritonBackend(HEADS, KV_HEADS, (DIM, DIM), DTYPE, CPU, tiling)
+    backend.mapped = is_mapped
     rope = Rope(torch.ones(DIM // 2), DIM, False)
     planner = Planner(PagePool(64, PAGE))
     history, desks = Block("history"), [Block("one"), Block("two")]
@@ -126,4 +138,4 @@ if __name__ == "__main__":
     wanted = int(sys.argv[1])
     compile_only(wanted)
     products(wanted)
-    attention()
+    attention(wanted)

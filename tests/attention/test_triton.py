@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
+from manyhands.attention import triton_backend
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.rotary import Rope
 from manyhands.attention.torch_backend import TorchBackend
@@ -37,18 +38,18 @@ def backend_for(shape: Shape, dtype: torch.dtype, tiling: Tiling | None = None) 
     return TritonBackend(shape.num_heads, shape.num_kv_heads, dims, dtype, DEVICE, tiling)
 
 
-def kernels(shape: Shape, **tiling: int) -> TritonBackend:
+def kernels(shape: Shape, dtype: torch.dtype = torch.float32, **tiling: int) -> TritonBackend:
     """Small tiles, so that small conversations have several of everything."""
     group = shape.num_heads // shape.num_kv_heads
     usual = {"key_tile": 16, "large_rows": 32, "most_small_rows": 16, "least_chunk": 16}
     cut = Tiling(group, shape.num_kv_heads, 4, **(usual | tiling))
-    return backend_for(shape, torch.float32, cut)
+    return backend_for(shape, dtype, cut)
 
 
 def error_of(
     shape: Shape, rope: str, layer: str, dtype: torch.dtype, seed: int, **tiling: int
 ) -> float:
-    backend = kernels(shape, **tiling)
+    backend = kernels(shape, dtype, **tiling)
     return worst_error(
         backend, shape, ROPES[rope], LAYERS[layer], dtype, seed, num_steps=4, device=DEVICE
     )
@@ -72,6 +73,53 @@ def test_every_shape_of_heads(shape: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_sixteen_bits(dtype: torch.dtype) -> None:
     assert error_of(SHAPES["gqa"], "half-split", "all at once", dtype, 4) < TOLERANCE[dtype]
+
+
+MAPPED = pytest.param(
+    True,
+    marks=pytest.mark.skipif(
+        DEVICE.type == "cuda" and torch.cuda.get_device_capability() < (9, 0),
+        reason="tensor maps begin with Hopper",
+    ),
+)
+
+
+@pytest.mark.parametrize("mapped", [False, MAPPED])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_large_tiles_with_and_without_tensor_maps(
+    dtype: torch.dtype, interleaved: bool, mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five tiles that every row sees all of, over pages that lie anywhere, and the edges behind them."""
+    made: list[int] = []
+    tensor_map = triton_backend._tensor_map
+
+    def counted(x: torch.Tensor, keys: int) -> object:
+        made.append(keys)
+        return tensor_map(x, keys)
+
+    monkeypatch.setattr(triton_backend, "_tensor_map", counted)
+    shape, call = Shape(4, 2, 32, 64), LayerCall(layer=0, scaling=0.3)
+    rope = Rope(1 / 100 ** (torch.arange(16) / 20), 32, interleaved)
+    backend = kernels(shape, dtype, most_small_rows=0)
+    assert backend.mapped
+    backend.mapped = mapped
+    product = Layer(
+        backend, shape, rope, call, dtype=dtype, num_pages=32, page_size=32, device=DEVICE
+    )
+    oracle = DenseOracle(rope, call)
+    long, others = Block(), [Block() for _ in range(3)]
+    for rows in (
+        [Row(View([long]), (1,) * 40)],
+        [Row(View([long]), (1,) * 50), Row(View([others[0]]), (2,) * 70)],
+        [Row(View([long, other]), (3,) * 2) for other in others],
+    ):
+        step = Step(rows)
+        q, k, v = random_qkv(step, shape, torch.Generator().manual_seed(len(rows)), dtype)
+        oracle.write(step, k, v)
+        error = (product.step(step, q, k, v).double() - oracle.read(step, q)).abs().max()
+        assert error < TOLERANCE[dtype]
+    assert set(made) == ({16} if mapped else set())
 
 
 @pytest.mark.parametrize("tiling", [{"key_tile": 32}, {"large_rows": 16}, {"least_chunk": 64}])

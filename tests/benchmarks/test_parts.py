@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from benchmarks import attention, decode, performance, plots, prefix
+from benchmarks import attention, decode, performance, plots, prefix, products, tiles
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.engine.engine import Engine
 
@@ -141,3 +141,14 @@ def test_what_there_is_no_time_for_is_said(tmp_path: Path) -> None:
     found = read(tmp_path)["attention_teams"]
     assert "cells" not in found
     assert [line["why"] for line in found["left_out"]] == ["the time was over"] * 2
+
+
+def test_products_and_their_tiles(tmp_path: Path) -> None:
+    """Both run anywhere; without a GPU all tiles are as good as each other."""
+    common = ["--tiny", "--device", "cpu", "--out", str(tmp_path), "--commit", "abc"]
+    products.main(common)
+    tiles.main([*common, "--models", "qwen3-8b"])
+    found = read(tmp_path)
+    assert {line["product"] for line in found["products"]["products"]} == set(products.NAMES)
+    assert [line["product"] for line in found["tiles_qwen3-8b"]["tiles"]] == list(products.NAMES)
+    assert not any("red" in result or "left_out" in result for result in found.values())

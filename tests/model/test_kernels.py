@@ -129,7 +129,7 @@ def _few(inputs: int, outputs: int, tokens: int, dtype: torch.dtype) -> tuple[Te
 def test_products_of_few_tokens(tokens: int, inputs: int, parts: int, dtype: torch.dtype) -> None:
     """Outputs and inputs that do not fill a tile; split inputs; with a bias and without."""
     x, weight, bias = _few(inputs, 150, tokens, dtype)
-    arrived = torch.zeros(5, dtype=torch.int32, device=DEVICE)
+    arrived = torch.zeros(3, dtype=torch.int32, device=DEVICE)
     tiles = skinny.Tiles(parts=parts)
     for added in (None, bias):
         wide = None if added is None else added.double()
@@ -166,13 +166,33 @@ def test_a_token_does_not_see_its_neighbours(dtype: torch.dtype) -> None:
 
 
 def test_tiles_of_few_tokens() -> None:
-    """Wide tiles where they are many; few outputs are worked on by two programs each."""
-    device = torch.device("cpu")
-    processors = kernels.num_processors(device)
-    assert skinny.choose_tiles(256 * processors, 4096, device) == skinny.Tiles(64, 128, 1, 4, 3)
-    assert skinny.choose_tiles(255 * processors, 4096, device).parts == 1
-    assert skinny.choose_tiles(48 * processors, 4096, device).parts == 1
-    assert skinny.choose_tiles(47 * processors, 4096, device).parts == 2
+    """One program a processor where outputs are few, and long inputs in shares."""
+    processors = kernels.num_processors(torch.device("cpu"))
+
+    def parts_and_stages(outputs: int, inputs: int, *, gated: bool = False) -> tuple[int, int]:
+        tiles = skinny.choose_tiles(outputs, inputs, torch.device("cpu"), gated=gated)
+        assert (tiles.outputs, tiles.inputs, tiles.warps) == (64, 128, 4)
+        return tiles.parts, tiles.stages
+
+    assert parts_and_stages(256 * processors, 5120) == (1, 4)
+    assert parts_and_stages(255 * processors, 5120) == (1, 3)
+    assert parts_and_stages(6144, 2048, gated=True) == (1, 3)
+    assert parts_and_stages(6144, 4096) == (1, 6)
+    assert parts_and_stages(4096, 4096) == (2, 6)
+    assert parts_and_stages(64, 512) == (1, 6)  # never into crumbs
+    assert [parts_and_stages(4096, k) for k in (11008, 12288)] == [(2, 6), (4, 4)]
+    assert parts_and_stages(5120, 27648) == (8, 3)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("tokens", [1, 16, 17, 32])
+def test_stages_find_room(tokens: int, gated: bool) -> None:
+    """In the shared memory of a consumer's GPU too, where there is less than half."""
+    for room in (232448, 101376):
+        tiles = skinny.Tiles(stages=6).fitted(room, tokens, gated=gated)
+        assert tiles.num_bytes(tokens, gated=gated) <= room
+        assert 2 <= tiles.stages <= 6
+    assert skinny.Tiles(stages=6).fitted(1, tokens, gated=gated).stages == 1
 
 
 # -- four bits -------------------------------------------------------------------------------------

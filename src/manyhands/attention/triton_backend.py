@@ -66,27 +66,22 @@ class TritonBackend:
     ) -> None:
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.interpreted = device.type != "cuda"
-        processors, shared_memory = 4, 1 << 18
+        processors = 4
         if not self.interpreted:
-            about = torch.cuda.get_device_properties(device)
-            processors = about.multi_processor_count
-            # bytes one program may have; torch's stubs do not know the field
-            shared_memory = int(about.shared_memory_per_block_optin)  # type: ignore[attr-defined]
-        self.mapped = dtype.itemsize == 2 and all(
-            dim == triton.next_power_of_2(dim) for dim in head_dims
-        )
-        self.mapped &= self.interpreted or torch.cuda.get_device_capability(device) >= _TENSOR_MAPS
+            processors = torch.cuda.get_device_properties(device).multi_processor_count
+        is_short = dtype.itemsize == 2
+        self.mapped = is_short and _can_map(head_dims, device)
+        # Loading by tensor maps costs a program next to nothing: two small ones beat a large one then.
+        is_wide = is_short and max(head_dims) <= 128 and not self.mapped
         self.tiling = tiling or Tiling(
             num_heads // num_kv_heads,
             num_kv_heads,
             processors,
-            key_tile=64 if dtype.itemsize == 2 else 32,
-            large_rows=128
-            if dtype.itemsize == 2 and max(head_dims) <= 128 and not self.mapped
-            else 64,
+            key_tile=64 if is_short else 32,
+            large_rows=128 if is_wide else 64,
         )
         head = sum(triton.next_power_of_2(dim) for dim in head_dims) * dtype.itemsize
-        room = shared_memory - 8192 - self.tiling.large_rows * head // 2
+        room = _shared_memory(device) - 8192 - self.tiling.large_rows * head // 2
         stages = max(1, min(3, room // (self.tiling.key_tile * head)))
         keys = self.tiling.key_tile
         self.small = Launch(4, stages, keys)
@@ -305,6 +300,14 @@ def refusal(
     return None
 
 
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that one program may have."""
+    if device.type != "cuda":
+        return 1 << 18
+    about = torch.cuda.get_device_properties(device)
+    return int(about.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # stubs lack it
+
+
 def _is_interpreting() -> bool:
     return bool(getattr(triton.knobs.runtime, "interpret", False))
 
@@ -312,6 +315,13 @@ def _is_interpreting() -> bool:
 def _dense_heads(x: Tensor) -> Tensor:
     """X [T, heads, dim] with its last dim in one piece."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _can_map(head_dims: tuple[int, int], device: torch.device) -> bool:
+    """Whether keys and values of such heads can come by tensor maps: as boxes of a power of two."""
+    if any(dim != triton.next_power_of_2(dim) for dim in head_dims):
+        return False
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _TENSOR_MAPS
 
 
 def _tensor_map(x: Tensor, keys: int) -> TensorDescriptor:

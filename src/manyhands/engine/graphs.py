@@ -105,6 +105,11 @@ class GraphedPasses(Passes):
         """All of them, for whoever wants to watch their replays."""
         return list(self._graphs.values())
 
+    def forget(self) -> None:
+        """Drop all recordings, and what was begun with them."""
+        self._graphs.clear()
+        self._newest = self._ahead = None
+
     def forward(self, plan: Plan) -> Outcome:
         """See `Passes.forward`."""
         if (outcome := self._next(plan)) is not None:

@@ -2,7 +2,8 @@
 
 A decode step reads every weight once and computes next to nothing with it, so each extra launch is
 time lost. `norms` joins a residual sum with the norms around it, `gated` an activation with its gate,
-`rows` scales activations to float8, `w4a16` multiplies with weights of four bits. Each has a twin
+`rows` scales activations to float8, `skinny` and `w4a16` multiply few tokens with ordinary weights and
+with such of four bits. Each has a twin
 in plain torch beside the module that calls it: the twin is what runs on a CPU, where Triton is
 missing, and in the tests that judge the kernel.
 
@@ -46,3 +47,12 @@ def num_processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 132
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that one program of a CUDA device may have; an H200's number for everything else."""
+    if device.type != "cuda":
+        return 232448
+    about = torch.cuda.get_device_properties(device)
+    return int(about.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # stubs lack it

@@ -1,10 +1,10 @@
 """Products of a few tokens with an ordinary weight: x [T, K] times w [N, K] transposed.
 
 Reading the weight is all that takes time, so this kernel is made to read: the weight is the *left*
-operand of the tensor cores, where a handful of tokens fills the narrow side of a tile; there are more
-programs than processors, each with several pieces of the weight on their way; and the first pieces
-are asked for while the launch in front still runs (`attention/kernels/overlap.py`). Library kernels
-read at nine tenths of the speed of a copy, begin late and may need a second launch to add up parts.
+operand of the tensor cores, where a handful of tokens fills the narrow side of a tile; every program
+has several pieces of the weight on their way; and all programs stand ready when the launch in front is
+over (`attention/kernels/overlap.py`), which library kernels do not. To ask for weights any earlier was
+tried in three ways and slower in each (docs/log.md).
 
 Where few tiles of outputs would leave processors idle, the inputs are split into parts; the last program
 to arrive adds up all of them, in their order, so that results repeat. A token's result does not depend on
@@ -21,7 +21,7 @@ the modelling code rounds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from manyhands.model.kernels.gated import ACTIVATIONS, activated
 from manyhands.model.kernels.split import add_up
 
 MOST_TOKENS = 32
+_LONG_SHARE, _SHORT_SHARE = 3072, 512  # the fewest inputs that one of several programs goes through
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -42,11 +43,26 @@ _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 class Tiles:
     """How the work is cut: outputs and inputs of a tile, parts of all inputs, warps, stages."""
 
-    outputs: int = 32
+    outputs: int = 64
     inputs: int = 128
     parts: int = 1
-    warps: int = 2
+    warps: int = 4
     stages: int = 4
+
+    def num_bytes(self, tokens: int, *, gated: bool) -> int:
+        """Shared memory of a program, at most."""
+        rows = self.outputs * (2 if gated else 1) + _narrow(tokens)
+        return 2 * self.stages * self.inputs * rows
+
+    def fitted(self, room: int, tokens: int, *, gated: bool) -> Tiles:
+        """The same with as many stages as find room in so many bytes."""
+        one = replace(self, stages=1).num_bytes(tokens, gated=gated)
+        return replace(self, stages=max(1, min(self.stages, room // one)))
+
+
+def _narrow(tokens: int) -> int:
+    """Columns of a tile of outputs; tensor cores take no fewer than 16."""
+    return max(16, int(triton.next_power_of_2(tokens)))
 
 
 @triton.jit
@@ -129,16 +145,26 @@ def _skinny(
         tl.store(out + where, acc.to(DTYPE), mask=is_out)
 
 
-def choose_tiles(outputs: int, inputs: int, device: torch.device) -> Tiles:
-    """What read fastest on an H200 (docs/performance.md), in terms of its processors.
+def choose_tiles(outputs: int, inputs: int, device: torch.device, *, gated: bool = False) -> Tiles:
+    """What was fastest in passes of whole networks on an H200 (docs/performance.md), by its processors.
 
-    Many outputs are cut into wide tiles. Where narrow ones are so few that some processors would have
-    one and others two, every output is worked on by two programs, half of the inputs each.
+    With many tiles of outputs, programs hide each other's waiting. With few, there is one program a
+    processor, which must have more on its way; long inputs are shared among several.
     """
     processors = kernels.num_processors(device)
+    tiles = triton.cdiv(outputs, 2 * 64 if gated else 64)
     if outputs >= 256 * processors:
-        return Tiles(outputs=64, warps=4, stages=3)
-    return Tiles(parts=2 if outputs < 48 * processors else 1)
+        return Tiles(stages=4)
+    if gated or outputs >= 64 * processors:
+        return Tiles(stages=3)
+    parts = 1
+    if inputs > 2 * outputs:
+        while inputs // (2 * parts) >= _LONG_SHARE:
+            parts *= 2
+        return Tiles(parts=parts, stages=6 if parts <= 2 else 4 if parts == 4 else 3)
+    while 2 * tiles * parts < processors and inputs // (2 * parts) >= _SHORT_SHARE:
+        parts *= 2
+    return Tiles(parts=parts, stages=6)
 
 
 def product(
@@ -160,7 +186,9 @@ def product(
     out = torch.empty((tokens, outputs), dtype=x.dtype, device=x.device)
     if not tokens:
         return out
-    tiles = tiles or choose_tiles(weight.shape[0], inputs, x.device)
+    is_gated = activation is not None
+    tiles = tiles or choose_tiles(weight.shape[0], inputs, x.device, gated=is_gated)
+    tiles = tiles.fitted(kernels.shared_memory(x.device), tokens, gated=is_gated)
     num_tiles = triton.cdiv(outputs, tiles.outputs)
     assert tiles.parts == 1 or len(arrived) >= num_tiles, (len(arrived), num_tiles)
     shape = (tiles.parts, tokens, weight.shape[0]) if tiles.parts > 1 else (1,)
@@ -171,10 +199,10 @@ def product(
         *(tokens, outputs, inputs),
         BLOCK_N=tiles.outputs,
         BLOCK_K=tiles.inputs,
-        BLOCK_T=max(16, triton.next_power_of_2(tokens)),
+        BLOCK_T=_narrow(tokens),
         PARTS=tiles.parts,
         BIAS=bias is not None,
-        GATED=activation is not None,
+        GATED=is_gated,
         ACT=0 if activation is None else ACTIVATIONS[activation],
         EVEN=inputs % tiles.inputs == 0,
         DOT=tl.float32 if triton.knobs.runtime.interpret else _DOT[x.dtype],
