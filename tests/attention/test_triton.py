@@ -122,6 +122,16 @@ def test_large_tiles_with_and_without_tensor_maps(
     assert set(made) == ({16} if mapped else set())
 
 
+@pytest.mark.parametrize(
+    ("dims", "is_mapped"),
+    [((64, 128), True), ((16, 16), True), ((8, 8), False), ((80, 80), False), ((64, 48), False)],
+)
+def test_heads_that_tensor_maps_cannot_bring_whole(dims: tuple[int, int], is_mapped: bool) -> None:
+    backend = TritonBackend(4, 2, dims, torch.bfloat16, torch.device("cpu"))
+    assert backend.mapped == is_mapped
+    assert not TritonBackend(4, 2, dims, torch.float32, torch.device("cpu")).mapped
+
+
 @pytest.mark.parametrize("tiling", [{"key_tile": 32}, {"large_rows": 16}, {"least_chunk": 64}])
 def test_tiles_do_not_change_the_result(tiling: dict[str, int]) -> None:
     assert error_of(SHAPES["gqa"], "half-split", "window", torch.float32, 5, **tiling) < 2e-5

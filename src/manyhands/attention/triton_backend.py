@@ -36,6 +36,7 @@ _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: t
 _TENSOR_MAPS = (9, 0)  # compute capability
 _MOST_ROWS = 128  # query heads per key/value head that one tile can hold
 _LARGEST_HEAD = 256
+_LEAST_DIMS = 16  # of a product; heads with fewer are padded
 
 
 @dataclass(frozen=True)
@@ -251,8 +252,8 @@ class TritonBackend:
                 DOT=tl.float32 if self.interpreted else _DOT[q.dtype],
                 ROWS=rows,
                 KEYS=launch.keys,
-                HALF=max(8, triton.next_power_of_2(head_dim // 2)),
-                VALUE=max(16, triton.next_power_of_2(value_dim)),
+                HALF=max(_LEAST_DIMS // 2, triton.next_power_of_2(head_dim // 2)),
+                VALUE=max(_LEAST_DIMS, triton.next_power_of_2(value_dim)),
                 num_warps=launch.num_warps,
                 num_stages=launch.num_stages,
                 **launch_options(q.device, overlap=is_alone),
@@ -318,8 +319,8 @@ def _dense_heads(x: Tensor) -> Tensor:
 
 
 def _can_map(head_dims: tuple[int, int], device: torch.device) -> bool:
-    """Whether keys and values of such heads can come by tensor maps: as boxes of a power of two."""
-    if any(dim != triton.next_power_of_2(dim) for dim in head_dims):
+    """Whether keys and values of such heads can come by tensor maps: as boxes that products take whole."""
+    if any(dim != max(_LEAST_DIMS, triton.next_power_of_2(dim)) for dim in head_dims):
         return False
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _TENSOR_MAPS
 

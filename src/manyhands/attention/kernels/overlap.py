@@ -7,7 +7,8 @@ and all kernels here keep three rules:
 
     before `take_over`   only what no kernel of the pass writes is read: weights, and the plan's integers
     `take_over`          waits until the launch in front is over, and lets the next one come in
-    by all programs      also by those with nothing to do: who leaves early promises too much
+    by whom              by every program that writes, and by at least one of every launch: the next one
+                         comes in when all programs have let it, or are gone
 
 Since a launch lets the next one in only after its own wait, what a kernel reads before its wait was
 written at least two launches ago.
