@@ -5,13 +5,15 @@ of a tile instead of leaving the wide one empty, and unpacked weights go from re
 product. They are packed in spans of one group of inputs: byte j of a span holds its input j in the
 low half and input j + GROUP / 2 in the high half, so both halves meet contiguous pieces of x.
 
-Inside the product a weight is an exact small integer. Zero and scale come in once per group:
+Inside the product a weight is an exact small integer, q - zero, and the scale comes in once per group:
 
-    sum_k (q_k - zero) scale x_k  =  scale (sum_k (q_k + OFFSET) x_k - (zero + OFFSET) sum_k x_k)
+    sum_k (q_k - zero) scale x_k  =  scale sum_k ((q_k + OFFSET) - (zero + OFFSET)) x_k
 
 OFFSET is what makes unpacking cheap: a byte 0x43 put above four bits is the bfloat16 number 128 + q (a
-byte 0x64 the float16 number 1024 + q), exactly. Where few tiles of outputs would leave processors idle, the
-inputs are split; the last program to arrive adds up all parts, in their order, so that results repeat.
+byte 0x64 the float16 number 1024 + q), exactly, and so is the difference of two of them.
+
+Where few tiles of outputs would leave processors idle, the inputs are split; the last program to arrive
+adds up all parts, in their order, so that results repeat.
 
     T  tokens      N  outputs      K  inputs
 """
@@ -122,15 +124,15 @@ def _w4a16_product(
     for group in range(part * share, tl.minimum(part * share + share, groups)):
         at = packed + n[:, None] * (K // 2) + group * (GROUP // 2) + j[None, :]
         low, high = _halves(tl.load(at, mask=n_mask[:, None], other=0), FAST, DTYPE)
+        zero = tl.load(zeros + group * N + n, mask=n_mask, other=0).to(tl.float32) + OFFSET
+        low, high = low - zero.to(DTYPE)[:, None], high - zero.to(DTYPE)[:, None]
         at = x + t[None, :] * K + group * GROUP + j[:, None]
         x_low = tl.load(at, mask=t_mask[None, :], other=0.0)
         x_high = tl.load(at + GROUP // 2, mask=t_mask[None, :], other=0.0)
         dot = tl.dot(low, x_low.to(DTYPE), input_precision="ieee")
         dot = tl.dot(high, x_high.to(DTYPE), dot, input_precision="ieee")
-        sums = tl.sum(x_low.to(tl.float32), axis=0) + tl.sum(x_high.to(tl.float32), axis=0)
         scale = tl.load(scales + group * N + n, mask=n_mask, other=0.0).to(tl.float32)
-        zero = tl.load(zeros + group * N + n, mask=n_mask, other=0).to(tl.float32) + OFFSET
-        acc += scale[:, None] * (dot - zero[:, None] * sums[None, :])
+        acc += scale[:, None] * dot
     where = t[None, :] * N + n[:, None]
     mask = n_mask[:, None] & t_mask[None, :]
     last = True
