@@ -1,6 +1,6 @@
 """Every measurement of speed, one after the other, then the tables and pictures made from them.
 
-    python -m benchmarks.everything                the whole, about a quarter of an hour on one GPU
+    python -m benchmarks.everything                the whole, about twenty minutes on one GPU
     python -m benchmarks.everything --tiny --out /tmp/results      the whole in a minute, on any machine
 
 What belongs to the pages is only written from the folder of the repository, not from another `--out`.
@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import importlib.util
 
-from benchmarks import attention, decode, prefix
+from benchmarks import attention, decode, launches, prefix, products, quantised, tiles
 from benchmarks.results import RESULTS, Clock, parser
 
 PARTS = {
     "attention": (attention.main, 3.0),
     "decode": (decode.main, 6.0),
     "prefix": (prefix.main, 5.0),
+    "products": (products.main, 1.0),
+    "tiles": (tiles.main, 3.0),
+    "launches": (launches.main, 0.5),
+    "quantised": (quantised.main, 2.0),
 }
 
 

@@ -1,6 +1,7 @@
 """The tables of docs/performance.md, made from the results of `decode`, `attention` and `prefix`.
 
-A table whose result is not there says so; no number is written by hand. The targets are in `targets.py`.
+A table whose result is not there says so; no number is written by hand. The targets are in `targets.py`,
+what is said of single layers in `layer_tables.py`.
 """
 
 from __future__ import annotations
@@ -247,8 +248,8 @@ def prefix() -> str:
 
 def _measured() -> Iterator[tuple[str, Result]]:
     """Every result of this page, by the name of its file."""
-    for part in ("attention", "decode", "prefix"):
-        for path in sorted(RESULTS.glob(f"{part}_*.json")):
+    for part in ("attention", "decode", "prefix", "tiles", "launches", "quantised"):
+        for path in sorted(RESULTS.glob(f"{part}*.json")):
             yield path.stem, json.loads(path.read_text(encoding="utf-8"))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import performance, targets
+from benchmarks import layer_tables, performance, targets
 from benchmarks.performance import table
 from manyhands.evaluation.record import read_results
 from manyhands.evaluation.summary import Summary
@@ -232,6 +232,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "needles": needles,
     "speed": speed,
     **performance.TABLES,
+    **layer_tables.TABLES,
     "targets": targets.targets,
 }
 

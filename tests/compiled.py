@@ -31,6 +31,7 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.model import kernels
 from manyhands.model.kernels import gated, norms, rows, skinny, w4a16
+from manyhands.model.quantised import Float8Linear
 from manyhands.model.w4a16 import Int4Linear
 
 CPU, DTYPE = torch.device("cpu"), torch.bfloat16
@@ -101,6 +102,12 @@ def products(capability: int) -> None:
     skinny.product(
         zeros(2, 256), zeros(192, 256), None, arrived, "silu", skinny.Tiles(64, 64, parts=2)
     )
+    if capability >= 90:
+        float8 = Float8Linear.from_weight(zeros(192, 256), zeros(192))
+        values = zeros(2, 256).to(torch.float8_e4m3fn), torch.ones(2)
+        skinny.product(
+            values[0], float8.weight, float8.bias, arrived, scales=(float8.scales, values[1])
+        )
     layer = Int4Linear.from_weight(torch.randn(128, 256), None)
     packed = (layer.packed, layer.scales, layer.zeros, None, layer.group, layer.arrived)
     w4a16.product(zeros(2, 256), *packed, w4a16.Tiles(parts=2))

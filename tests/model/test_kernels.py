@@ -18,6 +18,7 @@ from manyhands.model.w4a16 import Int4Linear
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 from manyhands.model.kernels import gated, norms, rows, skinny, w4a16
+from manyhands.model.quantised import Float8Linear
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -154,6 +155,27 @@ def test_gated_products_of_few_tokens(name: str, parts: int, dtype: torch.dtype)
         ours = skinny.product(x, weight, added, arrived, name, skinny.Tiles(parts=parts))
         torch.testing.assert_close(ours, expected, rtol=4 * STEPS[dtype], atol=4 * STEPS[dtype])
         assert not arrived.any()
+
+
+@pytest.mark.skipif(
+    GPU and torch.cuda.get_device_capability() < (9, 0), reason="float8 products begin with Hopper"
+)
+@pytest.mark.parametrize(
+    ("tokens", "inputs", "parts"), [(1, 512, 1), (3, 1024, 4), (17, 320, 1), (32, 512, 2)]
+)
+def test_float8_products_of_few_tokens(tokens: int, inputs: int, parts: int) -> None:
+    """The product of the very float8 numbers, scaled, and rounded once to bfloat16."""
+    layer = Float8Linear.from_weight(_normal(150, inputs) / inputs**0.5, _normal(150))
+    values, scales = _plain_rows(_normal(tokens, inputs))
+    both = layer.scales, scales
+    arrived = torch.zeros(3, dtype=torch.int32, device=DEVICE)
+    tiles = skinny.Tiles(inputs=256, parts=parts)
+    ours = skinny.product(values, layer.weight, layer.bias, arrived, tiles=tiles, scales=both)
+    exact = (values.double() * scales.double()[:, None]) @ layer.dequantised(torch.float64).t()
+    torch.testing.assert_close(
+        ours.double(), exact + layer.bias.double(), rtol=2.0**-7, atol=2.0**-7
+    )
+    assert not arrived.any()
 
 
 @TWO_BYTES

@@ -21,6 +21,7 @@ from torch.nn import functional
 from manyhands.model import kernels
 
 _TOP = 448.0  # the largest number of e4m3
+_SMALLEST_TILE = 16  # outputs
 _ROWS_AT_A_TIME = 4096  # of random weights, so that a large layer is never held in full precision
 
 
@@ -82,17 +83,20 @@ class Quantised(nn.Module):
 class Float8Linear(Quantised):
     """Weights [N, K] in e4m3 with a scale per output; activations with a scale per token.
 
-    On GPUs with float8 products (Hopper and later) one scaled product; elsewhere the same numbers
-    are multiplied in float32.
+    On GPUs with float8 products (Hopper and later) one scaled product, for few tokens by our own kernel
+    (`kernels/skinny.py`); elsewhere the same numbers are multiplied in float32.
     """
 
     weight: Tensor  # float8 [N, K]
     scales: Tensor  # float32 [N]
+    arrived: Tensor  # zeros for the kernel, see there
 
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight.shape[1], weight.shape[0], bias)
         self.register_buffer("weight", weight)
         self.register_buffer("scales", scales)
+        tiles = self.out_features // _SMALLEST_TILE + 1
+        self.register_buffer("arrived", torch.zeros(tiles, dtype=torch.int32, device=weight.device))
 
     @classmethod
     def from_weight(cls, weight: Tensor, bias: Tensor | None) -> Self:
@@ -124,6 +128,7 @@ class Float8Linear(Quantised):
             values, scales = _plain_rows(torch.randn(rows.shape, device=rows.device) * std)
             rows.copy_(values)
             self.scales[start : start + _ROWS_AT_A_TIME] = scales
+        self.arrived.zero_()
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
         """The weight [N, K] as ordinary numbers."""
@@ -148,8 +153,13 @@ class Float8Linear(Quantised):
 
     def _scaled_product(self, rows: Tensor) -> Tensor:
         from manyhands.model.kernels.rows import quantise_rows
+        from manyhands.model.kernels.skinny import MOST_TOKENS, product
 
         values, scales = quantise_rows(rows)
+        if len(rows) <= MOST_TOKENS:
+            both = self.scales, scales.flatten()
+            out = product(values, self.weight, self.bias, self.arrived, scales=both)
+            return out.to(rows.dtype)
         wanted = torch.bfloat16  # the one result that products with scales per row can have
         out = torch._scaled_mm(
             values,

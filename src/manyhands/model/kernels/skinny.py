@@ -10,6 +10,9 @@ Where few tiles of outputs would leave processors idle, the inputs are split int
 to arrive adds up all of them, in their order, so that results repeat. A token's result does not depend on
 which tokens are beside it, as long as they are few enough for one tile.
 
+Weights and inputs may also be float8 (e4m3), with a scale per output and per token that come in at the end.
+Sums of 128 such products leave the tensor cores before their accumulators, which are short, lose bits.
+
 Two halves of one product can go through an activation at once: `gated` is act(gate) * up, rounded where
 the modelling code rounds.
 
@@ -36,7 +39,11 @@ from manyhands.model.kernels.split import add_up
 
 MOST_TOKENS = 32
 _LONG_SHARE, _SHORT_SHARE = 3072, 512  # the fewest inputs that one of several programs goes through
-_DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_DOT = {
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.float8_e4m3fn: tl.float8e4nv,
+}
 
 
 @dataclass(frozen=True)
@@ -49,14 +56,14 @@ class Tiles:
     warps: int = 4
     stages: int = 4
 
-    def num_bytes(self, tokens: int, *, gated: bool) -> int:
+    def num_bytes(self, tokens: int, itemsize: int = 2, *, gated: bool) -> int:
         """Shared memory of a program, at most."""
         rows = self.outputs * (2 if gated else 1) + _narrow(tokens)
-        return 2 * self.stages * self.inputs * rows
+        return itemsize * self.stages * self.inputs * rows
 
-    def fitted(self, room: int, tokens: int, *, gated: bool) -> Tiles:
+    def fitted(self, room: int, tokens: int, itemsize: int = 2, *, gated: bool) -> Tiles:
         """The same with as many stages as find room in so many bytes."""
-        one = replace(self, stages=1).num_bytes(tokens, gated=gated)
+        one = replace(self, stages=1).num_bytes(tokens, itemsize, gated=gated)
         return replace(self, stages=max(1, min(self.stages, room // one)))
 
 
@@ -70,6 +77,8 @@ def _skinny(
     x,
     weight,
     bias,
+    weight_scales,  # [N], of float8
+    x_scales,  # [T]
     out,
     partial,
     arrived,
@@ -83,6 +92,7 @@ def _skinny(
     BIAS: tl.constexpr,
     GATED: tl.constexpr,
     ACT: tl.constexpr,
+    SCALED: tl.constexpr,
     EVEN: tl.constexpr,  # whole tiles of inputs
     DOT: tl.constexpr,  # the dtype that products are made in
     OVERLAP: tl.constexpr,
@@ -99,6 +109,8 @@ def _skinny(
     row = weight + tl.minimum(n, N - 1).to(tl.int64) * K  # outputs to spare repeat the last one
     take_over(OVERLAP)
 
+    # None: the tensor cores' accumulators are float32
+    SHORT: tl.constexpr = 128 if SCALED else None
     acc = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
     acc_up = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
     w_at = row[:, None] + k[None, :]
@@ -111,7 +123,7 @@ def _skinny(
             is_k = at + k < end
             w = tl.load(w_at + at, mask=is_k[None, :], other=0.0, eviction_policy="evict_first")
             v = tl.load(x_at + at, mask=is_t[None, :] & is_k[:, None], other=0.0).to(DOT)
-        acc = tl.dot(w.to(DOT), v, acc, input_precision="ieee")
+        acc = tl.dot(w.to(DOT), v, acc, input_precision="ieee", max_num_imprecise_acc=SHORT)
         if GATED:
             up_at = w_at + N.to(tl.int64) * K + at
             if EVEN:
@@ -135,6 +147,9 @@ def _skinny(
                 acc_up += tl.load(half, mask=is_out, other=0.0, cache_modifier=".cg")
     if last:
         DTYPE: tl.constexpr = out.dtype.element_ty
+        if SCALED:
+            acc *= tl.load(weight_scales + n, mask=is_n, other=0.0)[:, None]
+            acc *= tl.load(x_scales + t, mask=is_t, other=0.0)[None, :]
         if BIAS:
             acc += tl.load(bias + n, mask=is_n, other=0.0).to(tl.float32)[:, None]
         if GATED:
@@ -174,28 +189,36 @@ def product(
     arrived: Tensor,
     activation: str | None = None,
     tiles: Tiles | None = None,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """X [T, K], weight [N, K], bias [N] -> [T, N], for up to 32 tokens.
 
+    In float8 with `scales` [N] of the weight's rows and [T] of x's, both float32; the result is bfloat16.
     With an `activation` the weight is [2 F, K], gates first, and the result act(gate) * up [T, F].
     `arrived` are integers of 0, as many as there are tiles of outputs; they are 0 again afterwards.
     """
     x = x.contiguous()
     tokens, inputs = x.shape
     outputs = weight.shape[0] // (1 if activation is None else 2)
-    out = torch.empty((tokens, outputs), dtype=x.dtype, device=x.device)
+    dtype = x.dtype if scales is None else torch.bfloat16
+    out = torch.empty((tokens, outputs), dtype=dtype, device=x.device)
     if not tokens:
         return out
     is_gated = activation is not None
-    tiles = tiles or choose_tiles(weight.shape[0], inputs, x.device, gated=is_gated)
-    tiles = tiles.fitted(kernels.shared_memory(x.device), tokens, gated=is_gated)
+    assert not (is_gated and scales is not None), "the second half would need scales of its own"
+    if tiles is None:
+        tiles = choose_tiles(weight.shape[0], inputs, x.device, gated=is_gated)
+        tiles = replace(tiles, inputs=tiles.inputs * 2 // weight.element_size())
+    tiles = tiles.fitted(
+        kernels.shared_memory(x.device), tokens, weight.element_size(), gated=is_gated
+    )
     num_tiles = triton.cdiv(outputs, tiles.outputs)
     assert tiles.parts == 1 or len(arrived) >= num_tiles, (len(arrived), num_tiles)
     shape = (tiles.parts, tokens, weight.shape[0]) if tiles.parts > 1 else (1,)
     partial = torch.empty(shape, dtype=torch.float32, device=x.device)
     kernel: Any = _skinny
     kernel[(num_tiles, tiles.parts)](
-        *(x, weight, x if bias is None else bias, out, partial, arrived),
+        *(x, weight, x if bias is None else bias, *(scales or (x, x)), out, partial, arrived),
         *(tokens, outputs, inputs),
         BLOCK_N=tiles.outputs,
         BLOCK_K=tiles.inputs,
@@ -204,6 +227,7 @@ def product(
         BIAS=bias is not None,
         GATED=is_gated,
         ACT=0 if activation is None else ACTIVATIONS[activation],
+        SCALED=scales is not None,
         EVEN=inputs % tiles.inputs == 0,
         DOT=tl.float32 if triton.knobs.runtime.interpret else _DOT[x.dtype],
         num_warps=tiles.warps,

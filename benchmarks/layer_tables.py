@@ -1,0 +1,110 @@
+"""Tables of docs/performance.md about the layers: their launches, their products' tiles, quantised weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from benchmarks.performance import NOTHING_YET, Result, result, results, table
+from benchmarks.shapes import SHAPES
+
+KINDS = {"ordinary": "bfloat16", "fp8": "float8", "int4": "four bits"}
+
+
+def launches() -> str:
+    """Kernels of one decode layer without attention, and its time, before and after the swaps."""
+    found = result("launches")
+    if found is None:
+        return NOTHING_YET
+    by_model: dict[str, dict[bool, Result]] = {}
+    for line in found["layers"]:
+        by_model.setdefault(line["model"], {})[line["swapped"]] = line
+    rows = [
+        [model, *(f"{pair[swapped][what]:.0f}" for what in ("launches", "us") for swapped in pair)]
+        for model, pair in by_model.items()
+    ]
+    return table(["shapes", "launches", "swapped", "µs", "swapped"], rows)
+
+
+def tiles() -> str:
+    """What was best for each product in passes of a whole network."""
+    rows = []
+    for name, found in results("tiles"):
+        before = found["ms_before"]
+        for line in found["tiles"]:
+            size, best = " × ".join(map(str, line["size"])), line["tried"][0]
+            shown = "{1} × {2}, {3}, {4}, {5}".format(*best)
+            rows.append(
+                [
+                    SHAPES[name].title,
+                    line["product"],
+                    size,
+                    shown,
+                    f"{before:.2f} → {line['ms']:.2f}",
+                ]
+            )
+            before = line["ms"]
+    head = ["shapes", "product", "outputs × inputs", "best: tile, parts, warps, stages", "pass, ms"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+def quantised_products() -> str:
+    """All products of one layer by kind of weights and tokens, and reading them at the speed of a copy."""
+    found = result("quantised")
+    if found is None or not found.get("products"):
+        return NOTHING_YET
+    tokens = sorted({line["tokens"] for line in found["products"]})
+    rows = []
+    for model in dict.fromkeys(line["model"] for line in found["products"]):
+        for kind, called in KINDS.items():
+            sums = [_sum(found, model, kind, count) for count in tokens]
+            if all(sums):
+                floor = sums[0]["floor_us"]
+                rows.append([model, called, f"{floor:.0f}", *(f"{s['us']:.0f}" for s in sums)])
+    return table(["shapes", "weights", "floor, µs", *map(str, tokens)], rows)
+
+
+def _sum(found: Result, model: str, kind: str, tokens: int) -> dict[str, float]:
+    lines = [
+        line
+        for line in found["products"]
+        if (line["model"], line["weights"], line["tokens"]) == (model, kind, tokens)
+    ]
+    return {what: sum(line[what] for line in lines) for what in ("us", "floor_us")} if lines else {}
+
+
+def quantised_accuracy() -> str:
+    """What rounding costs: the same text through the ordinary and the quantised network."""
+    found = result("quantised")
+    if found is None or not found.get("accuracy"):
+        return NOTHING_YET
+    return table(
+        [
+            "network",
+            "weights",
+            "of the bytes",
+            "lists right",
+            "KL per token",
+            "likeliest token agrees",
+        ],
+        list(_accuracies(found)),
+    )
+
+
+def _accuracies(found: Result) -> Iterator[list[str]]:
+    def share(line: Result, name: str) -> str:
+        return f"{line[name]:.1%}" if name in line else ""
+
+    for line in found["accuracy"]:
+        yield [
+            line["model"],
+            KINDS[line["weights"]],
+            share(line, "size"),
+            share(line, "right"),
+            f"{line['kl']:.4f}" if "kl" in line else "",
+            share(line, "agreement"),
+        ]
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    made.__name__: made for made in (launches, tiles, quantised_products, quantised_accuracy)
+}
