@@ -5,7 +5,8 @@ A query is rotated by its entry's angle when it is loaded; keys lie rotated in m
 in tiles, softmax is kept running (largest score, sum, weighted values), scores in float32 and in units
 of log 2. In large tiles, where arithmetic is what takes time, nothing is masked as long as every row
 sees every key; only the edges are (first and last keys, the causal diagonal, a window's end). Small
-tiles wait for memory anyway, and mask everywhere.
+tiles wait for memory anyway, and mask everywhere. Programs start in the order of the list, the heads
+of an item side by side: they read the same slots.
 
     r  query heads per key/value head      D, Dv  head dims
 """
@@ -94,7 +95,7 @@ def attend_kernel(
     VALUE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program (key/value head, item): the heads of a slot lie together, and are loaded together."""
+    """Program (key/value head, item)."""
     item = items + tl.program_id(1) * 6
     count = tl.load(item + 1)
     if count == 0:  # padding of the list; its first item waits all the same, see overlap.py
@@ -127,9 +128,7 @@ def attend_kernel(
     all_end = tl.minimum(tl.min(last, 0), end) // KEYS * KEYS
     all_end = tl.maximum(all_end, all_start)
 
-    n = tl.arange(0, KEYS)
     take_over(OVERLAP)
-
     source = q + token.to(tl.int64)[:, None] * q_token + head[:, None] * q_head
     turn = entry.to(tl.int64)[:, None] * (HEAD_DIM // 2)
     query = turned(
@@ -140,6 +139,7 @@ def attend_kernel(
     # rounded as memory rounds its keys
     query = (query * scaling).to(q.dtype.element_ty).to(DOT)
 
+    n = tl.arange(0, KEYS)
     dim = columns(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)
     is_dim = (dim < HEAD_DIM)[None, :]
     d = tl.arange(0, VALUE)
@@ -154,20 +154,15 @@ def attend_kernel(
             pages, page_at, tl.where(all_start < all_end, all_start, key_start), n, end, PAGE, KEYS
         )
         for key in range(all_start, all_end, KEYS):
+            here = page
+            # Looked up one turn ahead: keys are loaded without waiting for their page's number.
+            page = _page(pages, page_at, tl.minimum(key + KEYS, all_end - KEYS), n, end, PAGE, KEYS)
             if MAPPED:
-                first = (page * PAGE + key % PAGE).to(tl.int32)
-                page = _page(
-                    pages, page_at, tl.minimum(key + KEYS, all_end - KEYS), n, end, PAGE, KEYS
-                )
+                first = (here * PAGE + key % PAGE).to(tl.int32)
                 k = key_map.load([first, kv_head * HEAD_DIM]).to(DOT)
                 v = value_map.load([first, kv_head * VALUE_DIM]).to(DOT)
             else:
-                slot = _slots(page, key, n, PAGE, KEYS)
-                # Looked up one turn ahead: keys are loaded without waiting for their page's number.
-                page = _page(
-                    pages, page_at, tl.minimum(key + KEYS, all_end - KEYS), n, end, PAGE, KEYS
-                )
-                at = slot[:, None] * NUM_KV_HEADS + kv_head
+                at = _slots(here, key, n, PAGE, KEYS)[:, None] * NUM_KV_HEADS + kv_head
                 k = tl.load(keys + at * HEAD_DIM + dim[None, :], mask=is_dim, other=0.0).to(DOT)
                 v = tl.load(values + at * VALUE_DIM + d[None, :], mask=is_value, other=0.0).to(DOT)
             products = tl.dot(query, tl.trans(k), input_precision="ieee")
@@ -186,7 +181,7 @@ def attend_kernel(
         num_behind = 0
         all_end = end
 
-    # What small tiles load, hardly anybody else does: weights asked for in advance should rather stay.
+    # What small tiles load, hardly anybody else does: it need not stay in the cache.
     KEPT: tl.constexpr = "" if SPLIT else "evict_first"
     num_edges = num_before + num_behind
     first_edge = tl.where(num_before > 0, start, tl.where(num_behind > 0, all_end, key_start))
