@@ -14,10 +14,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -79,7 +78,7 @@ class Tried:
             own = self.table.get((outputs, inputs))
             return own or usual(outputs, inputs, device, gated=gated)
 
-        with replaced(choose):
+        with mock.patch.object(skinny, "choose_tiles", choose):
             self.ms()  # whatever is set up once
             best = self.ms()
             self.results.put(
@@ -120,17 +119,6 @@ class Tried:
         time_passes(self.engine, views, passes=3)
         passes = 2 if self.tiny else 14
         return round(1e3 * statistics.median(time_passes(self.engine, views, passes=passes)), 4)
-
-
-@contextmanager
-def replaced(choose: object) -> Iterator[None]:
-    """Another rule for tiles, for a while."""
-    usual = skinny.choose_tiles
-    skinny.choose_tiles = choose  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        skinny.choose_tiles = usual
 
 
 def main(words: list[str] | None = None) -> None:

@@ -29,7 +29,6 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.model import kernels
 from manyhands.model.kernels import gated, norms, rows, skinny, w4a16
 from manyhands.model.quantised import Float8Linear
 from manyhands.model.w4a16 import Int4Linear
@@ -77,7 +76,7 @@ def compile_only(capability: int) -> None:
         return kernel
 
     JITFunction.run = compiled  # type: ignore[method-assign]
-    for place in ((kernels, "shared_memory"), (triton_backend, "_shared_memory")):
+    for place in ((skinny, "shared_memory"), (triton_backend, "shared_memory")):
         setattr(*place, lambda device: MOST_SHARED[capability])
     overlap._can_overlap = lambda device: capability >= 90  # type: ignore[assignment]
 

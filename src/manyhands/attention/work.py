@@ -25,7 +25,7 @@ from manyhands.cache.plan import Plan
 
 ENDLESS = 1 << 30  # the end of a strip's last chunk: as far as the entries themselves reach
 _ALL = slice(None)
-_HARDLY_MORE = 1.05
+_HARDLY_MORE = 1.05  # of the keys that the largest small tiles would load
 ITEM_FIELDS = 6  # first entry, number of entries, first key, end of keys, first page, chunk
 
 

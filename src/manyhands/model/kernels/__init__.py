@@ -47,12 +47,3 @@ def num_processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 132
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@functools.cache
-def shared_memory(device: torch.device) -> int:
-    """Bytes that one program of a CUDA device may have; an H200's number for everything else."""
-    if device.type != "cuda":
-        return 232448
-    about = torch.cuda.get_device_properties(device)
-    return int(about.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # stubs lack it

@@ -33,6 +33,7 @@ import triton.language as tl
 from torch import Tensor
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
+from manyhands.attention.triton_backend import shared_memory
 from manyhands.model import kernels
 from manyhands.model.kernels.gated import ACTIVATIONS, activated
 from manyhands.model.kernels.split import add_up
@@ -209,9 +210,7 @@ def product(
     if tiles is None:
         tiles = choose_tiles(weight.shape[0], inputs, x.device, gated=is_gated)
         tiles = replace(tiles, inputs=tiles.inputs * 2 // weight.element_size())
-    tiles = tiles.fitted(
-        kernels.shared_memory(x.device), tokens, weight.element_size(), gated=is_gated
-    )
+    tiles = tiles.fitted(shared_memory(x.device), tokens, weight.element_size(), gated=is_gated)
     num_tiles = triton.cdiv(outputs, tiles.outputs)
     assert tiles.parts == 1 or len(arrived) >= num_tiles, (len(arrived), num_tiles)
     shape = (tiles.parts, tokens, weight.shape[0]) if tiles.parts > 1 else (1,)
