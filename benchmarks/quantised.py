@@ -31,6 +31,7 @@ from manyhands.model.loading import load_adapter
 from manyhands.model.quantise import KINDS, quantise_network
 from manyhands.model.quantised import Quantised
 from manyhands.model.self_test import exact_attention
+from manyhands.model.w4a16 import span_of
 from manyhands.strategies.settings import EndSettings
 from manyhands.tasks.graders import grade_list
 from manyhands.tasks.problem_list import problem_list
@@ -116,10 +117,9 @@ class Measurement:
                 wide = min(64, max(16, tokens))
                 grid = [
                     Tiles(outputs=rows, tokens=wide, parts=parts, warps=warps, stages=stages)
-                    for rows in (64, 128)
+                    for rows, warps in ((32, 2), (64, 4), (128, 4), (128, 8))
                     for parts in (1, 2, 4, 8)
-                    for warps in (4, 8)
-                    for stages in (3, 5)
+                    for stages in (2, 3, 4)
                 ]
                 timed = []
                 for tiles in grid:
@@ -133,7 +133,8 @@ class Measurement:
 
                     timed.append((milliseconds(work, self.device) / len(layers), tiles))
                 best = min(timed, key=lambda pair: pair[0])
-                chosen = choose_tiles(tokens, outputs, inputs // layers[0].group, self.device)
+                spans = inputs // span_of(inputs, layers[0].group)
+                chosen = choose_tiles(tokens, outputs, spans, self.device)
                 self.results.add(
                     "tiles",
                     model=shape.title,

@@ -14,7 +14,7 @@ from torch.nn import functional
 from manyhands.model import kernels
 from manyhands.model.layers import Form, HeadNorms, Norm, join
 from manyhands.model.quantised import _plain_rows
-from manyhands.model.w4a16 import Int4Linear
+from manyhands.model.w4a16 import Int4Linear, pack, unpack
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 from manyhands.model.kernels import gated, norms, rows, skinny, w4a16
@@ -224,8 +224,14 @@ FAST = pytest.mark.parametrize(
 )
 
 
-def _layer(outputs: int, inputs: int, *, bias: bool) -> Int4Linear:
+def _layer(outputs: int, inputs: int, *, bias: bool, group: int | None = None) -> Int4Linear:
     layer = Int4Linear.from_weight(_normal(outputs, inputs) / inputs**0.5, None)
+    if group is not None:  # smaller groups than we would have made ourselves
+        repeat = layer.group // group
+        q = unpack(layer.packed, layer.group)
+        scales, zeros = (x.repeat_interleave(repeat, 0) for x in (layer.scales, layer.zeros))
+        stretched = scales * (1 + torch.arange(len(scales), device=scales.device) % 5)[:, None]
+        layer = Int4Linear(pack(q, group), stretched.to(scales.dtype), zeros, None)
     layer.bias = nn.Parameter(_normal(outputs)) if bias else None
     return layer
 
@@ -266,6 +272,15 @@ def test_products_in_float32() -> None:
     _close(_product(layer, x, w4a16.Tiles(parts=2), False), expected.float())
 
 
+@FAST
+@pytest.mark.parametrize("group", [32, 64])
+def test_spans_of_several_groups(group: int, fast: bool) -> None:
+    layer, x = _layer(70, 512, bias=True, group=group), _normal(3, 512, dtype=torch.bfloat16)
+    _close(_product(layer, x, w4a16.Tiles(parts=2), fast), _exact(layer, x).to(torch.bfloat16))
+    ours = w4a16.dequantise(layer.packed, layer.scales, layer.zeros, group, torch.float32)
+    torch.testing.assert_close(ours, layer.dequantised(torch.float32), rtol=1e-6, atol=0)
+
+
 @DTYPES
 @pytest.mark.parametrize("inputs", [32, 64, 384])
 def test_unpacking(dtype: torch.dtype, inputs: int) -> None:
@@ -279,8 +294,8 @@ def test_unpacking(dtype: torch.dtype, inputs: int) -> None:
 def test_tiles() -> None:
     """Few tokens and few outputs: inputs are split until the processors are busy, not beyond."""
     device = torch.device("cpu")
-    assert w4a16.choose_tiles(1, 55296, 40, device).parts == 1
-    assert w4a16.choose_tiles(1, 7168, 40, device).parts == 4
-    assert w4a16.choose_tiles(4, 5120, 216, device).parts == 4
+    assert w4a16.choose_tiles(1, 55296, 20, device).parts == 1
+    assert w4a16.choose_tiles(1, 7168, 20, device).parts == 4
+    assert w4a16.choose_tiles(4, 5120, 108, device).parts == 8
     assert w4a16.choose_tiles(1, 64, 8, device).parts == 2
     assert w4a16.choose_tiles(256, 64, 64, device) == w4a16.Tiles(tokens=64)

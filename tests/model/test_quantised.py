@@ -19,7 +19,7 @@ from manyhands.model.quantised import Float8Linear, Quantised
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
 from manyhands.model.swaps import swap
-from manyhands.model.w4a16 import Int4Linear, group_for, pack, unpack
+from manyhands.model.w4a16 import Int4Linear, group_for, pack, span_of, unpack
 from tests.model.families_zoo import some_tokens, tiny_models
 
 ZOO = tiny_models()
@@ -127,13 +127,23 @@ def test_layers_with_different_orders_of_inputs_are_not_joined() -> None:
     assert torch.equal(joined.order, second.order)
 
 
-@pytest.mark.parametrize("group", [32, 64, 128])
-def test_packing_in_halves(group: int) -> None:
-    q = torch.randint(0, 16, (5, 2 * group))
+@pytest.mark.parametrize(
+    ("inputs", "group"), [(96, 32), (128, 32), (192, 64), (512, 64), (512, 128)]
+)
+def test_packing_in_quarters(inputs: int, group: int) -> None:
+    q = torch.randint(0, 16, (5, inputs))
     packed = pack(q, group)
-    assert packed.shape == (5, group)
+    assert packed.shape == (5, inputs // 4)
     assert torch.equal(unpack(packed, group), q.to(torch.uint8))
-    assert packed[0, 0] == q[0, 0] + 16 * q[0, group // 2]
+    quarter = span_of(inputs, group) // 4
+    assert group % quarter == 0
+    first = sum(int(q[0, i * quarter]) << 4 * i for i in range(4))
+    assert int(packed[0, 0]) % (1 << 16) == first
+
+
+def test_spans() -> None:
+    sizes = [(5120, 128), (384, 128), (5120, 64), (5120, 32), (96, 32)]
+    assert [span_of(*size) for size in sizes] == [256, 128, 256, 128, 32]
 
 
 def test_groups() -> None:

@@ -7,7 +7,7 @@ each in its own order of bits; here they are put into the one order that our ker
 scales keep the values of the checkpoint. GPTQ may have quantised the inputs in another order than
 they come in ("act-order"): then `order` says in which, and the inputs are picked in that order first.
 
-    N  outputs      K  inputs      G  groups of inputs
+    N  outputs      K  inputs      G  groups of inputs      S  inputs of a span, see `pack`
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from manyhands.model import kernels
 from manyhands.model.quantised import Quantised, joined_bias
 
 GROUPS = (128, 64, 32)  # what the kernel can have
+_SPANS = (256, 128, 64, 32)
 # Beyond so many tokens the weights are unpacked once and an ordinary product is made with them.
 _MOST_TOKENS = 256
 _LEVELS, _MIDDLE = 15, 8
@@ -31,7 +32,7 @@ _LEVELS, _MIDDLE = 15, 8
 class Int4Linear(Quantised):
     """Four-bit weights; `group` inputs share a scale and a zero."""
 
-    packed: Tensor  # bytes [N, K / 2], see `pack`
+    packed: Tensor  # int16 [N, K / 4], see `pack`
     scales: Tensor  # float16 or bfloat16 [G, N]
     zeros: Tensor  # bytes [G, N]
     order: Tensor | None  # int32 [K]: the input that stands at each place; None: as they come
@@ -45,7 +46,7 @@ class Int4Linear(Quantised):
         bias: Tensor | None,
         order: Tensor | None = None,
     ) -> None:
-        super().__init__(packed.shape[1] * 2, packed.shape[0], bias)
+        super().__init__(packed.shape[1] * 4, packed.shape[0], bias)
         self.group = self.in_features // scales.shape[0]
         for name, buffer in (("packed", packed), ("scales", scales), ("zeros", zeros)):
             self.register_buffer(name, buffer.contiguous())
@@ -74,7 +75,7 @@ class Int4Linear(Quantised):
         device, (outputs, inputs) = linear.weight.device, linear.weight.shape
         groups = inputs // (group_for(inputs) or inputs)
         return cls(
-            torch.empty(outputs, inputs // 2, dtype=torch.uint8, device=device),
+            torch.empty(outputs, inputs // 4, dtype=torch.int16, device=device),
             torch.empty(groups, outputs, dtype=torch.float16, device=device),
             torch.empty(groups, outputs, dtype=torch.uint8, device=device),
             linear.bias,
@@ -100,7 +101,7 @@ class Int4Linear(Quantised):
 
     def fill(self, std: float) -> None:
         """Random weights of about this spread, made in place: even numbers from 0 to 15."""
-        self.packed.random_(0, 256)
+        self.packed.view(torch.uint8).random_(0, 256)
         self.scales.fill_(std / 4.61)  # the spread of 0 … 15
         self.zeros.fill_(_MIDDLE)
         self.arrived.zero_()
@@ -148,19 +149,27 @@ def group_for(inputs: int) -> int | None:
     return next((group for group in GROUPS if inputs % group == 0), None)
 
 
-def pack(q: Tensor, group: int) -> Tensor:
-    """Whole numbers 0 … 15 [N, K] -> bytes [N, K / 2].
+def span_of(inputs: int, group: int) -> int:
+    """How many inputs are packed together: quarters of a span lie within a group, and are long to load."""
+    return next(span for span in _SPANS if inputs % span == 0 and group <= span <= 4 * group)
 
-    Byte j of a group holds its input j in the low half, and input j + group / 2 in the high half.
+
+def pack(q: Tensor, group: int) -> Tensor:
+    """Whole numbers 0 … 15 [N, K] -> int16 [N, K / 4].
+
+    Word j of a span holds input j of each of the span's quarters, the first in its lowest four bits.
     """
-    low, high = q.to(torch.uint8).reshape(q.shape[0], -1, 2, group // 2).unbind(2)
-    return (low | high << 4).flatten(1)
+    span = span_of(q.shape[1], group)
+    quarters = q.to(torch.int32).reshape(q.shape[0], -1, 4, span // 4).unbind(2)
+    word = quarters[0] | quarters[1] << 4 | quarters[2] << 8 | quarters[3] << 12
+    return word.to(torch.int16).flatten(1)  # the highest bit becomes the sign
 
 
 def unpack(packed: Tensor, group: int) -> Tensor:
-    """What `pack` packed: bytes [N, K / 2] -> [N, K]."""
-    byte = packed.view(packed.shape[0], -1, group // 2)
-    return torch.stack((byte & 0xF, byte >> 4), dim=2).flatten(1)
+    """What `pack` packed: int16 [N, K / 4] -> bytes [N, K]."""
+    words = packed.view(packed.shape[0], -1, span_of(4 * packed.shape[1], group) // 4)
+    quarters = [(words >> shift & 0xF).to(torch.uint8) for shift in (0, 4, 8, 12)]
+    return torch.stack(quarters, dim=2).flatten(1)
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:

@@ -2,20 +2,21 @@
 
 Weights are the *left* operand of the tensor cores, so that a handful of tokens fills the narrow side
 of a tile instead of leaving the wide one empty, and unpacked weights go from registers into the
-product. They are packed in spans of one group of inputs: byte j of a span holds its input j in the
-low half and input j + GROUP / 2 in the high half, so both halves meet contiguous pieces of x.
+product. They are packed in words of 16 bits over a span of inputs: word j of a span holds, from its lowest
+four bits up, the inputs j of the span's four quarters. So every quarter meets a contiguous piece of x, and
+words lie in registers just as the 16-bit numbers do that they become: nothing is moved around.
 
 Inside the product a weight is an exact small integer, q - zero, and the scale comes in once per group:
 
     sum_k (q_k - zero) scale x_k  =  scale sum_k ((q_k + OFFSET) - (zero + OFFSET)) x_k
 
-OFFSET is what makes unpacking cheap: a byte 0x43 put above four bits is the bfloat16 number 128 + q (a
-byte 0x64 the float16 number 1024 + q), exactly, and so is the difference of two of them.
+OFFSET is what makes unpacking cheap: 0x4300 with four bits set at its end is the bfloat16 number 128 + q
+(0x6400 the float16 number 1024 + q), exactly, and so is the difference of two of them.
 
 Where few tiles of outputs would leave processors idle, the inputs are split; the last program to arrive
 adds up all parts, in their order, so that results repeat.
 
-    T  tokens      N  outputs      K  inputs
+    T  tokens      N  outputs      K  inputs      S  inputs of a span (`model/w4a16.py`)
 """
 
 # Kernels are written in Triton's language, which has no types of Python's.
@@ -34,21 +35,24 @@ from torch import Tensor
 from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.model import kernels
 from manyhands.model.kernels.split import add_up
+from manyhands.model.w4a16 import span_of
 
+# Two words at a time; 0xEA is (a & b) | c.
 _UNPACK = """
 {
-.reg .b32 low, high;
-and.b32 low, $4, 0x0F0F0F0F;
-shr.u32 high, $4, 4;
-and.b32 high, high, 0x0F0F0F0F;
-prmt.b32 $0, low, MAGIC, 0x4140;
-prmt.b32 $1, low, MAGIC, 0x4342;
-prmt.b32 $2, high, MAGIC, 0x4140;
-prmt.b32 $3, high, MAGIC, 0x4342;
+.reg .b32 rest;
+lop3.b32 $0, $4, 0x000F000F, MAGIC, 0xEA;
+shr.u32 rest, $4, 4;
+lop3.b32 $1, rest, 0x000F000F, MAGIC, 0xEA;
+shr.u32 rest, $4, 8;
+lop3.b32 $2, rest, 0x000F000F, MAGIC, 0xEA;
+shr.u32 rest, $4, 12;
+lop3.b32 $3, rest, 0x000F000F, MAGIC, 0xEA;
 }
 """
-UNPACK_BFLOAT16 = tl.constexpr(_UNPACK.replace("MAGIC", "0x43434343"))
-UNPACK_FLOAT16 = tl.constexpr(_UNPACK.replace("MAGIC", "0x64646464"))
+UNPACK_BFLOAT16 = tl.constexpr(_UNPACK.replace("MAGIC", "0x43004300"))
+UNPACK_FLOAT16 = tl.constexpr(_UNPACK.replace("MAGIC", "0x64006400"))
+_LEAST_DIMS = 16  # of a product; shorter quarters are padded
 
 
 @dataclass(frozen=True)
@@ -59,40 +63,45 @@ class Tiles:
     tokens: int = 16
     parts: int = 1
     warps: int = 4
-    stages: int = 4
+    stages: int = 3
 
 
 @triton.jit
-def _halves(packed, FAST: tl.constexpr, DTYPE: tl.constexpr):
-    """The numbers in the low and the high halves of bytes; FAST adds the dtype's OFFSET to them."""
+def _quarters(words, FAST: tl.constexpr, DTYPE: tl.constexpr):
+    """The four numbers in every word; FAST adds the dtype's OFFSET to them."""
     if not FAST:
-        low = (packed & 0xF).to(DTYPE)
-        high = (packed >> 4).to(DTYPE)
+        bits = words.to(tl.int32)
+        quarters = (
+            (bits & 0xF).to(DTYPE),
+            ((bits >> 4) & 0xF).to(DTYPE),
+            ((bits >> 8) & 0xF).to(DTYPE),
+            ((bits >> 12) & 0xF).to(DTYPE),
+        )
     elif tl.bfloat16 == DTYPE:
-        low, high = tl.inline_asm_elementwise(
+        quarters = tl.inline_asm_elementwise(
             UNPACK_BFLOAT16,
             "=r,=r,=r,=r,r",
-            [packed],
-            dtype=(tl.bfloat16, tl.bfloat16),
+            [words],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True,
-            pack=4,
+            pack=2,
         )
     else:
-        low, high = tl.inline_asm_elementwise(
+        quarters = tl.inline_asm_elementwise(
             UNPACK_FLOAT16,
             "=r,=r,=r,=r,r",
-            [packed],
-            dtype=(tl.float16, tl.float16),
+            [words],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
             is_pure=True,
-            pack=4,
+            pack=2,
         )
-    return low, high
+    return quarters
 
 
 @triton.jit
 def _w4a16_product(
     x,
-    packed,
+    packed,  # [N, K / 4] int16
     scales,
     zeros,
     bias,
@@ -102,7 +111,10 @@ def _w4a16_product(
     T,
     N,
     K,
+    words_per_row,
     GROUP: tl.constexpr,
+    SPAN: tl.constexpr,
+    QUARTER: tl.constexpr,  # of a span, padded
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     PARTS: tl.constexpr,
@@ -116,23 +128,29 @@ def _w4a16_product(
     tile_n, tile_t, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     t = tile_t * BLOCK_T + tl.arange(0, BLOCK_T)
-    j = tl.arange(0, GROUP // 2)
+    j = tl.arange(0, QUARTER)
     n_mask, t_mask = n < N, t < T
-    groups = K // GROUP
-    share = tl.cdiv(groups, PARTS)
+    word_mask, x_mask = n_mask[:, None], t_mask[None, :]
+    if QUARTER * 4 > SPAN:
+        word_mask &= (j < SPAN // 4)[None, :]
+        x_mask &= (j < SPAN // 4)[:, None]
+    spans = K // SPAN
+    share = tl.cdiv(spans, PARTS)
     acc = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
-    for group in range(part * share, tl.minimum(part * share + share, groups)):
-        at = packed + n[:, None] * (K // 2) + group * (GROUP // 2) + j[None, :]
-        low, high = _halves(tl.load(at, mask=n_mask[:, None], other=0), FAST, DTYPE)
-        zero = tl.load(zeros + group * N + n, mask=n_mask, other=0).to(tl.float32) + OFFSET
-        low, high = low - zero.to(DTYPE)[:, None], high - zero.to(DTYPE)[:, None]
-        at = x + t[None, :] * K + group * GROUP + j[:, None]
-        x_low = tl.load(at, mask=t_mask[None, :], other=0.0)
-        x_high = tl.load(at + GROUP // 2, mask=t_mask[None, :], other=0.0)
-        dot = tl.dot(low, x_low.to(DTYPE), input_precision="ieee")
-        dot = tl.dot(high, x_high.to(DTYPE), dot, input_precision="ieee")
-        scale = tl.load(scales + group * N + n, mask=n_mask, other=0.0).to(tl.float32)
-        acc += scale[:, None] * dot
+    for span in range(part * share, tl.minimum(part * share + share, spans)):
+        at = packed + n[:, None] * words_per_row + span * (SPAN // 4) + j[None, :]
+        quarters = _quarters(tl.load(at, mask=word_mask, other=0), FAST, DTYPE)
+        at = x + t[None, :] * K + span * SPAN + j[:, None]
+        for i in tl.static_range(4):
+            if i * SPAN // 4 % GROUP == 0:  # a group begins
+                group = (span * SPAN + i * (SPAN // 4)) // GROUP
+                zero = tl.load(zeros + group * N + n, mask=n_mask, other=0).to(tl.float32) + OFFSET
+                scale = tl.load(scales + group * N + n, mask=n_mask, other=0.0).to(tl.float32)
+                dot = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
+            x_i = tl.load(at + i * (SPAN // 4), mask=x_mask, other=0.0).to(DTYPE)
+            dot = tl.dot(quarters[i] - zero.to(DTYPE)[:, None], x_i, dot, input_precision="ieee")
+            if (i + 1) * SPAN // 4 % GROUP == 0:
+                acc += scale[:, None] * dot
     where = t[None, :] * N + n[:, None]
     mask = n_mask[:, None] & t_mask[None, :]
     last = True
@@ -154,31 +172,34 @@ def _w4a16_unpack(
     N,
     K,
     GROUP: tl.constexpr,
+    SPAN: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     take_over(OVERLAP)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    group = tl.program_id(1)
-    j = tl.arange(0, GROUP // 2)
-    mask = (n < N)[:, None] & (j < GROUP // 2)[None, :]
-    byte = tl.load(packed + n[:, None] * (K // 2) + group * (GROUP // 2) + j[None, :], mask=mask)
-    scale = tl.load(scales + group * N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    zero = tl.load(zeros + group * N + n, mask=n < N, other=0).to(tl.float32)[:, None]
-    at = out + n[:, None].to(tl.int64) * K + group * GROUP + j[None, :]
-    low = ((byte & 0xF).to(tl.float32) - zero) * scale
-    high = ((byte >> 4).to(tl.float32) - zero) * scale
-    tl.store(at, low.to(out.dtype.element_ty), mask=mask)
-    tl.store(at + GROUP // 2, high.to(out.dtype.element_ty), mask=mask)
+    span = tl.program_id(1)
+    j = tl.arange(0, SPAN // 4)
+    n_mask = n < N
+    mask = n_mask[:, None] & (j < SPAN // 4)[None, :]
+    words = tl.load(packed + n[:, None] * (K // 4) + span * (SPAN // 4) + j[None, :], mask=mask)
+    quarters = _quarters(words, False, tl.float32)
+    at = out + n[:, None].to(tl.int64) * K + span * SPAN + j[None, :]
+    for i in tl.static_range(4):
+        group = (span * SPAN + i * (SPAN // 4)) // GROUP
+        scale = tl.load(scales + group * N + n, mask=n_mask, other=0.0).to(tl.float32)[:, None]
+        zero = tl.load(zeros + group * N + n, mask=n_mask, other=0).to(tl.float32)[:, None]
+        weight = (quarters[i] - zero) * scale
+        tl.store(at + i * (SPAN // 4), weight.to(out.dtype.element_ty), mask=mask)
 
 
-def choose_tiles(tokens: int, outputs: int, groups: int, device: torch.device) -> Tiles:
+def choose_tiles(tokens: int, outputs: int, spans: int, device: torch.device) -> Tiles:
     """Tiles that fill the processors a few times over; inputs are split for few tokens only."""
     wide = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
     tiles = triton.cdiv(outputs, 64) * triton.cdiv(tokens, wide)
-    wanted = 4 * kernels.num_processors(device)
+    wanted = 5 * kernels.num_processors(device)  # as tuned on an H200, with four tokens
     parts = 1
-    while parts < 16 and tiles * parts * 2 <= wanted and groups // (parts * 2) >= 4:
+    while parts < 16 and tiles * parts * 2 <= wanted and spans // (parts * 2) >= 4:
         parts *= 2
     return Tiles(tokens=wide, parts=parts if tokens <= 64 else 1)
 
@@ -195,7 +216,7 @@ def product(
     *,
     fast: bool = True,
 ) -> Tensor:
-    """X [T, K], packed [N, K / 2] bytes, scales and zeros [K / group, N], bias [N] -> [T, N].
+    """X [T, K], packed int16 [N, K / 4], scales and zeros [K / group, N], bias [N] -> [T, N].
 
     `arrived` are integers of 0, as many as there are tiles or more; they are 0 again afterwards.
     `fast` unpacks with instructions of the GPU, which Triton's interpreter does not have.
@@ -206,7 +227,8 @@ def product(
     out = torch.empty((tokens, outputs), dtype=x.dtype, device=x.device)
     if not tokens:
         return out
-    tiles = tiles or choose_tiles(tokens, outputs, inputs // group, x.device)
+    span = span_of(inputs, group)
+    tiles = tiles or choose_tiles(tokens, outputs, inputs // span, x.device)
     grid = (triton.cdiv(outputs, tiles.outputs), triton.cdiv(tokens, tiles.tokens), tiles.parts)
     split = tiles.parts > 1
     shape = (tiles.parts, tokens, outputs) if split else (1,)
@@ -218,8 +240,10 @@ def product(
     kernel: Any = _w4a16_product
     kernel[grid](
         *(x, packed, scales, zeros, x if bias is None else bias, out, partial, arrived),
-        *(tokens, outputs, inputs),
+        *(tokens, outputs, inputs, inputs // 4),
         GROUP=group,
+        SPAN=span,
+        QUARTER=max(_LEAST_DIMS, span // 4),
         BLOCK_N=tiles.outputs,
         BLOCK_T=tiles.tokens,
         PARTS=tiles.parts,
@@ -238,13 +262,15 @@ def dequantise(
     packed: Tensor, scales: Tensor, zeros: Tensor, group: int, dtype: torch.dtype
 ) -> Tensor:
     """The weight [N, K] as ordinary numbers of `dtype`."""
-    outputs, inputs = packed.shape[0], packed.shape[1] * 2
+    outputs, inputs = packed.shape[0], packed.shape[1] * 4
+    span = span_of(inputs, group)
     out = torch.empty((outputs, inputs), dtype=dtype, device=packed.device)
     kernel: Any = _w4a16_unpack
-    kernel[(triton.cdiv(outputs, 32), inputs // group)](
+    kernel[(triton.cdiv(outputs, 32), inputs // span)](
         *(packed, scales, zeros, out),
         *(outputs, inputs),
         GROUP=group,
+        SPAN=span,
         BLOCK_N=32,
         **launch_options(packed.device),
     )
