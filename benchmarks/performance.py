@@ -116,11 +116,13 @@ def sampled() -> str:
             f"{line['greedy_ms']:.2f}",
             f"{line['ms']:.2f}",
             f"{line['ms'] - line['greedy_ms']:.2f}",
+            f"{line['flat_ms']:.2f}",
         ]
         for name, found in results("decode")
         for line in found.get("sampled", [])
+        if "flat_ms" in line
     ]
-    head = ["shapes", "workers", "greedy, ms", "sampled, ms", "more"]
+    head = ["shapes", "workers", "greedy, ms", "sampled, ms", "more", "flat, ms"]
     return table(head, rows) if rows else NOTHING_YET
 
 

@@ -198,3 +198,39 @@ def test_narrow_logits_are_taken_as_they_are(name: str, dtype: torch.dtype) -> N
     logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(1)).to(dtype)
     choices = [replace(CHOICES[name], draw=draw) for draw in (0.1, 0.5, 0.9)]
     assert choose(logits, choices) == choose(logits.float(), choices)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CHOICES)
+def test_candidates_choose_what_the_whole_vocabulary_would(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few candidates, so that some draws are beyond them; equals, both zeros, and tokens that cannot be."""
+    logits = torch.randn(200, 60, generator=torch.Generator().manual_seed(2)) * 2
+    logits[:, 20:23], logits[:, 23:26], logits[::2, 30:] = -0.0, 0.0, float("-inf")
+    choices = [replace(CHOICES[name], draw=(i + 0.5) / len(logits)) for i in range(len(logits))]
+    expected = choose(logits.to(dtype), choices)
+    few_candidates(monkeypatch)
+    assert choose(logits.to(dtype), choices) == expected
+
+
+def test_what_candidates_leave_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row's draw lies beyond them, the other's does not; and a cut that keeps more of them may."""
+    few_candidates(monkeypatch)
+    logits = torch.zeros(1, 100)
+    for choice, token, is_guess in (
+        (Choice(temperature=1.0, draw=0.015), 1, False),
+        (Choice(temperature=1.0, draw=0.985), 98, True),
+        (Choice(temperature=1.0, top_p=0.5, draw=0.5), 25, True),
+        (Choice(temperature=1.0, top_k=4, draw=0.99), 3, False),
+        (Choice(temperature=1.0, top_k=8, draw=0.99), 7, False),
+        (Choice(temperature=1.0, top_k=9, draw=0.99), 8, True),
+    ):
+        chosen = sampling.choose(logits, [choice])
+        assert chosen.tokens() == (token,)
+        assert chosen.are_on_device() is not is_guess
+
+
+def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "_SORTED", 0)
+    monkeypatch.setattr(sampling, "_CANDIDATES", 8)

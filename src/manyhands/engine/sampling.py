@@ -3,12 +3,17 @@
 The random number of a row comes with its Choice, drawn from the worker's own seeded generator. Nothing
 here is random, so another row, another request or another device cannot change anybody's luck.
 
-    R  rows      V  vocabulary
+Sorting a large vocabulary takes a GPU a quarter of the time of a small network's whole pass, and nearly
+always the token is among the likeliest thousand. So only those are put in order. Whether they decided it is
+known on the device; where they did not, everything is sorted when the host asks.
+
+    R  rows      V  vocabulary      N  rows that draw      C  candidates of a row
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,22 +21,31 @@ from torch import Tensor
 from manyhands.cache.step import GREEDY, Choice
 from manyhands.errors import ManyhandsError
 
+_BROKEN, _SOUND, _UNDECIDED = 0, 1, 2
+_CANDIDATES = 1024
+_SORTED = 8 * _CANDIDATES  # vocabularies up to this size are sorted as a whole
+_LAST_TOKEN = (1 << 32) - 1
+
 
 class Chosen:
     """One token per row: on the device at once, on the host when it has arrived there.
 
-    `tokens_and_sound` [R + 1]: the tokens, and 1 if all logits are sound. So whether all is well travels
-    with the tokens: one transfer, one wait.
+    `tokens_and_state` [R + 1]: the tokens, and how they are: _BROKEN (logits that are no numbers), _SOUND,
+    or _UNDECIDED: then `decide` gives them, and what stands on the device was a guess. So whether all is
+    well travels with the tokens: one transfer, one wait.
     """
 
-    def __init__(self, tokens_and_sound: Tensor) -> None:
-        self.on_device = tokens_and_sound[:-1]  # [R]
-        self._host = tokens_and_sound
+    def __init__(
+        self, tokens_and_state: Tensor, decide: Callable[[], list[int]] | None = None
+    ) -> None:
+        self.on_device = tokens_and_state[:-1]  # [R]
+        self._host = tokens_and_state
+        self._decide = decide
         self._arrived: torch.cuda.Event | None = None
-        if tokens_and_sound.is_cuda:
+        if tokens_and_state.is_cuda:
             # What is asked of the device from here on need not be waited for.
-            self._host = torch.empty_like(tokens_and_sound, device="cpu", pin_memory=True)
-            self._host.copy_(tokens_and_sound, non_blocking=True)
+            self._host = torch.empty_like(tokens_and_state, device="cpu", pin_memory=True)
+            self._host.copy_(tokens_and_state, non_blocking=True)
             self._arrived = torch.cuda.Event()
             self._arrived.record()
         self._tokens: tuple[int, ...] | None = None
@@ -39,37 +53,57 @@ class Chosen:
     def tokens(self) -> tuple[int, ...]:
         """Wait for them."""
         if self._tokens is None:
-            if self._arrived is not None:
-                self._arrived.synchronize()
-            self._tokens = _checked(self._host.tolist())
+            *tokens, state = self._landed()
+            if state == _BROKEN:
+                raise ManyhandsError(
+                    "the model's logits are not numbers (NaN or infinite)",
+                    hint="Its weights may be damaged, or its dtype too narrow: try --dtype float32.",
+                )
+            if state == _UNDECIDED:
+                assert self._decide is not None, "who may be undecided can decide"
+                tokens = self._decide()
+            self._tokens = tuple(tokens)
         return self._tokens
+
+    def are_on_device(self) -> bool:
+        """Whether those on the device are the ones chosen."""
+        return self._landed()[:-1] == list(self.tokens())
+
+    def _landed(self) -> list[int]:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        landed: list[int] = self._host.tolist()
+        return landed
 
 
 def choose(logits: Tensor, choices: Sequence[Choice], greedy: Tensor | None = None) -> Chosen:
     """One token per row of logits [R, V].
 
-    `greedy` [R + 1]: the likeliest tokens and whether the logits are sound (1), if they are known.
+    `greedy` [R + 1]: the likeliest tokens and the state of the logits, if they are known.
     """
     if greedy is not None and all(choice is GREEDY or choice == GREEDY for choice in choices):
         return Chosen(greedy)
     # -inf is a token that cannot be; NaN and +inf mean that the network is broken.
-    sound = (logits < float("inf")).all()
+    state = (logits < float("inf")).all().to(torch.int64).view(1) * _SOUND
     scores = _permitted(logits, choices)
     tokens = scores.argmax(dim=-1)
     rows = [row for row, choice in enumerate(choices) if choice.temperature > 0]
-    if rows:
-        tokens[rows] = _sample(scores[rows], [choices[row] for row in rows])
-    return Chosen(torch.cat((tokens, sound.view(1).to(tokens.dtype))))
+    if not rows:
+        return Chosen(torch.cat((tokens, state)))
+    # A copy: by the time the host decides, the next pass may stand where the logits stood.
+    at = _sent(rows, torch.int64, scores.device)
+    drawing, own = scores.index_select(0, at), [choices[row] for row in rows]
+    is_whole = drawing.shape[1] <= _SORTED or drawing.dtype == torch.float64
+    drawn, is_decided = _sample(drawing, own, is_whole=is_whole)
+    tokens.index_copy_(0, at, drawn)
 
+    def decide() -> list[int]:
+        drawn, _ = _sample(drawing, own, is_whole=True)
+        decided: list[int] = tokens.index_copy(0, at, drawn).tolist()
+        return decided
 
-def _checked(tokens_and_sound: list[int]) -> tuple[int, ...]:
-    *chosen, is_sound = tokens_and_sound
-    if not is_sound:
-        raise ManyhandsError(
-            "the model's logits are not numbers (NaN or infinite)",
-            hint="Its weights may be damaged, or its dtype too narrow: try --dtype float32.",
-        )
-    return tuple(chosen)
+    state = torch.where(is_decided.all() | (state != _SOUND), state, _UNDECIDED)
+    return Chosen(torch.cat((tokens, state)), decide)
 
 
 def _permitted(scores: Tensor, choices: Sequence[Choice]) -> Tensor:
@@ -78,37 +112,78 @@ def _permitted(scores: Tensor, choices: Sequence[Choice]) -> Tensor:
         scores = scores.clone()  # the logits are still the caller's
     for row, choice in enumerate(choices):
         if choice.allowed is not None:
-            allowed = torch.tensor(sorted(choice.allowed), device=scores.device)
+            allowed = _sent(sorted(choice.allowed), torch.int64, scores.device)
             kept = torch.full_like(scores[row], float("-inf"))
-            kept[allowed] = scores[row, allowed]
-            scores[row] = kept
+            scores[row] = kept.index_copy_(0, allowed, scores[row].index_select(0, allowed))
         if choice.forbidden:
-            scores[row, sorted(choice.forbidden)] = float("-inf")
+            forbidden = _sent(sorted(choice.forbidden), torch.int64, scores.device)
+            scores[row].index_fill_(0, forbidden, float("-inf"))
     return scores
 
 
-def _sample(scores: Tensor, choices: Sequence[Choice]) -> Tensor:
-    """Inverse-transform sampling: the token at `draw` of the cut distribution, likeliest first."""
+def _sent(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Values on the device, sent so that the host need not wait for what the device still has to do."""
+    pinned = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    return pinned.to(device, non_blocking=True)
 
-    def column(name: str) -> Tensor:
-        values = [getattr(choice, name) for choice in choices]
-        return torch.tensor(values, dtype=torch.float64, device=scores.device).unsqueeze(1)
+
+def _sample(scores: Tensor, choices: Sequence[Choice], *, is_whole: bool) -> tuple[Tensor, Tensor]:
+    """Inverse-transform sampling: the token at `draw` of the cut distribution, likeliest first.
+
+    Of scores [N, V]: tokens [N], and whether each is decided [N]. If not `is_whole`, only the likeliest
+    are put in order; a row is undecided if its cut distribution or its draw reaches beyond them.
+    """
+    names = ("temperature", "top_k", "top_p", "min_p", "draw")
+    values = [[getattr(choice, name) for choice in choices] for name in names]
+    columns = _sent(values, torch.float64, scores.device).unsqueeze(-1)
+    temperature, top_k, top_p, min_p, draw = columns  # [N, 1] each
 
     # Sorted as they are: the fewer bits a score has, the faster. Equally likely tokens stand in the order
     # of their ids, whoever else is in the pass.
-    ordered, tokens = scores.sort(dim=-1, descending=True, stable=True)
-    # Measured from the likeliest, so that no temperature, however small, overflows.
-    ordered = ordered.double()
-    weights = ((ordered - ordered[:, :1]) / column("temperature")).softmax(dim=-1)
-    rank = torch.arange(weights.shape[1], device=scores.device)
-    top_k = column("top_k")
+    if is_whole:
+        ordered, tokens = scores.sort(dim=-1, descending=True, stable=True)
+    else:
+        ordered, tokens = _likeliest(scores)
+    first = ordered[:, :1].double()
+
+    def weigh(some: Tensor) -> Tensor:
+        # Measured from the likeliest, so that no temperature, however small, overflows.
+        weight: Tensor = ((some.double() - first) / temperature).exp()
+        return weight
+
+    weights = weigh(ordered) / weigh(scores).sum(dim=-1, keepdim=True)
+    count = weights.shape[1]
+    rank = torch.arange(count, device=scores.device)
     kept = (
         ((top_k == 0) | (rank < top_k))
-        & (weights.cumsum(dim=-1) - weights < column("top_p"))
-        & (weights >= column("min_p") * weights[:, :1])
+        & (weights.cumsum(dim=-1) - weights < top_p)
+        & (weights >= min_p * weights[:, :1])
     )
     sums = (weights * kept).cumsum(dim=-1)
-    picked = (sums <= column("draw") * sums[:, -1:]).sum(dim=-1)
+    total = sums[:, -1:]
+    is_decided = torch.ones_like(total, dtype=torch.bool)
+    if not is_whole:
+        may_go_on = kept[:, -1:] & (weights[:, -1:] > 0) & ((top_k == 0) | (top_k > count))
+        is_uncut = (top_k == 0) & (top_p == 1) & (min_p == 0)
+        total = torch.where(may_go_on & is_uncut, 1.0, total)
+        is_decided = ~may_go_on | (is_uncut & (draw * total < sums[:, -1:]))
+    picked = (sums <= draw * total).sum(dim=-1)
     # Kept tokens stand first; rounding must not step past them (of broken logits, none is kept).
     last = (kept.sum(dim=-1) - 1).clamp(min=0)
-    return tokens.gather(1, torch.minimum(picked, last).unsqueeze(1)).squeeze(1)
+    chosen = tokens.gather(1, torch.minimum(picked, last).unsqueeze(1)).squeeze(1)
+    return chosen, is_decided.squeeze(1)
+
+
+def _likeliest(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The likeliest candidates [N, C] of scores [N, V] and their tokens, as a stable sort has them.
+
+    A score's bits, read as a whole number, and behind them the token's, the lower the higher: such
+    numbers differ all, so that a selection, which keeps no order of equals, has one answer.
+    """
+    bits = (scores.float() + 0.0).view(torch.int32)  # of the two zeros one is left
+    rising = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
+    tokens = torch.arange(scores.shape[1], device=scores.device)
+    keys = (rising << 32) + (_LAST_TOKEN - tokens)
+    best = keys.topk(_CANDIDATES, dim=-1).values
+    tokens = _LAST_TOKEN - (best & _LAST_TOKEN)
+    return scores.gather(1, tokens), tokens
