@@ -114,30 +114,38 @@ def products(capability: int) -> None:
 
 
 def attention(capability: int) -> None:
-    """One layer of a team of two, and a prompt long enough for large tiles."""
+    """A prompt long enough for large tiles, then a team of two; and two that share no head and no key."""
     is_mapped = capability >= 90
-    tiling = Tiling(
-        HEADS // KV_HEADS, KV_HEADS, 132, key_tile=64, large_rows=64 if is_mapped else 128
+    history, desks = Block("history"), [Block("one"), Block("two")]
+    steps = (
+        Step([Row(View([history]), (1,) * 300)]),
+        Step([Row(View([history, desk]), (1,)) for desk in desks]),
     )
-    backend = TritonBackend(HEADS, KV_HEADS, (DIM, DIM), DTYPE, CPU, tiling)
+    one_layer(HEADS, KV_HEADS, is_mapped, steps, large_rows=64 if is_mapped else 128)
+    lone = Step([Row(View([Block()]), (1,)) for _ in range(2)])
+    one_layer(KV_HEADS, KV_HEADS, is_mapped, (lone,), many=0)
+
+
+def one_layer(
+    heads: int, kv_heads: int, is_mapped: bool, steps: tuple[Step, ...], **tiling: int
+) -> None:
+    """All that attention launches for these steps."""
+    cut = Tiling(heads // kv_heads, kv_heads, 132, **tiling)  # type: ignore[arg-type]  # whole numbers all
+    backend = TritonBackend(heads, kv_heads, (DIM, DIM), DTYPE, CPU, cut)
     backend.mapped = is_mapped
     rope = Rope(torch.ones(DIM // 2), DIM, False)
     planner = Planner(PagePool(64, PAGE))
-    history, desks = Block("history"), [Block("one"), Block("two")]
     call = LayerCall(layer=0, scaling=0.1)
-    for step in (
-        Step([Row(View([history]), (1,) * 300)]),
-        Step([Row(View([history, desk]), (1,)) for desk in desks]),
-    ):
+    for step in steps:
         prepared = backend.prepare(planner.plan(step), CPU)
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
         backend.interpreted = False
-        keys, values = zeros(64 * PAGE, KV_HEADS, DIM), zeros(64 * PAGE, KV_HEADS, DIM)
+        keys, values = zeros(64 * PAGE, kv_heads, DIM), zeros(64 * PAGE, kv_heads, DIM)
         count = sum(len(row.feed) for row in step.rows)
-        k = zeros(count, KV_HEADS, DIM)
+        k = zeros(count, kv_heads, DIM)
         backend.append(k, k, keys, values, prepared, rope)
-        backend.attend(zeros(count, HEADS, DIM), keys, values, prepared, call, rope)
+        backend.attend(zeros(count, heads, DIM), keys, values, prepared, call, rope)
 
 
 if __name__ == "__main__":

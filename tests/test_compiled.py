@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 KERNELS = {
     *("_join", "_heads", "_gated", "_quantise", "_skinny", "_w4a16_product", "_w4a16_unpack"),
-    *("append_kernel", "attend_kernel", "merge_kernel"),
+    *("append_kernel", "attend_kernel", "lone_kernel", "merge_kernel"),
 }
 # Bytes that a program may have.
 MOST_SHARED = {90: 232448, 86: 101376}
@@ -45,7 +45,8 @@ def test_for_hopper(tmp_path: Path) -> None:
     found = compiled(90, tmp_path)
     assert {kernel["kernel"] for kernel in found} == KERNELS
     for kernel in found:
-        paths = 2 if kernel["kernel"] == "attend_kernel" else 1  # the padding's and the others'
+        # The padding's and the others'.
+        paths = 2 if kernel["kernel"] in ("attend_kernel", "lone_kernel") else 1
         assert kernel["waits"] == kernel["lets_in"] == paths, kernel
         assert kernel["tensor_cores"] == (kernel["kernel"] in PRODUCTS), kernel
         assert kernel["shared_memory"] <= MOST_SHARED[90], kernel

@@ -22,7 +22,7 @@ from manyhands.attention.attend import LayerCall
 from manyhands.attention.rotary import Rope
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.attention.triton_backend import TritonBackend, refusal
-from manyhands.attention.work import Tiling
+from manyhands.attention.work import Tiling, cut
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
@@ -130,6 +130,51 @@ def test_heads_that_tensor_maps_cannot_bring_whole(dims: tuple[int, int], is_map
     backend = TritonBackend(4, 2, dims, torch.bfloat16, torch.device("cpu"))
     assert backend.mapped == is_mapped
     assert not TritonBackend(4, 2, dims, torch.float32, torch.device("cpu")).mapped
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("rope", ["half-split", "partial interleaved"])
+def test_lone_rows(rope: str, layer: str) -> None:
+    """Endings of one prompt, each read by its own row alone."""
+    assert lone_error(ROPES[rope], LAYERS[layer], torch.float32) < 2e-5
+
+
+@pytest.mark.parametrize("page_size", [4, 32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_lone_rows_of_sixteen_bits(dtype: torch.dtype, page_size: int) -> None:
+    error = lone_error(ROPES["half-split"], LAYERS["all at once"], dtype, page_size)
+    assert error < TOLERANCE[dtype]
+
+
+def lone_error(
+    rope: Rope | None, layer: dict[str, object], dtype: torch.dtype, page_size: int = 4
+) -> float:
+    shape = SHAPES["mha"]
+    sinks = layer.get("sinks")
+    if isinstance(sinks, torch.Tensor):
+        layer = layer | {"sinks": sinks[: shape.num_heads].to(dtype)}
+    if rope is not None:
+        rope = Rope(rope.inv_freq.float(), rope.rotary_dim, rope.interleaved)
+    call = LayerCall(layer=0, scaling=0.3, **layer)  # type: ignore[arg-type]  # as in the table
+    backend = kernels(shape, dtype, many=0)
+    memory = {"num_pages": 1280 // page_size, "page_size": page_size}
+    product = Layer(backend, shape, rope, call, dtype=dtype, device=DEVICE, **memory)
+    oracle = DenseOracle(rope, call)
+    prompt, endings = Block(), [Block() for _ in range(18)]
+    sizes = [1 + 14 * (index % 3) for index in range(len(endings))]
+    worst = 0.0
+    for rows in (
+        [Row(View([prompt]), (1,) * 21)],
+        [Row(View([prompt, own]), (2,) * size) for own, size in zip(endings, sizes, strict=True)],
+        [Row(View([prompt, own]), (3,)) for own in endings],
+    ):
+        step = Step(rows)
+        q, k, v = random_qkv(step, shape, torch.Generator().manual_seed(len(rows)), dtype)
+        oracle.write(step, k, v)
+        found = product.step(step, q, k, v).double()
+        worst = max(worst, float((found - oracle.read(step, q)).abs().max()))
+    assert cut(product.last_plan, backend.tiling).small_rows == 1
+    return worst
 
 
 @pytest.mark.parametrize("tiling", [{"key_tile": 32}, {"large_rows": 16}, {"least_chunk": 64}])

@@ -15,13 +15,15 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
+from manyhands.attention.work import Tiling, cut
 from manyhands.cache.block import Block
-from manyhands.cache.step import Row, Step
+from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
-from manyhands.engine import graphs
+from manyhands.engine import graphs, sampling
 from manyhands.engine.engine import Engine
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.strategies.base import Answer, Strategy
+from tests.attention.test_work import a_team
 from tests.engine.small import finish, small_engine
 
 pytestmark = pytest.mark.skipif(
@@ -79,14 +81,17 @@ def passes_of(engine: Engine) -> GraphedPasses:
     return engine.passes
 
 
-def walking(views: list[View], num_passes: int, forced: dict[int, int]) -> Strategy:
+def walking(
+    views: list[View], num_passes: int, forced: dict[int, int], temperature: float = 0.0
+) -> Strategy:
     """Every row goes on with its token; at some passes with another one. Answers with all of them."""
     written: list[int] = []
     tokens: tuple[int, ...] = tuple(range(1, len(views) + 1))
     for index in range(num_passes):
         if index in forced:
             tokens = (forced[index], *tokens[1:])
-        sent = yield Step([Row(view, (t,)) for view, t in zip(views, tokens, strict=True)])
+        choice = Choice(temperature=temperature, draw=index / num_passes)
+        sent = yield Step([Row(view, (t,), choice) for view, t in zip(views, tokens, strict=True)])
         assert sent is not None
         tokens = sent
         written += tokens
@@ -108,6 +113,19 @@ def test_running_ahead_changes_no_token(forced: dict[int, int]) -> None:
     assert passes.num_ahead > 5
     # the last pass of the run is never asked for either
     assert len(forced) <= passes.num_dropped <= len(forced) + 1
+
+
+def test_running_ahead_of_a_draw_that_candidates_leave_undecided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What stood on the device was a guess, and what was begun with it is dropped."""
+    expected = small_engine().run(walking(a_team_of(2), 12, {}, temperature=2.0))
+    monkeypatch.setattr(sampling, "_SORTED", 0)
+    monkeypatch.setattr(sampling, "_CANDIDATES", 3)
+    graphed = graphed_engine()
+    assert graphed.run(walking(a_team_of(2), 12, {}, temperature=2.0)) == expected
+    assert passes_of(graphed).num_ahead > 2
+    assert passes_of(graphed).num_dropped > 1
 
 
 def test_rows_come_and_go() -> None:
@@ -154,6 +172,17 @@ def test_nothing_is_begun_beyond_the_pages_in_use() -> None:
     passes.go_ahead = watched  # type: ignore[method-assign]
     engine.run(walking(views, 7, {}))
     assert seen == [size - 3, size - 2, size - 1, size + 1, size + 2, size + 3]
+
+
+def test_an_empty_list_of_tiles_is_not_padded() -> None:
+    """Sixteen workers of a group of five have large tiles alone, and four have small ones alone."""
+    tiling = Tiling(5, num_kv_heads=8, num_processors=132)
+    found = []
+    for workers in (4, 16):
+        plan = a_team(workers, 1024, 128)
+        found.append(graphs._capacity(plan, cut(plan, tiling)))
+    assert [bool(capacity.small) for capacity in found] == [True, False]
+    assert [bool(capacity.large) for capacity in found] == [False, True]
 
 
 def test_broken_logits_are_said_once() -> None:

@@ -26,6 +26,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.kernels.append import append_kernel
 from manyhands.attention.kernels.attend import attend_kernel
+from manyhands.attention.kernels.lone import lone_kernel
 from manyhands.attention.kernels.merge import merge_kernel
 from manyhands.attention.kernels.overlap import launch_options
 from manyhands.attention.prepared import Capacity, Prepared, pack
@@ -38,6 +39,7 @@ _TENSOR_MAPS = (9, 0)  # compute capability
 _MOST_ROWS = 128  # query heads per key/value head that one tile can hold
 _LARGEST_HEAD = 256
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
+_URGENT = -1  # priority of a stream
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ class TritonBackend:
         keys = self.tiling.key_tile
         self.small = Launch(4, stages, keys)
         self.wide = Launch(4, stages, min(32, keys))  # the widest of the small tiles
-        self.many = Launch(1, min(stages, 2), min(32, keys))
+        self.many = Launch(1, stages, min(16, keys))
+        self.lone = Launch(1, 2, min(16, keys))
         self.large = Launch(8 if self.tiling.large_rows >= 128 else 4, stages, keys)
         self._side: torch.cuda.Stream | None = None
 
@@ -184,7 +187,9 @@ class TritonBackend:
 
     def _small_launch(self, rows: int, programs: int) -> Launch:
         """How small tiles of so many rows are launched, as tuned on an H200."""
-        if rows == 16 and programs > 8 * self.tiling.num_processors:
+        if rows == 1:
+            return self.lone
+        if rows == 16 and programs > self.tiling.many * self.tiling.num_processors:
             return self.many  # they hide each other's waiting: the more at a time, the better
         return self.wide if rows == 64 else self.small
 
@@ -216,48 +221,47 @@ class TritonBackend:
             num_items = len(items) // ITEM_FIELDS
             few = self._small_launch(rows, num_items * self.num_kv_heads)
             launch = self.large if is_large else few
+            where = (
+                *(cos, sin, prepared.entry_token, prepared.entry_angle, prepared.entry_low),
+                *(prepared.entry_high, prepared.entry_partial, items, prepared.pages),
+                *(partials, lses, *q.stride()[:2]),
+                *(call.scaling, call.softcap or 1.0, call.window or 0),
+            )
+            options = {
+                "HEAD_DIM": head_dim,
+                "VALUE_DIM": value_dim,
+                **rotation,
+                "PAGE": prepared.page_size,
+                "HAS_SOFTCAP": call.softcap is not None,
+                "HAS_WINDOW": call.window is not None,
+                "DIRECT": is_direct,
+                "KEYS": launch.keys,
+                "HALF": max(_LEAST_DIMS // 2, triton.next_power_of_2(head_dim // 2)),
+                "VALUE": max(_LEAST_DIMS, triton.next_power_of_2(value_dim)),
+                "num_warps": launch.num_warps,
+                **launch_options(q.device, overlap=is_alone),
+            }
+            grid = (self.num_kv_heads, num_items)
+            if rows == 1:
+                lone_kernel[grid](
+                    *(q, keys, values, *where),
+                    NUM_HEADS=self.num_heads,
+                    **options,
+                )
+                return
             maps = [None, None]
             if is_large and is_mapped:
                 maps = [_tensor_map(x, launch.keys) for x in (keys, values)]
-            attend_kernel[(self.num_kv_heads, num_items)](
-                q,
-                keys,
-                values,
-                *maps,
-                cos,
-                sin,
-                prepared.entry_token,
-                prepared.entry_angle,
-                prepared.entry_low,
-                prepared.entry_high,
-                prepared.entry_partial,
-                items,
-                prepared.pages,
-                partials,
-                lses,
-                *q.stride()[:2],
-                call.scaling,
-                call.softcap or 1.0,
-                call.window or 0,
+            attend_kernel[grid](
+                *(q, keys, values, *maps, *where),
                 GROUP=self.tiling.group,
                 NUM_KV_HEADS=self.num_kv_heads,
-                HEAD_DIM=head_dim,
-                VALUE_DIM=value_dim,
-                **rotation,
-                PAGE=prepared.page_size,
-                HAS_SOFTCAP=call.softcap is not None,
-                HAS_WINDOW=call.window is not None,
-                DIRECT=is_direct,
                 SPLIT=is_large,
                 MAPPED=is_large and is_mapped,
                 DOT=tl.float32 if self.interpreted else _DOT[q.dtype],
                 ROWS=rows,
-                KEYS=launch.keys,
-                HALF=max(_LEAST_DIMS // 2, triton.next_power_of_2(head_dim // 2)),
-                VALUE=max(_LEAST_DIMS, triton.next_power_of_2(value_dim)),
-                num_warps=launch.num_warps,
                 num_stages=launch.num_stages,
-                **launch_options(q.device, overlap=is_alone),
+                **options,
             )
 
         is_alone = len(lists) == 1
@@ -265,11 +269,14 @@ class TritonBackend:
             for arguments in lists:
                 start(*arguments)
             return is_alone
-        side = self._side = self._side or torch.cuda.Stream(q.device)
+        # Large tiles first: they take longest, and small ones fill what they leave.
+        if self._side is None:
+            self._side = torch.cuda.Stream(q.device, priority=_URGENT)
+        side = self._side
         side.wait_stream(torch.cuda.current_stream(q.device))
         with torch.cuda.stream(side):
-            start(*lists[1])
-        start(*lists[0])
+            start(*lists[0])
+        start(*lists[1])
         torch.cuda.current_stream(q.device).wait_stream(side)
         if not torch.cuda.is_current_stream_capturing():
             for tensor in (q, cos, sin, prepared.buffer, partials, lses):

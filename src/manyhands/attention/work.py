@@ -42,6 +42,7 @@ class Tiling:
     most_small_rows: int = 64  # strips with more rows get large tiles
     least_chunk: int = 128
     chunks_per_processor: float = 2.0  # of small tiles, over all strips and heads
+    many: int = 8  # programs of small tiles per processor that hide each other's waiting
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +152,11 @@ def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
     """Rows of small tiles: as few as load hardly more keys than the most would.
 
     Few rows make small programs, of which more run at once. A strip with more is loaded several times.
+    Lone rows, where they are many, have a kernel of their own (kernels/lone.py).
     """
+    is_lone = tiling.group == 1 and rows.max(initial=0) == 1
+    if is_lone and len(rows) * tiling.num_kv_heads > tiling.many * tiling.num_processors:
+        return 1
     least = _power_of_two(max(tiling.least_rows, tiling.group))
     most = max(least, tiling.most_small_rows)
 

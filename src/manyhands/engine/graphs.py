@@ -49,7 +49,7 @@ _LEAST = Capacity(
     large=0,
     partials=256,
     most_partials=32,
-    small_rows=16,
+    small_rows=1,
     large_rows=16,
 )
 _SURE_ENOUGH = 0.9  # share of right guesses from which on it pays to run ahead
@@ -152,7 +152,11 @@ class GraphedPasses(Passes):
 
     def _was_right(self, ahead: _Ahead, plan: Plan | None) -> bool:
         """Whether `plan`, if it follows at all, feeds what was chosen; remembered for next time."""
-        is_right = plan is not None and plan.token_ids.tolist() == list(ahead.chosen.tokens())
+        is_right = (
+            plan is not None
+            and plan.token_ids.tolist() == list(ahead.chosen.tokens())
+            and ahead.chosen.are_on_device()
+        )
         self._sureness += (is_right - self._sureness) / _GUESSES
         self.num_dropped += ahead.outcome is not None and not is_right
         return is_right
@@ -249,7 +253,11 @@ def _follows(plan: Plan, last: Plan) -> bool:
 
 
 def _capacity(plan: Plan, work: Work) -> Capacity:
-    """What to record for this plan: sizes rounded up, to few different ones."""
+    """What to record for this plan: sizes rounded up, to few different ones.
+
+    A list of tiles that is empty stays so: for padding alone, every layer would launch a kernel more.
+    """
     exact = vars(Capacity.of(plan, work))
     sizes = {name: max(size, getattr(_LEAST, name)) for name, size in exact.items()}
+    sizes["small"] *= exact["small"] > 0
     return Capacity(**sizes).rounded()

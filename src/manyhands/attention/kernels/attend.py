@@ -23,7 +23,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _scores(products, softcap, HAS_SOFTCAP: tl.constexpr):
+def scores_of(products, softcap, HAS_SOFTCAP: tl.constexpr):
     """Scores in units of log 2, of products whose queries were scaled."""
     scores = products
     if HAS_SOFTCAP:
@@ -166,7 +166,7 @@ def attend_kernel(
                 k = tl.load(keys + at * HEAD_DIM + dim[None, :], mask=is_dim, other=0.0).to(DOT)
                 v = tl.load(values + at * VALUE_DIM + d[None, :], mask=is_value, other=0.0).to(DOT)
             products = tl.dot(query, tl.trans(k), input_precision="ieee")
-            scores = _scores(products, softcap, HAS_SOFTCAP)
+            scores = scores_of(products, softcap, HAS_SOFTCAP)
             new = tl.maximum(largest, tl.max(scores, 1))
             weights = tl.exp2(scores - new[:, None])
             kept = tl.exp2(largest - new)
@@ -184,7 +184,10 @@ def attend_kernel(
     # What small tiles load, hardly anybody else does: it need not stay in the cache.
     KEPT: tl.constexpr = "" if SPLIT else "evict_first"
     num_edges = num_before + num_behind
-    first_edge = tl.where(num_before > 0, start, tl.where(num_behind > 0, all_end, key_start))
+    if SPLIT or HAS_WINDOW:
+        first_edge = tl.where(num_before > 0, start, tl.where(num_behind > 0, all_end, key_start))
+    else:
+        first_edge = key_start  # known at once: its page is looked up beside the entries
     edge = _page(pages, page_at, first_edge, n, end, PAGE, KEYS)
     for tile in range(num_edges):
         behind = all_end + (tile - num_before) * KEYS
@@ -202,7 +205,7 @@ def attend_kernel(
         seen_value = is_value & is_key[:, None]
         v = tl.load(at_value, mask=seen_value, other=0.0, eviction_policy=KEPT).to(DOT)
         products = tl.dot(query, tl.trans(k), input_precision="ieee")
-        scores = _scores(products, softcap, HAS_SOFTCAP)
+        scores = scores_of(products, softcap, HAS_SOFTCAP)
         index = (key + n)[None, :]
         seen = (index >= low[:, None]) & (index < last[:, None]) & is_key[None, :]
         scores = tl.where(seen, scores, -1e30)
