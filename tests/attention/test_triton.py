@@ -254,6 +254,7 @@ def rooms() -> Iterator[tuple[str, Shape, list[int], list[list[int]], list[int]]
         [[0, 1 + i % 2] for i in range(64)],
         [32] * 64,
     )
+    yield "lone endings", Shape(16, 16, 128, 128), [600], [[0]] * 80, [1 + i for i in range(80)]
     yield "head of 256", Shape(16, 8, 256, 256), [1000], [[0]] * 6, [40] * 6
     yield "head of 80", Shape(8, 8, 80, 80), [1000], [[0]] * 6, [40] * 6
 
