@@ -120,7 +120,7 @@ def sampled() -> str:
         ]
         for name, found in results("decode")
         for line in found.get("sampled", [])
-        if "flat_ms" in line
+        if {"ms", "flat_ms"} <= set(line)
     ]
     head = ["shapes", "workers", "greedy, ms", "sampled, ms", "more", "flat, ms"]
     return table(head, rows) if rows else NOTHING_YET

@@ -161,7 +161,7 @@ def lone_error(
     product = Layer(backend, shape, rope, call, dtype=dtype, device=DEVICE, **memory)
     oracle = DenseOracle(rope, call)
     prompt, endings = Block(), [Block() for _ in range(18)]
-    sizes = [1 + 14 * (index % 3) for index in range(len(endings))]
+    sizes = [1 + 12 * (index % 3) for index in range(len(endings))]
     worst = 0.0
     for rows in (
         [Row(View([prompt]), (1,) * 21)],

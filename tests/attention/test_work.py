@@ -73,3 +73,20 @@ def test_every_key_is_loaded_once_for_every_entry() -> None:
             high = int(work.entries.high[entry])
             seen[entry] += max(0, min(end, high) - max(start, int(work.entries.low[entry])))
     assert np.array_equal(seen, work.entries.high - work.entries.low)
+
+
+@pytest.mark.parametrize(
+    ("group", "rows", "keys", "small_rows"),
+    [(1, 512, 60, 1), (1, 512, 200, 16), (1, 16, 60, 16), (4, 512, 60, 16)],
+)
+def test_lone_rows_have_tiles_of_their_own(
+    group: int, rows: int, keys: int, small_rows: int
+) -> None:
+    """Where they are many, short, and heads share no keys."""
+    planner = Planner(PagePool(4096, 64))
+    endings = [Block() for _ in range(rows)]
+    planner.plan(Step([Row(View([own]), (0,) * keys) for own in endings]))
+    for own in endings:
+        own.tokens.extend((0,) * keys)
+    plan = planner.plan(Step([Row(View([own]), (0,)) for own in endings]))
+    assert cut(plan, Tiling(group, 32, PROCESSORS)).small_rows == small_rows

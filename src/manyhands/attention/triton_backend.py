@@ -91,7 +91,7 @@ class TritonBackend:
         self.small = Launch(4, stages, keys)
         self.wide = Launch(4, stages, min(32, keys))  # the widest of the small tiles
         self.many = Launch(1, stages, min(16, keys))
-        self.lone = Launch(1, 2, min(16, keys))
+        self.lone = Launch(1, 1, 8)
         self.large = Launch(8 if self.tiling.large_rows >= 128 else 4, stages, keys)
         self._side: torch.cuda.Stream | None = None
 

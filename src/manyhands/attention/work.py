@@ -152,10 +152,11 @@ def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
     """Rows of small tiles: as few as load hardly more keys than the most would.
 
     Few rows make small programs, of which more run at once. A strip with more is loaded several times.
-    Lone rows, where they are many, have a kernel of their own (kernels/lone.py).
+    Lone rows, where they are many and their strips short, have a kernel of their own (kernels/lone.py).
     """
     is_lone = tiling.group == 1 and rows.max(initial=0) == 1
-    if is_lone and len(rows) * tiling.num_kv_heads > tiling.many * tiling.num_processors:
+    are_many = len(rows) * tiling.num_kv_heads > tiling.many * tiling.num_processors
+    if is_lone and are_many and keys.mean() <= tiling.key_tile:
         return 1
     least = _power_of_two(max(tiling.least_rows, tiling.group))
     most = max(least, tiling.most_small_rows)

@@ -1,9 +1,10 @@
 """The attention kernel for lone rows: one item of the work list and one head per program of one warp.
 
 Where query heads do not share key/value heads, and a strip has one reader, a tile has one row. Matrix
-units take sixteen at least; fifteen rows of nothing cost more instructions there than this row does when
-it is multiplied number by number. That is so for the endings of many completions, hundreds of programs a
-processor, which otherwise are slower than memory. What an item is, and how scores are kept: attend.py.
+units take sixteen at least, and fifteen rows of nothing are instructions all the same: for one key some
+2300 in a small tile, and 600 here, where the row is multiplied number by number. That matters where many
+completions have just begun, hundreds of programs a processor. Further keys cost about the same in both,
+and long strips are better off with more on its way at once.
 
     D, Dv  head dims
 """
