@@ -31,7 +31,6 @@ from manyhands.model.loading import load_adapter
 from manyhands.model.quantise import KINDS, quantise_network
 from manyhands.model.quantised import Quantised
 from manyhands.model.self_test import exact_attention
-from manyhands.model.w4a16 import span_of
 from manyhands.strategies.settings import EndSettings
 from manyhands.tasks.graders import grade_list
 from manyhands.tasks.problem_list import problem_list
@@ -129,11 +128,12 @@ class Measurement:
                     ) -> None:
                         for layer in layers:
                             parts = (layer.packed, layer.scales, layer.zeros, None)
-                            product(x, *parts, layer.group, layer.arrived, tiles)
+                            spans = (layer.group, layer.span)
+                            product(x, *parts, *spans, layer.arrived, tiles)
 
                     timed.append((milliseconds(work, self.device) / len(layers), tiles))
                 best = min(timed, key=lambda pair: pair[0])
-                spans = inputs // span_of(inputs, layers[0].group)
+                spans = inputs // layers[0].span
                 chosen = choose_tiles(tokens, outputs, spans, self.device)
                 self.results.add(
                     "tiles",

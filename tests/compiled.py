@@ -76,8 +76,8 @@ def compile_only(capability: int) -> None:
         return kernel
 
     JITFunction.run = compiled  # type: ignore[method-assign]
-    for place in ((skinny, "shared_memory"), (triton_backend, "shared_memory")):
-        setattr(*place, lambda device: MOST_SHARED[capability])
+    for room in (skinny, triton_backend, w4a16):
+        room.shared_memory = lambda device: MOST_SHARED[capability]  # type: ignore[attr-defined]
     overlap._can_overlap = lambda device: capability >= 90  # type: ignore[assignment]
 
 
@@ -108,9 +108,10 @@ def products(capability: int) -> None:
             values[0], float8.weight, float8.bias, arrived, scales=(float8.scales, values[1])
         )
     layer = Int4Linear.from_weight(torch.randn(128, 256), None)
-    packed = (layer.packed, layer.scales, layer.zeros, None, layer.group, layer.arrived)
+    packed = (layer.packed, layer.scales, layer.zeros, None, layer.group, layer.span, layer.arrived)
     w4a16.product(zeros(2, 256), *packed, w4a16.Tiles(parts=2))
-    w4a16.dequantise(*packed[:3], layer.group, DTYPE)
+    w4a16.product(zeros(64, 256), *packed)
+    w4a16.dequantise(*packed[:3], layer.group, layer.span, DTYPE)
 
 
 def attention(capability: int) -> None:

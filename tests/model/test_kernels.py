@@ -237,8 +237,12 @@ def _layer(outputs: int, inputs: int, *, bias: bool, group: int | None = None) -
 
 
 def _product(layer: Int4Linear, x: Tensor, tiles: w4a16.Tiles, fast: bool) -> Tensor:
-    parts = (layer.packed, layer.scales, layer.zeros, layer.bias, layer.group, layer.arrived)
-    return w4a16.product(x, *parts, tiles, fast=fast)
+    parts = (layer.packed, layer.scales, layer.zeros, layer.bias, layer.group, layer.span)
+    return w4a16.product(x, *parts, layer.arrived, tiles, fast=fast)
+
+
+def _stored(layer: Int4Linear) -> tuple[Tensor, Tensor, Tensor, int, int]:
+    return layer.packed, layer.scales, layer.zeros, layer.group, layer.span
 
 
 def _exact(layer: Int4Linear, x: Tensor) -> Tensor:
@@ -277,7 +281,7 @@ def test_products_in_float32() -> None:
 def test_spans_of_several_groups(group: int, fast: bool) -> None:
     layer, x = _layer(70, 512, bias=True, group=group), _normal(3, 512, dtype=torch.bfloat16)
     _close(_product(layer, x, w4a16.Tiles(parts=2), fast), _exact(layer, x).to(torch.bfloat16))
-    ours = w4a16.dequantise(layer.packed, layer.scales, layer.zeros, group, torch.float32)
+    ours = w4a16.dequantise(*_stored(layer), torch.float32)
     torch.testing.assert_close(ours, layer.dequantised(torch.float32), rtol=1e-6, atol=0)
 
 
@@ -287,7 +291,7 @@ def test_unpacking(dtype: torch.dtype, inputs: int) -> None:
     layer = _layer(40, inputs, bias=False).cpu()
     expected = layer.dequantised(dtype).to(DEVICE)
     layer.to(DEVICE)
-    ours = w4a16.dequantise(layer.packed, layer.scales, layer.zeros, layer.group, dtype)
+    ours = w4a16.dequantise(*_stored(layer), dtype)
     torch.testing.assert_close(ours, expected, rtol=STEPS[dtype] / 2, atol=0)
 
 
@@ -299,3 +303,5 @@ def test_tiles() -> None:
     assert w4a16.choose_tiles(4, 5120, 108, device).parts == 8
     assert w4a16.choose_tiles(1, 64, 8, device).parts == 2
     assert w4a16.choose_tiles(256, 64, 64, device) == w4a16.Tiles(tokens=64)
+    stages = [w4a16.Tiles(tokens=64).fitted(256, room).stages for room in (232448, 101376, 65536)]
+    assert stages == [3, 2, 1]

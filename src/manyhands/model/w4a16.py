@@ -48,6 +48,7 @@ class Int4Linear(Quantised):
     ) -> None:
         super().__init__(packed.shape[1] * 4, packed.shape[0], bias)
         self.group = self.in_features // scales.shape[0]
+        self.span = span_of(self.in_features, self.group)
         for name, buffer in (("packed", packed), ("scales", scales), ("zeros", zeros)):
             self.register_buffer(name, buffer.contiguous())
         self.register_buffer("order", order)
@@ -125,7 +126,7 @@ class Int4Linear(Quantised):
             from manyhands.model.kernels.w4a16 import product
 
             parts = (self.packed, self.scales, self.zeros, self.bias)
-            out = product(rows, *parts, self.group, self.arrived)
+            out = product(rows, *parts, self.group, self.span, self.arrived)
         else:
             bias = None if self.bias is None else self.bias.to(rows.dtype)
             out = functional.linear(rows, self._unpacked(rows.dtype), bias)
@@ -136,7 +137,8 @@ class Int4Linear(Quantised):
         if dtype != torch.float64 and kernels.run_on(self.packed.device):
             from manyhands.model.kernels.w4a16 import dequantise
 
-            return dequantise(self.packed, self.scales, self.zeros, self.group, dtype)
+            parts = (self.packed, self.scales, self.zeros, self.group, self.span)
+            return dequantise(*parts, dtype)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         q = unpack(self.packed, self.group).view(self.out_features, -1, self.group).to(wide)
         zeros, scales = (x.t()[..., None].to(wide) for x in (self.zeros, self.scales))

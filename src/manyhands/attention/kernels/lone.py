@@ -58,9 +58,8 @@ def lone_kernel(
 ):
     """Program (head, item)."""
     item = items + tl.program_id(1) * 6
-    if (
-        tl.load(item + 1) == 0
-    ):  # padding of the list; its first item waits all the same, see overlap.py
+    count = tl.load(item + 1)
+    if count == 0:  # padding of the list; its first item waits all the same, see overlap.py
         if tl.program_id(1) == 0:
             take_over(OVERLAP)
         return

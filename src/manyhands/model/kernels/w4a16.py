@@ -24,7 +24,7 @@ adds up all parts, in their order, so that results repeat.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,9 +33,9 @@ import triton.language as tl
 from torch import Tensor
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
+from manyhands.attention.triton_backend import shared_memory
 from manyhands.model import kernels
 from manyhands.model.kernels.split import add_up
-from manyhands.model.w4a16 import span_of
 
 # Two words at a time; 0xEA is (a & b) | c.
 _UNPACK = """
@@ -64,6 +64,11 @@ class Tiles:
     parts: int = 1
     warps: int = 4
     stages: int = 3
+
+    def fitted(self, span: int, room: int) -> Tiles:
+        """With as many stages as shared memory of `room` bytes holds."""
+        stage = span * self.tokens * 2 + self.outputs * span // 2  # bytes of x and of words
+        return replace(self, stages=max(1, min(self.stages, room // stage)))
 
 
 @triton.jit
@@ -211,6 +216,7 @@ def product(
     zeros: Tensor,
     bias: Tensor | None,
     group: int,
+    span: int,
     arrived: Tensor,
     tiles: Tiles | None = None,
     *,
@@ -227,8 +233,8 @@ def product(
     out = torch.empty((tokens, outputs), dtype=x.dtype, device=x.device)
     if not tokens:
         return out
-    span = span_of(inputs, group)
     tiles = tiles or choose_tiles(tokens, outputs, inputs // span, x.device)
+    tiles = tiles.fitted(span, shared_memory(x.device))
     grid = (triton.cdiv(outputs, tiles.outputs), triton.cdiv(tokens, tiles.tokens), tiles.parts)
     split = tiles.parts > 1
     shape = (tiles.parts, tokens, outputs) if split else (1,)
@@ -259,11 +265,10 @@ def product(
 
 
 def dequantise(
-    packed: Tensor, scales: Tensor, zeros: Tensor, group: int, dtype: torch.dtype
+    packed: Tensor, scales: Tensor, zeros: Tensor, group: int, span: int, dtype: torch.dtype
 ) -> Tensor:
     """The weight [N, K] as ordinary numbers of `dtype`."""
     outputs, inputs = packed.shape[0], packed.shape[1] * 4
-    span = span_of(inputs, group)
     out = torch.empty((outputs, inputs), dtype=dtype, device=packed.device)
     kernel: Any = _w4a16_unpack
     kernel[(triton.cdiv(outputs, 32), inputs // span)](
