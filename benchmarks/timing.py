@@ -2,8 +2,10 @@
 
 On a GPU the work is captured in a CUDA graph, several times in a row, and the graph is replayed; the
 median over replays, divided by the number of calls, is its time. With the second-level cache flushed,
-every call is preceded by writing a buffer larger than that cache, and what the writing alone takes is
-taken off again. On a CPU the work is simply called.
+every call is preceded by reading a buffer larger than that cache, and what the reading alone takes is
+taken off again. Reading, because that is what goes through the cache in a pass: weights. A buffer that is
+written leaves lines that must be written back first, in the time of the work that wants their place. On
+a CPU the work is simply called.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ def milliseconds(work: Work, device: torch.device, *, flushed: bool = False) -> 
     calls = max(1, min(_MOST_CALLS, round(_GRAPH_MS / max(once, 1e-3))))
     if not flushed:
         return _replayed(_graph([work] * calls)) / calls
-    buffer = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
-    empty, full = _graph([buffer.zero_] * calls), _graph([buffer.zero_, work] * calls)
+    buffer = torch.zeros(_FLUSH_BYTES // 4, dtype=torch.float32, device=device)
+    empty, full = _graph([buffer.sum] * calls), _graph([buffer.sum, work] * calls)
     return _replayed(full, without=empty) / calls
 
 
