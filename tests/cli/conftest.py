@@ -20,6 +20,13 @@ from tests.text.small_tokenizers import byte_level
 
 CONTEXT = 4096
 Cli = Callable[..., Result]
+# A shell starts jobs in the background with Ctrl-C ignored, and children inherit that.
+MANYHANDS = [
+    sys.executable,
+    "-c",
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from manyhands.cli import main; main()",
+]
 
 
 @pytest.fixture(scope="session")

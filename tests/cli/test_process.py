@@ -17,14 +17,7 @@ import time
 from pathlib import Path
 
 from manyhands.replay.trace import read_trace
-
-# A shell starts jobs in the background with Ctrl-C ignored, and children inherit that.
-MANYHANDS = [
-    sys.executable,
-    "-c",
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "from manyhands.cli import main; main()",
-]
+from tests.cli.conftest import MANYHANDS
 
 
 def test_help_imports_nothing_heavy() -> None:

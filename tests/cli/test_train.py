@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from manyhands.model.quiet import quiet
-from tests.cli.conftest import Cli
+from tests.cli.conftest import MANYHANDS, Cli
 from tests.text.small_tokenizers import byte_level
 
 RECIPE = """
@@ -85,7 +84,7 @@ def test_a_training_goes_on_where_it_was(cli: Cli, recipe: Path, tmp_path: Path)
 
 def test_interrupted_it_leaves_a_checkpoint(recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "made"
-    command = [sys.executable, "-m", "manyhands", "train", str(recipe), "--out", str(out)]
+    command = [*MANYHANDS, "train", str(recipe), "--out", str(out)]
     command += ["--device", "cpu", "--steps", "100000"]
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -93,7 +92,10 @@ def test_interrupted_it_leaves_a_checkpoint(recipe: Path, tmp_path: Path) -> Non
         assert process.stderr is not None
         assert "step 1," in process.stderr.readline()
         process.send_signal(2)
-        rest = process.stderr.read()
+        try:
+            _, rest = process.communicate(timeout=120)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "Traceback" not in rest
     assert (out / "checkpoint" / "checkpoint.pt").is_file()
