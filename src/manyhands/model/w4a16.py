@@ -7,7 +7,7 @@ each in its own order of bits; here they are put into the one order that our ker
 scales keep the values of the checkpoint. GPTQ may have quantised the inputs in another order than
 they come in ("act-order"): then `order` says in which, and the inputs are picked in that order first.
 
-    N  outputs      K  inputs      G  groups of inputs      S  inputs of a span, see `pack`
+    N  outputs      K  inputs      G  groups of inputs
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Weights are the *left* operand of the tensor cores, so that a handful of tokens fills the narrow side
 of a tile instead of leaving the wide one empty, and unpacked weights go from registers into the
-product. They are packed in words of 16 bits over a span of inputs: word j of a span holds, from its lowest
+product. They are packed in words of 16 bits over a span of inputs (`model/w4a16.py`): word j holds, from its lowest
 four bits up, the inputs j of the span's four quarters. So every quarter meets a contiguous piece of x, and
 words lie in registers just as the 16-bit numbers do that they become: nothing is moved around.
 
@@ -16,7 +16,7 @@ OFFSET is what makes unpacking cheap: 0x4300 with four bits set at its end is th
 Where few tiles of outputs would leave processors idle, the inputs are split; the last program to arrive
 adds up all parts, in their order, so that results repeat.
 
-    T  tokens      N  outputs      K  inputs      S  inputs of a span (`model/w4a16.py`)
+    T  tokens      N  outputs      K  inputs
 """
 
 # Kernels are written in Triton's language, which has no types of Python's.
