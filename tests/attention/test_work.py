@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from manyhands.attention.work import ENDLESS, Tiling, Work, cut
+from manyhands.attention.work import ENDLESS, Crowding, Tiling, Work, cut
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan
@@ -90,3 +90,25 @@ def test_lone_rows_have_tiles_of_their_own(
         own.tokens.extend((0,) * keys)
     plan = planner.plan(Step([Row(View([own]), (0,)) for own in endings]))
     assert cut(plan, Tiling(group, 32, PROCESSORS)).small_rows == small_rows
+
+
+@pytest.mark.parametrize(("rows", "small_rows"), [(20, 16), (64, 1)])
+def test_what_lone_rows_share_does_not_widen_their_tiles(rows: int, small_rows: int) -> None:
+    planner = Planner(PagePool(4096, 64))
+    shared = Block("prompt")
+    planner.plan(Step([Row(View([shared]), (0,) * 1024)]))
+    shared.tokens.extend((0,) * 1024)
+    shared.freeze()
+    plan = planner.plan(Step([Row(View([shared, Block()]), (0,)) for _ in range(rows)]))
+    work = cut(plan, Tiling(1, 32, PROCESSORS))
+    assert work.small_rows == small_rows
+    assert len(work.small) == rows
+    assert set(work.large[:, 1]) == {rows}
+
+
+@pytest.mark.parametrize(
+    ("rows", "crowding"), [(1, Crowding.FEW), (20, Crowding.SOME), (40, Crowding.MANY)]
+)
+def test_programs_are_counted_over_all_heads(rows: int, crowding: Crowding) -> None:
+    plan = Planner(PagePool(4096, 64)).plan(Step([Row(View([Block()]), (0,)) for _ in range(rows)]))
+    assert cut(plan, Tiling(1, 32, PROCESSORS)).crowding is crowding

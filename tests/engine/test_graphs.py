@@ -15,7 +15,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
-from manyhands.attention.work import Tiling, cut
+from manyhands.attention.work import Crowding, Tiling, cut
 from manyhands.cache.block import Block
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
@@ -183,6 +183,16 @@ def test_an_empty_list_of_tiles_is_not_padded() -> None:
         found.append(graphs._capacity(plan, cut(plan, tiling)))
     assert [bool(capacity.small) for capacity in found] == [True, False]
     assert [bool(capacity.large) for capacity in found] == [False, True]
+
+
+def test_padding_does_not_crowd_a_processor() -> None:
+    """Launches are chosen by how many programs there are, not by how many there is room for."""
+    tiling = Tiling(1, num_kv_heads=32, num_processors=100)
+    plan = a_team(16, 1024, 128)
+    work = cut(plan, tiling)
+    capacity = graphs._capacity(plan, work)
+    assert capacity.small * tiling.num_kv_heads > tiling.many * tiling.num_processors
+    assert capacity.crowding == work.crowding != Crowding.MANY
 
 
 def test_broken_logits_are_said_once() -> None:

@@ -30,7 +30,7 @@ NO_PAGE = -1  # in `key_page`: a token of padding, whose key is not stored
 
 @dataclass(frozen=True)
 class Capacity:
-    """How much of everything a buffer has room for, and the rows of its tiles."""
+    """How much of everything a buffer has room for, and what its launches are chosen by."""
 
     tokens: int
     rows: int
@@ -42,6 +42,7 @@ class Capacity:
     most_partials: int  # of one token
     small_rows: int
     large_rows: int
+    crowding: int  # of the list itself, whatever room it has
 
     @classmethod
     def of(cls, plan: Plan, work: Work) -> Capacity:
@@ -57,6 +58,7 @@ class Capacity:
             most_partials=work.most_partials,
             small_rows=work.small_rows,
             large_rows=work.large_rows,
+            crowding=work.crowding,
         )
 
     def rounded(self) -> Capacity:

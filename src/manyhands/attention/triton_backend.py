@@ -31,7 +31,7 @@ from manyhands.attention.kernels.merge import merge_kernel
 from manyhands.attention.kernels.overlap import launch_options
 from manyhands.attention.prepared import Capacity, Prepared, pack
 from manyhands.attention.rotary import Rope
-from manyhands.attention.work import ITEM_FIELDS, Tiling, cut
+from manyhands.attention.work import ITEM_FIELDS, Crowding, Tiling, cut
 from manyhands.cache.plan import Plan
 
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
@@ -86,9 +86,10 @@ class TritonBackend:
         )
         head = sum(triton.next_power_of_2(dim) for dim in head_dims) * dtype.itemsize
         room = shared_memory(device) - 8192 - self.tiling.large_rows * head // 2
-        stages = max(1, min(3, room // (self.tiling.key_tile * head)))
-        keys = self.tiling.key_tile
+        most = max(1, room // (self.tiling.key_tile * head))  # stages that fit
+        stages, keys = min(3, most), self.tiling.key_tile
         self.small = Launch(4, stages, keys)
+        self.few = Launch(4, min(4, most), keys)
         self.wide = Launch(4, stages, min(32, keys))  # the widest of the small tiles
         self.many = Launch(1, stages, min(16, keys))
         self.lone = Launch(1, 1, 8)
@@ -168,8 +169,8 @@ class TritonBackend:
             q, keys, values, prepared, call, rope, partials, lses, is_direct
         )
         if not is_direct:
-            at_once = min(64, max(2, triton.next_power_of_2(capacity.most_partials)))
-            merge_kernel[(capacity.tokens, self.num_heads)](
+            at_once, heads, num_warps = self._merge_launch(capacity.most_partials)
+            merge_kernel[(capacity.tokens, triton.cdiv(self.num_heads, heads))](
                 partials,
                 lses,
                 prepared.partial_indptr,
@@ -180,17 +181,26 @@ class TritonBackend:
                 VALUE_DIM=values.shape[-1],
                 VALUE=triton.next_power_of_2(values.shape[-1]),
                 AT_ONCE=at_once,
-                num_warps=2 if at_once > 32 else 1,
+                HEADS=heads,
+                num_warps=num_warps,
                 **launch_options(q.device, overlap=is_alone),
             )
         return out
 
-    def _small_launch(self, rows: int, programs: int) -> Launch:
+    def _merge_launch(self, most_partials: int) -> tuple[int, int, int]:
+        """Partials that a program merges together, its heads and its warps, as tuned on an H200."""
+        at_once = min(64, max(2, triton.next_power_of_2(most_partials)))
+        heads = max(1, min(4, 16 // at_once, triton.next_power_of_2(self.num_heads)))
+        return at_once, heads, 2 if at_once > 32 else 1
+
+    def _small_launch(self, rows: int, crowding: int) -> Launch:
         """How small tiles of so many rows are launched, as tuned on an H200."""
         if rows == 1:
             return self.lone
-        if rows == 16 and programs > self.tiling.many * self.tiling.num_processors:
+        if rows == 16 and crowding == Crowding.MANY:
             return self.many  # they hide each other's waiting: the more at a time, the better
+        if rows == 16 and crowding == Crowding.FEW:
+            return self.few  # they do not: the more each has on its way, the better
         return self.wide if rows == 64 else self.small
 
     def _attend_all(
@@ -219,8 +229,8 @@ class TritonBackend:
 
         def start(items: Tensor, rows: int, is_large: bool) -> None:
             num_items = len(items) // ITEM_FIELDS
-            few = self._small_launch(rows, num_items * self.num_kv_heads)
-            launch = self.large if is_large else few
+            small = self._small_launch(rows, prepared.capacity.crowding)
+            launch = self.large if is_large else small
             where = (
                 *(cos, sin, prepared.entry_token, prepared.entry_angle, prepared.entry_low),
                 *(prepared.entry_high, prepared.entry_partial, items, prepared.pages),

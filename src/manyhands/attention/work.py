@@ -16,6 +16,7 @@ merging needs no list of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 
@@ -27,6 +28,12 @@ ENDLESS = 1 << 30  # the end of a strip's last chunk: as far as the entries them
 _ALL = slice(None)
 _HARDLY_MORE = 1.05  # of the keys that the largest small tiles would load
 ITEM_FIELDS = 6  # first entry, number of entries, first key, end of keys, first page, chunk
+
+
+class Crowding(IntEnum):
+    """Programs of small tiles per processor: few, some, or enough to hide each other's waiting."""
+
+    FEW, SOME, MANY = range(3)
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,8 @@ class Tiling:
     most_small_rows: int = 64  # strips with more rows get large tiles
     least_chunk: int = 128
     chunks_per_processor: float = 2.0  # of small tiles, over all strips and heads
-    many: int = 8  # programs of small tiles per processor that hide each other's waiting
+    few: int = 4  # programs of small tiles per processor, see `Crowding`
+    many: int = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +59,7 @@ class Work:
 
     small_rows: int
     large_rows: int
+    crowding: Crowding
     small: Ints
     large: Ints
     entries: Entries
@@ -77,7 +86,11 @@ def cut(plan: Plan, tiling: Tiling) -> Work:
     first_page = np.cumsum([0, *sizes])
     rows = np.diff(entries.strip_indptr) * tiling.group
     keys = _keys(entries, entries.strip_indptr[:-1])[1]
-    is_small = rows <= tiling.most_small_rows
+    most = tiling.most_small_rows
+    if tiling.group == 1 and 2 * np.count_nonzero(rows == 1) > len(rows):
+        # Small tiles are all alike, and those of lone rows should not grow for what these share.
+        most = tiling.least_rows
+    is_small = rows <= most
     # A strip as short as one turn of the inner loop may as well be loaded several times.
     if np.all(is_small | (keys <= tiling.key_tile)):
         is_small[:] = True
@@ -100,6 +113,7 @@ def cut(plan: Plan, tiling: Tiling) -> Work:
     return Work(
         small_rows=small_rows,
         large_rows=large_rows,
+        crowding=_crowding(len(lists[0]), tiling),
         small=lists[0],
         large=lists[1],
         entries=entries,
@@ -155,7 +169,7 @@ def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
     Lone rows, where they are many and their strips short, have a kernel of their own (kernels/lone.py).
     """
     is_lone = tiling.group == 1 and rows.max(initial=0) == 1
-    are_many = len(rows) * tiling.num_kv_heads > tiling.many * tiling.num_processors
+    are_many = _crowding(len(rows), tiling) is Crowding.MANY
     if is_lone and are_many and keys.mean() <= tiling.key_tile:
         return 1
     least = _power_of_two(max(tiling.least_rows, tiling.group))
@@ -168,6 +182,13 @@ def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
     while size < most and loaded(size) > _HARDLY_MORE * loaded(most):
         size *= 2
     return size
+
+
+def _crowding(num_items: int, tiling: Tiling) -> Crowding:
+    programs = num_items * tiling.num_kv_heads
+    if programs > tiling.many * tiling.num_processors:
+        return Crowding.MANY
+    return Crowding.SOME if programs > tiling.few * tiling.num_processors else Crowding.FEW
 
 
 def _num_chunks(tiles: _Tiles, size: int, tiling: Tiling) -> Ints:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from manyhands.attention.prepared import Capacity, Prepared, pack, pack_growth
 from manyhands.attention.triton_backend import TritonBackend
-from manyhands.attention.work import Work, cut
+from manyhands.attention.work import Crowding, Work, cut
 from manyhands.cache.plan import Plan
 from manyhands.engine.passes import Attending, Outcome, Passes
 from manyhands.engine.recorder import Recorder
@@ -51,6 +51,7 @@ _LEAST = Capacity(
     most_partials=32,
     small_rows=1,
     large_rows=16,
+    crowding=Crowding.FEW,
 )
 _SURE_ENOUGH = 0.9  # share of right guesses from which on it pays to run ahead
 _GUESSES = 32  # about so many of the last ones count

@@ -28,37 +28,40 @@ def merge_kernel(
     VALUE_DIM: tl.constexpr,
     VALUE: tl.constexpr,
     AT_ONCE: tl.constexpr,  # partials looked at together
+    HEADS: tl.constexpr,  # of one program
     OVERLAP: tl.constexpr,
 ):
-    """Program (token, head)."""
-    token, head = tl.program_id(0), tl.program_id(1)
+    """Program (token, HEADS heads)."""
+    token = tl.program_id(0)
     start, end = tl.load(partial_indptr + token), tl.load(partial_indptr + token + 1)
     p = tl.arange(0, AT_ONCE)
+    h = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     d = tl.arange(0, VALUE)
-    is_value = d < VALUE_DIM
+    is_head = h < NUM_HEADS
+    is_value = is_head[:, None] & (d < VALUE_DIM)[None, :]
     take_over(OVERLAP)
 
-    largest = -1e30
-    total = 0.0
+    largest = tl.full([HEADS], -1e30, dtype=tl.float32)
+    total = tl.zeros([HEADS], dtype=tl.float32)
     if HAS_SINKS:
-        largest = tl.load(sinks + head).to(tl.float32) * LOG2E
-        total = 1.0
-    summed = tl.zeros([VALUE], dtype=tl.float32)
+        largest = tl.load(sinks + h, mask=is_head, other=0.0).to(tl.float32) * LOG2E
+        total += 1.0
+    summed = tl.zeros([HEADS, VALUE], dtype=tl.float32)
     for first in range(start, end, AT_ONCE):
-        index = (first + p).to(tl.int64) * NUM_HEADS + head
-        is_partial = first + p < end
+        index = (first + p).to(tl.int64)[:, None] * NUM_HEADS + h[None, :]
+        is_partial = (first + p < end)[:, None] & is_head[None, :]
         lse = tl.load(lses + index, mask=is_partial, other=-1e30)
         new = tl.maximum(largest, tl.max(lse, 0))
-        weight = tl.where(is_partial, tl.exp2(lse - new), 0.0)
+        weight = tl.where(is_partial, tl.exp2(lse - new[None, :]), 0.0)
         x = tl.load(
-            partials + index[:, None] * VALUE_DIM + d[None, :],
-            mask=is_partial[:, None] & is_value[None, :],
+            partials + index[:, :, None] * VALUE_DIM + d[None, None, :],
+            mask=is_partial[:, :, None] & is_value[None, :, :],
             other=0.0,
         )
         kept = tl.exp2(largest - new)
-        summed = summed * kept + tl.sum(x * weight[:, None], 0)
+        summed = summed * kept[:, None] + tl.sum(x * weight[:, :, None], 0)
         total = total * kept + tl.sum(weight, 0)
         largest = new
     total = tl.where(total > 0, total, 1.0)
-    target = out + (token.to(tl.int64) * NUM_HEADS + head) * VALUE_DIM + d
-    tl.store(target, (summed / total).to(out.dtype.element_ty), mask=is_value)
+    target = out + (token.to(tl.int64) * NUM_HEADS + h)[:, None] * VALUE_DIM + d[None, :]
+    tl.store(target, (summed / total[:, None]).to(out.dtype.element_ty), mask=is_value)
