@@ -49,7 +49,7 @@ def tiles() -> str:
 
 def quantised_products() -> str:
     """All products of one layer by kind of weights and tokens, and reading them at the speed of a copy."""
-    found = result("quantised")
+    found = result("quantised_products")
     if found is None or not found.get("products"):
         return NOTHING_YET
     tokens = sorted({line["tokens"] for line in found["products"]})
@@ -74,7 +74,7 @@ def _sum(found: Result, model: str, kind: str, tokens: int) -> dict[str, float]:
 
 def quantised_accuracy() -> str:
     """What rounding costs: the same text through the ordinary and the quantised network."""
-    found = result("quantised")
+    found = result("quantised_accuracy")
     if found is None or not found.get("accuracy"):
         return NOTHING_YET
     return table(

@@ -13,6 +13,7 @@ bundled model's lists, answered anew. Random networks stand for sizes, not for w
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -49,11 +50,27 @@ class Measurement:
         self.device = torch.device(arguments.device)
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.clock = Clock(arguments.minutes)
-        self.results = Results("quantised", arguments, self.clock)
         self.speed = copy_bandwidth(self.device)
-        self.results.put(copy_bytes_per_second=round(self.speed), dtype=str(self.dtype))
         names = ("qwq-32b", "qwen3-8b")
         self.shapes = [TINY] if arguments.tiny else [SHAPES[name] for name in names]
+
+    @functools.cached_property
+    def times(self) -> Results:
+        """What products take, and what the search for tiles found."""
+        return self._file("products")
+
+    @functools.cached_property
+    def losses(self) -> Results:
+        """What rounding costs."""
+        return self._file("accuracy")
+
+    def _file(self, part: str) -> Results:
+        """One for each part, so that one can be measured again without the other."""
+        results = Results(f"quantised_{part}", self.arguments, self.clock)
+        results.put(
+            copy_bytes_per_second=round(self.speed), dtype=str(self.dtype).removeprefix("torch.")
+        )
+        return results
 
     # -- time --------------------------------------------------------------------------------------
 
@@ -63,7 +80,7 @@ class Measurement:
             for kind in ("ordinary", *KINDS):
                 layers = list(self._copies(kind, inputs, outputs))
                 if not layers:
-                    self.results.leave_out(f"{shape.title} {name} {kind}", "odd number of inputs")
+                    self.times.leave_out(f"{shape.title} {name} {kind}", "odd number of inputs")
                     continue
                 for tokens in TOKENS:
                     self._product(shape, name, kind, layers, tokens)
@@ -77,7 +94,7 @@ class Measurement:
             ms = milliseconds(lambda: [layer(x) for layer in layers], self.device) / len(layers)
         size = num_bytes(layers[0])
         floor = 1e3 * size / self.speed
-        self.results.add(
+        self.times.add(
             "products",
             model=shape.title,
             product=name,
@@ -135,7 +152,7 @@ class Measurement:
                 best = min(timed, key=lambda pair: pair[0])
                 spans = inputs // layers[0].span
                 chosen = choose_tiles(tokens, outputs, spans, self.device)
-                self.results.add(
+                self.times.add(
                     "tiles",
                     model=shape.title,
                     product=name,
@@ -151,7 +168,7 @@ class Measurement:
     def bundled_model(self, lists: int) -> None:
         """Lists of the bundled model: its logits over its own text, and its answers anew."""
         exact = Lists(load_adapter(bundled.path(), device=self.device, dtype="float32"), lists)
-        self.results.add("accuracy", model="bundled", weights="ordinary", right=exact.right)
+        self.losses.add("accuracy", model="bundled", weights="ordinary", right=exact.right)
         for kind in KINDS:
             network = load_adapter(
                 bundled.path(), device=self.device, dtype="float32", quantise=kind
@@ -159,7 +176,7 @@ class Measurement:
             ours = Lists(network, lists)
             facts = compare(exact.adapter, ours.adapter, exact.texts)
             size = round(weight_bytes(ours.adapter) / weight_bytes(exact.adapter), 3)
-            self.results.add(
+            self.losses.add(
                 "accuracy", model="bundled", weights=kind, right=ours.right, size=size, **facts
             )
 
@@ -174,7 +191,7 @@ class Measurement:
             ]
             quantise_network(networks[1].model, kind, self.device)
             facts = compare(*networks, [tokens])
-            self.results.add(
+            self.losses.add(
                 "accuracy", model=f"{shape.title}, {_LAYERS} layers", weights=kind, **facts
             )
 
@@ -260,7 +277,10 @@ def main(words: list[str] | None = None) -> None:
     if "accuracy" in arguments.parts:
         measurement.bundled_model(arguments.lists)
         for shape in measurement.shapes:
-            measurement.random_model(shape)
+            if measurement.clock.allows(5):
+                measurement.random_model(shape)
+            else:
+                measurement.losses.leave_out(shape.title, "the time was over")
     if arguments.tune:
         for shape in measurement.shapes:
             measurement.tune(shape)

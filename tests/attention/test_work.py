@@ -28,6 +28,15 @@ def a_team(workers: int, history: int, desk: int) -> Plan:
     return planner.plan(Step([Row(view, (0,)) for view in views]))
 
 
+def completions(rows: int, prompt: int) -> Plan:
+    """Everybody reads the prompt, and writes the first token of an ending."""
+    planner, shared = Planner(PagePool(4096, 64)), Block("prompt")
+    planner.plan(Step([Row(View([shared]), (0,) * prompt)]))
+    shared.tokens.extend((0,) * prompt)
+    shared.freeze()
+    return planner.plan(Step([Row(View([shared, Block()]), (0,)) for _ in range(rows)]))
+
+
 def keys_of_items(work: Work, plan: Plan) -> list[int]:
     """How many keys each item of either list loads."""
     sizes = []
@@ -52,13 +61,7 @@ def test_nobody_waits_for_one_long_strip(group: int, workers: int, history: int)
 def test_tiles_that_are_many_and_alike_stay_whole() -> None:
     """Cutting them would balance nothing, and every partial has to be merged."""
     tiling = Tiling(8, num_kv_heads=1, num_processors=PROCESSORS)
-    common = Block()
-    planner = Planner(PagePool(4096, 64))
-    planner.plan(Step([Row(View([common]), (0,) * 2048)]))
-    common.tokens.extend((0,) * 2048)
-    common.freeze()
-    step = Step([Row(View([common, Block()]), (0,)) for _ in range(2048)])
-    work = cut(planner.plan(step), tiling)
+    work = cut(completions(2048, 2048), tiling)
     assert len(work.large) == 2048 * tiling.group // tiling.large_rows == 128
     assert np.all(work.large[:, 3] == ENDLESS)
 
@@ -94,13 +97,7 @@ def test_lone_rows_have_tiles_of_their_own(
 
 @pytest.mark.parametrize(("rows", "small_rows"), [(20, 16), (64, 1)])
 def test_what_lone_rows_share_does_not_widen_their_tiles(rows: int, small_rows: int) -> None:
-    planner = Planner(PagePool(4096, 64))
-    shared = Block("prompt")
-    planner.plan(Step([Row(View([shared]), (0,) * 1024)]))
-    shared.tokens.extend((0,) * 1024)
-    shared.freeze()
-    plan = planner.plan(Step([Row(View([shared, Block()]), (0,)) for _ in range(rows)]))
-    work = cut(plan, Tiling(1, 32, PROCESSORS))
+    work = cut(completions(rows, 1024), Tiling(1, 32, PROCESSORS))
     assert work.small_rows == small_rows
     assert len(work.small) == rows
     assert set(work.large[:, 1]) == {rows}

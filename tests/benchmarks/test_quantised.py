@@ -15,8 +15,9 @@ from tests.model.families_zoo import some_tokens, tiny_models
 def test_products_of_all_kinds_with_their_floor(tmp_path: Path) -> None:
     words = ["--tiny", "--device", "cpu", "--out", str(tmp_path), "--commit", "abc"]
     quantised.main([*words, "--parts", "products"])
-    found = json.loads((tmp_path / "quantised.json").read_text())
+    found = json.loads((tmp_path / "quantised_products.json").read_text())
     assert found["commit"] == "abc"
+    assert not (tmp_path / "quantised_accuracy.json").exists()  # of a run before, if there was one
     assert {line["weights"] for line in found["products"]} == {"ordinary", "fp8", "int4"}
     assert {line["tokens"] for line in found["products"]} == {1, 4, 16, 64}
     assert all(line["us"] > 0 and line["floor_us"] > 0 for line in found["products"])

@@ -23,7 +23,7 @@ from manyhands.engine import graphs, sampling
 from manyhands.engine.engine import Engine
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.strategies.base import Answer, Strategy
-from tests.attention.test_work import a_team
+from tests.attention.test_work import a_team, completions
 from tests.engine.small import finish, small_engine
 
 pytestmark = pytest.mark.skipif(
@@ -193,6 +193,17 @@ def test_padding_does_not_crowd_a_processor() -> None:
     capacity = graphs._capacity(plan, work)
     assert capacity.small * tiling.num_kv_heads > tiling.many * tiling.num_processors
     assert capacity.crowding == work.crowding != Crowding.MANY
+
+
+def test_few_partials_are_not_merged_as_if_they_were_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Completions leave two for every token, a team at least one for every desk."""
+    monkeypatch.setattr(graphs, "_LEAST", replace(graphs._LEAST, most_partials=32))
+    tiling = Tiling(4, num_kv_heads=8, num_processors=132)
+    found = [
+        graphs._capacity(plan, cut(plan, tiling)).most_partials
+        for plan in (completions(512, 512), a_team(4, 512, 16))
+    ]
+    assert found == [2, 32]
 
 
 def test_broken_logits_are_said_once() -> None:

@@ -53,6 +53,7 @@ _LEAST = Capacity(
     large_rows=16,
     crowding=Crowding.FEW,
 )
+_FEW_PARTIALS = 4  # of a token, as completions have; merged by programs of several heads
 _SURE_ENOUGH = 0.9  # share of right guesses from which on it pays to run ahead
 _GUESSES = 32  # about so many of the last ones count
 
@@ -257,8 +258,11 @@ def _capacity(plan: Plan, work: Work) -> Capacity:
     """What to record for this plan: sizes rounded up, to few different ones.
 
     A list of tiles that is empty stays so: for padding alone, every layer would launch a kernel more.
+    Few partials stay few: merging is launched for as many as there may be.
     """
     exact = vars(Capacity.of(plan, work))
     sizes = {name: max(size, getattr(_LEAST, name)) for name, size in exact.items()}
     sizes["small"] *= exact["small"] > 0
+    if exact["most_partials"] <= _FEW_PARTIALS:
+        sizes["most_partials"] = exact["most_partials"]
     return Capacity(**sizes).rounded()
