@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from manyhands.evaluation.candidates import Asked, Attempt
+from manyhands.evaluation.candidates import Answered, Asked
 from manyhands.evaluation.grading import Grading
 from manyhands.evaluation.record import Header, RecordFile
 from manyhands.evaluation.run import Exam, examine
@@ -16,12 +16,12 @@ from tests.evaluation.doubles import Doubles
 
 
 class Slow:
-    def attempts(self, asked: Iterable[Asked]) -> Iterator[Attempt]:
+    def answered(self, asked: Iterable[Asked]) -> Iterator[Answered]:
         for one in asked:
             time.sleep(0.02)
             answer = str(one.sample.gold)
             # Long enough that a kill may well tear a line.
-            yield Attempt(one, answer=answer, text="x" * 60_000, answers={8: answer})
+            yield Answered(one, answer=answer, text="x" * 60_000, answers={8: answer})
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Step
 from manyhands.engine.scheduler import Scheduler
 from manyhands.errors import ManyhandsError
-from manyhands.evaluation.candidates import Asked, Attempt
+from manyhands.evaluation.candidates import Answered, Asked
 from manyhands.evaluation.record import Header, Record, RecordFile
 from manyhands.strategies.base import FinishedStep
 from manyhands.strategies.plain import to_plain
@@ -33,14 +33,14 @@ class Says:
         self.answers, self.budgets = answers, budgets
         self.asked: list[tuple[str, int]] = []
 
-    def attempts(self, asked: Iterable[Asked]) -> Iterator[Attempt]:
+    def answered(self, asked: Iterable[Asked]) -> Iterator[Answered]:
         for one in asked:
             self.asked.append(one.key)
             said = self.answers(one.sample.id)
             if said is None:
-                yield Attempt(one, ManyhandsError("no room"))
+                yield Answered(one, ManyhandsError("no room"))
                 continue
-            yield Attempt(
+            yield Answered(
                 one,
                 answer=said,
                 text=said,

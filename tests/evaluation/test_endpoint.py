@@ -34,7 +34,7 @@ def endpoint(url: str, **more: Any) -> Endpoint:
 def test_one_answer_each() -> None:
     with server(lambda asked: completion("Hm. \\boxed{2}", 7)) as (url, seen):
         door = endpoint(url, key="secret", temperature=0.5)
-        found = list(EndpointCandidate(door, 64, seed=5).attempts(map(Asked, Doubles(3).samples())))
+        found = list(EndpointCandidate(door, 64, seed=5).answered(map(Asked, Doubles(3).samples())))
         door.close()
     assert {a.answer for a in found} == {"2"}
     assert all(a.forward_passes is None and a.tokens == (7,) for a in found)
@@ -52,7 +52,7 @@ def test_it_reads_what_a_model_of_our_own_reads(name: str, words: Prompts) -> No
     prompt = getattr(words, method.prompt)
     with server(lambda asked: completion("\\boxed{2}")) as (url, seen):
         door = endpoint(url)
-        list(EndpointCandidate(door, 64, prompt=prompt).attempts([Asked(Doubles().samples()[0])]))
+        list(EndpointCandidate(door, 64, prompt=prompt).answered([Asked(Doubles().samples()[0])]))
         door.close()
     (message,) = seen[0]["messages"]
     assert message["role"] == "user"
@@ -72,7 +72,7 @@ def test_without_other_words_it_is_told_to_box() -> None:
 
     with server(obeys) as (url, seen):
         door = endpoint(url)
-        found = list(EndpointCandidate(door, 64).attempts(map(Asked, Doubles(2).samples())))
+        found = list(EndpointCandidate(door, 64).answered(map(Asked, Doubles(2).samples())))
         door.close()
     assert all("\\boxed{}" in s["messages"][0]["content"] for s in seen)
     # An answer without a box is no answer, however right it may be.
@@ -83,7 +83,7 @@ def test_a_vote_of_several() -> None:
     answers = {0: "\\boxed{3}", 1: "\\boxed{ 2}", 2: "no idea", 3: "\\boxed{2.0}"}
     with server(lambda asked: completion(answers[asked["seed"]])) as (url, _):
         door = endpoint(url)
-        (found,) = EndpointCandidate(door, 64, 4).attempts([Asked(Doubles().samples()[0])])
+        (found,) = EndpointCandidate(door, 64, 4).answered([Asked(Doubles().samples()[0])])
         door.close()
     assert found.answer == "2"
     assert found.tokens == (5, 5, 5, 5)
@@ -93,7 +93,7 @@ def test_a_vote_of_several() -> None:
 def test_a_vote_in_which_nobody_has_an_answer() -> None:
     with server(lambda asked: completion(f"no idea {asked['seed']}")) as (url, _):
         door = endpoint(url)
-        (found,) = EndpointCandidate(door, 64, 2).attempts([Asked(Doubles().samples()[0])])
+        (found,) = EndpointCandidate(door, 64, 2).answered([Asked(Doubles().samples()[0])])
         door.close()
     assert (found.answer, found.text) == (None, "no idea 0")
 
@@ -114,7 +114,7 @@ def test_a_bad_answer_belongs_to_its_question(reply: tuple[int, Any], said: str)
 
     with server(answer) as (url, _):
         door = endpoint(url)
-        found = list(EndpointCandidate(door, 64).attempts(map(Asked, Doubles(2).samples())))
+        found = list(EndpointCandidate(door, 64).answered(map(Asked, Doubles(2).samples())))
         door.close()
     by_name = {a.asked.sample.id: a for a in found}
     assert isinstance(by_name["d1"].error, EndpointFailed)
@@ -164,7 +164,7 @@ def test_a_closed_door_concerns_every_question(status: int) -> None:
     with server(lambda asked: (status, {"error": {"message": "go away"}})) as (url, _):
         door = endpoint(url)
         with pytest.raises(EndpointClosed, match="go away") as found:
-            list(EndpointCandidate(door, 64).attempts(map(Asked, Doubles(3).samples())))
+            list(EndpointCandidate(door, 64).answered(map(Asked, Doubles(3).samples())))
         door.close()
     assert "kept" in found.value.hint
 

@@ -12,11 +12,11 @@ from manyhands.errors import InvalidRequest, OutputFailed
 from manyhands.evaluation import plots
 from manyhands.evaluation.judge import graded_by_judges, votes_file, with_judgements
 from manyhands.evaluation.lines import LinesFile
+from manyhands.evaluation.losses import compare, losses
 from manyhands.evaluation.record import Record, read_results
 from manyhands.evaluation.report import write_report
 from manyhands.evaluation.summary import Summary, baseline_of
 from manyhands.evaluation.transcript import transcript_of
-from manyhands.evaluation.verdicts import compare, losses
 from tests.evaluation.small import header, record, team_record, write
 
 BUDGETS = (4, 8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from manyhands.errors import ManyhandsError
-from manyhands.evaluation.candidates import Asked, Attempt, MethodCandidate, check_endpoint
+from manyhands.evaluation.candidates import Answered, Asked, MethodCandidate, check_endpoint
 from manyhands.evaluation.sitting import Sitting, sit
 from manyhands.strategies.base import Answer, Snapshot, Strategy, TokenWritten, WorkerJoined
 from manyhands.strategies.hogwild import hogwild
@@ -24,15 +24,15 @@ def candidate(settings: SoloSettings, concurrency: int = 3, **more: object) -> M
     return MethodCandidate(engine(), TEXT, method, settings, prompt, concurrency, **more)  # type: ignore[arg-type]
 
 
-def attempts(one: MethodCandidate, count: int = 5) -> dict[str, Attempt]:
+def all_answered(one: MethodCandidate, count: int = 5) -> dict[str, Answered]:
     asked = [Asked(sample) for sample in Doubles(count).samples()]
-    return {attempt.asked.sample.id: attempt for attempt in one.attempts(asked)}
+    return {answered.asked.sample.id: answered for answered in one.answered(asked)}
 
 
 def test_all_are_asked_whatever_the_concurrency() -> None:
     end = EndSettings(reply=False)
     found = [
-        attempts(candidate(SoloSettings(budget=99, end=end), at_once)) for at_once in (1, 2, 9)
+        all_answered(candidate(SoloSettings(budget=99, end=end), at_once)) for at_once in (1, 2, 9)
     ]
     for each in found:
         assert sorted(each) == [f"d{n}" for n in range(1, 6)]
@@ -44,17 +44,17 @@ def test_all_are_asked_whatever_the_concurrency() -> None:
 def test_one_run_gives_the_whole_curve() -> None:
     length = len(TEXT.encode("So \\boxed{2}"))
     settings = SoloSettings(budget=99, snapshots=(2, 50), end=EndSettings(reply=False))
-    attempt = attempts(candidate(settings))["d1"]
-    assert attempt.answers == {2: "5", 50: "2", 99: "2"}  # at 2 passes it had to be asked
-    assert attempt.spent[2]["tokens"] == attempt.spent[2]["passes"] == 2
-    assert attempt.spent[50]["passes"] == attempt.forward_passes == length + 1
-    assert 0 < (attempt.spent[2]["seconds"] or 0) <= (attempt.spent[99]["seconds"] or 0)
-    assert attempt.extra_passes > 0
-    assert attempt.memory["kv_tokens"] >= 0
+    answered = all_answered(candidate(settings))["d1"]
+    assert answered.answers == {2: "5", 50: "2", 99: "2"}  # at 2 passes it had to be asked
+    assert answered.spent[2]["tokens"] == answered.spent[2]["passes"] == 2
+    assert answered.spent[50]["passes"] == answered.forward_passes == length + 1
+    assert 0 < (answered.spent[2]["seconds"] or 0) <= (answered.spent[99]["seconds"] or 0)
+    assert answered.extra_passes > 0
+    assert answered.memory["kv_tokens"] >= 0
 
 
 def test_writing_is_kept_only_where_it_is_wanted() -> None:
-    found = attempts(candidate(SoloSettings(budget=99), watched=frozenset({"d2"})))
+    found = all_answered(candidate(SoloSettings(budget=99), watched=frozenset({"d2"})))
     assert "".join(text for _, _, text in found["d2"].writing) == "So \\boxed{2}"
     assert [at for _, at, _ in found["d2"].writing][:3] == [1, 2, 3]
     assert not found["d1"].writing
@@ -62,7 +62,7 @@ def test_writing_is_kept_only_where_it_is_wanted() -> None:
 
 def test_a_question_that_cannot_be_asked_is_a_failure_of_its_own() -> None:
     asked = [Asked(Sample("bad", "\x00\x01", 1)), *map(Asked, Doubles(2).samples())]
-    found = list(candidate(SoloSettings(budget=99)).attempts(asked))
+    found = list(candidate(SoloSettings(budget=99)).answered(asked))
     assert len(found) == 3
     assert [a.asked.sample.id for a in found if a.error is not None] == ["bad"]
 

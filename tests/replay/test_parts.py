@@ -26,7 +26,7 @@ from manyhands.strategies.settings import JOINS, BranchSettings, EndSettings, So
 from manyhands.strategies.skeleton import skeleton
 from manyhands.strategies.skeleton_settings import SkeletonSettings
 from manyhands.tasks.problem_list import problem_list
-from manyhands.tasks.retrieval import Retrieval, retrieval
+from manyhands.tasks.retrieval import RetrievalQuestion, retrieval
 from tests.replay.runs import LIST_PROMPT, list_text
 
 TEXT = list_text()
@@ -118,7 +118,7 @@ def test_who_is_asked_early_tells_what_is_known(budget):
         assert set(answer.answer.split(",")) <= {*asked.gold, "none"}
 
 
-def lessons(asked: Retrieval) -> Iterator[tuple[Simulation, list[str | None]]]:
+def lessons(asked: RetrievalQuestion) -> Iterator[tuple[Simulation, list[str | None]]]:
     for strategy, script in methods(asked.question, StudentParts(asked)):
         writers: list[str | None] = []
         teacher = ScriptedWriters(TEXT, script)

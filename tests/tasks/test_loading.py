@@ -16,7 +16,7 @@ import pytest
 
 from manyhands.errors import InvalidRequest
 from manyhands.tasks import loading
-from manyhands.tasks.loading import FIXTURES, Dataset, load_rows
+from manyhands.tasks.loading import FIXTURES, Dataset, load_examples
 from manyhands.tasks.task import TaskOptions
 
 DATASET = Dataset(
@@ -43,7 +43,7 @@ def parquet(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 def refused(source: object, dataset: Dataset = DATASET) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as raised:
-        load_rows(dataset, TaskOptions(source=source))  # type: ignore[arg-type]  # any wrong source
+        load_examples(dataset, TaskOptions(source=source))  # type: ignore[arg-type]  # any wrong source
     return raised.value
 
 
@@ -52,8 +52,8 @@ def refused(source: object, dataset: Dataset = DATASET) -> InvalidRequest:
 
 def test_jsonl_and_parquet_give_the_same_rows(tmp_path: Path) -> None:
     rows = [{**row, "answer": str(row["answer"])} for row in GOOD]
-    lines = load_rows(DATASET, TaskOptions(source=write(tmp_path / "a.jsonl", *rows)))
-    table = load_rows(DATASET, TaskOptions(source=str(parquet(tmp_path / "a.parquet", rows))))
+    lines = load_examples(DATASET, TaskOptions(source=write(tmp_path / "a.jsonl", *rows)))
+    table = load_examples(DATASET, TaskOptions(source=str(parquet(tmp_path / "a.parquet", rows))))
     assert [dict(row.values) for row in lines] == [dict(row.values) for row in table] == rows
     assert [row.id for row in lines] == [row.id for row in table] == ["1", "2"]
     assert [row.where for row in lines] == ["a.jsonl, line 1", "a.jsonl, line 2"]
@@ -64,13 +64,13 @@ def test_blank_lines_a_mark_and_windows_line_ends_are_welcome(tmp_path: Path) ->
     path = tmp_path / "a.jsonl"
     lines = "\r\n\r\n".join(json.dumps(row) for row in GOOD)
     path.write_bytes(b"\xef\xbb\xbf" + lines.encode() + b"\r\n")
-    rows = load_rows(DATASET, TaskOptions(source=path))
+    rows = load_examples(DATASET, TaskOptions(source=path))
     assert [row.where for row in rows] == ["a.jsonl, line 1", "a.jsonl, line 3"]
 
 
 def test_ids_of_their_own(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", {**GOOD[0], "id": "x-7"}, {**GOOD[1], "id": 8})
-    assert [row.id for row in load_rows(DATASET, TaskOptions(source=path))] == ["x-7", "8"]
+    assert [row.id for row in load_examples(DATASET, TaskOptions(source=path))] == ["x-7", "8"]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
 
 
 def test_the_fixture_stands_in_for_the_dataset() -> None:
-    rows = load_rows(DATASET, TaskOptions(source="fixture"))
+    rows = load_examples(DATASET, TaskOptions(source="fixture"))
     lines = (FIXTURES / "gsm8k.jsonl").read_text("utf-8").splitlines()
     assert [dict(row.values) for row in rows] == [json.loads(line) for line in lines]
 
@@ -191,7 +191,7 @@ def test_the_hub_is_asked_for(
         return GOOD
 
     hub(monkeypatch, load)
-    rows = load_rows(DATASET, TaskOptions(source=source))
+    rows = load_examples(DATASET, TaskOptions(source=source))
     assert calls == [asked]
     assert [dict(row.values) for row in rows] == GOOD
     assert rows[1].where == f"{asked[0]}, row 2"
@@ -243,7 +243,7 @@ def test_offline_a_kept_copy_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     hub(monkeypatch, lambda *_, split: GOOD, fails(OfflineModeIsEnabled("offline")))
-    assert len(load_rows(DATASET, TaskOptions())) == 2
+    assert len(load_examples(DATASET, TaskOptions())) == 2
 
 
 def test_really_offline_it_takes_no_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

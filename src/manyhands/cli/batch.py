@@ -104,9 +104,9 @@ class _Work:
 
     def run(self, left: list[tuple[int, Line]], total: int, stop: StopRequest) -> None:
         """Answer until nothing is left, or the user has had enough."""
-        from manyhands.cli.batch_run import Batch
+        from manyhands.cli.batch_run import BatchRun
 
-        work = Batch(self.engine, self.text, self._requests(left), self.options.concurrency)
+        work = BatchRun(self.engine, self.text, self._requests(left), self.options.concurrency)
         with progress_bar() as progress:
             bar = progress.add_task("", total=total, completed=len(self.output.done), rate="")
             start = time.perf_counter()

@@ -19,7 +19,7 @@ from manyhands.text import Text
 Result = tuple[Request, Completions | ManyhandsError]
 
 
-class Batch:
+class BatchRun:
     """Requests on their way. At most `concurrency` are in the engine; some of them wait for memory."""
 
     def __init__(

@@ -27,7 +27,7 @@ from manyhands.strategies.branch_record import BranchAnswer
 from manyhands.strategies.described import settings_from
 
 if TYPE_CHECKING:
-    from manyhands.cli.verify import Verdict
+    from manyhands.cli.verify import Verification
 
 # What the command may leave open: the option, its name in a header, its type.
 _RECORDED = (
@@ -65,7 +65,7 @@ def replay(options: ReplayOptions) -> None:
         if account.reply.strip():
             say(f"\nReply:\n{account.reply.strip()}")
     if verified is not None:
-        say("\n" + _verdict(verified))
+        say("\n" + _verification(verified))
     return _check(verified)
 
 
@@ -126,7 +126,7 @@ def as_recorded(options: ReplayOptions, trace: Trace) -> ReplayOptions:
     return replace(options, **recorded)
 
 
-def _check(verified: Verdict | None) -> None:
+def _check(verified: Verification | None) -> None:
     """Raises ManyhandsError if the model would have written something else."""
     if verified is not None and not verified.is_right:
         raise ManyhandsError(
@@ -136,7 +136,7 @@ def _check(verified: Verdict | None) -> None:
         )
 
 
-def _verify(trace: Trace, options: ReplayOptions, notes: Notes) -> Verdict:
+def _verify(trace: Trace, options: ReplayOptions, notes: Notes) -> Verification:
     settings = settings_from(trace.header)
     if settings.choice.temperature > 0:
         raise InvalidRequest(
@@ -157,7 +157,7 @@ def _model_of(trace: Trace, options: ReplayOptions) -> str:
     return name_of(named)
 
 
-def _as_object(trace: Trace, answer: Answer, verdict: Verdict | None) -> dict[str, Any]:
+def _as_object(trace: Trace, answer: Answer, verified: Verification | None) -> dict[str, Any]:
     header = {key: trace.header.get(key) for key in _FACTS}
     found = {
         "complete": trace.is_complete,
@@ -166,8 +166,8 @@ def _as_object(trace: Trace, answer: Answer, verdict: Verdict | None) -> dict[st
         "passes": len(trace.passes),
         "tokens_fed": trace.num_tokens,
     }
-    if verdict is not None:
-        found["verified"] = {**asdict(verdict), "agreement": verdict.agreement}
+    if verified is not None:
+        found["verified"] = {**asdict(verified), "agreement": verified.agreement}
     return found
 
 
@@ -221,10 +221,12 @@ def _indented(fact: str) -> str:
     return fact.replace("\n", "\n" + " " * 12)
 
 
-def _verdict(verdict: Verdict) -> str:
-    agree = f"{verdict.num_agreeing} of {verdict.num_tokens} tokens agree ({verdict.agreement:.2%})"
-    if verdict.num_agreeing == verdict.num_tokens:
+def _verification(verified: Verification) -> str:
+    agree = (
+        f"{verified.num_agreeing} of {verified.num_tokens} tokens agree ({verified.agreement:.2%})"
+    )
+    if verified.num_agreeing == verified.num_tokens:
         return f"verified: {agree}"
     return (
-        f"verified: {agree}; largest gap in logits of one that does not: {verdict.largest_gap:.3g}"
+        f"verified: {agree}; largest gap in logits of one that does not: {verified.largest_gap:.3g}"
     )

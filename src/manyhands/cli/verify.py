@@ -23,7 +23,7 @@ _LOGITS_AT_ONCE = 1 << 28  # numbers; a vocabulary of 150 000 allows 1 700 rows 
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verification:
     """How much of a greedy run the model would write again.
 
     `largest_gap` is the greatest difference between the likeliest logit and that of the recorded
@@ -48,14 +48,14 @@ class Verdict:
 
 
 @torch.inference_mode()
-def verify(adapter: ModelAdapter, trace: Trace, choice: Choice) -> Verdict:
+def verify(adapter: ModelAdapter, trace: Trace, choice: Choice) -> Verification:
     """Compare every token that somebody wrote with the greedy choice of the replayed logits."""
     written = [row for rows in trace.passes for row in rows]
     of_writers = np.array(
         [at for at, row in enumerate(written) if row.writer is not None], np.int64
     )
     if not len(of_writers):
-        return Verdict(0, 0, 0.0, 0.0)
+        return Verification(0, 0, 0.0, 0.0)
     _check_vocabulary(adapter, trace)
     try:
         merged = merge_trace(trace)
@@ -75,7 +75,7 @@ def verify(adapter: ModelAdapter, trace: Trace, choice: Choice) -> Verdict:
                 gap = float(logits[row, ours] - logits[row, theirs])
                 largest_gap = max(largest_gap, gap)
     rounding = _ROUNDING[adapter.dtype.itemsize]
-    return Verdict(len(of_writers), num_agreeing, largest_gap, rounding)
+    return Verification(len(of_writers), num_agreeing, largest_gap, rounding)
 
 
 def _check_vocabulary(adapter: ModelAdapter, trace: Trace) -> None:

@@ -32,8 +32,8 @@ from manyhands.attention.prepared import Capacity, Prepared, pack, pack_growth
 from manyhands.attention.triton_backend import TritonBackend
 from manyhands.attention.work import Crowding, Work, cut
 from manyhands.cache.plan import Plan
-from manyhands.engine.passes import Attending, Outcome, Passes
-from manyhands.engine.recorder import Recorder
+from manyhands.engine.passes import Attending, Passes, PassOutcome
+from manyhands.engine.recorder import GraphRecorder
 from manyhands.engine.sampling import Chosen
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
@@ -63,7 +63,7 @@ class _Ahead:
     """What follows the newest pass if every row goes on with what it chose, begun or not."""
 
     chosen: Chosen
-    outcome: Outcome | None
+    outcome: PassOutcome | None
 
 
 class GraphedPasses(Passes):
@@ -73,7 +73,7 @@ class GraphedPasses(Passes):
     backend: TritonBackend
 
     def __init__(
-        self, adapter: ModelAdapter, memory: Memory, backend: TritonBackend, recorder: Recorder
+        self, adapter: ModelAdapter, memory: Memory, backend: TritonBackend, recorder: GraphRecorder
     ) -> None:
         super().__init__(adapter, memory, backend)
         self.recorder = recorder
@@ -112,7 +112,7 @@ class GraphedPasses(Passes):
         self._graphs.clear()
         self._newest = self._ahead = None
 
-    def forward(self, plan: Plan) -> Outcome:
+    def forward(self, plan: Plan) -> PassOutcome:
         """See `Passes.forward`."""
         if (outcome := self._next(plan)) is not None:
             return outcome
@@ -126,7 +126,7 @@ class GraphedPasses(Passes):
         self._newest = recorded, plan
         return recorded.start(plan, work)
 
-    def _next(self, plan: Plan) -> Outcome | None:
+    def _next(self, plan: Plan) -> PassOutcome | None:
         """The pass that follows the newest one, perhaps begun already; None if this is another."""
         newest, self._newest = self._newest, None
         ahead, self._ahead = self._ahead, None
@@ -213,7 +213,7 @@ class _Graph:
         sound = (logits < float("inf")).all(dim=-1).to(torch.int64)
         return logits, torch.stack((logits.argmax(dim=-1), sound))
 
-    def start(self, plan: Plan, work: Work) -> Outcome:
+    def start(self, plan: Plan, work: Work) -> PassOutcome:
         """Any plan that fits: send all of it."""
         self.sent.synchronize()
         integers, growth = self.host.numpy()
@@ -226,7 +226,7 @@ class _Graph:
         self.buffer.copy_(self.host, non_blocking=True)
         return self._replay(plan)
 
-    def next(self, plan: Plan) -> Outcome:
+    def next(self, plan: Plan) -> PassOutcome:
         """The plan that follows: send its tokens, which are all that the graph cannot know."""
         self.sent.synchronize()
         token_ids = self.host[0, : plan.num_tokens]
@@ -234,17 +234,17 @@ class _Graph:
         self.buffer[0, : plan.num_tokens].copy_(token_ids, non_blocking=True)
         return self._replay(plan)
 
-    def go_on(self, plan: Plan, tokens: Tensor) -> Outcome:
+    def go_on(self, plan: Plan, tokens: Tensor) -> PassOutcome:
         """What follows `plan` if every row is fed its token of `tokens` [R], known on the device only."""
         self.buffer[0, : plan.num_tokens].copy_(tokens)
         return self._replay(plan)
 
-    def _replay(self, plan: Plan) -> Outcome:
+    def _replay(self, plan: Plan) -> PassOutcome:
         self.sent.record()
         self.repeat()
         rows = plan.num_rows
         tokens, sound = self.greedy[0, :rows], self.greedy[1, :rows]
-        return Outcome(self.logits[:rows], torch.cat((tokens, sound.min().view(1))))
+        return PassOutcome(self.logits[:rows], torch.cat((tokens, sound.min().view(1))))
 
 
 def _follows(plan: Plan, last: Plan) -> bool:

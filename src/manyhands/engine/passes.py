@@ -25,7 +25,7 @@ from manyhands.model.memory import Memory
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class PassOutcome:
     """What a pass leaves on the device.
 
     `greedy` [R + 1], where it was made along with the logits: the likeliest token of every row, and 1
@@ -56,7 +56,7 @@ class Passes:
         """Take on what must be moved. A move is owed until it is made, also if this pass fails."""
         self._moves.extend(plan.moves)
 
-    def run(self, plan: Plan) -> Outcome:
+    def run(self, plan: Plan) -> PassOutcome:
         """Do all moves that are owed, then the pass."""
         self.settle()
         return self.forward(plan)
@@ -75,13 +75,13 @@ class Passes:
         (`Planner.can_go_on`).
         """
 
-    def forward(self, plan: Plan) -> Outcome:
+    def forward(self, plan: Plan) -> PassOutcome:
         """The pass itself."""
         device = self.adapter.device
         attend = Attending(self.backend.prepare(plan, device), self.memory, self.backend)
         token_ids = torch.as_tensor(plan.token_ids, device=device)
         keep = torch.as_tensor(plan.last, device=device)
-        return Outcome(self.adapter.forward(token_ids, keep, attend))
+        return PassOutcome(self.adapter.forward(token_ids, keep, attend))
 
 
 class Attending:

@@ -25,7 +25,7 @@ class Mark(Protocol):
         """Wait until the device has come to it."""
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Records work on a device and repeats it."""
 
     def host_buffer(self, rows: int, size: int) -> Tensor:
@@ -52,15 +52,15 @@ class CudaRecorder:
         self._pool: Any = None
 
     def host_buffer(self, rows: int, size: int) -> Tensor:
-        """See `Recorder`."""
+        """See `GraphRecorder`."""
         return torch.zeros(rows, size, dtype=torch.int32, pin_memory=True)
 
     def mark(self) -> Mark:
-        """See `Recorder`."""
+        """See `GraphRecorder`."""
         return torch.cuda.Event()
 
     def record(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Replay, tuple[Tensor, ...]]:
-        """See `Recorder`."""
+        """See `GraphRecorder`."""
         graph = torch.cuda.CUDAGraph()
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
@@ -73,5 +73,5 @@ class CudaRecorder:
         return graph.replay, results
 
     def recover(self) -> None:
-        """See `Recorder`."""
+        """See `GraphRecorder`."""
         torch.cuda.synchronize(self.device)

@@ -16,7 +16,7 @@ The room between them asks, grades, keeps and compares:
     voices.py      the judges themselves: a server, or a model of our own
     statistics.py  intervals, and differences on the same samples
     summary.py     records into curves, costs and comparisons
-    verdicts.py    where a method loses, in sentences
+    losses.py      where a method loses, in sentences
     transcript.py  who wrote which token in which forward pass
     plots.py       the curves as pictures
     report.py      all of it as one page

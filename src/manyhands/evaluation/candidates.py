@@ -1,8 +1,8 @@
 """Who takes the exam: a method on our own engine, or an endpoint.
 
-A candidate is given questions and gives back Attempts, in the order in which they are finished. An
-attempt says what the answer would have been at every budget, and what had been spent by then; whether
-it is right is somebody else's business (`run.py`).
+A candidate is given questions and gives each back as `Answered`, in the order in which they are finished:
+what the answer would have been at every budget, and what had been spent by then. Whether it is right is
+somebody else's business (`run.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class Answered:
     """What came of one question. `answers` and `spent` have an entry for every budget."""
 
     asked: Asked
@@ -70,8 +70,8 @@ class Attempt:
 class Candidate(Protocol):
     """Takes an exam."""
 
-    def attempts(self, asked: Iterable[Asked]) -> Iterator[Attempt]:
-        """An attempt at every question, each as soon as it is finished."""
+    def answered(self, asked: Iterable[Asked]) -> Iterator[Answered]:
+        """What came of every question, each as soon as it is finished."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class MethodCandidate:
     context: int | None = None
     watched: frozenset[str] = frozenset()
 
-    def attempts(self, asked: Iterable[Asked]) -> Iterator[Attempt]:
+    def answered(self, asked: Iterable[Asked]) -> Iterator[Answered]:
         """Continuous batching: whenever one has ended, the next one begins."""
-        failed: list[Attempt] = []
+        failed: list[Answered] = []
         sittings = sit(
             self.engine,
             self._strategies(asked, failed),
@@ -102,11 +102,11 @@ class MethodCandidate:
         )
         for sitting in sittings:
             yield from _emptied(failed)
-            yield self._attempt(sitting)
+            yield self._answered(sitting)
         yield from _emptied(failed)
 
     def _strategies(
-        self, asked: Iterable[Asked], failed: list[Attempt]
+        self, asked: Iterable[Asked], failed: list[Answered]
     ) -> Iterator[tuple[Asked, Strategy]]:
         for one in asked:
             settings = replace(self.settings, seed=self.settings.seed + one.repeat)
@@ -116,15 +116,15 @@ class MethodCandidate:
                     question, self.text, settings, self.prompt, context=self.context
                 )
             except ManyhandsError as error:
-                failed.append(Attempt(one, error))
+                failed.append(Answered(one, error))
             else:
                 yield one, strategy
 
-    def _attempt(self, sitting: Sitting) -> Attempt:
+    def _answered(self, sitting: Sitting) -> Answered:
         answer = sitting.answer or Answer("", finish_reason="error")
         budgets = (*self.settings.snapshots, self.settings.budget)
         spent = {budget: sitting.spent_by(budget) for budget in budgets}
-        return Attempt(
+        return Answered(
             sitting.key,
             sitting.error,
             answer=answer.answer,
@@ -169,15 +169,15 @@ class EndpointCandidate:
             return self.prompt.message(question)
         return self.prompt.solo_message(question)
 
-    def attempts(self, asked: Iterable[Asked]) -> Iterator[Attempt]:
+    def answered(self, asked: Iterable[Asked]) -> Iterator[Answered]:
         """So many questions at a time, each with all its workers."""
 
-        def answer(one: Asked) -> Attempt:
+        def answer(one: Asked) -> Answered:
             message = self.message(clean_problem(one.text))
             seed = self.seed + one.repeat * self.workers
             said = poll(self.endpoint, message, self.workers, seed)
             tokens = sum(said.tokens) if said.tokens else None
-            return Attempt(
+            return Answered(
                 one,
                 answer=said.answer,
                 text=said.text,
@@ -195,7 +195,7 @@ class EndpointCandidate:
             )
 
         for one, told in at_once(answer, asked, self.concurrency):
-            yield Attempt(one, told) if isinstance(told, ManyhandsError) else told
+            yield Answered(one, told) if isinstance(told, ManyhandsError) else told
 
 
 def check_endpoint(method: str, budgets: Sequence[int]) -> None:
@@ -212,7 +212,7 @@ def check_endpoint(method: str, budgets: Sequence[int]) -> None:
         )
 
 
-def _emptied(attempts: list[Attempt]) -> Iterator[Attempt]:
+def _emptied(failed: list[Answered]) -> Iterator[Answered]:
     """Hand over what has gathered."""
-    while attempts:
-        yield attempts.pop(0)
+    while failed:
+        yield failed.pop(0)

@@ -63,7 +63,7 @@ class EndpointOptions:
 
 
 @dataclass(frozen=True)
-class Said:
+class Completion:
     """One answer of a server. `tokens` is None if it does not tell how many it wrote."""
 
     text: str
@@ -78,7 +78,7 @@ class Endpoint:
         self.options = options
         self._client: OpenAI = _client(options)
 
-    def ask(self, question: str, seed: int) -> Said:
+    def ask(self, question: str, seed: int) -> Completion:
         """One answer to one message. EndpointFailed or EndpointClosed if there is none."""
         import openai
 
@@ -113,7 +113,7 @@ class Endpoint:
             raise EndpointFailed(f"{o.url}: {_first_line(error)}") from error
         except ValueError as error:
             raise EndpointFailed(f"{o.url} sent something that is not JSON") from error
-        return _said(found, o.url)
+        return _completion(found, o.url)
 
     def close(self) -> None:
         """Let its connections go."""
@@ -201,7 +201,7 @@ def _client(options: EndpointOptions) -> OpenAI:
     )
 
 
-def _said(found: Any, url: str) -> Said:
+def _completion(found: Any, url: str) -> Completion:
     """The answer in what came back; servers differ, so nothing is taken for granted."""
     choices = getattr(found, "choices", None) or [None]
     message = getattr(choices[0], "message", None)
@@ -211,7 +211,7 @@ def _said(found: Any, url: str) -> Said:
     usage = getattr(found, "usage", None)
     tokens = getattr(usage, "completion_tokens", None)
     reason = getattr(choices[0], "finish_reason", None)
-    return Said(text, tokens if isinstance(tokens, int) else None, str(reason or "stop"))
+    return Completion(text, tokens if isinstance(tokens, int) else None, str(reason or "stop"))
 
 
 def _is_unconnected(error: Exception) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.errors import InvalidRequest
-from manyhands.evaluation.summary import Point, Summary, baseline_of
+from manyhands.evaluation.summary import CurvePoint, Summary, baseline_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,7 +86,7 @@ def svg_address(figure: Figure) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def _points(summary: Summary, what: str) -> list[tuple[float, Point]]:
+def _points(summary: Summary, what: str) -> list[tuple[float, CurvePoint]]:
     """Where the points lie: at the budget itself, or at what had been spent by then.
 
     A single budget is mostly an upper bound that nobody reaches; then it is what was spent of it.

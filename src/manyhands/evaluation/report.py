@@ -17,11 +17,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from manyhands.errors import InvalidRequest, OutputFailed
 from manyhands.evaluation.judge import graded_by_judges, needs_judge, with_judgements
+from manyhands.evaluation.losses import Comparison, Loss, compare, losses, resolution
 from manyhands.evaluation.plots import AXES, DARK, picture, save_png, svg_address
 from manyhands.evaluation.record import read_results, result_files
 from manyhands.evaluation.summary import NOT_JUDGED, Summary, baseline_of
 from manyhands.evaluation.transcript import Transcript, transcript_of
-from manyhands.evaluation.verdicts import Comparison, Verdict, compare, losses, resolution
 
 TEMPLATE = "report.html.jinja"
 LISTED_FAILURES = 50  # on the page; the records have all of them
@@ -45,7 +45,7 @@ class Chapter:
     summaries: Sequence[Summary]
     baseline: Summary
     charts: Sequence[Chart]
-    verdicts: Sequence[Verdict]
+    losses: Sequence[Loss]
     against: Sequence[Comparison]  # every other method against the baseline
     matrix: Sequence[tuple[Summary, Sequence[Comparison | None]]]  # every one against every one
     rubrics: Sequence[str]
@@ -134,7 +134,7 @@ def _chapter(
         summaries=ordered,
         baseline=baseline,
         charts=charts,
-        verdicts=losses(baseline, ordered),
+        losses=losses(baseline, ordered),
         against=[
             found
             for other in graded

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyhands.errors import InvalidRequest
-from manyhands.evaluation.candidates import Asked, Attempt, Candidate
+from manyhands.evaluation.candidates import Answered, Asked, Candidate
 from manyhands.evaluation.grading import GraderFailed, Grading
 from manyhands.evaluation.record import Key, Record, RecordFile
 from manyhands.tasks.graders import Score
@@ -66,10 +66,10 @@ def examine(exam: Exam, file: RecordFile, grading: Grading) -> Iterator[Moment]:
     left = {one.key for one in missing}
     yield _moment(None, file, keys, left, known, exam)
     before = time.perf_counter()
-    for attempt in exam.candidate.attempts(missing):
-        scores, failure = _graded(attempt, exam.budgets, grading)
+    for answered in exam.candidate.answered(missing):
+        scores, failure = _graded(answered, exam.budgets, grading)
         now = time.perf_counter()
-        record = _record(attempt, scores, failure, now - before)
+        record = _record(answered, scores, failure, now - before)
         before = now
         file.append(record)
         left.discard(record.key)
@@ -126,65 +126,65 @@ def _check_same_question(one: Asked, file: RecordFile) -> None:
 
 
 def _graded(
-    attempt: Attempt, budgets: Sequence[int], grading: Grading
+    answered: Answered, budgets: Sequence[int], grading: Grading
 ) -> tuple[dict[str, dict[str, Any]], str | None]:
     """The scores at all budgets, and why it failed if it did."""
-    if attempt.error is not None:
-        reason = f"{type(attempt.error).__name__}: {attempt.error}"
-        return _failed(attempt, budgets, reason), reason
+    if answered.error is not None:
+        reason = f"{type(answered.error).__name__}: {answered.error}"
+        return _failed(answered, budgets, reason), reason
     scores: dict[str, dict[str, Any]] = {}
     known: dict[tuple[str | None, str], Score] = {}  # many budgets have the same answer
     for budget in budgets:
         is_last = budget == budgets[-1]
-        answer = attempt.answers.get(budget)
+        answer = answered.answers.get(budget)
         # Unfinished texts are not there to be read; a snapshot is its answer.
-        text = attempt.text if is_last else answer or ""
+        text = answered.text if is_last else answer or ""
         try:
             if (answer, text) not in known:
-                known[answer, text] = grading.grade(attempt.asked.sample, answer, text)
+                known[answer, text] = grading.grade(answered.asked.sample, answer, text)
         except GraderFailed as error:
-            return _failed(attempt, budgets, str(error)), str(error)
-        scores[str(budget)] = _entry(attempt, budget, known[answer, text])
+            return _failed(answered, budgets, str(error)), str(error)
+        scores[str(budget)] = _entry(answered, budget, known[answer, text])
     return scores, None
 
 
-def _failed(attempt: Attempt, budgets: Sequence[int], reason: str) -> dict[str, dict[str, Any]]:
-    return {str(budget): _entry(attempt, budget, Score(0.0, None, reason)) for budget in budgets}
+def _failed(answered: Answered, budgets: Sequence[int], reason: str) -> dict[str, dict[str, Any]]:
+    return {str(budget): _entry(answered, budget, Score(0.0, None, reason)) for budget in budgets}
 
 
-def _entry(attempt: Attempt, budget: int, score: Score) -> dict[str, Any]:
+def _entry(answered: Answered, budget: int, score: Score) -> dict[str, Any]:
     return {
         "value": score.value,
         "extracted": score.extracted,
         "explanation": score.explanation,
-        **attempt.spent.get(budget, {}),
+        **answered.spent.get(budget, {}),
     }
 
 
 def _record(
-    attempt: Attempt, scores: dict[str, dict[str, Any]], failure: str | None, elapsed: float
+    answered: Answered, scores: dict[str, dict[str, Any]], failure: str | None, elapsed: float
 ) -> Record:
-    sample = attempt.asked.sample
+    sample = answered.asked.sample
     return Record(
         sample=sample.id,
-        repeat=attempt.asked.repeat,
+        repeat=answered.asked.repeat,
         question=sample.question,
         gold=json.loads(json.dumps(sample.gold)),
-        answer=attempt.answer,
-        text=attempt.text,
-        finish_reason=attempt.finish_reason,
+        answer=answered.answer,
+        text=answered.text,
+        finish_reason=answered.finish_reason,
         error=failure,
-        forward_passes=attempt.forward_passes,
-        extra_passes=attempt.extra_passes,
-        tokens=attempt.tokens,
-        seconds=round(attempt.seconds, 4),
+        forward_passes=answered.forward_passes,
+        extra_passes=answered.extra_passes,
+        tokens=answered.tokens,
+        seconds=round(answered.seconds, 4),
         scores=scores,
         elapsed=round(elapsed, 4),
-        memory=attempt.memory,
+        memory=answered.memory,
         facts=sample.facts,
-        steps=attempt.steps,
-        names=attempt.names,
-        writing=attempt.writing,
+        steps=answered.steps,
+        names=answered.names,
+        writing=answered.writing,
     )
 
 

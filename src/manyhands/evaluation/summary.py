@@ -21,7 +21,7 @@ NOT_JUDGED = "not judged yet"  # in the place of a value that only a judge can g
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """The value at one budget, and what had been spent by then (means; None: not known)."""
 
     budget: int
@@ -94,12 +94,12 @@ class Summary:
         return len({record.sample for record in self.records})
 
     @cached_property
-    def curve(self) -> tuple[Point, ...]:
+    def curve(self) -> tuple[CurvePoint, ...]:
         """The value over budgets."""
         return tuple(self._point(budget) for budget in self.budgets)
 
     @property
-    def last(self) -> Point:
+    def last(self) -> CurvePoint:
         """The point of the largest budget."""
         return self.curve[-1]
 
@@ -168,14 +168,14 @@ class Summary:
     def _whole(self) -> list[Record]:
         return [record for record in self.records if record.error is None]
 
-    def _point(self, budget: int) -> Point:
+    def _point(self, budget: int) -> CurvePoint:
         values = list(self.values(budget).values())
         spent = {
             what: _mean([s for r in self._whole if (s := r.spent(budget, what)) is not None])
             for what in ("passes", "tokens", "seconds")
         }
         repeated = len(values) < len(self.records)
-        return Point(budget, interval(values, repeated=repeated), **spent)
+        return CurvePoint(budget, interval(values, repeated=repeated), **spent)
 
     def _judged(self, rubric: str) -> Judged | None:
         found = [r.judgements[rubric] for r in self.records if rubric in r.judgements]

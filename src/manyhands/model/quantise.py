@@ -25,7 +25,7 @@ KINDS: MappingProxyType[str, type[Quantised]] = MappingProxyType(
 _CHOOSERS = ("gate", "router")  # how the layers that choose experts end their names
 
 
-class Place(NamedTuple):
+class LinearAt(NamedTuple):
     """A linear layer and where it hangs."""
 
     holder: nn.Module
@@ -46,30 +46,30 @@ def quantise_network(model: Any, kind: str, device: torch.device) -> int:
 
     The network may still be elsewhere: then only what is small travels to `device` twice.
     """
-    places = list(_places(model, kind))
-    for holder, name, linear in places:
+    linears = list(_linears(model, kind))
+    for holder, name, linear in linears:
         with torch.no_grad():
             bias = None if linear.bias is None else linear.bias.to(device)
             setattr(holder, name, KINDS[kind].from_weight(linear.weight.to(device), bias))
-    _require(places, model, kind)
-    return len(places)
+    _require(linears, model, kind)
+    return len(linears)
 
 
 def make_room(model: Any, kind: str) -> int:
     """Replace a network's layers by quantised ones without values; how many there were."""
-    places = list(_places(model, kind))
-    for holder, name, linear in places:
+    linears = list(_linears(model, kind))
+    for holder, name, linear in linears:
         setattr(holder, name, KINDS[kind].empty(linear))
-    _require(places, model, kind)
-    return len(places)
+    _require(linears, model, kind)
+    return len(linears)
 
 
-def _places(model: Any, kind: str) -> Iterator[Place]:
+def _linears(model: Any, kind: str) -> Iterator[LinearAt]:
     for layer in getattr(model.base_model, "layers", ()):
         for holder in list(layer.modules()):
             for name, child in list(holder.named_children()):
                 if type(child) is nn.Linear and not name.endswith(_CHOOSERS) and _fits(child, kind):
-                    yield Place(holder, name, child)
+                    yield LinearAt(holder, name, child)
 
 
 def _fits(linear: nn.Linear, kind: str) -> bool:
@@ -79,8 +79,8 @@ def _fits(linear: nn.Linear, kind: str) -> bool:
     return inputs % 16 == 0 and outputs % 16 == 0
 
 
-def _require(places: list[Place], model: Any, kind: str) -> None:
-    if not places:
+def _require(linears: list[LinearAt], model: Any, kind: str) -> None:
+    if not linears:
         raise InvalidRequest(
             f"model type {model.config.model_type!r} has no layers that {kind} can hold",
             hint="load it without quantise",

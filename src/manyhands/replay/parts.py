@@ -21,7 +21,7 @@ from typing import Protocol
 from manyhands.prompts.skeleton import SkeletonPrompt
 from manyhands.replay.scripted import ANSWER, DECISION, END, Said
 from manyhands.tasks.problem_list import ProblemList
-from manyhands.tasks.retrieval import NOBODY, Retrieval, Student, written
+from manyhands.tasks.retrieval import NOBODY, RetrievalQuestion, Student, written
 from manyhands.text.markers import MarkerProfile
 
 _NUMBER = re.compile(r"\d+")
@@ -57,7 +57,7 @@ class StudentParts:
 
     box_weight = _NAMES
 
-    def __init__(self, asked: Retrieval, *, brief: bool = False) -> None:
+    def __init__(self, asked: RetrievalQuestion, *, brief: bool = False) -> None:
         self.asked = asked
         self.brief = brief
         self.titles = tuple(student.name for student in asked.students)

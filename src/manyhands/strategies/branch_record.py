@@ -59,7 +59,7 @@ class BranchAnswer(Answer):
     join_distances: tuple[JoinDistance, ...] = ()
 
 
-class Record:
+class BranchRecord:
     """Grows while the run goes on. `thinking`: what is said now is not for the user."""
 
     def __init__(self, thinking: bool) -> None:

@@ -47,7 +47,7 @@ from manyhands.strategies.branch_lines import (
     Line,
     placeholder_tokens,
 )
-from manyhands.strategies.branch_record import BranchAnswer, Record
+from manyhands.strategies.branch_record import BranchAnswer, BranchRecord
 from manyhands.strategies.ending import Scene, Steps
 from manyhands.strategies.line_ending import LineEnding, scene_of
 from manyhands.strategies.settings import BranchSettings
@@ -108,7 +108,7 @@ class _Run:
         self.passes = 0
         self.num_blocks = 0
         self.finish_reason = ""
-        self.record = Record(text.thinking)
+        self.record = BranchRecord(text.thinking)
 
     def _line(self, before: Sequence[Item], feed: tuple[int, ...]) -> Line:
         self.writer.stopped = False

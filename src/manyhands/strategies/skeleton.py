@@ -41,9 +41,9 @@ from manyhands.strategies.base import (
 from manyhands.strategies.branch_lines import SLACK, Line
 from manyhands.strategies.ending import Scene, Steps
 from manyhands.strategies.line_ending import LineEnding
-from manyhands.strategies.skeleton_record import Record
+from manyhands.strategies.skeleton_record import SkeletonRecord
 from manyhands.strategies.skeleton_settings import SkeletonSettings
-from manyhands.strategies.skeleton_threads import Part, Point, Thread, dealt, scene_of
+from manyhands.strategies.skeleton_threads import Point, Stretch, Thread, dealt, scene_of
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 from manyhands.text.markers import MarkerWatch
@@ -94,11 +94,11 @@ class _Run:
         self.writer = Writer(text, settings.choice, settings.seed, "writer")
         self.line = Line(self.writer, (prompt.close,), (start,), self.head[-1:])
         self.writer.follow(opening)
-        self.trunk: Part | None = None  # what the threads read, while there are any
+        self.trunk: Stretch | None = None  # what the threads read, while there are any
         self.threads: list[Thread] = []
         self.ending = LineEnding(text, settings, prompt.finisher)
         self.ending_tokens = self.ending.num_tokens
-        self.record = Record(text.thinking)
+        self.record = SkeletonRecord(text.thinking)
         self.num_fixed = len(self.join) + SLACK  # what will be joined besides the threads' words
         self.passes = 0
         self.finish_reason = ""
@@ -149,7 +149,7 @@ class _Run:
         """The outline is done; what was written behind it is dropped."""
         line = self.line
         unfed = line.part() if line.watch.found is not None else self.writer.feed
-        self.trunk, self.writer.stopped = Part(line.view.blocks, unfed), False
+        self.trunk, self.writer.stopped = Stretch(line.view.blocks, unfed), False
         self.record.end_outline(written, self.passes)
         yield StepEnded(self.passes, 0, 1, written.strip())
         headings = (self.prompt.heading(i, title) for i, title in enumerate(titles, 1))
@@ -178,7 +178,7 @@ class _Run:
                     point, heading = thread.point, thread.heading.strip()
                     yield StepBegun(self.passes, point.worker, point.turn, heading)
             tokens = yield from self._pass([thread.row() for thread in live])
-            self.trunk = Part(trunk)
+            self.trunk = Stretch(trunk)
             for thread, token in zip(live, tokens, strict=True):
                 piece = thread.read(token, self.text.turn_end, self.settings.thread_tokens)
                 worker = thread.point.worker
@@ -223,7 +223,7 @@ class _Run:
         """The main line reads the threads; what they wrote last is fed along with its next pass."""
         blocks = trunk
         for thread in self.threads:
-            own, rows = thread.part().fed(trunk)
+            own, rows = thread.stretch().fed(trunk)
             blocks, self.opening = blocks + own, self.opening + rows
         self.line, self.trunk = Line(self.writer, (), blocks, self.join), None
         yield from self.record.insert(self.prompt.join, self.passes)
@@ -297,8 +297,8 @@ class _Run:
     def _scene(self) -> Scene:
         """What an ending reads: the main line, or all threads while there are any."""
         if self.trunk is None:
-            return scene_of(Part(self.line.view.blocks, self.writer.unread), ())
-        return scene_of(self.trunk, [thread.part() for thread in self.threads])
+            return scene_of(Stretch(self.line.view.blocks, self.writer.unread), ())
+        return scene_of(self.trunk, [thread.stretch() for thread in self.threads])
 
     def reserve(self) -> Reserve:
         """What can be in memory at once: all text, every thread as long as it may become."""

@@ -8,7 +8,7 @@ from manyhands.strategies.base import AnswerFound, Event, FinishedStep, ReplyWri
 from manyhands.text import BoxWatch
 
 
-class Record:
+class SkeletonRecord:
     """Grows while the run goes on. `thinking`: what is said now is not for the user."""
 
     def __init__(self, thinking: bool) -> None:

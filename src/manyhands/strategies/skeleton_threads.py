@@ -89,9 +89,9 @@ class Thread:
         for block in line.blocks:
             block.freeze()
 
-    def part(self) -> Part:
+    def stretch(self) -> Stretch:
         """What of it can be read now."""
-        return Part(self.line.blocks, self.unfed if self.reason else self.writer.unread)
+        return Stretch(self.line.blocks, self.unfed if self.reason else self.writer.unread)
 
     def visible(self) -> str:
         """As it stands in the main line."""
@@ -99,7 +99,7 @@ class Thread:
 
 
 @dataclass(frozen=True)
-class Part:
+class Stretch:
     """A stretch of a run: its blocks, and the tokens behind them that nobody was fed yet."""
 
     blocks: tuple[Block, ...]
@@ -113,7 +113,7 @@ class Part:
         return blocks, [Row(View((*before, *blocks)), self.unfed)]
 
 
-def scene_of(trunk: Part, threads: Sequence[Part]) -> Scene:
+def scene_of(trunk: Stretch, threads: Sequence[Stretch]) -> Scene:
     """Everything there is: `trunk`, and the threads that have read it."""
     ground, rows = trunk.fed()
     whole = ground

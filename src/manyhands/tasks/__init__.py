@@ -11,7 +11,7 @@ The contract and the tasks:
 
 What they share:
 
-    loading.py         rows of a dataset of the hub, of a file, or of our fixtures/
+    loading.py         examples of a dataset of the hub, of a file, or of our fixtures/
     graders.py         how right an answer is: lists, numbers, names, words
     numbers.py         numbers as people write them
     formulae.py        formulae by their meaning, in a process that may be killed

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from manyhands.errors import InvalidRequest
 from manyhands.tasks.formulae import FormulaGrader
 from manyhands.tasks.graders import Score, grade_paper_integer
-from manyhands.tasks.loading import Dataset, Row, first, load_rows
+from manyhands.tasks.loading import Dataset, Example, first, load_examples
 from manyhands.tasks.task import Sample, TaskOptions, check_options
 
 LIMO = Dataset(
@@ -53,15 +53,19 @@ class Formulae:
 
     def samples(self) -> Sequence[Sample]:
         """The dataset in its order."""
-        rows = first(load_rows(self.dataset, self.options), self.options.limit)
+        examples = first(load_examples(self.dataset, self.options), self.options.limit)
         return [
             Sample(
-                row.id,
-                row.values[self.question].strip(),
-                str(row.values["answer"]).strip(),
-                {name: row.values[name] for name in self.told if row.values.get(name) is not None},
+                example.id,
+                example.values[self.question].strip(),
+                str(example.values["answer"]).strip(),
+                {
+                    name: example.values[name]
+                    for name in self.told
+                    if example.values.get(name) is not None
+                },
             )
-            for row in rows
+            for example in examples
         ]
 
     def grade(self, sample: Sample, answer: str | None, text: str) -> Score:
@@ -82,8 +86,11 @@ class Aime25:
 
     def samples(self) -> Sequence[Sample]:
         """Both papers in their order."""
-        rows = first(load_rows(AIME25, self.options), self.options.limit)
-        return [Sample(row.id, row.values["problem"].strip(), _integer(row)) for row in rows]
+        examples = first(load_examples(AIME25, self.options), self.options.limit)
+        return [
+            Sample(example.id, example.values["problem"].strip(), _integer(example))
+            for example in examples
+        ]
 
     def grade(self, sample: Sample, answer: str | None, text: str) -> Score:
         """1 or 0."""
@@ -101,11 +108,11 @@ def math500(options: TaskOptions) -> Formulae:
     return Formulae("math500", about, MATH500, "problem", options, told=("subject", "level"))
 
 
-def _integer(row: Row) -> int:
-    written = str(row.values["answer"]).strip().removesuffix(r"^\circ")  # one is an angle
+def _integer(example: Example) -> int:
+    written = str(example.values["answer"]).strip().removesuffix(r"^\circ")  # one is an angle
     if not written.isascii() or not written.isdigit() or int(written) > _LARGEST_AIME:
         raise InvalidRequest(
-            f"{row.where}: 'answer' is {row.values['answer']!r}",
+            f"{example.where}: 'answer' is {example.values['answer']!r}",
             hint=f"an AIME answer is an integer from 0 to {_LARGEST_AIME}",
         )
     return int(written)

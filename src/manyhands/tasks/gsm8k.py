@@ -16,7 +16,7 @@ from random import Random
 
 from manyhands.errors import InvalidRequest
 from manyhands.tasks.graders import Score, grade_list, grade_number, same_number
-from manyhands.tasks.loading import Dataset, Row, first, load_rows
+from manyhands.tasks.loading import Dataset, Example, first, load_examples
 from manyhands.tasks.problem_list import ask
 from manyhands.tasks.task import Sample, TaskOptions, check_options
 
@@ -43,8 +43,11 @@ class Gsm8k:
 
     def samples(self) -> Sequence[Sample]:
         """The test split in its order."""
-        rows = first(load_rows(GSM8K, self.options), self.options.limit)
-        return [Sample(row.id, row.values["question"].strip(), gold_number(row)) for row in rows]
+        examples = first(load_examples(GSM8K, self.options), self.options.limit)
+        return [
+            Sample(example.id, example.values["question"].strip(), gold_number(example))
+            for example in examples
+        ]
 
     def grade(self, sample: Sample, answer: str | None, text: str) -> Score:
         """1 or 0."""
@@ -64,33 +67,35 @@ class Gsm8kList:
 
     def samples(self) -> Sequence[Sample]:
         """Lists drawn with the seed; no problem is in two of them."""
-        rows = load_rows(GSM8K, self.options)
+        examples = load_examples(GSM8K, self.options)
         count = self.options.count or PROBLEMS_PER_LIST
-        if len(rows) < count:
+        if len(examples) < count:
             raise InvalidRequest(
-                f"the source has {len(rows)} problems, too few for a list of {count}",
-                hint=f"ask for lists of at most {len(rows)} (count), or give a larger source",
+                f"the source has {len(examples)} problems, too few for a list of {count}",
+                hint=f"ask for lists of at most {len(examples)} (count), or give a larger source",
             )
-        Random(f"gsm8k-list/{self.options.seed}").shuffle(rows)
-        lists = min(self.options.limit or LISTS, len(rows) // count)
-        return [self._sample(rows[n * count : (n + 1) * count]) for n in range(lists)]
+        Random(f"gsm8k-list/{self.options.seed}").shuffle(examples)
+        lists = min(self.options.limit or LISTS, len(examples) // count)
+        return [self._sample(examples[n * count : (n + 1) * count]) for n in range(lists)]
 
     def grade(self, sample: Sample, answer: str | None, text: str) -> Score:
         """The positional mean."""
         return grade_list(answer, sample.gold, same_number)
 
-    def _sample(self, rows: Sequence[Row]) -> Sample:
-        lines = [" ".join(row.values["question"].split()) for row in rows]
-        ids = [row.id for row in rows]
-        return Sample("+".join(ids), ask(lines), [gold_number(row) for row in rows], {"ids": ids})
+    def _sample(self, examples: Sequence[Example]) -> Sample:
+        lines = [" ".join(example.values["question"].split()) for example in examples]
+        ids = [example.id for example in examples]
+        return Sample(
+            "+".join(ids), ask(lines), [gold_number(example) for example in examples], {"ids": ids}
+        )
 
 
-def gold_number(row: Row) -> str:
+def gold_number(example: Example) -> str:
     """The number behind `####`, without commas."""
-    match = _GOLD.search(row.values["answer"])
+    match = _GOLD.search(example.values["answer"])
     if match is None:
         raise InvalidRequest(
-            f"{row.where}: 'answer' does not end in a number behind ####",
+            f"{example.where}: 'answer' does not end in a number behind ####",
             hint="end each answer with a line such as: #### 42",
         )
     return match[1].replace(",", "")

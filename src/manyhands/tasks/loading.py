@@ -2,7 +2,7 @@
 
     Dataset("openai/gsm8k", {"question": (str,), "answer": (str,)}, "gsm8k.jsonl", config="main", split="test")
 
-`load_rows` gives checked rows, each with the place it stands at ("problems.jsonl, line 7"), which is
+`load_examples` gives checked examples, each with the place it stands at ("problems.jsonl, line 7"), which is
 what an error names. Nothing is loaded before it is asked for: `datasets` and `pyarrow` belong to the
 extra "exam", and the hub is only asked where no file was given.
 """
@@ -35,11 +35,11 @@ class Dataset:
     fixture: str  # a file in FIXTURES, in the same columns
     config: str | None = None
     split: str = "test"
-    id_column: str = "id"  # where there is one; else a row is known by its number
+    id_column: str = "id"  # where there is one; else an example is known by its number
 
 
 @dataclass(frozen=True)
-class Row:
+class Example:
     """One checked record: its values by column, the id, and where it stands."""
 
     id: str
@@ -47,8 +47,8 @@ class Row:
     values: Mapping[str, Any]
 
 
-def load_rows(dataset: Dataset, options: TaskOptions) -> list[Row]:
-    """All rows of the user's source, or of the dataset itself. Any mistake is an `InvalidRequest`."""
+def load_examples(dataset: Dataset, options: TaskOptions) -> list[Example]:
+    """All examples of the user's source, or of the dataset itself. Any mistake is an `InvalidRequest`."""
     source = "" if options.source is None else Path(options.source).as_posix()
     if source == FIXTURE:
         records = _jsonl(FIXTURES / dataset.fixture)
@@ -67,8 +67,8 @@ def missing_package(package: str) -> InvalidRequest:
     )
 
 
-def _checked(records: Iterator[tuple[str, Any]], dataset: Dataset) -> list[Row]:
-    rows: list[Row] = []
+def _checked(records: Iterator[tuple[str, Any]], dataset: Dataset) -> list[Example]:
+    examples: list[Example] = []
     seen: dict[str, str] = {}  # id -> where
     for where, record in records:
         if not isinstance(record, dict):
@@ -81,15 +81,15 @@ def _checked(records: Iterator[tuple[str, Any]], dataset: Dataset) -> list[Row]:
         known = record.get(dataset.id_column)
         if known is not None and not (isinstance(known, str | int) and str(known)):
             raise InvalidRequest(f"{where}: '{dataset.id_column}' is {known!r}; expected a name")
-        name = str(len(rows) + 1) if known is None else str(known)
+        name = str(len(examples) + 1) if known is None else str(known)
         if name in seen:
             raise InvalidRequest(
                 f"{where}: the id {name!r} was seen already, at {seen[name]}",
                 hint=f"let '{dataset.id_column}' be a name of its own in every record, or in none",
             )
         seen[name] = where
-        rows.append(Row(name, where, record))
-    return rows
+        examples.append(Example(name, where, record))
+    return examples
 
 
 def _check(
@@ -239,6 +239,6 @@ def _package(name: str) -> ModuleType:
         raise missing_package(name.partition(".")[0]) from error
 
 
-def first(rows: Sequence[Row], limit: int | None) -> Sequence[Row]:
+def first(examples: Sequence[Example], limit: int | None) -> Sequence[Example]:
     """The first `limit` of them; all without a limit."""
-    return rows if limit is None else rows[:limit]
+    return examples if limit is None else examples[:limit]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from manyhands.tasks.graders import Score
-from manyhands.tasks.loading import Dataset, first, load_rows
+from manyhands.tasks.loading import Dataset, first, load_examples
 from manyhands.tasks.task import FIXTURE, Sample, TaskOptions, check_options
 
 QUALITY = "quality"  # the judge that gives 1 to 5 points
@@ -41,16 +41,16 @@ class Planning:
         options = replace(self.options, source=self.options.source or FIXTURE)
         return [
             Sample(
-                row.id,
-                row.values["question"].strip(),
-                row.values["reference"].strip(),
+                example.id,
+                example.values["question"].strip(),
+                example.values["reference"].strip(),
                 {
                     "judge": QUALITY,
-                    "reference": row.values["reference"].strip(),
-                    "branches": row.values["branches"],
+                    "reference": example.values["reference"].strip(),
+                    "branches": example.values["branches"],
                 },
             )
-            for row in first(load_rows(PLANNING, options), options.limit)
+            for example in first(load_examples(PLANNING, options), options.limit)
         ]
 
     def grade(self, sample: Sample, answer: str | None, text: str) -> Score:

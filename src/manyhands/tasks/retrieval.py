@@ -68,7 +68,7 @@ class Student:
 
 
 @dataclass(frozen=True)
-class Retrieval:
+class RetrievalQuestion:
     """One question about some students. `low` and `high` are in hundredths."""
 
     students: tuple[Student, ...]
@@ -99,7 +99,7 @@ def written(hundredths: int) -> str:
     return f"{hundredths // 100}.{hundredths % 100:02}"
 
 
-def retrieval(rng: Random, count: int, held_out: bool = False) -> Retrieval:
+def retrieval(rng: Random, count: int, held_out: bool = False) -> RetrievalQuestion:
     """A fresh question about `count` students; `held_out` draws names never trained on."""
     if not 2 <= count <= MOST_STUDENTS:
         raise InvalidRequest(
@@ -116,7 +116,7 @@ def retrieval(rng: Random, count: int, held_out: bool = False) -> Retrieval:
     values = rng.sample(range(_LOWEST + 1, _HIGHEST, 2), count)
     chosen = rng.sample(names, count)
     students = [_student(rng, name, gpa) for name, gpa in zip(chosen, values, strict=True)]
-    return Retrieval(tuple(students), *_range(rng, sorted(values)))
+    return RetrievalQuestion(tuple(students), *_range(rng, sorted(values)))
 
 
 def _student(rng: Random, name: str, hundredths: int) -> Student:

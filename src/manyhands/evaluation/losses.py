@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manyhands.evaluation.statistics import Difference, difference
-from manyhands.evaluation.summary import Point, Summary, is_sequential
+from manyhands.evaluation.summary import CurvePoint, Summary, is_sequential
 
 # Times what the baseline spends. Tokens and memory come out the same in every run; seconds do not.
 MUCH_MORE = {"tokens": 1.05, "seconds": 1.3, "KV cache": 1.05}
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Loss:
     """One loss: who, how sure it is, and the sentence."""
 
     label: str
@@ -37,13 +37,13 @@ class Comparison:
     difference: Difference
 
 
-def losses(baseline: Summary, others: Sequence[Summary]) -> list[Verdict]:
+def losses(baseline: Summary, others: Sequence[Summary]) -> list[Loss]:
     """Everything in which a method does worse than the baseline.
 
     What nobody has judged yet has no value to be compared.
     """
     graded = [s for s in (baseline, *others) if not s.waits_for_judge]
-    found: list[Verdict] = []
+    found: list[Loss] = []
     for other in others:
         if baseline in graded and other in graded and other is not baseline:
             found += _losses_of_value(baseline, other)
@@ -76,7 +76,7 @@ def resolution(baseline: Summary) -> float:
     return baseline.last.value.half
 
 
-def _losses_of_value(baseline: Summary, other: Summary) -> list[Verdict]:
+def _losses_of_value(baseline: Summary, other: Summary) -> list[Loss]:
     found = []
     for point, reference in _common(other, baseline):
         budget = point.budget
@@ -92,11 +92,11 @@ def _losses_of_value(baseline: Summary, other: Summary) -> list[Verdict]:
             f"At {budget} forward passes {other.label} has {_value(point)} and "
             f"{baseline.label} {_value(reference)}; {how}."
         )
-        found.append(Verdict(other.label, kind, sentence))
+        found.append(Loss(other.label, kind, sentence))
     return found
 
 
-def _losses_of_cost(baseline: Summary, other: Summary) -> list[Verdict]:
+def _losses_of_cost(baseline: Summary, other: Summary) -> list[Loss]:
     """More tokens, seconds or memory at the same budget, and no gain that the samples would show."""
     common = [] if other is baseline else _common(other, baseline)
     if not common:
@@ -123,15 +123,15 @@ def _losses_of_cost(baseline: Summary, other: Summary) -> list[Verdict]:
         f"({_signed(paired.interval.mean)}, 95 % {_signed(paired.interval.low)} to "
         f"{_signed(paired.interval.high)})."
     )
-    return [Verdict(other.label, "cost", sentence)]
+    return [Loss(other.label, "cost", sentence)]
 
 
-def _failed(summary: Summary) -> Verdict:
+def _failed(summary: Summary) -> Loss:
     share = f"{len(summary.failures)} of {len(summary.records)}"
-    return Verdict(summary.label, "failures", f"{summary.label}: {share} runs failed.")
+    return Loss(summary.label, "failures", f"{summary.label}: {share} runs failed.")
 
 
-def _common(other: Summary, baseline: Summary) -> list[tuple[Point, Point]]:
+def _common(other: Summary, baseline: Summary) -> list[tuple[CurvePoint, CurvePoint]]:
     """Points of both at the same budget of forward passes."""
     if other.is_endpoint or baseline.is_endpoint:
         return []
@@ -139,7 +139,7 @@ def _common(other: Summary, baseline: Summary) -> list[tuple[Point, Point]]:
     return [(point, theirs[point.budget]) for point in other.curve if point.budget in theirs]
 
 
-def _value(point: Point) -> str:
+def _value(point: CurvePoint) -> str:
     return f"{point.value.mean:.3f} ({point.value.low:.3f}–{point.value.high:.3f})"
 
 
