@@ -145,8 +145,8 @@ class Measurement:
                     ) -> None:
                         for layer in layers:
                             parts = (layer.packed, layer.scales, layer.zeros, None)
-                            spans = (layer.group, layer.span)
-                            product(x, *parts, *spans, layer.arrived, tiles)
+                            lengths = (layer.group, layer.span)
+                            product(x, *parts, *lengths, layer.arrived, tiles)
 
                     timed.append((milliseconds(work, self.device) / len(layers), tiles))
                 best = min(timed, key=lambda pair: pair[0])

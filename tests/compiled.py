@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from manyhands.attention import triton_backend
+from manyhands.attention import launches
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.kernels import overlap
 from manyhands.attention.rotary import Rope
@@ -76,7 +76,7 @@ def compile_only(capability: int) -> None:
         return kernel
 
     JITFunction.run = compiled  # type: ignore[method-assign]
-    for room in (skinny, triton_backend, w4a16):
+    for room in (skinny, launches, w4a16):
         room.shared_memory = lambda device: MOST_SHARED[capability]  # type: ignore[attr-defined]
     overlap._can_overlap = lambda device: capability >= 90  # type: ignore[assignment]
 

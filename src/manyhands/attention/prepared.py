@@ -62,7 +62,10 @@ class Capacity:
         )
 
     def rounded(self) -> Capacity:
-        """With every size rounded up to a power of two, so that few capacities serve many passes."""
+        """With every size rounded up to a power of two, so that few capacities serve many passes.
+
+        What launches are chosen by stays what it is: rows are such powers, and crowding is less than three.
+        """
 
         def up(size: int) -> int:
             return 1 << (size - 1).bit_length() if size else 0

@@ -13,8 +13,6 @@ interpreter (TRITON_INTERPRET=1), which is how it is tested without a GPU.
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,9 +27,10 @@ from manyhands.attention.kernels.attend import attend_kernel
 from manyhands.attention.kernels.lone import lone_kernel
 from manyhands.attention.kernels.merge import merge_kernel
 from manyhands.attention.kernels.overlap import launch_options
+from manyhands.attention.launches import Launches, merge_launch
 from manyhands.attention.prepared import Capacity, Prepared, pack
 from manyhands.attention.rotary import Rope
-from manyhands.attention.work import ITEM_FIELDS, Crowding, Tiling, cut
+from manyhands.attention.work import ITEM_FIELDS, Tiling, cut
 from manyhands.cache.plan import Plan
 
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
@@ -42,19 +41,10 @@ _LEAST_DIMS = 16  # of a product; heads with fewer are padded
 _URGENT = -1  # priority of a stream
 
 
-@dataclass(frozen=True)
-class Launch:
-    """How the attention kernel is compiled."""
-
-    num_warps: int  # of a program
-    num_stages: int  # turns of the inner loop that are on their way at the same time
-    keys: int  # of one turn
-
-
 class TritonBackend:
     """The backend for one shape of layer, on one device.
 
-    `tiling` and the launches are chosen by what fits the device's shared memory; measured on an H200.
+    How work is cut and launched was measured on an H200.
     """
 
     name = "triton"
@@ -84,16 +74,8 @@ class TritonBackend:
             key_tile=64 if is_short else 32,
             large_rows=128 if is_wide else 64,
         )
-        head = sum(triton.next_power_of_2(dim) for dim in head_dims) * dtype.itemsize
-        room = shared_memory(device) - 8192 - self.tiling.large_rows * head // 2
-        most = max(1, room // (self.tiling.key_tile * head))  # stages that fit
-        stages, keys = min(3, most), self.tiling.key_tile
-        self.small = Launch(4, stages, keys)
-        self.few = Launch(4, min(4, most), keys)
-        self.wide = Launch(4, stages, min(32, keys))  # the widest of the small tiles
-        self.many = Launch(1, stages, min(16, keys))
-        self.lone = Launch(1, 1, 8)
-        self.large = Launch(8 if self.tiling.large_rows >= 128 else 4, stages, keys)
+        head = sum(triton.next_power_of_2(dim) for dim in head_dims)
+        self.launches = Launches.fitting(self.tiling, head * dtype.itemsize, device)
         self._side: torch.cuda.Stream | None = None
 
     def prepare(self, plan: Plan, device: torch.device) -> Prepared:
@@ -169,7 +151,7 @@ class TritonBackend:
             q, keys, values, prepared, call, rope, partials, lses, is_direct
         )
         if not is_direct:
-            at_once, heads, num_warps = self._merge_launch(capacity.most_partials)
+            at_once, heads, num_warps = merge_launch(capacity.most_partials, self.num_heads)
             merge_kernel[(capacity.tokens, triton.cdiv(self.num_heads, heads))](
                 partials,
                 lses,
@@ -187,22 +169,6 @@ class TritonBackend:
             )
         return out
 
-    def _merge_launch(self, most_partials: int) -> tuple[int, int, int]:
-        """Partials that a program merges together, its heads and its warps, as tuned on an H200."""
-        at_once = min(64, max(2, triton.next_power_of_2(most_partials)))
-        heads = max(1, min(4, 16 // at_once, triton.next_power_of_2(self.num_heads)))
-        return at_once, heads, 2 if at_once > 32 else 1
-
-    def _small_launch(self, rows: int, crowding: int) -> Launch:
-        """How small tiles of so many rows are launched, as tuned on an H200."""
-        if rows == 1:
-            return self.lone
-        if rows == 16 and crowding == Crowding.MANY:
-            return self.many  # they hide each other's waiting: the more at a time, the better
-        if rows == 16 and crowding == Crowding.FEW:
-            return self.few  # they do not: the more each has on its way, the better
-        return self.wide if rows == 64 else self.small
-
     def _attend_all(
         self,
         q: Tensor,
@@ -219,7 +185,7 @@ class TritonBackend:
         head_dim, value_dim = q.shape[-1], values.shape[-1]
         cos, sin = prepared.tables(rope, head_dim // 2)
         rotation = _rotation(rope, head_dim)
-        is_mapped = self.mapped and prepared.page_size % self.large.keys == 0
+        is_mapped = self.mapped and prepared.page_size % self.launches.large.keys == 0
         is_mapped &= rotation["INTERLEAVED"] or rotation["ROTARY_DIM"] == head_dim
         lists = [
             (prepared.large, prepared.capacity.large_rows, True),
@@ -229,8 +195,9 @@ class TritonBackend:
 
         def start(items: Tensor, rows: int, is_large: bool) -> None:
             num_items = len(items) // ITEM_FIELDS
-            small = self._small_launch(rows, prepared.capacity.crowding)
-            launch = self.large if is_large else small
+            launch = self.launches.of_small(rows, prepared.capacity.crowding)
+            if is_large:
+                launch = self.launches.large
             where = (
                 *(cos, sin, prepared.entry_token, prepared.entry_angle, prepared.entry_low),
                 *(prepared.entry_high, prepared.entry_partial, items, prepared.pages),
@@ -317,15 +284,6 @@ def refusal(
     if num_heads // num_kv_heads > _MOST_ROWS:
         return f"{num_heads // num_kv_heads} query heads share a key head; they know up to {_MOST_ROWS}"
     return None
-
-
-@functools.cache
-def shared_memory(device: torch.device) -> int:
-    """Bytes that one program may have; without a GPU, plenty."""
-    if device.type != "cuda":
-        return 1 << 18
-    about = torch.cuda.get_device_properties(device)
-    return int(about.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # stubs lack it
 
 
 def _is_interpreting() -> bool:

@@ -33,7 +33,7 @@ import triton.language as tl
 from torch import Tensor
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
-from manyhands.attention.triton_backend import shared_memory
+from manyhands.attention.launches import shared_memory
 from manyhands.model import kernels
 from manyhands.model.kernels.gated import ACTIVATIONS, activated
 from manyhands.model.kernels.split import add_up

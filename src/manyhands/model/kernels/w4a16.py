@@ -33,7 +33,7 @@ import triton.language as tl
 from torch import Tensor
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
-from manyhands.attention.triton_backend import shared_memory
+from manyhands.attention.launches import shared_memory
 from manyhands.model import kernels
 from manyhands.model.kernels.split import add_up
 
@@ -116,7 +116,7 @@ def _w4a16_product(
     T,
     N,
     K,
-    words_per_row,
+    words_per_row,  # K / 4; of an argument the compiler sees that it is a multiple of 16
     GROUP: tl.constexpr,
     SPAN: tl.constexpr,
     QUARTER: tl.constexpr,  # of a span, padded

@@ -1,0 +1,77 @@
+"""How the attention kernels are compiled and launched: for every kind of tile what was best on an H200.
+
+Stages are what a program has on its way at the same time. How many there can be is limited by the shared
+memory that one program may have, so other devices may get fewer.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from manyhands.attention.work import Crowding, Tiling
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How an attention kernel is compiled."""
+
+    num_warps: int  # of a program
+    num_stages: int  # turns of the inner loop that are on their way at the same time
+    keys: int  # of one turn
+
+
+@dataclass(frozen=True)
+class Launches:
+    """One for every kind of tile."""
+
+    large: Launch
+    small: Launch
+    few: Launch  # tiles of 16 rows, by their crowding
+    many: Launch
+    wide: Launch  # the widest of the small tiles
+    lone: Launch
+
+    @classmethod
+    def fitting(cls, tiling: Tiling, head_bytes: int, device: torch.device) -> Launches:
+        """For this tiling, if a key and its value take `head_bytes`."""
+        room = shared_memory(device) - 8192 - tiling.large_rows * head_bytes // 2
+        most = max(1, room // (tiling.key_tile * head_bytes))  # stages that fit
+        stages, keys = min(3, most), tiling.key_tile
+        return cls(
+            large=Launch(8 if tiling.large_rows >= 128 else 4, stages, keys),
+            small=Launch(4, stages, keys),
+            few=Launch(4, min(4, most), keys),
+            many=Launch(1, stages, min(16, keys)),
+            wide=Launch(4, stages, min(32, keys)),
+            lone=Launch(1, 1, 8),
+        )
+
+    def of_small(self, rows: int, crowding: int) -> Launch:
+        """For small tiles of so many rows."""
+        if rows == 1:
+            return self.lone
+        if rows == 16 and crowding == Crowding.MANY:
+            return self.many  # they hide each other's waiting: the more at a time, the better
+        if rows == 16 and crowding == Crowding.FEW:
+            return self.few  # they do not: the more each has on its way, the better
+        return self.wide if rows == 64 else self.small
+
+
+def merge_launch(most_partials: int, num_heads: int) -> tuple[int, int, int]:
+    """Partials that a program merges together, its heads and its warps."""
+    at_once = min(64, max(2, triton.next_power_of_2(most_partials)))
+    heads = max(1, min(4, 16 // at_once, triton.next_power_of_2(num_heads)))
+    return at_once, heads, 2 if at_once > 32 else 1
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that one program may have; without a GPU, plenty."""
+    if device.type != "cuda":
+        return 1 << 18
+    about = torch.cuda.get_device_properties(device)
+    return int(about.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # stubs lack it

@@ -1,0 +1,57 @@
+"""Which launch a tile gets, and that no device is asked for more than it has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton comes for Linux only")
+
+from manyhands.attention import launches
+from manyhands.attention.launches import Launches, merge_launch
+from manyhands.attention.work import Crowding, Tiling
+
+CPU = torch.device("cpu")
+TILING = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64)
+HEAD_BYTES = 2 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "crowding", "name"),
+    [
+        (1, Crowding.MANY, "lone"),
+        (16, Crowding.FEW, "few"),
+        (16, Crowding.SOME, "small"),
+        (16, Crowding.MANY, "many"),
+        (32, Crowding.FEW, "small"),
+        (64, Crowding.MANY, "wide"),
+    ],
+)
+def test_small_tiles_are_launched_by_rows_and_crowding(
+    rows: int, crowding: Crowding, name: str
+) -> None:
+    found = Launches.fitting(TILING, HEAD_BYTES, CPU)
+    assert found.of_small(rows, crowding) is getattr(found, name)
+
+
+@pytest.mark.parametrize(
+    ("room", "stages"), [(232448, (3, 4)), (166912, (3, 4)), (101376, (2, 2)), (49152, (1, 1))]
+)
+def test_stages_are_limited_by_shared_memory(
+    room: int, stages: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launches, "shared_memory", lambda device: room)
+    found = Launches.fitting(TILING, HEAD_BYTES, CPU)
+    assert (found.large.num_stages, found.few.num_stages) == stages
+
+
+@pytest.mark.parametrize("num_heads", [1, 2, 12, 32])
+@pytest.mark.parametrize("most_partials", [1, 2, 3, 5, 16, 40, 500])
+def test_the_more_partials_the_fewer_heads_are_merged_together(
+    most_partials: int, num_heads: int
+) -> None:
+    at_once, heads, num_warps = merge_launch(most_partials, num_heads)
+    assert at_once * heads <= 64
+    assert heads < 2 * num_heads
+    assert at_once >= min(most_partials, 64)
+    assert num_warps in (1, 2)
