@@ -17,21 +17,23 @@ HEAD_BYTES = 2 * 128 * 2
 
 
 @pytest.mark.parametrize(
-    ("rows", "crowding", "name"),
+    ("rows", "crowding", "name", "if_mapped"),
     [
-        (1, Crowding.MANY, "lone"),
-        (16, Crowding.FEW, "few"),
-        (16, Crowding.SOME, "small"),
-        (16, Crowding.MANY, "many"),
-        (32, Crowding.FEW, "small"),
-        (64, Crowding.MANY, "wide"),
+        (1, Crowding.MANY, "lone", "lone"),
+        (16, Crowding.FEW, "few", "few"),
+        (16, Crowding.SOME, "small", "small"),
+        (16, Crowding.MANY, "many", "many"),
+        (32, Crowding.FEW, "small", "transposed"),
+        (64, Crowding.MANY, "wide", "wide"),
     ],
 )
 def test_small_tiles_are_launched_by_rows_and_crowding(
-    rows: int, crowding: Crowding, name: str
+    rows: int, crowding: Crowding, name: str, if_mapped: str
 ) -> None:
     found = Launches.fitting(TILING, HEAD_BYTES, CPU)
-    assert found.of_small(rows, crowding) is getattr(found, name)
+    assert found.of_small(rows, crowding, is_mapped=False) is getattr(found, name)
+    assert found.of_small(rows, crowding, is_mapped=True) is getattr(found, if_mapped)
+    assert found.of_small(rows, crowding, is_mapped=False).transposed is False
 
 
 @pytest.mark.parametrize(

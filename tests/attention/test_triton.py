@@ -75,6 +75,7 @@ def test_sixteen_bits(dtype: torch.dtype) -> None:
     assert error_of(SHAPES["gqa"], "half-split", "all at once", dtype, 4) < TOLERANCE[dtype]
 
 
+WITH_MAPS = Shape(4, 2, 32, 64)
 MAPPED = pytest.param(
     True,
     marks=pytest.mark.skipif(
@@ -90,7 +91,6 @@ MAPPED = pytest.param(
 def test_large_tiles_with_and_without_tensor_maps(
     dtype: torch.dtype, interleaved: bool, mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five tiles that every row sees all of, over pages that lie anywhere, and the edges behind them."""
     made: list[int] = []
     tensor_map = triton_backend._tensor_map
 
@@ -99,27 +99,58 @@ def test_large_tiles_with_and_without_tensor_maps(
         return tensor_map(x, keys)
 
     monkeypatch.setattr(triton_backend, "_tensor_map", counted)
-    shape, call = Shape(4, 2, 32, 64), LayerCall(layer=0, scaling=0.3)
-    rope = Rope(1 / 100 ** (torch.arange(16) / 20), 32, interleaved)
-    backend = kernels(shape, dtype, most_small_rows=0)
+    backend = kernels(WITH_MAPS, dtype, most_small_rows=0)
     assert backend.mapped
     backend.mapped = mapped
+    assert error_with_long_strips(backend, dtype, interleaved) < TOLERANCE[dtype]
+    assert set(made) == ({16} if mapped else set())
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("rope", ["half-split", "partial interleaved"])
+def test_transposed_tiles(rope: str, layer: str) -> None:
+    shape = SHAPES["gqa"]
+    backend = kernels(shape)
+    transpose_small_tiles(backend)
+    layers = ROPES[rope], LAYERS[layer], torch.float32
+    assert worst_error(backend, shape, *layers, seed=9, num_steps=4, device=DEVICE) < 2e-5
+
+
+@pytest.mark.parametrize("mapped", [False, MAPPED])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_transposed_tiles_with_and_without_tensor_maps(dtype: torch.dtype, mapped: bool) -> None:
+    backend = kernels(WITH_MAPS, dtype, most_small_rows=128)
+    transpose_small_tiles(backend)
+    backend.mapped = mapped
+    assert error_with_long_strips(backend, dtype, interleaved=False) < TOLERANCE[dtype]
+
+
+def transpose_small_tiles(backend: TritonBackend) -> None:
+    """Also those that are better off otherwise."""
+    launch = replace(backend.launches.transposed, keys=16)
+    names = ("small", "few", "many", "wide", "transposed")
+    backend.launches = replace(backend.launches, **dict.fromkeys(names, launch))
+
+
+def error_with_long_strips(backend: TritonBackend, dtype: torch.dtype, interleaved: bool) -> float:
+    """Five tiles of keys that every row sees all of, over pages that lie anywhere, and the edges."""
+    call = LayerCall(layer=0, scaling=0.3)
+    rope = Rope(1 / 100 ** (torch.arange(16) / 20), 32, interleaved)
     product = Layer(
-        backend, shape, rope, call, dtype=dtype, num_pages=32, page_size=32, device=DEVICE
+        backend, WITH_MAPS, rope, call, dtype=dtype, num_pages=32, page_size=32, device=DEVICE
     )
     oracle = DenseOracle(rope, call)
-    long, others = Block(), [Block() for _ in range(3)]
+    long, others, errors = Block(), [Block() for _ in range(3)], []
     for rows in (
         [Row(View([long]), (1,) * 40)],
         [Row(View([long]), (1,) * 50), Row(View([others[0]]), (2,) * 70)],
         [Row(View([long, other]), (3,) * 2) for other in others],
     ):
         step = Step(rows)
-        q, k, v = random_qkv(step, shape, torch.Generator().manual_seed(len(rows)), dtype)
+        q, k, v = random_qkv(step, WITH_MAPS, torch.Generator().manual_seed(len(rows)), dtype)
         oracle.write(step, k, v)
-        error = (product.step(step, q, k, v).double() - oracle.read(step, q)).abs().max()
-        assert error < TOLERANCE[dtype]
-    assert set(made) == ({16} if mapped else set())
+        errors.append((product.step(step, q, k, v).double() - oracle.read(step, q)).abs().max())
+    return float(max(errors))
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,13 @@ from manyhands.attention.work import Crowding, Tiling
 
 @dataclass(frozen=True)
 class Launch:
-    """How an attention kernel is compiled."""
+    """How an attention kernel is compiled, see kernels/attend.py."""
 
     num_warps: int  # of a program
     num_stages: int  # turns of the inner loop that are on their way at the same time
     keys: int  # of one turn
+    split: bool = False  # keys that all rows see are walked apart: without masks, by tensor maps
+    transposed: bool = False  # keys and values on the left of the products
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Launches:
     small: Launch
     few: Launch  # tiles of 16 rows, by their crowding
     many: Launch
+    transposed: Launch  # tiles of 32 rows, if tensor maps bring their keys
     wide: Launch  # the widest of the small tiles
     lone: Launch
 
@@ -42,22 +45,25 @@ class Launches:
         most = max(1, room // (tiling.key_tile * head_bytes))  # stages that fit
         stages, keys = min(3, most), tiling.key_tile
         return cls(
-            large=Launch(8 if tiling.large_rows >= 128 else 4, stages, keys),
+            large=Launch(8 if tiling.large_rows >= 128 else 4, stages, keys, split=True),
             small=Launch(4, stages, keys),
             few=Launch(4, min(4, most), keys),
             many=Launch(1, stages, min(16, keys)),
+            transposed=Launch(4, stages, keys, split=True, transposed=True),
             wide=Launch(4, stages, min(32, keys)),
             lone=Launch(1, 1, 8),
         )
 
-    def of_small(self, rows: int, crowding: int) -> Launch:
-        """For small tiles of so many rows."""
+    def of_small(self, rows: int, crowding: int, is_mapped: bool) -> Launch:
+        """For small tiles of so many rows; `is_mapped`: tensor maps can bring their keys and values."""
         if rows == 1:
             return self.lone
         if rows == 16 and crowding == Crowding.MANY:
             return self.many  # they hide each other's waiting: the more at a time, the better
         if rows == 16 and crowding == Crowding.FEW:
             return self.few  # they do not: the more each has on its way, the better
+        if rows == 32 and is_mapped:
+            return self.transposed
         return self.wide if rows == 64 else self.small
 
 

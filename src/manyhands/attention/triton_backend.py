@@ -195,7 +195,7 @@ class TritonBackend:
 
         def start(items: Tensor, rows: int, is_large: bool) -> None:
             num_items = len(items) // ITEM_FIELDS
-            launch = self.launches.of_small(rows, prepared.capacity.crowding)
+            launch = self.launches.of_small(rows, prepared.capacity.crowding, is_mapped)
             if is_large:
                 launch = self.launches.large
             where = (
@@ -227,14 +227,15 @@ class TritonBackend:
                 )
                 return
             maps = [None, None]
-            if is_large and is_mapped:
+            if launch.split and is_mapped:
                 maps = [_tensor_map(x, launch.keys) for x in (keys, values)]
             attend_kernel[grid](
                 *(q, keys, values, *maps, *where),
                 GROUP=self.tiling.group,
                 NUM_KV_HEADS=self.num_kv_heads,
-                SPLIT=is_large,
-                MAPPED=is_large and is_mapped,
+                SPLIT=launch.split,
+                MAPPED=launch.split and is_mapped,
+                TRANSPOSED=launch.transposed,
                 DOT=tl.float32 if self.interpreted else _DOT[q.dtype],
                 ROWS=rows,
                 num_stages=launch.num_stages,

@@ -4,9 +4,13 @@ The tile's rows are its entries times the query heads of the group: row m is hea
 A query is rotated by its entry's angle when it is loaded; keys lie rotated in memory. Keys are walked
 in tiles, softmax is kept running (largest score, sum, weighted values), scores in float32 and in units
 of log 2. In large tiles, where arithmetic is what takes time, nothing is masked as long as every row
-sees every key; only the edges are (first and last keys, the causal diagonal, a window's end). Small
-tiles wait for memory anyway, and mask everywhere. Programs start in the order of the list, the heads
-of an item side by side: they read the same slots.
+sees every key; only the edges are (first and last keys, the causal diagonal, a window's end). Most
+small tiles wait for memory anyway, and mask everywhere. Programs start in the order of the list, the
+heads of an item side by side: they read the same slots.
+
+Hopper's matrix units want 64 rows on the left of a product. With fewer, tiles get the older ones and
+twice the instructions. Transposed, scores are [keys, rows] and the summed values [Dv, rows]: keys and
+values stand on the left, and the rows may be few.
 
     r  query heads per key/value head      D, Dv  head dims
 """
@@ -30,6 +34,61 @@ def scores_of(products, softcap, HAS_SOFTCAP: tl.constexpr):
         # tanh by exp: 1 - 2 / (e^2z + 1), which is right at both ends
         scores = softcap * (1 - 2 / (tl.exp2(scores / softcap * LOG2E * 2) + 1)) * LOG2E
     return scores
+
+
+@triton.jit
+def _of_rows(x, TRANSPOSED: tl.constexpr):
+    """What every row has one of [ROWS], as the scores of a tile stand."""
+    if TRANSPOSED:
+        return x[None, :]
+    else:
+        return x[:, None]
+
+
+@triton.jit
+def _of_keys(x, TRANSPOSED: tl.constexpr):
+    """What every key has one of [KEYS], as the scores of a tile stand."""
+    if TRANSPOSED:
+        return x[:, None]
+    else:
+        return x[None, :]
+
+
+@triton.jit
+def _tally(
+    query,  # [ROWS, 2 HALF], transposed [2 HALF, ROWS]
+    k,
+    v,
+    seen,  # which row sees which key; None: all see all
+    largest,  # [ROWS]
+    total,  # [ROWS]; transposed [KEYS, ROWS], to be added up at the end
+    summed,  # [ROWS, VALUE], transposed [VALUE, ROWS]
+    softcap,
+    HAS_SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr,  # `seen` is there
+    TRANSPOSED: tl.constexpr,
+):
+    """The running softmax with one more tile of keys."""
+    if TRANSPOSED:
+        products = tl.dot(k, query, input_precision="ieee")
+    else:
+        products = tl.dot(query, tl.trans(k), input_precision="ieee")
+    scores = scores_of(products, softcap, HAS_SOFTCAP)
+    if MASKED:
+        scores = tl.where(seen, scores, -1e30)
+    new = tl.maximum(largest, tl.max(scores, 0 if TRANSPOSED else 1))
+    weights = tl.exp2(scores - _of_rows(new, TRANSPOSED))
+    if MASKED:
+        weights = tl.where(seen, weights, 0.0)
+    kept = tl.exp2(largest - new)
+    summed *= _of_rows(kept, TRANSPOSED)
+    if TRANSPOSED:
+        total = total * kept[None, :] + weights
+        summed = tl.dot(tl.trans(v), weights.to(v.dtype), acc=summed, input_precision="ieee")
+    else:
+        total = total * kept + tl.sum(weights, 1)
+        summed = tl.dot(weights.to(v.dtype), v, acc=summed, input_precision="ieee")
+    return new, total, summed
 
 
 @triton.jit
@@ -86,8 +145,9 @@ def attend_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     DIRECT: tl.constexpr,
-    SPLIT: tl.constexpr,  # large tiles: walk those without masks apart from those with
-    MAPPED: tl.constexpr,  # large tiles: load keys and values by tensor maps
+    SPLIT: tl.constexpr,  # walk tiles of keys without masks apart from those with
+    MAPPED: tl.constexpr,  # load the former by tensor maps
+    TRANSPOSED: tl.constexpr,  # scores are [KEYS, ROWS]
     DOT: tl.constexpr,  # the dtype that products are made in
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -145,8 +205,10 @@ def attend_kernel(
     d = tl.arange(0, VALUE)
     is_value = (d < VALUE_DIM)[None, :]
     largest = tl.full([ROWS], -1e30, dtype=tl.float32)
-    total = tl.zeros([ROWS], dtype=tl.float32)
-    summed = tl.zeros([ROWS, VALUE], dtype=tl.float32)
+    total = tl.zeros([KEYS, ROWS] if TRANSPOSED else [ROWS], dtype=tl.float32)
+    summed = tl.zeros([VALUE, ROWS] if TRANSPOSED else [ROWS, VALUE], dtype=tl.float32)
+    if TRANSPOSED:
+        query = tl.trans(query)
 
     if SPLIT:
         # Enough arithmetic that masks would cost: first the tiles that every row sees all of ...
@@ -165,14 +227,9 @@ def attend_kernel(
                 at = _slots(here, key, n, PAGE, KEYS)[:, None] * NUM_KV_HEADS + kv_head
                 k = tl.load(keys + at * HEAD_DIM + dim[None, :], mask=is_dim, other=0.0).to(DOT)
                 v = tl.load(values + at * VALUE_DIM + d[None, :], mask=is_value, other=0.0).to(DOT)
-            products = tl.dot(query, tl.trans(k), input_precision="ieee")
-            scores = scores_of(products, softcap, HAS_SOFTCAP)
-            new = tl.maximum(largest, tl.max(scores, 1))
-            weights = tl.exp2(scores - new[:, None])
-            kept = tl.exp2(largest - new)
-            total = total * kept + tl.sum(weights, 1)
-            summed = tl.dot(weights.to(DOT), v, acc=summed * kept[:, None], input_precision="ieee")
-            largest = new
+            largest, total, summed = _tally(
+                query, k, v, None, largest, total, summed, softcap, HAS_SOFTCAP, False, TRANSPOSED
+            )
         # ... then those before and behind them.
         num_before = tl.maximum((tl.minimum(all_start, end) - start + KEYS - 1) // KEYS, 0)
         num_behind = tl.where(all_start < end, (end - all_end + KEYS - 1) // KEYS, 0)
@@ -204,18 +261,16 @@ def attend_kernel(
         k = tl.load(at_key, mask=seen_key, other=0.0, eviction_policy=KEPT).to(DOT)
         seen_value = is_value & is_key[:, None]
         v = tl.load(at_value, mask=seen_value, other=0.0, eviction_policy=KEPT).to(DOT)
-        products = tl.dot(query, tl.trans(k), input_precision="ieee")
-        scores = scores_of(products, softcap, HAS_SOFTCAP)
-        index = (key + n)[None, :]
-        seen = (index >= low[:, None]) & (index < last[:, None]) & is_key[None, :]
-        scores = tl.where(seen, scores, -1e30)
-        new = tl.maximum(largest, tl.max(scores, 1))
-        weights = tl.where(seen, tl.exp2(scores - new[:, None]), 0.0)
-        kept = tl.exp2(largest - new)
-        total = total * kept + tl.sum(weights, 1)
-        summed = tl.dot(weights.to(DOT), v, acc=summed * kept[:, None], input_precision="ieee")
-        largest = new
+        index = _of_keys(key + n, TRANSPOSED)
+        seen = (index >= _of_rows(low, TRANSPOSED)) & (index < _of_rows(last, TRANSPOSED))
+        seen &= _of_keys(is_key, TRANSPOSED)
+        largest, total, summed = _tally(
+            query, k, v, seen, largest, total, summed, softcap, HAS_SOFTCAP, True, TRANSPOSED
+        )
 
+    if TRANSPOSED:
+        total = tl.sum(total, 0)
+        summed = tl.trans(summed)
     seen_any = total > 0
     summed = summed / tl.where(seen_any, total, 1.0)[:, None]
     if DIRECT:
