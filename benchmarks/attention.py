@@ -1,4 +1,4 @@
-"""The one op alone, one layer: teams, Hydragen's grid, trees and forests, against limits and peers.
+"""The one op alone, one layer: teams, Hydragen's grid, trees, prefill, against limits and peers.
 
     python -m benchmarks.attention --minutes 3
     python -m benchmarks.attention --only trees
@@ -28,9 +28,11 @@ from manyhands.attention.torch_backend import TorchBackend
 from manyhands.cache.view import View
 from manyhands.evaluation.bench import copy_bandwidth
 
-TEAM_HEADS, PREFIX_HEADS, TREE_HEADS, HEAD_DIM = (40, 8), (8, 1), (32, 8), 128
+TEAM_HEADS, PREFIX_HEADS, TREE_HEADS, PREFILL_HEADS = (40, 8), (8, 1), (32, 8), (32, 8)
+HEAD_DIM = 128
 GRID = ((512, 1024), (1024, 2048), (2048, 4096), (4096, 8192))
 SUFFIXES = (0, 64, 128, 256)
+PREFILLS = ((0, 1024), (0, 4096), (0, 8192), (8192, 8192))  # history, new tokens
 FLEX = ("512 1024 64", "1024 2048 64", "1,2,64_1024,256,256", "1,256_256,32")
 _SECONDS_OF_FLEX = 20
 _MOST_MS_OF_PEERS = 20.0  # a situation whose unshared reading must take longer is not waited for
@@ -44,6 +46,7 @@ class Case:
     name: str
     heads: tuple[int, int]
     views: Callable[[], list[View]]
+    num_new: int = 1  # tokens of each row
 
 
 def cases(tiny: bool, full: bool) -> Iterator[Case]:
@@ -63,6 +66,9 @@ def cases(tiny: bool, full: bool) -> Iterator[Case]:
     for shape in TREES[::6] if tiny else TREES:
         built = situations.shrunk(shape, 32) if tiny else shape
         yield Case("trees", shape, TREE_HEADS, partial(situations.tree, built))
+    for history, new in ((0, 40), (40, 9)) if tiny else PREFILLS:
+        views = partial(situations.prefill, history)
+        yield Case("prefills", f"{history} {new}", PREFILL_HEADS, views, new)
 
 
 def _pairs(full: bool) -> tuple[tuple[int, int], ...]:
@@ -128,8 +134,8 @@ class Attention:
         return self.files[family]
 
     def _situation(self, case: Case) -> Situation:
-        views = case.views()
-        return situations.lay_out(views, case.heads, self.head_dim, self.device, self.dtype)
+        place = (self.head_dim, self.device, self.dtype)
+        return situations.lay_out(case.views(), case.heads, *place, case.num_new)
 
     @torch.inference_mode()
     def _measure(self, case: Case) -> None:
@@ -180,6 +186,10 @@ class Attention:
             file.leave_out(f"peers of {case.name}", "the time was over")
             return
         situation = self._situation(case)
+        if case.family == "prefills":
+            for name, prepare in op_peers.PREFILL.items():
+                self._peer(file, case, name, situation, prepare(situation))
+            return
         self._peer(file, case, "SDPA, shared by hand", situation, op_peers.sdpa_by_hand(situation))
         apart = unshared_bytes(situation)
         if 1e3 * apart / self.bandwidth > _MOST_MS_OF_PEERS:
@@ -233,7 +243,9 @@ def unshared_bytes(situation: Situation) -> int:
 def main(words: list[str] | None = None) -> None:
     """Measure."""
     options = parser(__doc__, minutes=3.0)
-    options.add_argument("--only", default="teams,prefixes,trees", help="families, comma-separated")
+    options.add_argument(
+        "--only", default="teams,prefixes,trees,prefills", help="families, comma-separated"
+    )
     options.add_argument("--full", action="store_true", help="all of Hydragen's grid")
     arguments = options.parse_args(words)
     Attention(arguments, Clock(arguments.minutes)).run()

@@ -56,7 +56,7 @@ def check_op(
     rope: Rope | None,
     rows: list[int],
 ) -> Verdict:
-    """`out` [T, H, Dv] against float64, on the tokens of some `rows`."""
+    """`out` [T, H, Dv] against float64, on tokens of some `rows`."""
     part, tokens = of_rows(plan, rows)
     where = torch.as_tensor(tokens, device=q.device)
     backend = ReferenceBackend()
@@ -66,17 +66,20 @@ def check_op(
     return Verdict(_rounded(error), OP_TOLERANCE[q.dtype])
 
 
-def of_rows(plan: Plan, rows: list[int]) -> tuple[Plan, np.ndarray]:
-    """The plan of these rows alone, and where their tokens stood in the whole one."""
+def of_rows(plan: Plan, rows: list[int], most: int = 64) -> tuple[Plan, np.ndarray]:
+    """The plan of these rows alone, and where their tokens stood in the whole one.
+
+    Of a row with more than `most` tokens it has so many, from the first to the last.
+    """
     reads = plan.reads
     strip = np.repeat(np.arange(len(reads.pages)), np.diff(reads.strip_indptr))
     kept = np.isin(reads.row, rows)
     strips = np.unique(strip[kept])
     number = {row: index for index, row in enumerate(rows)}
-    sizes = np.diff(plan.row_indptr)[rows]
-    tokens = np.concatenate(
-        [np.arange(plan.row_indptr[row], plan.row_indptr[row + 1]) for row in rows]
-    )
+    sizes = np.minimum(np.diff(plan.row_indptr)[rows], most)
+    first, last = plan.row_indptr[rows], plan.row_indptr[1:][rows] - 1
+    spread = [np.linspace(*row).astype(int) for row in zip(first, last, sizes, strict=True)]
+    tokens = np.concatenate(spread)
     part = Reads(
         row=np.array([number[int(row)] for row in reads.row[kept]], dtype=np.int64),
         base=reads.base[kept],

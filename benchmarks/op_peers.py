@@ -8,6 +8,7 @@ built. So the peers are timed at their best. None where a peer cannot say what i
     SDPA, shared by hand     flash attention once per group of like strips, merged by log-sum-exp
     SDPA, nothing shared     one dense batch, every row with its own copy of all keys
     FlexAttention            one packed sequence of all keys and a block mask that says who sees what
+    SDPA, flash or cuDNN     one row that feeds many tokens, over a dense copy of its keys
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from benchmarks.situations import Situation, slots_of
@@ -178,6 +180,52 @@ def sdpa_unshared(situation: Situation) -> Peer | None:
         return attention(q, k, v, enable_gqa=True).squeeze(2)
 
     return attend
+
+
+def sdpa_flash(situation: Situation) -> Peer | None:
+    """Prefill by flash attention, which lines up the last query with the last key."""
+    q, k, v = _one_row(situation)
+    if q.is_cuda:
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        return lambda: flash(q, k, v, 0.0, True)[0][0].transpose(0, 1)
+    new, keys = q.shape[2], k.shape[2]
+    sees = torch.ones(new, keys, dtype=torch.bool).tril(keys - new)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    return lambda: attention(q, k, v, sees, enable_gqa=True)[0].transpose(0, 1)
+
+
+def sdpa_cudnn(situation: Situation) -> Peer | None:
+    """Prefill by cuDNN, on a GPU. It lines up the first query with the first key: no history."""
+    q, k, v = _one_row(situation)
+    if not q.is_cuda or q.shape[2] < k.shape[2]:
+        return None
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def attend() -> Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
+
+    return attend
+
+
+PREFILL = {"SDPA, flash": sdpa_flash, "SDPA, cuDNN": sdpa_cudnn}
+
+
+def _one_row(situation: Situation) -> tuple[Tensor, Tensor, Tensor]:
+    """The only row's q [1, H, T, D], and k and v [1, G, N, D] of all that it reads, in its order."""
+    plan, device, rope = situation.plan, situation.q.device, situation.rope
+    reads = plan.reads
+    strips = np.argsort(reads.base)
+    spans = [(int(reads.low[s]), int(reads.high[s])) for s in strips]
+    where = np.concatenate(
+        [slots_of(plan, s, *span) for s, span in zip(strips, spans, strict=True)]
+    )
+    slots = torch.as_tensor(where, device=device)
+    turn = np.repeat(reads.base[strips], [high - low for low, high in spans])
+    k = rotate(situation.keys[slots], torch.as_tensor(turn, device=device), rope)
+    q = rotate(situation.q, torch.as_tensor(plan.positions, device=device), rope)
+    q, k, v = (x.transpose(0, 1)[None].contiguous() for x in (q, k, situation.values[slots]))
+    return q, k, v
 
 
 def flex(situation: Situation, *, compiled: bool) -> Peer | None:

@@ -209,6 +209,11 @@ def attention_trees() -> str:
     return _attention("trees", ["nodes _ tokens per level"], lambda name: [f"`{name}`"])
 
 
+def attention_prefills() -> str:
+    """One row that feeds many tokens."""
+    return _attention("prefills", ["history", "new tokens"], str.split)
+
+
 # -- prefix ----------------------------------------------------------------------------------------
 
 
@@ -327,6 +332,7 @@ TABLES: dict[str, Callable[[], str]] = {
         attention_teams,
         attention_prefixes,
         attention_trees,
+        attention_prefills,
         prefix,
         gates,
         left_out,

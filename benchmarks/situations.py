@@ -1,8 +1,8 @@
 """Attention alone: who reads what, laid out in memory, and the two limits of the machine.
 
-A situation is a plan over random keys and values of one layer, and one query per row. Three families:
-a team over a common block (combined views), many completions of one prompt (Hydragen's grid), and trees
-and forests. A tree is written as in `1,2,64_1024,256,256`: nodes on each level, tokens of a node on each
+A situation is a plan over random keys and values of one layer, and one query per row. Four families:
+a team over a common block (combined views), many completions of one prompt (Hydragen's grid), trees and
+forests, and, with many queries in one row, prefill. A tree is written as in `1,2,64_1024,256,256`: nodes on each level, tokens of a node on each
 level; a node's parent is the one at the same share of the level above; the last level's nodes are the
 rows. `~` before a number of tokens means that they differ from node to node, by half in either direction.
 """
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from manyhands.attention.attend import LayerCall
+from manyhands.attention.entries import Entries
 from manyhands.attention.rotary import Rope
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
@@ -76,8 +77,10 @@ class Situation:
 
     @cached_property
     def num_operations(self) -> int:
-        """Two products per (query head, key) pair that is read."""
-        return 4 * self.q.shape[1] * self.q.shape[2] * self.plan.num_keys_read
+        """Two products per (query head, key) pair that is seen."""
+        entries = Entries.of(self.plan)
+        seen = np.minimum(entries.high, entries.angle + 1) - entries.low
+        return 4 * self.q.shape[1] * self.q.shape[2] * int(seen.clip(min=0).sum())
 
 
 def lay_out(
@@ -86,17 +89,18 @@ def lay_out(
     head_dim: int,
     device: torch.device,
     dtype: torch.dtype,
+    num_new: int = 1,
 ) -> Situation:
-    """A situation of these views: each row feeds one token; every block gets random keys."""
+    """A situation of these views: each row feeds `num_new` tokens; every block gets random keys."""
     blocks = list(dict.fromkeys(block for view in views for block in view.blocks))
-    pages = sum(-(-(block.num_tokens + 1) // PAGE_SIZE) for block in blocks)
+    pages = sum(-(-(block.num_tokens + num_new) // PAGE_SIZE) for block in blocks)
     pool = PagePool(pages + 1, PAGE_SIZE)
     pool.reserve((block, block.num_tokens) for block in blocks)
-    plan = Planner(pool).plan(Step([Row(view, (0,)) for view in views]))
+    plan = Planner(pool).plan(Step([Row(view, (0,) * num_new) for view in views]))
     num_heads, num_kv_heads = heads
     shape = (pool.num_slots, num_kv_heads, head_dim)
     keys, values = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
-    q = torch.randn(len(views), num_heads, head_dim, device=device).to(dtype)
+    q = torch.randn(plan.num_tokens, num_heads, head_dim, device=device).to(dtype)
     exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
     return Situation(plan, q, keys, values, Rope(1e6**-exponents, head_dim))
 
@@ -119,6 +123,11 @@ def completions(batch: int, prefix: int, suffix: int) -> list[View]:
     """Many rows over one prefix. A suffix counts the token that is fed, so it is at least 1."""
     shared = block_of(prefix)
     return [View([shared, block_of(max(0, suffix - 1))]) for _ in range(batch)]
+
+
+def prefill(history: int) -> list[View]:
+    """One row that writes behind so many tokens."""
+    return [View([block_of(history), Block()] if history else [Block()])]
 
 
 def tree(shape: str) -> list[View]:

@@ -38,6 +38,7 @@ def test_circumstances_stand_in_every_file(measured: Path) -> None:
         "attention_teams",
         "attention_prefixes",
         "attention_trees",
+        "attention_prefills",
         "prefix_codellama-7b",
     }
     for found in files.values():
@@ -66,12 +67,13 @@ def test_attention_has_peers_that_give_the_same_answer(measured: Path) -> None:
     files = read(measured)
     peers = {
         family: {line["peer"] for line in files[f"attention_{family}"]["peers"]}
-        for family in ("teams", "prefixes", "trees")
+        for family in ("teams", "prefixes", "trees", "prefills")
     }
     by_hand, paged = "SDPA, shared by hand", "paged, nothing shared"
     assert peers["teams"] == {by_hand, paged, "SDPA, nothing shared"}
     assert peers["prefixes"] == {by_hand, paged, "FlexAttention"}
     assert peers["trees"] == {by_hand, paged}
+    assert peers["prefills"] == {"SDPA, flash"}  # cuDNN wants a GPU
     for found in files.values():
         assert not [x for x in found.get("left_out", []) if "wrong" in x["why"]]
 
@@ -97,7 +99,7 @@ def test_tables_and_pictures_are_made_of_it(
         assert pages[name].startswith("| "), name
         assert len(pages[name].splitlines()) >= 3, name
     assert pages["breakdown"] == performance.NOTHING_YET  # the profiler wants a GPU
-    assert pages["speed_sources"].count("commit abc") == 5
+    assert pages["speed_sources"].count("commit abc") == 6
     drawn = plots.draw(tmp_path / "plots")
     assert [path.name for path in drawn] == ["decode.svg", "prefix.svg", "needles.svg"]
     first = [path.read_bytes() for path in drawn]

@@ -24,8 +24,8 @@ from manyhands.cache.view import View
 CPU = torch.device("cpu")
 
 
-def laid_out(views: list[View]) -> Situation:
-    return situations.lay_out(views, (4, 2), 16, CPU, torch.float32)
+def laid_out(views: list[View], num_new: int = 1) -> Situation:
+    return situations.lay_out(views, (4, 2), 16, CPU, torch.float32, num_new)
 
 
 def check(situation: Situation, out: torch.Tensor) -> gate.Verdict:
@@ -71,6 +71,8 @@ def test_bytes_and_operations_are_counted() -> None:
     assert situation.plan.num_keys_read == 3 * 25
     assert situation.num_bytes == 35 * 2 * 2 * 16 * 4 + 2 * 3 * 4 * 16 * 4
     assert situation.num_operations == 4 * 4 * 16 * 75
+    behind = laid_out(situations.prefill(history=20), num_new=5)
+    assert behind.num_operations == 4 * 4 * 16 * (21 + 22 + 23 + 24 + 25)
 
 
 # -- gate ------------------------------------------------------------------------------------------
@@ -116,6 +118,21 @@ def test_peers_agree_on_ragged_trees_and_say_what_they_cannot() -> None:
     assert op_peers.sdpa_unshared(tree) is None  # rows of different lengths are no dense batch
     team = laid_out(situations.team(workers=3, common=20, desk=5))
     assert op_peers.flex(team, compiled=False) is None  # one block at several positions
+
+
+@pytest.mark.parametrize("history", [0, 37])
+def test_some_tokens_of_a_long_row_stand_for_all(history: int) -> None:
+    situation = laid_out(situations.prefill(history), num_new=150)
+    _, tokens = gate.of_rows(situation.plan, [0])
+    assert (tokens[0], len(tokens), tokens[-1]) == (0, 64, 149)
+    peer = op_peers.sdpa_flash(situation)
+    assert peer is not None
+    for right in (peer(), op_peers.ours(situation, TorchBackend())()):
+        assert check(situation, right).is_green
+    reads = dataclasses.replace(situation.plan.reads, high=situation.plan.reads.high - 1)
+    plan = dataclasses.replace(situation.plan, reads=reads)
+    wrong = op_peers.ours(dataclasses.replace(situation, plan=plan), TorchBackend())()
+    assert not check(situation, wrong).is_green
 
 
 def test_nothing_is_grouped_in_an_unshared_plan() -> None:
