@@ -24,6 +24,7 @@ HEAD_BYTES = 2 * 128 * 2
         (16, Crowding.SOME, "small", "small"),
         (16, Crowding.MANY, "many", "many"),
         (32, Crowding.FEW, "small", "transposed"),
+        (32, Crowding.MANY, "small", "small"),
         (64, Crowding.MANY, "wide", "wide"),
     ],
 )

@@ -34,7 +34,7 @@ class Launches:
     small: Launch
     few: Launch  # tiles of 16 rows, by their crowding
     many: Launch
-    transposed: Launch  # tiles of 32 rows, if tensor maps bring their keys
+    transposed: Launch  # tiles of 32 rows, if there are few and tensor maps bring their keys
     wide: Launch  # the widest of the small tiles
     lone: Launch
 
@@ -62,8 +62,8 @@ class Launches:
             return self.many  # they hide each other's waiting: the more at a time, the better
         if rows == 16 and crowding == Crowding.FEW:
             return self.few  # they do not: the more each has on its way, the better
-        if rows == 32 and is_mapped:
-            return self.transposed
+        if rows == 32 and crowding == Crowding.FEW and is_mapped:
+            return self.transposed  # fewer instructions a turn, more to begin and to end with
         return self.wide if rows == 64 else self.small
 
 
