@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.breakdown import breakdown
-from benchmarks.gate import Verdict, check_op, check_step
+from benchmarks.gate import Checked, check_op, check_step
 from benchmarks.peers import Probe, probe, run_peers
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape
@@ -74,7 +74,7 @@ class Decode:
             engine = self._engine(place)
             self._cells(engine, limits)
             if not self.arguments.no_peers:
-                self.probes = [probe(engine, length, self.desk) for length in self._ends()]
+                self.probes = [probe(engine, length) for length in self._ends()]
             del engine
             free(self.device)
             if not self.arguments.no_peers:
@@ -183,7 +183,7 @@ class Decode:
 
 
 @torch.inference_mode()
-def check_engine_op(engine: Engine, views: list[View], rows: list[int]) -> Verdict:
+def check_engine_op(engine: Engine, views: list[View], rows: list[int]) -> Checked:
     """The engine's own backend on its own memory and plan, in the first layer, with random queries."""
     adapter = engine.adapter
     # A pass first: then every view has been met, and its newest key is written.

@@ -34,7 +34,7 @@ STEP_TOLERANCE = {torch.bfloat16: 0.02, torch.float16: 4e-3, torch.float32: 2e-4
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Checked:
     """How far off, and how far is allowed."""
 
     error: float
@@ -55,7 +55,7 @@ def check_op(
     call: LayerCall,
     rope: Rope | None,
     rows: list[int],
-) -> Verdict:
+) -> Checked:
     """`out` [T, H, Dv] against float64, on tokens of some `rows`."""
     part, tokens = of_rows(plan, rows)
     where = torch.as_tensor(tokens, device=q.device)
@@ -63,7 +63,7 @@ def check_op(
     prepared = backend.prepare(part, q.device)
     want = backend.attend(q[where].double(), keys, values, prepared, call, rope)
     error = (out[where].double() - want).abs().max() / want.abs().max()
-    return Verdict(_rounded(error), OP_TOLERANCE[q.dtype])
+    return Checked(_rounded(error), OP_TOLERANCE[q.dtype])
 
 
 def of_rows(plan: Plan, rows: list[int], most: int = 64) -> tuple[Plan, np.ndarray]:
@@ -111,7 +111,7 @@ def plain(engine: Engine) -> Engine:
     return other
 
 
-def check_step(engine: Engine, views: list[View], twins: list[View]) -> Verdict:
+def check_step(engine: Engine, views: list[View], twins: list[View]) -> Checked:
     """One decode step over `views` against the plain engine over `twins`, which read the same.
 
     Where `twins` are fewer, they are those of the first rows; then no row may read another's own block.
@@ -122,10 +122,10 @@ def check_step(engine: Engine, views: list[View], twins: list[View]) -> Verdict:
     return compare(ours[: len(twins)], theirs, adapter.dtype, adapter.num_layers)
 
 
-def compare(ours: Tensor, theirs: Tensor, dtype: torch.dtype, num_layers: int) -> Verdict:
+def compare(ours: Tensor, theirs: Tensor, dtype: torch.dtype, num_layers: int) -> Checked:
     """Two tensors of logits of a network so deep."""
     error = (ours - theirs).square().mean().sqrt() / theirs.square().mean().sqrt()
-    return Verdict(_rounded(error), round(STEP_TOLERANCE[dtype] * num_layers**0.5, 6))
+    return Checked(_rounded(error), round(STEP_TOLERANCE[dtype] * num_layers**0.5, 6))
 
 
 def _rounded(error: Tensor) -> float:

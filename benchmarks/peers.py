@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, DynamicCache, StaticCache
 
-from benchmarks.gate import Verdict, compare
+from benchmarks.gate import Checked, compare
 from benchmarks.results import Clock, Results, in_a_line
 from manyhands.attention.rotary import Rope, rotate
 from manyhands.cache.block import Block
@@ -62,7 +62,7 @@ class _Numbers:
     value_dim: int
 
 
-def probe(engine: Engine, history: int, desk: int) -> Probe:
+def probe(engine: Engine, history: int) -> Probe:
     """Ask the engine, before its network makes room for the peers'."""
     adapter = engine.adapter
     block = fill(engine, Block("probe"), history, seed=Probe.seed).freeze()
@@ -114,7 +114,7 @@ def run_peers(
             results.leave_out(f"static, compiled: batch {batch}, history {length}", "no time")
 
 
-def _gate(model: Any, at: Probe) -> Verdict:
+def _gate(model: Any, at: Probe) -> Checked:
     cache = DynamicCache()
     for layer, rope in enumerate(at.ropes):
         k, v = made_up(at.numbers, layer, at.history, at.seed)

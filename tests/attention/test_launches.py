@@ -48,6 +48,17 @@ def test_stages_are_limited_by_shared_memory(
     assert (found.large.num_stages, found.few.num_stages) == stages
 
 
+def test_a_large_group_leaves_less_room_for_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large tile has at least its rows."""
+    monkeypatch.setattr(launches, "shared_memory", lambda device: 200_000)
+    bytes_of_256 = 2 * 256 * 2
+    few, many = (
+        Launches.fitting(Tiling(group, 1, 132, large_rows=64), bytes_of_256, CPU)
+        for group in (8, 65)
+    )
+    assert (few.large.num_stages, many.large.num_stages) == (2, 1)
+
+
 @pytest.mark.parametrize("num_heads", [1, 2, 12, 32])
 @pytest.mark.parametrize("most_partials", [1, 2, 3, 5, 16, 40, 500])
 def test_the_more_partials_the_fewer_heads_are_merged_together(

@@ -255,6 +255,7 @@ def test_a_plan_that_is_wrong_in_one_integer_is_caught(monkeypatch: pytest.Monke
         ({"dtype": torch.float64}, "not float64"),
         ({"head_dims": (512, 512)}, "head size is 512"),
         ({"head_dims": (33, 32)}, "head size is 33"),
+        ({"head_dims": (128, 512)}, "head size is 512"),
         ({"num_heads": 512}, "256 query heads share"),
     ],
 )

@@ -28,7 +28,7 @@ def laid_out(views: list[View], num_new: int = 1) -> Situation:
     return situations.lay_out(views, (4, 2), 16, CPU, torch.float32, num_new)
 
 
-def check(situation: Situation, out: torch.Tensor) -> gate.Verdict:
+def check(situation: Situation, out: torch.Tensor) -> gate.Checked:
     place = (situation.q, situation.keys, situation.values, situation.plan)
     rows = list(range(situation.plan.num_rows))
     return gate.check_op(out, *place, situation.call, situation.rope, rows)

@@ -245,6 +245,26 @@ def test_a_strip_lives_as_long_as_one_of_its_blocks():
     assert pool.num_free_pages == 8
 
 
+def test_a_block_may_go_while_another_goes(monkeypatch: pytest.MonkeyPatch):
+    """A garbage collection comes when it comes: here, between two steps of freeing."""
+    pool = PagePool(8, 2)
+    first, second = grown(pool, 4).freeze(), grown(pool, 4).freeze()
+    pool.join(second, first)
+    blocks = [first, second]
+    del first, second
+    free, places = pool._free, pool.place(blocks[0]).strip.places
+
+    class Interrupted(list):
+        def extend(self, pages):
+            super().extend(pages)
+            blocks.clear()
+
+    pool._free = Interrupted(free)
+    blocks.pop()
+    assert not places
+    assert sorted(pool._free) == list(range(8))
+
+
 def test_both_halves_of_a_split_block_are_its_keys_and_go_one_by_one():
     pool = PagePool(8, 2)
     block = grown(pool, 7, "all").freeze()

@@ -42,6 +42,7 @@ NOBODY = "\x1b[2J\x1b]0;owned\x07"
         ("--transcript /nowhere/t.jsonl", 8, "'/nowhere/t.jsonl' cannot be written"),
         ("--transcript /", 8, "cannot be written: Is a directory"),
         ("--file /etc/passwd", 2, "the problem is given twice"),
+        ("--model=", 2, "--model is empty; expected a folder or a name"),
     ],
 )
 def test_options_that_cannot_be_used(solve: Cli, args: str, code: int, words: str) -> None:
@@ -118,6 +119,21 @@ def test_problems_that_try_something(solve: Cli, problem: str, tmp_path: Path) -
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.output
     assert "\x00" not in read_trace(trace).header["problem"]
+
+
+def test_of_a_transcript_that_cannot_be_opened_nothing_is_kept(solve: Cli) -> None:
+    unopened = solve("1 + 2", "--transcript", "/nowhere/t.jsonl")
+    assert "hint: give a file that you may write, in a folder that exists" in unopened.stderr
+    assert "kept" not in unopened.stderr
+    assert "what was written so far is kept" in solve("1", "--transcript", "/dev/full").stderr
+
+
+@pytest.mark.parametrize("command", ["batch in out", "replay t.jsonl", "bench"])
+def test_an_empty_model_is_none(cli: Cli, command: str) -> None:
+    result = cli(*command.split(), "--model", "")
+    assert result.exit_code == 2
+    assert "error: --model is empty" in result.stderr
+    assert "hint: give one, or leave --model out" in result.stderr
 
 
 def test_unknown_models(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

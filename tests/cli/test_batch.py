@@ -174,11 +174,88 @@ def test_files_that_cannot_be_used(batch: Cli, tmp_path: Path) -> None:
         ((given, pipe), 8, "cannot be written: it is not a regular file"),
         ((given, "/dev/full"), 8, "cannot be written: it is not a regular file"),
         ((given, tmp_path / "out", "--concurrency", 0), 2, "concurrency"),
+        (("-", tmp_path / "out"), 2, "the requests are '-'; expected a file"),
+        ((given, "-"), 2, "the answers are '-'; expected a file"),
+        ((given, tmp_path / "out", "--temperature", -1), 2, "temperature is -1.0; expected 0"),
+        ((given, tmp_path / "out", "--temperature", "nan"), 2, "temperature is nan; expected 0"),
         ((given, tmp_path / "out", "--device", "toaster"), 2, "device 'toaster' is not available"),
     ):
         result = batch(*args)
         assert result.exit_code == code
         assert words in result.stderr
+        assert not (tmp_path / "out").exists() or not read(tmp_path / "out")
+    assert not Path("-").exists()
+
+
+def test_what_failed_is_asked_again(batch: Cli, tmp_path: Path) -> None:
+    given = write(tmp_path / "in", "{\n", chat("a"), chat("b", n=0), chat("c", top_p=0), chat("d"))
+    answers = tmp_path / "out"
+    answers.touch(0o640)
+    link = tmp_path / "link"
+    link.symlink_to(answers)
+    assert "with --retry-failures" in batch(given, link).stderr
+    good = [line for line in read(answers) if not line["error"]]
+    assert [line["custom_id"] for line in good] == ["a", "d"]
+    # One is mended, one has got a form, one is as it was.
+    write(given, chat("e"), chat("a"), chat("b"), chat("c", top_p=0), chat("d"))
+    before = answers.read_bytes()
+    refused = batch(given, link)
+    assert refused.exit_code == 2
+    assert "with --retry-failures, what failed is asked again as it is now" in refused.stderr
+    assert answers.read_bytes() == before
+    for _ in range(2):
+        result = batch(given, link, "--retry-failures")
+        assert result.exit_code == 1
+        assert "4 of 5 requests answered, 1 failed" in result.stdout
+        lines = read(answers)
+        assert len(lines) == 5
+        assert lines[:2] == good, "what was answered is not done again"
+        assert {line["custom_id"] for line in lines if line["error"]} == {"c"}
+    assert link.is_symlink()
+    assert answers.stat().st_mode & 0o777 == 0o640
+    assert not list(tmp_path.glob(".*")), "nothing is left beside it"
+
+
+def test_an_answer_is_never_asked_again(batch: Cli, tmp_path: Path) -> None:
+    given, answers = write(tmp_path / "in", chat("a"), chat("b", n=0)), tmp_path / "out"
+    assert batch(given, answers).exit_code == 1
+    write(given, chat("a", "Else?"), chat("b"))
+    before = answers.read_bytes()
+    result = batch(given, answers, "--retry-failures")
+    assert result.exit_code == 2
+    assert "the request 'a' has changed since" in result.stderr
+    assert "--retry-failures" not in result.stderr
+    assert answers.read_bytes() == before
+
+
+def test_when_failures_cannot_be_taken_out_all_stays(
+    batch: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, answers = write(tmp_path / "in", chat("a"), chat("b", n=0)), tmp_path / "out"
+    assert batch(given, answers).exit_code == 1
+    before = answers.read_bytes()
+
+    def full(number: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        result = batch(given, answers, "--retry-failures")
+    assert result.exit_code == 8
+    assert answers.read_bytes() == before
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_one_that_goes_on_without_failures_has_the_file(tmp_path: Path) -> None:
+    given, path = a_written_output(tmp_path)
+    source = read_input(given, DEFAULTS)
+    with Output(path, source, retry_failures=True) as output:
+        assert output.done == set()
+        assert path.read_bytes() == b""
+        with pytest.raises(InvalidRequest, match="another run is writing to"):
+            Output(path, source)
+        output.write(source.faulty)
+    assert len(read(path)) == 1
 
 
 def test_requests_for_another_model_are_answered_by_this_one(

@@ -178,8 +178,10 @@ def test_lines_that_ask_for_something_else(change: dict[str, Any], said: str) ->
         (b'{"custom_id": "a", "n": ' + b"9" * 5000 + b"}", "line 5 holds a number of too many"),
         (b"[1]", "line 5 is a list; expected an object"),
         (b"null", "line 5 is missing; expected an object"),
-        (b'{"custom_id": ""}', "line 5 has no custom_id"),
-        (b'{"custom_id": 7}', "line 5 has no custom_id"),
+        (b'{"custom_id": null}', "line 5 has no custom_id; expected a text"),
+        (b'{"custom_id": ""}', "the custom_id of line 5 is an empty text; expected a text"),
+        (b'{"custom_id": 7}', "the custom_id of line 5 is a number; expected a text"),
+        (b'{"custom_id": ["a"]}', "the custom_id of line 5 is a list; expected a text"),
         (b'"\xff"', r"line 5 is not UTF-8 text \(byte 1\)"),
     ],
 )

@@ -54,8 +54,15 @@ def test_a_configuration_is_enough_for_dummy_weights(cli: Cli, copy: Path) -> No
     [
         (("--workers", "0"), 2, "whole numbers from 1"),
         (("--lengths", "1k"), 2, "whole numbers from 1"),
-        (("--lengths", str(CONTEXT)), 5, "at most"),
-        (("--desk", str(CONTEXT)), 5, "fits neither"),
+        (("--lengths", str(CONTEXT)), 5, f"fit the model's {CONTEXT} positions"),
+        (("--desk", str(CONTEXT)), 5, f"does not fit the model's {CONTEXT} positions"),
+        (("--workers", "300"), 5, f"does not fit the model's {CONTEXT} positions"),
+        (("--workers", "1", "--memory-tokens", "10"), 6, "the memory, which holds 16 tokens"),
+        (
+            ("--lengths", "1024", "--memory-tokens", "1024"),
+            6,
+            "the memory, which holds 1024 tokens",
+        ),
     ],
 )
 def test_what_cannot_be_is_said(
@@ -65,3 +72,6 @@ def test_what_cannot_be_is_said(
     assert result.exit_code == code
     assert said in " ".join(result.output.split())
     assert "hint:" in result.output
+    assert ("--memory-tokens" in result.output) == (code == 6), (
+        "more memory is no mend for the rest"
+    )

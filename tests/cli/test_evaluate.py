@@ -45,7 +45,7 @@ def test_an_exam_from_the_first_question_to_the_page(exam: Cli, cli: Cli, tmp_pa
         assert result.exit_code == 0, result.output
         assert "3 records in" in result.output
     again = exam("--method", "sequential", "--limit", 4)
-    assert "4 records in" in again.output
+    assert "\n4 records in" in again.output
     assert "3 were known" in again.output
     found = {path.stem: read_results(path) for path in result_files(out)}
     assert list(found) == [
@@ -70,9 +70,30 @@ def test_an_exam_from_the_first_question_to_the_page(exam: Cli, cli: Cli, tmp_pa
         (["--set", "budget=3"], "use --budgets"),
         (["--budgets", "3,x"], "expected numbers"),
         (["--budgets", "0"], "expected 1 forward pass"),
-        (["--method", "sequential", "-n", 3], "SoloSettings have no 'workers'"),
+        (
+            ["--method", "sequential", "-n", 3],
+            "--workers 3 is not for --method sequential hint: leave it out, or ask for --method hogwild",
+        ),
+        (
+            ["--method", "sequential", "--layout", "combined"],
+            "--layout combined is not for --method sequential hint: leave it out, or ask for "
+            "--method hogwild",
+        ),
+        (["--set", "workers=3", "-n", 2], "twice: --set workers=3 and --workers 2"),
+        (
+            ["--set", "layout=contiguous", "--layout", "interleaved"],
+            "layout was given twice: --set layout=contiguous and --layout interleaved",
+        ),
+        (["--set", "seed=4", "--seed", 0], "seed was given twice: --set seed=4 and --seed 0"),
+        (["--set", "choice.top_k=4", "--top-k", 5], "--set choice.top_k=4 and --top-k 5"),
+        (["--set", "end.reply=yes", "--no-reply"], "--set end.reply=yes and --no-reply"),
+        (["--set", "choice.draw=0.5"], "have no 'choice.draw'"),
         (["--kind", "hard"], "no kind 'hard'"),
-        (["--source", "x.jsonl"], "no use for source"),
+        (
+            ["--source", "x.jsonl"],
+            "--source x.jsonl is not for --task arithmetic hint: leave it out; arithmetic takes "
+            "--limit, --task-seed, --count, --kind",
+        ),
         (["--endpoint", "http://x/v1"], "cannot take the exam as 'hogwild'"),
         (
             ["--endpoint", "http://x/v1", "--method", "sequential", "--budgets", 3],
@@ -86,6 +107,20 @@ def test_what_cannot_be_asked_for(exam: Cli, args: list[object], said: str) -> N
     result = exam(*args)
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())
+
+
+def test_what_is_said_of_the_records(exam: Cli) -> None:
+    method = ("--method", "sequential")
+    assert "\n1 record in" in exam(*method, "--limit", 1).output
+    assert "\n3 records in" in exam(*method).output
+    assert "\n2 of the 3 records in" in exam(*method, "--limit", 2).output
+
+
+def test_a_seed_of_either_kind(exam: Cli, tmp_path: Path) -> None:
+    for args in (["--seed", 4], ["--set", "seed=4"], []):
+        assert exam(*args, "--limit", 1, "--label", f"x{len(args)}{args[-1:]}").exit_code == 0
+    found = [read_results(path).header.settings["seed"] for path in result_files(tmp_path / "out")]
+    assert sorted(found) == [0, 4, 4]
 
 
 def test_other_settings_do_not_go_into_the_same_file(exam: Cli, tmp_path: Path) -> None:
@@ -212,6 +247,27 @@ def test_nobody_at_the_endpoint(cli: Cli, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "cannot be asked" in result.output
     assert read_results(result_files(tmp_path)[0]).records == ()
+    with server(lambda asked: completion("\\boxed{1}")) as (url, _):
+        result = cli("eval", *task, "--endpoint", url, *door[2:], "--method", "sequential")
+    assert result.exit_code == 0, result.output
+    results = read_results(result_files(tmp_path)[0])
+    assert len(results.records) == 2
+    assert results.header.endpoint == url
+
+
+def test_a_judge_at_the_wrong_address_binds_nobody(cli: Cli, tmp_path: Path) -> None:
+    write(tmp_path, header("team"), [team_record("d1")])
+    rubric = ("judge", tmp_path, "--rubric", "quality", "--endpoint-model", "m", "--retries", 0)
+    result = cli(*rubric, "--endpoint", "http://127.0.0.1:1/v1")
+    assert result.exit_code == 1
+    with server(lambda asked: completion("\\boxed{2}")) as (url, _):
+        result = cli(*rubric, "--endpoint", url)
+        assert result.exit_code == 0, result.output
+        assert "1 vote, 0 of them" in result.output
+    result = cli(*rubric, "--endpoint", "http://127.0.0.1:1/v1")
+    assert result.exit_code == 2
+    assert "was made with endpoint" in result.output
+    assert "--label" not in result.output
 
 
 def test_records_are_judged_by_a_server_or_a_model(cli: Cli, model: Path, tmp_path: Path) -> None:
@@ -294,6 +350,9 @@ def test_somebody_has_to_judge(cli: Cli, tmp_path: Path) -> None:
     result = cli("judge", tmp_path, "--rubric", "quality", *door)
     assert result.exit_code == 2
     assert "two judges were named" in result.output
+    told = " ".join(cli("judge", "--help").stdout.replace("│", " ").split())
+    assert "none; it has to be named, here or by --endpoint" in told
+    assert "a small model that comes with" not in told
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,12 @@ import termios
 import time
 from pathlib import Path
 
+import pytest
+
 from manyhands.replay.trace import read_trace
 from tests.cli.conftest import MANYHANDS
+
+SAYING = ("prompts", "--version", "--help", "solve --help")
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -32,9 +36,10 @@ def test_help_imports_nothing_heavy() -> None:
     assert shown.stdout.endswith("[]\n"), shown
 
 
-def test_the_reader_goes_away() -> None:
+@pytest.mark.parametrize("words", SAYING)
+def test_the_reader_goes_away(words: str) -> None:
     process = subprocess.Popen(
-        [*MANYHANDS, "prompts"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*MANYHANDS, *words.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdout is not None
     assert process.stderr is not None
@@ -44,14 +49,63 @@ def test_the_reader_goes_away() -> None:
     process.stderr.close()
 
 
-def test_a_full_disk_under_the_output() -> None:
+@pytest.mark.parametrize("words", SAYING)
+def test_a_full_disk_under_the_output(words: str) -> None:
     with open("/dev/full", "w") as full:
         process = subprocess.run(
-            [*MANYHANDS, "prompts"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+            [*MANYHANDS, *words.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
         )
     assert process.returncode == 8
     assert process.stderr.startswith("error: the output could not be written: No space left")
     assert "Exception" not in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+@pytest.mark.parametrize("words", SAYING)
+def test_nothing_is_said_into_a_closed_output(words: str) -> None:
+    command = " ".join(f"'{word}'" for word in (*MANYHANDS, *words.split()))
+    process = subprocess.run(
+        ["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    assert process.returncode == 8
+    assert process.stderr.startswith("error: the output could not be written: it is closed")
+
+
+def test_a_reply_into_a_closed_output_is_lost_and_said_so(model: Path) -> None:
+    words = [*MANYHANDS, "solve", "1 + 2", "--model", str(model), "--budget", "3", "--quiet"]
+    command = " ".join(f"'{word}'" for word in words)
+    process = subprocess.run(
+        ["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    assert process.returncode == 8
+    assert process.stderr.startswith("error: the output could not be written: it is closed")
+
+
+def test_an_error_is_an_error_when_nobody_hears_of_it() -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    process = subprocess.run([*MANYHANDS, "solve", " "], stderr=theirs, timeout=60)
+    os.close(theirs)
+    assert process.returncode == 2
+
+
+def test_ctrl_c_before_anything_has_begun() -> None:
+    """While modules are imported: the first one that is wanted interrupts."""
+    code = (
+        "import sys\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+        "from manyhands.cli import main\n"
+        "main()"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (process.returncode, process.stdout, process.stderr) == (130, b"", b"")
 
 
 def test_closed_streams() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.cache.block import Block
-from manyhands.cache.planner import _Mark, _Place
+from manyhands.cache.planner import _Mark, _Point
 from manyhands.cache.step import Choice, Step
 from manyhands.cache.view import Lanes
 from manyhands.engine.engine import Engine
@@ -109,8 +109,8 @@ def test_control_what_follows_stands_behind_the_last_lane(monkeypatch: pytest.Mo
     right = _Mark.turn
 
     def wrong(
-        mark: _Mark, here: _Place, fork: _Place, longest: _Place
-    ) -> tuple[_Place, _Place, _Place]:
+        mark: _Mark, here: _Point, fork: _Point, longest: _Point
+    ) -> tuple[_Point, _Point, _Point]:
         if mark is _Mark.JOIN:
             return (here[0] + 1, here[1]), fork, longest
         return right(mark, here, fork, longest)

@@ -7,12 +7,16 @@ writes, line for line, what the trace lacks.
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 
-from manyhands.cache.step import Choice
+from manyhands.cache.block import Block
+from manyhands.cache.step import Choice, Row, Step
+from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
-from manyhands.errors import BrokenTrace, OutOfMemory
+from manyhands.errors import BrokenTrace, ContextTooLong, OutOfMemory
 from manyhands.prompts import BranchPrompt, Prompts, TeamPrompt
 from manyhands.replay.trace import Trace, parse_trace, record
 from manyhands.strategies.base import Answer, Event
@@ -25,7 +29,7 @@ from manyhands.strategies.settings import (
     SoloSettings,
     TeamSettings,
 )
-from tests.engine.small import LETTERS, TEXT, small_engine, story
+from tests.engine.small import CONTEXT, LETTERS, TEXT, small_engine, story
 
 END = EndSettings(finisher_tokens=3, reply_tokens=4)
 SAMPLED = Choice(temperature=1.0, allowed=LETTERS)
@@ -114,6 +118,26 @@ def test_another_run_than_the_traces() -> None:
     first["rows"][-1][2] = vocabulary
     with pytest.raises(BrokenTrace, match=f"has the token {vocabulary}"):
         engine.run(again(engine, parse_trace(lines)))
+
+
+def test_a_restored_strategy_handles_errors_as_before() -> None:
+    def careful() -> Generator[Any, Any, Answer]:
+        block = Block("all")
+        view, feed = View([block]), (5, 6, 7)
+        try:
+            for _ in range(4):
+                feed = yield Step([Row(view, feed)])
+            yield Step([Row(view, (1,) * (CONTEXT + 1))])
+        except ContextTooLong:
+            feed = yield Step([Row(view, feed)])
+        return Answer(text=f"{block.tokens} {feed}")
+
+    engine, lines = small_engine(), []
+    answer = engine.run(record(careful(), {}, lines.append))
+    assert answer.text.startswith("[5, 6, 7")
+    for cut in [at for at, line in enumerate(lines) if line["kind"] == "pass"][:4]:
+        trace = parse_trace(json.loads(json.dumps(lines[: cut + 1])))
+        assert engine.run(engine.restore(careful(), trace)) == answer, cut
 
 
 def test_no_room_for_it() -> None:

@@ -18,10 +18,12 @@ from manyhands.engine.scheduler import Run, Scheduler
 from manyhands.engine.usage import UsageCounted
 from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError, OutOfMemory
 from manyhands.strategies.base import Answer, Event, Reserve, StepEnded, Strategy, TokenWritten
+from manyhands.strategies.shared_prefix import SharedSettings, shared_prefix
 from tests.engine.small import (
     CONTEXT,
     LETTERS,
     NUM_IDS,
+    TEXT,
     counting,
     finish,
     small_engine,
@@ -420,6 +422,55 @@ def test_an_interrupt_is_nobodys_error() -> None:
     gc.collect()
     assert everything_is_free(engine)
     assert engine.run(counting((1,), 3)).text
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 2])
+def test_an_interrupt_takes_no_token_from_the_others(num_before: int) -> None:
+    """What was fed for them is fed once, and told them in the next pass."""
+
+    def interrupted() -> Generator[Any, Any, Answer]:
+        yield Step([Row(View([Block()]), (1, 2))])
+        raise KeyboardInterrupt
+
+    engine = small_engine()
+    strategies = [lambda: counting((5, 6, 7), 5), lambda: counting((8, 9), 4)]
+    expected = [engine.run(strategy()) for strategy in strategies]
+    runs = [engine.submit(strategy()) for strategy in strategies[:num_before]]
+    guilty = engine.submit(interrupted())
+    runs += [engine.submit(strategy()) for strategy in strategies[num_before:]]
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert guilty.done
+    while engine.step():
+        pass
+    assert [run.result() for run in runs] == expected
+
+
+def test_what_was_submitted_before_a_wrong_one_is_cancelled() -> None:
+    engine = small_engine()
+    strategies: list[Any] = [counting((1, 2), 5), "no strategy"]
+    with pytest.raises(InvalidRequest, match="a str was given"):
+        engine.run_all(strategies)
+    assert not engine.step()
+    assert everything_is_free(engine)
+
+
+def test_a_run_that_was_refused_holds_nobodys_memory() -> None:
+    """Its error lives as long as the run does; what others wait for must not hang on it."""
+    engine = small_engine(memory_tokens=480)
+    refused = engine.submit(counting((1,), 3, Reserve(100_000, 1)))
+    settings = SharedSettings(max_tokens=30, choice=SAMPLED)
+    other = engine.submit(shared_prefix([(1, 2, 3)], TEXT, settings, tree=engine.prefixes))
+    gc.disable()
+    try:
+        finish(engine, other, refused)
+        del other
+        engine.prefixes.clear()
+        assert everything_is_free(engine)
+    finally:
+        gc.enable()
+    with pytest.raises(OutOfMemory):
+        refused.result()
 
 
 def test_a_failing_network_leaves_every_run_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

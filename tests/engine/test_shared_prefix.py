@@ -195,6 +195,21 @@ def test_what_is_shared_is_reserved_once() -> None:
     assert [tokens_of(run.result())[0] for run in runs] == expected
 
 
+def test_who_is_done_makes_room_for_the_next() -> None:
+    """Forty samples, two at a time, in memory for a few."""
+    engine = small_engine(memory_tokens=16 * 8)
+    settings = SharedSettings(samples=40, rows=2, max_tokens=20, choice=SAMPLED)
+    run = engine.submit(shared_prefix([(1, 2, 3, 4, 5)], TEXT, settings, tree=engine.prefixes))
+    most = 0
+    while not run.done:
+        engine.step()
+        most = max(most, engine.pool.num_pages - engine.pool.num_free_pages)
+    assert most <= 2 * 2 + 1, "two desks of twenty tokens, and the prompt"
+    large = small_engine()
+    expected = large.run(shared_prefix([(1, 2, 3, 4, 5)], TEXT, settings, tree=large.prefixes))
+    assert run.result() == expected
+
+
 def test_a_small_memory_lets_old_prefixes_go() -> None:
     engine = small_engine(memory_tokens=320)
     settings = SharedSettings(max_tokens=6, choice=GREEDY)

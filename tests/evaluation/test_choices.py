@@ -28,6 +28,7 @@ def test_values_get_the_types_of_their_fields() -> None:
         ({"end.nothing": "1"}, "have no 'end.nothing'"),
         ({"workers": "three"}, "workers is 'three'; expected int"),
         ({"end.finisher": "maybe"}, "end.finisher is 'maybe'; expected bool"),
+        ({"choice.draw": "0.5"}, "have no 'choice.draw'"),
         ({"layout": "round"}, "layout is 'round'; expected one of"),
         ({"workers": "0"}, "workers is 0"),
     ],
@@ -37,11 +38,14 @@ def test_what_cannot_be_is_said(chosen: dict[str, str], said: str) -> None:
         choose(TeamSettings, chosen)
     if "have no" in said:
         assert "check_every" in found.value.hint
+        assert "draw" not in found.value.hint
 
 
 def test_a_pair_needs_a_sign() -> None:
     with pytest.raises(InvalidRequest, match="expected name=value"):
         pairs(["layout"])
+    with pytest.raises(InvalidRequest, match="twice: --set workers=2 and --set workers=3"):
+        pairs(["workers=2", " workers = 3"])
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -18,6 +18,7 @@ from manyhands.evaluation.endpoint import (
     EndpointClosed,
     EndpointFailed,
     EndpointOptions,
+    at_once,
 )
 from manyhands.prompts.chain_of_draft import drafted
 from manyhands.prompts.load import Prompts
@@ -167,6 +168,23 @@ def test_a_closed_door_concerns_every_question(status: int) -> None:
             list(EndpointCandidate(door, 64).answered(map(Asked, Doubles(3).samples())))
         door.close()
     assert "kept" in found.value.hint
+
+
+def test_answers_under_way_are_kept_when_a_door_closes() -> None:
+    begun = []
+
+    def ask(question: int) -> int:
+        begun.append(question)
+        if question == 0:
+            raise EndpointClosed("go away")
+        time.sleep(0.05 * question)
+        return question
+
+    told: list[tuple[int, Any]] = []
+    with pytest.raises(EndpointClosed, match="go away"):
+        told.extend(at_once(ask, range(9), concurrency=3))
+    assert begun == [0, 1, 2]
+    assert told == [(1, 1), (2, 2)]
 
 
 def test_nobody_is_there() -> None:

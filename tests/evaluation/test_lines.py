@@ -58,11 +58,33 @@ def test_a_torn_header_is_written_anew(tmp_path: Path) -> None:
 def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     settings = {"layout": "combined", "budget": 4}
-    LinesFile(path, HEADER | {"settings": settings}).close()
+    with LinesFile(path, HEADER | {"settings": settings}) as file:
+        file.append({"n": 1})
     before = path.read_bytes()
-    with pytest.raises(InvalidRequest, match=r'settings {"layout": "combined"}; .*"contiguous"'):
-        LinesFile(path, HEADER | {"settings": settings | {"layout": "contiguous"}})
+    other = HEADER | {"settings": settings | {"layout": "contiguous"}}
+    with pytest.raises(
+        InvalidRequest, match=r'settings {"layout": "combined"}; .*"contiguous"'
+    ) as found:
+        LinesFile(path, other)
+    assert found.value.hint == "run it as before to go on, or remove the file"
+    with pytest.raises(InvalidRequest) as found:
+        LinesFile(path, other, elsewhere="--label")
+    assert "to go on, choose another --label, or remove" in found.value.hint
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("torn", ["", '{"n": 1'])
+def test_a_header_alone_binds_nobody(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "x.jsonl"
+    LinesFile(path, HEADER | {"endpoint": "http://wrong/v1"}).close()
+    with path.open("a") as file:
+        file.write(torn)
+    with LinesFile(path, HEADER | {"endpoint": "http://right/v1"}) as mended:
+        assert mended.lines == []
+        mended.append({"n": 2})
+    header, found = read_lines(path)
+    assert header["endpoint"] == "http://right/v1"
+    assert found == [{"n": 2}]
 
 
 @pytest.mark.parametrize(

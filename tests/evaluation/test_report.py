@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -176,6 +177,16 @@ def test_one_method_or_twelve(tmp_path: Path, methods: int) -> None:
     assert page.counts["table"] == (3 if methods == 1 else 5)
     if methods == 1:
         assert "nothing to compare sequential with" in page.text
+
+
+def test_a_label_in_a_script_that_the_font_lacks(tmp_path: Path) -> None:
+    figure = plots.picture([summary(tmp_path, "队伍", records(0.5))], "passes")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plots.save_png(figure, tmp_path / "x.png")
+        assert plots.svg_address(figure)
+    with pytest.warns(UserWarning, match="another"), plots._any_script():
+        warnings.warn("another", stacklevel=1)
 
 
 def test_a_task_that_only_a_judge_can_grade(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from manyhands.model.w4a16 import Int4Linear, unpack
 from tests.model.families_zoo import some_tokens, tiny_models
 
 ZOO = tiny_models()
-AWQ, GPTQ = Packing("awq", 128), Packing("gptq", 128, zeros_less_one=True)
+AWQ, GPTQ = Packing("awq"), Packing("gptq", zeros_less_one=True)
 LAYOUTS = {
     "awq": (AWQ, {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}),
     "gptq": (GPTQ, {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": True}),

@@ -19,9 +19,12 @@ import pytest
 
 import manyhands.tasks.formulae as formulae
 from manyhands.errors import InvalidRequest
+from manyhands.tasks.catalogue import make_task
 from manyhands.tasks.formulae import FormulaGrader
 from manyhands.tasks.formulae_process import LATER_SECONDS
 from manyhands.tasks.graders import Score
+from manyhands.tasks.loading import INSTALL_EXAM
+from manyhands.tasks.task import FIXTURE, TaskOptions
 
 PROGRAM = Path(formulae.__file__).with_name("formulae_process.py")
 
@@ -185,7 +188,18 @@ def test_without_math_verify(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formulae, "find_spec", lambda name: None)
     with pytest.raises(InvalidRequest, match="not installed") as raised:
         FormulaGrader().grade("x", "y")
-    assert raised.value.hint == "pip install 'manyhands[exam]'"
+    assert raised.value.hint == INSTALL_EXAM
+
+
+@pytest.mark.parametrize("name", ["limo", "math500"])
+def test_without_math_verify_no_question_is_asked(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    task = make_task(name, TaskOptions(source=FIXTURE))
+    assert task.samples()
+    monkeypatch.setattr(formulae, "find_spec", lambda name: None)
+    with pytest.raises(InvalidRequest, match="math-verify, which is not installed"):
+        task.samples()
 
 
 def gone(pid: int) -> bool:

@@ -20,7 +20,7 @@ from manyhands.tasks.needles import COLOURS
 from manyhands.tasks.planning import PLANNING
 from manyhands.tasks.problem_list import parse_question
 from manyhands.tasks.retrieval import HELD_OUT_NAMES
-from manyhands.tasks.task import Sample, Task, TaskOptions
+from manyhands.tasks.task import Sample, Task, TaskOptions, UnusedOption
 
 DOWNLOADED = {"gsm8k", "gsm8k-list", "limo", "aime25", "math500"}
 DATASETS = {
@@ -114,8 +114,12 @@ def test_unknown_names_and_useless_options_are_refused() -> None:
     ]
     for name, options in useless:
         (option,) = options
-        with pytest.raises(InvalidRequest, match=f"the task {name} has no use for {option}"):
+        with pytest.raises(
+            UnusedOption, match=f"the task {name} has no use for {option}"
+        ) as refused:
             make_task(name, TaskOptions(**options))
+        assert refused.value.uses[:2] == ("limit", "seed")
+        assert option not in refused.value.uses
     for name in ("arithmetic", "retrieval-10", "needles"):
         with pytest.raises(InvalidRequest, match="has no kind 'hard'"):
             make_task(name, TaskOptions(kind="hard"))

@@ -22,7 +22,7 @@ class Launch:
     num_warps: int  # of a program
     num_stages: int  # turns of the inner loop that are on their way at the same time
     keys: int  # of one turn
-    split: bool = False  # keys that all rows see are walked apart: without masks, by tensor maps
+    two_walks: bool = False  # first the keys that all rows see: without masks, by tensor maps
     transposed: bool = False  # keys and values on the left of the products
 
 
@@ -41,15 +41,16 @@ class Launches:
     @classmethod
     def fitting(cls, tiling: Tiling, head_bytes: int, device: torch.device) -> Launches:
         """For this tiling, if a key and its value take `head_bytes`."""
-        room = shared_memory(device) - 8192 - tiling.large_rows * head_bytes // 2
+        rows = max(tiling.large_rows, triton.next_power_of_2(tiling.group))  # of a large tile
+        room = shared_memory(device) - 8192 - rows * head_bytes // 2
         most = max(1, room // (tiling.key_tile * head_bytes))  # stages that fit
         stages, keys = min(3, most), tiling.key_tile
         return cls(
-            large=Launch(8 if tiling.large_rows >= 128 else 4, stages, keys, split=True),
+            large=Launch(8 if tiling.large_rows >= 128 else 4, stages, keys, two_walks=True),
             small=Launch(4, stages, keys),
             few=Launch(4, min(4, most), keys),
             many=Launch(1, stages, min(16, keys)),
-            transposed=Launch(4, stages, keys, split=True, transposed=True),
+            transposed=Launch(4, stages, keys, two_walks=True, transposed=True),
             wide=Launch(4, stages, min(32, keys)),
             lone=Launch(1, 1, 8),
         )

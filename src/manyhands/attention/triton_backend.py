@@ -227,14 +227,14 @@ class TritonBackend:
                 )
                 return
             maps = [None, None]
-            if launch.split and is_mapped:
+            if launch.two_walks and is_mapped:
                 maps = [_tensor_map(x, launch.keys) for x in (keys, values)]
             attend_kernel[grid](
                 *(q, keys, values, *maps, *where),
                 GROUP=self.tiling.group,
                 NUM_KV_HEADS=self.num_kv_heads,
-                SPLIT=launch.split,
-                MAPPED=launch.split and is_mapped,
+                TWO_WALKS=launch.two_walks,
+                MAPPED=launch.two_walks and is_mapped,
                 TRANSPOSED=launch.transposed,
                 DOT=tl.float32 if self.interpreted else _DOT[q.dtype],
                 ROWS=rows,
@@ -280,8 +280,9 @@ def refusal(
         and torch.cuda.get_device_capability(device) < (8, 0)
     ):
         return "this GPU has no bfloat16 of its own (use --dtype float16)"
-    if max(head_dims) > _LARGEST_HEAD or head_dims[0] % 2:
-        return f"the head size is {head_dims[0]}; they know even sizes up to {_LARGEST_HEAD}"
+    if head_dims[0] % 2 or max(head_dims) > _LARGEST_HEAD:
+        size = head_dims[0] if head_dims[0] % 2 else max(head_dims)
+        return f"the head size is {size}; they know even sizes up to {_LARGEST_HEAD}"
     if num_heads // num_kv_heads > _MOST_ROWS:
         return f"{num_heads // num_kv_heads} query heads share a key head; they know up to {_MOST_ROWS}"
     return None

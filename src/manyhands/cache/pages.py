@@ -102,6 +102,8 @@ class PagePool:
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: low pages are used first
         self._places: weakref.WeakKeyDictionary[Block, Place] = weakref.WeakKeyDictionary()
         self.keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
+        self._leaving: list[Place] = []  # of blocks that are gone, until their pages are freed
+        self._is_freeing = False
         self.num_evictions = 0  # whenever it grows, places that were looked up are stale
 
     @property
@@ -257,7 +259,22 @@ class PagePool:
         strip.num_tokens += num_tokens
 
     def _leave(self, place: Place) -> None:
-        """Nobody references a block any more: free the pages behind the last one that is left."""
+        """Nobody references a block any more: free its pages.
+
+        A garbage collection may find further blocks at any point of this; they come after.
+        """
+        self._leaving.append(place)
+        if self._is_freeing:
+            return
+        self._is_freeing = True
+        try:
+            while self._leaving:
+                self._free_behind_others(self._leaving.pop())
+        finally:
+            self._is_freeing = False
+
+    def _free_behind_others(self, place: Place) -> None:
+        """Take the place off its strip; free the pages behind the last one that is left."""
         strip = place.strip
         strip.places.remove(place)
         end = max((other.offset + other.size for other in strip.places), default=0)

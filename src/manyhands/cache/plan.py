@@ -92,7 +92,7 @@ class Plan:
 
     @property
     def num_keys_loaded(self) -> int:
-        """Keys loaded when each strip is loaded once for all rows that read it."""
+        """Keys loaded when each strip is loaded once, from the first that any row reads to the last."""
         return int(self.keys_loaded.sum())
 
     @property

@@ -48,7 +48,7 @@ class _Live(NamedTuple):
     place: Place
 
 
-_Place = tuple[int, int]  # a position of a view, and how it grows
+_Point = tuple[int, int]  # a position of a view, and how it grows
 
 
 class _Mark(Enum):
@@ -58,7 +58,7 @@ class _Mark(Enum):
     LANE = auto()  # the next one begins where the first one did
     JOIN = auto()  # what follows begins behind the longest lane
 
-    def turn(self, here: _Place, fork: _Place, longest: _Place) -> tuple[_Place, _Place, _Place]:
+    def turn(self, here: _Point, fork: _Point, longest: _Point) -> tuple[_Point, _Point, _Point]:
         """`here`, `fork` and `longest` behind this mark."""
         if self is _Mark.FORK:
             return here, here, here

@@ -28,14 +28,19 @@ before a command needs it, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from typing import Annotated
 
-import typer
+try:
+    import typer
 
-from manyhands.cli.batch_options import BatchOptions
-from manyhands.cli.exam_options import EvalOptions, JudgeOptions, ReportOptions
-from manyhands.cli.guard import takes
-from manyhands.cli.options import BenchOptions, ReplayOptions, SolveOptions, TrainOptions
+    from manyhands.cli.batch_options import BatchOptions
+    from manyhands.cli.exam_options import EvalOptions, JudgeOptions, ReportOptions
+    from manyhands.cli.guard import EXIT_INTERRUPTED, GuardedCommand, GuardedGroup, takes
+    from manyhands.cli.options import BenchOptions, ReplayOptions, SolveOptions, TrainOptions
+except KeyboardInterrupt:  # Ctrl-C this early: nothing has begun, and there is nothing to say
+    sys.exit(130)
 
 __all__ = ["app", "main"]
 
@@ -48,16 +53,21 @@ Exit codes: 0 done. 1 other errors. 2 an option, argument or prompt that cannot 
 
 app = typer.Typer(
     name="manyhands",
+    cls=GuardedGroup,
     help="One language model, many hands: workers that think together in one shared KV cache.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+_command = partial(app.command, cls=GuardedCommand, epilog=EXIT_CODES)
 
 
 def main() -> None:
     """Run the command line; what the `manyhands` script calls."""
-    app(prog_name="manyhands")
+    try:
+        app(prog_name="manyhands")
+    except KeyboardInterrupt:  # before or behind the command, which has its own way
+        sys.exit(EXIT_INTERRUPTED)
 
 
 def _print_version(wanted: bool) -> None:
@@ -83,7 +93,7 @@ def root(
     """What can stand before a command."""
 
 
-@app.command(epilog=EXIT_CODES)
+@_command()
 @takes(SolveOptions)
 def solve(options: SolveOptions) -> None:
     """Solve a problem: a team of workers, or one alone, thinks about it and replies.
@@ -95,7 +105,7 @@ def solve(options: SolveOptions) -> None:
     solve(options)
 
 
-@app.command(epilog=EXIT_CODES)
+@_command()
 @takes(ReplayOptions)
 def replay(options: ReplayOptions) -> None:
     """Read a saved run: its summary, its text, and on request its proof or its continuation."""
@@ -104,7 +114,7 @@ def replay(options: ReplayOptions) -> None:
     replay(options)
 
 
-@app.command(epilog=EXIT_CODES)
+@_command()
 @takes(BatchOptions)
 def batch(options: BatchOptions) -> None:
     """Answer a file of requests (OpenAI's batch format); what they have in common is read once.
@@ -116,7 +126,7 @@ def batch(options: BatchOptions) -> None:
     batch(options)
 
 
-@app.command(epilog=EXIT_CODES)
+@_command()
 @takes(TrainOptions)
 def train(options: TrainOptions) -> None:
     """Train a model on runs, recorded or simulated; one that was interrupted goes on."""
@@ -125,7 +135,7 @@ def train(options: TrainOptions) -> None:
     train(options)
 
 
-@app.command(epilog=EXIT_CODES)
+@_command()
 @takes(BenchOptions)
 def bench(options: BenchOptions) -> None:
     """Time a model on this machine: forward passes of teams over histories, beside what is possible."""
@@ -134,7 +144,7 @@ def bench(options: BenchOptions) -> None:
     bench(options)
 
 
-@app.command("eval", epilog=EXIT_CODES)
+@_command("eval")
 @takes(EvalOptions)
 def evaluate(options: EvalOptions) -> None:
     """Take an exam: a task, a method, and the answers at many budgets in one run.
@@ -146,7 +156,7 @@ def evaluate(options: EvalOptions) -> None:
     evaluate(options)
 
 
-@app.command(epilog=EXIT_CODES)
+@_command()
 @takes(JudgeOptions)
 def judge(options: JudgeOptions) -> None:
     """Have another model judge the records of an exam: teamwork, or the quality of answers."""
@@ -155,7 +165,7 @@ def judge(options: JudgeOptions) -> None:
     judge(options)
 
 
-@app.command(epilog=EXIT_CODES)
+@_command()
 @takes(ReportOptions)
 def report(options: ReportOptions) -> None:
     """Write all records of an exam as one page, with pictures of the curves."""
@@ -164,7 +174,7 @@ def report(options: ReportOptions) -> None:
     report(options)
 
 
-@app.command(epilog=EXIT_CODES)
+@_command()
 @takes()
 def prompts() -> None:
     """Print the words that every method reads, as a TOML file to edit and pass to solve --prompts."""

@@ -37,7 +37,7 @@ class Hand:
     checked: bool = False  # asked whether the step is redundant
     stopped: bool = False
     why_stopped: str = ""  # if it was not by itself
-    is_guest: bool = False  # came while the run was going on
+    came_late: bool = False  # came while the run was going on
     is_gone: bool = False  # its work is done, and others have come
 
 
@@ -103,11 +103,11 @@ class Account:
         """A new hand. The last ones who came are gone when all of them had stopped."""
         if worker != len(self.hands):
             raise IndexError(f"worker {worker} comes as number {len(self.hands)}")
-        guests = [hand for hand in self.hands if hand.is_guest and not hand.is_gone]
-        if all(hand.stopped for hand in guests):
-            for hand in guests:
+        late = [hand for hand in self.hands if hand.came_late and not hand.is_gone]
+        if all(hand.stopped for hand in late):
+            for hand in late:
                 hand.is_gone = True
-        self.hands.append(Hand(name, is_guest=True))
+        self.hands.append(Hand(name, came_late=True))
 
     def steps(self) -> tuple[FinishedStep, ...]:
         """All steps, in the order they ended; those that are unfinished stand last."""
@@ -149,7 +149,7 @@ class Account:
     def label(self, step: FinishedStep, unfinished: bool = False) -> str:
         """Whose step it is."""
         name = self.hands[step.worker].name
-        has_steps = not self.solo and not self.hands[step.worker].is_guest
+        has_steps = not self.solo and not self.hands[step.worker].came_late
         return f"{f'{name} [{step.step}]' if has_steps else name}{' (unfinished)' * unfinished}:"
 
 

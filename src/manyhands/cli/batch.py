@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from manyhands.cache.step import Choice
 from manyhands.cli.batch_files import Input, Output, read_input
 from manyhands.cli.batch_lines import (
     Defaults,
@@ -45,11 +46,13 @@ def batch(options: BatchOptions) -> None:
     """Do what the command says; see `manyhands batch --help`."""
     model = name_of(options.model)
     defaults = Defaults(model, options.max_tokens, options.temperature, options.seed)
-    if options.requests.resolve() == options.answers.resolve():
-        raise InvalidRequest("requests and answers are the same file", hint="give two names")
+    _check(options)
     given = read_input(options.requests, defaults)
     notes = Notes()
-    with Output(options.answers, given) as output, StopRequest() as stop:
+    with (
+        Output(options.answers, given, retry_failures=options.retry_failures) as output,
+        StopRequest() as stop,
+    ):
         output.write([line for line in given.faulty if line["error"]["line"] not in output.done])
         left = [(number, line) for number, line in given.lines if _is_left(line, output)]
         usage: Usage | None = None
@@ -69,9 +72,26 @@ def batch(options: BatchOptions) -> None:
     if output.num_failed:
         raise ManyhandsError(
             f"{output.num_failed} of {given.num_requests} requests could not be answered",
-            hint=f"the reasons stand in {str(options.answers)!r}, in the field `error`; without those "
-            "lines, the same command tries again",
+            hint=f"the reasons stand in {str(options.answers)!r}, in the field `error`; mend that, and "
+            "run the same command with --retry-failures",
         )
+
+
+def _check(options: BatchOptions) -> None:
+    """What would be wrong for every request is refused before any of them is put on record."""
+    Choice(temperature=options.temperature)
+    if str(options.requests) == "-":
+        raise InvalidRequest(
+            "the requests are '-'; expected a file",
+            hint="give /dev/stdin to read what comes in through a pipe",
+        )
+    if str(options.answers) == "-":
+        raise InvalidRequest(
+            "the answers are '-'; expected a file",
+            hint="give the name of a file: what it holds is not done again",
+        )
+    if options.requests.resolve() == options.answers.resolve():
+        raise InvalidRequest("requests and answers are the same file", hint="give two names")
 
 
 def _is_left(line: Line, output: Output) -> bool:

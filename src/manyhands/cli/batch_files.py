@@ -7,6 +7,9 @@ request done again. Whoever writes has a lock on the file, so that a second star
 
 An answer belongs to its request by `custom_id`, or by the number of its line if that has none of its
 own. Its fingerprint says whether the request is still the one that was answered.
+
+With `retry_failures`, the lines of those that failed are taken out first: what is left is written beside the
+file and takes its place in one move, so that at any moment one of the two is whole.
 """
 
 from __future__ import annotations
@@ -15,17 +18,22 @@ import errno
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import RawIOBase
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from manyhands.cli.batch_lines import Defaults, Line, decode_line, error_line, fingerprint
+from manyhands.cli.output import NOT_OPENED
 from manyhands.errors import InvalidRequest, OutputFailed
 from manyhands.evaluation.lines import lock
 
 _FIRST = b'{"id": "batch_req_'  # how every line of an output begins
+_MAKE_ROOM = "make room or give another place; what it holds is kept, and the same command goes on"
+_WAIT = "wait for it, or give another output file"
 
 
 @dataclass
@@ -79,16 +87,20 @@ def read_input(path: Path, defaults: Defaults) -> Input:
 
 
 class Output:
-    """The file of answers. `done` are the requests that stand in it, `num_failed` those without answer."""
+    """The file of answers. `done` are the requests that stand in it, `num_failed` those without answer.
 
-    def __init__(self, path: Path, given: Input) -> None:
+    `retry_failures`: those without answer are taken out of it, and so are to be done again.
+    """
+
+    def __init__(self, path: Path, given: Input, *, retry_failures: bool = False) -> None:
         self.path = path
+        self.retry_failures = retry_failures
         self.done: set[str | int] = set()
         self.num_failed = 0
         try:
             self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
         except OSError as error:
-            raise self._failure(error) from error
+            raise self._failure(error, hint=NOT_OPENED) from error
         try:
             self._size = self._go_on(given)
         except OSError as error:
@@ -103,7 +115,7 @@ class Output:
         written = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         try:
             for start in range(0, len(written), 1 << 20):
-                self._write_all(written[start : start + (1 << 20)])
+                _write_all(self._file, written[start : start + (1 << 20)])
             os.fsync(self._file.fileno())
         except OSError as error:
             self._take_back()
@@ -127,16 +139,33 @@ class Output:
         """Take the file for ourselves, and note what is done; its size, without a torn last line."""
         if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):  # a device may be read for ever
             raise OSError(errno.EINVAL, "it is not a regular file")
-        lock(self._file.fileno(), self.path, hint="wait for it, or give another output file")
-        size = self._read(self._file.read(), given)
+        lock(self._file.fileno(), self.path, hint=_WAIT)
+        content = self._file.read()
+        size, kept = self._read(content, given)
+        if len(kept) < size:
+            self._replace(kept)
+            return len(kept)
         self._file.truncate(size)
         self._file.seek(size)
         return size
 
-    def _write_all(self, piece: bytes) -> None:
-        view = memoryview(piece)
-        while view:  # a raw file may take less than it is given
-            view = view[self._file.write(view) or 0 :]
+    def _replace(self, kept: bytes) -> None:
+        """Put a file that holds only `kept` in the place of ours, in one move."""
+        place = self.path.resolve()
+        number, name = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
+        beside = os.fdopen(number, "r+b", buffering=0)
+        try:
+            os.chmod(name, stat.S_IMODE(os.fstat(self._file.fileno()).st_mode))
+            lock(number, self.path, hint=_WAIT)
+            _write_all(beside, kept)
+            os.fsync(number)
+            os.replace(name, place)
+        except BaseException:
+            beside.close()
+            Path(name).unlink(missing_ok=True)
+            raise
+        self._file.close()
+        self._file = beside
 
     def _take_back(self) -> None:
         """After a failed write: the file ends where it was good."""
@@ -146,8 +175,9 @@ class Output:
         except OSError:  # the next start cuts the torn line off
             return
 
-    def _read(self, content: bytes, given: Input) -> int:
-        """Take note of what is done; returns how many bytes of the file are whole lines."""
+    def _read(self, content: bytes, given: Input) -> tuple[int, bytes]:
+        """Take note of what is done; returns how many bytes are whole lines, and the lines to keep."""
+        kept: list[bytes] = []
         size = content.rfind(b"\n") + 1
         torn = content[size:]
         if torn[: len(_FIRST)] != _FIRST[: len(torn)]:
@@ -159,15 +189,20 @@ class Output:
                 raise self._not_ours(f"line {number}") from error
             if not isinstance(line, dict) or "fingerprint" not in line or "error" not in line:
                 raise self._not_ours(f"line {number}")
+            if self.retry_failures and line["error"] is not None:
+                continue
             self._check(line, given)
             self._note(line)
-        return size
+            kept.append(raw + b"\n")
+        return size, b"".join(kept)
 
     def _check(self, line: dict[str, Any], given: Input) -> None:
         key = _key(line)
         expected = given.fingerprints.get(key)
         name = f"the request {key!r}" if isinstance(key, str) else f"line {key}"
         hint = "give another output file, or the requests, model and options it was begun with"
+        if line["error"] is not None:
+            hint += "; with --retry-failures, what failed is asked again as it is now"
         if expected is None:
             raise InvalidRequest(
                 f"{str(self.path)!r} holds an answer to {name}, which is not in the input",
@@ -191,11 +226,14 @@ class Output:
             hint="give another name, or remove the file first",
         )
 
-    def _failure(self, error: OSError) -> OutputFailed:
-        return OutputFailed(
-            f"{str(self.path)!r} cannot be written: {error.strerror}",
-            hint="make room or give another place; what it holds is kept, and the same command goes on",
-        )
+    def _failure(self, error: OSError, *, hint: str = _MAKE_ROOM) -> OutputFailed:
+        return OutputFailed(f"{str(self.path)!r} cannot be written: {error.strerror}", hint=hint)
+
+
+def _write_all(file: RawIOBase, piece: bytes) -> None:
+    view = memoryview(piece)
+    while view:  # a raw file may take less than it is given
+        view = view[file.write(view) or 0 :]
 
 
 def _key(line: dict[str, Any]) -> str | int:

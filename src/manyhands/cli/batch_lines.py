@@ -91,8 +91,12 @@ def decode_line(raw: bytes, number: int) -> Line:
     if not isinstance(line, dict):
         raise InvalidRequest(f"line {number} is {_kind(line)}; expected an object")
     name = line.get("custom_id")
-    if not isinstance(name, str) or not name:
+    if name is None:
         raise InvalidRequest(f"line {number} has no custom_id; expected a text of its own")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(
+            f"the custom_id of line {number} is {_kind(name)}; expected a text of its own"
+        )
     if _depth(line) > MAX_NESTING:
         raise _nested_too_deep(number)
     return line

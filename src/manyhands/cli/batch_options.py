@@ -43,6 +43,14 @@ class BatchOptions(ModelOptions):
             rich_help_panel=_RUN,
         ),
     ] = 64
+    retry_failures: Annotated[
+        bool,
+        typer.Option(
+            "--retry-failures",
+            help="Ask again where an answer says that it failed.",
+            rich_help_panel=_RUN,
+        ),
+    ] = False
     isolate: Annotated[
         bool,
         typer.Option(

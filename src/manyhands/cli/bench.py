@@ -7,13 +7,15 @@ and how: `evaluation/bench.py`. Runs on anything, the bundled model on a CPU inc
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 from manyhands.cli.loading import load_wordless_engine, name_of, place_facts
 from manyhands.cli.options import BenchOptions
 from manyhands.cli.output import Notes, say, say_json
-from manyhands.errors import ContextTooLong, InvalidRequest
+from manyhands.errors import ContextTooLong, InvalidRequest, OutOfMemory
 
 if TYPE_CHECKING:
     from manyhands.engine.engine import Engine
@@ -67,22 +69,43 @@ def _fitting(
     """The lengths to time: those asked for, which must fit, or those of our own that do."""
     from manyhands.evaluation.bench import longest_history
 
-    longest = longest_history(engine, workers, options.desk, options.passes + _WARM_UP)
-    if longest < 1:
+    team = (workers, options.desk, options.passes + _WARM_UP)
+    longest = longest_history(engine, *team)
+    reached = longest_history(_with_boundless_memory(engine), *team)
+    positions, held = engine.adapter.max_positions, engine.pool.num_slots
+    grown = (
+        f"{workers} with {options.desk} tokens on every desk and {options.passes + _WARM_UP} passes"
+    )
+    if reached < 1:
         raise ContextTooLong(
-            f"a team of {workers} with {options.desk} tokens on every desk fits neither the model's "
-            f"{engine.adapter.max_positions} positions nor {engine.pool.num_slots} tokens of memory",
+            f"a team of {grown} does not fit the model's {positions} positions",
             hint="ask for fewer workers, a smaller --desk, or fewer --passes",
+        )
+    if longest < 1:
+        raise OutOfMemory(
+            f"a team of {grown} does not fit the memory, which holds {held} tokens",
+            hint="ask for more --memory-tokens, fewer workers, a smaller --desk, or fewer --passes",
         )
     if wanted is None:
         return tuple(length for length in _LENGTHS if length <= longest) or (longest,)
-    if max(wanted) > longest:
+    asked = f"a history of {max(wanted)} tokens is asked for; with this team at most"
+    if max(wanted) > reached:
         raise ContextTooLong(
-            f"a history of {max(wanted)} tokens is asked for; with this team at most {longest} fit "
-            "the model's positions and the memory",
-            hint="ask for shorter --lengths, fewer --workers, or more --memory-tokens",
+            f"{asked} {reached} fit the model's {positions} positions",
+            hint="ask for shorter --lengths, or fewer --workers",
+        )
+    if max(wanted) > longest:
+        raise OutOfMemory(
+            f"{asked} {longest} fit the memory, which holds {held} tokens",
+            hint="ask for more --memory-tokens, shorter --lengths, or fewer --workers",
         )
     return wanted
+
+
+def _with_boundless_memory(engine: Engine) -> Engine:
+    """What `longest_history` reads of an engine, as if memory had no end: positions alone bound it."""
+    pool = SimpleNamespace(page_size=engine.pool.page_size, num_slots=sys.maxsize)
+    return cast("Engine", SimpleNamespace(adapter=engine.adapter, pool=pool))
 
 
 def _what(model: str, engine: Engine, options: BenchOptions) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.cache.step import Choice
-from manyhands.cli.exam_options import EndpointChoice, EvalOptions, JudgeOptions
+from manyhands.cli.exam_options import EXAM_METHODS, EndpointChoice, EvalOptions, JudgeOptions
 from manyhands.cli.guard import tell
 from manyhands.cli.loading import load_engine, name_of, place_facts, prompts_for
 from manyhands.cli.options import BUNDLED
@@ -26,7 +26,7 @@ from manyhands.evaluation.candidates import (
     MethodCandidate,
     check_endpoint,
 )
-from manyhands.evaluation.choices import choose, pairs
+from manyhands.evaluation.choices import choose, known, pairs
 from manyhands.evaluation.endpoint import NO_KEY, Endpoint, EndpointOptions
 from manyhands.evaluation.judge import needs_judge
 from manyhands.evaluation.record import Header
@@ -40,26 +40,40 @@ from manyhands.strategies.plain import to_plain
 from manyhands.strategies.settings import EndSettings, SoloSettings
 from manyhands.tasks.catalogue import make_task
 from manyhands.tasks.generated import BUNDLED_SENTENCES, Needles
-from manyhands.tasks.task import FIXTURE, Sample, Task, TaskOptions
+from manyhands.tasks.task import FIXTURE, Sample, Task, TaskOptions, UnusedOption
 from manyhands.tasks.world import outside_world
 from manyhands.text import Text
 
-_CHOICES = ("temperature", "top_k", "top_p", "min_p")
+# The settings that have an option of their own, each with its option.
+_OPTIONS = {
+    "workers": "workers",
+    "layout": "layout",
+    "seed": "seed",
+    "end.reply": "reply",
+    **{f"choice.{name}": name for name in ("temperature", "top_k", "top_p", "min_p")},
+}
 
 
 def task_of(options: EvalOptions) -> tuple[Task, Sequence[Sample]]:
     """The task and its samples, looked at."""
-    task = make_task(
-        options.task,
-        TaskOptions(
-            limit=options.limit,
-            seed=options.task_seed,
-            source=options.source,
-            count=options.count,
-            kind=options.kind,
-            sentences=_sentences(options),
-        ),
-    )
+    try:
+        task = make_task(
+            options.task,
+            TaskOptions(
+                limit=options.limit,
+                seed=options.task_seed,
+                source=options.source,
+                count=options.count,
+                kind=options.kind,
+                sentences=_sentences(options),
+            ),
+        )
+    except UnusedOption as error:  # said in the words of the command line
+        uses = ["--task-seed" if name == "seed" else f"--{name}" for name in error.uses]
+        raise InvalidRequest(
+            f"--{error.name} {error.value} is not for --task {error.task}",
+            hint=f"leave it out; {error.task} takes {', '.join(uses)}",
+        ) from error
     return task, checked_samples(task)
 
 
@@ -153,22 +167,49 @@ def _settings(
     for name in ("budget", "snapshots"):
         if name in changed:
             raise InvalidRequest(f"--set {name} is not for an exam", hint="use --budgets")
-    if options.layout is not None:
-        changed["layout"] = options.layout
-    for name in _CHOICES:
-        if getattr(options, name) is not None:
-            changed[f"choice.{name}"] = getattr(options, name)
-    has_workers = hasattr(method.settings(), "workers")
-    asked = {} if options.workers is None else {"workers": options.workers}
-    if asked == {"workers": 1} and not has_workers:
-        asked = {}
+    _check_given_once(options, changed)
+    names = known(method.settings)
+    for name in ("workers", "layout"):
+        value = getattr(options, name)
+        if value is None or (name not in names and (name, value) == ("workers", 1)):
+            continue
+        if name not in names:
+            raise InvalidRequest(
+                f"--{name} {value} is not for --method {method.name}",
+                hint=f"leave it out, or ask for {_methods_with(name)}",
+            )
+        changed[name] = value
+    for name, option in _OPTIONS.items():
+        if name.startswith("choice.") and getattr(options, option) is not None:
+            changed[name] = getattr(options, option)
     is_judged = any(needs_judge(sample) for sample in samples)
     reply = is_judged if options.reply is None else options.reply
     # What --set says about the reply counts, too.
-    base = {"seed": options.seed, "end.reply": reply, "budget": budgets[-1]}
-    settings = choose(method.settings, base | {"snapshots": budgets[:-1]} | asked | changed)
+    base = {"seed": options.seed or 0, "end.reply": reply, "budget": budgets[-1]}
+    settings = choose(method.settings, base | {"snapshots": budgets[:-1]} | changed)
     changed.pop("workers", None)
     return settings, changed
+
+
+def _check_given_once(options: EvalOptions, changed: dict[str, str]) -> None:
+    """One setting with two values is a mistake, even if one of them would win."""
+    for name, option in _OPTIONS.items():
+        value = getattr(options, option)
+        if name in changed and value is not None:
+            flag = option.replace("_", "-")
+            told = f"--{flag} {value}"
+            if isinstance(value, bool):
+                told = f"--{flag}" if value else f"--no-{flag}"
+            raise InvalidRequest(
+                f"{name} was given twice: --set {name}={changed[name]} and {told}",
+                hint="leave one of them out",
+            )
+
+
+def _methods_with(name: str) -> str:
+    """The methods whose settings have this name, as a user asks for them."""
+    methods = [method for method in EXAM_METHODS.values() if name in known(method.settings)]
+    return " or ".join(f"--method {method.name}" for method in methods)
 
 
 def endpoint_candidate(
@@ -178,7 +219,7 @@ def endpoint_candidate(
     check_endpoint(method.name, budgets)
     unused = [f"--set {pair}" for pair in options.chosen or []]
     names = ("model", "layout", "top_k", "min_p", "reply", "transcripts")
-    unused += [f"--{name}" for name in names if getattr(options, name)]
+    unused += [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
     if unused:
         raise InvalidRequest(f"an endpoint has no use for {', '.join(unused)}", hint="leave it out")
     is_vote = method.name == "self_consistency"
@@ -195,12 +236,12 @@ def endpoint_candidate(
     prompts = load_prompts(options.prompts) if options.prompts else Prompts()
     prompt = _words(prompts, options, method)
     candidate = EndpointCandidate(
-        Endpoint(chosen), budgets[-1], workers, options.seed, options.concurrency, prompt
+        Endpoint(chosen), budgets[-1], workers, options.seed or 0, options.concurrency, prompt
     )
     settings = {
         "budget": budgets[-1],
         "mode": "vote" if is_vote else "one",
-        "seed": options.seed,
+        "seed": options.seed or 0,
         "temperature": options.temperature,
         "top_p": options.top_p,
     }

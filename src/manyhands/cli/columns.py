@@ -85,7 +85,7 @@ def _title(hand: Hand, index: int, width: int) -> Text:
     state = " redundant?" if hand.checked else ""
     if hand.stopped:
         state = f" {hand.why_stopped or 'done'}"
-    name = printable(hand.name) if hand.is_guest else f"{printable(hand.name)} [{hand.step}]"
+    name = printable(hand.name) if hand.came_late else f"{printable(hand.name)} [{hand.step}]"
     title = Text(name, f"bold {_STYLES[index % len(_STYLES)]}")
     title.append(state, "dim")
     title.truncate(width, overflow="ellipsis")

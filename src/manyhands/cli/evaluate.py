@@ -77,7 +77,7 @@ def evaluate(options: EvalOptions) -> None:
                 report(moment.done, moment.known, moment.total, _described(moment, samples))
         asked = {(sample.id, repeat) for sample in samples for repeat in range(options.repeats)}
         records = tuple(file.records[key] for key in sorted(asked))
-    _say_results(Results(path, header, records))
+    _say_results(Results(path, header, records), len(file.records))
 
 
 def judge(options: JudgeOptions) -> None:
@@ -103,7 +103,8 @@ def judge(options: JudgeOptions) -> None:
             tell(f"{label}: {error}", "note: ", "yellow")
             continue
         if last is not None:
-            say(f"{label}: {last.done} votes, {last.unread} of them could not be read")
+            votes = _counted(last.done, "vote")
+            say(f"{label}: {votes}, {last.unread} of them could not be read")
             _say_unread(last.unread_samples)
             ends.append(last)
     _check_votes(ends)
@@ -186,8 +187,8 @@ def _described(moment: Moment, samples: Sequence[Sample]) -> str:
     return f"mean value {moment.accuracy:.3f}{failed}"
 
 
-def _say_results(results: Results) -> None:
-    """The curve, and all that failed."""
+def _say_results(results: Results, num_kept: int) -> None:
+    """The curve, and all that failed. The file may have `num_kept` records, more than were asked for."""
     summary = Summary.of(results)
     table = Table(
         title=f"{results.header.task}, {results.header.label}",
@@ -208,7 +209,8 @@ def _say_results(results: Results) -> None:
     Console(file=drawn, color_system=None, force_terminal=False, width=_WIDTH).print(table)
     say(drawn.getvalue())
     _say_failures([record for record in results.records if record.error is not None])
-    say(f"{len(results.records)} records in {results.path}")
+    asked = "" if len(results.records) == num_kept else f"{len(results.records)} of the "
+    say(f"{asked}{_counted(num_kept, 'record')} in {results.path}")
     if all(record.error is not None for record in results.records):
         first = results.records[0].error
         raise ManyhandsError(
@@ -217,10 +219,14 @@ def _say_results(results: Results) -> None:
         )
 
 
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
 def _say_failures(failed: Sequence[Record]) -> None:
     if not failed:
         return
-    say(f"{len(failed)} failed, and count as 0:")
+    say(f"{len(failed)} failed, and {'counts' if len(failed) == 1 else 'count'} as 0:")
     for record in failed[:_LISTED]:
         say(f"  {record.sample} (repeat {record.repeat}): {record.error}")
     if len(failed) > _LISTED:

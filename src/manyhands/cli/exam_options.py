@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from manyhands.cli.options import ModelOptions, _option
+from manyhands.cli.options import _MODEL, ModelOptions, _option
 from manyhands.evaluation.shared import SHARED_PREFIX, shared_method
 from manyhands.strategies.methods import METHODS
 from manyhands.tasks.catalogue import TASKS
@@ -147,7 +147,10 @@ class EvalOptions(ModelOptions, EndpointChoice):
     min_p: Annotated[
         float | None, _option(_SAMPLING, "Only those at least this likely, relatively.")
     ] = None
-    seed: Annotated[int, _option(_SAMPLING, "Of all random numbers; each repeat adds 1.")] = 0
+    seed: Annotated[
+        int | None,
+        _option(_SAMPLING, "Of all random numbers; each repeat adds 1.", show_default="0"),
+    ] = None
     repeats: Annotated[int, _option(_EXAM, "How often each sample is asked.", min=1)] = 1
     concurrency: Annotated[
         int,
@@ -190,6 +193,14 @@ class JudgeOptions(ModelOptions, EndpointChoice):
         Literal["collaborativeness", "quality"],
         _option(_EXAM, "Teamwork from 1 to 6 (three votes), or the answer from 1 to 5."),
     ]
+    model: Annotated[
+        str | None,
+        _option(
+            _MODEL,
+            "The judge: a folder, a name on the Hugging Face hub, or bundled.",
+            show_default="none; it has to be named, here or by --endpoint",
+        ),
+    ] = None
     prompts: Annotated[
         Path | None, _option(_EXAM, "The judges' words, a TOML file with a table 'judging'.")
     ] = None

@@ -1,7 +1,8 @@
 """Every way a command can fail, turned into its exit code. No user's mistake shows a traceback.
 
 `takes` makes a command of a function: its options are the fields of a dataclass, which reaches the
-function whole, and whatever it raises leaves through `guarded`.
+function whole, and whatever it raises leaves through `guarded`. Help and version are written before any
+command begins: `GuardedGroup` and `GuardedCommand` let them leave by the same way.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from contextlib import contextmanager
 from typing import Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from manyhands.errors import ManyhandsError
+from manyhands.errors import ManyhandsError, OutputFailed
 
 EXIT_INTERRUPTED = 130
 EXIT_READER_GONE = 141
@@ -61,6 +63,53 @@ def guarded() -> Iterator[None]:
     except BrokenPipeError as error:
         hush(sys.stdout)
         raise typer.Exit(EXIT_READER_GONE) from error
+    except SystemExit as error:  # rich leaves by itself when the reader is gone
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        hush(sys.stdout)
+        raise typer.Exit(EXIT_READER_GONE) from error
+
+
+class GuardedCommand(TyperCommand):
+    """A command whose help leaves through `guarded`, as the command itself does."""
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        """Read the arguments; if they ask for help, write it and leave."""
+        with guarded(), _help_written():
+            return super().make_context(*args, **more)
+
+
+class GuardedGroup(TyperGroup):
+    """All commands: their common help and the version leave through `guarded`, too."""
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        """Read what stands before a command; if it asks for help or the version, write it and leave."""
+        with guarded(), _help_written():
+            return super().make_context(*args, **more)
+
+
+@contextmanager
+def _help_written() -> Iterator[None]:
+    """Typer writes the help, and knows nothing of full disks and closed outputs."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        hush(sys.stdout)
+        raise unwritten(error.strerror) from error
+    except typer.Exit as left:
+        if sys.stdout is None and left.exit_code == 0:
+            raise unwritten("it is closed") from left
+        raise
+
+
+def unwritten(reason: str | None) -> OutputFailed:
+    """What is said when nothing can be written on stdout."""
+    return OutputFailed(
+        f"the output could not be written: {reason}",
+        hint="make room on its disk, or send it elsewhere",
+    )
 
 
 def complain(error: ManyhandsError) -> None:
@@ -79,16 +128,20 @@ def tell(message: str, label: str = "", style: str = "") -> None:
 
     from manyhands.text.clean import printable
 
+    console = Console(stderr=True)
+    with console.capture() as said:  # rich itself would leave if the reader is gone
+        console.print(Text.assemble((label, style), printable(message)), soft_wrap=True)
     try:
-        Console(stderr=True).print(
-            Text.assemble((label, style), printable(message)), soft_wrap=True
-        )
+        sys.stderr.write(said.get())
+        sys.stderr.flush()
     except OSError:  # nobody is left to be told
         hush(sys.stderr)
 
 
 def hush(stream: Any) -> None:
     """Point a stream that cannot be written to nowhere, so that leaving does not try it again."""
+    if stream is None:  # the user closed it
+        return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from manyhands.errors import InvalidRequest
 from manyhands.strategies.methods import METHODS
 
 BUNDLED = "bundled"
@@ -76,6 +77,13 @@ class ModelOptions:
     context: Annotated[
         int | None, _option(_MODEL, "Longest view of a worker.", show_default="the model's own")
     ] = None
+
+    def __post_init__(self) -> None:
+        if self.model is not None and not self.model.strip():  # a shell's variable that is not set
+            raise InvalidRequest(
+                "--model is empty; expected a folder or a name on the Hugging Face hub",
+                hint="give one, or leave --model out",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

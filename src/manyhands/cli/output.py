@@ -16,17 +16,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from manyhands.cli.guard import hush, tell
+from manyhands.cli.guard import hush, tell, unwritten
 from manyhands.errors import InvalidRequest, OutputFailed
 from manyhands.text.clean import printable
 
 _FIRST = b'{"kind": "header"'  # how a trace begins
+# The mend for a file that could not even be opened.
+NOT_OPENED = "give a file that you may write, in a folder that exists; nothing was written"
 
 
 def say(text: str, *, end: str = "\n") -> None:
     """Print on stdout, now; control characters of models and users are made visible."""
     if sys.stdout is None:  # the user closed it
-        return
+        raise unwritten("it is closed")
     try:
         sys.stdout.write(printable(text) + end)
         sys.stdout.flush()
@@ -34,10 +36,7 @@ def say(text: str, *, end: str = "\n") -> None:
         raise
     except OSError as error:
         hush(sys.stdout)
-        raise OutputFailed(
-            f"the output could not be written: {error.strerror}",
-            hint="make room on its disk, or send it elsewhere",
-        ) from error
+        raise unwritten(error.strerror) from error
 
 
 def say_json(value: dict[str, Any]) -> None:
@@ -84,7 +83,7 @@ class TraceFile:
                 _check_replaceable(path)
                 self._file = path.open("a", encoding="utf-8", buffering=1)
             except OSError as error:
-                raise _cannot_write(path, error) from error
+                raise _cannot_write(path, error, hint=NOT_OPENED) from error
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one line; after a failure, do nothing."""
@@ -119,7 +118,11 @@ class TraceFile:
 
     def _fail(self, error: OSError) -> None:
         assert self.path is not None, "only an open file fails"
-        self.failure = _cannot_write(self.path, error)
+        self.failure = _cannot_write(
+            self.path,
+            error,
+            hint="give another place, or make room; what was written so far is kept",
+        )
         self.notes.warn(f"{self.failure}; the run goes on without it")
 
 
@@ -136,8 +139,7 @@ def _check_replaceable(path: Path) -> None:
         )
 
 
-def _cannot_write(path: Path, error: OSError) -> OutputFailed:
+def _cannot_write(path: Path, error: OSError, *, hint: str) -> OutputFailed:
     return OutputFailed(
-        f"the transcript {str(path)!r} cannot be written: {error.strerror}",
-        hint="give another place, or make room; what was written so far is kept",
+        f"the transcript {str(path)!r} cannot be written: {error.strerror}", hint=hint
     )

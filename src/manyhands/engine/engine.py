@@ -94,7 +94,6 @@ class Engine:
         self.passes = make_passes(adapter, self.memory, self.backend, graphs=graphs)
         self.planner = Planner(self.pool, adapter.max_positions)
         self.prefixes = PrefixTree(self.pool)  # beginnings of prompts, kept while there is room
-        self.max_tokens_per_pass = MAX_TOKENS_PER_PASS
         self._usage = Usage()
         # The passes of the newest step, until they are charged for.
         self._newest: list[tuple[Plan, Step, Usage]] = []
@@ -102,7 +101,7 @@ class Engine:
         self._scheduler = Scheduler(
             self._predict,
             self.pool,
-            self.max_tokens_per_pass,
+            MAX_TOKENS_PER_PASS,
             self._usage_of_each,
             rebuild=self._rebuild,
             overcommit=overcommit,
@@ -198,8 +197,10 @@ class Engine:
 
     def run_all(self, strategies: Iterable[Strategy]) -> list[Answer]:
         """Run many strategies, all in the same forward passes; the first error ends them all."""
-        runs = [self.submit(strategy) for strategy in strategies]
+        runs: list[Run] = []
         try:
+            for strategy in strategies:
+                runs.append(self.submit(strategy))  # noqa: PERF401 (the next one may raise)
             while not all(run.done for run in runs):
                 self.step()
                 for run in runs:
@@ -279,7 +280,7 @@ class Engine:
         """Feed what goes ahead in portions; then as `_feeding`, with the step that is left."""
         self._check_tokens(step)
         self._newest.clear()
-        ahead, rest = in_portions(step, self.max_tokens_per_pass)
+        ahead, rest = in_portions(step, self._scheduler.max_tokens_per_pass)
         fed: list[Row] = []
         try:
             for portion in ahead:

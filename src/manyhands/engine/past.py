@@ -1,6 +1,6 @@
 """What a run was fed, in integers, so that its keys and values can be made again.
 
-A run that may have to leave memory (`engine/scheduler.py`) is followed by a Past. Each pass appends a
+A run that may have to leave memory (`engine/guests.py`) is followed by a Past. Each pass appends a
 few integers; blocks and views are only remembered weakly, so what the strategy lets go of is gone.
 
     found     tokens that were in a block when the run met it: somebody else's, a shared prefix

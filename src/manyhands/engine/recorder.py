@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-Replay = Callable[[], None]
+Repeat = Callable[[], None]
 
 
 class Mark(Protocol):
@@ -34,7 +34,7 @@ class GraphRecorder(Protocol):
     def mark(self) -> Mark:
         """A mark that nobody has to wait for yet."""
 
-    def record(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Replay, tuple[Tensor, ...]]:
+    def record(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Repeat, tuple[Tensor, ...]]:
         """Record `work`; what repeats it, and where its results stand after every repetition.
 
         Raises RuntimeError if it cannot be recorded.
@@ -59,7 +59,7 @@ class CudaRecorder:
         """See `GraphRecorder`."""
         return torch.cuda.Event()
 
-    def record(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Replay, tuple[Tensor, ...]]:
+    def record(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Repeat, tuple[Tensor, ...]]:
         """See `GraphRecorder`."""
         graph = torch.cuda.CUDAGraph()
         side = torch.cuda.Stream(self.device)

@@ -11,12 +11,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Step
 from manyhands.engine.rebuild import Fed, write_keys
-from manyhands.errors import BrokenTrace
+from manyhands.errors import BrokenTrace, ManyhandsError
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
 from manyhands.replay.merged import merge_passes
@@ -39,19 +40,24 @@ def restore(
     Only what is new is reported. `settle` makes all moves that are planned. `write` is given the lines
     that continue the trace. Raises BrokenTrace if the strategy asks for anything but what the trace says.
     """
-    past = _Past(trace, record(strategy, {}, _beyond(trace, write)))
+    retraced = _Retraced(trace, record(strategy, {}, _beyond(trace, write)))
     _check_vocabulary(trace, adapter)
-    reserve = past.begin()
+    reserve = retraced.begin()
     if reserve is not None:
         yield reserve
     settle()
-    _rebuild(past, adapter, memory, pool)
-    yield from past.unreported
-    while past.answer is None:
-        asked = past.asked
+    _rebuild(retraced, adapter, memory, pool)
+    yield from retraced.unreported
+    while retraced.answer is None:
+        asked = retraced.asked
         assert asked is not None, "a run that goes on has asked for something"
-        past.advance((yield asked))
-    return past.answer
+        try:
+            tokens = yield asked
+        except ManyhandsError as error:  # the strategy's to handle, see `strategies.base`
+            retraced.advance(partial(retraced.strategy.throw, error))
+        else:
+            retraced.advance(partial(retraced.strategy.send, tokens))
+    return retraced.answer
 
 
 def _beyond(trace: Trace, write: Callable[[Line], None] | None) -> Callable[[Line], None]:
@@ -69,7 +75,7 @@ def _beyond(trace: Trace, write: Callable[[Line], None] | None) -> Callable[[Lin
 
 
 @dataclass(eq=False)
-class _Past:
+class _Retraced:
     """A strategy that is sent what it was sent before."""
 
     trace: Trace
@@ -91,17 +97,17 @@ class _Past:
 
     def _go_to_step(self, tokens: tuple[int, ...] | None) -> None:
         """Send tokens in, hear what is reported, up to the next thing that wants an answer."""
-        self.advance(tokens)
+        self.advance(partial(self.strategy.send, tokens))
         while isinstance(self.asked, Event):
             self.num_events += 1
             if self.num_events > len(self.trace.events):
                 self.unreported.append(self.asked)
-            self.advance(None)
+            self.advance(partial(self.strategy.send, None))
 
-    def advance(self, tokens: tuple[int, ...] | None) -> None:
-        """Send tokens in and take what is asked for next."""
+    def advance(self, move: Callable[[], Step | Reserve | Event]) -> None:
+        """Send something in and take what is asked for next."""
         try:
-            self.asked = self.strategy.send(tokens)
+            self.asked = move()
         except StopIteration as end:
             self.asked, self.answer = None, end.value
 
@@ -126,14 +132,14 @@ def _same(step: Step, rows: tuple[TracedRow, ...]) -> bool:
     return [row.feed for row in step.rows] == [row.feed for row in rows]
 
 
-def _rebuild(past: _Past, adapter: ModelAdapter, memory: Memory, pool: PagePool) -> None:
+def _rebuild(retraced: _Retraced, adapter: ModelAdapter, memory: Memory, pool: PagePool) -> None:
     """One forward over the whole past; keys and values of the blocks still in use go to memory."""
-    if not past.trace.passes:
+    if not retraced.trace.passes:
         return
-    merged = merge_passes(past.steps(), past.trace.num_tokens)
+    merged = merge_passes(retraced.steps(), retraced.trace.num_tokens)
     used = [
         Fed(token, block, index)
-        for token, (reference, index) in enumerate(past.fed)
+        for token, (reference, index) in enumerate(retraced.fed)
         if (block := reference()) is not None
     ]
     if not used:  # the run had ended

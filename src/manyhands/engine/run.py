@@ -25,6 +25,7 @@ class Run:
             )
         self.strategy = strategy
         self.step: Step | None = None
+        self.untold: tuple[int, ...] | None = None  # chosen by its step, not sent to it yet
         self.asked: Reserve | None = None  # waiting for this much memory
         self.reserved_pages = 0
         self.number: int | None = None  # runs are numbered as they begin: the lowest is the oldest
@@ -53,7 +54,7 @@ class Run:
     def cancel(self) -> None:
         """End the run; its blocks are freed."""
         self.done = True
-        self.step = self.asked = self.past = None
+        self.step = self.untold = self.asked = self.past = None
         self.strategy.close()
 
     def result(self) -> Answer:
@@ -81,6 +82,9 @@ class Run:
         except Exception as error:
             self.error, self.done, self.past = error, True, None
             _forget_frames(error)
+        except BaseException:  # an interrupt is everybody's, but the strategy that it met is over
+            self.done, self.past = True, None
+            raise
         else:
             self._wait_for(asked)
 
@@ -110,9 +114,14 @@ class Run:
 def _forget_frames(error: BaseException) -> None:
     """Clear the variables of the frames an error came through: they hold the run's blocks.
 
+    Our own frames are cut off: from them a way leads to the engine's, which hold other runs' blocks.
     The error lives as long as somebody wants the result; keys and values must not wait for that.
     """
     seen: BaseException | None = error
     while seen is not None:
-        traceback.clear_frames(seen.__traceback__)
+        frames = seen.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+            frames = frames.tb_next
+        seen.__traceback__ = frames
+        traceback.clear_frames(frames)
         seen = seen.__context__

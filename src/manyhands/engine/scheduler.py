@@ -61,6 +61,7 @@ class Scheduler:
 
     def step(self) -> bool:
         """One forward pass for everybody who waits for one; False when nobody is left."""
+        _tell(list(self.runs))  # those whom an interrupt kept from their tokens
         self._admit()
         self.guests.bring_back(self.runs)
         ready = self._gather()
@@ -100,7 +101,8 @@ class Scheduler:
                 problem = error.with_traceback(None)  # its way through the engine would hold blocks
             else:
                 for run, tokens in zip(ready, answers, strict=True):
-                    run.resume(tokens)
+                    run.step, run.untold = None, tokens
+                _tell(ready)
                 return
             if not isinstance(problem, OutOfMemory) or not self._make_room(ready):
                 break
@@ -176,6 +178,14 @@ class Scheduler:
         if len(runs) < len(self.runs):
             self.guests.promote(runs)
         self.runs = runs
+
+
+def _tell(runs: Sequence[Run]) -> None:
+    """Send each the tokens that were chosen for it. What was fed is fed, so nobody asks for it again."""
+    for run in runs:
+        if run.untold is not None and not run.done:
+            tokens, run.untold = run.untold, None
+            run.resume(tokens)
 
 
 def _never_fits(asked: Reserve, pool: PagePool) -> OutOfMemory:

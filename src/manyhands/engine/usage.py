@@ -4,8 +4,11 @@ Every row of a pass reads all of its view. What lies on one strip is loaded once
 it; `kv_bytes_saved` is what it would have cost to load it for each of them. Counted from the integers
 of the plan, with a few sums per pass.
 
-    loaded   sum over strips of (the longest stretch that anybody reads)      Plan.num_keys_loaded
-    saved    sum over reads of (its stretch)  -  loaded                       Plan.num_keys_read
+    loaded   sum over strips of (from the first key that anybody reads to the last)    Plan.num_keys_loaded
+    saved    sum over reads of (its stretch)  -  loaded                                Plan.num_keys_read
+
+What lies between two stretches of a strip is loaded too, for nobody. A pass that shares nothing and has
+such gaps saves less than nothing.
 
 Where several runs meet on a strip, each is charged for it by how much of it its rows read.
 """

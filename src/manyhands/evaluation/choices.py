@@ -13,7 +13,10 @@ from collections.abc import Mapping
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest
+
+_OWN = {(Choice, "draw")}  # set in every pass, and no user's to choose
 
 
 def choose(kind: type[Any], chosen: Mapping[str, Any]) -> Any:
@@ -30,15 +33,20 @@ def choose(kind: type[Any], chosen: Mapping[str, Any]) -> Any:
 
 
 def pairs(listed: list[str]) -> dict[str, str]:
-    """`["layout=contiguous"]` as a mapping. Raises InvalidRequest where there is no sign of equality."""
+    """`["layout=contiguous"]` as a mapping. Raises InvalidRequest without `=`, or for a name twice."""
     found: dict[str, str] = {}
     for pair in listed:
-        name, sign, value = pair.partition("=")
-        if not sign or not name.strip():
+        name, sign, value = (part.strip() for part in pair.partition("="))
+        if not sign or not name:
             raise InvalidRequest(
                 f"--set {pair!r} is no choice; expected name=value", hint="--set layout=contiguous"
             )
-        found[name.strip()] = value.strip()
+        if name in found:
+            raise InvalidRequest(
+                f"{name} was given twice: --set {name}={found[name]} and --set {name}={value}",
+                hint="leave one of them out",
+            )
+        found[name] = value
     return found
 
 
@@ -47,6 +55,8 @@ def known(kind: type[Any], *, prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
+        if (kind, field.name) in _OWN:
+            continue
         hint = hints[field.name]
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             found |= known(hint, prefix=f"{prefix}{field.name}.")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.strategies.voting import majority
+from manyhands.tasks.loading import INSTALL_EXAM
 from manyhands.text.boxed import boxed_answer
 
 if TYPE_CHECKING:
@@ -156,25 +157,37 @@ def at_once(
 ) -> Iterator[tuple[Asked, Told | ManyhandsError]]:
     """Do it for each, several at the same time; each comes back when it is done.
 
-    An error of one comes back with it; EndpointClosed is raised, and nothing new is begun.
+    An error of one comes back with it. After EndpointClosed nothing new is begun; it is raised when those
+    under way have come back.
     """
     waiting = iter(asked)
     live: dict[Future[Told], Asked] = {}
+    closed: EndpointClosed | None = None
     with ThreadPoolExecutor(concurrency) as pool:
         try:
             while True:
-                while len(live) < concurrency and (one := next(waiting, None)) is not None:
+                while (
+                    closed is None
+                    and len(live) < concurrency
+                    and (one := next(waiting, None)) is not None
+                ):
                     live[pool.submit(do, one)] = one
                 if not live:
-                    return
+                    break
                 done, _ = wait(live, return_when=FIRST_COMPLETED)
                 for future in done:
                     one = live.pop(future)
-                    told = _told(future)
-                    yield one, told
+                    try:
+                        told = _told(future)
+                    except EndpointClosed as error:
+                        closed = error
+                    else:
+                        yield one, told
         finally:
             for future in live:
                 future.cancel()
+    if closed is not None:
+        raise closed
 
 
 def _told(future: Future[Told]) -> Told | ManyhandsError:
@@ -191,7 +204,7 @@ def _client(options: EndpointOptions) -> OpenAI:
         from openai import OpenAI, Timeout
     except ImportError as error:
         raise InvalidRequest(
-            "asking an endpoint needs the package openai", hint="pip install 'manyhands[exam]'"
+            "asking an endpoint needs the package openai", hint=INSTALL_EXAM
         ) from error
     return OpenAI(
         base_url=options.url,

@@ -6,7 +6,8 @@ the last line is torn, and the next start takes the torn piece away. If the disk
 that did fit is taken away at once and the error says so; the lines before it stay.
 
 A second start with the same header goes on where the first one stopped. Another header is an error:
-results of two settings in one file would be worth nothing. `PASSING` says which facts may change.
+results of two settings in one file would be worth nothing. `PASSING` says which facts may change. A
+header with no line behind it binds nobody: the next start writes its own instead.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ Line = dict[str, Any]
 
 
 class LinesFile:
-    """A file of JSON lines, open for appending. `lines` are those that it held already."""
+    """A file of JSON lines, open for appending. `lines` are those that it held already.
 
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+    `elsewhere` names the options that choose another file, if its command has some: a hint tells them.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any], elsewhere: str = "") -> None:
         """Open or make `path`. InvalidRequest if it was made otherwise, OutputFailed if it cannot."""
         self.path = path
+        self._or_elsewhere = f", choose another {elsewhere}" if elsewhere else ""
         self.lines: list[Line] = []
         # Through JSON and back, so that it can be compared with what a file says.
         own = json.loads(json.dumps({"schema": SCHEMA, "kind": "header", **header}))
@@ -40,7 +45,7 @@ class LinesFile:
         except OSError as error:
             raise _cannot_write(path, error) from error
         try:
-            lock(self._file, path, hint="wait for it, or give another --label")
+            lock(self._file, path, hint=f"wait for it{self._or_elsewhere}")
             self._go_on(own)
         except BaseException:
             os.close(self._file)
@@ -79,10 +84,13 @@ class LinesFile:
         whole = content[: content.rfind(b"\n") + 1]
         if whole:
             header, self.lines = _parse(self.path, whole)
-            _compare(self.path, header, own)
-        if len(whole) < len(content):  # the end of a line that was cut short
-            os.ftruncate(self._file, len(whole))
-        if not whole:
+        if self.lines:
+            hint = f"run it as before to go on{self._or_elsewhere}, or remove the file"
+            _compare(self.path, header, own, hint=hint)
+        kept = len(whole) if self.lines else 0  # a header alone binds nobody
+        if kept < len(content):  # also the end of a line that was cut short
+            os.ftruncate(self._file, kept)
+        if not kept:
             self.append(own)
 
 
@@ -142,17 +150,14 @@ def _parse(path: Path, whole: bytes) -> tuple[Line, list[Line]]:
     return header, rest
 
 
-def _compare(path: Path, found: Line, own: Line) -> None:
+def _compare(path: Path, found: Line, own: Line, *, hint: str) -> None:
     """A file goes on only as it was begun."""
     keys = sorted((found.keys() | own.keys()) - PASSING)
     for key in keys:
         if found.get(key) != own.get(key):
             there, here = _difference(found.get(key), own.get(key))
             made = f"made with {key} {there}" if key in found else f"made without {key}"
-            raise InvalidRequest(
-                f"{str(path)!r} was {made}; this run has {here}",
-                hint="run it as before to go on, choose another --label or --out, or remove the file",
-            )
+            raise InvalidRequest(f"{str(path)!r} was {made}; this run has {here}", hint=hint)
 
 
 def _difference(found: Any, own: Any) -> tuple[str, str]:

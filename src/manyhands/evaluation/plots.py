@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.errors import InvalidRequest
 from manyhands.evaluation.summary import CurvePoint, Summary, baseline_of
+from manyhands.tasks.loading import INSTALL_EXAM
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,16 +77,26 @@ def picture(summaries: Sequence[Summary], what: str, theme: Theme = LIGHT) -> Fi
 
 def save_png(figure: Figure, path: Path) -> None:
     """A picture for slides and papers, on white."""
-    figure.savefig(path, dpi=160, facecolor="white", metadata={"Software": None})
+    with _any_script():
+        figure.savefig(path, dpi=160, facecolor="white", metadata={"Software": None})
 
 
 def svg_address(figure: Figure) -> str:
     """The picture as a data address, for a page that has all it needs."""
     matplotlib = _matplotlib()
     buffer = io.BytesIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "manyhands"}):
+    style = {"svg.fonttype": "none", "svg.hashsalt": "manyhands"}
+    with matplotlib.rc_context(style), _any_script():
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+@contextmanager
+def _any_script() -> Iterator[None]:
+    """A label may be in a script that the font lacks. It is drawn as boxes, and nobody is warned."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
+        yield
 
 
 def _points(summary: Summary, what: str) -> list[tuple[float, CurvePoint]]:
@@ -155,6 +168,6 @@ def _matplotlib() -> Any:
         import matplotlib.figure
     except ImportError as error:
         raise InvalidRequest(
-            "the report needs the package matplotlib", hint="pip install 'manyhands[exam]'"
+            "the report needs the package matplotlib", hint=INSTALL_EXAM
         ) from error
     return matplotlib

@@ -53,7 +53,7 @@ class Header:
     command: str = ""
 
     @classmethod
-    def from_line(cls, path: Path, line: Line) -> Header:
+    def from_line(cls, line: Line) -> Header:
         """The header of a file; fields of a later version that we do not know are left alone."""
         known = {f.name for f in fields(cls)}
         return cls(**{name: value for name, value in line.items() if name in known})
@@ -155,7 +155,7 @@ class RecordFile:
     """The records of one method on one task, open for more. `records` are those there are."""
 
     def __init__(self, path: Path, header: Header) -> None:
-        self._file = LinesFile(path, to_plain(header))
+        self._file = LinesFile(path, to_plain(header), elsewhere="--label or --out")
         self.path = path
         try:
             self.records = _by_key(path, self._file.lines, header.budgets)
@@ -176,7 +176,7 @@ class RecordFile:
 def read_results(path: Path) -> Results:
     """One file of an exam. InvalidRequest, with the line, if it is not in order."""
     line, lines = read_lines(path)
-    header: Header = checked(path, 1, lambda: Header.from_line(path, line))
+    header: Header = checked(path, 1, lambda: Header.from_line(line))
     return Results(path, header, tuple(_by_key(path, lines, header.budgets).values()))
 
 

@@ -77,7 +77,8 @@ def join(
     Without a residual the sum is y, without `pre` its norm is the sum itself.
     """
     known = post or pre
-    if known is not None and kernels.usable(x):
+    one_form = not (post and pre) or post.form == pre.form
+    if known is not None and one_form and kernels.usable(x):
         from manyhands.model.kernels.norms import join as fused
 
         after, before = (norm.parts if norm else None for norm in (post, pre))

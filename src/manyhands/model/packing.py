@@ -33,7 +33,6 @@ class Packing:
     """What a checkpoint's `quantization_config` says about its four-bit layers."""
 
     method: Literal["awq", "gptq"]
-    group: int  # inputs that share a scale; -1: all
     zeros_less_one: bool = False
 
     @property
@@ -51,18 +50,17 @@ def read_packing(quantization: Mapping[str, Any]) -> Packing | None:
     bits = quantization.get("bits", quantization.get("w_bit"))
     if bits != 4:
         raise UnsupportedModel(f"its {method.upper()} weights have {bits} bits, not 4", hint=_HINT)
-    group = int(quantization.get("group_size", quantization.get("q_group_size", 128)))
     if quantization.get("dynamic"):
         raise UnsupportedModel("its layers are quantised in different ways", hint=_HINT)
     if method == "awq":
         version = str(quantization.get("version", "gemm")).lower()
         if version != "gemm":
             raise UnsupportedModel(f"its AWQ layout is {version!r}, not gemm", hint=_HINT)
-        return Packing("awq", group)
+        return Packing("awq")
     layout = str(quantization.get("checkpoint_format", "gptq")).lower()
     if layout not in ("gptq", "gptq_v2"):
         raise UnsupportedModel(f"its GPTQ layout is {layout!r}, not gptq", hint=_HINT)
-    return Packing("gptq", group, zeros_less_one=layout == "gptq")
+    return Packing("gptq", zeros_less_one=layout == "gptq")
 
 
 def to_layer(tensors: Mapping[str, Tensor], bias: Tensor | None, packing: Packing) -> Int4Linear:

@@ -151,7 +151,7 @@ def _shared_prefix(
             yield run.own
         yield from run.work(lease)
     finally:
-        run.live.clear()  # nothing of the run reads the blocks that it gives back
+        run.leave()  # nothing of the run reads the blocks that it gives back
         lease.close()
     return run.result(lease.found)
 
@@ -197,6 +197,10 @@ class _Line:
         if token == self._text.think_end:
             self.thinking = False
         return certain
+
+    def leave(self) -> None:
+        """Let go of its block and of the prompt's."""
+        del self.view, self.writer
 
     def completion(self) -> Completion:
         """What it came to. Blanks around the thinking belong to neither part."""
@@ -286,9 +290,16 @@ class _Run:
             certain = line.read(token, self.context)
             yield TokenWritten(self.passes, worker, token, certain)
             if line.finish_reason:
-                del line.view  # its block goes as soon as it is done
+                line.leave()  # its block goes as soon as it is done
                 yield WorkerStopped(self.passes, worker, line.finish_reason)
         self.live = [line for line in self.live if not line.finish_reason]
+
+    def leave(self) -> None:
+        """Let go of all blocks, also of samples that are not done."""
+        for line in self.live:
+            if not line.finish_reason:
+                line.leave()
+        self.live.clear()
 
     def result(self, found: tuple[int, ...]) -> Completions:
         """What the run comes back with."""

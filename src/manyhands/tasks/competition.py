@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from manyhands.errors import InvalidRequest
-from manyhands.tasks.formulae import FormulaGrader
+from manyhands.tasks.formulae import FormulaGrader, check_installed
 from manyhands.tasks.graders import Score, grade_paper_integer
 from manyhands.tasks.loading import Dataset, Example, first, load_examples
 from manyhands.tasks.task import Sample, TaskOptions, check_options
@@ -53,6 +53,7 @@ class Formulae:
 
     def samples(self) -> Sequence[Sample]:
         """The dataset in its order."""
+        check_installed()
         examples = first(load_examples(self.dataset, self.options), self.options.limit)
         return [
             Sample(

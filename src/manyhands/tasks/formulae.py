@@ -26,6 +26,7 @@ from typing import IO, Any
 
 from manyhands.errors import InvalidRequest
 from manyhands.tasks.graders import Score
+from manyhands.tasks.loading import INSTALL_EXAM
 from manyhands.tasks.numbers import read_number
 
 SECONDS = 10.0  # for one comparison
@@ -118,11 +119,7 @@ class FormulaGrader:
         return said
 
     def _start(self) -> _Process:
-        if find_spec("math_verify") is None:
-            raise InvalidRequest(
-                "formulae are graded by math-verify, which is not installed",
-                hint="pip install 'manyhands[exam]'",
-            )
+        check_installed()
         # -P: its own folder stays out of the path, so that `numbers.py` there hides nobody's module.
         popen = subprocess.Popen(
             [sys.executable, "-P", str(self._program)],
@@ -148,6 +145,14 @@ class FormulaGrader:
         if self._end is not None:
             self._end()
         self._process = self._end = None
+
+
+def check_installed() -> None:
+    """InvalidRequest without math-verify: a task says so before its first question is asked."""
+    if find_spec("math_verify") is None:
+        raise InvalidRequest(
+            "formulae are graded by math-verify, which is not installed", hint=INSTALL_EXAM
+        )
 
 
 def _plain(text: str) -> str:

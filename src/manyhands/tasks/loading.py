@@ -20,6 +20,7 @@ from typing import Any
 from manyhands.errors import InvalidRequest
 from manyhands.tasks.task import FIXTURE, TaskOptions
 
+INSTALL_EXAM = "pip install 'manyhands[exam]', or in a clone: pip install -e '.[exam]'"
 FIXTURES = Path(__file__).with_name("fixtures")
 REACH_SECONDS = 5.0  # how long the hub may take to say that it is there
 _SUFFIXES = (".jsonl", ".parquet")
@@ -63,7 +64,7 @@ def missing_package(package: str) -> InvalidRequest:
     """What to say when a package of the extra "exam" is not there."""
     return InvalidRequest(
         f"this task needs the package {package}, which is not installed",
-        hint="pip install 'manyhands[exam]'",
+        hint=INSTALL_EXAM,
     )
 
 

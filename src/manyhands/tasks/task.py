@@ -82,14 +82,22 @@ class TaskOptions:
                 raise InvalidRequest(f"{name} is {value}; expected 1 or more")
 
 
+class UnusedOption(InvalidRequest):
+    """An option was chosen that a task has no use for. `uses` are the names of those that it takes."""
+
+    def __init__(self, task: str, name: str, value: object, uses: Sequence[str]) -> None:
+        super().__init__(
+            f"the task {task} has no use for {name} = {str(value)!r}",
+            hint=f"leave {name} out; {task} takes {', '.join(uses)}",
+        )
+        self.task, self.name, self.value, self.uses = task, name, value, uses
+
+
 def check_options(task: str, options: TaskOptions, *uses: str) -> None:
-    """Raises if an option was chosen that this task has no use for, so that none is lost in silence."""
+    """Raises UnusedOption if one was chosen that is not in `uses`, so that none is lost in silence."""
     for name in ("source", "count", "kind", "sentences"):
         if name not in uses and getattr(options, name) is not None:
-            raise InvalidRequest(
-                f"the task {task} has no use for {name} = {str(getattr(options, name))!r}",
-                hint=f"leave {name} out; {task} takes {', '.join(('limit', 'seed', *uses))}",
-            )
+            raise UnusedOption(task, name, getattr(options, name), ("limit", "seed", *uses))
 
 
 def check_kind(task: str, kind: str, kinds: Sequence[str]) -> None:

@@ -145,7 +145,7 @@ def attend_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     DIRECT: tl.constexpr,
-    SPLIT: tl.constexpr,  # walk tiles of keys without masks apart from those with
+    TWO_WALKS: tl.constexpr,  # walk tiles of keys without masks apart from those with
     MAPPED: tl.constexpr,  # load the former by tensor maps
     TRANSPOSED: tl.constexpr,  # scores are [KEYS, ROWS]
     DOT: tl.constexpr,  # the dtype that products are made in
@@ -210,7 +210,7 @@ def attend_kernel(
     if TRANSPOSED:
         query = tl.trans(query)
 
-    if SPLIT:
+    if TWO_WALKS:
         # Enough arithmetic that masks would cost: first the tiles that every row sees all of ...
         page = _page(
             pages, page_at, tl.where(all_start < all_end, all_start, key_start), n, end, PAGE, KEYS
@@ -239,9 +239,9 @@ def attend_kernel(
         all_end = end
 
     # What small tiles load, hardly anybody else does: it need not stay in the cache.
-    KEPT: tl.constexpr = "" if SPLIT else "evict_first"
+    KEPT: tl.constexpr = "" if TWO_WALKS else "evict_first"
     num_edges = num_before + num_behind
-    if SPLIT or HAS_WINDOW:
+    if TWO_WALKS or HAS_WINDOW:
         first_edge = tl.where(num_before > 0, start, tl.where(num_behind > 0, all_end, key_start))
     else:
         first_edge = key_start  # known at once: its page is looked up beside the entries
