@@ -321,7 +321,7 @@ def test_an_unknown_backend_is_refused() -> None:
 def test_a_small_pass_gives_the_same_logits(most_tokens: int) -> None:
     """Feeds that are longer than a pass go ahead in portions; who reads and is read notices nothing."""
     whole, cut = (small_engine() for _ in range(2))
-    cut._scheduler.max_tokens_per_pass = most_tokens
+    cut.max_tokens_per_pass = most_tokens
     words = [
         TEXT.encode(text) for text in ("The first of three long prompts.", "Two.", "Reads both.")
     ]
@@ -343,7 +343,7 @@ def test_a_small_pass_gives_the_same_logits(most_tokens: int) -> None:
 
 def test_a_failure_behind_a_portion_undoes_all_of_it() -> None:
     engine = small_engine(memory_tokens=64)
-    engine._scheduler.max_tokens_per_pass = 10
+    engine.max_tokens_per_pass = 10
     start, later = Block(), Block()
     before = feed(engine, (1, 2, 3), start)
     with pytest.raises(OutOfMemory):
@@ -358,7 +358,7 @@ def test_a_failure_behind_a_portion_undoes_all_of_it() -> None:
 
 def test_runs_are_charged_for_their_portions() -> None:
     engine = small_engine()
-    engine._scheduler.max_tokens_per_pass = 8
+    engine.max_tokens_per_pass = 8
     runs = [engine.submit(counting((1,) * size, 3)) for size in (30, 4)]
     while not all(run.done for run in runs):
         engine.step()

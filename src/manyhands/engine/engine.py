@@ -94,6 +94,7 @@ class Engine:
         self.passes = make_passes(adapter, self.memory, self.backend, graphs=graphs)
         self.planner = Planner(self.pool, adapter.max_positions)
         self.prefixes = PrefixTree(self.pool)  # beginnings of prompts, kept while there is room
+        self.max_tokens_per_pass = MAX_TOKENS_PER_PASS
         self._usage = Usage()
         # The passes of the newest step, until they are charged for.
         self._newest: list[tuple[Plan, Step, Usage]] = []
@@ -101,7 +102,7 @@ class Engine:
         self._scheduler = Scheduler(
             self._predict,
             self.pool,
-            MAX_TOKENS_PER_PASS,
+            self.max_tokens_per_pass,
             self._usage_of_each,
             rebuild=self._rebuild,
             overcommit=overcommit,
@@ -280,7 +281,7 @@ class Engine:
         """Feed what goes ahead in portions; then as `_feeding`, with the step that is left."""
         self._check_tokens(step)
         self._newest.clear()
-        ahead, rest = in_portions(step, self._scheduler.max_tokens_per_pass)
+        ahead, rest = in_portions(step, self.max_tokens_per_pass)
         fed: list[Row] = []
         try:
             for portion in ahead:

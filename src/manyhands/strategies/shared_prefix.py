@@ -199,8 +199,9 @@ class _Line:
         return certain
 
     def leave(self) -> None:
-        """Let go of its block and of the prompt's."""
-        del self.view, self.writer
+        """Let go of its block and of the prompt's, if that has not happened yet."""
+        for held in ("view", "writer"):
+            vars(self).pop(held, None)
 
     def completion(self) -> Completion:
         """What it came to. Blanks around the thinking belong to neither part."""
@@ -297,8 +298,7 @@ class _Run:
     def leave(self) -> None:
         """Let go of all blocks, also of samples that are not done."""
         for line in self.live:
-            if not line.finish_reason:
-                line.leave()
+            line.leave()
         self.live.clear()
 
     def result(self, found: tuple[int, ...]) -> Completions:
