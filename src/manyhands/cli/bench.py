@@ -7,10 +7,8 @@ and how: `evaluation/bench.py`. Runs on anything, the bundled model on a CPU inc
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from manyhands.cli.loading import load_wordless_engine, name_of, place_facts
 from manyhands.cli.options import BenchOptions
@@ -67,11 +65,11 @@ def _fitting(
     engine: Engine, wanted: tuple[int, ...] | None, workers: int, options: BenchOptions
 ) -> tuple[int, ...]:
     """The lengths to time: those asked for, which must fit, or those of our own that do."""
-    from manyhands.evaluation.bench import longest_history
+    from manyhands.evaluation.bench import longest_histories
 
     team = (workers, options.desk, options.passes + _WARM_UP)
-    longest = longest_history(engine, *team)
-    reached = longest_history(_with_boundless_memory(engine), *team)
+    reached, stored = longest_histories(engine, *team)
+    longest = min(reached, stored)
     positions, held = engine.adapter.max_positions, engine.pool.num_slots
     grown = (
         f"{workers} with {options.desk} tokens on every desk and {options.passes + _WARM_UP} passes"
@@ -100,12 +98,6 @@ def _fitting(
             hint="ask for more --memory-tokens, shorter --lengths, or fewer --workers",
         )
     return wanted
-
-
-def _with_boundless_memory(engine: Engine) -> Engine:
-    """What `longest_history` reads of an engine, as if memory had no end: positions alone bound it."""
-    pool = SimpleNamespace(page_size=engine.pool.page_size, num_slots=sys.maxsize)
-    return cast("Engine", SimpleNamespace(adapter=engine.adapter, pool=pool))
 
 
 def _what(model: str, engine: Engine, options: BenchOptions) -> str:

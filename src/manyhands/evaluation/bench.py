@@ -194,11 +194,11 @@ def bench(
         yield from time_teams(length)
 
 
-def longest_history(engine: Engine, workers: int, desk: int, passes: int) -> int:
-    """The longest history on which `bench` can time this team: bounded by positions and by memory."""
+def longest_histories(engine: Engine, workers: int, desk: int, passes: int) -> tuple[int, int]:
+    """The longest history on which `bench` can time this team, by positions and by memory."""
     grown = workers * (desk + passes) + 2 * HEADER_TOKENS + workers * MARKER_TOKENS
     pages = engine.pool.page_size * (workers + 4)  # every block may leave a page partly empty
-    return min(engine.adapter.max_positions, engine.pool.num_slots - pages) - grown
+    return engine.adapter.max_positions - grown, engine.pool.num_slots - pages - grown
 
 
 def copy_bandwidth(device: torch.device) -> float:
