@@ -209,9 +209,25 @@ def test_nobody_new_overtakes_who_is_away() -> None:
     assert third.result().text
 
 
+def test_a_guest_that_fits_in_part_leaves_all_of_it() -> None:
+    """Its prompt is fed in portions; those that still fitted hold no page while it is away."""
+    engine = small_engine(memory_tokens=160)  # 10 pages
+    alone = [story(engine, counting((1,) * 20, 120)), story(engine, counting((2,) * 150, 5))]
+    engine.max_tokens_per_pass = 16
+    first = engine.submit(counting((1,) * 20, 120))
+    engine.step()
+    second = engine.submit(counting((2,) * 150, 5))
+    engine.step()
+    assert second.is_away
+    assert engine.pool.num_free_pages == 8
+    finish(engine, first, second)
+    assert [story_of(first), story_of(second)] == alone
+    assert everything_is_free(engine)
+
+
 @st.composite
-def crowds(draw: st.DrawFn) -> tuple[bool, int, float, int, list[tuple[str, int]]]:
-    """Whether they reserve, pages, overcommit, tokens per pass, and who comes when.
+def crowds(draw: st.DrawFn) -> tuple[bool, int, float, int, int, list[tuple[str, int]]]:
+    """Whether they reserve, pages, overcommit, tokens per pass and per portion, and who comes when.
 
     Each of them fits alone. Half of the time nobody says how much it needs, which is much less.
     """
@@ -221,6 +237,7 @@ def crowds(draw: st.DrawFn) -> tuple[bool, int, float, int, list[tuple[str, int]
         draw(st.integers(150, 200) if reserve else st.integers(72, 110)),
         draw(st.sampled_from([1.5, 4.0])),
         draw(st.sampled_from([5, 60, 8192])),
+        draw(st.sampled_from([3, 20, 8192])),
         draw(
             st.lists(
                 st.tuples(st.sampled_from(sorted(KINDS)), st.integers(0, 6)), min_size=3, max_size=7
@@ -238,11 +255,11 @@ def stories() -> dict[str, list[Event | Answer]]:
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(crowd=crowds())
 def test_any_crowd_in_little_memory(
-    stories: dict[str, list[Event | Answer]], crowd: tuple[bool, int, float, int, list[Any]]
+    stories: dict[str, list[Event | Answer]], crowd: tuple[bool, int, float, int, int, list[Any]]
 ) -> None:
-    reserve, num_pages, overcommit, num_tokens, coming = crowd
+    reserve, num_pages, overcommit, num_tokens, portion, coming = crowd
     engine = small_engine(memory_tokens=16 * num_pages, overcommit=overcommit)
-    engine._scheduler.max_tokens_per_pass = num_tokens
+    engine._scheduler.max_tokens_per_pass, engine.max_tokens_per_pass = num_tokens, portion
     runs: list[Run] = []
     for name, pause in coming:
         strategy = KINDS[name]()

@@ -154,9 +154,11 @@ class PagePool:
         return num_pages <= self.num_free_pages
 
     def undo(self, growth: Iterable[tuple[Block, int]]) -> None:
-        """Take back what `reserve` promised, after a pass that failed. Pages stay with their strip."""
+        """Take back what `reserve` promised, after a pass that failed: its pages are free again."""
         for block, num_tokens in growth:
-            self.place(block).strip.num_tokens -= num_tokens
+            strip = self.place(block).strip
+            strip.num_tokens -= num_tokens
+            self._free.extend(reversed(self._cut(strip, strip.num_tokens)))
 
     def join(self, block: Block, before: Block) -> Move | None:
         """Move frozen `block` onto the strip of `before`, directly behind it, if that is possible.
@@ -250,8 +252,7 @@ class PagePool:
         return pages[index // self.page_size] * self.page_size + index % self.page_size
 
     def _pages_to_add(self, strip: Strip, num_tokens: int) -> int:
-        # A strip may have pages to spare (see `undo`); they are its own and make up for nobody's lack.
-        return max(0, -(-(strip.num_tokens + num_tokens) // self.page_size) - len(strip.pages))
+        return -(-(strip.num_tokens + num_tokens) // self.page_size) - len(strip.pages)
 
     def _grow(self, strip: Strip, num_tokens: int) -> None:
         for _ in range(self._pages_to_add(strip, num_tokens)):
@@ -280,8 +281,14 @@ class PagePool:
         end = max((other.offset + other.size for other in strip.places), default=0)
         if end and not self.recycle:
             return
-        num_pages = -(-end // self.page_size)
+        pages = self._cut(strip, end)
         if self.recycle:
-            self._free.extend(reversed(strip.pages[num_pages:]))
-        del strip.pages[num_pages:]
+            self._free.extend(reversed(pages))
         strip.num_tokens = end
+
+    def _cut(self, strip: Strip, num_tokens: int) -> list[int]:
+        """Take the pages behind so many tokens off a strip."""
+        num_pages = -(-num_tokens // self.page_size)
+        pages = strip.pages[num_pages:]
+        del strip.pages[num_pages:]
+        return pages
