@@ -203,6 +203,19 @@ def test_a_transcript_replaces_a_trace_and_nothing_else(solve: Cli, tmp_path: Pa
     assert diary.read_text(encoding="utf-8") == "Dear diary"
 
 
+def test_a_run_that_was_cut_short_is_not_replaced(solve: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    assert solve("1 + 2", "--transcript", path, "-q").exit_code == 0
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]), encoding="utf-8")
+    result = solve("1 + 2", "--transcript", path)
+    assert result.exit_code == 2
+    assert "holds a run that was cut short" in result.stderr
+    assert path.read_text(encoding="utf-8") == "".join(lines[:-1])
+    path.write_text(lines[0], encoding="utf-8")  # of no pass, nothing is lost
+    assert solve("1 + 2", "--transcript", path).exit_code == 0
+
+
 def test_an_error_in_the_middle_keeps_what_was_written(
     solve: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

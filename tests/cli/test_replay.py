@@ -122,6 +122,8 @@ def test_verify_of_another_model_and_of_a_sampled_run(
 def test_verify_of_a_run_without_passes(cli: Cli, changed: Callable[..., Path]) -> None:
     result = cli("replay", changed(lambda lines: lines[:1]), "--verify", "--json")
     assert json.loads(result.stdout)["verified"]["num_tokens"] == 0
+    told = cli("replay", changed(lambda lines: lines[:1]), "--verify")
+    assert told.stdout.endswith("nothing to verify: nobody wrote a token\n")
 
 
 def test_an_interrupted_run(cli: Cli, changed: Callable[..., Path]) -> None:
@@ -187,8 +189,8 @@ def test_files_that_are_no_trace(cli: Cli, tmp_path: Path, content: bytes) -> No
 
 
 def test_missing_trace(cli: Cli, tmp_path: Path) -> None:
-    assert cli("replay", tmp_path / "none").exit_code == 7
-    assert cli("replay", tmp_path).exit_code == 7
+    assert cli("replay", tmp_path / "none").exit_code == 2
+    assert cli("replay", tmp_path).exit_code == 2
     assert cli("replay").exit_code == 2
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from manyhands import bundled
 from manyhands.cli.options import SolveOptions
-from manyhands.cli.solve import settings_of
-from manyhands.prompts import Prompts, TeamPrompt, dump_prompt, load_prompts
+from manyhands.cli.solve import EXAMPLE, settings_of
+from manyhands.prompts import Prompts, TeamPrompt, dump_prompt, load_prompts, model_prompts
 from manyhands.replay.trace import read_trace
 from manyhands.strategies.settings import SoloSettings, TeamSettings
 from manyhands.tasks.problem_list import ask
+from manyhands.tasks.world import outside_world
 from manyhands.text import printable
 from tests.cli.conftest import CONTEXT, Cli
 
@@ -162,10 +164,16 @@ def test_no_answer_is_said_beside_the_output(solve: Cli) -> None:
     assert "no answer was found: the budget of forward passes is spent" in result.stderr
 
 
-def test_prompts_can_be_printed_edited_and_used(cli: Cli, solve: Cli, tmp_path: Path) -> None:
+def test_prompts_can_be_printed_edited_and_used(
+    cli: Cli, solve: Cli, model: Path, tmp_path: Path
+) -> None:
     words = tmp_path / "words.toml"
-    words.write_text(cli("prompts").stdout, encoding="utf-8")
+    words.write_text(cli("prompts", "--model", model).stdout, encoding="utf-8")
     assert load_prompts(words) == Prompts()
+    told = cli("prompts").stdout
+    assert told.startswith("# The words of bundled.")
+    words.write_text(told, encoding="utf-8")
+    assert load_prompts(words) == model_prompts(bundled.path()) != Prompts()
     words.write_text('[team]\nnames = ["Ada", "Ben"]\n', encoding="utf-8")
     shown = solve("1 + 2", "--prompts", words, "--temperature", 1, "--seed", 3).stdout
     assert shown.startswith("Ada [1]: ")
@@ -179,6 +187,28 @@ def test_a_model_brings_its_own_words(solve: Cli, copy: Path, tmp_path: Path) ->
     words.write_text('[team]\nnames = ["Ada"]\n', encoding="utf-8")
     given = solve("1 + 2", "--model", copy, "--prompts", words, "--temperature", 1, "--seed", 3)
     assert given.stdout.startswith("Ada [1]: ")
+
+
+def test_a_file_of_words_leaves_the_models_others_as_they_are(
+    solve: Cli, copy: Path, tmp_path: Path
+) -> None:
+    own = TeamPrompt(names=("Uwe",), solo_rules="Alone: {problem}")
+    (copy / "manyhands.toml").write_text(dump_prompt(own), encoding="utf-8")
+    words, trace = tmp_path / "words.toml", tmp_path / "t.jsonl"
+    words.write_text('[team]\nnames = ["Ada"]\n', encoding="utf-8")
+    solve("1 + 2", "--model", copy, "--prompts", words, "--budget", 2, "--transcript", trace)
+    prompt = read_trace(trace).header["prompt"]
+    assert (prompt["names"], prompt["solo_rules"]) == (["Ada"], "Alone: {problem}")
+
+
+def test_snapshots_are_shown(solve: Cli) -> None:
+    result = solve("1 + 2", "--snapshots", "2,4", "--budget", 6)
+    told = [line for line in result.stdout.splitlines() if line.startswith("Answer after ")]
+    assert [line.split()[2] for line in told] == ["2", "4"]
+
+
+def test_what_is_suggested_without_a_problem_can_be_solved() -> None:
+    assert outside_world(EXAMPLE, 2) is None
 
 
 @pytest.mark.usefixtures("bundled")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from manyhands.cache.block import Block
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
-from manyhands.errors import BrokenTrace, OutOfMemory
+from manyhands.errors import BrokenTrace, InvalidRequest, OutOfMemory
 from manyhands.replay.trace import SCHEMA, Trace, parse_trace, read_trace, record
 from manyhands.strategies.base import Answer, TokenWritten
 from manyhands.strategies.hogwild import hogwild
@@ -231,9 +231,9 @@ def test_foreign_files(tmp_path, lines, message):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(BrokenTrace, match="cannot be read: No such file"):
+    with pytest.raises(InvalidRequest, match="cannot be read: No such file"):
         read_trace(tmp_path / "nothing.jsonl")
-    with pytest.raises(BrokenTrace, match="cannot be read: Is a directory"):
+    with pytest.raises(InvalidRequest, match="cannot be read: Is a directory"):
         read_trace(tmp_path)
     (tmp_path / "noise").write_bytes(b"\xff\xfe\x00\x81")
     with pytest.raises(BrokenTrace, match="is not text"):

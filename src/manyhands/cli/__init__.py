@@ -38,7 +38,13 @@ try:
     from manyhands.cli.batch_options import BatchOptions
     from manyhands.cli.exam_options import EvalOptions, JudgeOptions, ReportOptions
     from manyhands.cli.guard import EXIT_INTERRUPTED, GuardedCommand, GuardedGroup, takes
-    from manyhands.cli.options import BenchOptions, ReplayOptions, SolveOptions, TrainOptions
+    from manyhands.cli.options import (
+        BenchOptions,
+        PromptsOptions,
+        ReplayOptions,
+        SolveOptions,
+        TrainOptions,
+    )
 except KeyboardInterrupt:  # Ctrl-C this early: nothing has begun, and there is nothing to say
     sys.exit(130)
 
@@ -175,10 +181,13 @@ def report(options: ReportOptions) -> None:
 
 
 @_command()
-@takes()
-def prompts() -> None:
-    """Print the words that every method reads, as a TOML file to edit and pass to solve --prompts."""
+@takes(PromptsOptions)
+def prompts(options: PromptsOptions) -> None:
+    """Print the words that a model reads, for every method: a TOML file to edit for solve --prompts."""
+    from manyhands.cli.loading import name_of, prompts_for
     from manyhands.cli.output import say
-    from manyhands.prompts import Prompts, dump_prompts
+    from manyhands.prompts import dump_prompts
 
-    say(dump_prompts(Prompts()), end="")
+    model = name_of(options.model)
+    say(f"# The words of {model}. Of another model: manyhands prompts --model NAME\n")
+    say(dump_prompts(prompts_for(model, None)), end="")

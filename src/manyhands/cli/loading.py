@@ -42,7 +42,8 @@ def name_of(model: str | None) -> str:
 
 def prompts_for(model: str, file: Path | None) -> Prompts:
     """The words: those of `file`, else those that the model's folder brings, else our own."""
-    return load_prompts(file) if file is not None else model_prompts(place_of(model))
+    own = model_prompts(place_of(model))
+    return load_prompts(file, own) if file is not None else own
 
 
 def load_engine(model: str, options: ModelOptions, notes: Notes) -> tuple[Engine, Text]:

@@ -182,7 +182,7 @@ class SolveOptions(ModelOptions):
         Path | None,
         _option(
             _METHOD,
-            "The words, a TOML file (see: manyhands prompts).",
+            "The words, a TOML file (see: manyhands prompts). What it leaves out is the model's own.",
             show_default="the model's own, if its folder has a manyhands.toml",
         ),
     ] = None
@@ -219,7 +219,11 @@ class SolveOptions(ModelOptions):
     reply: Annotated[bool, _option(_END, "Write a reply to the user at the end.")] = True
     reply_tokens: Annotated[int, _option(_END, "Tokens for that reply, at most.")] = 512
     snapshots: Annotated[
-        str, _option(_END, "Smaller budgets whose answers are also wanted: 100,200.")
+        str,
+        _option(
+            _END,
+            "Smaller budgets whose answers are also wanted: 100,200. A run that ends before has none.",
+        ),
     ] = ""
 
     json: Annotated[bool, _option(_OUTPUT, "Print one JSON object, at the end.", "--json")] = False
@@ -293,6 +297,16 @@ class BenchOptions(ModelOptions):
     ] = 32
     passes: Annotated[int, _option(_BENCH, "Passes that are timed, per number.", min=1)] = 16
     json: Annotated[bool, _option(_OUTPUT, "Print one JSON object, at the end.", "--json")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptsOptions:
+    """`manyhands prompts`."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(help="Whose: a folder, or a name on the hub.", show_default="bundled"),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

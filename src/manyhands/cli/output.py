@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import sys
+from collections import deque
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from manyhands.errors import InvalidRequest, OutputFailed
 from manyhands.text.clean import printable
 
 _FIRST = b'{"kind": "header"'  # how a trace begins
+_LAST = b'{"kind": "end"'  # and how its last line does, of a run that has ended
 # The mend for a file that could not even be opened.
 NOT_OPENED = "give a file that you may write, in a folder that exists; nothing was written"
 
@@ -127,15 +129,22 @@ class TraceFile:
 
 
 def _check_replaceable(path: Path) -> None:
-    """A file that is there already is replaced only if it is a trace, and not somebody's work."""
+    """A file that is there already is replaced only if it is the trace of a run that has ended."""
     if not path.is_file():
         return
     with path.open("rb") as file:
         beginning = file.read(len(_FIRST))
+        file.seek(0)
+        ((num_lines, last),) = deque(enumerate(file, 1), maxlen=1) or [(0, b"")]
     if beginning and beginning != _FIRST:
         raise InvalidRequest(
             f"{str(path)!r} exists and is not a trace, so it is not replaced",
             hint="give another name, or remove it first",
+        )
+    if num_lines > 1 and not last.startswith(_LAST):
+        raise InvalidRequest(
+            f"{str(path)!r} holds a run that was cut short, so it is not replaced",
+            hint="go on with it (manyhands replay --continue), give another name, or remove it first",
         )
 
 

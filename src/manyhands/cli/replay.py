@@ -222,6 +222,8 @@ def _indented(fact: str) -> str:
 
 
 def _verification(verified: Verification) -> str:
+    if not verified.num_tokens:
+        return "nothing to verify: nobody wrote a token"
     agree = (
         f"{verified.num_agreeing} of {verified.num_tokens} tokens agree ({verified.agreement:.2%})"
     )

@@ -145,8 +145,10 @@ def say_steps(account: Account, steps: Sequence[FinishedStep], outcome: Outcome)
 
 
 def say_reply(account: Account, outcome: Outcome) -> None:
-    """Print the reply, and the answer if the reply does not contain it."""
+    """Print the answers of smaller budgets, the reply, and the answer if that does not contain it."""
     answer, reply = outcome.answer.answer, account.reply.strip()
+    for passes, found in outcome.answer.snapshots.items():
+        say(f"Answer after {passes} passes: {found or 'none'}")
     if reply:
         say(reply)
     if answer is not None and answer not in reply:

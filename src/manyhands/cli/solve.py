@@ -28,6 +28,7 @@ from manyhands.replay.trace import record
 from manyhands.strategies.described import describe_run, layout_of, workers_of
 from manyhands.strategies.methods import METHODS, Method, Settings, method_of
 from manyhands.strategies.settings import EndSettings
+from manyhands.tasks.problem_list import ask
 from manyhands.tasks.world import outside_world
 from manyhands.text import MAX_PROBLEM_CHARS, clean_problem
 
@@ -187,12 +188,11 @@ def read_problem(options: SolveOptions) -> str:
         return argument
     asked = argument == "-" or file is not None
     if sys.stdin is None or (not asked and sys.stdin.isatty()):
-        raise InvalidRequest(
-            "no problem was given", hint='try: manyhands solve "What is 12 + 30 - 4?"'
-        )
+        raise InvalidRequest("no problem was given", hint=f"try: manyhands solve '{EXAMPLE}'")
     return _text(sys.stdin.buffer.read(_MOST_BYTES + 1), "what came in through the pipe")
 
 
+EXAMPLE = ask(["84 + 29 - 38", "17 + 60 - 31"])  # which the bundled model can solve
 _MOST_BYTES = 4 * MAX_PROBLEM_CHARS  # UTF-8 takes at most four for a character
 
 

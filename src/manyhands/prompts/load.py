@@ -7,8 +7,8 @@ r"""All words of a model in one file: TOML, one table for each kind of prompt.
     [branches]                                  branches: `BranchPrompt`
     finisher = "So the answer is \\boxed{"
 
-What the file leaves out keeps its default; what we do not know is an error, so that a misspelt key
-never passes in silence. `dump_prompts` writes everything in this form, for editing and for the folder
+What the file leaves out keeps its default, or stays as the model brings it; what we do not know is an
+error, so that a misspelt key never passes in silence. `dump_prompts` writes everything in this form, for editing and for the folder
 of a model that was trained with words of its own.
 """
 
@@ -45,8 +45,12 @@ TABLES: dict[str, type[Any]] = {
 }
 
 
-def load_prompts(path: str | Path) -> Prompts:
-    """The prompts in the TOML file `path`. Any mistake in it is an `InvalidRequest`."""
+def load_prompts(path: str | Path, own: Prompts | None = None) -> Prompts:
+    """The prompts in the TOML file `path`. Any mistake in it is an `InvalidRequest`.
+
+    What the file leaves out is as in `own`, the words that a model brings (`model_prompts`), or else
+    the default.
+    """
     where = f"prompt file '{path}'"
     document = _document(Path(path), where)
     listed = ", ".join(f"[{name}]" for name in TABLES)
@@ -59,8 +63,10 @@ def load_prompts(path: str | Path) -> Prompts:
             )
     if not document:
         raise InvalidRequest(f"{where} has no table", hint=f"begin with one of {listed}")
-    prompts = Prompts(**{name: _table(name, document[name], where) for name in document})
-    if "rules" in document.get("votes", {}):
+    own = own or Prompts()
+    given = {name: _table(getattr(own, name), document[name], where, name) for name in document}
+    prompts = replace(own, **given)
+    if "rules" in document.get("votes", {}) or "solo_rules" not in document.get("team", {}):
         return prompts
     # An attempt is asked for as one worker alone is, if nothing else is said.
     rules = prompts.team.solo_rules.replace("{problem}", "{question}")
@@ -93,9 +99,9 @@ def dump_prompt(prompt: TeamPrompt) -> str:
     return _dumped("team", prompt)
 
 
-def _table(name: str, table: object, where: str) -> Any:
-    kind = TABLES[name]
-    known = [key.name for key in fields(kind)]
+def _table(own: Any, table: object, where: str, name: str) -> Any:
+    """One kind of prompt: `own`, changed as the table says."""
+    known = [key.name for key in fields(own)]
     if not isinstance(table, dict):
         raise InvalidRequest(
             f"{where} has '{name}' as a {type(table).__name__}, expected a table",
@@ -109,7 +115,7 @@ def _table(name: str, table: object, where: str) -> Any:
             hint=f"known keys: {', '.join(known)}",
         )
     try:
-        return kind(**table)
+        return replace(own, **table)
     except InvalidRequest as error:
         raise InvalidRequest(f"{where}, [{name}]: {error}", hint=error.hint) from error
 

@@ -29,7 +29,7 @@ from typing import Any
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import Item, Lanes, View
-from manyhands.errors import BrokenTrace, ManyhandsError
+from manyhands.errors import BrokenTrace, InvalidRequest, ManyhandsError
 from manyhands.strategies.base import Answer, Event, Reserve, Strategy
 
 SCHEMA = 1
@@ -171,12 +171,15 @@ def record(
 
 
 def read_trace(path: Path | str) -> Trace:
-    """Load a trace. A damaged or foreign file raises BrokenTrace; a last line cut off is left out."""
+    """Load a trace; a last line that is cut off is left out.
+
+    Raises InvalidRequest where no file can be read, BrokenTrace for one that is damaged or foreign.
+    """
     return parse_trace(read_lines(path), str(path))
 
 
 def read_lines(path: Path | str) -> list[Line]:
-    """The whole lines of a file, as they are; BrokenTrace if one of them is no line of a trace."""
+    """The whole lines of a file, as they are. Raises as `read_trace`, if one is no line of a trace."""
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -184,7 +187,9 @@ def read_lines(path: Path | str) -> list[Line]:
             f"{path} is not text (UTF-8)", hint="Give a trace file (JSONL)."
         ) from error
     except OSError as error:
-        raise BrokenTrace(f"{path} cannot be read: {error.strerror}") from error
+        raise InvalidRequest(
+            f"{path} cannot be read: {error.strerror}", hint="Give a trace file (JSONL)."
+        ) from error
     whole = lines[:-1]  # what follows the last line feed was cut off, or is empty
     if not whole:
         raise BrokenTrace(
