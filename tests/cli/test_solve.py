@@ -170,6 +170,9 @@ def test_prompts_can_be_printed_edited_and_used(
     words = tmp_path / "words.toml"
     words.write_text(cli("prompts", "--model", model).stdout, encoding="utf-8")
     assert load_prompts(words) == Prompts()
+    assert "Qwen/Qwen3-8B" in cli("prompts", "--model", "Qwen/Qwen3-8B").stdout
+    for wrong, code in (("./none", 3), ("", 2)):
+        assert cli("prompts", "--model", wrong).exit_code == code
     told = cli("prompts").stdout
     assert told.startswith("# The words of bundled.")
     words.write_text(told, encoding="utf-8")

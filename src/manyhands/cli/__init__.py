@@ -184,10 +184,7 @@ def report(options: ReportOptions) -> None:
 @takes(PromptsOptions)
 def prompts(options: PromptsOptions) -> None:
     """Print the words that a model reads, for every method: a TOML file to edit for solve --prompts."""
-    from manyhands.cli.loading import name_of, prompts_for
+    from manyhands.cli.loading import words_of
     from manyhands.cli.output import say
-    from manyhands.prompts import dump_prompts
 
-    model = name_of(options.model)
-    say(f"# The words of {model}. Of another model: manyhands prompts --model NAME\n")
-    say(dump_prompts(prompts_for(model, None)), end="")
+    say(words_of(options.model), end="")

@@ -13,7 +13,7 @@ from manyhands.cli.guard import tell
 from manyhands.cli.options import BUNDLED, ModelOptions
 from manyhands.cli.output import Notes
 from manyhands.errors import ModelNotFound
-from manyhands.prompts import Prompts, load_prompts, model_prompts
+from manyhands.prompts import Prompts, dump_prompts, load_prompts, model_prompts
 from manyhands.strategies.described import settings_from, strategy_from
 
 if TYPE_CHECKING:
@@ -44,6 +44,17 @@ def prompts_for(model: str, file: Path | None) -> Prompts:
     """The words: those of `file`, else those that the model's folder brings, else our own."""
     own = model_prompts(place_of(model))
     return load_prompts(file, own) if file is not None else own
+
+
+def words_of(model: str | None) -> str:
+    """The words that a model brings, or our own, as a file; above them whose they are."""
+    name = name_of(model)
+    if name.startswith(("/", ".", "~")) and not Path(name).is_dir():
+        raise ModelNotFound(
+            f"there is no folder {name!r}", hint="give a model's folder, or a name on the hub"
+        )
+    first = f"# The words of {name}. Of another model: manyhands prompts --model NAME\n\n"
+    return first + dump_prompts(prompts_for(name, None))
 
 
 def load_engine(model: str, options: ModelOptions, notes: Notes) -> tuple[Engine, Text]:

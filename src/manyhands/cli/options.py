@@ -34,6 +34,14 @@ def _option(panel: str, help: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
+def _check_named(model: str | None) -> None:
+    if model is not None and not model.strip():  # a shell's variable that is not set
+        raise InvalidRequest(
+            "--model is empty; expected a folder or a name on the Hugging Face hub",
+            hint="give one, or leave --model out",
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """Which model computes, where and how."""
@@ -79,11 +87,7 @@ class ModelOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        if self.model is not None and not self.model.strip():  # a shell's variable that is not set
-            raise InvalidRequest(
-                "--model is empty; expected a folder or a name on the Hugging Face hub",
-                hint="give one, or leave --model out",
-            )
+        _check_named(self.model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,6 +311,9 @@ class PromptsOptions:
         str | None,
         typer.Option(help="Whose: a folder, or a name on the hub.", show_default="bundled"),
     ] = None
+
+    def __post_init__(self) -> None:
+        _check_named(self.model)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,13 +134,12 @@ def _check_replaceable(path: Path) -> None:
         return
     with path.open("rb") as file:
         beginning = file.read(len(_FIRST))
-        file.seek(0)
+        if beginning and beginning != _FIRST:
+            raise InvalidRequest(
+                f"{str(path)!r} exists and is not a trace, so it is not replaced",
+                hint="give another name, or remove it first",
+            )
         ((num_lines, last),) = deque(enumerate(file, 1), maxlen=1) or [(0, b"")]
-    if beginning and beginning != _FIRST:
-        raise InvalidRequest(
-            f"{str(path)!r} exists and is not a trace, so it is not replaced",
-            hint="give another name, or remove it first",
-        )
     if num_lines > 1 and not last.startswith(_LAST):
         raise InvalidRequest(
             f"{str(path)!r} holds a run that was cut short, so it is not replaced",

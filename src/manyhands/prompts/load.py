@@ -8,8 +8,8 @@ r"""All words of a model in one file: TOML, one table for each kind of prompt.
     finisher = "So the answer is \\boxed{"
 
 What the file leaves out keeps its default, or stays as the model brings it; what we do not know is an
-error, so that a misspelt key never passes in silence. `dump_prompts` writes everything in this form, for editing and for the folder
-of a model that was trained with words of its own.
+error, so that a misspelt key never passes in silence. `dump_prompts` writes everything in this form, for
+editing and for the folder of a model that was trained with words of its own.
 """
 
 from __future__ import annotations
