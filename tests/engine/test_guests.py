@@ -465,6 +465,40 @@ def test_who_reads_what_another_run_writes_is_not_set_aside_wrongly() -> None:
     assert texts((3, 5)) == undisturbed
 
 
+def test_who_was_away_while_somebody_let_go_of_what_it_had_read_is_told() -> None:
+    """A block shared by hand lives with its writer; the reader's keys cannot be made without it."""
+    lent = [Block("lent")]
+
+    def writer(block: Block) -> Generator[Any, Any, Answer]:
+        view, feed = View([block]), (1, 2, 3)
+        for _ in range(6):
+            feed = yield Step([Row(view, feed)])
+        return Answer(text="")
+
+    def reader() -> Generator[Any, Any, Answer]:
+        own = Block()
+        (token,) = yield Step([Row(View([lent[0], own]), (4,))])
+        alone = View([own])
+        while True:
+            (token,) = yield Step([Row(alone, (token,))])
+
+    engine = small_engine()
+    first, second = engine.submit(counting((1,), 20)), engine.submit(writer(lent[0]))
+    engine.step()
+    third = engine.submit(reader())
+    engine.step()
+    lent.clear()
+    assert set_aside(engine)
+    assert third.is_away
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine._scheduler.guests, "bring_back", lambda runs: None)
+        finish(engine, second)
+    finish(engine, first, third)
+    with pytest.raises(InvalidRequest, match="'lent', which the run had read, is gone"):
+        third.result()
+    assert everything_is_free(engine)
+
+
 @pytest.mark.parametrize("wrong", [0.5, float("nan")])
 def test_overcommit_below_one(wrong: float) -> None:
     with pytest.raises(InvalidRequest, match="overcommit"):

@@ -25,6 +25,8 @@ from manyhands.model.memory import Memory
 from manyhands.replay.forward import Find, Replay
 from manyhands.replay.merged import Merged, merge_passes
 
+_SHARE = "Let runs share what they both read through the engine's prefixes."
+
 
 class Fed(NamedTuple):
     """A token to write: its number among all that were fed, its block, where in it."""
@@ -40,9 +42,16 @@ def rebuild_past(
     """Write the keys and values of the blocks that were `away`; they have their pages again.
 
     What the run has read of others' is taken from memory. Raises OutOfMemory where the device has no
-    room for the forward.
+    room for the forward, InvalidRequest where that is gone by now.
     """
     trace, alive = past.trace(), past.blocks()
+    for number, size in enumerate(past.found):
+        if size and number not in alive:
+            raise InvalidRequest(
+                f"the block {trace.blocks[number]!r}, which the run had read, is gone, and without it "
+                f"the run cannot come back: it was set aside to make room",
+                hint=_SHARE,
+            )
     wanted = {number: block for number, block in alive.items() if block in away}
     found = {number: alive[number] for number, size in enumerate(past.found) if size}
     fresh = [Block(name) for name in trace.blocks]
@@ -113,8 +122,7 @@ def _finder(found: Sequence[tuple[Block, int]], memory: Memory, pool: PagePool) 
     lost = next((block for block, _ in found if pool.is_away(block)), None)
     if lost is not None:
         raise InvalidRequest(
-            f"{lost!r} is read, and the run that wrote it was set aside to make room",
-            hint="Let runs share what they both read through the engine's prefixes.",
+            f"{lost!r} is read, and the run that wrote it was set aside to make room", hint=_SHARE
         )
     device = memory.keys.device
     slots = torch.as_tensor(np.concatenate([_slots(b, size, pool) for b, size in found])).to(device)
