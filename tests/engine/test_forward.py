@@ -253,7 +253,7 @@ def test_a_step_may_be_asked_for_again() -> None:
 
 
 def test_a_network_that_fails_midway(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a failed pass blocks are as before, and pages already given do not confuse the account."""
+    """After a failed pass blocks and pages are as before."""
     engine = small_engine(memory_tokens=160)
     first, second = Block("first"), Block("second")
     feed(engine, (1, 2, 3), first)
@@ -270,11 +270,13 @@ def test_a_network_that_fails_midway(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(Failed):
             feed(engine, range(100), first)
     assert first.tokens == [1, 2, 3]
+    assert engine.pool.num_free_pages == 9
     with pytest.raises(OutOfMemory):
         engine.forward(
-            Step([Row(View([first]), (4,)), Row(View([first, second]), tuple(range(90)))])
+            Step([Row(View([first]), (4,)), Row(View([first, second]), tuple(range(145)))])
         )
     assert first.tokens == [1, 2, 3]
+    assert engine.pool.num_free_pages == 9
     assert (feed(engine, (4,), first) - expected).abs().max() < 1e-5
     del first
     assert engine.pool.num_free_pages == engine.pool.num_pages
