@@ -123,18 +123,35 @@ def attention(capability: int) -> None:
         Step([Row(View([history, desk]), (1,)) for desk in desks]),
     )
     one_layer(HEADS, KV_HEADS, is_mapped, steps, large_rows=64 if is_mapped else 128)
+    if is_mapped:
+        prompt = Step([Row(View([Block()]), (1,) * 300)])
+        one_layer(
+            HEADS,
+            KV_HEADS,
+            is_mapped,
+            (prompt,),
+            dim=128,
+            large_rows=64,
+            crowd_rows=128,
+            crowd_work=0,
+        )
     lone = Step([Row(View([Block()]), (1,)) for _ in range(2)])
     one_layer(KV_HEADS, KV_HEADS, is_mapped, (lone,), many=0)
 
 
 def one_layer(
-    heads: int, kv_heads: int, is_mapped: bool, steps: tuple[Step, ...], **tiling: int
+    heads: int,
+    kv_heads: int,
+    is_mapped: bool,
+    steps: tuple[Step, ...],
+    dim: int = DIM,
+    **tiling: int,
 ) -> None:
     """All that attention launches for these steps."""
     cut = Tiling(heads // kv_heads, kv_heads, 132, **tiling)  # type: ignore[arg-type]  # whole numbers all
-    backend = TritonBackend(heads, kv_heads, (DIM, DIM), DTYPE, CPU, cut)
+    backend = TritonBackend(heads, kv_heads, (dim, dim), DTYPE, CPU, cut)
     backend.mapped = is_mapped
-    rope = Rope(torch.ones(DIM // 2), DIM, False)
+    rope = Rope(torch.ones(dim // 2), dim, False)
     planner = Planner(PagePool(64, PAGE))
     call = LayerCall(layer=0, scaling=0.1)
     for step in steps:
@@ -142,11 +159,11 @@ def one_layer(
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
         backend.interpreted = False
-        keys, values = zeros(64 * PAGE, kv_heads, DIM), zeros(64 * PAGE, kv_heads, DIM)
+        keys, values = zeros(64 * PAGE, kv_heads, dim), zeros(64 * PAGE, kv_heads, dim)
         count = sum(len(row.feed) for row in step.rows)
-        k = zeros(count, kv_heads, DIM)
+        k = zeros(count, kv_heads, dim)
         backend.append(k, k, keys, values, prepared, rope)
-        backend.attend(zeros(count, heads, DIM), keys, values, prepared, call, rope)
+        backend.attend(zeros(count, heads, dim), keys, values, prepared, call, rope)
 
 
 if __name__ == "__main__":

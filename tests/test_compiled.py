@@ -17,11 +17,12 @@ import pytest
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 KERNELS = {
     *("_join", "_heads", "_gated", "_quantise", "_skinny", "_w4a16_product", "_w4a16_unpack"),
-    *("append_kernel", "attend_kernel", "lone_kernel", "merge_kernel"),
+    *("append_kernel", "attend_kernel", "lone_kernel", "merge_kernel", "specialised_kernel"),
 }
 # Bytes that a program may have.
 MOST_SHARED = {90: 232448, 86: 101376}
-PRODUCTS = {"_skinny", "_w4a16_product", "attend_kernel"}
+PRODUCTS = {"_skinny", "_w4a16_product", "attend_kernel", "specialised_kernel"}
+MAPPED = {"attend_kernel", "specialised_kernel"}
 
 
 def compiled(capability: int, folder: Path) -> list[dict[str, Any]]:
@@ -45,18 +46,19 @@ def test_for_hopper(tmp_path: Path) -> None:
     found = compiled(90, tmp_path)
     assert {kernel["kernel"] for kernel in found} == KERNELS
     for kernel in found:
-        # The padding's and the others'.
-        paths = 2 if kernel["kernel"] in ("attend_kernel", "lone_kernel") else 1
-        assert kernel["waits"] == kernel["lets_in"] == paths, kernel
+        # The padding's and the others'; the kernel for crowds begins when all in front has ended.
+        paths = {"attend_kernel": 2, "lone_kernel": 2, "specialised_kernel": 0}
+        expected = paths.get(kernel["kernel"], 1)
+        assert kernel["waits"] == kernel["lets_in"] == expected, kernel
         assert kernel["tensor_cores"] == (kernel["kernel"] in PRODUCTS), kernel
         assert kernel["shared_memory"] <= MOST_SHARED[90], kernel
-    assert {kernel["kernel"] for kernel in found if kernel["tensor_maps"]} == {"attend_kernel"}
+    assert {kernel["kernel"] for kernel in found if kernel["tensor_maps"]} == MAPPED
 
 
 def test_for_ampere(tmp_path: Path) -> None:
     """Older devices know nothing of overlapping launches: none of it may be in the code."""
     found = compiled(86, tmp_path)
-    assert {kernel["kernel"] for kernel in found} == KERNELS - {"_quantise"}
+    assert {kernel["kernel"] for kernel in found} == KERNELS - {"_quantise", "specialised_kernel"}
     for kernel in found:
         assert not kernel["waits"] + kernel["lets_in"] + kernel["tensor_maps"], kernel
         assert kernel["shared_memory"] <= MOST_SHARED[86], kernel

@@ -19,11 +19,13 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from manyhands.attention import triton_backend
 from manyhands.attention.attend import LayerCall
+from manyhands.attention.prepared import Capacity, Prepared, pack
 from manyhands.attention.rotary import Rope
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.attention.triton_backend import TritonBackend, refusal
 from manyhands.attention.work import Tiling, cut
 from manyhands.cache.block import Block
+from manyhands.cache.plan import Plan
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from tests.attention.dense import DenseOracle, Layer, Shape, random_qkv
@@ -335,6 +337,98 @@ def test_real_sizes(room, layer: str, dtype: torch.dtype) -> None:  # type: igno
     )
     tolerance = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5}[dtype]
     assert (out.float() - expected).abs().max() < tolerance
+
+
+def with_padding(plan: Plan, tiling: Tiling) -> Prepared:
+    """A work list in room for a larger one, as recorded passes have it."""
+    work = cut(plan, tiling)
+    capacity = Capacity.of(plan, work).rounded()
+    buffer = torch.empty(capacity.num_integers, dtype=torch.int32)
+    pack(plan, work, capacity, buffer.numpy())
+    return Prepared(buffer.to(DEVICE), capacity, plan.page_size)
+
+
+@on_gpu
+@pytest.mark.skipif(
+    DEVICE.type == "cuda" and torch.cuda.get_device_capability()[0] != 9,
+    reason="the kernel for crowds is for Hopper",
+)
+@pytest.mark.parametrize("layer", ["plain", "window", "sinks"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (10, 2), (8, 1)])
+def test_crowds(
+    heads: int,
+    kv_heads: int,
+    dtype: torch.dtype,
+    interleaved: bool,
+    layer: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Warps that are specialised, over strips that begin and end anywhere, some rows seeing less.
+
+    Memory that nobody wrote to is no number. One prompt is long, one shorter than a turn; many rows
+    read one of them or both, some begin in the midst of a page.
+    """
+    from manyhands.attention.kernels import specialised
+
+    used: list[int] = []
+    usual = specialised.boxes
+
+    def counted(x: torch.Tensor) -> object:
+        used.append(len(x))
+        return usual(x)
+
+    monkeypatch.setattr(specialised, "boxes", counted)
+    shape = Shape(heads, kv_heads, 128, 128)
+    options = {
+        "window": {"window": 300},
+        "sinks": {"sinks": torch.linspace(-1, 1, heads, device=DEVICE)},
+    }.get(layer, {})
+    call = LayerCall(layer=0, scaling=128**-0.5, **options)
+    turning = 96 if interleaved else 128
+    rope = Rope((1e4 ** -(torch.arange(turning // 2) / 64)).to(DEVICE), turning, interleaved)
+    group = heads // kv_heads
+    tiling = Tiling(
+        group, kv_heads, 132, most_small_rows=16, large_rows=64, crowd_rows=128, crowd_work=0
+    )
+    product = Layer(
+        backend_for(shape, dtype, tiling),
+        shape,
+        rope,
+        call,
+        dtype=dtype,
+        num_pages=256,
+        page_size=64,
+        device=DEVICE,
+    )
+    generator, below = torch.Generator().manual_seed(3), TorchBackend()
+    long, short, own = Block(), Block(), [Block() for _ in range(150)]
+    rows_of_steps = [
+        [Row(View([long]), (0,) * 1201), Row(View([short]), (0,) * 77)],
+        [Row(View([long]), (0,) * 130)],
+        [Row(View([long, short, block]), (0,) * (1 + i % 3)) for i, block in enumerate(own)],
+        [Row(View([short, long, block]), (0,)) for block in own],
+        [Row(View([short]), (0,) * 63), Row(View([long]), (0,) * 513)],
+    ]
+    for rows in rows_of_steps:
+        step = Step(rows)
+        qkv = random_qkv(step, shape, generator, torch.float32)
+        q, k, v = (x.to(DEVICE, dtype) for x in qkv)
+        out = product.step(step, q, k, v)
+        plan, keys, values = product.last_plan, product.memory.keys[0], product.memory.values[0]
+        expected = below.attend(
+            q.float(), keys.float(), values.float(), below.prepare(plan, DEVICE), call, rope
+        )
+        tolerance = {torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
+        assert (out.float() - expected).abs().max() < tolerance
+        prepared = product.backend.prepare(plan, DEVICE)
+        assert torch.equal(product.backend.attend(q, keys, values, prepared, call, rope), out)
+        padded = with_padding(plan, tiling)
+        assert padded.capacity.large_rows == 128
+        again = product.backend.attend(q, keys, values, padded, call, rope)[: len(q)]
+        assert (again.float() - expected).abs().max() < tolerance
+    assert len(used) >= 2 * len(rows_of_steps)
 
 
 @on_gpu

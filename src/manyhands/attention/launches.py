@@ -7,12 +7,15 @@ memory that one program may have, so other devices may get fewer.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 
 from manyhands.attention.work import Crowding, Tiling
+
+CROWD_ROWS = 128  # of a tile of kernels/specialised.py
+CROWD_BOX = 64  # slots that it brings at once; pages and chunks hold whole boxes
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,10 @@ class Launches:
             wide=Launch(4, stages, min(32, keys)),
             lone=Launch(1, 1, 8),
         )
+
+    def of_large(self, rows: int) -> Launch:
+        """For large tiles of so many rows."""
+        return replace(self.large, num_warps=8) if rows >= 128 else self.large
 
     def of_small(self, rows: int, crowding: int, is_mapped: bool) -> Launch:
         """For small tiles of so many rows; `is_mapped`: tensor maps can bring their keys and values."""

@@ -2,7 +2,8 @@
 
     append   rotated keys and values of all new tokens to paged memory
     attend   the work list (work.py): every item loads its keys once for all rows that read them;
-             large and small tiles are two launches of one kernel, side by side
+             large and small tiles are two launches of one kernel, side by side; on Hopper, large
+             tiles of crowds have a kernel whose warps are specialised
     merge    the partials of every token, in float32
 
 Works on CUDA devices in bfloat16, float16 and float32, and, slowly, on the CPU under Triton's
@@ -23,11 +24,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.kernels.append import append_kernel
-from manyhands.attention.kernels.attend import attend_kernel
+from manyhands.attention.kernels.attend import LOG2E, attend_kernel
 from manyhands.attention.kernels.lone import lone_kernel
 from manyhands.attention.kernels.merge import merge_kernel
 from manyhands.attention.kernels.overlap import launch_options
-from manyhands.attention.launches import Launches, merge_launch
+from manyhands.attention.launches import CROWD_BOX, CROWD_ROWS, Launches, merge_launch
 from manyhands.attention.prepared import Capacity, Prepared, pack
 from manyhands.attention.rotary import Rope
 from manyhands.attention.work import ITEM_FIELDS, Tiling, cut
@@ -38,6 +39,7 @@ _TENSOR_MAPS = (9, 0)  # compute capability
 _MOST_ROWS = 128  # query heads per key/value head that one tile can hold
 _LARGEST_HEAD = 256
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
+_CROWD_DIM = 128  # of heads that the kernel for crowds knows
 _URGENT = -1  # priority of a stream
 
 
@@ -73,6 +75,7 @@ class TritonBackend:
             processors,
             key_tile=64 if is_short else 32,
             large_rows=128 if is_wide else 64,
+            crowd_rows=CROWD_ROWS if _can_specialise(head_dims, dtype, device) else 0,
         )
         head = sum(triton.next_power_of_2(dim) for dim in head_dims)
         self.launches = Launches.fitting(self.tiling, head * dtype.itemsize, device)
@@ -169,6 +172,11 @@ class TritonBackend:
             )
         return out
 
+    def _is_for_crowds(self, rows: int, prepared: Prepared, call: LayerCall) -> bool:
+        """Whether the kernel for crowds can do large tiles of so many rows, with this layer's scores."""
+        fits = self.tiling.key_tile % CROWD_BOX == prepared.page_size % CROWD_BOX == 0
+        return rows == self.tiling.crowd_rows and fits and call.softcap is None
+
     def _attend_all(
         self,
         q: Tensor,
@@ -185,8 +193,9 @@ class TritonBackend:
         head_dim, value_dim = q.shape[-1], values.shape[-1]
         cos, sin = prepared.tables(rope, head_dim // 2)
         rotation = _rotation(rope, head_dim)
-        is_mapped = self.mapped and prepared.page_size % self.launches.large.keys == 0
-        is_mapped &= rotation["INTERLEAVED"] or rotation["ROTARY_DIM"] == head_dim
+        # The order in which `kernels/pairs.py` leaves dims is that of memory.
+        is_whole = rotation["INTERLEAVED"] or rotation["ROTARY_DIM"] == head_dim
+        is_mapped = self.mapped and prepared.page_size % self.launches.large.keys == 0 and is_whole
         lists = [
             (prepared.large, prepared.capacity.large_rows, True),
             (prepared.small, prepared.capacity.small_rows, False),
@@ -195,30 +204,49 @@ class TritonBackend:
 
         def start(items: Tensor, rows: int, is_large: bool) -> None:
             num_items = len(items) // ITEM_FIELDS
+            grid = (self.num_kv_heads, num_items)
             launch = self.launches.of_small(rows, prepared.capacity.crowding, is_mapped)
             if is_large:
-                launch = self.launches.large
+                launch = self.launches.of_large(rows)
             where = (
                 *(cos, sin, prepared.entry_token, prepared.entry_angle, prepared.entry_low),
                 *(prepared.entry_high, prepared.entry_partial, items, prepared.pages),
                 *(partials, lses, *q.stride()[:2]),
-                *(call.scaling, call.softcap or 1.0, call.window or 0),
             )
-            options = {
+            common = {
+                "window": call.window or 0,
                 "HEAD_DIM": head_dim,
-                "VALUE_DIM": value_dim,
-                **rotation,
+                "INTERLEAVED": rotation["INTERLEAVED"],
                 "PAGE": prepared.page_size,
-                "HAS_SOFTCAP": call.softcap is not None,
                 "HAS_WINDOW": call.window is not None,
                 "DIRECT": is_direct,
+            }
+            if is_large and is_whole and self._is_for_crowds(rows, prepared, call):
+                from manyhands.attention.kernels import specialised
+
+                specialised.specialised_kernel[grid](
+                    *(q, specialised.boxes(keys), specialised.boxes(values), *where),
+                    scaling=call.scaling * LOG2E.value,
+                    GROUP=self.tiling.group,
+                    NUM_KV_HEADS=self.num_kv_heads,
+                    num_warps=4,
+                    enable_fp_fusion=True,
+                    **common,
+                )
+                return
+            options = {
+                "scaling": call.scaling,
+                "softcap": call.softcap or 1.0,
+                **common,
+                "VALUE_DIM": value_dim,
+                "ROTARY_DIM": rotation["ROTARY_DIM"],
+                "HAS_SOFTCAP": call.softcap is not None,
                 "KEYS": launch.keys,
                 "HALF": max(_LEAST_DIMS // 2, triton.next_power_of_2(head_dim // 2)),
                 "VALUE": max(_LEAST_DIMS, triton.next_power_of_2(value_dim)),
                 "num_warps": launch.num_warps,
                 **launch_options(q.device, overlap=is_alone),
             }
-            grid = (self.num_kv_heads, num_items)
             if rows == 1:
                 lone_kernel[grid](
                     *(q, keys, values, *where),
@@ -302,6 +330,19 @@ def _can_map(head_dims: tuple[int, int], device: torch.device) -> bool:
     if any(dim != max(_LEAST_DIMS, triton.next_power_of_2(dim)) for dim in head_dims):
         return False
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _TENSOR_MAPS
+
+
+def _can_specialise(head_dims: tuple[int, int], dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the kernel for crowds is there: for Hopper's matrix units, heads of 128 dims, 16 bits."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != _TENSOR_MAPS[0]:
+        return False
+    if head_dims != (_CROWD_DIM, _CROWD_DIM) or dtype.itemsize != 2:
+        return False
+    try:
+        import manyhands.attention.kernels.specialised  # noqa: F401
+    except (ImportError, AttributeError):  # its language, Gluon, is young: names come and go
+        return False
+    return True
 
 
 def _tensor_map(x: Tensor, keys: int) -> TensorDescriptor:

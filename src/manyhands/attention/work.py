@@ -45,6 +45,8 @@ class Tiling:
     num_processors: int
     key_tile: int = 64  # keys per turn of the inner loop; chunks are multiples of it
     large_rows: int = 128  # rows (entries times r) of a large tile
+    crowd_rows: int = 0  # of a large tile that crowds get, if there is a kernel for them
+    crowd_work: int = 1 << 19  # rows times keys per processor, from which on it pays
     least_rows: int = 16  # of a small tile
     most_small_rows: int = 64  # strips with more rows get large tiles
     least_chunk: int = 128
@@ -95,7 +97,7 @@ def cut(plan: Plan, tiling: Tiling) -> Work:
     if np.all(is_small | (keys <= tiling.key_tile)):
         is_small[:] = True
     small_rows = _small_rows(rows[is_small], keys[is_small], tiling)
-    large_rows = _power_of_two(max(tiling.large_rows, tiling.group))
+    large_rows = _large_rows(rows[~is_small], keys[~is_small], tiling)
     small = _tiles(entries, is_small.nonzero()[0], small_rows // tiling.group, tiling)
     large = _tiles(entries, (~is_small).nonzero()[0], large_rows // tiling.group, tiling)
     num_chunks = np.zeros(len(entries.token), dtype=np.int64)
@@ -182,6 +184,15 @@ def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
     while size < most and loaded(size) > _HARDLY_MORE * loaded(most):
         size *= 2
     return size
+
+
+def _large_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
+    """Rows of large tiles: those for crowds, if there is much to do and most of it fills such tiles."""
+    work = rows * keys * tiling.num_kv_heads
+    is_much = work.sum() >= tiling.crowd_work * tiling.num_processors
+    if tiling.crowd_rows and is_much and 2 * work[rows >= tiling.crowd_rows].sum() > work.sum():
+        return tiling.crowd_rows
+    return _power_of_two(max(tiling.large_rows, tiling.group))
 
 
 def _crowding(num_items: int, tiling: Tiling) -> Crowding:

@@ -1,0 +1,451 @@
+"""Attention for crowds on Hopper: some warps load, others multiply, and softmax hides behind products.
+
+In the kernel of `attend.py` all warps of a program do everything, one thing after the other: while they
+take exponentials, the matrix units wait. Here a program's warps are specialised, as in FlashAttention-3:
+
+    one warp      brings keys and values of the next tiles, by tensor maps (`_bring`)
+    4 warps each  multiply for 64 of its 128 rows (`_multiply`); the scores of a tile are on their way
+                  while the values of the one before are summed
+
+It is written in Gluon, the lower floor of Triton's language, where layouts, barriers and waits are
+written out; Triton itself does none of this on Hopper. Gluon has no interpreter, so machines without
+a GPU only compile this kernel; on an H200 it stands the tests that all kernels stand.
+
+Items are those of `attend.py`, and so is what they leave. Softmax does not ask for the order of keys: a
+program takes its edges first, tiles in which some rows do not see some keys, then what all of them see.
+Shared memory has room for two tiles; barriers say when keys or values are here, and when they are free.
+
+    turn  one tile of keys, brought in boxes of 64 slots (which lie in one page each) and 64 dims
+"""
+
+# Kernels are written in Gluon, which has no types of Python's.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, assignment"
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from manyhands.attention.launches import CROWD_BOX, CROWD_ROWS
+
+_KEYS = gl.constexpr(128)  # of a turn
+_BOX = gl.constexpr(CROWD_BOX)  # slots that the copy engine brings at once
+_HALF_ROWS = gl.constexpr(CROWD_ROWS // 2)  # of one group of warps
+_STAGES = gl.constexpr(2)  # turns whose keys and values have room
+_REGISTERS = gl.constexpr(240)  # of a thread that multiplies
+_FEW_REGISTERS = gl.constexpr(24)  # of one that loads
+_WIDTH = gl.constexpr(64)  # dims in a box: the widest that can be swizzled
+# Names that change between releases.
+_copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+_meet = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
+_IS_OLD = gl.constexpr(hasattr(gl.shared_memory_descriptor, "_reinterpret"))
+
+
+def boxes(x: Tensor) -> Any:
+    """A tensor map of paged memory [S, G, dim]."""
+    flat = x.view(len(x), -1)
+    swizzled = gl.NVMMASharedLayout(128, 16)  # as matrix units read 16-bit numbers
+    return TensorDescriptor(
+        flat, list(flat.shape), list(flat.stride()), [CROWD_BOX, _WIDTH.value], swizzled
+    )
+
+
+@gluon.jit
+def _key_of(turn, start, num_before, all_start, all_end, num_edges):
+    """First key of a turn: of the edge before, of the one behind, or of what every row sees all of."""
+    behind = gl.where(
+        turn < num_edges,
+        all_end + (turn - num_before) * _KEYS,
+        all_start + (turn - num_edges) * _KEYS,
+    )
+    return gl.where(turn < num_before, start + turn * _KEYS, behind)
+
+
+@gluon.jit
+def _boxes_of(room, COUNT: gl.constexpr, HEIGHT: gl.constexpr):
+    """Rows of 128 dims as they lie there: boxes of 64 dims."""
+    if _IS_OLD:
+        return room._reinterpret(room.dtype, [COUNT, HEIGHT, _WIDTH], room.layout)
+    else:
+        return room.reinterpret(room.dtype, [COUNT, HEIGHT, _WIDTH], room.layout)
+
+
+@gluon.jit
+def _bring_one(
+    copy_map, pages, last_page, key, column, boxes, first_box, barrier, PAGE: gl.constexpr,
+    WIDE: gl.constexpr,
+):  # fmt: skip
+    """The keys (or values) of one turn, box by box."""
+    for high in gl.static_range(_KEYS // _BOX):
+        at = key + high * _BOX
+        slot = gl.load(pages + gl.minimum(at // PAGE, last_page)) * PAGE + at % PAGE
+        for wide in gl.static_range(WIDE):
+            box = boxes.index(first_box + wide * (_KEYS // _BOX) + high)
+            _copy(copy_map, [slot, column + wide * _WIDTH], barrier, box)
+
+
+@gluon.jit
+def _bring(
+    key_map, value_map, pages, last_page, column, k_room, v_room, k_here, v_here, k_free, v_free,
+    start, num_before, all_start, all_end, num_edges, num_turns, PAGE: gl.constexpr,
+):  # fmt: skip
+    """One warp: keys and values of all turns, each as soon as there is room."""
+    DIM: gl.constexpr = k_room.shape[2]
+    WIDE: gl.constexpr = DIM // _WIDTH
+    BOXES: gl.constexpr = WIDE * (_KEYS // _BOX)  # of a turn
+    k_boxes = _boxes_of(k_room, _STAGES * BOXES, _BOX)
+    v_boxes = _boxes_of(v_room, _STAGES * BOXES, _BOX)
+    for turn in range(num_turns):
+        stage = turn % _STAGES
+        phase = (turn // _STAGES) & 1
+        key = _key_of(turn, start, num_before, all_start, all_end, num_edges)
+        at = stage * BOXES
+        mbarrier.wait(k_free.index(stage), phase ^ 1)
+        mbarrier.expect(k_here.index(stage), _KEYS * DIM * 2)
+        _bring_one(
+            key_map, pages, last_page, key, column, k_boxes, at, k_here.index(stage), PAGE, WIDE
+        )
+        mbarrier.wait(v_free.index(stage), phase ^ 1)
+        mbarrier.expect(v_here.index(stage), _KEYS * DIM * 2)
+        _bring_one(
+            value_map, pages, last_page, key, column, v_boxes, at, v_here.index(stage), PAGE, WIDE
+        )
+
+
+@gluon.jit
+def _held(x):
+    """X [n] of numbers from 0 on as it is, but bound to its place in the program.
+
+    The assembler would move a wait for a product in front of the softmax that is to hide it. It leaves
+    alone what a store depends on, and this one, of numbers below 0, never happens.
+    """
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .u32 a; mov.u32 a, 0; setp.lt.f32 p, $1, 0f00000000; "
+        "@p st.volatile.shared.f32 [a], $1; mov.f32 $0, $1; }",
+        "=f,f",
+        [x],
+        dtype=gl.float32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _weights(scores, largest, total):
+    """The running softmax with one more turn: weights, largest score, sum, and what is kept of sums."""
+    new = gl.maximum(largest, gl.max(scores, 1))
+    kept = gl.exp2(largest - new)
+    weights = gl.exp2(scores - new[:, None])
+    return weights, new, total * kept + gl.sum(weights, 1), kept
+
+
+@gluon.jit
+def _seen(scores, key, low, last, bound, LAYOUT: gl.constexpr):
+    """Scores [ROWS, KEYS] of keys that a row does not see, and of those from `bound` on, are no scores."""
+    index = key + gl.arange(0, _KEYS, gl.SliceLayout(0, LAYOUT))
+    seen = (index[None, :] >= low[:, None]) & (index[None, :] < last[:, None])
+    return gl.where(seen & (index < bound)[None, :], scores, -float("inf"))
+
+
+@gluon.jit
+def _clean(v, key, end):
+    """Values from `end` on are nobody's, perhaps not even numbers, and 0 times them is not 0: now it is."""
+    DIM: gl.constexpr = v.shape[1]
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    PART: gl.constexpr = 32  # keys at a time: few registers
+    for part in gl.static_range(_KEYS // PART):
+        here = v.slice(part * PART, PART, dim=0)
+        index = key + part * PART + gl.arange(0, PART, gl.SliceLayout(1, LAYOUT))
+        x = here.load(LAYOUT)
+        here.store(gl.where((index < end)[:, None], x, gl.zeros([PART, DIM], x.dtype, LAYOUT)))
+    fence_async_shared()
+
+
+@gluon.jit
+def _clean_last(who, turn, key, end, v_room, v_here, cleaned, num_cleaned):
+    """If a turn goes beyond `end`, the first group of warps cleans its values, and the other one waits."""
+    stage = turn % _STAGES
+    mbarrier.wait(v_here.index(stage), (turn // _STAGES) & 1)
+    if key + _KEYS > end:
+        if who == 0:
+            _clean(v_room.index(stage), key, end)
+            _meet()
+            mbarrier.arrive(cleaned.index(num_cleaned), count=1)
+        else:
+            mbarrier.wait(cleaned.index(num_cleaned), 0)
+        num_cleaned += 1
+    return num_cleaned
+
+
+@gluon.jit
+def _load_queries(
+    who, q, token, head, entry, cos, sin, q_token, q_head, scaling, q_room,
+    INTERLEAVED: gl.constexpr, PAIRS: gl.constexpr,
+):  # fmt: skip
+    """Queries of one half of the rows, turned by their entries' angles, to shared memory.
+
+    Pairs are neighbours, or one dim from each half: pairs that do not turn have an angle of 0.
+    """
+    DIM: gl.constexpr = q_room.shape[2]
+    DTYPE: gl.constexpr = q_room.dtype
+    i = gl.arange(0, DIM // 2, gl.SliceLayout(0, PAIRS))
+    source = q + (token.to(gl.int64) * q_token + head * q_head)[:, None]
+    at = (entry.to(gl.int64) * (DIM // 2))[:, None] + i[None, :]
+    c = gl.load(cos + at)
+    s = gl.load(sin + at)
+    if INTERLEAVED:
+        x = gl.load(source + (2 * i)[None, :]).to(gl.float32)
+        y = gl.load(source + (2 * i + 1)[None, :]).to(gl.float32)
+    else:
+        x = gl.load(source + i[None, :]).to(gl.float32)
+        y = gl.load(source + (i + DIM // 2)[None, :]).to(gl.float32)
+    first = ((x * c - y * s) * scaling).to(DTYPE)
+    second = ((y * c + x * s) * scaling).to(DTYPE)
+    if INTERLEAVED:
+        q_room.index(who).store(gl.reshape(gl.join(first, second), [_HALF_ROWS, DIM]))
+    else:
+        WIDE: gl.constexpr = DIM // _WIDTH
+        boxes = _boxes_of(q_room, 2 * WIDE, _HALF_ROWS)  # a box is one half of the dims
+        boxes.index(who * WIDE).store(first)
+        boxes.index(who * WIDE + 1).store(second)
+    fence_async_shared()
+    _meet()
+
+
+@gluon.jit
+def _multiply(
+    who, q, cos, sin, entry_token, entry_angle, entry_low, entry_high, entry_partial, partials,
+    lses, q_token, q_head, scaling, window, first_entry, count, chunk, kv_head, end, q_room,
+    k_room, v_room, k_here, v_here, k_free, v_free, cleaned, start, num_before, all_start, all_end,
+    num_edges, num_turns, GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
+    INTERLEAVED: gl.constexpr, HAS_WINDOW: gl.constexpr, DIRECT: gl.constexpr,
+):  # fmt: skip
+    """Four warps: one half of the program's rows, through all turns."""
+    DIM: gl.constexpr = k_room.shape[2]
+    DTYPE: gl.constexpr = k_room.dtype
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _KEYS, 16])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    OF_SCORES: gl.constexpr = gl.SliceLayout(1, SCORES)
+    OF_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)
+    PAIRS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+
+    m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, gl.SliceLayout(1, PAIRS))
+    entry = first_entry + gl.minimum(m // GROUP, count - 1)  # rows to spare repeat the last entry
+    token, head = gl.load(entry_token + entry), kv_head * GROUP + m % GROUP
+    _load_queries(
+        who, q, token, head, entry, cos, sin, q_token, q_head, scaling, q_room, INTERLEAVED, PAIRS
+    )
+    queries = q_room.index(who)
+
+    m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, OF_SCORES)
+    entry = first_entry + gl.minimum(m // GROUP, count - 1)
+    angle = gl.load(entry_angle + entry)
+    low = gl.load(entry_low + entry)
+    last = gl.minimum(gl.load(entry_high + entry), angle + 1)
+    if HAS_WINDOW:
+        low = gl.maximum(low, angle - window + 1)
+    largest = gl.full([_HALF_ROWS], -1e30, gl.float32, OF_SCORES)
+    total = gl.full([_HALF_ROWS], 0.0, gl.float32, OF_SCORES)
+    summed = gl.zeros([_HALF_ROWS, DIM], gl.float32, SUMS)
+    nothing = gl.zeros([_HALF_ROWS, _KEYS], gl.float32, SCORES)
+    num_cleaned = 0
+
+    # The first turn is an edge, or may be taken for one.
+    mbarrier.wait(k_here.index(0), 0)
+    keys = k_room.index(0).permute((1, 0))
+    asked = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(0, deps=[asked])
+    mbarrier.arrive(k_free.index(0), count=1)
+    key = _key_of(0, start, num_before, all_start, all_end, num_edges)
+    bound = gl.where(num_before > 0, gl.minimum(all_start, end), end)
+    scores = _seen(scores, key, low, last, bound, SCORES)
+    weights, largest, total, kept = _weights(scores, largest, total)
+    weighted = gl.convert_layout(weights.to(DTYPE), WEIGHTS)
+
+    for turn in range(1, num_edges):
+        num_cleaned = _clean_last(who, turn - 1, key, end, v_room, v_here, cleaned, num_cleaned)
+        before = (turn - 1) % _STAGES
+        stage = turn % _STAGES
+        mbarrier.wait(k_here.index(stage), (turn // _STAGES) & 1)
+        keys = k_room.index(stage).permute((1, 0))
+        asked = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
+        adding = warpgroup_mma(weighted, v_room.index(before), summed, is_async=True)
+        scores, summed, weighted = warpgroup_mma_wait(0, deps=[asked, adding, weighted])
+        mbarrier.arrive(k_free.index(stage), count=1)
+        mbarrier.arrive(v_free.index(before), count=1)
+        key = _key_of(turn, start, num_before, all_start, all_end, num_edges)
+        bound = gl.where(turn < num_before, gl.minimum(all_start, end), end)
+        scores = _seen(scores, key, low, last, bound, SCORES)
+        weights, largest, total, kept = _weights(scores, largest, total)
+        summed = summed * gl.convert_layout(kept, OF_SUMS)[:, None]
+        weighted = gl.convert_layout(weights.to(DTYPE), WEIGHTS)
+
+    last_edge = gl.maximum(num_edges, 1) - 1
+    _clean_last(who, last_edge, key, end, v_room, v_here, cleaned, num_cleaned)
+    for turn in range(last_edge + 1, num_turns):
+        before = (turn - 1) % _STAGES
+        stage = turn % _STAGES
+        mbarrier.wait(k_here.index(stage), (turn // _STAGES) & 1)
+        keys = k_room.index(stage).permute((1, 0))
+        asked = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
+        mbarrier.wait(v_here.index(before), ((turn - 1) // _STAGES) & 1)
+        adding = warpgroup_mma(weighted, v_room.index(before), summed, is_async=True)
+        scores = warpgroup_mma_wait(1, deps=[asked])
+        mbarrier.arrive(k_free.index(stage), count=1)
+        weights, largest, total, kept = _weights(scores, largest, total)
+        next_weighted = gl.convert_layout(weights.to(DTYPE), WEIGHTS)
+        total = _held(total)
+        # What the softmax has made are operands of the wait, lest it is taken to come after.
+        summed, weighted, next_weighted, total = warpgroup_mma_wait(
+            0, deps=[adding, weighted, next_weighted, total]
+        )
+        mbarrier.arrive(v_free.index(before), count=1)
+        summed = summed * gl.convert_layout(kept, OF_SUMS)[:, None]
+        weighted = next_weighted
+
+    before = (num_turns - 1) % _STAGES
+    mbarrier.wait(v_here.index(before), ((num_turns - 1) // _STAGES) & 1)
+    adding = warpgroup_mma(weighted, v_room.index(before), summed, is_async=True)
+    summed, weighted = warpgroup_mma_wait(0, deps=[adding, weighted])
+
+    largest = gl.convert_layout(largest, OF_SUMS)
+    total = gl.convert_layout(total, OF_SUMS)
+    seen_any = total > 0
+    summed = summed / gl.where(seen_any, total, 1.0)[:, None]
+    m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, OF_SUMS)
+    is_row = m // GROUP < count
+    entry = first_entry + gl.minimum(m // GROUP, count - 1)
+    head = kv_head * GROUP + m % GROUP
+    if DIRECT:
+        place = gl.load(entry_token + entry).to(gl.int64) * (NUM_KV_HEADS * GROUP) + head
+    else:
+        partial = gl.load(entry_partial + entry) + chunk
+        place = partial.to(gl.int64) * (NUM_KV_HEADS * GROUP) + head
+        lse = gl.where(seen_any, largest + gl.log2(gl.where(seen_any, total, 1.0)), -1e30)
+        gl.store(lses + place, lse, mask=is_row)
+    d = gl.arange(0, DIM, gl.SliceLayout(0, SUMS))
+    gl.store(
+        partials + (place * DIM)[:, None] + d[None, :],
+        summed.to(partials.dtype.element_ty),
+        mask=is_row[:, None],
+    )
+
+
+@gluon.jit
+def specialised_kernel(
+    q,
+    key_map,
+    value_map,
+    cos,  # [E, D / 2] float32
+    sin,
+    entry_token,
+    entry_angle,
+    entry_low,
+    entry_high,
+    entry_partial,
+    items,  # [I, 6], see work.py
+    pages,
+    partials,  # [P, H, D] float32; or the output [T, H, D] itself, if every token has one partial
+    lses,  # [P, H] float32, in units of log 2
+    q_token,
+    q_head,
+    scaling,
+    window,
+    GROUP: gl.constexpr,
+    NUM_KV_HEADS: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    INTERLEAVED: gl.constexpr,
+    PAGE: gl.constexpr,
+    HAS_WINDOW: gl.constexpr,
+    DIRECT: gl.constexpr,
+):
+    """Program (key/value head, item)."""
+    item = items + gl.program_id(1) * 6
+    count = gl.load(item + 1)
+    if count == 0:  # padding of the list
+        return
+    kv_head = gl.program_id(0)
+    first_entry = gl.load(item)
+    key_start, key_end = gl.load(item + 2), gl.load(item + 3)
+    page_at, chunk = gl.load(item + 4), gl.load(item + 5)
+
+    # What any row sees lies between `start` and `end`; what all of them see between `all_start` and
+    # `all_end`, in whole turns. Boxes begin at multiples of their size.
+    m = gl.arange(0, 2 * _HALF_ROWS, gl.BlockedLayout([1], [32], [4], [0]))
+    entry = first_entry + gl.minimum(m // GROUP, count - 1)
+    angle = gl.load(entry_angle + entry)
+    low = gl.load(entry_low + entry)
+    last = gl.minimum(gl.load(entry_high + entry), angle + 1)
+    start = key_start
+    if HAS_WINDOW:
+        low = gl.maximum(low, angle - window + 1)
+        start = gl.maximum(start, gl.min(low, 0) // _BOX * _BOX)
+    end = gl.minimum(key_end, gl.max(last, 0))
+    all_start = (gl.maximum(gl.max(low, 0), start) + _BOX - 1) // _BOX * _BOX
+    num_whole = gl.maximum((gl.minimum(gl.min(last, 0), end) - all_start) // _KEYS, 0)
+    all_end = all_start + num_whole * _KEYS
+    num_before = gl.maximum((gl.minimum(all_start, end) - start + _KEYS - 1) // _KEYS, 0)
+    num_behind = gl.where(all_start < end, (end - all_end + _KEYS - 1) // _KEYS, 0)
+    num_edges = num_before + num_behind
+    num_turns = gl.maximum(num_edges + num_whole, 1)  # even if nobody sees anything
+    last_page = gl.maximum(end - 1, 0) // PAGE
+
+    DTYPE: gl.constexpr = q.dtype.element_ty
+    LAYOUT: gl.constexpr = key_map.layout
+    q_room = gl.allocate_shared_memory(DTYPE, [2, _HALF_ROWS, HEAD_DIM], LAYOUT)
+    k_room = gl.allocate_shared_memory(DTYPE, [_STAGES, _KEYS, HEAD_DIM], LAYOUT)
+    v_room = gl.allocate_shared_memory(DTYPE, [_STAGES, _KEYS, HEAD_DIM], LAYOUT)
+    BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
+    k_here = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], BARRIERS)
+    v_here = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], BARRIERS)
+    k_free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], BARRIERS)
+    v_free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], BARRIERS)
+    cleaned = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIERS)  # one before, one behind
+    for stage in gl.static_range(_STAGES):
+        mbarrier.init(k_here.index(stage), count=1)
+        mbarrier.init(v_here.index(stage), count=1)
+        mbarrier.init(k_free.index(stage), count=2)
+        mbarrier.init(v_free.index(stage), count=2)
+    for i in gl.static_range(2):
+        mbarrier.init(cleaned.index(i), count=1)
+    fence_async_shared()
+
+    FIRST: gl.constexpr = 0
+    SECOND: gl.constexpr = 1
+    gl.warp_specialize(
+        [
+            (_multiply, (
+                FIRST, q, cos, sin, entry_token, entry_angle, entry_low, entry_high, entry_partial,
+                partials, lses, q_token, q_head, scaling, window, first_entry, count, chunk, kv_head,
+                end, q_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, start,
+                num_before, all_start, all_end, num_edges, num_turns, GROUP, NUM_KV_HEADS,
+                INTERLEAVED, HAS_WINDOW, DIRECT,
+            )),
+            (_multiply, (
+                SECOND, q, cos, sin, entry_token, entry_angle, entry_low, entry_high, entry_partial,
+                partials, lses, q_token, q_head, scaling, window, first_entry, count, chunk, kv_head,
+                end, q_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, start,
+                num_before, all_start, all_end, num_edges, num_turns, GROUP, NUM_KV_HEADS,
+                INTERLEAVED, HAS_WINDOW, DIRECT,
+            )),
+            (_bring, (
+                key_map, value_map, pages + page_at, last_page, kv_head * HEAD_DIM, k_room, v_room,
+                k_here, v_here, k_free, v_free, start, num_before, all_start, all_end, num_edges,
+                num_turns, PAGE,
+            )),
+        ],
+        [4, 1],
+        [_REGISTERS, _FEW_REGISTERS],
+    )  # fmt: skip
