@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -109,3 +111,22 @@ def test_what_lone_rows_share_does_not_widen_their_tiles(rows: int, small_rows: 
 def test_programs_are_counted_over_all_heads(rows: int, crowding: Crowding) -> None:
     plan = Planner(PagePool(4096, 64)).plan(Step([Row(View([Block()]), (0,)) for _ in range(rows)]))
     assert cut(plan, Tiling(1, 32, PROCESSORS)).crowding is crowding
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "group", "large_rows"),
+    [
+        (1024, 16384, 1, 128),
+        (1024, 1024, 1, 64),  # too little for what a program of 128 rows costs before it multiplies
+        (100, 16384, 1, 64),  # its tile would stay half empty
+        (64, 16384, 4, 128),
+        (16, 16384, 5, 64),  # a team of sixteen, 80 query heads
+    ],
+)
+def test_crowds_have_tiles_of_their_own(rows: int, keys: int, group: int, large_rows: int) -> None:
+    tiling = Tiling(group, num_kv_heads=32, num_processors=132, large_rows=64)
+    plan = completions(rows, keys)
+    assert cut(plan, tiling).large_rows == 64, "where there is no kernel for crowds"
+    work = cut(plan, replace(tiling, crowd_rows=128))
+    assert work.large_rows == large_rows
+    assert work.large[:, 1].max() == min(rows, large_rows // group)

@@ -39,6 +39,7 @@ _TENSOR_MAPS = (9, 0)  # compute capability
 _MOST_ROWS = 128  # query heads per key/value head that one tile can hold
 _LARGEST_HEAD = 256
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
+_LAST_GLUON = (3, 9)  # release of Triton that the kernel for crowds is known to compile with
 _CROWD_DIM = 128  # of heads that the kernel for crowds knows
 _URGENT = -1  # priority of a stream
 
@@ -333,16 +334,13 @@ def _can_map(head_dims: tuple[int, int], device: torch.device) -> bool:
 
 
 def _can_specialise(head_dims: tuple[int, int], dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernel for crowds is there: for Hopper's matrix units, heads of 128 dims, 16 bits."""
+    """Whether there is the kernel for crowds: for Hopper's matrix units, heads of 128 dims, 16 bits."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != _TENSOR_MAPS[0]:
         return False
     if head_dims != (_CROWD_DIM, _CROWD_DIM) or dtype.itemsize != 2:
         return False
-    try:
-        import manyhands.attention.kernels.specialised  # noqa: F401
-    except (ImportError, AttributeError):  # its language, Gluon, is young: names come and go
-        return False
-    return True
+    # Its language, Gluon, is young, and names come and go.
+    return tuple(map(int, triton.__version__.split(".")[:2])) <= _LAST_GLUON
 
 
 def _tensor_map(x: Tensor, keys: int) -> TensorDescriptor:
