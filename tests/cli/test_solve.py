@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,18 @@ def test_snapshots_are_shown(solve: Cli) -> None:
     result = solve("1 + 2", "--snapshots", "2,4", "--budget", 6)
     told = [line for line in result.stdout.splitlines() if line.startswith("Answer after ")]
     assert [line.split()[2] for line in told] == ["2", "4"]
+
+
+def test_what_was_imported_is_kept_from_the_collector(
+    solve: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a full collection in the midst of a run would walk over all of it."""
+    frozen: list[int] = []
+    monkeypatch.setattr(gc, "unfreeze", lambda: frozen.append(gc.get_freeze_count()))
+    assert solve("1 + 2", "--budget", 2, "-q").exit_code == 0
+    monkeypatch.undo()
+    gc.unfreeze()
+    assert frozen[0] > 100_000
 
 
 def test_what_is_suggested_without_a_problem_can_be_solved() -> None:

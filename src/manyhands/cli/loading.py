@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -75,6 +77,10 @@ def load_wordless_engine(model: str, options: ModelOptions, notes: Notes) -> Eng
         tell(f"loading {model}")
     from manyhands.engine.engine import Engine
 
+    # What was imported stays. A full collection of garbage in the midst of a run would walk over all of
+    # it, hundreds of thousands of objects, and everybody's tokens would wait for a fifth of a second.
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # or libraries complain of what they think is leaked
     with _noted(notes):
         engine = Engine.load(
             place_of(model),
