@@ -353,7 +353,7 @@ def with_padding(plan: Plan, tiling: Tiling) -> Prepared:
     DEVICE.type == "cuda" and torch.cuda.get_device_capability()[0] != 9,
     reason="the kernel for crowds is for Hopper",
 )
-@pytest.mark.parametrize("layer", ["plain", "window", "sinks"])
+@pytest.mark.parametrize("layer", ["plain", "window", "narrow", "sinks"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (10, 2), (8, 1)])
@@ -383,6 +383,7 @@ def test_crowds(
     shape = Shape(heads, kv_heads, 128, 128)
     options = {
         "window": {"window": 300},
+        "narrow": {"window": 60},  # both edges of an item go beyond its keys
         "sinks": {"sinks": torch.linspace(-1, 1, heads, device=DEVICE)},
     }.get(layer, {})
     call = LayerCall(layer=0, scaling=128**-0.5, **options)
@@ -428,7 +429,7 @@ def test_crowds(
         assert padded.capacity.large_rows == 128
         again = product.backend.attend(q, keys, values, padded, call, rope)[: len(q)]
         assert (again.float() - expected).abs().max() < tolerance
-    assert len(used) >= 2 * len(rows_of_steps)
+    assert len(used) == 6 * len(rows_of_steps), "keys and values, three times a step"
 
 
 @on_gpu

@@ -118,7 +118,7 @@ def test_programs_are_counted_over_all_heads(rows: int, crowding: Crowding) -> N
     [
         (1024, 16384, 1, 128),
         (1024, 1024, 1, 64),  # too little for what a program of 128 rows costs before it multiplies
-        (100, 16384, 1, 64),  # its tile would stay half empty
+        (100, 16384, 1, 64),  # not one whole tile
         (64, 16384, 4, 128),
         (16, 16384, 5, 64),  # a team of sixteen, 80 query heads
     ],

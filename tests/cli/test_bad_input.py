@@ -207,11 +207,12 @@ def test_a_run_that_was_cut_short_is_not_replaced(solve: Cli, tmp_path: Path) ->
     path = tmp_path / "t.jsonl"
     assert solve("1 + 2", "--transcript", path, "-q").exit_code == 0
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    path.write_text("".join(lines[:-1]), encoding="utf-8")
-    result = solve("1 + 2", "--transcript", path)
-    assert result.exit_code == 2
-    assert "holds a run that was cut short" in result.stderr
-    assert path.read_text(encoding="utf-8") == "".join(lines[:-1])
+    for rest in ("", lines[-1][:20]):  # the line that ends it is missing, or itself cut short
+        path.write_text("".join(lines[:-1]) + rest, encoding="utf-8")
+        result = solve("1 + 2", "--transcript", path)
+        assert result.exit_code == 2
+        assert "holds a run that was cut short" in result.stderr
+        assert path.read_text(encoding="utf-8") == "".join(lines[:-1]) + rest
     path.write_text(lines[0], encoding="utf-8")  # of no pass, nothing is lost
     assert solve("1 + 2", "--transcript", path).exit_code == 0
 

@@ -27,6 +27,10 @@ def test_a_model_brings_its_own_words_for_one_worker(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     assert load_prompts(file).votes.rules == "Try: {question}"
+    own = Prompts(votes=VotesPrompt(rules="Try: {question}"))
+    file.write_text('[team]\nsolo_rules = "Alone: {problem}"\n', encoding="utf-8")
+    assert load_prompts(file, own).votes == own.votes
+    assert load_prompts(file, own).team.solo_rules == "Alone: {problem}"
     file.write_text('[votes]\ngrade = "Grade:"\n', encoding="utf-8")
     assert load_prompts(file).votes == VotesPrompt(grade="Grade:")
 

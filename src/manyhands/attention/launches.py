@@ -49,7 +49,7 @@ class Launches:
         most = max(1, room // (tiling.key_tile * head_bytes))  # stages that fit
         stages, keys = min(3, most), tiling.key_tile
         return cls(
-            large=Launch(8 if tiling.large_rows >= 128 else 4, stages, keys, two_walks=True),
+            large=Launch(4, stages, keys, two_walks=True),
             small=Launch(4, stages, keys),
             few=Launch(4, min(4, most), keys),
             many=Launch(1, stages, min(16, keys)),

@@ -187,7 +187,7 @@ def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
 
 
 def _large_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
-    """Rows of large tiles: those for crowds, if there is much to do and most of it fills such tiles."""
+    """Rows of large tiles: those for crowds, if there is much to do, most of it for strips that fill one."""
     work = rows * keys * tiling.num_kv_heads
     is_much = work.sum() >= tiling.crowd_work * tiling.num_processors
     if tiling.crowd_rows and is_much and 2 * work[rows >= tiling.crowd_rows].sum() > work.sum():

@@ -55,8 +55,9 @@ def words_of(model: str | None) -> str:
         raise ModelNotFound(
             f"there is no folder {name!r}", hint="give a model's folder, or a name on the hub"
         )
-    first = f"# The words of {name}. Of another model: manyhands prompts --model NAME\n\n"
-    return first + dump_prompts(prompts_for(name, None))
+    words = prompts_for(name, None)
+    whose = f"The words of {name}." if words != Prompts() else f"{name} brings no words: ours."
+    return f"# {whose} Of another model: manyhands prompts --model NAME\n\n{dump_prompts(words)}"
 
 
 def load_engine(model: str, options: ModelOptions, notes: Notes) -> tuple[Engine, Text]:
@@ -78,7 +79,7 @@ def load_wordless_engine(model: str, options: ModelOptions, notes: Notes) -> Eng
     from manyhands.engine.engine import Engine
 
     # What was imported stays. A full collection of garbage in the midst of a run would walk over all of
-    # it, hundreds of thousands of objects, and everybody's tokens would wait for a fifth of a second.
+    # it, hundreds of thousands of objects, and everybody's tokens would wait.
     gc.freeze()
     atexit.register(gc.unfreeze)  # or libraries complain of what they think is leaked
     with _noted(notes):

@@ -140,7 +140,7 @@ def _check_replaceable(path: Path) -> None:
                 hint="give another name, or remove it first",
             )
         ((num_lines, last),) = deque(enumerate(file, 1), maxlen=1) or [(0, b"")]
-    if num_lines > 1 and not last.startswith(_LAST):
+    if num_lines > 1 and not (last.startswith(_LAST) and last.endswith(b"\n")):
         raise InvalidRequest(
             f"{str(path)!r} holds a run that was cut short, so it is not replaced",
             hint="go on with it (manyhands replay --continue), give another name, or remove it first",

@@ -64,13 +64,17 @@ def load_prompts(path: str | Path, own: Prompts | None = None) -> Prompts:
     if not document:
         raise InvalidRequest(f"{where} has no table", hint=f"begin with one of {listed}")
     own = own or Prompts()
+    follows = own.votes.rules == _of_attempts(own.team)
     given = {name: _table(getattr(own, name), document[name], where, name) for name in document}
     prompts = replace(own, **given)
-    if "rules" in document.get("votes", {}) or "solo_rules" not in document.get("team", {}):
+    if "rules" in document.get("votes", {}) or not follows:
         return prompts
-    # An attempt is asked for as one worker alone is, if nothing else is said.
-    rules = prompts.team.solo_rules.replace("{problem}", "{question}")
-    return replace(prompts, votes=replace(prompts.votes, rules=rules))
+    return replace(prompts, votes=replace(prompts.votes, rules=_of_attempts(prompts.team)))
+
+
+def _of_attempts(team: TeamPrompt) -> str:
+    """An attempt is asked for as one worker alone is, if nothing else is said."""
+    return team.solo_rules.replace("{problem}", "{question}")
 
 
 def load_prompt(path: str | Path) -> TeamPrompt:

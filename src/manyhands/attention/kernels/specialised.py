@@ -160,7 +160,7 @@ def _seen(scores, key, low, last, bound, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _clean(v, key, end):
-    """Values from `end` on are nobody's, perhaps not even numbers, and 0 times them is not 0: now it is."""
+    """Values from `end` on are not ours, perhaps not even numbers, and 0 times them is not 0: now it is."""
     DIM: gl.constexpr = v.shape[1]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     PART: gl.constexpr = 32  # keys at a time: few registers
@@ -193,9 +193,9 @@ def _load_queries(
     who, q, token, head, entry, cos, sin, q_token, q_head, scaling, q_room,
     INTERLEAVED: gl.constexpr, PAIRS: gl.constexpr,
 ):  # fmt: skip
-    """Queries of one half of the rows, turned by their entries' angles, to shared memory.
+    """Queries of one half of the rows, rotated by their entries' angles, to shared memory.
 
-    Pairs are neighbours, or one dim from each half: pairs that do not turn have an angle of 0.
+    Pairs are neighbours, or one dim from each half: pairs that are not rotated have an angle of 0.
     """
     DIM: gl.constexpr = q_room.shape[2]
     DTYPE: gl.constexpr = q_room.dtype
