@@ -151,8 +151,8 @@ def attention(capability: int) -> None:
             (prompt,),
             dim=128,
             large_rows=64,
-            crowd_rows=128,
-            crowd_work=0,
+            specialised_rows=128,
+            specialised_work=0,
         )
     lone = Step([Row(View([Block()]), (1,)) for _ in range(2)])
     one_layer(KV_HEADS, KV_HEADS, is_mapped, (lone,), many=0)

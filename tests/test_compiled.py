@@ -46,7 +46,7 @@ def test_for_hopper(tmp_path: Path) -> None:
     found = compiled(90, tmp_path)
     assert {kernel["kernel"] for kernel in found} == KERNELS
     for kernel in found:
-        # The padding's and the others'; the kernel for crowds begins when all in front has ended.
+        # The padding's and the others'; the specialised one begins when all in front has ended.
         paths = {"attend_kernel": 2, "lone_kernel": 2, "specialised_kernel": 0}
         expected = paths.get(kernel["kernel"], 1)
         assert kernel["waits"] == kernel["lets_in"] == expected, kernel

@@ -351,13 +351,13 @@ def with_padding(plan: Plan, tiling: Tiling) -> Prepared:
 @on_gpu
 @pytest.mark.skipif(
     DEVICE.type == "cuda" and torch.cuda.get_device_capability()[0] != 9,
-    reason="the kernel for crowds is for Hopper",
+    reason="specialised tiles are for Hopper",
 )
 @pytest.mark.parametrize("layer", ["plain", "window", "narrow", "sinks"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (10, 2), (8, 1)])
-def test_crowds(
+def test_specialised_tiles(
     heads: int,
     kv_heads: int,
     dtype: torch.dtype,
@@ -391,7 +391,13 @@ def test_crowds(
     rope = Rope((1e4 ** -(torch.arange(turning // 2) / 64)).to(DEVICE), turning, interleaved)
     group = heads // kv_heads
     tiling = Tiling(
-        group, kv_heads, 132, most_small_rows=16, large_rows=64, crowd_rows=128, crowd_work=0
+        group,
+        kv_heads,
+        132,
+        most_small_rows=16,
+        large_rows=64,
+        specialised_rows=128,
+        specialised_work=0,
     )
     product = Layer(
         backend_for(shape, dtype, tiling),

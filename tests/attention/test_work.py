@@ -123,10 +123,12 @@ def test_programs_are_counted_over_all_heads(rows: int, crowding: Crowding) -> N
         (16, 16384, 5, 64),  # a team of sixteen, 80 query heads
     ],
 )
-def test_crowds_have_tiles_of_their_own(rows: int, keys: int, group: int, large_rows: int) -> None:
+def test_tiles_are_specialised_where_it_pays(
+    rows: int, keys: int, group: int, large_rows: int
+) -> None:
     tiling = Tiling(group, num_kv_heads=32, num_processors=132, large_rows=64)
     plan = completions(rows, keys)
-    assert cut(plan, tiling).large_rows == 64, "where there is no kernel for crowds"
-    work = cut(plan, replace(tiling, crowd_rows=128))
+    assert cut(plan, tiling).large_rows == 64, "where there is no such kernel"
+    work = cut(plan, replace(tiling, specialised_rows=128))
     assert work.large_rows == large_rows
     assert work.large[:, 1].max() == min(rows, large_rows // group)

@@ -14,8 +14,8 @@ import triton
 
 from manyhands.attention.work import Crowding, Tiling
 
-CROWD_ROWS = 128  # of a tile of kernels/specialised.py
-CROWD_BOX = 64  # slots that it brings at once; pages and chunks hold whole boxes
+SPECIALISED_ROWS = 128  # of a tile of kernels/specialised.py
+SPECIALISED_BOX = 64  # slots that it brings at once; pages and chunks hold whole boxes
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
     append   rotated keys and values of all new tokens to paged memory
     attend   the work list (work.py): every item loads its keys once for all rows that read them;
-             large and small tiles are two launches of one kernel, side by side; on Hopper, large
-             tiles of crowds have a kernel whose warps are specialised
+             large and small tiles are two launches of one kernel, side by side; on Hopper, the
+             largest have a kernel whose warps are specialised
     merge    the partials of every token, in float32
 
 Works on CUDA devices in bfloat16, float16 and float32, and, slowly, on the CPU under Triton's
@@ -28,7 +28,7 @@ from manyhands.attention.kernels.attend import LOG2E, attend_kernel
 from manyhands.attention.kernels.lone import lone_kernel
 from manyhands.attention.kernels.merge import merge_kernel
 from manyhands.attention.kernels.overlap import launch_options
-from manyhands.attention.launches import CROWD_BOX, CROWD_ROWS, Launches, merge_launch
+from manyhands.attention.launches import SPECIALISED_BOX, SPECIALISED_ROWS, Launches, merge_launch
 from manyhands.attention.prepared import Capacity, Prepared, pack
 from manyhands.attention.rotary import Rope
 from manyhands.attention.work import ITEM_FIELDS, Tiling, cut
@@ -39,8 +39,8 @@ _TENSOR_MAPS = (9, 0)  # compute capability
 _MOST_ROWS = 128  # query heads per key/value head that one tile can hold
 _LARGEST_HEAD = 256
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
-_LAST_GLUON = (3, 9)  # release of Triton that the kernel for crowds is known to compile with
-_CROWD_DIM = 128  # of heads that the kernel for crowds knows
+_LAST_GLUON = (3, 9)  # release of Triton that kernels/specialised.py is known to compile with
+_SPECIALISED_DIM = 128  # of heads
 _URGENT = -1  # priority of a stream
 
 
@@ -76,7 +76,7 @@ class TritonBackend:
             processors,
             key_tile=64 if is_short else 32,
             large_rows=128 if is_wide else 64,
-            crowd_rows=CROWD_ROWS if _can_specialise(head_dims, dtype, device) else 0,
+            specialised_rows=SPECIALISED_ROWS if _can_specialise(head_dims, dtype, device) else 0,
         )
         head = sum(triton.next_power_of_2(dim) for dim in head_dims)
         self.launches = Launches.fitting(self.tiling, head * dtype.itemsize, device)
@@ -173,10 +173,10 @@ class TritonBackend:
             )
         return out
 
-    def _is_for_crowds(self, rows: int, prepared: Prepared, call: LayerCall) -> bool:
-        """Whether the kernel for crowds can do large tiles of so many rows, with this layer's scores."""
-        fits = self.tiling.key_tile % CROWD_BOX == prepared.page_size % CROWD_BOX == 0
-        return rows == self.tiling.crowd_rows and fits and call.softcap is None
+    def _is_specialised(self, rows: int, prepared: Prepared, call: LayerCall) -> bool:
+        """Whether large tiles of so many rows are specialised, with this layer's scores."""
+        fits = self.tiling.key_tile % SPECIALISED_BOX == prepared.page_size % SPECIALISED_BOX == 0
+        return rows == self.tiling.specialised_rows and fits and call.softcap is None
 
     def _attend_all(
         self,
@@ -222,7 +222,7 @@ class TritonBackend:
                 "HAS_WINDOW": call.window is not None,
                 "DIRECT": is_direct,
             }
-            if is_large and is_whole and self._is_for_crowds(rows, prepared, call):
+            if is_large and is_whole and self._is_specialised(rows, prepared, call):
                 from manyhands.attention.kernels import specialised
 
                 specialised.specialised_kernel[grid](
@@ -334,10 +334,10 @@ def _can_map(head_dims: tuple[int, int], device: torch.device) -> bool:
 
 
 def _can_specialise(head_dims: tuple[int, int], dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether there is the kernel for crowds: for Hopper's matrix units, heads of 128 dims, 16 bits."""
+    """Whether there are specialised tiles: for Hopper's matrix units, heads of 128 dims, 16 bits."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != _TENSOR_MAPS[0]:
         return False
-    if head_dims != (_CROWD_DIM, _CROWD_DIM) or dtype.itemsize != 2:
+    if head_dims != (_SPECIALISED_DIM, _SPECIALISED_DIM) or dtype.itemsize != 2:
         return False
     # Its language, Gluon, is young, and names come and go.
     return tuple(map(int, triton.__version__.split(".")[:2])) <= _LAST_GLUON

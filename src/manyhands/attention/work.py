@@ -45,8 +45,8 @@ class Tiling:
     num_processors: int
     key_tile: int = 64  # keys per turn of the inner loop; chunks are multiples of it
     large_rows: int = 128  # rows (entries times r) of a large tile
-    crowd_rows: int = 0  # of a large tile that crowds get, if there is a kernel for them
-    crowd_work: int = 1 << 19  # rows times keys per processor, from which on it pays
+    specialised_rows: int = 0  # of a specialised tile, if there is a kernel for them
+    specialised_work: int = 1 << 19  # rows times keys per processor, from which on it pays
     least_rows: int = 16  # of a small tile
     most_small_rows: int = 64  # strips with more rows get large tiles
     least_chunk: int = 128
@@ -187,11 +187,15 @@ def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
 
 
 def _large_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
-    """Rows of large tiles: those for crowds, if there is much to do, most of it for strips that fill one."""
+    """Rows of large tiles: specialised, if there is much to do, most of it for strips that fill one."""
     work = rows * keys * tiling.num_kv_heads
-    is_much = work.sum() >= tiling.crowd_work * tiling.num_processors
-    if tiling.crowd_rows and is_much and 2 * work[rows >= tiling.crowd_rows].sum() > work.sum():
-        return tiling.crowd_rows
+    is_much = work.sum() >= tiling.specialised_work * tiling.num_processors
+    if (
+        tiling.specialised_rows
+        and is_much
+        and 2 * work[rows >= tiling.specialised_rows].sum() > work.sum()
+    ):
+        return tiling.specialised_rows
     return _power_of_two(max(tiling.large_rows, tiling.group))
 
 

@@ -1,4 +1,4 @@
-"""Attention for crowds on Hopper: some warps load, others multiply, and softmax hides behind products.
+"""Attention by specialised warps: some load, others multiply, and softmax hides behind products (Hopper).
 
 In the kernel of `attend.py` all warps of a program do everything, one thing after the other: while they
 take exponentials, the matrix units wait. Here a program's warps are specialised, as in FlashAttention-3:
@@ -9,7 +9,7 @@ take exponentials, the matrix units wait. Here a program's warps are specialised
 
 It is written in Gluon, the lower floor of Triton's language, where layouts, barriers and waits are
 written out; Triton itself does none of this on Hopper. Gluon has no interpreter, so machines without
-a GPU only compile this kernel; on an H200 it stands the tests that all kernels stand.
+a GPU only compile this kernel; its values are tested on an H200.
 
 Items are those of `attend.py`, and so is what they leave. Softmax does not ask for the order of keys: a
 program takes its edges first, tiles in which some rows do not see some keys, then what all of them see.
@@ -37,11 +37,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from manyhands.attention.launches import CROWD_BOX, CROWD_ROWS
+from manyhands.attention.launches import SPECIALISED_BOX, SPECIALISED_ROWS
 
 _KEYS = gl.constexpr(128)  # of a turn
-_BOX = gl.constexpr(CROWD_BOX)  # slots that the copy engine brings at once
-_HALF_ROWS = gl.constexpr(CROWD_ROWS // 2)  # of one group of warps
+_BOX = gl.constexpr(SPECIALISED_BOX)  # slots that the copy engine brings at once
+_HALF_ROWS = gl.constexpr(SPECIALISED_ROWS // 2)  # of one group of warps
 _STAGES = gl.constexpr(2)  # turns whose keys and values have room
 _REGISTERS = gl.constexpr(240)  # of a thread that multiplies
 _FEW_REGISTERS = gl.constexpr(24)  # of one that loads
@@ -57,7 +57,7 @@ def boxes(x: Tensor) -> Any:
     flat = x.view(len(x), -1)
     swizzled = gl.NVMMASharedLayout(128, 16)  # as matrix units read 16-bit numbers
     return TensorDescriptor(
-        flat, list(flat.shape), list(flat.stride()), [CROWD_BOX, _WIDTH.value], swizzled
+        flat, list(flat.shape), list(flat.stride()), [SPECIALISED_BOX, _WIDTH.value], swizzled
     )
 
 
@@ -422,6 +422,7 @@ def specialised_kernel(
         mbarrier.init(cleaned.index(i), count=1)
     fence_async_shared()
 
+    # Gluon forgets that constants are constants in a tuple that has a name: hence twice in full.
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
     gl.warp_specialize(
