@@ -1,7 +1,7 @@
 """Every measurement of speed, one after the other, then the tables and pictures made from them.
 
     python -m benchmarks.everything                the whole, about twenty minutes on one GPU
-    python -m benchmarks.everything --tiny --out /tmp/results      the whole in a minute, on any machine
+    python -m benchmarks.everything --tiny --out /tmp/results      the whole, small: two minutes on any machine
 
 What belongs to the pages is only written from the folder of the repository, not from another `--out`.
 """
