@@ -69,10 +69,29 @@ class Again:
         return replay, results
 
 
-def graphed_engine() -> Engine:
+class Full(Again):
+    """A recorder that finds no room for more than so many recordings."""
+
+    def __init__(self, room: int, error: Exception) -> None:
+        super().__init__()
+        self.room, self.error, self.num_recovered = room, error, 0
+
+    def recover(self) -> None:
+        self.num_recovered += 1
+
+    def record(self, work: Callable[[], tuple[Tensor, ...]] | None = None):  # type: ignore[no-untyped-def]
+        if work is not None:
+            if self.room == 0:
+                raise self.error
+            self.room -= 1
+        return super().record(work)
+
+
+def graphed_engine(recorder: Again | None = None) -> Engine:
     engine = small_engine(backend="triton")
     assert not isinstance(engine.passes, GraphedPasses)
-    engine.passes = GraphedPasses(engine.adapter, engine.memory, engine.backend, Again())  # type: ignore[arg-type]
+    recorder = recorder or Again()
+    engine.passes = GraphedPasses(engine.adapter, engine.memory, engine.backend, recorder)  # type: ignore[arg-type]
     return engine
 
 
@@ -113,6 +132,28 @@ def test_running_ahead_changes_no_token(forced: dict[int, int]) -> None:
     assert passes.num_ahead > 5
     # the last pass of the run is never asked for either
     assert len(forced) <= passes.num_dropped <= len(forced) + 1
+
+
+@pytest.mark.parametrize("room", [0, 1])
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory.\nMuch more."), "CUDA out of memory."),
+        (RuntimeError(), "RuntimeError"),
+    ],
+)
+def test_out_of_memory_while_recording_changes_no_token(
+    room: int, error: Exception, said: str
+) -> None:
+    """Launch by launch it goes on, for the pass that was to be recorded and all that follow."""
+    recorder = Full(room, error)
+    plain, graphed = small_engine(), graphed_engine(recorder)
+    for num_rows in (2, 3):
+        answers = [e.run(walking(a_team_of(num_rows), 6, {})) for e in (plain, graphed)]
+        assert answers[0] == answers[1]
+    assert passes_of(graphed).trouble == f"passes are not recorded as CUDA graphs: {said}"
+    assert passes_of(graphed).num_graphs == room
+    assert recorder.num_recovered == 1
 
 
 def test_running_ahead_of_a_draw_that_candidates_leave_undecided(

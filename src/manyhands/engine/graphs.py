@@ -172,8 +172,8 @@ class GraphedPasses(Passes):
             graph = _Graph(self, capacity, plan.page_size)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             self.recorder.recover()
-            reason = str(error).strip().splitlines()[0][:200]
-            self.trouble = f"passes are not recorded as CUDA graphs: {reason}"
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            self.trouble = f"passes are not recorded as CUDA graphs: {lines[0][:200]}"
             return None
         self.seconds_recording += time.perf_counter() - began
         self._graphs[capacity] = graph
