@@ -1,4 +1,4 @@
-"""How many kernels one decode layer launches, before and after the swaps, attention aside.
+"""How many kernels one decode layer launches, before and after the fused modules, attention aside.
 
     python -m benchmarks.launches               half a minute on one GPU
 
@@ -22,7 +22,7 @@ from benchmarks.timing import milliseconds
 from manyhands.attention.attend import LayerCall
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.dummy import dummy_model
-from manyhands.model.swaps import swap
+from manyhands.model.fusion import fuse_modules
 
 TOKENS = 4
 _SHORT, _LONG = 2, 4  # layers
@@ -49,14 +49,14 @@ def count_launches(adapter: ModelAdapter) -> int:
     return sum(1 for event in found.events() if event.device_type == on_gpu)
 
 
-def measure(shape: Shape, swapped: bool, device: torch.device) -> dict[str, float]:
+def measure(shape: Shape, fused: bool, device: torch.device) -> dict[str, float]:
     """Launches and microseconds of one layer."""
     counts, times = [], []
     for layers in (_SHORT, _LONG):
         model = dummy_model(load_config(shape, layers), device=device, dtype=torch.bfloat16)
         adapter = ModelAdapter(model)
-        if swapped:
-            swap(adapter, "on")
+        if fused:
+            fuse_modules(adapter, "on")
         counts.append(count_launches(adapter))
         tokens = torch.ones(TOKENS, dtype=torch.long, device=device)
 
@@ -81,9 +81,9 @@ def main(words: list[str] | None = None) -> None:
         results.leave_out("launches", "there are none without a GPU")
         return
     for name in ("qwen3-8b", "qwq-32b", "codellama-7b"):
-        for swapped in (False, True):
-            facts = measure(SHAPES[name], swapped, device)
-            results.add("layers", model=SHAPES[name].title, swapped=swapped, **facts)
+        for fused in (False, True):
+            facts = measure(SHAPES[name], fused, device)
+            results.add("layers", model=SHAPES[name].title, fused=fused, **facts)
 
 
 if __name__ == "__main__":

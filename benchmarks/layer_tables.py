@@ -11,18 +11,18 @@ KINDS = {"ordinary": "bfloat16", "fp8": "float8", "int4": "four bits"}
 
 
 def launches() -> str:
-    """Kernels of one decode layer without attention, and its time, before and after the swaps."""
+    """Kernels of one decode layer without attention, and its time, before and after the fused modules."""
     found = result("launches")
     if found is None:
         return NOTHING_YET
     by_model: dict[str, dict[bool, Result]] = {}
     for line in found["layers"]:
-        by_model.setdefault(line["model"], {})[line["swapped"]] = line
+        by_model.setdefault(line["model"], {})[line["fused"]] = line
     rows = [
-        [model, *(f"{pair[swapped][what]:.0f}" for what in ("launches", "us") for swapped in pair)]
+        [model, *(f"{pair[fused][what]:.0f}" for what in ("launches", "us") for fused in pair)]
         for model, pair in by_model.items()
     ]
-    return table(["shapes", "launches", "swapped", "µs", "swapped"], rows)
+    return table(["shapes", "launches", "fused", "µs", "fused"], rows)
 
 
 def tiles() -> str:

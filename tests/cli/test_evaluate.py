@@ -219,7 +219,7 @@ def test_other_weights_under_the_same_name_are_another_model(
     task = ("--task", "arithmetic", "--limit", 1, "--count", 2, "--out", tmp_path / "out")
     exam = ("eval", "--model", copy, *task, *TINY, "--budgets", 3, "--method", "sequential")
     assert cli(*exam).exit_code == 0
-    assert cli(*exam, "--swaps", "on", "--limit", 2).exit_code == 0
+    assert cli(*exam, "--fuse", "on", "--limit", 2).exit_code == 0
     (path,) = result_files(tmp_path / "out")
     own = read_results(path).header.fingerprint
     assert own is not None

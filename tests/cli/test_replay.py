@@ -263,7 +263,7 @@ def test_continue_can_save_the_longer_trace(
     assert not (tmp_path / "new.jsonl").exists()
 
 
-@pytest.mark.parametrize("how", ["--quantise int4 --swaps on", "--context 320"])
+@pytest.mark.parametrize("how", ["--quantise int4 --fuse on", "--context 320"])
 def test_a_run_comes_back_with_the_weights_and_the_context_it_had(
     cli: Cli, solve: Cli, tmp_path: Path, how: str
 ) -> None:
@@ -281,15 +281,15 @@ def test_a_run_comes_back_with_the_weights_and_the_context_it_had(
 
 
 def test_what_the_command_leaves_open_is_as_recorded(changed: Callable[..., Path]) -> None:
-    path = changed(_edit(weights="dummy", quantise="int4", swaps="on", context=300))
+    path = changed(_edit(weights="dummy", quantise="int4", fuse="on", context=300))
     trace = read_trace(path)
     found = as_recorded(ReplayOptions(trace=path), trace)
-    assert (found.load, found.quantise, found.swaps, found.context) == ("dummy", "int4", "on", 300)
-    said = ReplayOptions(trace=path, load="dummy", quantise="none", swaps="off", context=200)
+    assert (found.load, found.quantise, found.fuse, found.context) == ("dummy", "int4", "on", 300)
+    said = ReplayOptions(trace=path, load="dummy", quantise="none", fuse="off", context=200)
     assert as_recorded(said, trace) == said
 
 
-@pytest.mark.parametrize("damage", [{"context": "long"}, {"quantise": 4}, {"swaps": True}])
+@pytest.mark.parametrize("damage", [{"context": "long"}, {"quantise": 4}, {"fuse": True}])
 def test_weights_that_a_header_does_not_name_in_words(
     cli: Cli, changed: Callable[..., Path], damage: dict[str, Any]
 ) -> None:

@@ -95,6 +95,6 @@ def test_an_engine_says_what_it_chose() -> None:
     engine = small_engine(backend="reference")
     attention, layers, memory = engine.about
     assert attention == "attention by reference: asked for"
-    assert layers.startswith("layers: no swaps")
+    assert layers.startswith("layers: no fused modules")
     assert "hold keys and values" in memory
     assert engine.passes.about is None

@@ -321,7 +321,7 @@ def test_an_unknown_backend_is_refused() -> None:
 
 @pytest.mark.parametrize("most_tokens", [1, 5, 16])
 def test_a_small_pass_gives_the_same_logits(most_tokens: int) -> None:
-    """Feeds that are longer than a pass go ahead in portions; who reads and is read notices nothing."""
+    """Feeds that are longer than a pass go ahead in chunks; who reads and is read notices nothing."""
     whole, cut = (small_engine() for _ in range(2))
     cut.max_tokens_per_pass = most_tokens
     words = [
@@ -343,7 +343,7 @@ def test_a_small_pass_gives_the_same_logits(most_tokens: int) -> None:
     assert (results[0] - results[1]).abs().max() < 1e-5
 
 
-def test_a_failure_behind_a_portion_undoes_all_of_it() -> None:
+def test_a_failure_behind_a_chunk_undoes_all_of_it() -> None:
     engine = small_engine(memory_tokens=64)
     engine.max_tokens_per_pass = 10
     start, later = Block(), Block()
@@ -358,7 +358,7 @@ def test_a_failure_behind_a_portion_undoes_all_of_it() -> None:
     assert (feed(fresh, (5,) * 25, other, more) - undone).abs().max() < 1e-5
 
 
-def test_runs_are_charged_for_their_portions() -> None:
+def test_runs_are_charged_for_their_chunks() -> None:
     engine = small_engine()
     engine.max_tokens_per_pass = 8
     runs = [engine.submit(counting((1,) * size, 3)) for size in (30, 4)]

@@ -210,7 +210,7 @@ def test_nobody_new_overtakes_who_is_away() -> None:
 
 
 def test_a_guest_that_fits_in_part_leaves_all_of_it() -> None:
-    """Its prompt is fed in portions; those that still fitted hold no page while it is away."""
+    """Its prompt is fed in chunks; those that still fitted hold no page while it is away."""
     engine = small_engine(memory_tokens=160)  # 10 pages
     alone = [story(engine, counting((1,) * 20, 120)), story(engine, counting((2,) * 150, 5))]
     engine.max_tokens_per_pass = 16
@@ -227,7 +227,7 @@ def test_a_guest_that_fits_in_part_leaves_all_of_it() -> None:
 
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[bool, int, float, int, int, list[tuple[str, int]]]:
-    """Whether they reserve, pages, overcommit, tokens per pass and per portion, and who comes when.
+    """Whether they reserve, pages, overcommit, tokens per pass and per chunk, and who comes when.
 
     Each of them fits alone. Half of the time nobody says how much it needs, which is much less.
     """
@@ -257,9 +257,9 @@ def stories() -> dict[str, list[Event | Answer]]:
 def test_any_crowd_in_little_memory(
     stories: dict[str, list[Event | Answer]], crowd: tuple[bool, int, float, int, int, list[Any]]
 ) -> None:
-    reserve, num_pages, overcommit, num_tokens, portion, coming = crowd
+    reserve, num_pages, overcommit, num_tokens, chunk, coming = crowd
     engine = small_engine(memory_tokens=16 * num_pages, overcommit=overcommit)
-    engine._scheduler.max_tokens_per_pass, engine.max_tokens_per_pass = num_tokens, portion
+    engine._scheduler.max_tokens_per_pass, engine.max_tokens_per_pass = num_tokens, chunk
     runs: list[Run] = []
     for name, pause in coming:
         strategy = KINDS[name]()

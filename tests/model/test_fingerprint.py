@@ -12,9 +12,9 @@ from manyhands import bundled
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.dummy import dummy_model
 from manyhands.model.fingerprint import fingerprint
+from manyhands.model.fusion import fuse_modules
 from manyhands.model.loading import load_adapter
 from manyhands.model.quantise import KINDS, quantise_network
-from manyhands.model.swaps import swap
 from tests.model.families_zoo import tiny_models
 
 ZOO = tiny_models()
@@ -34,7 +34,7 @@ def test_the_bundled_model() -> None:
     expected = fingerprint(adapter.model)
     assert len(expected) == 32
     assert fingerprint(again.model) == expected
-    assert swap(again, "on").products > 0
+    assert fuse_modules(again, "on").products > 0
     assert fingerprint(again.model) == expected
     norm = next(p for name, p in again.model.named_parameters() if "norm" in name)
     with torch.no_grad():
@@ -43,10 +43,10 @@ def test_the_bundled_model() -> None:
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_swaps_change_nothing(name: str) -> None:
+def test_fused_modules_change_nothing(name: str) -> None:
     adapter = ModelAdapter(ZOO[name]())
     before = fingerprint(adapter.model)
-    swap(adapter, "on")
+    fuse_modules(adapter, "on")
     assert fingerprint(adapter.model) == before
 
 
@@ -57,7 +57,7 @@ def test_nor_do_they_with_quantised_layers(kind: str) -> None:
     quantise_network(model, kind, CPU)
     adapter, before = ModelAdapter(model), fingerprint(model)
     assert before != ordinary
-    assert swap(adapter, "on").products > 0
+    assert fuse_modules(adapter, "on").products > 0
     assert fingerprint(model) == before
 
 

@@ -1,4 +1,4 @@
-"""On a GPU: swapped networks with their compiled kernels, real sizes of quantised layers, launches."""
+"""On a GPU: fused networks with their compiled kernels, real sizes of quantised layers, launches."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from benchmarks.launches import count_launches, no_attention
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.dummy import dummy_model
+from manyhands.model.fusion import fuse_modules
 from manyhands.model.kernels import triton_is_here
 from manyhands.model.loading import load_adapter
 from manyhands.model.quantise import KINDS
 from manyhands.model.quantised import Float8Linear
 from manyhands.model.self_test import exact_attention
 from manyhands.model.skinny import SkinnyLinear
-from manyhands.model.swaps import swap
 from manyhands.model.w4a16 import Int4Linear
 from tests.model.families_zoo import some_tokens, tiny_models
 
@@ -26,7 +26,7 @@ pytestmark = [
 ]
 ZOO = tiny_models()
 GPU = torch.device("cuda:0")
-# Launches of one decode layer but attention's, at most, after the swaps. A layer with norms on the heads
+# Launches of one decode layer but attention's, at most, after the fused modules. A layer with norms on the heads
 # of q and k: product, norms, product, join, product with its gate, product, join.
 MOST = {"llama": 6, "qwen2": 6, "qwen3": 7, "mistral": 6, "smollm3": 6, "phi3": 6, "gemma3_text": 7}
 
@@ -43,22 +43,22 @@ def _logits(adapter: ModelAdapter) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_swapped_logits_in_float32(name: str) -> None:
+def test_fused_logits_in_float32(name: str) -> None:
     adapter, _ = load_adapter(ZOO[name](), device="cuda")
     expected = _logits(adapter)
-    report = swap(adapter)
+    report = fuse_modules(adapter)
     assert report.kernels == "triton"
     assert float((_logits(adapter) - expected).abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ZOO)
-def test_swapped_logits_within_rounding(name: str, dtype: str) -> None:
+def test_fused_logits_within_rounding(name: str, dtype: str) -> None:
     """By the median over tokens: a rounding may send a single token to another expert."""
     exact = _logits(load_adapter(ZOO[name](), device="cuda")[0])
     adapter, _ = load_adapter(ZOO[name](), device="cuda", dtype=dtype)
     before = (_logits(adapter).float() - exact).norm(dim=-1).median()
-    swap(adapter)
+    fuse_modules(adapter)
     after = (_logits(adapter).float() - exact).norm(dim=-1).median()
     assert after < 1.25 * before
 
@@ -66,7 +66,7 @@ def test_swapped_logits_within_rounding(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "olmo3"])
 def test_a_captured_pass_is_the_same(name: str) -> None:
     adapter, _ = load_adapter(ZOO[name](), device="cuda", dtype="bfloat16")
-    swap(adapter)
+    fuse_modules(adapter)
     expected = _logits(adapter)
     tokens = torch.zeros(30, dtype=torch.long, device=GPU)
     attend = exact_attention(adapter.ropes)
@@ -93,11 +93,11 @@ def test_launches_of_a_layer(name: str) -> None:
         left_to_it = ("num_hidden_layers", "layer_types", "no_rope_layers")
         kept = {key: value for key, value in said.items() if key not in left_to_it}
         config = hf.AutoConfig.for_model(**kept, num_hidden_layers=layers)
-        for swapped in (False, True):
+        for fused in (False, True):
             adapter = ModelAdapter(dummy_model(config, device=GPU, dtype=torch.bfloat16))
-            if swapped:
-                swap(adapter)
-            counts[layers, swapped] = count_launches(adapter)
+            if fused:
+                fuse_modules(adapter)
+            counts[layers, fused] = count_launches(adapter)
     before, after = ((counts[12, on] - counts[6, on]) / 6 for on in (False, True))
     assert after <= MOST[name]
     assert before > 2 * after
@@ -173,7 +173,7 @@ def test_quantised_networks(name: str, kind: str) -> None:
     expected = _logits(on_cpu)
     adapter, _ = load_adapter(on_cpu.model, device="cuda", dtype="bfloat16")
     before = (_logits(adapter).cpu().float() - expected).norm() / expected.norm()
-    swap(adapter)
+    fuse_modules(adapter)
     after = (_logits(adapter).cpu().float() - expected).norm() / expected.norm()
     most = 0.1 if kind == "fp8" else 0.05  # a bfloat16 may round to another float8
     assert before < most
@@ -183,7 +183,7 @@ def test_quantised_networks(name: str, kind: str) -> None:
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_pass_without_attention_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter, _ = load_adapter(ZOO["qwen3"](), device="cuda", dtype="bfloat16", quantise="int4")
-    swap(adapter)
+    fuse_modules(adapter)
     tokens = some_tokens(4).to(GPU)
     with torch.inference_mode():
         adapter.forward(tokens, None, no_attention)

@@ -13,12 +13,12 @@ from torch.nn import functional
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.dummy import dummy_model
+from manyhands.model.fusion import fuse_modules
 from manyhands.model.loading import load_adapter
 from manyhands.model.quantise import KINDS
 from manyhands.model.quantised import Float8Linear, Quantised
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
-from manyhands.model.swaps import swap
 from manyhands.model.w4a16 import Int4Linear, group_for, pack, span_of, unpack
 from tests.model.families_zoo import some_tokens, tiny_models
 
@@ -169,10 +169,10 @@ def test_a_network_is_quantised_in_place(kind: str, name: str) -> None:
 
 @KIND
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma3_text", "glm4", "olmo2"])
-def test_swaps_join_quantised_layers(kind: str, name: str) -> None:
+def test_fused_modules_join_quantised_layers(kind: str, name: str) -> None:
     adapter, _ = load_adapter(ZOO[name](), quantise=kind)
     expected = _logits(adapter)
-    report = swap(adapter, "on")
+    report = fuse_modules(adapter, "on")
     assert report.products >= adapter.num_layers
     first: Any = adapter.model.base_model.layers[0]
     assert isinstance(first.self_attn.qkv_proj.linear, KINDS[kind])

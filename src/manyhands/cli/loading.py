@@ -90,7 +90,7 @@ def load_wordless_engine(model: str, options: ModelOptions, notes: Notes) -> Eng
             backend=options.backend,
             weights=options.load,
             quantise=options.quantise,
-            swaps=options.swaps,
+            fuse=options.fuse,
             memory_tokens=options.memory_tokens,
             context=options.context,
             downloads=is_watched,
@@ -134,7 +134,7 @@ def place_facts(engine: Engine, options: ModelOptions) -> dict[str, Any]:
     return {
         "weights": options.load,
         "quantise": options.quantise,
-        "swaps": options.swaps,
+        "fuse": options.fuse,
         "device": str(adapter.device),
         "dtype": str(adapter.dtype).removeprefix("torch."),
         "backend": options.backend,

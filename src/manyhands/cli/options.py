@@ -69,7 +69,7 @@ class ModelOptions:
             "or rounded to fp8 or int4.",
         ),
     ] = "auto"
-    swaps: Annotated[
+    fuse: Annotated[
         Literal["auto", "on", "off"],
         _option(_MODEL, "Join small operations of each layer: auto is on for GPUs."),
     ] = "auto"
@@ -255,7 +255,7 @@ class ReplayOptions(ModelOptions):
         Literal["auto", "none", "fp8", "int4"],
         _option(_MODEL, "Weights in fewer bits: as the trace says (auto), none, fp8 or int4."),
     ] = "auto"
-    swaps: Annotated[
+    fuse: Annotated[
         Literal["auto", "on", "off"],
         _option(
             _MODEL,

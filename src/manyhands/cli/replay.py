@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _RECORDED = (
     ("load", "weights", str),
     ("quantise", "quantise", str),
-    ("swaps", "swaps", str),
+    ("fuse", "fuse", str),
     ("context", "context", int),
 )
 _FACTS = ("model", "method", "workers", "layout", "seed", "settings", "problem", "versions")

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from manyhands.cache.block import Block
+from manyhands.cache.chunks import in_chunks
 from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner
-from manyhands.cache.portions import in_portions
 from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Row, Step
 from manyhands.engine.backends import check_backend, choose_backend, make_passes
@@ -42,6 +42,7 @@ from manyhands.engine.scheduler import Scheduler
 from manyhands.engine.usage import Usage, UsageCounted, usage_of, usage_of_each
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
+from manyhands.model.fusion import Fuse, FuseReport, check_fuse, fuse_modules
 from manyhands.model.loading import Weights, load_adapter
 from manyhands.model.memory import (
     Memory,
@@ -51,7 +52,6 @@ from manyhands.model.memory import (
     token_bytes,
 )
 from manyhands.model.quantise import Quantise, check_quantise
-from manyhands.model.swaps import SwapReport, Swaps, check_swaps, swap
 from manyhands.replay.trace import Line, Trace
 from manyhands.strategies.base import Answer, Event, Strategy
 from manyhands.text import Text
@@ -80,7 +80,7 @@ class Engine:
         those that then do not fit leave for a while and come back (`engine/guests.py`). 1: never.
         """
         self.adapter = adapter
-        self.swaps = SwapReport(left=("the adapter came as it is",))
+        self.fused = FuseReport(left=("the adapter came as it is",))
         self.text = Text(tokenizer, _eos_ids(adapter)) if tokenizer is not None else None
         chosen = choose_backend(backend, adapter)
         self.backend, self.backend_reason = chosen.backend, chosen.reason
@@ -118,7 +118,7 @@ class Engine:
         backend: str = "auto",
         weights: Weights = "auto",
         quantise: Quantise = "auto",
-        swaps: Swaps = "auto",
+        fuse: Fuse = "auto",
         memory_tokens: int | None = None,
         context: int | None = None,
         downloads: bool = False,
@@ -128,13 +128,13 @@ class Engine:
 
         `weights="dummy"` takes the real configuration and random weights. `context` bounds the
         longest view (default: the model's own limit). `downloads` shows the progress of what is
-        fetched from the hub. `quantise` and `swaps`: see `load_adapter` and `model/swaps.py`.
+        fetched from the hub. `quantise` and `fuse`: see `load_adapter` and `model/fusion.py`.
         `overcommit`: see the constructor. Raises ModelNotFound, UnsupportedModel, InvalidRequest,
         OutOfMemory.
         """
         check_backend(backend)  # a wrong name should not cost a load
         check_quantise(quantise)
-        check_swaps(swaps)
+        check_fuse(fuse)
         adapter, tokenizer = load_adapter(
             model,
             device=device,
@@ -144,7 +144,7 @@ class Engine:
             context=context,
             downloads=downloads,
         )
-        report = swap(adapter, swaps)
+        report = fuse_modules(adapter, fuse)
         engine = cls(
             adapter,
             tokenizer,
@@ -152,7 +152,7 @@ class Engine:
             memory_tokens=memory_tokens,
             overcommit=overcommit,
         )
-        engine.swaps = report
+        engine.fused = report
         return engine
 
     @property
@@ -160,7 +160,7 @@ class Engine:
         """What was chosen for this model on this machine, and why; a sentence each."""
         return [
             f"attention by {self.backend.name}: {self.backend_reason}",
-            f"layers: {self.swaps}",
+            f"layers: {self.fused}",
             self.about_memory,
         ]
 
@@ -278,16 +278,16 @@ class Engine:
 
     @contextmanager
     def _feeding_long(self, step: Step) -> Iterator[tuple[Step, Plan]]:
-        """Feed what goes ahead in portions; then as `_feeding`, with the step that is left."""
+        """Feed what goes ahead in chunks; then as `_feeding`, with the step that is left."""
         self._check_tokens(step)
         self._newest.clear()
-        ahead, rest = in_portions(step, self.max_tokens_per_pass)
+        ahead, rest = in_chunks(step, self.max_tokens_per_pass)
         fed: list[Row] = []
         try:
-            for portion in ahead:
-                with self._feeding(portion) as plan:
+            for chunk in ahead:
+                with self._feeding(chunk) as plan:
                     self.passes.run(plan)
-                fed += portion.rows
+                fed += chunk.rows
             with self._feeding(rest) as plan:
                 yield rest, plan
         except BaseException:
@@ -315,7 +315,7 @@ class Engine:
         self._usage += usage
 
     def _usage_of_each(self, steps: Sequence[Step]) -> list[Usage]:
-        """What each of the steps that were fed together just now has cost, portions included."""
+        """What each of the steps that were fed together just now has cost, chunks included."""
         newest, self._newest = self._newest, []
         if len(steps) == 1:
             return [sum((usage for _, _, usage in newest), Usage())]

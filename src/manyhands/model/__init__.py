@@ -4,7 +4,7 @@
 it rotates, `families` lists what is known, `self_test` examines what is not, `dummy` fills a real
 architecture with random weights. The keys and values of all blocks live in `memory`.
 
-Two things make it faster. `swaps` replaces parts of a loaded network by stand-ins that launch less
+Two things make it faster. `fusion` replaces parts of a loaded network by stand-ins that launch less
 (`layers`, `products`, `kernels`). `quantise` replaces linear layers by ones that take fewer bytes
 (`quantised`, `w4a16`); `packed_checkpoint` reads those that are published so (`packing`).
 """

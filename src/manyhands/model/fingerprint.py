@@ -3,7 +3,7 @@
 A name says little: the files behind it may be replaced. So the bytes of all weights are read as whole
 numbers, and of every layer their sum and the sum of their squares are taken, modulo 2^64. Sums do not
 ask for an order. So neither the device, nor the order of the tensors, nor products that were joined
-(`swaps`) change the result; one changed weight does, and so do two layers that changed places. It is no
+(`fusion`) change the result; one changed weight does, and so do two layers that changed places. It is no
 protection against somebody who wants two networks to have the same.
 
 What does not come from a checkpoint (rotary frequencies and the like) is left out. Numbers that were

@@ -6,7 +6,7 @@ handed what is theirs. They know it by the tensor they are called with: it must 
 otherwise they compute anew. So nothing depends on the order of calls, or on who else calls.
 
 Each stand-in has a kernel for CUDA devices and a twin in plain torch that repeats the modelling code's
-operations one by one. `swaps` decides what is replaced by what.
+operations one by one. `fusion` decides what is replaced by what.
 """
 
 from __future__ import annotations

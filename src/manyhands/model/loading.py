@@ -46,12 +46,12 @@ from manyhands.model.families import (
     reject,
     supported,
 )
+from manyhands.model.fusion import is_fused
 from manyhands.model.packed_checkpoint import load_packed
 from manyhands.model.packing import Packing, read_packing
 from manyhands.model.quantise import KINDS, Quantise, check_quantise, quantise_network
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import self_test
-from manyhands.model.swaps import is_swapped
 
 Weights = Literal["auto", "dummy"]
 
@@ -174,7 +174,7 @@ def _adopt(
     context: int | None,
     quantise: Quantise,
 ) -> ModelAdapter:
-    if is_swapped(model):
+    if is_fused(model):
         raise InvalidRequest(
             "parts of this network were replaced for inference, it already belongs to an engine",
             hint="load the model anew, or give the adapter that has it",

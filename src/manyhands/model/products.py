@@ -84,18 +84,18 @@ def _head_norms(attention: Any, heads: tuple[int, int]) -> HeadNorms | None:
     return HeadNorms(query, key, *heads)
 
 
-def swap_mlps(layers: list[Any], shared: set[int]) -> tuple[int, int]:
+def fuse_mlps(layers: list[Any], shared: set[int]) -> tuple[int, int]:
     """How many pairs of products were joined, and how many MLPs were replaced."""
     joined = gates = 0
     for holder in [holder for layer in layers for holder in layer.modules()]:
         for name in [name for name, _ in holder.named_children()]:
-            products = _swap_mlp(holder, name, shared)
+            products = _fuse_mlp(holder, name, shared)
             if products is not None:
                 joined, gates = joined + products, gates + 1
     return joined, gates
 
 
-def _swap_mlp(holder: nn.Module, name: str, shared: set[int]) -> int | None:
+def _fuse_mlp(holder: nn.Module, name: str, shared: set[int]) -> int | None:
     """Replace this child if it is an MLP with a gate: how many pairs of products were joined."""
     mlp: Any = getattr(holder, name)
     children = dict(mlp.named_children())

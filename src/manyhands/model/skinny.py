@@ -57,7 +57,7 @@ class SkinnyLinear(nn.Linear):
         return out.view(*x.shape[:-1], out.shape[-1])
 
 
-def swap_linears(model: nn.Module) -> int:
+def fuse_linears(model: nn.Module) -> int:
     """Replace every ordinary linear layer whose rows are aligned; how many those are."""
     count = 0
     for holder in list(model.modules()):

@@ -14,7 +14,7 @@ the replacements, and if its logits disagree, only those that hold by constructi
 stay equal up to the rounding of a product's different shape.
 
 A network that was changed can no longer be saved or trained: it is not the network of the checkpoint
-any more. Whoever trains (replay) loads without swaps.
+any more. Whoever trains (replay) loads without fused modules.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from manyhands.errors import InvalidRequest
 from manyhands.model import kernels
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.layers import GatedMLP, Norm, NoRotation, Part, join, keep, norm_form
-from manyhands.model.products import join_qkv, shared_weights, swap_mlps
+from manyhands.model.products import fuse_mlps, join_qkv, shared_weights
 from manyhands.model.quiet import quiet
 from manyhands.model.ropes import attention_factors, rotary_module
 from manyhands.model.self_test import BREAKS, deviation, exact_attention, tiny_network, tiny_tokens
-from manyhands.model.skinny import SkinnyLinear, swap_linears
+from manyhands.model.skinny import SkinnyLinear, fuse_linears
 
-Swaps = Literal["auto", "on", "off"]
+Fuse = Literal["auto", "on", "off"]
 _ROTATE = "apply_rotary_pos_emb"  # what every family calls its rotation
 # Of the twin's logits, in units of their spread: two float32 evaluations differ by 1e-6 to 1e-5.
 _TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class SwapReport:
+class FuseReport:
     """How many parts of the network were replaced, and what was left and why."""
 
     products: int = 0
@@ -59,7 +59,7 @@ class SwapReport:
 
     def __str__(self) -> str:
         if self.kernels == "none":
-            return "no swaps: " + "; ".join(self.left)
+            return "no fused modules: " + "; ".join(self.left)
         parts = [
             f"{self.products} joined products",
             f"{self.norms} norms",
@@ -98,29 +98,29 @@ _LAYERS = {
 }
 
 
-def swap(adapter: ModelAdapter, swaps: Swaps = "auto") -> SwapReport:
+def fuse_modules(adapter: ModelAdapter, fuse: Fuse = "auto") -> FuseReport:
     """Make the replacements in the network of `adapter`, once; `auto` makes them on CUDA devices.
 
     Nothing in the forward pass waits for the device afterwards that did not before. Gradients are
     switched off for all weights.
     """
-    check_swaps(swaps)
-    if swaps == "off":
-        return SwapReport(left=("not wanted",))
-    if swaps == "auto" and adapter.device.type != "cuda":
-        return SwapReport(left=(f"on the device {adapter.device} they save nothing",))
-    if is_swapped(adapter.model):
-        return SwapReport(left=("the network was swapped before",))
+    check_fuse(fuse)
+    if fuse == "off":
+        return FuseReport(left=("not wanted",))
+    if fuse == "auto" and adapter.device.type != "cuda":
+        return FuseReport(left=(f"on the device {adapter.device} they save nothing",))
+    if is_fused(adapter.model):
+        return FuseReport(left=("the network was fused before",))
     return _replace(adapter, sure=_twin_agrees(adapter))
 
 
-def check_swaps(swaps: str) -> None:
-    """Raise `InvalidRequest` for a word that is not one of `Swaps`."""
-    if swaps not in ("auto", "on", "off"):
-        raise InvalidRequest(f"swaps {swaps!r} are unknown", hint="choose auto, on or off")
+def check_fuse(fuse: str) -> None:
+    """Raise `InvalidRequest` for a word that is not one of `Fuse`."""
+    if fuse not in ("auto", "on", "off"):
+        raise InvalidRequest(f"fuse is {fuse!r}", hint="choose auto, on or off")
 
 
-def is_swapped(model: nn.Module) -> bool:
+def is_fused(model: nn.Module) -> bool:
     """Whether parts of this network have been replaced."""
     return any(
         isinstance(module, Norm | Part | GatedMLP | SkinnyLinear) for module in model.modules()
@@ -142,44 +142,46 @@ def _twin_agrees(adapter: ModelAdapter) -> bool:
         return False
 
 
-def _replace(adapter: ModelAdapter, *, sure: bool) -> SwapReport:
+def _replace(adapter: ModelAdapter, *, sure: bool) -> FuseReport:
     model: Any = adapter.model
     layers = list(getattr(model.base_model, "layers", ()))
-    norms = _swap_norms(model)
+    norms = _fuse_norms(model)
     heads = (adapter.num_heads, adapter.num_kv_heads)
     shared = shared_weights(model)
     products = sum(join_qkv(layer, heads if sure else None, shared) for layer in layers)
     gates = joins = 0
     rotation, left = False, []
     if sure:
-        joined, gates = swap_mlps(layers, shared)
+        joined, gates = fuse_mlps(layers, shared)
         products += joined
         joins = _join_sums(layers, model.base_model)
         rotation = _bypass_rotation(adapter, layers)
         left += [] if rotation else ["its rotation stays: YaRN on a part of the head, or own code"]
     else:
-        left.append(f"a twin of {adapter.config.model_type!r} disagreed: only safe swaps were made")
-    skinny = swap_linears(model)
+        left.append(
+            f"a twin of {adapter.config.model_type!r} disagreed: only safe fused modules were made"
+        )
+    skinny = fuse_linears(model)
     model.requires_grad_(False)
     for name in ("save_pretrained", "push_to_hub", "add_adapter", "load_adapter"):
         setattr(model, name, _refuse)
     nothing = torch.empty(0, device=adapter.device, dtype=adapter.dtype)
     tool = "triton" if kernels.usable(nothing) else "torch"
-    return SwapReport(products, norms, joins, gates, skinny, rotation, tool, tuple(left))
+    return FuseReport(products, norms, joins, gates, skinny, rotation, tool, tuple(left))
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
     raise InvalidRequest(
         "this network cannot be saved, trained or given adapters: parts of it were replaced by "
         "faster ones that are for inference only",
-        hint='load it with swaps="off"',
+        hint='load it with fuse="off"',
     )
 
 
 # -- norms and sums --------------------------------------------------------------------------------
 
 
-def _swap_norms(model: nn.Module) -> int:
+def _fuse_norms(model: nn.Module) -> int:
     count = 0
     for holder in list(model.modules()):
         for name, child in list(holder.named_children()):
@@ -270,7 +272,7 @@ def _bypass_rotation(adapter: ModelAdapter, layers: list[Any]) -> bool:
 def _without_rotation(forward: Any) -> Callable[..., Any] | None:
     """The same function with `keep` in the place of the rotation; None if it does not call that.
 
-    A copy that only the layers of swapped networks have: nobody else's network changes.
+    A copy that only the layers of fused networks have: nobody else's network changes.
     """
     if not isinstance(forward, types.FunctionType) or _ROTATE not in forward.__code__.co_names:
         return None

@@ -1,7 +1,7 @@
 """Long feeds in several passes (chunked prefill).
 
 Activations grow with the tokens of a pass, so a pass is bounded, and a prompt of a hundred thousand
-tokens is fed in portions. The bound must not show: a step promises that all rows are written before any
+tokens is fed in chunks. The bound must not show: a step promises that all rows are written before any
 of them reads. A row may go ahead of the others only if it reads nothing that they write in this step;
 then its early tokens meet the same keys before the step as in it. Whoever reads *it* sees all of it,
 for everybody's last tokens are fed together.
@@ -15,7 +15,7 @@ from dataclasses import replace
 from manyhands.cache.step import Row, Step
 
 
-def in_portions(step: Step, most_tokens: int) -> tuple[list[Step], Step]:
+def in_chunks(step: Step, most_tokens: int) -> tuple[list[Step], Step]:
     """What goes ahead, in order, and the step that is left: together they feed what `step` feeds.
 
     The step that is left has all rows, and no pass has more than `most_tokens` tokens, unless rows
@@ -44,16 +44,16 @@ def _may_go_ahead(step: Step) -> Iterator[Row]:
 
 def _filled(rows: list[Row], most_tokens: int) -> Iterator[Step]:
     """Steps of `most_tokens` tokens, the last one of fewer, that feed these rows one behind another."""
-    portion: list[Row] = []
+    chunk: list[Row] = []
     room = most_tokens
     for row in rows:
         feed = row.feed
         while feed:
-            portion.append(replace(row, feed=feed[:room]))
-            room -= len(portion[-1].feed)
-            feed = feed[len(portion[-1].feed) :]
+            chunk.append(replace(row, feed=feed[:room]))
+            room -= len(chunk[-1].feed)
+            feed = feed[len(chunk[-1].feed) :]
             if not room:
-                yield Step(portion)
-                portion, room = [], most_tokens
-    if portion:
-        yield Step(portion)
+                yield Step(chunk)
+                chunk, room = [], most_tokens
+    if chunk:
+        yield Step(chunk)

@@ -1,7 +1,7 @@
-"""Swapped networks against the same networks unswapped, family by family.
+"""Fused networks against the originals, family by family.
 
 In float32 and float64 the two differ by the order in which a product adds up: the worst measured are
-3e-6 and 6e-15, for logits of order 4. The controls at the end change a family's code where a swap would
+3e-6 and 6e-15, for logits of order 4. The controls at the end change a family's code where fusion would
 not notice: its twin must.
 """
 
@@ -22,12 +22,12 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.errors import InvalidRequest
-from manyhands.model import kernels, swaps
+from manyhands.model import fusion, kernels
 from manyhands.model.adapter import ModelAdapter
+from manyhands.model.fusion import fuse_modules
 from manyhands.model.layers import Norm, Part, Products, norm_form, plain_norm
 from manyhands.model.loading import load_adapter
 from manyhands.model.self_test import exact_attention
-from manyhands.model.swaps import swap
 from tests.model.double import DoublePrecision
 from tests.model.families_zoo import some_tokens, tiny_model, tiny_models
 
@@ -50,7 +50,7 @@ def test_logits_stay(name: str, double: bool) -> None:
     with precision():
         adapter = ModelAdapter(ZOO[name]().double() if double else ZOO[name]())
         expected = _logits(adapter)
-    report = swap(adapter, "on")
+    report = fuse_modules(adapter, "on")
     with precision():
         error = float((_logits(adapter) - expected).abs().max())
     assert error < (1e-12 if double else 1e-5)
@@ -64,14 +64,14 @@ def test_logits_stay(name: str, double: bool) -> None:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_bfloat16_is_no_worse(name: str) -> None:
-    """Against float32, the swapped network in bfloat16 is as good as the unswapped one.
+    """Against float32, the fused network in bfloat16 is as good as the original one.
 
     By the median over tokens: a rounding may send a single token to another expert.
     """
     exact = _logits(ModelAdapter(ZOO[name]()))
     adapter = ModelAdapter(ZOO[name]().bfloat16())
     before = (_logits(adapter).float() - exact).norm(dim=-1).median()
-    swap(adapter, "on")
+    fuse_modules(adapter, "on")
     after = (_logits(adapter).float() - exact).norm(dim=-1).median()
     assert after < 1.25 * before
 
@@ -81,7 +81,7 @@ def test_bfloat16_is_no_worse(name: str) -> None:
 def test_with_the_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = ModelAdapter(ZOO[name]())
     expected = _logits(adapter)
-    swap(adapter, "on")
+    fuse_modules(adapter, "on")
     calls = []
     monkeypatch.setattr(kernels, "usable", lambda x: calls.append(x.shape) or True)
     assert float((_logits(adapter) - expected).abs().max()) < 1e-5
@@ -91,12 +91,12 @@ def test_with_the_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(GPU, reason="test_on_gpu.py runs the compiled kernels")
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma2", "phi3"])
 def test_with_the_kernels_for_few_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Float16, which they need: against float32 as good as the unswapped network."""
+    """Float16, which they need: against float32 as good as the original network."""
     skinny = pytest.importorskip("manyhands.model.kernels.skinny")
     exact = _logits(ModelAdapter(ZOO[name]()))
     adapter = ModelAdapter(ZOO[name]().half())
     before = (_logits(adapter).float() - exact).norm(dim=-1).median()
-    assert swap(adapter, "on").skinny >= 4 * adapter.num_layers
+    assert fuse_modules(adapter, "on").skinny >= 4 * adapter.num_layers
     monkeypatch.setattr(kernels, "usable", lambda x: True)
     calls, product = [], skinny.product
 
@@ -117,7 +117,7 @@ def test_a_team_in_the_engine(name: str) -> None:
     def run(on: bool) -> Tensor:
         adapter = ModelAdapter(ZOO[name]())
         if on:
-            swap(adapter, "on")
+            fuse_modules(adapter, "on")
         engine = Engine(adapter, memory_tokens=512)
         notes, alice, bob = Block("notes"), Block("alice"), Block("bob")
         feeds = iter(some_tokens(60).tolist())
@@ -136,7 +136,7 @@ def test_the_parts_are_freed_and_nothing_is_doubled() -> None:
     size = sum(p.numel() for p in adapter.model.parameters())
     layer: Any = adapter.model.base_model.layers[0]
     parts = [weakref.ref(m.weight) for m in (layer.self_attn.k_proj, layer.mlp.up_proj)]
-    swap(adapter, "on")
+    fuse_modules(adapter, "on")
     assert [part() for part in parts] == [None, None]
     assert sum(p.numel() for p in adapter.model.parameters()) == size
     assert not any(p.requires_grad for p in adapter.model.parameters())
@@ -144,7 +144,7 @@ def test_the_parts_are_freed_and_nothing_is_doubled() -> None:
 
 def test_a_pass_leaves_nothing_behind() -> None:
     adapter = ModelAdapter(ZOO["gemma3_text"]())
-    swap(adapter, "on")
+    fuse_modules(adapter, "on")
     _logits(adapter)
     for module in adapter.model.modules():
         if isinstance(module, Norm):
@@ -159,13 +159,13 @@ def test_shared_weights_stay_shared() -> None:
     second.self_attn.k_proj.weight = first.self_attn.k_proj.weight
     adapter = ModelAdapter(model)
     expected = _logits(adapter)
-    assert swap(adapter, "on").products == 2  # those of the MLPs
+    assert fuse_modules(adapter, "on").products == 2  # those of the MLPs
     assert second.self_attn.k_proj.weight is first.self_attn.k_proj.weight
     torch.testing.assert_close(_logits(adapter), expected, rtol=0, atol=1e-5)
 
 
 def test_other_networks_keep_their_rotation() -> None:
-    swap(ModelAdapter(ZOO["llama"]()), "on")
+    fuse_modules(ModelAdapter(ZOO["llama"]()), "on")
     own = ZOO["llama"]()
     with torch.no_grad():
         expected = own(input_ids=TOKENS[None], use_cache=False).logits[0]
@@ -175,17 +175,17 @@ def test_other_networks_keep_their_rotation() -> None:
 
 def test_when_they_are_made() -> None:
     adapter = ModelAdapter(ZOO["llama"]())
-    assert "not wanted" in str(swap(adapter, "off"))
-    assert "cpu they save nothing" in str(swap(adapter))
-    assert "4 joined products, 5 norms" in str(swap(adapter, "on"))
-    assert "swapped before" in str(swap(adapter, "on"))
+    assert "not wanted" in str(fuse_modules(adapter, "off"))
+    assert "cpu they save nothing" in str(fuse_modules(adapter))
+    assert "4 joined products, 5 norms" in str(fuse_modules(adapter, "on"))
+    assert "fused before" in str(fuse_modules(adapter, "on"))
     with pytest.raises(InvalidRequest, match="'yes'"):
-        swap(adapter, "yes")  # type: ignore[arg-type]  # what a user may write
+        fuse_modules(adapter, "yes")  # type: ignore[arg-type]  # what a user may write
 
 
-def test_a_swapped_network_cannot_be_saved_trained_or_taken_over(tmp_path: Any) -> None:
+def test_a_fused_network_cannot_be_saved_trained_or_taken_over(tmp_path: Any) -> None:
     adapter = ModelAdapter(ZOO["llama"]())
-    swap(adapter, "on")
+    fuse_modules(adapter, "on")
     with pytest.raises(InvalidRequest, match="inference only"):
         adapter.model.save_pretrained(tmp_path)
     with pytest.raises(InvalidRequest, match="inference only"):
@@ -206,7 +206,7 @@ def test_a_type_that_is_in_no_table() -> None:
         model = tiny_model(hf.GraniteConfig(**kept, residual_multiplier=factor))
         adapter, _ = load_adapter(model)
         expected = _logits(adapter)
-        report = swap(adapter, "on")
+        report = fuse_modules(adapter, "on")
         assert ("disagreed" not in str(report)) == agrees == (report.joins > 0)
         assert report.norms == 5
         torch.testing.assert_close(_logits(adapter), expected, rtol=0, atol=1e-5)
@@ -268,7 +268,7 @@ def _squared(self: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("case", ["layer", "mlp"])
-def test_control_the_twin_sees_what_a_swap_would_miss(
+def test_control_the_twin_sees_what_a_fusion_would_miss(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if case == "layer":
@@ -277,7 +277,7 @@ def test_control_the_twin_sees_what_a_swap_would_miss(
         monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", _squared)
     adapter = ModelAdapter(ZOO["llama"]())
     expected = _logits(adapter)
-    report = swap(adapter, "on")
+    report = fuse_modules(adapter, "on")
     assert "disagreed" in str(report)
     assert (report.products, report.joins, report.gates) == (2, 0, 0)
     assert not report.rotation
@@ -286,8 +286,8 @@ def test_control_the_twin_sees_what_a_swap_would_miss(
 
 def test_control_without_the_twin_it_would_be_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "forward", _half_residual)
-    monkeypatch.setattr(swaps, "_twin_agrees", lambda adapter: True)
+    monkeypatch.setattr(fusion, "_twin_agrees", lambda adapter: True)
     adapter = ModelAdapter(ZOO["llama"]())
     expected = _logits(adapter)
-    swap(adapter, "on")
+    fuse_modules(adapter, "on")
     assert float((_logits(adapter) - expected).abs().max()) > 0.1

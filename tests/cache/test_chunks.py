@@ -1,4 +1,4 @@
-"""Long feeds in portions: the same tokens, in order, and nobody reads too early."""
+"""Long feeds in chunks: the same tokens, in order, and nobody reads too early."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.cache.block import Block
-from manyhands.cache.portions import in_portions
+from manyhands.cache.chunks import in_chunks
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from tests.cache.test_plan import random_step
@@ -22,28 +22,28 @@ def sizes(step: Step) -> list[int]:
 
 def test_a_long_prompt_goes_ahead() -> None:
     step = Step([Row(View([DOCUMENT]), tuple(range(25)), writer="anna")])
-    ahead, rest = in_portions(step, 10)
-    assert [[row.feed for row in portion.rows] for portion in ahead] == [
+    ahead, rest = in_chunks(step, 10)
+    assert [[row.feed for row in chunk.rows] for chunk in ahead] == [
         [tuple(range(10))],
         [tuple(range(10, 15))],
     ]
     (row,) = rest.rows
     assert (row.feed, row.writer) == (tuple(range(15, 25)), "anna")
-    assert [row.writer for portion in ahead for row in portion.rows] == [None, None]
+    assert [row.writer for chunk in ahead for row in chunk.rows] == [None, None]
 
 
 def test_what_fits_is_left_alone() -> None:
     step = Step([Row(View([DOCUMENT]), (1,) * 10)])
-    assert in_portions(step, 10) == ([], step)
+    assert in_chunks(step, 10) == ([], step)
 
 
 def test_who_reads_what_is_written_now_does_not_go_ahead() -> None:
     """The reader's first token sees the whole note, which is written in this very step."""
     reader = Row(View([NOTE, READER]), (1,) * 30)
     step = Step([Row(View([NOTE]), (2,) * 30), reader])
-    ahead, rest = in_portions(step, 10)
-    assert [sizes(portion) for portion in ahead] == [[10], [10], [9]]
-    assert all(row.view.own is NOTE for portion in ahead for row in portion.rows)
+    ahead, rest = in_chunks(step, 10)
+    assert [sizes(chunk) for chunk in ahead] == [[10], [10], [9]]
+    assert all(row.view.own is NOTE for chunk in ahead for row in chunk.rows)
     assert sizes(rest) == [1, 30]
 
 
@@ -53,15 +53,15 @@ def test_random_steps(seed: int, most_tokens: int) -> None:
     step = random_step(random.Random(seed), [], [])
     written = {row.view.own for row in step.rows}
     waiting = [row for row in step.rows if written & set(row.view.blocks[:-1])]
-    ahead, rest = in_portions(step, most_tokens)
+    ahead, rest = in_chunks(step, most_tokens)
 
     fed = {row.view.own: () for row in step.rows}
-    for portion in (*ahead, rest):
-        for row in portion.rows:
+    for chunk in (*ahead, rest):
+        for row in chunk.rows:
             fed[row.view.own] += row.feed
     assert fed == {row.view.own: row.feed for row in step.rows}
     assert [row.view for row in rest.rows] == [row.view for row in step.rows]
-    assert all(sum(sizes(portion)) <= most_tokens for portion in ahead)
-    assert not {row.view for portion in ahead for row in portion.rows} & {r.view for r in waiting}
+    assert all(sum(sizes(chunk)) <= most_tokens for chunk in ahead)
+    assert not {row.view for chunk in ahead for row in chunk.rows} & {r.view for r in waiting}
     least = sum(len(row.feed) for row in waiting) + len(step.rows) - len(waiting)
     assert sum(sizes(rest)) <= max(most_tokens, least)
