@@ -20,6 +20,7 @@ PACKAGE = "manyhands"
 SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 FLOORS = {
     "errors": 0,
+    "schema": 0,
     "text": 1,
     "prompts": 1,
     "tasks": 1,
@@ -35,7 +36,7 @@ FLOORS = {
     "cli": 8,
     "__main__": 8,
 }
-WITHOUT_TORCH = {"errors", "text", "prompts", "tasks", "cache", "strategies"}
+WITHOUT_TORCH = {"errors", "schema", "text", "prompts", "tasks", "cache", "strategies"}
 TORCH = {"torch", "transformers"}  # the second imports the first
 # Doors that floors alone would leave open.
 CLOSED = {
@@ -44,7 +45,8 @@ CLOSED = {
     "strategies": {"tasks"},
 }
 ONLY_DOOR = {("engine", "strategies"): f"{PACKAGE}.strategies.base"}
-SAME_FLOOR = {("__main__", "cli")}  # `python -m manyhands` is the command
+# `python -m manyhands` is the command; on the ground, forms of data raise errors.
+SAME_FLOOR = {("__main__", "cli"), ("schema", "errors")}
 
 
 def violations(source: Path) -> list[str]:
@@ -152,6 +154,8 @@ def test_every_room_of_the_house_is_looked_at() -> None:
 SOUND = {
     "__init__": "from manyhands.engine.engine import Engine",
     "errors": "import sys",
+    "schema/__init__": "",
+    "schema/lines": "import filelock\nfrom manyhands.errors import ManyhandsError",
     "text/__init__": "from manyhands.text.tokens import Text",
     "text/tokens": "from manyhands.errors import ManyhandsError",
     "cache/__init__": "",
@@ -187,6 +191,13 @@ def test_control_a_sound_house(tmp_path: Path) -> None:
     ("file", "text", "said"),
     [
         ("errors", "import manyhands.text.tokens", "text is on floor 1, errors on floor 0"),
+        ("errors", "from manyhands.schema import lines", "schema is on floor 0, errors on floor 0"),
+        (
+            "schema/lines",
+            "from manyhands.text import Text",
+            "text is on floor 1, schema on floor 0",
+        ),
+        ("schema/lines", "from torch import Tensor", "schema does without torch"),
         ("text/tokens", "from manyhands.prompts import words", "prompts is on floor 1"),
         ("cache/plan", "from manyhands.attention.op import attend", "attention is on floor 3"),
         ("attention/op", "from manyhands.strategies import base", "strategies is on floor 3"),

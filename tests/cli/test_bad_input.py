@@ -184,7 +184,7 @@ def test_a_full_disk_costs_the_transcript_and_not_the_answer(solve: Cli) -> None
     assert found["forward_passes"] == 6
     (warning,) = found["warnings"]
     assert "No space left on device; the run goes on without it" in warning
-    assert "error: the transcript '/dev/full' cannot be written" in result.stderr
+    assert "error: '/dev/full' cannot be written" in result.stderr
 
 
 def test_a_transcript_replaces_a_trace_and_nothing_else(solve: Cli, tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ import pytest
 
 from manyhands.cli.batch import progress_bar
 from manyhands.cli.batch_files import Output, read_input
-from manyhands.cli.batch_lines import Defaults, error_line
+from manyhands.cli.batch_lines import error_line
 from manyhands.errors import InvalidRequest, OutputFailed
+from manyhands.strategies.requests import Defaults
 from tests.cli.conftest import Cli
 from tests.cli.test_process import MANYHANDS
 
@@ -114,7 +115,7 @@ def test_faulty_lines_do_not_stop_the_others(batch: Cli, tmp_path: Path) -> None
     errors = {line["error"]["line"]: line["error"] for line in lines if line["error"]}
     assert set(errors) == {1, 3, 4, 5, 6, 7, 8}
     assert errors[1]["message"].startswith("line 1 is not JSON")
-    assert errors[3]["message"] == "logprobs is True; this is not supported"
+    assert errors[3]["message"] == "logprobs is True; this is not supported: probabilities are not kept"
     assert errors[4]["message"].startswith("line 4 has the custom_id 'a' of line 2")
     assert errors[5]["message"].startswith("line 5 has no custom_id")
     assert errors[7]["code"] == "context_too_long"
@@ -159,7 +160,7 @@ def test_somebody_elses_file_is_left_alone(batch: Cli, tmp_path: Path, content: 
     given, answers = write(tmp_path / "in", chat("a")), write(tmp_path / "out", content)
     result = batch(given, answers)
     assert result.exit_code == 2
-    assert "is no answer of a batch, so nothing is added to it" in result.stderr
+    assert "nothing is added to it" in result.stderr
     assert answers.read_text() == content
 
 

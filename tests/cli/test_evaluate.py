@@ -13,10 +13,10 @@ from typer.testing import Result
 from manyhands.cli.candidates import facts_of_task, task_of
 from manyhands.cli.exam_options import EvalOptions
 from manyhands.evaluation.judge import votes_file
-from manyhands.evaluation.lines import read_lines
-from manyhands.evaluation.record import read_results, result_files
+from manyhands.evaluation.record import EXAM_LINES, read_results, result_files
 from manyhands.prompts import Prompts
 from manyhands.prompts.chain_of_draft import drafted
+from manyhands.schema.lines import read_lines
 from manyhands.tasks.generated import BUNDLED_SENTENCES
 from tests.cli.conftest import Cli
 from tests.evaluation.small import completion, header, record, server, team_record, write
@@ -283,7 +283,7 @@ def test_records_are_judged_by_a_server_or_a_model(cli: Cli, model: Path, tmp_pa
     # Of random weights nobody knows what they say; in this case nothing that could be read.
     assert result.exit_code == (1 if "none of the 2 votes" in result.output else 0), result.output
     assert "2 votes" in result.output
-    assert len(read_lines(votes_file(path, "quality"))[1]) == 2
+    assert len(read_lines(votes_file(path, "quality"), EXAM_LINES)) == 1 + 2
     assert cli("report", tmp_path).exit_code == 0
     assert "What the judges said" in (tmp_path / "report.html").read_text(encoding="utf-8")
 

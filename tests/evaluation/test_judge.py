@@ -19,10 +19,10 @@ from manyhands.evaluation.judge import (
     votes_file,
     with_judgements,
 )
-from manyhands.evaluation.lines import read_lines
-from manyhands.evaluation.record import read_results
+from manyhands.evaluation.record import EXAM_LINES, read_results
 from manyhands.evaluation.voices import EndpointVoice, EngineVoice
 from manyhands.prompts.judging import JudgingPrompt
+from manyhands.schema.lines import read_lines
 from manyhands.strategies.settings import EndSettings, SoloSettings
 from tests.evaluation.small import (
     TEXT,
@@ -77,7 +77,7 @@ def test_three_votes_are_averaged_and_none_is_dropped(tmp_path: Path) -> None:
     found = with_judgements(read_results(path)).records
     judgement = {"value": 3.5, "votes": [4, 3, None], "unread": 1, "highest": 6}
     assert [r.judgements.get("collaborativeness") for r in found] == [judgement, judgement, None]
-    _, lines = read_lines(votes_file(path, "collaborativeness"))
+    _, *lines = read_lines(votes_file(path, "collaborativeness"), EXAM_LINES)
     assert sum(line["text"] == "bla bla" for line in lines) == 2
 
 
@@ -90,9 +90,9 @@ def test_judging_goes_on_and_tries_again_only_if_asked(tmp_path: Path) -> None:
             if moment.done == 2:
                 break
         moments.close()  # type: ignore[attr-defined]
-        asked = len(read_lines(votes_file(path, "collaborativeness"))[1])
+        asked = len(read_lines(votes_file(path, "collaborativeness"), EXAM_LINES)) - 1
         list(judge(judging(url), read_results(path)))
-        assert len(read_lines(votes_file(path, "collaborativeness"))[1]) == 6
+        assert len(read_lines(votes_file(path, "collaborativeness"), EXAM_LINES)) == 1 + 6
         assert asked == 2
         before = len(seen)
         assert list(judge(judging(url), read_results(path)))[-1].unread <= 1
@@ -107,7 +107,7 @@ def test_a_judge_that_fails_is_on_record(tmp_path: Path) -> None:
         last = list(judge(judging(url, "quality"), read_results(path)))[-1]
     assert last.unread == 1
     assert "Two, of course." in seen[0]["messages"][0]["content"]
-    (line,) = read_lines(votes_file(path, "quality"))[1]
+    _, line = read_lines(votes_file(path, "quality"), EXAM_LINES)
     assert line["value"] is None
     assert "400" in line["error"]
     (found,) = with_judgements(read_results(path)).records
@@ -136,7 +136,7 @@ def test_our_own_engine_as_a_judge(tmp_path: Path) -> None:
         voted = Judging(RUBRICS["quality"], JudgingPrompt(), voice, {"judge": said})
         assert list(judge(voted, read_results(path)))[-1].unread == 0
         file = votes_file(path, "quality")
-        assert [line["value"] for line in read_lines(file)[1]] == [level, level]
+        assert [line["value"] for line in read_lines(file, EXAM_LINES)[1:]] == [level, level]
         file.unlink()
 
 
@@ -152,5 +152,5 @@ def test_a_malformed_vote_is_named(tmp_path: Path) -> None:
     file = votes_file(path, "quality")
     file.parent.mkdir(parents=True)
     file.write_text('{"schema": 1, "kind": "header"}\n{"kind": "vote", "value": "much"}\n')
-    with pytest.raises(InvalidRequest, match="line 2: it is no vote"):
+    with pytest.raises(InvalidRequest, match=r"line 2 of .*: it is no vote"):
         with_judgements(read_results(path))

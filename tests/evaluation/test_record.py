@@ -32,7 +32,7 @@ def test_a_failure_may_be_followed_by_another_try(tmp_path: Path) -> None:
 
 def test_any_other_second_record_is_a_mistake(tmp_path: Path) -> None:
     path = write(tmp_path, header(), [record("d1"), record("d2"), record("d1")])
-    with pytest.raises(InvalidRequest, match=r"line 4: sample 'd1', repeat 0, stands there twice"):
+    with pytest.raises(InvalidRequest, match=r"line 4 of .* holds a second record of sample 'd1'"):
         read_results(path)
 
 

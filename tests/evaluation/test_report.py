@@ -12,15 +12,21 @@ import pytest
 from manyhands.errors import InvalidRequest, OutputFailed
 from manyhands.evaluation import plots
 from manyhands.evaluation.judge import graded_by_judges, votes_file, with_judgements
-from manyhands.evaluation.lines import LinesFile
 from manyhands.evaluation.losses import compare, losses
-from manyhands.evaluation.record import Record, read_results
+from manyhands.evaluation.record import EXAM_LINES, Record, header_line, read_results
 from manyhands.evaluation.report import write_report
 from manyhands.evaluation.summary import Summary, baseline_of
 from manyhands.evaluation.transcript import transcript_of
+from manyhands.schema.lines import LineFile
 from tests.evaluation.small import header, record, team_record, write
 
 BUDGETS = (4, 8)
+
+
+def votes_on(path: Path) -> LineFile:
+    file = LineFile(votes_file(path, "quality"), EXAM_LINES, make_folder=True)
+    file.resume(header_line({"highest": 5}))
+    return file
 
 
 def records(share: float, count: int = 40, tokens: int = 10, **more: object) -> list[Record]:
@@ -196,7 +202,7 @@ def test_a_task_that_only_a_judge_can_grade(tmp_path: Path) -> None:
     path = write(tmp_path, header(budgets=BUDGETS), found)
     page = Page(write_report(tmp_path, tmp_path / "page.html")[0].read_text(encoding="utf-8"))
     assert "Not judged yet" in page.text
-    with LinesFile(votes_file(path, "quality"), {"highest": 5}) as file:
+    with votes_on(path) as file:
         for n, level in enumerate((5, 3, None)):
             vote = {"kind": "vote", "sample": f"d{n}", "repeat": 0, "vote": 0, "value": level}
             file.append(vote)
@@ -213,7 +219,7 @@ def test_votes_that_nobody_can_read_grade_nothing(tmp_path: Path) -> None:
     for label, level in (("sequential", None), ("hogwild-2", 4)):
         found = [team_record("d1", value=0.0, budgets=BUDGETS, facts=facts), wrong]
         path = write(tmp_path, header(label, budgets=BUDGETS), found)
-        with LinesFile(votes_file(path, "quality"), {"highest": 5}) as file:
+        with votes_on(path) as file:
             vote = {"kind": "vote", "sample": "d1", "repeat": 0, "vote": 0, "value": level}
             file.append(vote)
     page = Page(write_report(tmp_path, tmp_path / "page.html")[0].read_text(encoding="utf-8"))

@@ -216,8 +216,11 @@ def test_any_cut_gives_a_trace_or_says_so(tmp_path):
         (["[1, 2]"], "line 1 of .* is not a line of a trace"),
         (['{"a": 1}'], "line 1 of .* is not a line of a trace"),
         (["null"], "line 1 of .* is not a line of a trace"),
-        (['{"kind": "header", "schema": 2}'], "'header', schema 2; expected a header of schema 1"),
-        (['{"kind": "header"}'], "schema None; expected a header of schema 1"),
+        (
+            ['{"kind": "header", "schema": 2}'],
+            "'header', schema 2; expected the header of a trace, schema 1",
+        ),
+        (['{"kind": "header"}'], "schema None; expected the header of a trace"),
         (['{"kind": "pass", "rows": []}'], "begins with 'pass'"),
         (['{"kind": ["header"], "schema": 1}'], "begins with"),
         (["[" * 100_000], "line 1 of .* is not JSON"),
@@ -236,7 +239,7 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(InvalidRequest, match="cannot be read: Is a directory"):
         read_trace(tmp_path)
     (tmp_path / "noise").write_bytes(b"\xff\xfe\x00\x81")
-    with pytest.raises(BrokenTrace, match="is not text"):
+    with pytest.raises(BrokenTrace, match="is not a trace"):
         read_trace(tmp_path / "noise")
 
 
@@ -292,7 +295,7 @@ def test_lines_that_do_not_fit(line):
 def test_a_damaged_line_in_the_middle_of_a_file(tmp_path):
     _, lines = team_run(budget=5, snapshots=())
     lines[8] = json.dumps(lines[8])[:-3]
-    with pytest.raises(BrokenTrace, match=r"^line 9 of .*run\.jsonl is not JSON"):
+    with pytest.raises(BrokenTrace, match=r"^line 9 of .*run\.jsonl' is not JSON"):
         read_trace(write(tmp_path, lines))
 
 

@@ -17,8 +17,6 @@ import typer
 from manyhands.cache.step import Choice
 from manyhands.cli.batch_files import Input, Output, read_input
 from manyhands.cli.batch_lines import (
-    Defaults,
-    Line,
     Request,
     answer_line,
     error_line,
@@ -32,6 +30,8 @@ from manyhands.cli.loading import load_engine, name_of
 from manyhands.cli.output import Notes, say, say_json
 from manyhands.cli.running import StopRequest
 from manyhands.errors import InvalidRequest, ManyhandsError
+from manyhands.schema.lines import Line
+from manyhands.strategies.requests import Defaults
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -53,6 +53,8 @@ def batch(options: BatchOptions) -> None:
         Output(options.answers, given, retry_failures=options.retry_failures) as output,
         StopRequest() as stop,
     ):
+        if output.num_torn:
+            notes.warn(f"the last line of {str(options.answers)!r} was cut short; it is done again")
         output.write([line for line in given.faulty if line["error"]["line"] not in output.done])
         left = [(number, line) for number, line in given.lines if _is_left(line, output)]
         usage: Usage | None = None

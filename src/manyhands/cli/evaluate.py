@@ -72,6 +72,12 @@ def evaluate(options: EvalOptions) -> None:
         closing(RecordFile(path, replace(header, task=task.name))) as file,
         _told_where(path),
     ):
+        if file.num_torn:
+            tell(
+                f"the last line of {str(path)!r} was cut short; it is asked again",
+                "note: ",
+                "yellow",
+            )
         with _reporting(header.label) as report:
             for moment in examine(exam, file, grading):
                 report(moment.done, moment.known, moment.total, _described(moment, samples))

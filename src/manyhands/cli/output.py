@@ -8,8 +8,6 @@ with the exit code of `OutputFailed` after it has printed the answer.
 from __future__ import annotations
 
 import json
-import os
-import stat
 import sys
 from collections import deque
 from importlib import metadata
@@ -19,12 +17,12 @@ from typing import Any
 
 from manyhands.cli.guard import hush, tell, unwritten
 from manyhands.errors import InvalidRequest, OutputFailed
+from manyhands.replay.trace import TRACE_LINES
+from manyhands.schema.lines import LineFile
 from manyhands.text.clean import printable
 
 _FIRST = b'{"kind": "header"'  # how a trace begins
 _LAST = b'{"kind": "end"'  # and how its last line does, of a run that has ended
-# The mend for a file that could not even be opened.
-NOT_OPENED = "give a file that you may write, in a folder that exists; nothing was written"
 
 
 def say(text: str, *, end: str = "\n") -> None:
@@ -67,36 +65,39 @@ class Notes:
 
 
 class TraceFile:
-    """The file of `--transcript`, or none. Lines are on disk as soon as they are written.
+    """The file of `--transcript`, or none. A line is in the file when `write` returns.
 
     What stood in the file before goes when the first line comes, not earlier, and a file that got
-    no line is not left behind.
+    no line is not left behind. A line is handed to the operating system and not waited for: a run makes
+    hundreds a second, and can be made again.
     """
 
     def __init__(self, path: Path | None, notes: Notes) -> None:
         self.path = path
         self.notes = notes
         self.failure: OutputFailed | None = None
-        self._is_ours = path is not None and not path.exists()
         self._is_empty = True
-        self._file = None
+        self._file: LineFile | None = None
         if path is not None:
+            self._file = LineFile(
+                path, TRACE_LINES, sync=False, elsewhere="give another place", devices=True
+            )
             try:
                 _check_replaceable(path)
-                self._file = path.open("a", encoding="utf-8", buffering=1)
-            except OSError as error:
-                raise _cannot_write(path, error, hint=NOT_OPENED) from error
+            except BaseException:
+                self._file.close()
+                raise
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one line; after a failure, do nothing."""
         if self._file is None or self.failure is not None:
             return
         try:
-            if self._is_empty and stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
-                self._file.truncate(0)
+            if self._is_empty:
+                self._file.clear()
             self._is_empty = False
-            self._file.write(json.dumps(line) + "\n")
-        except OSError as error:
+            self._file.append(line)
+        except OutputFailed as error:
             self._fail(error)
 
     def __enter__(self) -> TraceFile:
@@ -108,24 +109,19 @@ class TraceFile:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._file is None or self.path is None:
+        if self._file is None:
             return
+        if self._is_empty and self._file.is_new:
+            self._file.path.unlink(missing_ok=True)
         try:
             self._file.close()
-        except OSError as failure:
+        except OutputFailed as failure:
             if self.failure is None:
                 self._fail(failure)
-        if self._is_empty and self._is_ours:
-            self.path.unlink(missing_ok=True)
 
-    def _fail(self, error: OSError) -> None:
-        assert self.path is not None, "only an open file fails"
-        self.failure = _cannot_write(
-            self.path,
-            error,
-            hint="give another place, or make room; what was written so far is kept",
-        )
-        self.notes.warn(f"{self.failure}; the run goes on without it")
+    def _fail(self, error: OutputFailed) -> None:
+        self.failure = error
+        self.notes.warn(f"{error}; the run goes on without it")
 
 
 def _check_replaceable(path: Path) -> None:
@@ -145,9 +141,3 @@ def _check_replaceable(path: Path) -> None:
             f"{str(path)!r} holds a run that was cut short, so it is not replaced",
             hint="go on with it (manyhands replay --continue), give another name, or remove it first",
         )
-
-
-def _cannot_write(path: Path, error: OSError, *, hint: str) -> OutputFailed:
-    return OutputFailed(
-        f"the transcript {str(path)!r} cannot be written: {error.strerror}", hint=hint
-    )

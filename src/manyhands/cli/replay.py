@@ -21,7 +21,8 @@ from manyhands.cli.retold import account_from, answer_from
 from manyhands.cli.running import drive, screen_for
 from manyhands.cli.solve import facts_of, finish
 from manyhands.errors import BrokenTrace, InvalidRequest, ManyhandsError
-from manyhands.replay.trace import Trace, read_lines, read_trace
+from manyhands.replay.trace import TRACE_LINES, Trace, read_trace
+from manyhands.schema.lines import read_lines
 from manyhands.strategies.base import Answer
 from manyhands.strategies.branch_record import BranchAnswer
 from manyhands.strategies.described import settings_from
@@ -97,7 +98,7 @@ def go_on(trace: Trace, options: ReplayOptions) -> None:
     )
     with TraceFile(options.transcript, notes) as file:
         engine, text = load_engine(model, as_recorded(options, trace), notes)
-        for line in read_lines(options.trace):
+        for line in read_lines(options.trace, TRACE_LINES):
             file.write(line)
         strategy = strategy_for(engine, text, trace.header)
         restored = engine.restore(strategy, trace, write=file.write)

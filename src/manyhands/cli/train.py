@@ -26,6 +26,7 @@ from manyhands.cli.options import TrainOptions
 from manyhands.cli.output import version_of
 from manyhands.errors import InvalidRequest, OutputFailed
 from manyhands.prompts import PROMPT_FILE, dump_prompts
+from manyhands.schema.lines import Line, read_lines
 from manyhands.text import Text
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def train(options: TrainOptions) -> None:
 
     from manyhands.model.quiet import quiet
     from manyhands.replay.recipe import read_recipe
-    from manyhands.replay.train import Training
+    from manyhands.replay.train import LOG_LINES, Training
 
     recipe = read_recipe(options.recipe)
     settings = recipe.training
@@ -67,7 +68,8 @@ def train(options: TrainOptions) -> None:
         with quiet():
             _save(recipe, adapter, tokenizer, options.out)
         shutil.copy(run.log, options.out / "log.jsonl")
-        account = _account(options, recipe, adapter, run)
+        last = read_lines(run.log, LOG_LINES)[-1]
+        account = _account(options, recipe, adapter, run, last)
         (options.out / "training.json").write_text(json.dumps(account, indent=2) + "\n")
 
 
@@ -135,7 +137,11 @@ def _save(recipe: Recipe, adapter: ModelAdapter, tokenizer: Any, out: Path) -> N
 
 
 def _account(
-    options: TrainOptions, recipe: Recipe, adapter: ModelAdapter, run: training.Training
+    options: TrainOptions,
+    recipe: Recipe,
+    adapter: ModelAdapter,
+    run: training.Training,
+    last: Line,
 ) -> dict[str, Any]:
     """How the model came about; the loss curve is the log beside it."""
     import torch
@@ -155,7 +161,7 @@ def _account(
         "steps": run.step,
         "tokens": run.tokens,
         "seconds": round(run.seconds, 1),
-        "last": json.loads(run.log.read_text().splitlines()[-1]),
+        "last": last,
         "model": asdict(recipe.model),
         "curriculum": asdict(recipe.curriculum) if recipe.curriculum else None,
         "parts": asdict(recipe.parts),

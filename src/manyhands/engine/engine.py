@@ -52,7 +52,8 @@ from manyhands.model.memory import (
     token_bytes,
 )
 from manyhands.model.quantise import Quantise, check_quantise
-from manyhands.replay.trace import Line, Trace
+from manyhands.replay.trace import Trace
+from manyhands.schema.lines import Line
 from manyhands.strategies.base import Answer, Event, Strategy
 from manyhands.text import Text
 

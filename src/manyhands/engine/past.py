@@ -21,7 +21,8 @@ from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Step
 from manyhands.cache.view import View
-from manyhands.replay.trace import Line, Recorder, Trace, TracedRow, flat
+from manyhands.replay.trace import Recorder, Trace, TracedRow, flat
+from manyhands.schema.lines import Line
 
 
 class Past(Recorder):

@@ -21,7 +21,8 @@ from manyhands.errors import BrokenTrace, ManyhandsError
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
 from manyhands.replay.merged import merge_passes
-from manyhands.replay.trace import Line, Trace, TracedRow, record
+from manyhands.replay.trace import Trace, TracedRow, record
+from manyhands.schema.lines import Line
 from manyhands.strategies.base import Answer, Event, Reserve, Strategy
 
 

@@ -24,10 +24,10 @@ from types import MappingProxyType
 from typing import Any
 
 from manyhands.errors import InvalidRequest, ManyhandsError
-from manyhands.evaluation.lines import Line, LinesFile, checked, read_lines
-from manyhands.evaluation.record import Record, Results
+from manyhands.evaluation.record import EXAM_LINES, Record, Results, header_line
 from manyhands.evaluation.voices import Ballot, Voice
 from manyhands.prompts.judging import JudgingPrompt
+from manyhands.schema.lines import Line, LineFile, read_lines
 from manyhands.tasks.task import Sample
 from manyhands.text.boxed import boxed_answer
 
@@ -108,8 +108,9 @@ class VoteMoment:
 def judge(judging: Judging, results: Results) -> Iterator[VoteMoment]:
     """Ask for every vote that is missing, and keep each; yields at the beginning and after each."""
     wanted = judged_records(judging.rubric, results)
-    with LinesFile(votes_file(results.path, judging.rubric.name), judging.header(results)) as file:
-        votes = _by_ballot(file.path, file.lines)
+    path = votes_file(results.path, judging.rubric.name)
+    with LineFile(path, EXAM_LINES, make_folder=True) as file:
+        votes = _by_ballot(path, file.resume(header_line(judging.header(results))))
         messages = {
             (record.key, vote): _message(judging, results, record)
             for record in wanted
@@ -165,7 +166,7 @@ def with_judgements(results: Results) -> Results:
         path = votes_file(results.path, rubric)
         if not path.is_file():
             continue
-        header, lines = read_lines(path)
+        header, *lines = read_lines(path, EXAM_LINES)
         votes = _by_ballot(path, lines)
         for index, record in enumerate(records):
             cast = [line["value"] for (key, _), line in sorted(votes.items()) if key == record.key]
@@ -287,7 +288,7 @@ def _by_ballot(path: Path, lines: Sequence[Line]) -> dict[Ballot, Line]:
                 raise ValueError("it is no vote")
             return (str(line["sample"]), int(line["repeat"])), int(line["vote"])
 
-        found[checked(path, number, ballot)] = line
+        found[EXAM_LINES.checked(path, number, ballot)] = line
     return found
 
 

@@ -17,10 +17,19 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from manyhands.evaluation.lines import Line, LinesFile, checked, malformed, read_lines
+from manyhands.schema.lines import Format, Line, LineFile, read_lines
 from manyhands.strategies.plain import to_plain
 
 Key = tuple[str, int]  # sample id, repeat
+SCHEMA = 1
+EXAM_LINES = Format(
+    "a file of an exam",
+    line="a line of an exam",
+    fields=("kind",),
+    begins=b'{"schema": 1, "kind": "header"',
+    schema=SCHEMA,
+    hint="remove that line: what it stood for is asked again, the others are kept",
+)
 
 
 @dataclass(frozen=True)
@@ -138,7 +147,7 @@ class Record:
             float(record.seconds)
             return record
 
-        found: Record = checked(path, number, read)
+        found: Record = EXAM_LINES.checked(path, number, read)
         return found
 
 
@@ -155,13 +164,21 @@ class RecordFile:
     """The records of one method on one task, open for more. `records` are those there are."""
 
     def __init__(self, path: Path, header: Header) -> None:
-        self._file = LinesFile(path, to_plain(header), elsewhere="--label or --out")
         self.path = path
+        self._file = LineFile(
+            path, EXAM_LINES, elsewhere="choose another --label or --out", make_folder=True
+        )
         try:
-            self.records = _by_key(path, self._file.lines, header.budgets)
+            lines = self._file.resume(header_line(to_plain(header)))
+            self.records = _by_key(path, lines, header.budgets)
         except BaseException:
             self._file.close()
             raise
+
+    @property
+    def num_torn(self) -> int:
+        """Bytes of a last record that was cut short, and is asked again."""
+        return self._file.num_torn
 
     def append(self, record: Record) -> None:
         """Keep one more; it is safe when this returns."""
@@ -175,9 +192,14 @@ class RecordFile:
 
 def read_results(path: Path) -> Results:
     """One file of an exam. InvalidRequest, with the line, if it is not in order."""
-    line, lines = read_lines(path)
-    header: Header = checked(path, 1, lambda: Header.from_line(line))
+    line, *lines = read_lines(path, EXAM_LINES)
+    header: Header = EXAM_LINES.checked(path, 1, lambda: Header.from_line(line))
     return Results(path, header, tuple(_by_key(path, lines, header.budgets).values()))
+
+
+def header_line(facts: Mapping[str, Any]) -> Line:
+    """The first line of a file of an exam."""
+    return {"schema": SCHEMA, "kind": "header", **facts}
 
 
 def result_files(folder: Path) -> list[Path]:
@@ -197,11 +219,8 @@ def _by_key(path: Path, lines: Iterable[Line], budgets: Sequence[int]) -> dict[K
         record = Record.from_line(path, number, line, budgets)
         before = found.get(record.key)
         if before is not None and before.error is None:
-            raise malformed(
-                path,
-                number,
-                f"sample {record.sample!r}, repeat {record.repeat}, stands there twice",
-            )
+            again = f"sample {record.sample!r}, repeat {record.repeat}"
+            raise EXAM_LINES.malformed(path, number, f"holds a second record of {again}")
         found[record.key] = record
     return found
 

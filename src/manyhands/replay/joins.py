@@ -25,7 +25,8 @@ from manyhands.cache.view import View
 from manyhands.model.adapter import ModelAdapter
 from manyhands.replay.forward import merge_trace, replay_logits
 from manyhands.replay.merged import merge_passes
-from manyhands.replay.trace import Line, Trace, parse_trace, record
+from manyhands.replay.trace import Trace, parse_trace, record
+from manyhands.schema.lines import Line
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.branch_lines import BRANCH, LINE
 from manyhands.strategies.branch_record import BranchAnswer, JoinDistance

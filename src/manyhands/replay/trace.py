@@ -17,7 +17,6 @@ much of them, in every pass. A trace that was cut off is still good up to its la
 
 from __future__ import annotations
 
-import json
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,10 +28,20 @@ from typing import Any
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import Item, Lanes, View
-from manyhands.errors import BrokenTrace, InvalidRequest, ManyhandsError
+from manyhands.errors import BrokenTrace, ManyhandsError
+from manyhands.schema.lines import Format, Line, read_lines
 from manyhands.strategies.base import Answer, Event, Reserve, Strategy
 
 SCHEMA = 1
+TRACE_LINES = Format(
+    "a trace",
+    line="a line of a trace",
+    fields=("kind",),
+    begins=b'{"kind": "header", "schema": 1',
+    schema=SCHEMA,
+    error=BrokenTrace,
+    hint="The file is damaged, or is no trace of manyhands.",
+)
 _LARGEST_TOKEN = 1 << 31
 TracedItem = int | tuple[tuple[int, ...], ...]  # a block of a view, or its lanes
 
@@ -93,9 +102,6 @@ def _item(blocks: Sequence[Block], item: TracedItem) -> Item:
     if isinstance(item, int):
         return blocks[item]
     return Lanes([blocks[block] for block in lane] for lane in item)
-
-
-Line = dict[str, Any]
 
 
 class Recorder:
@@ -175,52 +181,13 @@ def read_trace(path: Path | str) -> Trace:
 
     Raises InvalidRequest where no file can be read, BrokenTrace for one that is damaged or foreign.
     """
-    return parse_trace(read_lines(path), str(path))
-
-
-def read_lines(path: Path | str) -> list[Line]:
-    """The whole lines of a file, as they are. Raises as `read_trace`, if one is no line of a trace."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise BrokenTrace(
-            f"{path} is not text (UTF-8)", hint="Give a trace file (JSONL)."
-        ) from error
-    except OSError as error:
-        raise InvalidRequest(
-            f"{path} cannot be read: {error.strerror}", hint="Give a trace file (JSONL)."
-        ) from error
-    whole = lines[:-1]  # what follows the last line feed was cut off, or is empty
-    if not whole:
-        raise BrokenTrace(
-            f"{path} holds no whole line", hint="The run may have ended before its first pass."
-        )
-    return [_parsed(path, n, line) for n, line in enumerate(whole, 1)]
-
-
-def _parsed(path: Path | str, number: int, line: str) -> Line:
-    try:
-        parsed = json.loads(line)
-    except (ValueError, RecursionError) as error:  # no JSON, a number or a nesting beyond measure
-        reason = getattr(error, "msg", str(error))
-        raise BrokenTrace(
-            f"line {number} of {path} is not JSON: {reason}", hint="The file is damaged."
-        ) from error
-    if not isinstance(parsed, dict) or "kind" not in parsed:
-        raise BrokenTrace(f"line {number} of {path} is not a line of a trace")
-    return parsed
+    return parse_trace(read_lines(path, TRACE_LINES), repr(str(path)))
 
 
 def parse_trace(lines: Sequence[Line], source: str = "the trace") -> Trace:
     """A trace from its lines, checked: every number refers to something that came before it."""
-    first = lines[0]
-    if first["kind"] != "header" or first.get("schema") != SCHEMA:
-        raise BrokenTrace(
-            f"{source} begins with {first.get('kind')!r}, schema {first.get('schema')!r}; "
-            f"expected a header of schema {SCHEMA}",
-            hint="The file is no trace, or comes from another version of manyhands.",
-        )
-    reader = _Reader(Trace(header=first))
+    TRACE_LINES.check_header(lines[0], source)
+    reader = _Reader(Trace(header=lines[0]))
     for number, line in enumerate(lines[1:], 2):
         try:
             reader.take(line)

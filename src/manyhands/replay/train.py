@@ -10,7 +10,6 @@ everything: a training that was ended, by a person or a power cut, goes on where
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -26,7 +25,15 @@ from torch.utils.data import DataLoader
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
 from manyhands.replay.lessons import Batch, Batches, Lessons
+from manyhands.schema.lines import Format, LineFile
 
+LOG_LINES = Format(
+    "the log of a training",
+    line="a line of the log of a training",
+    fields=("step", "loss"),
+    begins=b'{"step": ',
+    hint="remove it; the training goes on from its checkpoint",
+)
 _DECISIVE = 4.0  # tokens of this weight or more are watched by themselves
 
 
@@ -121,7 +128,18 @@ class Training:
         return min(1.0, max(by_steps, by_time))
 
     def run(self, report: Callable[[Progress], None] = lambda _: None) -> None:
-        """Train to the end. Interrupted or failing, it leaves a checkpoint of the last whole step."""
+        """Train to the end. Interrupted or failing, it leaves a checkpoint of the last whole step.
+
+        InvalidRequest if another training writes to the same folder, OutputFailed if its log cannot be
+        written.
+        """
+        # What a power cut may take from the log is said nowhere else, and not worth waiting for the disk.
+        with LineFile(self.log, LOG_LINES, sync=False) as log:
+            log.resume()
+            log.keep(lambda line: line["step"] <= self.step)  # later steps are made again
+            self._run(log, report)
+
+    def _run(self, log: LineFile, report: Callable[[Progress], None]) -> None:
         began, saved = time.monotonic() - self.seconds, time.monotonic()
         batches = self._load()
         precision = torch.get_float32_matmul_precision()
@@ -133,7 +151,7 @@ class Training:
                 self.tokens += batch.num_tokens
                 self.seconds = time.monotonic() - began
                 if self.step % self.settings.log_every == 0 or self.done >= 1:
-                    self._log(float(loss), right.tolist(), report)
+                    self._log(log, float(loss), right.tolist(), report)
                 if time.monotonic() - saved > 60 * self.settings.checkpoint_minutes:
                     self.save()
                     saved = time.monotonic()
@@ -173,7 +191,13 @@ class Training:
         )
         return iter(loader)
 
-    def _log(self, loss: float, right: list[float], report: Callable[[Progress], None]) -> None:
+    def _log(
+        self,
+        log: LineFile,
+        loss: float,
+        right: list[float],
+        report: Callable[[Progress], None],
+    ) -> None:
         progress = Progress(
             step=self.step,
             loss=loss,
@@ -184,8 +208,7 @@ class Training:
             seconds_left=self._seconds_left(),
             decisive=None if math.isnan(right[1]) else right[1],
         )
-        with self.log.open("a", encoding="utf-8") as log:
-            log.write(json.dumps(asdict(progress)) + "\n")
+        log.append(asdict(progress))
         report(progress)
 
     def save(self) -> None:
@@ -198,7 +221,10 @@ class Training:
             "seconds": self.seconds,
         }
         fresh = self.checkpoint.with_suffix(".new")
-        torch.save(state, fresh)
+        with fresh.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut may leave an empty file under the right name
         os.replace(fresh, self.checkpoint)
 
     def _resume(self) -> None:
@@ -206,23 +232,6 @@ class Training:
         self.adapter.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
-        self._cut_log()
-
-    def _cut_log(self) -> None:
-        """Take out the steps behind the checkpoint, which are made again; a line cut off ends it."""
-        if not self.log.exists():
-            return
-        kept = []
-        for line in self.log.read_text(encoding="utf-8").splitlines(keepends=True):
-            try:
-                if json.loads(line)["step"] > self.step:
-                    break
-            except ValueError:
-                break
-            kept.append(line)
-        beside = self.log.with_suffix(".part")
-        beside.write_text("".join(kept), encoding="utf-8")
-        beside.replace(self.log)
 
 
 def batch_loss(adapter: ModelAdapter, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,323 @@
+"""OpenAI's requests and answers: which fields are understood, and what is said of the others.
+
+    request = read_request(CHAT, {"messages": [{"role": "user", "content": "Who?"}], "temperature": 0})
+    request.temperature           0.0
+    request.top_p                 None: the request says nothing
+
+    read_request(CHAT, {"messages": [...], "temperature": "hot"})
+    InvalidField: temperature is 'hot'; expected a number        (.param is "temperature")
+
+The models below are the one table of fields. Every field is one of three things:
+
+    supported    `asked(expected)`: what a value has to be, in the words of the error
+    refused      `refused(reason, *neutral)`: it would change the answer, and is not built; allowed are null
+                 and the neutral values, which ask for nothing
+    ignored      `ignored(reason)`: it changes no answer
+
+Any other field is an error, since it may have been meant to change the answer. `null` always means that the
+field is left out. Types are checked strictly: true is no number, "2" is no number, and NaN is none either.
+Ranges of sampling settings are not repeated here; the settings that a request becomes check them.
+
+`strategies/requests.py` makes prompts and settings of a request; the answers' shapes stand at the end here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from manyhands.errors import InvalidRequest, ManyhandsError
+
+CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
+MAX_SAMPLES = 1024
+_MAX_SHOWN = 80  # characters of a value that an error repeats
+_MAX_MESSAGE = 1000  # characters of an error that an answer keeps
+
+
+class InvalidField(InvalidRequest):
+    """A field of a request that cannot be used. `param` is its place, as OpenAI's errors name it."""
+
+    def __init__(self, problem: str, *, param: str, hint: str = "") -> None:
+        super().__init__(problem, hint=hint)
+        self.param = param
+
+
+def asked(expected: str, *, required: bool = False, **limits: Any) -> Any:
+    """A field that is supported; `expected` is what its value has to be."""
+    return Field(... if required else None, description=expected, **limits)
+
+
+def refused(reason: str, *neutral: Any) -> Any:
+    """A field that has to be null, or one of the neutral values; `reason` says why."""
+    return Field(None, description=reason, json_schema_extra={"refused": [None, *neutral]})
+
+
+def ignored(reason: str) -> Any:
+    """A field that may hold anything; `reason` says why that changes no answer."""
+    return Field(None, description=reason, json_schema_extra={"ignored": True})
+
+
+class _Shape(BaseModel):
+    """An object whose fields are all known."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_refused(cls, value: Any, info: Any) -> Any:
+        extra = cls.model_fields[info.field_name].json_schema_extra
+        if isinstance(extra, dict) and "refused" in extra:
+            # In JSON, false is not 0: `logprobs: 0` asks for those of the chosen token.
+            is_bool, neutral = isinstance(value, bool), extra["refused"]
+            assert isinstance(neutral, list), "`refused` keeps a list"
+            if not any(value == each and is_bool == isinstance(each, bool) for each in neutral):
+                raise PydanticCustomError("refused", "this is not supported")
+        return value
+
+
+class TextPart(BaseModel):
+    """A piece of a message. Marks beside the text, such as those of a cache, are left alone."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class Message(_Shape):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"] = asked(
+        "one of system, developer, user, assistant", required=True
+    )
+    content: str | list[str | TextPart] = asked("a text or a list of text parts", required=True)
+
+    name: Any = ignored("chat templates have no place for it")
+    reasoning_content: Any = ignored("chat templates leave earlier thinking out")
+    refusal: Any = refused("no model here was taught to refuse", "")
+    annotations: Any = refused("there is no search", [])
+    audio: Any = refused("there is no sound")
+    function_call: Any = refused("there are no tools")
+    tool_calls: Any = refused("there are no tools", [])
+
+    @property
+    def text(self) -> str:
+        """The content in one piece."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part if isinstance(part, str) else part.text for part in self.content)
+
+
+class Request(_Shape):
+    """What chat completions and completions have in common."""
+
+    model: str | None = asked("a text")
+    n: int | None = asked(f"a whole number, 1 to {MAX_SAMPLES}", ge=1, le=MAX_SAMPLES)
+    max_tokens: int | None = asked("a whole number")
+    temperature: float | None = asked("a number")
+    top_p: float | None = asked("a number")
+    top_k: int | None = asked("a whole number")
+    min_p: float | None = asked("a number")
+    stop: str | list[str] | None = asked("a text or a list of texts")
+    seed: int | None = asked("a whole number")
+    user: str | None = asked("a text")
+
+    frequency_penalty: Any = refused("no token counts what was written before it", 0)
+    logit_bias: Any = refused("a token is chosen from what the model says, unchanged", {})
+    logprobs: Any = refused("probabilities are not kept", False)
+    presence_penalty: Any = refused("no token counts what was written before it", 0)
+    stream: Any = refused("an answer comes whole", False)
+    stream_options: Any = refused("an answer comes whole")
+
+    metadata: Any = ignored("it is the sender's")
+    prompt_cache_key: Any = ignored("what prompts have in common is found by itself")
+    safety_identifier: Any = ignored("it is the sender's")
+    service_tier: Any = ignored("there is one")
+    store: Any = ignored("nothing is stored")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The texts that end a completion."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens of a completion, at most."""
+        return self.max_tokens
+
+
+class ChatRequest(Request):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: list[Message] = asked("a list of messages", required=True, min_length=1)
+    max_completion_tokens: int | None = asked("a whole number")
+
+    response_format: Any = refused("the form of an answer is free", {"type": "text"})
+    tool_choice: Any = refused("there are no tools", "none", "auto")
+    tools: Any = refused("there are no tools", [])
+    top_logprobs: Any = refused("probabilities are not kept", 0)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """`max_completion_tokens`, or what it was called before. InvalidField if both are given."""
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise InvalidField(
+                "both max_tokens and max_completion_tokens are given; expected one",
+                param="max_completion_tokens",
+            )
+        given = self.max_completion_tokens
+        return self.max_tokens if given is None else given
+
+
+class PlainRequest(Request):
+    """The body of `POST /v1/completions`."""
+
+    prompt: str | list[int] | list[str | list[int]] = asked(
+        "a text, token ids, or a list of them", required=True, min_length=1
+    )
+
+    best_of: Any = refused("every completion that is made is given back", 1)
+    echo: Any = refused("an answer holds what was written, not what was read", False)
+    suffix: Any = refused("nothing is written into the middle of a text", "")
+
+    @property
+    def prompts(self) -> tuple[str | list[int], ...]:
+        """One prompt or several, each a text or token ids."""
+        if isinstance(self.prompt, str):
+            return (self.prompt,)
+        ids = [each for each in self.prompt if isinstance(each, int)]
+        return (ids,) if ids else tuple(each for each in self.prompt if not isinstance(each, int))
+
+
+ENDPOINTS: Mapping[str, type[ChatRequest] | type[PlainRequest]] = {
+    CHAT: ChatRequest,
+    PLAIN: PlainRequest,
+}
+
+
+def read_request(url: object, body: object) -> ChatRequest | PlainRequest:
+    """The body of a request, checked. InvalidField names the first field that cannot be used."""
+    if not isinstance(url, str) or url not in ENDPOINTS:
+        known = " or ".join(map(repr, ENDPOINTS))
+        raise InvalidField(f"url is {shown(url)}; expected {known}", param="url")
+    if not isinstance(body, dict):
+        raise InvalidField(f"body is {shown(body)}; expected an object", param="body")
+    shape = ENDPOINTS[url]
+    required = {name for name, field in shape.model_fields.items() if field.is_required()}
+    given = {k: v for k, v in body.items() if v is not None or k in required}
+    try:
+        return shape.model_validate(given)
+    except ValidationError as error:
+        raise _invalid(shape, body, error) from error
+
+
+def _invalid(
+    shape: type[BaseModel], body: Mapping[str, Any], error: ValidationError
+) -> InvalidField:
+    """What pydantic found first, in our words."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place, value, field, names = _place(shape, body, found["loc"])
+    if found["type"] == "extra_forbidden":
+        near = get_close_matches(str(found["loc"][-1]), names, n=1)
+        holder = place.rpartition(".")[0] or "body"
+        return InvalidField(
+            f"{holder} has a field {shown(found['loc'][-1])} that is not known",
+            param=place,
+            hint=f"did you mean {near[0]!r}?" if near else "",
+        )
+    assert field is not None, "an error that is not about an unknown field is about a known one"
+    if found["type"] == "refused":
+        said = f"this is not supported: {field.description}"
+    else:
+        said = f"expected {field.description}"
+    return InvalidField(f"{place} is {shown(value)}; {said}", param=place)
+
+
+def _place(
+    shape: type[BaseModel], value: Any, loc: Sequence[int | str]
+) -> tuple[str, Any, FieldInfo | None, list[str]]:
+    """Name, value and declaration of the innermost declared field, and the names beside it.
+
+    Behind that, pydantic's path tells which of several types it tried, which says nothing to a user.
+    """
+    place, field, names = "", None, list[str]()
+    steps = list(loc)
+    while steps and isinstance(steps[0], str):
+        name, names = str(steps.pop(0)), list(shape.model_fields)
+        place = f"{place}.{name}" if place else name
+        value = value.get(name) if isinstance(value, dict) else None
+        field = shape.model_fields.get(name)
+        if field is None or field.annotation != list[Message] or len(steps) < 2:
+            break
+        index, shape = int(steps.pop(0)), Message
+        place, value = f"{place}[{index}]", value[index]
+    return place, value, field, names
+
+
+def shown(value: object) -> str:
+    """A value of JSON as an error repeats it: whole if it is short, else what it is."""
+    if value is None:
+        return "missing"
+    written = repr(value)
+    if len(written) <= _MAX_SHOWN:
+        return written
+    kinds = {str: "a long text", list: "a long list", dict: "an object", int: "a large number"}
+    return kinds[type(value)]
+
+
+# -- answers -----------------------------------------------------------------------------------------
+
+
+def choice(url: str, index: int, text: str, thinking: str, finish_reason: str) -> dict[str, Any]:
+    """One completion of an answer."""
+    end = {"logprobs": None, "finish_reason": finish_reason}
+    if url == PLAIN:
+        return {"index": index, "text": text, **end}
+    message = {"role": "assistant", "content": text, "refusal": None}
+    if thinking:
+        message["reasoning_content"] = thinking
+    return {"index": index, "message": message, **end}
+
+
+def completion(
+    url: str,
+    name: str,
+    model: str,
+    created: int,
+    choices: Sequence[dict[str, Any]],
+    *,
+    prompt_tokens: int,
+    completion_tokens: int,
+    cached_tokens: int,
+) -> dict[str, Any]:
+    """The body of an answer. `created` is in seconds since 1970; `cached_tokens` were read before."""
+    prefix, kind = ("chatcmpl-", "chat.completion") if url == CHAT else ("cmpl-", "text_completion")
+    return {
+        "id": prefix + name,
+        "object": kind,
+        "created": created,
+        "model": model,
+        "choices": list(choices),
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        },
+    }
+
+
+def error_object(error: ManyhandsError) -> dict[str, Any]:
+    """The error of an answer: its code is the name of the class, as `invalid_request`."""
+    message = str(error) + (f" ({error.hint})" if error.hint else "")
+    return {
+        "code": re.sub("(?<!^)(?=[A-Z])", "_", type(error).__name__).lower(),
+        "message": message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}…",
+        "param": error.param if isinstance(error, InvalidField) else None,
+    }
