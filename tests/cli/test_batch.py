@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import pytest
 from manyhands.cli.batch import progress_bar
 from manyhands.cli.batch_files import Output, read_input
 from manyhands.cli.batch_lines import error_line
-from manyhands.errors import InvalidRequest, OutputFailed
+from manyhands.errors import InvalidRequest
 from manyhands.strategies.requests import Defaults
 from tests.cli.conftest import Cli
 from tests.cli.test_process import MANYHANDS
@@ -115,7 +114,10 @@ def test_faulty_lines_do_not_stop_the_others(batch: Cli, tmp_path: Path) -> None
     errors = {line["error"]["line"]: line["error"] for line in lines if line["error"]}
     assert set(errors) == {1, 3, 4, 5, 6, 7, 8}
     assert errors[1]["message"].startswith("line 1 is not JSON")
-    assert errors[3]["message"] == "logprobs is True; this is not supported: probabilities are not kept"
+    assert (
+        errors[3]["message"]
+        == "logprobs is True; this is not supported: probabilities are not kept"
+    )
     assert errors[4]["message"].startswith("line 4 has the custom_id 'a' of line 2")
     assert errors[5]["message"].startswith("line 5 has no custom_id")
     assert errors[7]["code"] == "context_too_long"
@@ -332,26 +334,6 @@ def test_one_run_at_a_time_has_the_file(tmp_path: Path) -> None:
     with Output(path, source) as output:
         assert len(output.done) == source.num_requests
     assert path.read_bytes() == before
-
-
-def test_a_full_disk_keeps_whole_lines(tmp_path: Path) -> None:
-    """A real limit on the size of a file: the write that crosses it is partly made, then fails."""
-    given, path = a_written_output(tmp_path)
-    write(given, given.read_text(), chat("new"))
-    before, source = path.read_bytes(), read_input(given, DEFAULTS)
-    line = error_line(InvalidRequest("x" * 400), 8, "new", source.fingerprints["new"])
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with Output(path, source) as output:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 100, limits[1]))
-        try:
-            with pytest.raises(OutputFailed, match="cannot be written: File too large"):
-                output.write([line])
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert path.read_bytes() == before
-        output.write([line])  # there is room again
-        assert "new" in output.done
-    assert path.read_bytes().startswith(before)
 
 
 def test_a_disk_that_fills_in_the_middle(

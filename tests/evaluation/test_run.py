@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -148,25 +144,3 @@ def test_a_full_disk_loses_nothing_graded(tmp_path: Path, monkeypatch: pytest.Mo
     take(path, Exam(Doubles(8).samples(), says, (8,)))
     assert len(says.asked) == 8 - len(kept)
     assert records(path)[: len(kept)] == kept
-
-
-def test_killed_at_any_moment(tmp_path: Path) -> None:
-    """SIGKILL, again and again: every start goes on, nothing is lost and nothing is done twice."""
-    path, count, rng = tmp_path / "x.jsonl", 40, random.Random(0)
-    command = [sys.executable, "-m", "tests.evaluation.killed", str(path), str(count)]
-    kept: list[str] = []
-    for _ in range(3):
-        before = path.stat().st_size if path.exists() else 0
-        with subprocess.Popen(command, cwd=Path(__file__).parents[2]) as process:
-            while not path.exists() or path.stat().st_size < before + 300_000:
-                assert process.poll() is None
-                time.sleep(0.005)
-            time.sleep(rng.random() * 0.05)
-            process.kill()
-        now = path.read_text().split("\n")[:-1]
-        assert now[: len(kept)] == kept
-        assert len(now) > len(kept)
-        kept = now
-    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
-    assert path.read_text().split("\n")[: len(kept)] == kept
-    assert sorted(r.sample for r in records(path)) == sorted(f"d{n}" for n in range(1, count + 1))

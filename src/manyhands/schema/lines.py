@@ -258,12 +258,12 @@ class LineFile:
                 _write_all(number, b"".join(kept))
                 os.fsync(number)
                 os.replace(name, place)
+                old, self._file, self._size = self._file, number, sum(map(len, kept))
             except BaseException:
                 os.close(number)
                 Path(name).unlink(missing_ok=True)
                 raise
-            os.close(self._file)
-            self._file, self._size = number, sum(map(len, kept))
+            os.close(old)
             _sync_folder(place.parent)
         except OSError as error:
             raise self._failure(error) from error

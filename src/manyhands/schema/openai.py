@@ -179,7 +179,7 @@ class PlainRequest(Request):
     """The body of `POST /v1/completions`."""
 
     prompt: str | list[int] | list[str | list[int]] = asked(
-        "a text, token ids, or a list of them", required=True, min_length=1
+        "some text, token ids, or a list of them", required=True, min_length=1
     )
 
     best_of: Any = refused("every completion that is made is given back", 1)

@@ -1,0 +1,277 @@
+"""OpenAI's fields: what is understood, what is refused and with which words, and the form of answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from manyhands.errors import ContextTooLong, InvalidRequest
+from manyhands.schema.openai import (
+    CHAT,
+    ENDPOINTS,
+    MAX_SAMPLES,
+    PLAIN,
+    ChatRequest,
+    InvalidField,
+    Message,
+    PlainRequest,
+    choice,
+    completion,
+    error_object,
+    read_request,
+)
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def chat(**body: Any) -> ChatRequest:
+    found = read_request(CHAT, {"messages": HELLO, **body})
+    assert isinstance(found, ChatRequest)
+    return found
+
+
+def plain(**body: Any) -> PlainRequest:
+    found = read_request(PLAIN, {"prompt": "a", **body})
+    assert isinstance(found, PlainRequest)
+    return found
+
+
+def test_what_a_request_says() -> None:
+    found = chat(temperature=1, top_p=0.9, n=MAX_SAMPLES, stop="END", seed=2**63, top_k=None)
+    assert (found.temperature, found.top_p, found.n, found.seed) == (1.0, 0.9, MAX_SAMPLES, 2**63)
+    assert (found.stops, found.top_k, found.most_tokens) == (("END",), None, None)
+    assert (chat(stop=["a", "b"]).stops, chat(stop=[]).stops, chat().stops) == (("a", "b"), (), ())
+    assert chat(max_tokens=3).most_tokens == chat(max_completion_tokens=3).most_tokens == 3
+    assert plain(max_tokens=3).most_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("Hi", ("Hi",)),
+        (["Hi", "Ho"], ("Hi", "Ho")),
+        ([1, 2], ([1, 2],)),
+        ([[1, 2], "Hi"], ([1, 2], "Hi")),
+    ],
+)
+def test_one_prompt_or_several(prompt: Any, expected: tuple[Any, ...]) -> None:
+    assert plain(prompt=prompt).prompts == expected
+
+
+def test_the_text_of_a_message() -> None:
+    parts = [{"type": "text", "text": "a", "cache_control": {}}, "b", {"text": "c"}]
+    (message,) = chat(messages=[{"role": "user", "content": parts}]).messages
+    assert message.text == "abc"
+
+
+def test_an_answer_may_come_back_as_a_message() -> None:
+    told = choice(CHAT, 0, "Four.", "two and two", "stop")["message"]
+    assert chat(messages=[*HELLO, told]).messages[1].text == "Four."
+
+
+NESTED: Any = []
+for _ in range(60):
+    NESTED = [NESTED]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"messages": None}, "messages", "messages is missing; expected a list of messages"),
+        ({"messages": []}, "messages", "messages is []; expected a list of messages"),
+        ({"messages": "Hello"}, "messages", "messages is 'Hello'; expected a list of messages"),
+        ({"messages": [3]}, "messages", "messages is [3]; expected a list of messages"),
+        (
+            {"messages": [*HELLO, {"role": "king", "content": ""}]},
+            "messages[1].role",
+            "messages[1].role is 'king'; expected one of system, developer, user, assistant",
+        ),
+        (
+            {"messages": [{"role": "user"}]},
+            "messages[0].content",
+            "messages[0].content is missing; expected a text or a list of text parts",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content",
+            "messages[0].content is [{'type': 'image_url'}]; "
+            "expected a text or a list of text parts",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"text": "a" * 99, "type": "image"}]}]},
+            "messages[0].content",
+            "messages[0].content is a long list; expected a text or a list of text parts",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]},
+            "messages[0].tool_calls",
+            "messages[0].tool_calls is [{}]; this is not supported: there are no tools",
+        ),
+        (
+            {"messages": [{"role": "user", "contents": "a", "content": "a"}]},
+            "messages[0].contents",
+            "messages[0] has a field 'contents' that is not known",
+        ),
+        ({"n": 0}, "n", "n is 0; expected a whole number, 1 to 1024"),
+        ({"n": 10**9}, "n", "n is 1000000000; expected a whole number, 1 to 1024"),
+        ({"n": "2"}, "n", "n is '2'; expected a whole number, 1 to 1024"),
+        ({"n": True}, "n", "n is True; expected a whole number, 1 to 1024"),
+        ({"max_tokens": 1.5}, "max_tokens", "max_tokens is 1.5; expected a whole number"),
+        ({"temperature": "hot"}, "temperature", "temperature is 'hot'; expected a number"),
+        ({"temperature": False}, "temperature", "temperature is False; expected a number"),
+        ({"temperature": float("nan")}, "temperature", "temperature is nan; expected a number"),
+        ({"temperature": float("inf")}, "temperature", "temperature is inf; expected a number"),
+        ({"temperature": 10**400}, "temperature", "is a large number; expected a number"),
+        ({"model": 7}, "model", "model is 7; expected a text"),
+        ({"user": ["a"]}, "user", "user is ['a']; expected a text"),
+        ({"stop": [1]}, "stop", "stop is [1]; expected a text or a list of texts"),
+        ({"seed": "x" * 100}, "seed", "seed is a long text; expected a whole number"),
+        ({"tools": NESTED}, "tools", "tools is a long list; this is not supported: there are no"),
+        ({"temprature": 1}, "temprature", "body has a field 'temprature' that is not known"),
+        ({"prompt": "a"}, "prompt", "body has a field 'prompt' that is not known"),
+    ],
+)
+def test_what_cannot_be_answered(body: dict[str, Any], param: str, said: str) -> None:
+    with pytest.raises(InvalidField) as found:
+        chat(**body)
+    assert said in str(found.value)
+    assert found.value.param == param
+
+
+def test_a_slip_of_the_pen_is_told() -> None:
+    for name, hint in (("temprature", "did you mean 'temperature'?"), ("zebra", "")):
+        with pytest.raises(InvalidField) as found:
+            chat(**{name: 1})
+        assert found.value.hint == hint
+
+
+@pytest.mark.parametrize("prompt", [[], "", 7, None, [True], [[1, "a"]], [1, "a"], [None], {}])
+def test_prompts_that_are_none(prompt: Any) -> None:
+    with pytest.raises(
+        InvalidField, match=r"prompt is .*; expected some text, token ids, or a list"
+    ):
+        plain(prompt=prompt)
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "said"),
+    [
+        ("/v1/embeddings", {}, "url is '/v1/embeddings'; expected '/v1/chat/completions' or"),
+        (None, {}, "url is missing"),
+        (["/v1/completions"], {}, "url is ['/v1/completions']"),
+        (CHAT, None, "body is missing; expected an object"),
+        (CHAT, [], "body is []; expected an object"),
+    ],
+)
+def test_requests_for_something_else(url: Any, body: Any, said: str) -> None:
+    with pytest.raises(InvalidField) as found:
+        read_request(url, body)
+    assert said in str(found.value)
+
+
+def test_one_message_too_many_limits() -> None:
+    with pytest.raises(InvalidField, match="both max_tokens and max_completion_tokens are given"):
+        _ = chat(max_tokens=5, max_completion_tokens=5).most_tokens
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+FIELDS = [
+    (shape, name, field.description, field.json_schema_extra)
+    for shape in (Message, *ENDPOINTS.values())
+    for name, field in shape.model_fields.items()
+]
+REQUIRED: dict[type, dict[str, Any]] = {
+    Message: HELLO[0],
+    ChatRequest: {"messages": HELLO},
+    PlainRequest: {"prompt": "a"},
+}
+
+
+@pytest.mark.parametrize(("shape", "name", "said", "extra"), FIELDS)
+def test_every_field_is_supported_refused_or_ignored(
+    shape: Any, name: str, said: str, extra: Any
+) -> None:
+    """Neutral values pass, any other is refused with the reason; of ignored fields everything passes."""
+    assert said, "every field says what it expects, or why it is not supported"
+    required = REQUIRED[shape]
+
+    def read(value: object) -> Any:
+        if shape is Message:
+            return chat(messages=[{**required, name: value}])
+        return read_request(CHAT if shape is ChatRequest else PLAIN, {**required, name: value})
+
+    if name not in required:
+        read(None)
+    if extra is None:
+        with pytest.raises(InvalidField, match="; expected "):
+            read({"some": "thing"})
+    elif "refused" in extra:
+        for value in extra["refused"]:
+            read(value)
+        for value in (7, "x", ["x"], {"x": 1}, not extra["refused"][-1]):
+            with pytest.raises(InvalidField, match="this is not supported: ") as found:
+                read(value)
+            assert str(found.value).endswith(said)
+    else:
+        assert extra == {"ignored": True}
+        read({"some": "thing"})
+
+
+def test_zero_is_not_false() -> None:
+    """`logprobs: 0` of completions asks for the probability of the chosen token."""
+    with pytest.raises(InvalidField, match="logprobs is 0; this is not supported"):
+        plain(logprobs=0)
+    with pytest.raises(InvalidField, match="frequency_penalty is False; this is not supported"):
+        plain(frequency_penalty=False)
+    plain(logprobs=False, frequency_penalty=0.0)
+
+
+# -- answers -----------------------------------------------------------------------------------------
+
+
+def test_the_form_of_an_answer() -> None:
+    first, second = choice(CHAT, 0, "Four.", "2 + 2", "stop"), choice(CHAT, 1, "4", "", "length")
+    assert first["message"] == {
+        "role": "assistant",
+        "content": "Four.",
+        "refusal": None,
+        "reasoning_content": "2 + 2",
+    }
+    assert (second["index"], second["finish_reason"]) == (1, "length")
+    assert "reasoning_content" not in second["message"]
+    counts = {"prompt_tokens": 9, "completion_tokens": 4, "cached_tokens": 5}
+    body = completion(CHAT, "x", "our-model", 17, [first, second], **counts)
+    assert (body["object"], body["id"], body["created"]) == ("chat.completion", "chatcmpl-x", 17)
+    assert body["usage"] == {
+        "prompt_tokens": 9,
+        "completion_tokens": 4,
+        "total_tokens": 13,
+        "prompt_tokens_details": {"cached_tokens": 5},
+    }
+    body = completion(PLAIN, "x", "m", 17, [choice(PLAIN, 0, "Four.", "", "stop")], **counts)
+    assert (body["object"], body["id"]) == ("text_completion", "cmpl-x")
+    assert body["choices"][0]["text"] == "Four."
+
+
+def test_answers_are_what_openais_own_client_reads() -> None:
+    openai = pytest.importorskip("openai.types")
+    counts = {"prompt_tokens": 9, "completion_tokens": 4, "cached_tokens": 5}
+    body = completion(CHAT, "x", "m", 17, [choice(CHAT, 0, "4", "2 + 2", "stop")], **counts)
+    read = openai.chat.ChatCompletion.model_validate(body)
+    assert read.choices[0].message.content == "4"
+    assert read.usage.prompt_tokens_details.cached_tokens == 5
+    body = completion(PLAIN, "x", "m", 17, [choice(PLAIN, 0, "4", "", "length")], **counts)
+    assert openai.Completion.model_validate(body).choices[0].finish_reason == "length"
+
+
+def test_the_form_of_an_error() -> None:
+    assert error_object(ContextTooLong("too long", hint="shorten it")) == {
+        "code": "context_too_long",
+        "message": "too long (shorten it)",
+        "param": None,
+    }
+    found = error_object(InvalidField("n is 0", param="n"))
+    assert (found["code"], found["param"]) == ("invalid_field", "n")
+    assert error_object(InvalidRequest("x" * 10**6))["message"] == "x" * 1000 + "…"
