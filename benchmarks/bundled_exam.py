@@ -37,8 +37,8 @@ from manyhands import (
 )
 from manyhands.strategies.base import Answer
 from manyhands.strategies.settings import Away
+from manyhands.tasks.arithmetic.problem_list import problem_list
 from manyhands.tasks.graders import grade_list
-from manyhands.tasks.problem_list import problem_list
 
 BUDGET = 1000
 SHARD = 128  # lists that one process works on at a time, all in the same forward passes

@@ -28,12 +28,12 @@ from bundled_exam import cpu  # the script beside this one
 from manyhands import EndSettings, Engine, bundled
 from manyhands.prompts.chain_of_draft import drafted
 from manyhands.prompts.load import Prompts, model_prompts
-from manyhands.replay.endings import endings
+from manyhands.school.endings import endings
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.methods import METHODS
+from manyhands.tasks.arithmetic.problem_list import problem_list
 from manyhands.tasks.graders import grade_list
 from manyhands.tasks.needles import ask, haystack
-from manyhands.tasks.problem_list import problem_list
 from manyhands.tasks.retrieval import retrieval
 from manyhands.text import Text, boxed_answer
 

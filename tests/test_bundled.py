@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks import bundled_exam, tables
 from manyhands import Answer, EndSettings, Engine, TeamPrompt, TeamSettings, bundled, hogwild
 from manyhands import model_prompt as prompt_of
-from manyhands.replay.recipe import read_recipe
+from manyhands.school.recipe import read_recipe
 from manyhands.strategies.settings import Away
-from manyhands.tasks.problem_list import ListKind, ProblemList, problem_list
+from manyhands.tasks.arithmetic.problem_list import ListKind, ProblemList, problem_list
 
 ROOT = Path(__file__).parents[1]
 MOST_BYTES = 25_000_000

@@ -16,8 +16,8 @@ from manyhands import METHODS, Answer, EndSettings, Engine, bundled
 from manyhands.prompts import model_prompts
 from manyhands.prompts.chain_of_draft import drafted
 from manyhands.strategies.shared_prefix import SharedSettings, shared_prefix
+from manyhands.tasks.arithmetic.problem_list import problem_list
 from manyhands.tasks.needles import ask, haystack
-from manyhands.tasks.problem_list import problem_list
 from manyhands.tasks.retrieval import retrieval
 from manyhands.text import boxed_answer
 

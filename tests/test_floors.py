@@ -20,6 +20,7 @@ PACKAGE = "manyhands"
 SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 FLOORS = {
     "errors": 0,
+    "schema": 0,
     "text": 1,
     "prompts": 1,
     "tasks": 1,
@@ -29,13 +30,14 @@ FLOORS = {
     "strategies": 3,
     "model": 4,
     "replay": 5,
+    "school": 6,
     "engine": 6,
     "evaluation": 7,
     "server": 7,
     "cli": 8,
     "__main__": 8,
 }
-WITHOUT_TORCH = {"errors", "text", "prompts", "tasks", "cache", "strategies"}
+WITHOUT_TORCH = {"errors", "schema", "text", "prompts", "tasks", "cache", "strategies"}
 TORCH = {"torch", "transformers"}  # the second imports the first
 # Doors that floors alone would leave open.
 CLOSED = {
@@ -44,7 +46,8 @@ CLOSED = {
     "strategies": {"tasks"},
 }
 ONLY_DOOR = {("engine", "strategies"): f"{PACKAGE}.strategies.base"}
-SAME_FLOOR = {("__main__", "cli")}  # `python -m manyhands` is the command
+# `python -m manyhands` is the command; the ground floor's converters raise the errors beside them
+SAME_FLOOR = {("__main__", "cli"), ("schema", "errors")}
 
 
 def violations(source: Path) -> list[str]:
@@ -152,6 +155,7 @@ def test_every_room_of_the_house_is_looked_at() -> None:
 SOUND = {
     "__init__": "from manyhands.engine.engine import Engine",
     "errors": "import sys",
+    "schema/__init__": "from manyhands.errors import ManyhandsError",
     "text/__init__": "from manyhands.text.tokens import Text",
     "text/tokens": "from manyhands.errors import ManyhandsError",
     "cache/__init__": "",
@@ -196,6 +200,17 @@ def test_control_a_sound_house(tmp_path: Path) -> None:
         ("strategies/base", "from manyhands.tasks import grade", "strategies must not know tasks"),
         ("strategies/base", "from manyhands.attention import op", "attention is on floor 3"),
         ("replay/__init__", "from manyhands.engine.engine import Engine", "engine is on floor 6"),
+        (
+            "replay/__init__",
+            "from manyhands.school import recipe",
+            "school is on floor 6, replay on",
+        ),
+        (
+            "school/recipe",
+            "from manyhands.engine.engine import Engine",
+            "engine is on floor 6, sch",
+        ),
+        ("errors", "from manyhands.schema import lines", "schema is on floor 0, errors on floor 0"),
         ("engine/engine", "from manyhands import server", "server is on floor 7"),
         ("engine/engine", "from manyhands.strategies.other import f", "only by manyhands.strateg"),
         ("engine/engine", "from manyhands.strategies import other", "only by manyhands.strategies"),

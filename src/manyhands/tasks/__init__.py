@@ -22,10 +22,7 @@ the five GSM8K problems that the Hogwild! paper packs into one prompt (section 4
 Independent problems are the plainest work that can be shared: whoever is free takes the next one that
 nobody has.
 
-    problem.py         one problem: its text, the equations that solve it, the answer
-    bare.py            "84 + 29 - 38"
-    templates/, words.py   the same in plain English
-    problem_list.py    several of them as one question
+    arithmetic/        lists of problems, bare or in plain English
     retrieval.py       students and their GPAs
     needles.py         a long text, and facts to find in it
     world.py           where the small world ends

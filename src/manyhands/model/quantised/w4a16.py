@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from manyhands.model import kernels
-from manyhands.model.quantised import Quantised, joined_bias
+from manyhands.model.quantised.linear import Quantised, joined_bias
 
 GROUPS = (128, 64, 32)  # what the kernel can have
 _SPANS = (256, 128, 64, 32)

@@ -10,12 +10,12 @@ import re
 from functools import cache
 from random import Random
 
-from manyhands.tasks.problem import Problem
-from manyhands.tasks.templates.nouns import NAMES, THINGS
-from manyhands.tasks.templates.one_step import ONE_STEP
-from manyhands.tasks.templates.template import PLACEHOLDER, Template
-from manyhands.tasks.templates.three_steps import THREE_STEPS
-from manyhands.tasks.templates.two_steps import TWO_STEPS
+from manyhands.tasks.arithmetic.problem import Problem
+from manyhands.tasks.arithmetic.templates.nouns import NAMES, THINGS
+from manyhands.tasks.arithmetic.templates.one_step import ONE_STEP
+from manyhands.tasks.arithmetic.templates.template import PLACEHOLDER, Template
+from manyhands.tasks.arithmetic.templates.three_steps import THREE_STEPS
+from manyhands.tasks.arithmetic.templates.two_steps import TWO_STEPS
 
 _TEMPLATES: tuple[Template, ...] = (*ONE_STEP, *TWO_STEPS, *THREE_STEPS)
 

@@ -19,8 +19,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from manyhands.prompts.skeleton import SkeletonPrompt
-from manyhands.replay.scripted import ANSWER, DECISION, END, Said
-from manyhands.tasks.problem_list import ProblemList
+from manyhands.school.scripted import ANSWER, DECISION, END, Said
+from manyhands.tasks.arithmetic.problem_list import ProblemList
 from manyhands.tasks.retrieval import NOBODY, RetrievalQuestion, Student, written
 from manyhands.text.markers import MarkerProfile
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.errors import InvalidRequest
-from manyhands.tasks.bare import bare_problem, parse_bare, solve_bare
+from manyhands.tasks.arithmetic.bare import bare_problem, parse_bare, solve_bare
 
 seeds = st.integers(0, 2**32)
 

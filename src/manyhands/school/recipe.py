@@ -29,11 +29,12 @@ from manyhands.model.adapter import ModelAdapter
 from manyhands.model.devices import resolve_device
 from manyhands.model.loading import load_adapter
 from manyhands.prompts.load import TABLES, Prompts
-from manyhands.replay.curriculum import Curriculum
-from manyhands.replay.curriculum_parts import PartsMix
-from manyhands.replay.lessons import Lessons, Recorded, Simulated
+from manyhands.replay.lessons import Lessons, Recorded
 from manyhands.replay.trace import read_trace
 from manyhands.replay.train import TrainSettings
+from manyhands.school.curriculum import Curriculum
+from manyhands.school.curriculum_parts import PartsMix
+from manyhands.school.simulated import Simulated
 from manyhands.text import Text
 
 _DTYPES = ("float32", "bfloat16", "float16")

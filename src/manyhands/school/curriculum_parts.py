@@ -18,8 +18,9 @@ from dataclasses import dataclass, fields, replace
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.chain_of_draft import drafted
 from manyhands.prompts.load import Prompts
-from manyhands.replay.endings import BoxedAnswers, endings
-from manyhands.replay.parts import (
+from manyhands.replay.simulate import Lesson, Simulation
+from manyhands.school.endings import BoxedAnswers, endings
+from manyhands.school.parts import (
     InAttempts,
     InBranches,
     InThreads,
@@ -30,8 +31,7 @@ from manyhands.replay.parts import (
     Sequentially,
     StudentParts,
 )
-from manyhands.replay.scripted import Script, ScriptedWriters
-from manyhands.replay.simulate import Lesson, Simulation
+from manyhands.school.scripted import Script, ScriptedWriters
 from manyhands.strategies.attempt_settings import BestSettings, VoteSettings
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.best_of_n import best_of_n
@@ -41,8 +41,8 @@ from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import JOINS, BranchSettings, EndSettings, SoloSettings
 from manyhands.strategies.skeleton import skeleton
 from manyhands.strategies.skeleton_settings import SkeletonSettings
+from manyhands.tasks.arithmetic.problem_list import ListKind, problem_list
 from manyhands.tasks.needles import ask, haystack
-from manyhands.tasks.problem_list import ListKind, problem_list
 from manyhands.tasks.retrieval import retrieval
 from manyhands.text import Text
 

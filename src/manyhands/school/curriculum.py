@@ -12,13 +12,13 @@ from dataclasses import dataclass, fields
 
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.hogwild import TeamPrompt
-from manyhands.replay.arithmetic_team import ArithmeticTeam, Mischief
 from manyhands.replay.simulate import Lesson, Simulation
+from manyhands.school.arithmetic_team import ArithmeticTeam, Mischief
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings
-from manyhands.tasks.problem_list import ProblemList, problem_list
+from manyhands.tasks.arithmetic.problem_list import ProblemList, problem_list
 from manyhands.text import Text
 
 _LONGEST = 4000  # passes; every scripted run is over long before

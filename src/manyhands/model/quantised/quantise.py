@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from manyhands.errors import InvalidRequest
-from manyhands.model.quantised import Float8Linear, Quantised
-from manyhands.model.w4a16 import Int4Linear, group_for
+from manyhands.model.quantised.linear import Float8Linear, Quantised
+from manyhands.model.quantised.w4a16 import Int4Linear, group_for
 
 Quantise = Literal["auto", "none", "fp8", "int4"]
 KINDS: MappingProxyType[str, type[Quantised]] = MappingProxyType(

@@ -9,14 +9,15 @@ import torch
 
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.load import Prompts
-from manyhands.replay.curriculum import Curriculum
-from manyhands.replay.curriculum_parts import PartsMix
-from manyhands.replay.endings import BoxedAnswers, endings
-from manyhands.replay.lessons import Batch, Simulated
-from manyhands.replay.recipe import read_recipe
-from manyhands.replay.scripted import ScriptedWriters
+from manyhands.replay.lessons import Batch
 from manyhands.replay.simulate import Simulation
 from manyhands.replay.train import batch_loss
+from manyhands.school.curriculum import Curriculum
+from manyhands.school.curriculum_parts import PartsMix
+from manyhands.school.endings import BoxedAnswers, endings
+from manyhands.school.recipe import read_recipe
+from manyhands.school.scripted import ScriptedWriters
+from manyhands.school.simulated import Simulated
 from manyhands.tasks.needles import ask, haystack
 from tests.replay.runs import LIST_PROMPTS, RECIPE, list_network, list_text
 

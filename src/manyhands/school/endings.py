@@ -14,7 +14,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import GREEDY, Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest
-from manyhands.replay.scripted import ANSWER, DECISION, END, Said
+from manyhands.school.scripted import ANSWER, DECISION, END, Said
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text

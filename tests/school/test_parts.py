@@ -9,7 +9,8 @@ import pytest
 
 from manyhands.prompts.branches import BranchPrompt
 from manyhands.prompts.skeleton import SkeletonPrompt
-from manyhands.replay.parts import (
+from manyhands.replay.simulate import Simulation
+from manyhands.school.parts import (
     InBranches,
     InThreads,
     ListParts,
@@ -17,15 +18,14 @@ from manyhands.replay.parts import (
     Sequentially,
     StudentParts,
 )
-from manyhands.replay.scripted import Script, ScriptedWriters
-from manyhands.replay.simulate import Simulation
+from manyhands.school.scripted import Script, ScriptedWriters
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.branches import branches
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import JOINS, BranchSettings, EndSettings, SoloSettings
 from manyhands.strategies.skeleton import skeleton
 from manyhands.strategies.skeleton_settings import SkeletonSettings
-from manyhands.tasks.problem_list import problem_list
+from manyhands.tasks.arithmetic.problem_list import problem_list
 from manyhands.tasks.retrieval import RetrievalQuestion, retrieval
 from tests.replay.runs import LIST_PROMPT, list_text
 

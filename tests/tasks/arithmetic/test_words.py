@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands.tasks.problem import Problem
-from manyhands.tasks.templates.nouns import NAMES, THINGS
-from manyhands.tasks.templates.template import PLACEHOLDER, Template
-from manyhands.tasks.words import (
+from manyhands.tasks.arithmetic.problem import Problem
+from manyhands.tasks.arithmetic.templates.nouns import NAMES, THINGS
+from manyhands.tasks.arithmetic.templates.template import PLACEHOLDER, Template
+from manyhands.tasks.arithmetic.words import (
     WORD,
     held_out_templates,
     is_known_story,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from manyhands.errors import InvalidRequest
-from manyhands.tasks.problem import LARGEST_RESULT, SMALLEST_RESULT, Problem
+from manyhands.tasks.arithmetic.problem import LARGEST_RESULT, SMALLEST_RESULT, Problem
 
 SMALLEST_OPERAND, LARGEST_OPERAND = 1, 99
 FEWEST_OPERATIONS, MOST_OPERATIONS = 2, 5

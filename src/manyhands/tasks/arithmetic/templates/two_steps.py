@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manyhands.tasks.templates.template import Template
+from manyhands.tasks.arithmetic.templates.template import Template
 
 TWO_STEPS: tuple[Template, ...] = (
     Template(

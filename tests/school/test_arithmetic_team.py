@@ -9,14 +9,14 @@ import pytest
 
 from manyhands.cache.layouts import LAYOUTS
 from manyhands.errors import OutOfMemory
-from manyhands.replay.arithmetic_team import ArithmeticTeam, Mischief
 from manyhands.replay.simulate import Lesson, Simulation
+from manyhands.school.arithmetic_team import ArithmeticTeam, Mischief
 from manyhands.strategies.base import Answer
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings
+from manyhands.tasks.arithmetic.problem_list import ProblemList, problem_list
 from manyhands.tasks.graders import grade_list
-from manyhands.tasks.problem_list import ProblemList, problem_list
 from tests.replay.runs import LIST_PROMPT, list_text
 
 TEXT = list_text()

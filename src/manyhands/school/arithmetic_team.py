@@ -27,8 +27,8 @@ from functools import lru_cache
 
 from manyhands.cache.step import Row, Step
 from manyhands.prompts.hogwild import TeamPrompt
-from manyhands.tasks.problem import Problem
-from manyhands.tasks.problem_list import ProblemList
+from manyhands.tasks.arithmetic.problem import Problem
+from manyhands.tasks.arithmetic.problem_list import ProblemList
 from manyhands.text import Text
 
 # What a token is worth: decisions are few among many digits.

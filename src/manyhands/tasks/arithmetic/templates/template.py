@@ -16,8 +16,8 @@ from functools import cache
 from operator import add, mul, sub
 from random import Random
 
-from manyhands.tasks.problem import LARGEST_RESULT, Problem
-from manyhands.tasks.templates.nouns import NAMES, THINGS
+from manyhands.tasks.arithmetic.problem import LARGEST_RESULT, Problem
+from manyhands.tasks.arithmetic.templates.nouns import NAMES, THINGS
 
 PLACEHOLDER = re.compile(r"\{([a-z]+)(?::([0-9]+)-([0-9]+))?\}")
 

@@ -25,7 +25,7 @@ from manyhands.errors import UnsupportedModel
 from manyhands.model.checkpoint import damaged, in_short, incomplete, not_found
 from manyhands.model.devices import too_small
 from manyhands.model.dummy import bare_model, mend_buffers
-from manyhands.model.packing import Packing, to_layer
+from manyhands.model.quantised.packing import Packing, to_layer
 
 _FILES = ("*.safetensors", "*.safetensors.index.json")
 _NOT_NEEDED = ("rotary_emb.inv_freq", "self_attn.masked_bias")  # buffers of old checkpoints

@@ -16,9 +16,9 @@ from random import Random
 from typing import Literal
 
 from manyhands.errors import InvalidRequest
-from manyhands.tasks.bare import bare_problem, solve_bare
-from manyhands.tasks.problem import Problem
-from manyhands.tasks.words import word_problem
+from manyhands.tasks.arithmetic.bare import bare_problem, solve_bare
+from manyhands.tasks.arithmetic.problem import Problem
+from manyhands.tasks.arithmetic.words import word_problem
 
 __all__ = [
     "INTRODUCTION",

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.errors import InvalidRequest
-from manyhands.tasks.bare import bare_problem
-from manyhands.tasks.problem_list import (
+from manyhands.tasks.arithmetic.bare import bare_problem
+from manyhands.tasks.arithmetic.problem_list import (
     ListKind,
     ProblemList,
     parse_question,
     problem_list,
     solve_bare,
 )
-from manyhands.tasks.words import held_out_templates
+from manyhands.tasks.arithmetic.words import held_out_templates
 
 kinds: tuple[ListKind, ...] = ("bare", "word", "mixed")
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from manyhands.errors import UnsupportedModel
-from manyhands.model.w4a16 import GROUPS, Int4Linear, group_for, pack
+from manyhands.model.quantised.w4a16 import GROUPS, Int4Linear, group_for, pack
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _IN_ORDER = tuple(range(8))
@@ -92,7 +92,7 @@ def to_layer(tensors: Mapping[str, Tensor], bias: Tensor | None, packing: Packin
 
 def from_layer(layer: Int4Linear, packing: Packing) -> dict[str, Tensor]:
     """A layer of ours as a published one: the way back, for tests and for who wants to publish."""
-    from manyhands.model.w4a16 import unpack
+    from manyhands.model.quantised.w4a16 import unpack
 
     q, zeros = unpack(layer.packed, layer.group).int(), layer.zeros.int()
     if packing.method == "awq":

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from manyhands.errors import BrokenTrace, InvalidRequest
-from manyhands.replay.lessons import Recorded, Simulated
-from manyhands.replay.recipe import read_recipe
+from manyhands.replay.lessons import Recorded
 from manyhands.replay.trace import record
+from manyhands.school.recipe import read_recipe
+from manyhands.school.simulated import Simulated
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.settings import TeamSettings
 from tests.replay.runs import LIST_PROMPT, RECIPE, list_text
