@@ -1,8 +1,9 @@
-r"""The other side of `tasks/formulae.py`: compares formulae with math-verify, one JSON line for each.
+r"""Do two formulae mean the same? math-verify says so, and is not believed blindly.
 
-    {"gold": "\\frac12", "answer": "0.5", "seconds": 10}   ->   {"right": true, "why": "the same value"}
+    compare(r"\frac12", "0.5")   ->   (True, "the same value")
 
-It imports nothing of ours and is run as a file, so that it starts in the time that math-verify needs.
+This file alone imports math-verify, and it is imported in the sandbox alone: algebra may take all time
+and all memory (`tasks/formulae.py` asks, `tasks/sandbox.py` keeps the limits).
 
 math-verify is asked in ways that keep its known mistakes out:
 
@@ -19,17 +20,12 @@ math-verify is asked in ways that keep its known mistakes out:
 
 from __future__ import annotations
 
-import json
-import logging
 import re
-import signal
-import sys
-from collections.abc import Iterator
-from importlib import import_module
 from typing import Any
 
-MEMORY_BYTES = 4 << 30  # a tower of powers must not take the machine down with it
-LATER_SECONDS = 5  # than whoever asks: they can say why
+import math_verify
+import sympy
+
 _PAIR = re.compile(r"[(\[][^()\[\]]*,.*[)\]]", re.DOTALL)
 _BASE = re.compile(r"_\{?([0-9]+)\}?$")
 _PLAIN = (" ", "$", r"\left", r"\right", r"\!", r"\,", "{", "}")
@@ -37,11 +33,10 @@ _PLAIN = (" ", "$", r"\left", r"\right", r"\!", r"\,", "{", "}")
 
 def compare(gold: str, answer: str) -> tuple[bool, str]:
     """Whether the two formulae mean the same, and how that is known."""
-    math_verify = import_module("math_verify")
     difference = _difference_of_looks(gold, answer)
     if difference:
         return False, f"{difference}, expected {gold}"
-    ours, theirs = _parsed(math_verify, gold), _parsed(math_verify, answer)
+    ours, theirs = _parsed(gold), _parsed(answer)
     if ours is None or theirs is None:
         unread = "gold" if ours is None else "answer"
         return False, f"the {unread} cannot be read as a formula, expected {gold}"
@@ -60,7 +55,7 @@ def compare(gold: str, answer: str) -> tuple[bool, str]:
     return True, "the same value"
 
 
-def _parsed(math_verify: Any, text: str) -> Any:
+def _parsed(text: str) -> Any:
     """The formula as a SymPy object; None if the text is not one, as a whole."""
     found = math_verify.parse(
         f"${text.replace('$', '')}$",
@@ -72,25 +67,22 @@ def _parsed(math_verify: Any, text: str) -> Any:
 
 
 def _says_nothing(formula: Any) -> bool:
-    sympy = import_module("sympy")
     if isinstance(formula, (bool, sympy.logic.boolalg.BooleanAtom)):
         return True
     return isinstance(formula, sympy.Equality) and formula.lhs == formula.rhs
 
 
 def _has_sides(formula: Any) -> bool:
-    return isinstance(formula, import_module("sympy").Equality)
+    return isinstance(formula, sympy.Equality)
 
 
 def _is_equation(formula: Any) -> bool:
     """Whether it relates two expressions. A name for a value, `x = 5` or `f(x) = 5`, does not."""
-    sympy = import_module("sympy")
     names = (sympy.Symbol, sympy.Tuple, sympy.core.function.AppliedUndef)
     return _has_sides(formula) and not isinstance(formula.lhs, names)
 
 
 def _sort(formula: Any) -> str:
-    sympy = import_module("sympy")
     if isinstance(formula, sympy.Set):
         return "set"
     relations = (sympy.core.relational.Relational, sympy.And, sympy.Or)
@@ -104,8 +96,8 @@ def _differ_in_value(ours: Any, theirs: Any) -> bool:
         formula = getattr(formula, "rhs", formula)  # of x = 5
         if not getattr(formula, "is_number", False):
             return False
-        floats = formula.atoms(import_module("sympy").Float)
-        exact = {f: import_module("sympy").Rational(str(f)) for f in floats}
+        floats = formula.atoms(sympy.Float)
+        exact = {f: sympy.Rational(str(f)) for f in floats}
         values.append(formula.xreplace(exact))
     difference = (values[0] - values[1]).evalf(30)
     return not bool(abs(difference) < 1e-24 * (1 + abs(values[0].evalf(30))))
@@ -140,43 +132,3 @@ def _plain(text: str) -> str:
     for dress in _PLAIN:
         text = text.replace(dress, "")
     return text
-
-
-def _limit_memory() -> None:
-    try:
-        resource = import_module("resource")
-    except ImportError:
-        return  # not on this system
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-
-
-def _set_clock(seconds: int) -> None:
-    """End in so many seconds; 0: not at all. For the case that who would end us was killed."""
-    if hasattr(signal, "alarm"):
-        signal.alarm(seconds)
-
-
-def _answers() -> Iterator[dict[str, Any]]:
-    for line in sys.stdin:
-        question = json.loads(line)
-        _set_clock(int(question["seconds"]) + LATER_SECONDS)
-        try:
-            right, why = compare(question["gold"], question["answer"])
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            right, why = False, f"cannot be compared ({error}), expected {question['gold']}"
-        _set_clock(0)  # waiting for a question may take long
-        yield {"right": right, "why": why}
-
-
-def main() -> None:
-    """Answer until the input ends."""
-    logging.disable()  # it warns that we keep the clock ourselves
-    _limit_memory()
-    import_module("math_verify")
-    print("{}", flush=True)  # up
-    for answer in _answers():
-        print(json.dumps(answer), flush=True)
-
-
-if __name__ == "__main__":
-    main()
