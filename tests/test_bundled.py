@@ -233,7 +233,7 @@ def failures(lines: Lines) -> list[str]:
 
 def test_what_was_examined_was_passed() -> None:
     lines: Lines = tables.exam()
-    assert set(lines) == {line.name for line in bundled_exam.lines()}
+    assert set(lines) == {line.name for line in bundled_exam.teams()}
     assert {line["n"] for line in lines.values()} == {256}
     weights = hashlib.sha256((bundled.path() / "model.safetensors").read_bytes()).hexdigest()
     assert {line["weights"] for line in lines.values()} == {weights[:16]}, "sat with other weights"

@@ -1,7 +1,7 @@
 """The bundled model beyond teams: students in every form, lists in branches, needles in a long text.
 
 A few questions each, to see that every method has a real task on a laptop; how often it is right is
-told by the exam (`benchmarks/bundled_parts_exam.py`, `manyhands eval`).
+told by the exam (`benchmarks/bundled_exam.py`).
 """
 
 from __future__ import annotations
