@@ -1,10 +1,12 @@
-"""The exam of the bundled model: fresh problems, greedy, through the same strategy and engine as `solve`.
+"""The exam of the bundled model: rows of `manyhands eval`, and one line of numbers from each.
 
-    python benchmarks/bundled_exam.py --processes 2 --out benchmarks/results/bundled_exam.json
+    python -m benchmarks.bundled_exam teams --processes 2 --out benchmarks/results/bundled_exam.json
+    python -m benchmarks.bundled_exam parts --processes 2 --out build/bundled_parts.json
 
-Every line of the exam is a kind of list, a team and its circumstances, asked n times. Scores are the
-share of right places (`tasks/graders.py`). For lines with a curve, one run is asked for its answer at
-many budgets in passing (snapshots); a run that was over by then counts with its final answer.
+A row is a task, a method and its settings, asked n times, greedy, without a reply. Its records lie
+under --records, so an exam that was stopped goes on, and `manyhands report` makes a page of them. A
+line of --out is kept as long as the weights are the same. Two circumstances have no option, since they
+differ from question to question: a worker that misses twelve passes, and a claim that is taken.
 """
 
 from __future__ import annotations
@@ -13,174 +15,251 @@ import argparse
 import hashlib
 import json
 import multiprocessing
+import os
 import platform
 import random
 import re
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from manyhands import (
-    EndSettings,
-    Engine,
-    SoloSettings,
-    TeamSettings,
-    bundled,
-    hogwild,
-    model_prompt,
-    sequential,
-)
-from manyhands.strategies.base import Answer
-from manyhands.strategies.settings import Away
-from manyhands.tasks.graders import grade_list
-from manyhands.tasks.problem_list import problem_list
+from manyhands import bundled
+from manyhands.cli.candidates import method_candidate, task_of
+from manyhands.cli.exam_options import EXAM_METHODS, EvalOptions
+from manyhands.evaluation.grading import Grading
+from manyhands.evaluation.record import Record, RecordFile, Results, file_of
+from manyhands.evaluation.run import Exam, examine
+from manyhands.evaluation.summary import Summary
+from manyhands.strategies.base import Strategy
+from manyhands.strategies.settings import Away, TeamSettings
+from manyhands.tasks.arithmetic.problem_list import parse_question
 
-BUDGET = 1000
-SHARD = 128  # lists that one process works on at a time, all in the same forward passes
 GOOD = 0.97  # accuracy per question whose first budget is looked for
+AWAY_PASSES = 12
 # About where a line's first good budget lies: the grid of its curve is fine around it.
 EXPECTED = {
-    ("bare", 5): (258, 142, 103, 84),
-    ("bare", 8): (398, 207, 148, 110),
-    ("word", 5): (169, 94, 69, 58),
+    "bare 5": (258, 142, 103, 84),
+    "bare 8": (398, 207, 148, 110),
+    "word 5": (169, 94, 69, 58),
 }
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sequential": ("sequential", {}),
+    **{
+        join: ("branches", {"join": join, "max_branches": 32})
+        for join in ("reencode", "stitch", "keep")
+    },
+    "skeleton": ("skeleton", {}),
+    "two threads": ("skeleton", {"workers": 2}),
+}
+Changed = Callable[[str, TeamSettings], TeamSettings]  # by the question
 
 
 @dataclass(frozen=True)
-class Line:
+class Row:
     """One line of the exam."""
 
     name: str
-    kind: str = "bare"
-    count: int = 5
-    workers: int = 1
-    layout: str = "combined"
-    held_out: bool = False
-    curve: bool = False
-    stalled: int = 0  # passes that one worker misses, somewhere in the middle
-    forced: bool = False  # one worker's second step begins with a claim that is taken
-    check_every: int = 1024
-    method: str = "hogwild"
+    task: str
+    method: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    count: int | None = None
+    kind: str | None = None
+    sentences: int | None = None
+    curve: tuple[int, ...] = ()  # budgets at which the answer is also wanted
+    budget: int = 1000
+    draft: bool = False
+    concurrency: int = 128
+    changed: Changed | None = None  # settings that depend on the question
 
 
-def lines() -> list[Line]:
-    """The whole exam."""
-    teams = range(1, 5)
-    exam = [Line(f"bare 5, {w}", workers=w, curve=True) for w in teams]
-    exam += [Line(f"bare 8, {w}", count=8, workers=w, curve=True) for w in teams]
-    exam += [Line(f"word 5, {w}", kind="word", workers=w, curve=True) for w in teams]
-    exam += [Line(f"held-out 5, {w}", kind="word", workers=w, held_out=True) for w in teams]
-    exam += [Line(f"stalled, {w}", workers=w, stalled=12) for w in (2, 3, 4)]
-    exam += [Line(f"forced claim, {w}", workers=w, forced=True) for w in (2, 3, 4)]
+# -- the rows --------------------------------------------------------------------------------------
+
+
+def teams() -> list[Row]:
+    """Lists of problems: teams of one to four, and their circumstances."""
+
+    def row(name: str, workers: int, count: int = 5, kind: str = "bare", **more: Any) -> Row:
+        settings = {"workers": workers, **more.pop("settings", {})}
+        name = f"{name}, {workers}"
+        return Row(name, "arithmetic", "hogwild", settings, count=count, kind=kind, **more)
+
+    every, several = range(1, 5), range(2, 5)
+    rows = [
+        row(f"{kind} {count}", workers, count, kind, curve=budgets(f"{kind} {count}", workers))
+        for kind, count in (("bare", 5), ("bare", 8), ("word", 5))
+        for workers in every
+    ]
+    rows += [row("held-out 5", workers, kind="held-out") for workers in every]
+    rows += [row("stalled", workers, changed=stalled) for workers in several]
+    rows += [row("forced claim", workers, changed=forced) for workers in several]
     for layout in ("contiguous", "interleaved"):
-        exam += [Line(f"{layout}, {w}", workers=w, layout=layout) for w in (2, 3, 4)]
-    exam += [Line(f"checks every 64, {w}", workers=w, check_every=64) for w in (2, 3, 4)]
-    return [*exam, Line("sequential", method="sequential")]
+        rows += [row(layout, workers, settings={"layout": layout}) for workers in several]
+    rows += [row("checks every 64", workers, settings={"check_every": 64}) for workers in several]
+    return [*rows, Row("sequential", "arithmetic", "sequential", count=5, kind="bare")]
 
 
-def budgets(line: Line) -> tuple[int, ...]:
-    """Where a line's curve is looked at: finely around the first good budget, sparsely below.
+def parts() -> list[Row]:
+    """Beyond teams: students, lists in parts, questions about one long text."""
+
+    def row(task: str, form: str, count: int, **more: Any) -> Row:
+        words = [task.partition("-")[0], str(count), form]
+        words += ["drafts"] if more.get("draft") else []
+        words += ["held-out names"] if more.get("kind") else []
+        method, settings = FORMS.get(form, (form, {}))
+        more = {"budget": 2000, "concurrency": 16, **more}
+        return Row(", ".join(words), task, method, settings, count=count, **more)
+
+    rows = [row(f"retrieval-{count}", form, count) for count in (10, 30) for form in FORMS]
+    rows += [
+        row(f"retrieval-{count}", form, count, draft=True)
+        for count in (10, 30)
+        for form in ("sequential", "reencode")
+    ]
+    rows += [
+        row("retrieval-10", form, 10, kind="held-out")
+        for form in ("sequential", "reencode", "skeleton")
+    ]
+    rows += [row("arithmetic", form, 5) for form in ("reencode", "stitch", "keep", "skeleton")]
+    document = {"budget": 64, "concurrency": 64}  # each document is read once
+    rows += [
+        row("needles", "shared_prefix", 4 * dogs, sentences=min(40, 3 * dogs), **document)
+        for dogs in (8, 32, 64)
+    ]
+    strangers = row("needles", "shared_prefix", 256, kind="held-out", sentences=40, **document)
+    return [*rows, strangers]
+
+
+EXAMS = {"teams": teams, "parts": parts}
+
+
+def budgets(kind: str, workers: int) -> tuple[int, ...]:
+    """Where a curve is looked at: finely around the first good budget, sparsely below.
 
     Every look costs each run some twenty passes, so only the curves that are shown get many.
     """
-    if not line.curve:
-        return ()
-    expected = EXPECTED[line.kind, line.count][line.workers - 1]
-    if line.workers > 2 or (line.kind, line.count) != ("bare", 5):
+    expected = EXPECTED[kind][workers - 1]
+    if workers > 2 or kind != "bare 5":
         return tuple(round(expected * share) for share in (0.5, 0.9, 0.95, 1.0, 1.05, 1.1))
     fine = range(round(0.84 * expected), round(1.14 * expected), max(1, round(0.02 * expected)))
     return (*(round(expected * share) for share in (0.2, 0.4, 0.6, 0.75)), *fine)
 
 
-def sit(line: Line, first: int, size: int, model: Path) -> list[dict[str, Any]]:
-    """Lists first .. first + size of a line, all at once; what came of each."""
+def stalled(question: str, settings: TeamSettings) -> TeamSettings:
+    """One worker misses some passes, somewhere in the middle."""
+    rng = random.Random(f"stalled/{question}")
+    start = rng.randint(5, 90)
+    away = Away(rng.randrange(settings.workers), start, start + AWAY_PASSES - 1)
+    return replace(settings, away=(away,))
+
+
+def forced(question: str, settings: TeamSettings) -> TeamSettings:
+    """One worker's second step begins with a claim that is taken.
+
+    First claims go by most work, in the order of the workers; one is put into the mouth of a worker
+    whose own it was not.
+    """
+    lines = parse_question(question)
+    assert lines is not None, "the task asks numbered lists"
+    order = sorted(range(len(lines)), key=lambda k: (-len(re.findall("[+-]", lines[k])), k))
+    rng = random.Random(f"forced/{question}")
+    worker, other = rng.sample(range(settings.workers), 2)
+    return replace(settings, insertions={(worker, 2): f" #{order[other] + 1}:"})
+
+
+# -- one row ---------------------------------------------------------------------------------------
+
+
+def options(row: Row, arguments: argparse.Namespace) -> EvalOptions:
+    """The row as `manyhands eval` would be asked for it."""
+    return EvalOptions(
+        model=str(arguments.model),
+        device="cpu",
+        memory_tokens=1 << 17,
+        task=row.task,
+        out=arguments.records,
+        limit=arguments.n,
+        count=row.count,
+        kind=row.kind,
+        sentences=row.sentences,
+        method=row.method,
+        budgets=",".join(str(budget) for budget in (*row.curve, row.budget)),
+        chosen=[f"{name}={value}" for name, value in row.settings.items()],
+        draft=row.draft,
+        concurrency=row.concurrency,
+        label=row.name,
+    )
+
+
+def sit(row: Row, arguments: argparse.Namespace) -> Results:
+    """Ask what is not on record; all records of the row."""
     torch.set_num_threads(1)
-    engine = Engine.load(model, device="cpu", memory_tokens=1 << 17)
-    prompt, text = model_prompt(model), engine.text
-    end = EndSettings(reply=False)  # its words are not examined
-    asked, strategies = [], []
-    for index in range(first, first + size):
-        rng = random.Random(f"exam/{line.name}/{index}")
-        kind = "word" if line.kind == "word" else "bare"
-        problems = problem_list(rng, line.count, kind, held_out=line.held_out)
-        asked.append(problems)
-        if line.method == "sequential":
-            solo = SoloSettings(BUDGET, end=end)
-            strategies.append(sequential(problems.question, text, solo, prompt))
-            continue
-        settings = TeamSettings(
-            line.workers, line.layout, BUDGET, line.check_every, snapshots=budgets(line), end=end
-        )
-        if line.stalled:
-            start = rng.randint(5, 90)
-            away = Away(rng.randrange(line.workers), start, start + line.stalled - 1)
-            settings = replace(settings, away=(away,))
-        if line.forced:
-            # First claims go by most work, in the order of the workers; one is put into the mouth of
-            # a worker whose own it was not.
-            order = sorted(range(line.count), key=lambda k: (-len(problems.problems[k].work), k))
-            worker, other = rng.sample(range(line.workers), 2)
-            taken = order[other]
-            settings = replace(settings, insertions={(worker, 2): f" #{taken + 1}:"})
-        strategies.append(hogwild(problems.question, text, settings, prompt))
-    answers = engine.run_all(strategies)
-    return [outcome(line, p.gold, a) for p, a in zip(asked, answers, strict=True)]
+    chosen = options(row, arguments)
+    method = EXAM_METHODS[row.method]
+    if row.changed is not None:
+        method = replace(method, make=with_changed_settings(method.make, row.changed))
+    task, samples = task_of(chosen)
+    wanted = (*row.curve, row.budget)
+    candidate, header = method_candidate(chosen, method, wanted, samples)
+    path = file_of(chosen.out, task.name, header.label)
+    with Grading(task) as grading, closing(RecordFile(path, header)) as file:
+        for _ in examine(Exam(samples, candidate, wanted), file, grading):
+            pass
+        return Results(path, header, tuple(file.records.values()))
 
 
-def outcome(line: Line, gold: tuple[int, ...], answer: Answer) -> dict[str, Any]:
-    """What one list contributes to its line."""
+def with_changed_settings(
+    make: Callable[..., Strategy], changed: Changed
+) -> Callable[..., Strategy]:
+    """The same method, with settings that depend on the question."""
+
+    def made(question: str, text: Any, settings: TeamSettings, *rest: Any, **more: Any) -> Strategy:
+        return make(question, text, changed(question, settings), *rest, **more)
+
+    return made
+
+
+def solved_twice(record: Record) -> float:
+    """The share of a list's problems that more than one worker solved."""
     solvers: dict[str, set[int]] = {}
-    for step in answer.steps:
-        for number in re.findall(r"#(\d) is", step.text):
-            solvers.setdefault(number, set()).add(step.worker)
-    curve = [
-        grade_list(answer.snapshots.get(budget, answer.answer), gold).value
-        for budget in budgets(line)
-    ]
-    return {
-        "score": grade_list(answer.answer, gold).value,
-        "passes": answer.forward_passes,
-        "tokens": sum(answer.tokens),
-        "twice": sum(len(workers) > 1 for workers in solvers.values()) / line.count,
-        "finish": answer.finish_reason,
-        "curve": curve,
-    }
+    for step in record.steps:
+        for number in re.findall(r"#(\d) is", step["text"]):
+            solvers.setdefault(number, set()).add(step["worker"])
+    return sum(len(workers) > 1 for workers in solvers.values()) / len(record.gold)
 
 
-def account(line: Line, outcomes: list[dict[str, Any]], where: dict[str, Any]) -> dict[str, Any]:
-    """A line of the result; `where` says on what and when."""
-
-    def mean(key: str) -> float:
-        return sum(o[key] for o in outcomes) / len(outcomes)
-
-    curve = {
-        str(budget): round(sum(o["curve"][at] for o in outcomes) / len(outcomes), 4)
-        for at, budget in enumerate(budgets(line))
-    }
+def line(row: Row, results: Results) -> dict[str, Any]:
+    """A row's numbers."""
+    summary = Summary.of(results)
+    assert summary.passes is not None
+    assert summary.tokens is not None
+    curve = {str(p.budget): round(p.value.mean, 4) for p in summary.curve[:-1]}
     good = [int(budget) for budget, accuracy in curve.items() if accuracy >= GOOD]
-    finishes = [o["finish"] for o in outcomes]
+    twice = [solved_twice(record) for record in summary.records if row.task == "arithmetic"]
     return {
-        **asdict(line),
-        **where,
-        "n": len(outcomes),
-        "accuracy": round(mean("score"), 4),
-        "passes": round(mean("passes"), 1),
-        "tokens": round(mean("tokens"), 1),
-        "solved_twice": round(mean("twice"), 4),
-        "finish": {reason: finishes.count(reason) for reason in sorted(set(finishes))},
+        "name": row.name,
+        "task": row.task,
+        "method": row.method,
+        "settings": row.settings,
+        "n": len(summary.records),
+        "accuracy": round(summary.last.value.mean, 4),
+        "passes": round(summary.passes, 1),
+        "tokens": round(summary.tokens, 1),
+        "solved_twice": round(sum(twice) / len(twice), 4) if twice else None,
+        "finish": dict(sorted(summary.endings)),
         "curve": curve,
         "first_good_budget": min(good) if good else None,
     }
 
 
-def _job(job: tuple[Line, int, int, Path]) -> tuple[Line, list[dict[str, Any]]]:
-    line, first, size, model = job
-    return line, sit(line, first, size, model)
+# -- all rows --------------------------------------------------------------------------------------
 
 
 def cpu() -> str:
@@ -190,54 +269,45 @@ def cpu() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def _job(row: Row, arguments: argparse.Namespace) -> dict[str, Any]:
+    return line(row, sit(row, arguments))
+
+
 def main() -> None:
-    """Run the exam and keep what is finished as it comes."""
+    """Sit the exam and keep what is finished as it comes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("exam", choices=EXAMS)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--records", type=Path, default=Path("build/bundled_exam"))
     parser.add_argument("--model", type=Path, default=bundled.path())
     parser.add_argument("--n", type=int, default=256)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument(
-        "--only",
-        default="",
-        help="lines whose name contains one of these, separated by ;, in this order",
-    )
+    parser.add_argument("--only", default="", help="lines whose name contains one of these, by ;")
     arguments = parser.parse_args()
     weights = hashlib.sha256((arguments.model / "model.safetensors").read_bytes()).hexdigest()[:16]
     known = json.loads(arguments.out.read_text())["lines"] if arguments.out.exists() else []
-    sat = {row["name"]: row for row in known if row["weights"] == weights}
+    lines = {one["name"]: one for one in known if one["weights"] == weights}
     wanted = [name.strip() for name in arguments.only.split(";")]
-    exam = [x for x in lines() if x.name not in sat and any(name in x.name for name in wanted)]
-    jobs = [
-        (line, first, min(SHARD, arguments.n - first), arguments.model)
-        for line in sorted(exam, key=lambda x: [name in x.name for name in wanted], reverse=True)
-        for first in range(0, arguments.n, SHARD)
-    ]
+    every = EXAMS[arguments.exam]()
+    rows = [r for r in every if r.name not in lines and any(name in r.name for name in wanted)]
     where = {
         "date": time.strftime("%Y-%m-%d"),
-        "hardware": f"{cpu()}, {arguments.processes} of {multiprocessing.cpu_count()} cores",
+        "hardware": f"{cpu()}, {arguments.processes} of {os.cpu_count()} cores",
         "versions": {name: metadata.version(name) for name in ("torch", "transformers")},
         "weights": weights,
     }
-    done: dict[str, list[dict[str, Any]]] = {}
     began = time.time()
     context = multiprocessing.get_context("spawn")
-    with context.Pool(arguments.processes) as pool:
-        for line, outcomes in pool.imap_unordered(_job, jobs):
-            done.setdefault(line.name, []).extend(outcomes)
-            if len(done[line.name]) < arguments.n:
-                continue
-            row = sat[line.name] = account(line, done[line.name], where)
-            rows = [sat[x.name] for x in lines() if x.name in sat]
-            result = {"command": " ".join(["python", *sys.argv]), "lines": rows}
+    with ProcessPoolExecutor(arguments.processes, mp_context=context) as pool:
+        for job in as_completed([pool.submit(_job, row, arguments) for row in rows]):
+            found = job.result() | where
+            lines[found["name"]] = found
+            told = {name: found[name] for name in ("accuracy", "passes", "first_good_budget")}
+            print(f"{time.time() - began:5.0f} s  {found['name']:32} {told}", flush=True)
+            ordered = [lines[row.name] for row in every if row.name in lines]
+            command = " ".join(["python -m benchmarks.bundled_exam", *sys.argv[1:]])
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
-            arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-            print(
-                f"{time.time() - began:5.0f} s  {line.name:22} accuracy {row['accuracy']:.4f}  "
-                f"passes {row['passes']:6.1f}  first {row['first_good_budget']}  "
-                f"twice {row['solved_twice']:.4f}  {row['finish']}",
-                flush=True,
-            )
+            arguments.out.write_text(json.dumps({"command": command, "lines": ordered}, indent=1))
 
 
 if __name__ == "__main__":

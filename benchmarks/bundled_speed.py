@@ -25,7 +25,7 @@ import manyhands.engine.engine as engine_room
 from benchmarks.results import Clock, Results, parser
 from manyhands import Engine, TeamSettings, bundled, hogwild, model_prompt
 from manyhands.strategies.settings import EndSettings
-from manyhands.tasks.problem_list import problem_list
+from manyhands.tasks.arithmetic.problem_list import problem_list
 
 TEAMS = (1, 2, 4)
 PARTS = ("network", "plan", "prepare", "choose")

@@ -103,9 +103,9 @@ def _needles(folder: Path) -> Path | None:
         return None
     figure, axes = pyplot.subplots(1, 2, figsize=(6.4, 2.8))
     for kind, sat in found.items():
-        questions = [len(summary.records) for summary in sat]
-        axes[0].plot(questions, [summary.duration for summary in sat], marker="o", ms=3, label=kind)
-        memory = [(summary.memory("kv_bytes") or 0) / 1e6 for summary in sat]
+        questions = [line["num_records"] for line in sat]
+        axes[0].plot(questions, [line["duration"] for line in sat], marker="o", ms=3, label=kind)
+        memory = [(line["kv_bytes"] or 0) / 1e6 for line in sat]
         axes[1].plot(questions, memory, marker="o", ms=3, label=kind)
     for axis, title in zip(axes, ("seconds, all together", "KV cache, MB"), strict=True):
         axis.set(title=title, xlabel="questions at once", xscale="log", yscale="log")

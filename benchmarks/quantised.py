@@ -29,12 +29,12 @@ from manyhands.evaluation.bench import copy_bandwidth
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.dummy import dummy_model
 from manyhands.model.loading import load_adapter
-from manyhands.model.quantise import KINDS, quantise_network
-from manyhands.model.quantised import Quantised
+from manyhands.model.quantised.linear import Quantised
+from manyhands.model.quantised.quantise import KINDS, quantise_network
 from manyhands.model.self_test import exact_attention
 from manyhands.strategies.settings import EndSettings
+from manyhands.tasks.arithmetic.problem_list import problem_list
 from manyhands.tasks.graders import grade_list
-from manyhands.tasks.problem_list import problem_list
 
 TOKENS = (1, 4, 16, 64)
 NAMES = ("qkv", "o", "gate_up", "down")

@@ -15,8 +15,6 @@ from typing import Any
 
 from benchmarks import layer_tables, performance, targets
 from benchmarks.performance import table
-from manyhands.evaluation.record import read_results
-from manyhands.evaluation.summary import Summary
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -105,11 +103,12 @@ def source() -> str:
     return "\n".join(f"- {place}: {'; '.join(names)}" for place, names in places.items())
 
 
-def examined(page: str, task: str) -> list[Summary]:
-    """What `manyhands eval` recorded of a task on one page, in the order of the labels."""
-    files = sorted((RESULTS / page / task).glob("*.jsonl"))
-    found = [Summary.of(read_results(file)) for file in files]
-    return sorted(found, key=lambda summary: in_order(summary.label))
+def examined(page: str, task: str) -> list[Row]:
+    """What came of a task on one page (`benchmarks/summaries.py`), in the order of the labels."""
+    lines = json.loads((RESULTS / f"{page}.json").read_text())
+    return sorted(
+        (line for line in lines if line["task"] == task), key=lambda line: in_order(line["label"])
+    )
 
 
 def in_order(label: str) -> list[tuple[bool, int, str]]:
@@ -118,27 +117,27 @@ def in_order(label: str) -> list[tuple[bool, int, str]]:
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
-def share(summary: Summary) -> str:
+def share(line: Row) -> str:
     """The value at the largest budget, with its interval of 95 %."""
-    value = summary.last.value
-    return f"{value.mean:.1%} ({value.low:.1%} to {value.high:.1%})"
+    value = line["curve"][-1]["value"]
+    return f"{value['mean']:.1%} ({value['low']:.1%} to {value['high']:.1%})"
 
 
-def megabytes(summary: Summary) -> str:
+def megabytes(line: Row) -> str:
     """The peak of what keys and values took."""
-    peak = summary.memory("kv_bytes")
+    peak = line["kv_bytes"]
     return "" if peak is None else f"{peak / 1e6:.1f}"
 
 
-def curve_of(summary: Summary) -> list[str]:
+def curve_of(line: Row) -> list[str]:
     """A method's row: its value at some budgets, the passes and tokens of one list."""
-    values = {point.budget: point.value.mean for point in summary.curve}
+    values = {point["budget"]: point["value"]["mean"] for point in line["curve"]}
     return [
-        summary.label,
+        line["label"],
         *(f"{values[budget]:.2f}" for budget in _CURVE_BUDGETS),
-        f"{summary.passes:.0f}",
-        f"{summary.tokens:.0f}",
-        f"{summary.seconds:.1f}",
+        f"{line['passes']:.0f}",
+        f"{line['tokens']:.0f}",
+        f"{line['seconds']:.1f}",
     ]
 
 
@@ -165,12 +164,12 @@ def students() -> str:
             rows.append(
                 [
                     str(count) if at == 0 else "",
-                    each.label,
+                    each["label"],
                     share(each),
-                    f"{each.passes:.0f}",
-                    f"{each.tokens:.0f}",
-                    f"{each.tokens_per_second:.0f}",
-                    f"{each.seconds:.2f}",
+                    f"{each['passes']:.0f}",
+                    f"{each['tokens']:.0f}",
+                    f"{each['tokens_per_second']:.0f}",
+                    f"{each['seconds']:.2f}",
                     megabytes(each),
                 ]
             )
@@ -178,9 +177,9 @@ def students() -> str:
     return table(headings, rows)
 
 
-def needle_pairs() -> list[tuple[Summary, Summary]]:
+def needle_pairs() -> list[tuple[Row, Row]]:
     """The exams with so many questions about one document at once: shared, and not."""
-    by_label = {each.label: each for each in examined("exam", "needles")}
+    by_label = {each["label"]: each for each in examined("exam", "needles")}
     counts = (1, 4, 16, 64, 256)
     return [(by_label[f"shared, {n}"], by_label[f"unshared, {n}"]) for n in counts]
 
@@ -189,11 +188,11 @@ def needles() -> str:
     """So many questions about one document at once, shared and not."""
     rows = [
         [
-            str(len(shared.records)),
-            f"{shared.last.value.mean:.1%}",
-            f"{alone.last.value.mean:.1%}",
-            f"{shared.duration:.1f}",
-            f"{alone.duration:.1f}",
+            str(shared["num_records"]),
+            f"{shared['curve'][-1]['value']['mean']:.1%}",
+            f"{alone['curve'][-1]['value']['mean']:.1%}",
+            f"{shared['duration']:.1f}",
+            f"{alone['duration']:.1f}",
             megabytes(shared),
             megabytes(alone),
         ]

@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 from manyhands import EndSettings, Engine, TeamSettings, bundled, model_prompt
 from manyhands.evaluation import candidates, grading, record, run
 from manyhands.strategies.methods import METHODS
+from manyhands.tasks.arithmetic.problem_list import ask, solve_bare
 from manyhands.tasks.graders import Score
-from manyhands.tasks.problem_list import ask, solve_bare
 from manyhands.tasks.task import Sample
 
 

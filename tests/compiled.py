@@ -34,8 +34,8 @@ from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.model.kernels import gated, norms, rows, skinny, w4a16
-from manyhands.model.quantised import Float8Linear
-from manyhands.model.w4a16 import Int4Linear
+from manyhands.model.quantised.linear import Float8Linear
+from manyhands.model.quantised.w4a16 import Int4Linear
 
 CPU, DTYPE = torch.device("cpu"), torch.bfloat16
 HEADS, KV_HEADS, DIM, PAGE = 8, 2, 64, 64

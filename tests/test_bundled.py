@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks import bundled_exam, tables
 from manyhands import Answer, EndSettings, Engine, TeamPrompt, TeamSettings, bundled, hogwild
 from manyhands import model_prompt as prompt_of
-from manyhands.replay.recipe import read_recipe
+from manyhands.school.recipe import read_recipe
 from manyhands.strategies.settings import Away
-from manyhands.tasks.problem_list import ListKind, ProblemList, problem_list
+from manyhands.tasks.arithmetic.problem_list import ListKind, ProblemList, problem_list
 
 ROOT = Path(__file__).parents[1]
 MOST_BYTES = 25_000_000
@@ -233,7 +233,7 @@ def failures(lines: Lines) -> list[str]:
 
 def test_what_was_examined_was_passed() -> None:
     lines: Lines = tables.exam()
-    assert set(lines) == {line.name for line in bundled_exam.lines()}
+    assert set(lines) == {line.name for line in bundled_exam.teams()}
     assert {line["n"] for line in lines.values()} == {256}
     weights = hashlib.sha256((bundled.path() / "model.safetensors").read_bytes()).hexdigest()
     assert {line["weights"] for line in lines.values()} == {weights[:16]}, "sat with other weights"

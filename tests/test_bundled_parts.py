@@ -1,7 +1,7 @@
 """The bundled model beyond teams: students in every form, lists in branches, needles in a long text.
 
 A few questions each, to see that every method has a real task on a laptop; how often it is right is
-told by the exam (`benchmarks/bundled_parts_exam.py`, `manyhands eval`).
+told by the exam (`benchmarks/bundled_exam.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from manyhands import METHODS, Answer, EndSettings, Engine, bundled
 from manyhands.prompts import model_prompts
 from manyhands.prompts.chain_of_draft import drafted
 from manyhands.strategies.shared_prefix import SharedSettings, shared_prefix
+from manyhands.tasks.arithmetic.problem_list import problem_list
 from manyhands.tasks.needles import ask, haystack
-from manyhands.tasks.problem_list import problem_list
 from manyhands.tasks.retrieval import retrieval
 from manyhands.text import boxed_answer
 

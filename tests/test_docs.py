@@ -1,7 +1,7 @@
-"""What the pages say is true: the tutorial runs, links lead somewhere, files and names exist.
+"""What the pages say is true: their code runs, links lead somewhere, files and names exist.
 
-A ```python block of the tutorial that is followed by a ```text block prints exactly that. After a
-change that is meant to change the tutorial's output, `python -m tests.test_docs` writes it anew.
+A ```python block of the tutorial or of `how_to_add.md` that is followed by a ```text block prints exactly
+that. After a change that is meant to change such output, `python -m tests.test_docs` writes it anew.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from manyhands.cli import app
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "manyhands"
-TUTORIAL = ROOT / "docs" / "tutorial.md"
+RUN = [ROOT / "docs" / name for name in ("tutorial.md", "how_to_add.md")]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NAMES_OF_PAGES = [str(page.relative_to(ROOT)) for page in PAGES]
 
@@ -34,12 +34,14 @@ _CODE = re.compile(r"`([^`\n]+)`")
 _PLACE = re.compile(r"(\.?[\w-]+(?:/[\w.-]+)+/?|[\w-]+/)(?:::(\w+(?:\.\w+)*))?")
 
 
-# -- the tutorial ----------------------------------------------------------------------------------
+# -- code ----------------------------------------------------------------------------------
 
 
 def run_blocks(page: str, file: str) -> Iterator[tuple[re.Match[str], str]]:
     """Runs the page's blocks, all in one namespace; each with what it printed."""
-    namespace: dict[str, Any] = {"__name__": "tutorial"}
+    namespace: dict[str, Any] = {
+        "__name__": __name__
+    }  # a module that there is: dataclasses look it up
     for block in _BLOCK.finditer(page):
         first_line = page.count("\n", 0, block.start(1))
         program = compile("\n" * first_line + block[1], file, "exec")  # errors name the page's line
@@ -48,14 +50,15 @@ def run_blocks(page: str, file: str) -> Iterator[tuple[re.Match[str], str]]:
         yield block, printed.getvalue()
 
 
-def test_the_tutorial_prints_what_it_shows() -> None:
-    page = TUTORIAL.read_text(encoding="utf-8")
+@pytest.mark.parametrize("file", RUN, ids=lambda file: file.name)
+def test_a_page_prints_what_it_shows(file: Path) -> None:
+    page = file.read_text(encoding="utf-8")
     shown = 0
-    for block, printed in run_blocks(page, str(TUTORIAL)):
+    for block, printed in run_blocks(page, str(file)):
         line = page.count("\n", 0, block.start()) + 1
         assert printed == (block[2] or ""), f"the block at line {line} prints something else"
         shown += bool(printed)
-    assert shown >= 8, "most blocks of a tutorial show something"
+    assert shown >= 7, "most blocks show something"
     assert page.count("```python") == len(_BLOCK.findall(page)), "a block was not understood"
 
 
@@ -65,15 +68,15 @@ def test_control_a_wrong_output_would_be_seen() -> None:
     assert printed == [(None, ""), ("3\n", "2\n")]
 
 
-def write_tutorial_anew() -> None:
+def write_anew(file: Path) -> None:
     """Put what the blocks print today into the page."""
-    page = TUTORIAL.read_text(encoding="utf-8")
+    page = file.read_text(encoding="utf-8")
     written, end = "", 0
-    for block, printed in run_blocks(page, str(TUTORIAL)):
+    for block, printed in run_blocks(page, str(file)):
         written += page[end : block.start()] + f"```python\n{block[1]}```\n"
         written += f"\n```text\n{printed}```\n" if printed else ""
         end = block.end()
-    TUTORIAL.write_text(written + page[end:], encoding="utf-8")
+    file.write_text(written + page[end:], encoding="utf-8")
 
 
 # -- commands --------------------------------------------------------------------------------------
@@ -188,5 +191,6 @@ def test_control_untruths_are_found() -> None:
 
 
 if __name__ == "__main__":
-    write_tutorial_anew()
+    for page_that_runs in RUN:
+        write_anew(page_that_runs)
     sys.exit(0)

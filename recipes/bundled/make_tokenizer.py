@@ -16,8 +16,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from manyhands.prompts.hogwild import TeamPrompt
-from manyhands.replay.recipe import read_recipe
-from manyhands.tasks.problem_list import problem_list
+from manyhands.school.recipe import read_recipe
+from manyhands.tasks.arithmetic.problem_list import problem_list
 
 VOCABULARY = 1280
 END, USER, TEAM = "<|end|>", "<|user|>", "<|team|>"

@@ -15,7 +15,7 @@ from manyhands.cli.solve import EXAMPLE, settings_of
 from manyhands.prompts import Prompts, TeamPrompt, dump_prompt, load_prompts, model_prompts
 from manyhands.replay.trace import read_trace
 from manyhands.strategies.settings import SoloSettings, TeamSettings
-from manyhands.tasks.problem_list import ask
+from manyhands.tasks.arithmetic.problem_list import ask
 from manyhands.tasks.world import outside_world
 from manyhands.text import printable
 from tests.cli.conftest import CONTEXT, Cli

@@ -22,8 +22,8 @@ from manyhands.model.loading import load_adapter
 from manyhands.prompts import load_prompt
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.settings import TeamSettings
+from manyhands.tasks.arithmetic.problem_list import problem_list
 from manyhands.tasks.graders import grade_list
-from manyhands.tasks.problem_list import problem_list
 from tests.model.families_zoo import some_tokens, tiny_models
 
 if torch.cuda.is_available():

@@ -14,7 +14,7 @@ from manyhands.model.dummy import dummy_model
 from manyhands.model.fingerprint import fingerprint
 from manyhands.model.fusion import fuse_modules
 from manyhands.model.loading import load_adapter
-from manyhands.model.quantise import KINDS, quantise_network
+from manyhands.model.quantised.quantise import KINDS, quantise_network
 from tests.model.families_zoo import tiny_models
 
 ZOO = tiny_models()

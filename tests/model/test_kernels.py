@@ -13,12 +13,12 @@ from torch.nn import functional
 
 from manyhands.model import kernels
 from manyhands.model.layers import Form, HeadNorms, Norm, join
-from manyhands.model.quantised import _plain_rows
-from manyhands.model.w4a16 import Int4Linear, pack, unpack
+from manyhands.model.quantised.linear import _plain_rows
+from manyhands.model.quantised.w4a16 import Int4Linear, pack, unpack
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 from manyhands.model.kernels import gated, norms, rows, skinny, w4a16
-from manyhands.model.quantised import Float8Linear
+from manyhands.model.quantised.linear import Float8Linear
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"

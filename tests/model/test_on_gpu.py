@@ -13,11 +13,11 @@ from manyhands.model.dummy import dummy_model
 from manyhands.model.fusion import fuse_modules
 from manyhands.model.kernels import triton_is_here
 from manyhands.model.loading import load_adapter
-from manyhands.model.quantise import KINDS
-from manyhands.model.quantised import Float8Linear
+from manyhands.model.quantised.linear import Float8Linear
+from manyhands.model.quantised.quantise import KINDS
+from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.self_test import exact_attention
 from manyhands.model.skinny import SkinnyLinear
-from manyhands.model.w4a16 import Int4Linear
 from tests.model.families_zoo import some_tokens, tiny_models
 
 pytestmark = [

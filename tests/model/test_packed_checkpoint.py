@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from manyhands.errors import InvalidRequest, ManyhandsError, ModelNotFound, UnsupportedModel
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.loading import load_adapter
-from manyhands.model.packing import Packing, from_layer, read_packing, to_layer
-from manyhands.model.quantised import Quantised
+from manyhands.model.quantised.linear import Quantised
+from manyhands.model.quantised.packing import Packing, from_layer, read_packing, to_layer
+from manyhands.model.quantised.w4a16 import Int4Linear, unpack
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
-from manyhands.model.w4a16 import Int4Linear, unpack
 from tests.model.families_zoo import some_tokens, tiny_models
 
 ZOO = tiny_models()

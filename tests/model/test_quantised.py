@@ -15,11 +15,11 @@ from manyhands.model.adapter import ModelAdapter
 from manyhands.model.dummy import dummy_model
 from manyhands.model.fusion import fuse_modules
 from manyhands.model.loading import load_adapter
-from manyhands.model.quantise import KINDS
-from manyhands.model.quantised import Float8Linear, Quantised
+from manyhands.model.quantised.linear import Float8Linear, Quantised
+from manyhands.model.quantised.quantise import KINDS
+from manyhands.model.quantised.w4a16 import Int4Linear, group_for, pack, span_of, unpack
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
-from manyhands.model.w4a16 import Int4Linear, group_for, pack, span_of, unpack
 from tests.model.families_zoo import some_tokens, tiny_models
 
 ZOO = tiny_models()

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from manyhands.replay.arithmetic_team import ArithmeticTeam
 from manyhands.replay.forward import merge_trace, replay_logits
 from manyhands.replay.lessons import trace_lesson
 from manyhands.replay.simulate import Simulation
 from manyhands.replay.trace import parse_trace, record
+from manyhands.school.arithmetic_team import ArithmeticTeam
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.settings import TeamSettings
-from manyhands.tasks.problem_list import problem_list
+from manyhands.tasks.arithmetic.problem_list import problem_list
 from tests.replay.runs import LIST_PROMPT, list_network, list_text
 
 LAYOUTS = ("combined", "contiguous", "interleaved")

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from manyhands.errors import InvalidRequest
-from manyhands.replay.curriculum import Curriculum
-from manyhands.replay.lessons import Recorded, Simulated
+from manyhands.replay.lessons import Recorded
 from manyhands.replay.train import Progress, Training, TrainSettings
+from manyhands.school.curriculum import Curriculum
+from manyhands.school.simulated import Simulated
 from tests.replay.runs import LIST_PROMPTS, SETTINGS, list_network, list_text, network, team_run
 
 SHORT = TrainSettings(

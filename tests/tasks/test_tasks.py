@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from manyhands.errors import InvalidRequest
+from manyhands.tasks.arithmetic.problem_list import parse_question
 from manyhands.tasks.catalogue import TASKS, make_task
 from manyhands.tasks.competition import AIME25, LIMO, MATH500, Formulae
 from manyhands.tasks.gsm8k import GSM8K
 from manyhands.tasks.loading import FIXTURES, Dataset
 from manyhands.tasks.needles import COLOURS
 from manyhands.tasks.planning import PLANNING
-from manyhands.tasks.problem_list import parse_question
 from manyhands.tasks.retrieval import HELD_OUT_NAMES
 from manyhands.tasks.task import Sample, Task, TaskOptions, UnusedOption
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.tasks.problem_list import INTRODUCTION, ListKind, ask, problem_list
-from manyhands.tasks.templates.template import Template
-from manyhands.tasks.words import held_out_templates, known_templates
+from manyhands.tasks.arithmetic.problem_list import INTRODUCTION, ListKind, ask, problem_list
+from manyhands.tasks.arithmetic.templates.template import Template
+from manyhands.tasks.arithmetic.words import held_out_templates, known_templates
 from manyhands.tasks.world import outside_world
 
 GOOD = "84 + 29 - 38"

@@ -28,7 +28,7 @@ from manyhands.replay.trace import record
 from manyhands.strategies.described import describe_run, layout_of, workers_of
 from manyhands.strategies.methods import METHODS, Method, Settings, method_of
 from manyhands.strategies.settings import EndSettings
-from manyhands.tasks.problem_list import ask
+from manyhands.tasks.arithmetic.problem_list import ask
 from manyhands.tasks.world import outside_world
 from manyhands.text import MAX_PROBLEM_CHARS, clean_problem
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from manyhands.model.adapter import ModelAdapter
     from manyhands.replay import train as training
-    from manyhands.replay.recipe import Recipe
+    from manyhands.school.recipe import Recipe
 
 _SECONDS_BETWEEN_LINES = 15.0
 
@@ -44,8 +44,8 @@ def train(options: TrainOptions) -> None:
     import torch
 
     from manyhands.model.quiet import quiet
-    from manyhands.replay.recipe import read_recipe
     from manyhands.replay.train import LOG_LINES, Training
+    from manyhands.school.recipe import read_recipe
 
     recipe = read_recipe(options.recipe)
     settings = recipe.training

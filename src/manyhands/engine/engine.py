@@ -51,7 +51,7 @@ from manyhands.model.memory import (
     free_bytes,
     token_bytes,
 )
-from manyhands.model.quantise import Quantise, check_quantise
+from manyhands.model.quantised.quantise import Quantise, check_quantise
 from manyhands.replay.trace import Trace
 from manyhands.schema.lines import Line
 from manyhands.strategies.base import Answer, Event, Strategy

@@ -5,6 +5,6 @@ it rotates, `families` lists what is known, `self_test` examines what is not, `d
 architecture with random weights. The keys and values of all blocks live in `memory`.
 
 Two things make it faster. `fusion` replaces parts of a loaded network by stand-ins that launch less
-(`layers`, `products`, `kernels`). `quantise` replaces linear layers by ones that take fewer bytes
-(`quantised`, `w4a16`); `packed_checkpoint` reads those that are published so (`packing`).
+(`layers`, `products`, `kernels`). The room `quantised` replaces linear layers by ones that take fewer
+bytes, and reads checkpoints that are published so.
 """

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.model.families import reject
-from manyhands.model.quantise import make_room
-from manyhands.model.quantised import Quantised
+from manyhands.model.quantised.linear import Quantised
+from manyhands.model.quantised.quantise import make_room
 from manyhands.model.quiet import quiet
 
 _build: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config  # has no types of its own

@@ -47,9 +47,9 @@ from manyhands.model.families import (
     supported,
 )
 from manyhands.model.fusion import is_fused
-from manyhands.model.packed_checkpoint import load_packed
-from manyhands.model.packing import Packing, read_packing
-from manyhands.model.quantise import KINDS, Quantise, check_quantise, quantise_network
+from manyhands.model.quantised.packed_checkpoint import load_packed
+from manyhands.model.quantised.packing import Packing, read_packing
+from manyhands.model.quantised.quantise import KINDS, Quantise, check_quantise, quantise_network
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import self_test
 

@@ -21,7 +21,7 @@ from manyhands.model.layers import (
     Products,
     activation_name,
 )
-from manyhands.model.quantised import Quantised
+from manyhands.model.quantised.linear import Quantised
 
 
 def shared_weights(model: nn.Module) -> set[int]:

@@ -1,4 +1,6 @@
-"""Batches of lessons: from a curriculum or from recorded traces, the same for the same seed and step.
+"""Batches of lessons, the same for the same seed and step.
+
+Lessons come from recorded traces (`Recorded`), or from scripted runs (`school/simulated.py`).
 
 A batch depends on the seed and the number of its training step alone, not on how many processes make
 batches or where training was resumed. Making one (simulation, planning, laying out) is work for the
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -17,15 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from manyhands.prompts.chain_of_draft import drafted
-from manyhands.prompts.load import Prompts
-from manyhands.replay.curriculum import Curriculum
-from manyhands.replay.curriculum_parts import PartsMix
 from manyhands.replay.forward import Replay, merge_trace
 from manyhands.replay.merged import side_by_side
 from manyhands.replay.simulate import Lesson
 from manyhands.replay.trace import Trace
-from manyhands.text import Text
 
 
 class Lessons(Protocol):
@@ -33,26 +30,6 @@ class Lessons(Protocol):
 
     def draw(self, seed: str) -> Lesson:
         """The lesson of this seed."""
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """Scripted runs, a new one at every draw: of teams, and of what `parts` mixes in."""
-
-    curriculum: Curriculum
-    text: Text
-    prompts: Prompts
-    parts: PartsMix = field(default_factory=PartsMix)
-
-    def draw(self, seed: str) -> Lesson:
-        """See `Lessons`."""
-        rng = random.Random(f"{seed}/parts")
-        if rng.random() < self.parts.kinds:
-            return self.parts.draw(rng, self.text, self.prompts)
-        prompts = self.prompts
-        if rng.random() < self.parts.drafted_lists:
-            prompts = drafted(prompts)
-        return self.curriculum.draw(seed, self.text, prompts.team)
 
 
 class Recorded:

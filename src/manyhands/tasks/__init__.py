@@ -14,18 +14,15 @@ What they share:
     loading.py         examples of a dataset of the hub, of a file, or of our fixtures/
     graders.py         how right an answer is: lists, numbers, names, words
     numbers.py         numbers as people write them
-    formulae.py        formulae by their meaning, in a process that may be killed
-    formulae_process.py   the other side of it
+    formulae.py        formulae by their meaning, by the algebra of algebra.py
+    sandbox.py         a function under limits of time and memory, in a process that may be killed
 
 The small world of the bundled model: lists of short, independent arithmetic problems, a stand-in for
 the five GSM8K problems that the Hogwild! paper packs into one prompt (section 4.1), students and dogs.
 Independent problems are the plainest work that can be shared: whoever is free takes the next one that
 nobody has.
 
-    problem.py         one problem: its text, the equations that solve it, the answer
-    bare.py            "84 + 29 - 38"
-    templates/, words.py   the same in plain English
-    problem_list.py    several of them as one question
+    arithmetic/        lists of problems, bare or in plain English
     retrieval.py       students and their GPAs
     needles.py         a long text, and facts to find in it
     world.py           where the small world ends

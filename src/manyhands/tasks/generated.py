@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from manyhands.tasks.arithmetic.problem_list import ListKind, problem_list
 from manyhands.tasks.graders import Score, grade_list, grade_names, grade_word
 from manyhands.tasks.needles import COLOURS, PARTS, haystack
-from manyhands.tasks.problem_list import ListKind, problem_list
 from manyhands.tasks.retrieval import retrieval
 from manyhands.tasks.task import Sample, TaskOptions, check_kind, check_options
 

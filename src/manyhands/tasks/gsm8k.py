@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from random import Random
 
 from manyhands.errors import InvalidRequest
+from manyhands.tasks.arithmetic.problem_list import ask
 from manyhands.tasks.graders import Score, grade_list, grade_number, same_number
 from manyhands.tasks.loading import Dataset, Example, first, load_examples
-from manyhands.tasks.problem_list import ask
 from manyhands.tasks.task import Sample, TaskOptions, check_options
 
 GSM8K = Dataset(

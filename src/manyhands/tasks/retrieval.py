@@ -19,7 +19,7 @@ from itertools import pairwise
 from random import Random
 
 from manyhands.errors import InvalidRequest
-from manyhands.tasks.templates.nouns import NAMES, THINGS
+from manyhands.tasks.arithmetic.templates.nouns import NAMES, THINGS
 
 MOST_STUDENTS = 100
 NOBODY = "none"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from manyhands.tasks.bare import (
+from manyhands.tasks.arithmetic.bare import (
     FEWEST_OPERATIONS,
     LARGEST_OPERAND,
     MOST_OPERATIONS,
@@ -17,9 +17,9 @@ from manyhands.tasks.bare import (
     Bare,
     parse_bare,
 )
-from manyhands.tasks.problem import LARGEST_RESULT, SMALLEST_RESULT
-from manyhands.tasks.problem_list import INTRODUCTION, ask, parse_question
-from manyhands.tasks.words import is_known_story, vocabulary
+from manyhands.tasks.arithmetic.problem import LARGEST_RESULT, SMALLEST_RESULT
+from manyhands.tasks.arithmetic.problem_list import INTRODUCTION, ask, parse_question
+from manyhands.tasks.arithmetic.words import is_known_story, vocabulary
 from manyhands.tasks.world_of_parts import (
     is_about_a_text,
     is_about_students,

@@ -2,7 +2,7 @@
 
 Weights are the *left* operand of the tensor cores, so that a handful of tokens fills the narrow side
 of a tile instead of leaving the wide one empty, and unpacked weights go from registers into the
-product. They are packed in words of 16 bits over a span of inputs (`model/w4a16.py`): word j holds, from its lowest
+product. They are packed in words of 16 bits over a span of inputs (`model/quantised/w4a16.py`): word j holds, from its lowest
 four bits up, the inputs j of the span's four quarters. So every quarter meets a contiguous piece of x, and
 words lie in registers just as the 16-bit numbers do that they become: nothing is moved around.
 

@@ -1,0 +1,196 @@
+"""Checkpoints in four bits (AWQ, GPTQ) read without the packages that made them.
+
+The network is built on the meta device, and each linear layer for which the checkpoint has packed
+numbers becomes a layer of ours on its device, one at a time. All other tensors are copied as they
+are. Every tensor must find its place and every place its tensor: what is missing or left over is an
+error with its name. (Transformers would send these checkpoints to packages that need another torch.)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers.modeling_utils import PreTrainedModel
+
+from manyhands.errors import UnsupportedModel
+from manyhands.model.checkpoint import damaged, in_short, incomplete, not_found
+from manyhands.model.devices import too_small
+from manyhands.model.dummy import bare_model, mend_buffers
+from manyhands.model.quantised.packing import Packing, to_layer
+
+_FILES = ("*.safetensors", "*.safetensors.index.json")
+_NOT_NEEDED = ("rotary_emb.inv_freq", "self_attn.masked_bias")  # buffers of old checkpoints
+
+
+def load_packed(
+    name: str,
+    config: Any,
+    packing: Packing,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    unpacked: bool = False,
+) -> PreTrainedModel:
+    """The network of a four-bit checkpoint, a folder or a name on the hub.
+
+    With `unpacked` its layers are ordinary ones of `dtype` that hold the same numbers. Raises
+    ModelNotFound, UnsupportedModel, OutOfMemory.
+    """
+    folder = _folder(name)
+    try:
+        with ExitStack() as stack:
+            files = [
+                stack.enter_context(safe_open(path, framework="pt", device=str(device)))
+                for path in _shards(name, folder)
+            ]
+            tensors = _Tensors(name, {key: file for file in files for key in file.keys()})  # noqa: SIM118  # not a dict
+            model = _load(tensors, config, packing, device, dtype, unpacked)
+    except SafetensorError as error:
+        raise damaged(name, f"unreadable weights ({in_short(error)})") from error
+    except torch.OutOfMemoryError as error:
+        raise too_small(device, name) from error
+    ready: PreTrainedModel = model.train(False)
+    return ready
+
+
+class _Tensors:
+    """The checkpoint's tensors by name, each taken once."""
+
+    def __init__(self, name: str, files: dict[str, Any]) -> None:
+        self.name = name
+        self.left = dict(files)
+
+    def take(self, key: str) -> Tensor:
+        if key not in self.left:
+            raise damaged(self.name, f"no weights for {key}")
+        tensor: Tensor = self.left.pop(key).get_tensor(key)
+        return tensor
+
+    def drop(self, keys: Iterable[str]) -> None:
+        for key in list(keys):
+            self.left.pop(key, None)
+
+
+def _load(
+    tensors: _Tensors,
+    config: Any,
+    packing: Packing,
+    device: torch.device,
+    dtype: torch.dtype,
+    unpacked: bool,
+) -> Any:
+    model: Any = bare_model(config, dtype)
+    names = [key.removesuffix(".qweight") for key in tensors.left if key.endswith(".qweight")]
+    if not names:
+        raise incomplete(tensors.name, f"packed layers ({packing.method})")
+    linears = {name: _linear(model, name) for name in names}
+    for name in names:
+        model.set_submodule(name, nn.Identity())  # no memory for what comes packed
+    model.to_empty(device=device)
+    model.tie_weights()
+    with torch.no_grad():
+        mend_buffers(model)
+        _copy(tensors, model)
+        for name, linear in linears.items():
+            model.set_submodule(name, _layer(tensors, name, linear, packing, dtype, unpacked))
+    tensors.drop(key for key in list(tensors.left) if key.endswith(_NOT_NEEDED))
+    if tensors.left:
+        some = ", ".join(sorted(tensors.left)[:3])
+        raise damaged(tensors.name, f"{len(tensors.left)} weights without a place: {some}")
+    return model
+
+
+def _linear(model: nn.Module, name: str) -> nn.Linear:
+    try:
+        found = model.get_submodule(name)
+    except AttributeError:
+        found = None
+    if type(found) is nn.Linear:
+        return found
+    raise UnsupportedModel(
+        f"the checkpoint packs {name!r}, which is not a linear layer of this architecture (the "
+        "weights of experts are one stack here)",
+        hint="use a checkpoint that is not quantised",
+    )
+
+
+def _copy(tensors: _Tensors, model: nn.Module) -> None:
+    """Everything that is not packed; tied weights are one tensor, and may be stored once or twice."""
+    for key, parameter in model.named_parameters():
+        value = tensors.take(key)
+        if value.shape != parameter.shape:
+            raise damaged(
+                tensors.name,
+                f"weights of another shape than its configuration: {key} "
+                f"{tuple(value.shape)}, expected {tuple(parameter.shape)}",
+            )
+        parameter.copy_(value)
+    tensors.drop(key for key, _ in model.named_parameters(remove_duplicate=False))
+
+
+def _layer(
+    tensors: _Tensors,
+    name: str,
+    linear: Any,
+    packing: Packing,
+    dtype: torch.dtype,
+    unpacked: bool,
+) -> nn.Module:
+    found = {key: tensors.take(f"{name}.{key}") for key in sorted(packing.tensors)}
+    bias = tensors.take(f"{name}.bias") if f"{name}.bias" in tensors.left else None
+    if linear.bias is None and bias is not None and not bool(bias.any()):
+        bias = None  # some writers give every layer one, of zeros
+    if linear.bias is not None and bias is None:
+        raise damaged(tensors.name, f"no weights for {name}.bias")
+    layer = to_layer(found, None if bias is None else bias.to(dtype), packing)
+    if (layer.out_features, layer.in_features) != (linear.out_features, linear.in_features):
+        raise damaged(
+            tensors.name,
+            f"weights of another shape than its configuration: {name} "
+            f"({layer.out_features}, {layer.in_features}), "
+            f"expected ({linear.out_features}, {linear.in_features})",
+        )
+    if not unpacked:
+        return layer
+    ordinary: Any = nn.Linear(1, 1, bias=False, device="meta")
+    ordinary.out_features, ordinary.in_features = layer.out_features, layer.in_features
+    ordinary.weight = nn.Parameter(layer.dequantised(dtype))
+    ordinary.bias = layer.bias
+    typed: nn.Module = ordinary
+    return typed
+
+
+def _folder(name: str) -> Path:
+    if Path(name).is_dir():
+        return Path(name)
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        raise not_found(name, error) from error
+
+
+def _shards(name: str, folder: Path) -> list[Path]:
+    indices = sorted(folder.glob("*.safetensors.index.json"))
+    if not indices:
+        found = sorted(folder.glob("*.safetensors"))
+        if not found:
+            raise incomplete(name, "weights (*.safetensors)")
+        return found
+    try:
+        listed = json.loads(indices[0].read_text(encoding="utf-8"))["weight_map"].values()
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise damaged(name, f"an index that cannot be read ({in_short(error)})") from error
+    paths = [folder / file for file in sorted(set(listed))]
+    for path in paths:
+        if not path.is_file():
+            raise incomplete(name, path.name)
+    return paths

@@ -1,0 +1,149 @@
+"""The two layouts in which four-bit checkpoints are published, and the way to ours and back.
+
+Both keep eight numbers in an int32, scales in float16, and their matrices with inputs as rows:
+
+    AWQ    qweight [K, N / 8]   qzeros [G, N / 8]   scales [G, N]
+           the eight are outputs, in the order 0 2 4 6 1 3 5 7
+    GPTQ   qweight [K / 8, N]   qzeros [G, N / 8]   scales [G, N]   g_idx [K]
+           the eight are inputs (of zeros: outputs), in order; zeros are stored less 1, unless the
+           format is gptq_v2; g_idx is the group of each input, in any order after "act-order"
+
+G counts groups of inputs. Sources: the packing code of AutoAWQ ("gemm") and of AutoGPTQ, GPTQModel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from manyhands.errors import UnsupportedModel
+from manyhands.model.quantised.w4a16 import GROUPS, Int4Linear, group_for, pack
+
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_IN_ORDER = tuple(range(8))
+_HINT = "use a 4-bit AWQ (gemm) or GPTQ checkpoint, or one that is not quantised"
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What a checkpoint's `quantization_config` says about its four-bit layers."""
+
+    method: Literal["awq", "gptq"]
+    zeros_less_one: bool = False
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """The names that take the place of `weight`."""
+        names = {"qweight", "qzeros", "scales"}
+        return frozenset(names | {"g_idx"} if self.method == "gptq" else names)
+
+
+def read_packing(quantization: Mapping[str, Any]) -> Packing | None:
+    """The packing, None for other methods; `UnsupportedModel` for what these two can but we cannot."""
+    method = str(quantization.get("quant_method", "")).lower()
+    if method not in ("awq", "gptq"):
+        return None
+    bits = quantization.get("bits", quantization.get("w_bit"))
+    if bits != 4:
+        raise UnsupportedModel(f"its {method.upper()} weights have {bits} bits, not 4", hint=_HINT)
+    if quantization.get("dynamic"):
+        raise UnsupportedModel("its layers are quantised in different ways", hint=_HINT)
+    if method == "awq":
+        version = str(quantization.get("version", "gemm")).lower()
+        if version != "gemm":
+            raise UnsupportedModel(f"its AWQ layout is {version!r}, not gemm", hint=_HINT)
+        return Packing("awq")
+    layout = str(quantization.get("checkpoint_format", "gptq")).lower()
+    if layout not in ("gptq", "gptq_v2"):
+        raise UnsupportedModel(f"its GPTQ layout is {layout!r}, not gptq", hint=_HINT)
+    return Packing("gptq", zeros_less_one=layout == "gptq")
+
+
+def to_layer(tensors: Mapping[str, Tensor], bias: Tensor | None, packing: Packing) -> Int4Linear:
+    """Our layer with the numbers of a published one; raises `UnsupportedModel` for odd shapes."""
+    qweight, scales = tensors["qweight"], tensors["scales"]
+    outputs, groups = scales.shape[1], scales.shape[0]
+    order = None
+    if packing.method == "awq":
+        q = _unpack(qweight, _AWQ_ORDER).t()
+        zeros = _unpack(tensors["qzeros"], _AWQ_ORDER)
+    else:
+        q = _unpack(qweight.t().contiguous(), _IN_ORDER)
+        zeros = _unpack(tensors["qzeros"], _IN_ORDER)
+        zeros = (zeros + 1) & 0xF if packing.zeros_less_one else zeros
+        order = _order(tensors["g_idx"], groups)
+        q = q if order is None else q[:, order.long()]
+    inputs = q.shape[1]
+    if q.shape[0] != outputs or zeros.shape != scales.shape or inputs % groups:
+        raise UnsupportedModel(
+            f"a packed layer has {tuple(q.shape)} weights, {tuple(zeros.shape)} zeros and "
+            f"{tuple(scales.shape)} scales, which do not belong together",
+            hint=_HINT,
+        )
+    repeat = _repeat(inputs, inputs // groups)
+    scales, zeros = (x.repeat_interleave(repeat, dim=0) for x in (scales, zeros))
+    packed = pack(q, inputs // scales.shape[0])
+    return Int4Linear(packed, scales, zeros.to(torch.uint8), bias, order)
+
+
+def from_layer(layer: Int4Linear, packing: Packing) -> dict[str, Tensor]:
+    """A layer of ours as a published one: the way back, for tests and for who wants to publish."""
+    from manyhands.model.quantised.w4a16 import unpack
+
+    q, zeros = unpack(layer.packed, layer.group).int(), layer.zeros.int()
+    if packing.method == "awq":
+        weight = _pack(q.t(), _AWQ_ORDER)
+        return {"qweight": weight, "qzeros": _pack(zeros, _AWQ_ORDER), "scales": layer.scales}
+    g_idx = torch.arange(layer.in_features, dtype=torch.int32) // layer.group
+    if layer.order is not None:
+        back = layer.order.long().argsort()
+        q, g_idx = q[:, back], g_idx[back]
+    zeros = (zeros - 1) & 0xF if packing.zeros_less_one else zeros
+    return {
+        "qweight": _pack(q, _IN_ORDER).t().contiguous(),
+        "qzeros": _pack(zeros, _IN_ORDER),
+        "scales": layer.scales,
+        "g_idx": g_idx,
+    }
+
+
+def _order(g_idx: Tensor, groups: int) -> Tensor | None:
+    """The inputs sorted by their groups; None if they are."""
+    counts = torch.bincount(g_idx.long(), minlength=groups)
+    if len(counts) != groups or bool((counts != counts[0]).any()):
+        raise UnsupportedModel("its groups of inputs differ in size", hint=_HINT)
+    if bool((g_idx[1:] >= g_idx[:-1]).all()):
+        return None
+    return torch.argsort(g_idx, stable=True).to(torch.int32)
+
+
+def _repeat(inputs: int, group: int) -> int:
+    """How many of our groups one of theirs becomes."""
+    ours = group if group in GROUPS else group_for(group)
+    if ours is None:
+        raise UnsupportedModel(
+            f"groups of {group} of {inputs} inputs share a scale; they must be multiples of "
+            f"{GROUPS[-1]}",
+            hint=_HINT,
+        )
+    return group // ours
+
+
+def _unpack(words: Tensor, order: tuple[int, ...]) -> Tensor:
+    """int32 [R, C / 8] -> whole numbers [R, C]; nibble i of a word is its number `order[i]`."""
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)
+    numbers = (words[..., None] >> shifts) & 0xF
+    back = torch.tensor(order, device=words.device).argsort()
+    return numbers[..., back].flatten(1).to(torch.uint8)
+
+
+def _pack(numbers: Tensor, order: tuple[int, ...]) -> Tensor:
+    """Whole numbers [R, C] -> int32 [R, C / 8]."""
+    eights = numbers.to(torch.int64).reshape(numbers.shape[0], -1, 8)[..., list(order)]
+    shifts = torch.arange(0, 32, 4)
+    words = (eights << shifts).sum(-1)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)

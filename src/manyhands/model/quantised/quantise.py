@@ -1,0 +1,87 @@
+"""Which layers of a network are quantised, and how they are replaced.
+
+All ordinary linear layers of the decoder layers are, except those that choose among experts: few
+weights, and a wrong choice is a wrong expert. Embeddings, the output layer, norms and the stacked
+weights of experts stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from manyhands.errors import InvalidRequest
+from manyhands.model.quantised.linear import Float8Linear, Quantised
+from manyhands.model.quantised.w4a16 import Int4Linear, group_for
+
+Quantise = Literal["auto", "none", "fp8", "int4"]
+KINDS: MappingProxyType[str, type[Quantised]] = MappingProxyType(
+    {"fp8": Float8Linear, "int4": Int4Linear}
+)
+_CHOOSERS = ("gate", "router")  # how the layers that choose experts end their names
+
+
+class LinearAt(NamedTuple):
+    """A linear layer and where it hangs."""
+
+    holder: nn.Module
+    name: str
+    linear: nn.Linear
+
+
+def check_quantise(quantise: str) -> None:
+    """Raise `InvalidRequest` for a word that is not one of `Quantise`."""
+    if quantise not in ("auto", "none", *KINDS):
+        raise InvalidRequest(
+            f"quantise {quantise!r} is unknown", hint=f"choose auto, none, {', '.join(KINDS)}"
+        )
+
+
+def quantise_network(model: Any, kind: str, device: torch.device) -> int:
+    """Replace a network's layers by quantised ones on `device`, one by one; how many there were.
+
+    The network may still be elsewhere: then only what is small travels to `device` twice.
+    """
+    linears = list(_linears(model, kind))
+    for holder, name, linear in linears:
+        with torch.no_grad():
+            bias = None if linear.bias is None else linear.bias.to(device)
+            setattr(holder, name, KINDS[kind].from_weight(linear.weight.to(device), bias))
+    _require(linears, model, kind)
+    return len(linears)
+
+
+def make_room(model: Any, kind: str) -> int:
+    """Replace a network's layers by quantised ones without values; how many there were."""
+    linears = list(_linears(model, kind))
+    for holder, name, linear in linears:
+        setattr(holder, name, KINDS[kind].empty(linear))
+    _require(linears, model, kind)
+    return len(linears)
+
+
+def _linears(model: Any, kind: str) -> Iterator[LinearAt]:
+    for layer in getattr(model.base_model, "layers", ()):
+        for holder in list(layer.modules()):
+            for name, child in list(holder.named_children()):
+                if type(child) is nn.Linear and not name.endswith(_CHOOSERS) and _fits(child, kind):
+                    yield LinearAt(holder, name, child)
+
+
+def _fits(linear: nn.Linear, kind: str) -> bool:
+    outputs, inputs = linear.weight.shape
+    if kind == "int4":
+        return group_for(inputs) is not None
+    return inputs % 16 == 0 and outputs % 16 == 0
+
+
+def _require(linears: list[LinearAt], model: Any, kind: str) -> None:
+    if not linears:
+        raise InvalidRequest(
+            f"model type {model.config.model_type!r} has no layers that {kind} can hold",
+            hint="load it without quantise",
+        )

@@ -1,0 +1,180 @@
+"""A linear layer with weights of four bits in groups, and activations as they are.
+
+    w[n, k] = (q[n, k] - zero[g, n]) * scale[g, n]        g = k // group
+
+`q` and `zero` are whole numbers from 0 to 15. AWQ and GPTQ (see `packing`) publish exactly these numbers,
+each in its own order of bits; here they are put into the one order that our kernel reads. Zeros and
+scales keep the values of the checkpoint. GPTQ may have quantised the inputs in another order than
+they come in ("act-order"): then `order` says in which, and the inputs are picked in that order first.
+
+    N  outputs      K  inputs      G  groups of inputs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from manyhands.model import kernels
+from manyhands.model.quantised.linear import Quantised, joined_bias
+
+GROUPS = (128, 64, 32)  # what the kernel can have
+_SPANS = (256, 128, 64, 32)
+# Beyond so many tokens the weights are unpacked once and an ordinary product is made with them.
+_MOST_TOKENS = 256
+_LEVELS, _MIDDLE = 15, 8
+
+
+class Int4Linear(Quantised):
+    """Four-bit weights; `group` inputs share a scale and a zero."""
+
+    packed: Tensor  # int16 [N, K / 4], see `pack`
+    scales: Tensor  # float16 or bfloat16 [G, N]
+    zeros: Tensor  # bytes [G, N]
+    order: Tensor | None  # int32 [K]: the input that stands at each place; None: as they come
+    arrived: Tensor  # zeros for the kernel, see there
+
+    def __init__(
+        self,
+        packed: Tensor,
+        scales: Tensor,
+        zeros: Tensor,
+        bias: Tensor | None,
+        order: Tensor | None = None,
+    ) -> None:
+        super().__init__(packed.shape[1] * 4, packed.shape[0], bias)
+        self.group = self.in_features // scales.shape[0]
+        self.span = span_of(self.in_features, self.group)
+        for name, buffer in (("packed", packed), ("scales", scales), ("zeros", zeros)):
+            self.register_buffer(name, buffer.contiguous())
+        self.register_buffer("order", order)
+        tiles = (self.out_features // 32 + 1) * (_MOST_TOKENS // 16)
+        self.register_buffer("arrived", packed.new_zeros(tiles, dtype=torch.int32))
+
+    @classmethod
+    def from_weight(cls, weight: Tensor, bias: Tensor | None) -> Self:
+        """Round to nearest: each group's smallest and largest value become 0 and 15."""
+        group = group_for(weight.shape[1])
+        assert group is not None, "the caller asks `group_for` first"
+        grouped = weight.detach().to(torch.float32).reshape(weight.shape[0], -1, group)
+        low = grouped.amin(dim=-1).clamp(max=0)
+        high = grouped.amax(dim=-1).clamp(min=0)
+        scales = ((high - low) / _LEVELS).clamp(min=1e-6).to(torch.float16)
+        wide = scales.to(torch.float32)
+        zeros = (-low / wide).round().clamp(0, _LEVELS)
+        q = (grouped / wide[..., None] + zeros[..., None]).round().clamp(0, _LEVELS)
+        packed = pack(q.to(torch.uint8).flatten(1), group)
+        return cls(packed, scales.t(), zeros.to(torch.uint8).t(), bias)
+
+    @classmethod
+    def empty(cls, linear: nn.Linear) -> Self:
+        """A layer of the same shape on the same device, with memory and no values."""
+        device, (outputs, inputs) = linear.weight.device, linear.weight.shape
+        groups = inputs // (group_for(inputs) or inputs)
+        return cls(
+            torch.empty(outputs, inputs // 4, dtype=torch.int16, device=device),
+            torch.empty(groups, outputs, dtype=torch.float16, device=device),
+            torch.empty(groups, outputs, dtype=torch.uint8, device=device),
+            linear.bias,
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self | None:
+        """Outputs are independent; groups and the order of inputs must be the same."""
+        first = parts[0]
+        for part in parts:
+            alike = (part.in_features, part.group, part.scales.dtype) == (
+                *(first.in_features, first.group, first.scales.dtype),
+            )
+            if not alike or not _same(part.order, first.order):
+                return None
+        return cls(
+            torch.cat([part.packed for part in parts]),
+            torch.cat([part.scales for part in parts], dim=1),
+            torch.cat([part.zeros for part in parts], dim=1),
+            joined_bias(parts),
+            first.order,
+        )
+
+    def fill(self, std: float) -> None:
+        """Random weights of about this spread, made in place: even numbers from 0 to 15."""
+        self.packed.view(torch.uint8).random_(0, 256)
+        self.scales.fill_(std / 4.61)  # the spread of 0 … 15
+        self.zeros.fill_(_MIDDLE)
+        self.arrived.zero_()
+
+    def dequantised(self, dtype: torch.dtype) -> Tensor:
+        """The weight [N, K] as ordinary numbers, inputs in the order in which they come."""
+        weight = self._unpacked(dtype)
+        if self.order is None:
+            return weight
+        back = torch.empty_like(weight)
+        back[:, self.order.long()] = weight
+        return back
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X [..., K] -> [..., N] in x's dtype."""
+        rows = x.reshape(-1, self.in_features)
+        if self.order is not None:
+            rows = rows.index_select(1, self.order)
+        few = rows.shape[0] <= _MOST_TOKENS
+        if few and kernels.usable(rows) and rows.dtype != torch.float32:
+            from manyhands.model.kernels.w4a16 import product
+
+            parts = (self.packed, self.scales, self.zeros, self.bias)
+            out = product(rows, *parts, self.group, self.span, self.arrived)
+        else:
+            bias = None if self.bias is None else self.bias.to(rows.dtype)
+            out = functional.linear(rows, self._unpacked(rows.dtype), bias)
+        return out.view(*x.shape[:-1], self.out_features)
+
+    def _unpacked(self, dtype: torch.dtype) -> Tensor:
+        """The weight [N, K], inputs in the order in which they are packed."""
+        if dtype != torch.float64 and kernels.run_on(self.packed.device):
+            from manyhands.model.kernels.w4a16 import dequantise
+
+            parts = (self.packed, self.scales, self.zeros, self.group, self.span)
+            return dequantise(*parts, dtype)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        q = unpack(self.packed, self.group).view(self.out_features, -1, self.group).to(wide)
+        zeros, scales = (x.t()[..., None].to(wide) for x in (self.zeros, self.scales))
+        weight: Tensor = ((q - zeros) * scales).flatten(1).to(dtype)
+        return weight
+
+
+def group_for(inputs: int) -> int | None:
+    """The largest group that the kernel has and that divides this number of inputs."""
+    return next((group for group in GROUPS if inputs % group == 0), None)
+
+
+def span_of(inputs: int, group: int) -> int:
+    """How many inputs are packed together: quarters of a span lie within a group, and are long to load."""
+    return next(span for span in _SPANS if inputs % span == 0 and group <= span <= 4 * group)
+
+
+def pack(q: Tensor, group: int) -> Tensor:
+    """Whole numbers 0 … 15 [N, K] -> int16 [N, K / 4].
+
+    Word j of a span holds input j of each of the span's quarters, the first in its lowest four bits.
+    """
+    span = span_of(q.shape[1], group)
+    quarters = q.to(torch.int32).reshape(q.shape[0], -1, 4, span // 4).unbind(2)
+    word = quarters[0] | quarters[1] << 4 | quarters[2] << 8 | quarters[3] << 12
+    return word.to(torch.int16).flatten(1)  # the highest bit becomes the sign
+
+
+def unpack(packed: Tensor, group: int) -> Tensor:
+    """What `pack` packed: int16 [N, K / 4] -> bytes [N, K]."""
+    words = packed.view(packed.shape[0], -1, span_of(4 * packed.shape[1], group) // 4)
+    quarters = [(words >> shift & 0xF).to(torch.uint8) for shift in (0, 4, 8, 12)]
+    return torch.stack(quarters, dim=2).flatten(1)
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return torch.equal(a, b)

@@ -1,0 +1,343 @@
+r"""A scripted team that solves lists of arithmetic problems: the teacher of the bundled model.
+
+Each worker follows one rule, from nothing but what it can see at that very moment:
+
+    a problem is unclaimed            " #3:"  claim it, work it out, " #3 is 75.", end of the step
+    all are claimed, some unsolved    end the turn: somebody is on it
+    all are solved                    " All solved: \boxed{75,12,9}"
+    my problem is another's           " taken."  and decide again
+
+Of the unclaimed ones it takes the first in order of work, most work first, so that nobody is left
+alone with a long problem at the end. Workers about to claim in the same pass see each other's bare
+prefixes and take turns: the k-th takes the k-th. That is all the coordination there is, and it has to
+be read from the cache.
+
+`Mischief` makes runs irregular, with no loss on the irregular token itself: claims at random, claims
+of what is taken, duplicates noticed late. The strategy's own settings add pauses and late joins.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import lru_cache
+
+from manyhands.cache.step import Row, Step
+from manyhands.prompts.hogwild import TeamPrompt
+from manyhands.tasks.arithmetic.problem import Problem
+from manyhands.tasks.arithmetic.problem_list import ProblemList
+from manyhands.text import Text
+
+# What a token is worth: decisions are few among many digits.
+DECISION, CLAIM, ANSWER = 3.0, 4.0, 2.0
+_INSERTED_CLAIM = re.compile(r"#(\d):$")
+
+
+class Phase(Enum):
+    """What a worker's desk shows to others."""
+
+    EMPTY = 0
+    START = 1  # a bare prefix: about to decide
+    CLAIMING = 2  # "#", the number still to come
+    BUSY = 3
+
+
+@dataclass(frozen=True)
+class Mischief:
+    """How often things go wrong on purpose, as probabilities per claim or per glance."""
+
+    random_claim: float = 0.0
+    wrong_claim: float = 0.0
+    late_notice: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Word:
+    """A token to write: what it is worth, and what becomes true for all once it has been fed."""
+
+    token: int
+    weight: float = 1.0
+    claims: int | None = None
+    solves: int | None = None
+    computes: int | None = None  # the result stands written, though not yet as "#3 is 75."
+    drops: bool = False
+    phase: Phase = Phase.BUSY
+    glance: bool = False  # before this token, see whether the problem is another's
+    decide: bool = False  # after this token has been fed, decide anew
+
+
+@dataclass
+class _Actor:
+    index: int
+    phase: Phase = Phase.EMPTY
+    problem: int | None = None
+    claimed_at: int = 0
+    left_at: int = 0  # the pass in which it ended its turn
+    queue: list[_Word] = field(default_factory=list)
+    fed: _Word | None = None  # written, to be fed in its next row
+    deciding: bool = True
+
+
+class ArithmeticTeam:
+    """The predictor of one run. `names` are the writers, in order."""
+
+    def __init__(
+        self,
+        problems: ProblemList,
+        text: Text,
+        names: Sequence[str],
+        prompt: TeamPrompt,
+        rng: random.Random,
+        *,
+        sees_desks: bool = True,
+        mischief: Mischief = Mischief(),
+    ) -> None:
+        self.problems = problems.problems
+        self.script = _Script.of(text)
+        self.text = text
+        self.prompt = prompt
+        self.rng = rng
+        self.sees_desks = sees_desks
+        self.mischief = mischief
+        self.actors = {name: _Actor(index) for index, name in enumerate(names)}
+        self.solved: dict[int, list[int]] = {}  # problem: workers who wrote its solution, fed
+        self.published: set[int] = set()  # problems whose solution stands in a finished step
+        self.computed: set[int] = set()  # problems whose last equation is written
+        self.clock = 0
+        work = [-len(problem.work) for problem in self.problems]
+        self.order = sorted(range(len(work)), key=lambda k: (work[k], k))
+        self.closing: list[_Word] = []
+
+    def __call__(self, step: Step) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """See `Predictor`. First all rows are fed, then everybody chooses at once."""
+        self.clock += 1
+        for row in step.rows:
+            if row.writer in self.actors:
+                self._feed(self.actors[row.writer], row)
+        words = [self._choose(row) for row in step.rows]
+        return tuple(w.token for w in words), tuple(w.weight for w in words)
+
+    # -- what becomes visible --------------------------------------------------------------------
+
+    def _feed(self, actor: _Actor, row: Row) -> None:
+        word, actor.fed = actor.fed, None
+        if word is not None:
+            actor.phase = word.phase
+            actor.deciding = word.decide
+            if word.claims is not None:
+                actor.problem, actor.claimed_at = word.claims, self.clock
+            if word.solves is not None:
+                self.solved.setdefault(word.solves, []).append(actor.index)
+                actor.problem = None
+            if word.drops:
+                actor.problem = None
+        if len(row.feed) > 1 or word is None:
+            self._begin_step(actor, row)
+
+    def _begin_step(self, actor: _Actor, row: Row) -> None:
+        """A prefix was fed, perhaps with a question or a claim in the worker's mouth."""
+        self.published |= {k for k, by in self.solved.items() if actor.index in by}
+        actor.phase, actor.deciding, actor.queue = Phase.START, True, []
+        fed = self.text.decode(row.feed)
+        if inserted := _INSERTED_CLAIM.search(fed):
+            actor.problem, actor.claimed_at = int(inserted[1]) - 1, self.clock
+            actor.phase, actor.deciding = Phase.BUSY, False
+            actor.queue = self.script.work(self.problems[actor.problem], actor.problem)[1:]
+        elif fed.endswith(self.prompt.redundancy_check):
+            actor.phase, actor.deciding = Phase.BUSY, False
+            actor.queue = self.script.no if self._has_something_to_do(actor) else self.script.yes
+            actor.queue = list(actor.queue)
+
+    # -- what is chosen --------------------------------------------------------------------------
+
+    def _choose(self, row: Row) -> _Word:
+        if row.writer in self.actors:
+            actor = self.actors[row.writer]
+            if actor.deciding:
+                actor.deciding = False
+                actor.queue = self._decide(actor)
+            elif actor.phase is Phase.CLAIMING:
+                actor.queue = self._claim(actor)
+            elif actor.queue and actor.queue[0].glance:
+                self._glance(actor)
+            actor.fed = actor.queue.pop(0)
+            if actor.fed is self.script.turn_end:
+                actor.left_at = self.clock
+            if actor.fed.computes is not None:
+                self.computed.add(actor.fed.computes)
+            return actor.fed
+        if row.writer in ("finisher", "reply"):
+            if len(row.feed) > 1:
+                self.closing = self._closing(row.writer)
+            return self.closing.pop(0)
+        return self.script.nothing
+
+    def _decide(self, actor: _Actor) -> list[_Word]:
+        unclaimed = self._unclaimed(actor)
+        if len(unclaimed) > self._ahead(actor, Phase.START):
+            return [self.script.number_sign]
+        if len(self._seen_solved(actor)) == len(self.problems):
+            return self.script.box([str(p.answer) for p in self.problems])
+        return [self.script.turn_end]
+
+    def _claim(self, actor: _Actor) -> list[_Word]:
+        unclaimed = self._unclaimed(actor)
+        ahead = self._ahead(actor, Phase.CLAIMING)
+        weight = CLAIM
+        if unclaimed:
+            problem = unclaimed[min(ahead, len(unclaimed) - 1)]
+        else:
+            problem, weight = self.rng.choice(self.order), 0.0
+        roll = self.rng.random()
+        if roll < self.mischief.wrong_claim:
+            problem, weight = self.rng.randrange(len(self.problems)), 0.0
+        elif unclaimed and roll < self.mischief.wrong_claim + self.mischief.random_claim:
+            problem, weight = self.rng.choice(unclaimed), 0.0
+        return self.script.claim(problem, weight) + self.script.work(
+            self.problems[problem], problem
+        )
+
+    def _glance(self, actor: _Actor) -> None:
+        """See whose the problem is. Who keeps it decides as much as who drops it."""
+        if self._is_redundant(actor):
+            actor.queue = list(self.script.taken)
+        elif actor.queue[0].weight and self._is_contested(actor):
+            actor.queue[0] = replace(actor.queue[0], weight=CLAIM)
+
+    def _is_contested(self, actor: _Actor) -> bool:
+        """Whether somebody else is at the same problem."""
+        return actor.problem is not None and any(
+            other.problem == actor.problem for other in self._others(actor)
+        )
+
+    def _is_redundant(self, actor: _Actor) -> bool:
+        """Whether the worker's problem is solved, or claimed before by somebody it sees."""
+        if actor.problem is None:
+            return False
+        redundant = actor.problem in self._seen_solved(actor) or any(
+            other.problem == actor.problem
+            and (other.claimed_at, other.index) < (actor.claimed_at, actor.index)
+            for other in self._others(actor)
+        )
+        if redundant and self.rng.random() < self.mischief.late_notice:
+            head = actor.queue[0]
+            actor.queue[0] = replace(head, weight=0.0)
+            return False
+        return redundant
+
+    def _has_something_to_do(self, actor: _Actor) -> bool:
+        return len(self._unclaimed(actor)) > self._ahead(actor, Phase.START) or len(
+            self._seen_solved(actor)
+        ) == len(self.problems)
+
+    # -- what is seen ----------------------------------------------------------------------------
+
+    def _others(self, actor: _Actor) -> list[_Actor]:
+        """Who can still get ahead of this worker. Who left in an earlier pass no longer does."""
+        if not self.sees_desks:
+            return []
+        others = (other for other in self.actors.values() if other is not actor)
+        return [other for other in others if not 0 < other.left_at < self.clock]
+
+    def _unclaimed(self, actor: _Actor) -> list[int]:
+        gone = {other.problem for other in self._others(actor)} | self._seen_solved(actor)
+        return [k for k in self.order if k not in gone]
+
+    def _seen_solved(self, actor: _Actor) -> set[int]:
+        if self.sees_desks:
+            return set(self.solved)
+        return self.published | {k for k, by in self.solved.items() if actor.index in by}
+
+    def _ahead(self, actor: _Actor, phase: Phase) -> int:
+        """How many will claim before this worker: those further on, and those before it in order."""
+        return sum(
+            (other.phase is Phase.CLAIMING and (phase is Phase.START or other.index < actor.index))
+            or (other.phase is phase is Phase.START and other.index < actor.index)
+            for other in self._others(actor)
+        )
+
+    # -- how it ends -----------------------------------------------------------------------------
+
+    def _closing(self, writer: str) -> list[_Word]:
+        """The finisher and the reply read everything: also what is written and not yet fed."""
+        known = self.computed | set(self.solved)
+        answers = [str(p.answer) if k in known else "?" for k, p in enumerate(self.problems)]
+        return self.script.finish(answers) if writer == "finisher" else self.script.reply(answers)
+
+
+class _Script:
+    """The words of the team as tokens, each phrase encoded once."""
+
+    def __init__(self, text: Text) -> None:
+        self.text = text
+        self.nothing = _Word(0, 0.0)
+        (sign,) = text.encode(" #")
+        self.number_sign = _Word(sign, DECISION, phase=Phase.CLAIMING)
+        self.turn_end = _Word(min(text.eos), DECISION)
+        self.no = self._words(" no.", first=DECISION, last={"decide": True, "phase": Phase.START})
+        self.yes = [*self._words(" yes.", first=DECISION), self.turn_end]
+        self.taken = self._words(
+            " taken.", first=CLAIM, last={"drops": True, "decide": True, "phase": Phase.START}
+        )
+
+    @classmethod
+    def of(cls, text: Text) -> _Script:
+        """One script per text; making it costs a few encodings."""
+        return _script(text)
+
+    def claim(self, problem: int, weight: float) -> list[_Word]:
+        """The number of a problem, after its sign."""
+        (digit,) = self.text.encode(str(problem + 1))
+        return [_Word(digit, weight, claims=problem)]
+
+    def work(self, problem: Problem, number: int) -> list[_Word]:
+        """`: 84+29=113; 113-38=75. #3 is 75.` and the end of the step."""
+        work, answer = problem.work, problem.answer
+        words = self._words(":")
+        for equation in work[:-1]:
+            words += self._words(f" {equation};", glance=True)
+        words += self._words(f" {work[-1]}.", glance=True, last={"computes": number})
+        words += self._words(f" #{number + 1} is {answer}.", last={"solves": number})
+        return words + self._words("\n\n", last={"decide": True, "phase": Phase.START})
+
+    def box(self, answers: list[str]) -> list[_Word]:
+        r"""` All solved: \boxed{75,12}.` and the end of the turn."""
+        words = self._words(" solved: \\boxed{" + ",".join(answers) + "}")
+        return [
+            *self._words(" All", first=DECISION),
+            *(_Word(word.token, ANSWER) for word in words),
+            *self._words("."),  # a team has stopped by then; a solo writer ends its sentence
+            self.turn_end,
+        ]
+
+    def finish(self, answers: list[str]) -> list[_Word]:
+        """The inside of a box that is open already."""
+        return [_Word(w.token, ANSWER) for w in self._words(",".join(answers) + "}")]
+
+    def reply(self, answers: list[str]) -> list[_Word]:
+        """What the user gets to read."""
+        words = self._words("The answers, in order: " + ", ".join(answers) + ".")
+        return [*words, self.turn_end]
+
+    def _words(
+        self,
+        phrase: str,
+        *,
+        first: float = 1.0,
+        glance: bool = False,
+        last: dict[str, object] | None = None,
+    ) -> list[_Word]:
+        tokens = self.text.encode(phrase)
+        words = [_Word(token) for token in tokens]
+        words[0] = _Word(tokens[0], first, glance=glance)
+        if last:
+            words[-1] = replace(words[-1], **last)  # type: ignore[arg-type]
+        return words
+
+
+@lru_cache(maxsize=8)
+def _script(text: Text) -> _Script:
+    return _Script(text)

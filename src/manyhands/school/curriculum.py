@@ -1,0 +1,161 @@
+"""What the bundled model is taught: random runs of the scripted team, a new one at every draw.
+
+A lesson is drawn from a seed and is the same wherever it is drawn. The mix covers what `solve` can be
+asked: one to four workers, all layouts, redundancy checks or none, pauses, late joins, claims forced
+on a worker, answers asked for before the end, the reply, and the plain sequential method.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, fields
+
+from manyhands.errors import InvalidRequest
+from manyhands.prompts.hogwild import TeamPrompt
+from manyhands.replay.simulate import Lesson, Simulation
+from manyhands.school.arithmetic_team import ArithmeticTeam, Mischief
+from manyhands.strategies.base import Strategy
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.sequential import sequential
+from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings
+from manyhands.tasks.arithmetic.problem_list import ProblemList, problem_list
+from manyhands.text import Text
+
+_LONGEST = 4000  # passes; every scripted run is over long before
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """How often each kind of run is drawn. Probabilities, unless the name says otherwise."""
+
+    fewest_problems: int = 2
+    most_problems: int = 8
+    most_workers: int = 4
+    word_problems: float = 0.55
+    mixed_lists: float = 0.1
+    solo: float = 0.08  # the sequential method
+    contiguous: float = 0.14
+    interleaved: float = 0.08
+    checks: float = 0.25
+    pauses: float = 0.4
+    forced_claims: float = 0.15
+    irregular: float = 0.45  # runs in which mischief happens
+    early_answers: float = 0.5  # runs asked for their answer in passing
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "float" and not 0 <= value <= 1:
+                raise InvalidRequest(f"{field.name} is {value}; expected a probability, 0 to 1")
+        if not 1 <= self.fewest_problems <= self.most_problems <= 9:
+            raise InvalidRequest(
+                f"problems range from {self.fewest_problems} to {self.most_problems}; "
+                "expected 1 to 9, fewest first"
+            )
+        if self.most_workers < 1:
+            raise InvalidRequest(f"most_workers is {self.most_workers}; expected 1 or more")
+
+    def draw(self, seed: str, text: Text, prompt: TeamPrompt) -> Lesson:
+        """The lesson of this seed."""
+        rng = random.Random(seed)
+        problems = self._problems(rng)
+        if rng.random() < self.solo:
+            return self._solo(rng, problems, text, prompt)
+        return self._team(rng, problems, text, prompt)
+
+    def _problems(self, rng: random.Random) -> ProblemList:
+        # five and eight are what is examined most
+        counts = [*range(self.fewest_problems, self.most_problems + 1), 5, 5, 5, self.most_problems]
+        count, roll = rng.choice(counts), rng.random()
+        if roll < self.mixed_lists:
+            return problem_list(rng, count, "mixed")
+        words = roll < self.mixed_lists + self.word_problems
+        return problem_list(rng, count, "word" if words else "bare")
+
+    def _solo(
+        self, rng: random.Random, problems: ProblemList, text: Text, prompt: TeamPrompt
+    ) -> Lesson:
+        budget = self._budget(rng, problems, workers=1)
+        settings = SoloSettings(budget, snapshots=self._snapshots(rng, problems, 1, budget))
+        team = ArithmeticTeam(problems, text, ["writer"], prompt, rng)
+        return _lesson(sequential(problems.question, text, settings, prompt), team)
+
+    def _team(
+        self, rng: random.Random, problems: ProblemList, text: Text, prompt: TeamPrompt
+    ) -> Lesson:
+        workers, roll = rng.randint(1, self.most_workers), rng.random()
+        layout = "combined"
+        if roll < self.contiguous + self.interleaved:
+            layout = "contiguous" if roll < self.contiguous else "interleaved"
+        budget = self._budget(rng, problems, workers)
+        settings = TeamSettings(
+            workers=workers,
+            layout=layout,
+            budget=budget,
+            check_every=rng.randint(30, 250) if rng.random() < self.checks else 0,
+            snapshots=self._snapshots(rng, problems, workers, budget),
+            away=self._away(rng, workers),
+            insertions=self._insertions(rng, problems, workers),
+            end=EndSettings(finisher_tokens=64, reply_tokens=64, reply=rng.random() < 0.6),
+        )
+        team = ArithmeticTeam(
+            problems,
+            text,
+            prompt.team(workers),
+            prompt,
+            rng,
+            sees_desks=layout != "interleaved",
+            mischief=self._mischief(rng),
+        )
+        return _lesson(hogwild(problems.question, text, settings, prompt), team)
+
+    def _budget(self, rng: random.Random, problems: ProblemList, workers: int) -> int:
+        """Mostly enough; sometimes so small that the finisher has to step in."""
+        if rng.random() > 0.15:
+            return _LONGEST
+        return rng.randint(5, max(6, _passes(problems) // workers))
+
+    def _snapshots(
+        self, rng: random.Random, problems: ProblemList, workers: int, budget: int
+    ) -> tuple[int, ...]:
+        if rng.random() > self.early_answers:
+            return ()
+        last = min(budget - 1, max(2, int(0.9 * _passes(problems) / workers)))
+        return (rng.randint(1, last),)
+
+    def _away(self, rng: random.Random, workers: int) -> tuple[Away, ...]:
+        away = []
+        for worker in range(workers):
+            if rng.random() < self.pauses / workers:
+                away.append(Away(worker, 1, rng.randint(1, 30)))  # joins late
+            while rng.random() < self.pauses:
+                first = rng.randint(1, 150)
+                away.append(Away(worker, first, first + rng.randint(0, 14)))
+        return tuple(away)
+
+    def _insertions(
+        self, rng: random.Random, problems: ProblemList, workers: int
+    ) -> dict[tuple[int, int], str]:
+        if rng.random() > self.forced_claims:
+            return {}
+        return {
+            (
+                rng.randrange(workers),
+                rng.randint(1, 3),
+            ): f" #{rng.randint(1, len(problems.problems))}:"
+            for _ in range(rng.randint(1, 2))
+        }
+
+    def _mischief(self, rng: random.Random) -> Mischief:
+        if rng.random() > self.irregular:
+            return Mischief()
+        return Mischief(random_claim=rng.choice([0.0, 0.7]), wrong_claim=0.15, late_notice=0.25)
+
+
+def _lesson(strategy: Strategy, team: ArithmeticTeam) -> Lesson:
+    return Simulation(strategy, team).lesson()
+
+
+def _passes(problems: ProblemList) -> int:
+    """About how many passes one worker takes."""
+    return sum(14 + 11 * problem.num_steps for problem in problems.problems)

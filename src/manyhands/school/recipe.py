@@ -1,0 +1,196 @@
+"""A recipe: one TOML file that says what is trained, on what, and how. See `recipes/`.
+
+    [model]        start = "folder or hub id"; or
+                   config = { model_type = "qwen3", ... } and tokenizer = "folder, from here"
+                   saved_dtype = "float32"
+    [team], [branches], ...   the model's words, as in a prompt file: what differs from the defaults
+    [curriculum]   lessons made by the scripted team; and with it
+    [parts]        how many lessons are of other methods (`PartsMix`); or
+    [traces]       files = ["runs/*.jsonl"]
+    [training]     the fields of TrainSettings
+
+Every table is a dataclass: a key that it does not have, or a value of another type, is an error that
+says what it does have.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from manyhands.errors import InvalidRequest, ModelNotFound
+from manyhands.model.adapter import ModelAdapter
+from manyhands.model.devices import resolve_device
+from manyhands.model.loading import load_adapter
+from manyhands.prompts.load import TABLES, Prompts
+from manyhands.replay.lessons import Lessons, Recorded
+from manyhands.replay.trace import read_trace
+from manyhands.replay.train import TrainSettings
+from manyhands.school.curriculum import Curriculum
+from manyhands.school.curriculum_parts import PartsMix
+from manyhands.school.simulated import Simulated
+from manyhands.text import Text
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class ModelTable:
+    """What is trained: a model to start from, or the configuration of a new one."""
+
+    start: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: str = ""
+    saved_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if bool(self.start) == bool(self.config):
+            raise InvalidRequest(
+                "[model] gives neither or both of `start` and `config`",
+                hint="`start` fine-tunes a model; `config` and `tokenizer` begin a new one.",
+            )
+        if self.config and not (self.tokenizer and self.config.get("model_type")):
+            raise InvalidRequest(
+                "[model] gives `config` without `tokenizer`, or without a model_type in it",
+                hint='A new model needs both: config = { model_type = "qwen3", ... }.',
+            )
+        if self.saved_dtype not in _DTYPES:
+            raise InvalidRequest(
+                f"saved_dtype is {self.saved_dtype!r}; expected one of {', '.join(_DTYPES)}"
+            )
+
+
+@dataclass(frozen=True)
+class TracesTable:
+    """Which recorded runs are learned: paths or patterns, from the recipe's folder."""
+
+    files: tuple[str, ...]
+
+
+Table = TypeVar("Table")
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """A recipe, read and checked. It has a curriculum or traces."""
+
+    folder: Path
+    model: ModelTable
+    prompts: Prompts
+    curriculum: Curriculum | None
+    parts: PartsMix
+    traces: TracesTable | None
+    training: TrainSettings
+
+    def load(self, device: str = "auto") -> tuple[ModelAdapter, Any]:
+        """The model to train, in float32, and its tokenizer."""
+        if self.model.start:
+            return load_adapter(self.model.start, device=device, dtype="float32")
+        place = self.folder / self.model.tokenizer
+        if not place.is_dir():
+            raise ModelNotFound(
+                f"the recipe's tokenizer is not at {place}",
+                hint="Make it first; the recipe's own folder says how.",
+            )
+        tokenizer = AutoTokenizer.from_pretrained(place)
+        torch.manual_seed(self.training.seed)
+        made: Any = AutoModelForCausalLM  # transformers leaves from_config untyped
+        model = made.from_config(_config(self.model.config, tokenizer))
+        return load_adapter(model, device=resolve_device(device), tokenizer=tokenizer)
+
+    def lessons(self, text: Text) -> Lessons:
+        """Where the lessons come from."""
+        if self.curriculum is not None:
+            return Simulated(self.curriculum, text, self.prompts, self.parts)
+        assert self.traces is not None, "a recipe has a curriculum or traces"
+        files = self.traces.files
+        paths = [path for pattern in files for path in sorted(self.folder.glob(pattern))]
+        if not paths:
+            raise InvalidRequest(
+                f"no trace matches {', '.join(files)} in {self.folder}",
+                hint="Record some with `manyhands solve --transcript FILE`.",
+            )
+        return Recorded([read_trace(path) for path in paths])
+
+
+def _config(described: Mapping[str, Any], tokenizer: Any) -> Any:
+    settings = dict(described)
+    model_type = settings.pop("model_type")
+    size, end = len(tokenizer), tokenizer.eos_token_id
+    try:
+        return AutoConfig.for_model(model_type, vocab_size=size, eos_token_id=end, **settings)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(
+            f"[model] config cannot be used: {error}",
+            hint="Its keys are those of the configuration class of its model_type.",
+        ) from error
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read and check a recipe file."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidRequest(f"the recipe {path} cannot be read: {error}") from error
+    kinds = {field.name for field in fields(Recipe)} - {"folder", "prompts"} | set(TABLES)
+    for name in tables:
+        if name not in kinds:
+            raise InvalidRequest(
+                f"the recipe has {name!r}", hint=f"Known tables: {', '.join(sorted(kinds))}."
+            )
+    if ("curriculum" in tables) == ("traces" in tables):
+        raise InvalidRequest("the recipe needs one of [curriculum] and [traces]")
+    if "parts" in tables and "traces" in tables:
+        raise InvalidRequest(
+            "the recipe mixes [parts] into [traces]", hint="[parts] belong to a [curriculum]"
+        )
+    return Recipe(
+        folder=path.parent,
+        model=_filled(ModelTable, tables.get("model", {}), "model"),
+        prompts=Prompts(
+            **{name: _filled(TABLES[name], tables.get(name, {}), name) for name in TABLES}
+        ),
+        curriculum=_filled(Curriculum, tables["curriculum"], "curriculum")
+        if "curriculum" in tables
+        else None,
+        parts=_filled(PartsMix, tables.get("parts", {}), "parts"),
+        traces=_filled(TracesTable, tables["traces"], "traces") if "traces" in tables else None,
+        training=_filled(TrainSettings, tables.get("training", {}), "training"),
+    )
+
+
+def _filled(kind: type[Table], values: object, table: str) -> Table:
+    """The dataclass of a table, its values checked against the types of its fields."""
+    types = get_type_hints(kind)
+    hint = f"[{table}] has: {', '.join(sorted(types))}."
+    if not isinstance(values, dict):
+        raise InvalidRequest(f"{table} is {values!r}; expected a table, [{table}]", hint=hint)
+    for name, value in values.items():
+        if name not in types:
+            raise InvalidRequest(f"[{table}] has the key {name!r}", hint=hint)
+        if not _fits(value, types[name]):
+            expected = getattr(types[name], "__name__", str(types[name]))
+            raise InvalidRequest(f"{name} in [{table}] is {value!r}; expected {expected}")
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    try:
+        return kind(**values | lists)
+    except TypeError as error:
+        raise InvalidRequest(f"[{table}] is incomplete: {error}", hint=hint) from error
+
+
+def _fits(value: object, expected: Any) -> bool:
+    if expected is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if expected is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if expected is str:
+        return isinstance(value, str)
+    if expected == tuple[str, ...]:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return isinstance(value, dict)

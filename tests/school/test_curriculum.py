@@ -1,0 +1,50 @@
+"""Runs of the scripted team are the same for the same seed, and every kind of run is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.replay.runs import LIST_PROMPT, list_text
+from tests.replay.test_lessons import SMALL, draw, same
+
+
+def test_a_draw_depends_on_its_seed_alone():
+    first = draw("1/2/3")
+    draw("4/5/6")  # nothing is remembered from one draw to the next
+    assert same(draw("1/2/3"), first)
+    assert not same(draw("1/2/4"), first)
+
+
+def test_every_kind_of_run_is_drawn():
+    """With every probability at one or zero the draw still works, and shows what was asked for."""
+    team = {"Alice", "Bob", "Carol", "Dave"}
+    spoken = {
+        name: " ".join(
+            list_text().decode(draw(f"{n}", replace(SMALL, **settings)).merged.plan.token_ids)
+            for n in range(6)
+        )
+        for name, settings in {
+            "solo": {"solo": 1.0},
+            "one worker": {"solo": 0.0, "most_workers": 1},
+            "forced": {"solo": 0.0, "forced_claims": 1.0, "irregular": 0.0},
+            "checks": {"solo": 0.0, "checks": 1.0},
+            "no checks": {"solo": 0.0, "checks": 0.0},
+            "early": {"solo": 0.0, "early_answers": 1.0},
+            "trouble": {"solo": 0.0, "irregular": 1.0, "pauses": 0.9, "contiguous": 1.0},
+            "interleaved": {"solo": 0.0, "contiguous": 0.0, "interleaved": 1.0},
+        }.items()
+    }
+    assert "Solve this list alone." in spoken["solo"]
+    assert not any(name in spoken["solo"] for name in team)
+    assert "Alice solve this list" in spoken["one worker"]
+    assert "Bob" not in spoken["one worker"]
+    assert "taken." in spoken["forced"]
+    assert LIST_PROMPT.redundancy_check in spoken["checks"]
+    assert LIST_PROMPT.redundancy_check not in spoken["no checks"]
+    assert "Time is up" in spoken["early"]
+    assert all("solve this list together" in spoken[name] for name in ("trouble", "interleaved"))
+
+
+def test_lessons_speak_the_prompt_they_are_given():
+    lesson = draw("0", prompt=replace(LIST_PROMPT, own_header="\n\n### Mine"))
+    assert "### Mine" in list_text().decode(lesson.merged.plan.token_ids)

@@ -1,0 +1,153 @@
+"""A recipe is read as it is written, or refused with the name of what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from manyhands.errors import BrokenTrace, InvalidRequest
+from manyhands.replay.lessons import Recorded
+from manyhands.replay.trace import record
+from manyhands.school.recipe import read_recipe
+from manyhands.school.simulated import Simulated
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.settings import TeamSettings
+from tests.replay.runs import LIST_PROMPT, RECIPE, list_text
+from tests.strategies.driver import Scripts, play
+
+MODEL = f"""
+[model]
+tokenizer = "{RECIPE / "tokenizer"}"
+[model.config]
+model_type = "qwen3"
+hidden_size = 32
+intermediate_size = 64
+num_hidden_layers = 1
+num_attention_heads = 2
+num_key_value_heads = 1
+head_dim = 16
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "recipe.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_bundled_models_recipe():
+    recipe = read_recipe(RECIPE / "recipe.toml")
+    assert recipe.model.config["model_type"] == "qwen3"
+    assert (recipe.folder / recipe.model.tokenizer).is_dir()
+    assert recipe.curriculum is not None
+    assert recipe.prompts.team.rules.endswith("{problem}")
+    assert isinstance(recipe.lessons(list_text()), Simulated)
+
+
+def test_a_recipe_with_everything(tmp_path):
+    text = (
+        MODEL
+        + """
+[team]
+own_header = "\\nMine"
+[curriculum]
+most_workers = 2
+checks = 0.5
+[training]
+steps = 7
+seed = 9
+"""
+    )
+    recipe = read_recipe(write(tmp_path, text))
+    assert recipe.prompts.team.own_header == "\nMine"
+    assert recipe.curriculum is not None
+    assert (recipe.curriculum.most_workers, recipe.curriculum.checks) == (2, 0.5)
+    assert (recipe.training.steps, recipe.training.seed) == (7, 9)
+    assert recipe.training.clip == 1.0  # what is left out has its default
+    adapter, tokenizer = recipe.load("cpu")
+    assert adapter.vocab_size == len(tokenizer)
+    assert adapter.dtype == torch.float32
+    again, _ = recipe.load("cpu")
+    for one, other in zip(adapter.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, other)  # weights at random, by the recipe's seed
+
+
+def test_recorded_traces(tmp_path):
+    recipe = read_recipe(write(tmp_path, MODEL + '[traces]\nfiles = ["runs/*.jsonl"]'))
+    with pytest.raises(InvalidRequest, match=r"no trace matches runs/\*\.jsonl in "):
+        recipe.lessons(list_text())
+    (tmp_path / "runs").mkdir()
+    lines: list[dict] = []
+    strategy = hogwild("1. 2 + 3", list_text(), TeamSettings(budget=3), LIST_PROMPT)
+    play(record(strategy, {}, lines.append), Scripts(list_text()))
+    path = tmp_path / "runs" / "a.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lessons = recipe.lessons(list_text())
+    assert isinstance(lessons, Recorded)
+    assert len(lessons.lessons) == 1
+    path.write_text("nonsense\n")
+    with pytest.raises(BrokenTrace, match=r"line 1 of .*a\.jsonl"):
+        recipe.lessons(list_text())
+
+
+BOTH = MODEL + "[curriculum]\n[traces]\nfiles = []"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[model", "cannot be read"),
+        ("[curriculum]", "neither or both of `start` and `config`"),
+        (
+            '[model]\nstart = "x"\n[model.config]\nmodel_type = "qwen3"\n[curriculum]',
+            "neither or both",
+        ),
+        (MODEL, "needs one of"),
+        (BOTH, "needs one of"),
+        (MODEL + "[curriculum]\n[surprise]", r"has 'surprise'"),
+        (MODEL + "[curriculum]\nspeed = 1", r"\[curriculum\] has the key 'speed'"),
+        (MODEL + "[curriculum]\n[training]\nepochs = 1", r"\[training\] has the key 'epochs'"),
+        (MODEL + "[curriculum]\n[training]\nsteps = 0", "steps is 0; expected 1 or more"),
+        (MODEL + '[curriculum]\n[team]\nmotto = "x"', r"\[team\] has the key 'motto'"),
+        (MODEL + '[curriculum]\n[team]\nrules = "no place"', "lacks the placeholder"),
+        ('[model]\nstart = "x"\nsize = 3\n[curriculum]', r"\[model\] has the key 'size'"),
+        (
+            MODEL + '[curriculum]\n[training]\nsteps = "ten"',
+            "steps in .training. is 'ten'; expected int",
+        ),
+        (MODEL + "[curriculum]\n[training]\nprocesses = -1", "processes is -1; expected 0 or more"),
+        ("model = 3\n[curriculum]", r"model is 3; expected a table, \[model\]"),
+        (MODEL + '[curriculum]\nsolo = "x"', "solo in .curriculum. is 'x'; expected float"),
+        (MODEL + "[curriculum]\nsolo = 2", "solo is 2; expected a probability"),
+        (MODEL + "[curriculum]\nmost_workers = 0", "most_workers is 0; expected 1 or more"),
+        (MODEL + "[curriculum]\nfewest_problems = 9", "problems range from 9 to 8"),
+        (MODEL + '[traces]\nfiles = "a.jsonl"', "files in .traces. is 'a.jsonl'"),
+        (MODEL + "[traces]\n", r"\[traces\] is incomplete"),
+        ('[model]\n[model.config]\nmodel_type = "qwen3"\n[curriculum]', "without `tokenizer`"),
+        (
+            '[model]\ntokenizer = "t"\n[model.config]\nsize = 3\n[curriculum]',
+            "without a model_type",
+        ),
+        ('[model]\nstart = "x"\nsaved_dtype = "int3"\n[curriculum]', "saved_dtype is 'int3'"),
+    ],
+)
+def test_what_is_refused(tmp_path, text, expected):
+    with pytest.raises(InvalidRequest, match=expected):
+        read_recipe(write(tmp_path, text))
+
+
+def test_a_recipe_that_is_not_there(tmp_path):
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        read_recipe(tmp_path / "nothing.toml")
+    (tmp_path / "noise.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        read_recipe(tmp_path / "noise.toml")
+
+
+def test_an_error_names_what_is_known(tmp_path):
+    with pytest.raises(InvalidRequest) as caught:
+        read_recipe(write(tmp_path, MODEL + "[curriculum]\nspeed = 1"))
+    assert "most_workers" in caught.value.hint

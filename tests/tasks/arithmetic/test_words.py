@@ -1,0 +1,132 @@
+"""Word problems: every template tells a whole, true and solvable story, whatever the seed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manyhands.tasks.arithmetic.problem import Problem
+from manyhands.tasks.arithmetic.templates.nouns import NAMES, THINGS
+from manyhands.tasks.arithmetic.templates.template import PLACEHOLDER, Template
+from manyhands.tasks.arithmetic.words import (
+    WORD,
+    held_out_templates,
+    is_known_story,
+    known_templates,
+    vocabulary,
+    word_problem,
+)
+
+ALL = (*known_templates(), *held_out_templates())
+EQUATION = re.compile(r"(\d+)([+*-])(\d+)=(\d+)")
+
+
+def check(problem: Problem) -> None:
+    """The promises of `problem.py`, by an evaluation of its own."""
+    available = [int(number) for number in re.findall(r"\d+", problem.text)]
+    assert all(number >= 2 for number in available)  # nouns stay plural
+    for equation in problem.work:
+        match = EQUATION.fullmatch(equation)
+        assert match is not None
+        left, right, result = int(match[1]), int(match[3]), int(match[4])
+        assert {left, right} <= set(available)
+        assert result == {"+": left + right, "-": left - right, "*": left * right}[match[2]]
+        assert 0 < result <= 299
+        if match[2] == "*":
+            assert 2 <= min(left, right) <= 9
+            assert max(left, right) <= 12
+        available.append(result)
+    assert problem.answer == available[-1]
+
+
+@pytest.mark.parametrize("template", ALL, ids=lambda template: template.name)
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32))
+def test_every_story_is_whole_and_true(template: Template, seed: int) -> None:
+    problem = template.problem(Random(seed))
+    check(problem)
+    assert (problem.kind, problem.template) == ("word", template.name)
+    assert problem.num_steps == template.num_steps
+    assert re.fullmatch(r"[A-Z][A-Za-z0-9 .,]*\?", problem.text)
+    assert "  " not in problem.text
+    assert 12 <= len(problem.text.split()) <= 35
+    assert set(WORD.findall(problem.text)) <= vocabulary()
+
+
+@pytest.mark.parametrize("template", ALL, ids=lambda template: template.name)
+def test_every_number_told_is_needed(template: Template) -> None:
+    told = set(template.ranges)
+    used = set(re.findall(r"[a-z]", template.work))
+    results = set("pqr"[: template.num_steps - 1])
+    assert used == told | results
+    gaps = [gap[1] for gap in PLACEHOLDER.finditer(template.text)]
+    assert set(gaps) <= told | {"who", "friend", "third", "things"}
+
+
+@pytest.mark.parametrize("template", ALL, ids=lambda template: template.name)
+def test_a_story_is_told_by_its_template_alone(template: Template) -> None:
+    rng = Random(5)
+    for story in (template.problem(rng).text for _ in range(20)):
+        assert [other.name for other in ALL if other.tells(story)] == [template.name]
+        assert is_known_story(story) is not template.held_out
+        assert not template.tells(f"{story} ")
+
+
+@pytest.mark.parametrize("template", ALL, ids=lambda template: template.name)
+def test_a_story_varies(template: Template) -> None:
+    rng = Random(0)
+    problems = [template.problem(rng) for _ in range(100)]
+    assert len({problem.text for problem in problems}) > 90
+    assert len({problem.answer for problem in problems}) > 20
+
+
+def test_there_are_enough_templates_and_a_tenth_is_held_out() -> None:
+    assert len(known_templates()) >= 62
+    assert 0.1 <= len(held_out_templates()) / len(ALL) <= 0.12
+    assert Counter(template.num_steps for template in held_out_templates()) == {1: 3, 2: 3, 3: 3}
+    assert {template.num_steps for template in known_templates()} == {1, 2, 3}
+    assert not set(known_templates()) & set(held_out_templates())
+
+
+def test_no_template_is_told_twice() -> None:
+    def wording(template: Template) -> str:
+        return PLACEHOLDER.sub("_", template.text)
+
+    assert len({template.name for template in ALL}) == len(ALL)
+    assert len({wording(template) for template in ALL}) == len(ALL)
+
+
+def test_held_out_stories_use_known_words() -> None:
+    def words(templates: tuple[Template, ...]) -> set[str]:
+        return {
+            word
+            for template in templates
+            for word in WORD.findall(PLACEHOLDER.sub("", template.text))
+        }
+
+    assert words(held_out_templates()) <= words(known_templates()) | set(THINGS)
+
+
+def test_names_and_things_are_many_and_plain() -> None:
+    assert len(NAMES) == len(set(NAMES)) >= 80
+    assert len(THINGS) == len(set(THINGS)) >= 60
+    assert all(re.fullmatch(r"[A-Z][a-z]{1,5}", name) for name in NAMES)
+    assert all(re.fullmatch(r"[a-z]+s", thing) for thing in THINGS)
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_word_problems_come_from_the_right_side(held_out: bool) -> None:
+    rng = Random(7)
+    expected = held_out_templates() if held_out else known_templates()
+    drawn = {word_problem(rng, held_out).template for _ in range(1500)}
+    assert drawn == {template.name for template in expected}
+
+
+def test_a_seed_decides_everything() -> None:
+    assert word_problem(Random(3)) == word_problem(Random(3))
+    assert word_problem(Random(3)) != word_problem(Random(4))
