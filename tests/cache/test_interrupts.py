@@ -79,8 +79,15 @@ class Driver:
 
     def feed(self, *rows: Row) -> None:
         """Until it has been done, whatever strikes."""
-        step = Step(rows)
-        before = [row.view.own.num_tokens for row in rows]
+        self._insist_on(Step(rows), [row.view.own.num_tokens + len(row.feed) for row in rows])
+        for row in rows:
+            place = self.pool.place(row.view.own)
+            assert place.strip.num_tokens == place.offset + row.view.own.num_tokens, (
+                "promised twice"
+            )
+
+    def _insist_on(self, step: Step, fed: list[int]) -> None:
+        before = [row.view.own.num_tokens for row in step.rows]
         for _ in range(4):
             try:
                 with self.watch.watching():
@@ -95,8 +102,7 @@ class Driver:
                 self.num_interrupts += 1
             if self.pool._promises:
                 continue
-            now = [row.view.own.num_tokens for row in rows]
-            fed = [size + len(row.feed) for size, row in zip(before, rows, strict=True)]
+            now = [row.view.own.num_tokens for row in step.rows]
             assert now in (before, fed), "a step happens or it does not"
             if now == fed:
                 return
