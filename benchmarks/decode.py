@@ -201,7 +201,7 @@ def check_engine_op(engine: Engine, views: list[View], rows: list[int]) -> Check
         out = engine.backend.attend(q, keys, values, prepared, call, rope)
         return check_op(out, q, keys, values, plan, call, rope, rows)
     finally:
-        engine.pool.undo((row.view.own, len(row.feed)) for row in step.rows)
+        engine.pool.take_back()
 
 
 def how(engine: Engine) -> dict[str, Any]:

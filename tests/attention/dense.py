@@ -159,13 +159,14 @@ class Layer:
         home = q.device
         q, k, v = (x.to(self.memory.keys.device) for x in (q, k, v))
         plan = self.last_plan = self.planner.plan(step)
-        self.memory.move(plan.moves)
+        self.planner.pool.make_moves(self.memory.move)
         keys, values = self.memory.keys[0], self.memory.values[0]
         prepared = self.backend.prepare(plan, q.device)
         self.backend.append(k, v, keys, values, prepared, self.rope)
         out = self.backend.attend(q, keys, values, prepared, self.call, self.rope)
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
+        self.planner.pool.keep()
         return out.to(home)
 
 

@@ -26,13 +26,15 @@ class Twins:
         self.num_followed = 0
 
     def take(self, step: Step) -> Plan:
-        self.forgetful.forget()
+        self.forgetful._lockstep = None
         plan, made = self.planner.plan(step), self.forgetful.plan(step)
         self.num_followed += plan.turn > 0
         assert made.turn == 0
         assert_equal(plan, made)
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
+        for planner in (self.planner, self.forgetful):
+            planner.pool.keep()
         return plan
 
 
@@ -112,6 +114,7 @@ def test_blocks_are_not_held() -> None:
     for _ in range(3):
         planner.plan(Step([Row(view, (1,))]))
         view.own.tokens.append(1)
+        pool.keep()
     del view
     assert pool.num_free_pages == 8
 

@@ -78,10 +78,13 @@ class Pages(RuleBasedStateMachine):
         growth = list(zip(writable, sizes, strict=False))
         before = state(self.pool, self.blocks)
         try:
-            self.pool.reserve(growth)
+            self.pool.promise(growth)
         except OutOfMemory:
-            return
-        self.pool.undo(growth)
+            pass
+        else:
+            for block, size in growth:
+                block.tokens.extend(range(size))
+        self.pool.take_back()
         assert state(self.pool, self.blocks) == before
 
     @precondition(lambda self: self.blocks)
@@ -201,8 +204,10 @@ def test_out_of_memory_says_what_is_missing_and_changes_nothing():
 def test_what_a_failed_pass_had_is_free_for_others():
     pool = PagePool(4, 1)
     block, other = grown(pool, 1), Block()
-    pool.reserve([(block, 3)])
-    pool.undo([(block, 3)])
+    pool.promise([(block, 3)])
+    block.tokens.extend([1, 2, 3])
+    pool.take_back()
+    assert block.num_tokens == 1
     assert pool.num_free_pages == 3
     pool.reserve([(block, 1), (other, 2)])
     assert pool.num_free_pages == 0
@@ -257,6 +262,8 @@ def test_a_block_may_go_while_another_goes(monkeypatch: pytest.MonkeyPatch):
 
     pool._free = Interrupted(free)
     blocks.pop()
+    assert pool.num_free_pages == 8
+    assert not blocks
     assert not places
     assert sorted(pool._free) == list(range(8))
 

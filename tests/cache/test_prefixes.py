@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from manyhands.cache.pages import PagePool
+from manyhands.cache.pages import Move, PagePool
 from manyhands.cache.planner import Planner
 from manyhands.cache.prefix_nodes import common_length
 from manyhands.cache.prefixes import Feed, Lease, PrefixTree
@@ -28,17 +28,20 @@ class Machine:
         self.memory: dict[int, tuple[int, ...]] = {}  # slot: all tokens up to the one written there
         self.num_fed = 0
 
+    def move(self, move: Move) -> None:
+        for source, target in zip(move.sources.tolist(), move.targets.tolist(), strict=True):
+            self.memory[target] = self.memory[source]
+
     def run(self, feeds: list[Feed]) -> None:
         """One pass over these feeds."""
         if not feeds:
             return
         plan = self.planner.plan(Step(Row(*feed) for feed in feeds))
-        for move in plan.moves:
-            for source, target in zip(move.sources.tolist(), move.targets.tolist(), strict=True):
-                self.memory[target] = self.memory[source]
+        self.pool.make_moves(self.move)
         for view, tokens in feeds:
             view.own.tokens.extend(tokens)
             self.num_fed += len(tokens)
+        self.pool.keep()
         slots = iter(plan.slots.tolist())
         for view, tokens in feeds:
             whole = tuple(t for block in view.blocks for t in block.tokens)

@@ -34,6 +34,7 @@ CHOICES = {
     "top-p of nearly nothing": Choice(temperature=1.0, top_p=1e-9),
     "min-p": Choice(temperature=1.0, min_p=0.2),
     "min-p of one": Choice(temperature=1.0, min_p=1.0),
+    "top-p of what top-k leaves": Choice(temperature=4.0, top_k=4, top_p=0.6),
     "all cuts": Choice(temperature=1.5, top_k=6, top_p=0.9, min_p=0.05),
     "forbidden": Choice(temperature=1.0, forbidden=frozenset({int(LOGITS.argmax()), 3})),
     "allowed": Choice(temperature=1.0, allowed=frozenset({1, 5, 7})),
@@ -60,10 +61,11 @@ def probabilities(logits: torch.Tensor, choice: Choice) -> np.ndarray:
     total = sum(weights.values())
     weights = {token: weight / total for token, weight in weights.items()}
     ordered = sorted(weights, key=lambda token: (-weights[token], token))
+    left = sum(weights[token] for token in ordered[: choice.top_k or None])
     kept, before = [], 0.0
     for rank, token in enumerate(ordered):
         in_top_k = choice.top_k == 0 or rank < choice.top_k
-        in_top_p = before < choice.top_p
+        in_top_p = before < choice.top_p * left
         in_min_p = weights[token] >= choice.min_p * weights[ordered[0]]
         if in_top_k and in_top_p and in_min_p:
             kept.append(token)
@@ -225,6 +227,7 @@ def test_what_candidates_leave_undecided(monkeypatch: pytest.MonkeyPatch) -> Non
         (Choice(temperature=1.0, top_k=4, draw=0.99), 3, False),
         (Choice(temperature=1.0, top_k=8, draw=0.99), 7, False),
         (Choice(temperature=1.0, top_k=9, draw=0.99), 8, True),
+        (Choice(temperature=1.0, top_k=9, top_p=0.5, draw=0.99), 4, True),
     ):
         chosen = sampling.choose(logits, [choice])
         assert chosen.tokens() == (token,)

@@ -243,7 +243,7 @@ def test_other_composites_are_refused_with_a_hint(
 def test_a_gemma_3_saved_after_loading_loads_again(
     composite: tuple[Path, hf.Gemma3ForConditionalGeneration], tmp_path: Path
 ) -> None:
-    network = _pretrained(str(composite[0]), _config(str(composite[0])), torch.float32)
+    network = _pretrained(str(composite[0]), _config(str(composite[0])), torch.float32, [])
     network.save_pretrained(tmp_path / "alone")
     names = load_file(tmp_path / "alone" / "model.safetensors")
     assert all(name.startswith("model.") and "language" not in name for name in names)
@@ -462,3 +462,93 @@ def test_auto_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     with pytest.warns(UserWarning, match="float16 is used instead"):
         assert resolve_dtype("auto", gpu, torch.bfloat16) == torch.float16
+
+
+# -- configurations and files that nobody could load -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads is 0; expected 1 to"),
+        ({"head_dim": 0}, "head_dim is 0; expected 1 to"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers"),
+        ({"vocab_size": 1 << 40}, "vocab_size is 1099511627776; expected 1 to"),
+        ({"hidden_size": 1_000_000, "intermediate_size": 4_000_000}, "GiB, and this machine has"),
+        ({"dtype": "evil"}, "cannot be used"),
+        ({"quantization_config": 5}, "cannot be used"),
+        ({"quantization_config": []}, "cannot be used"),
+    ],
+)
+def test_a_configuration_that_makes_no_network_is_named(
+    copy: Path, changes: dict[str, Any], said: str
+) -> None:
+    _edit(copy, **changes)
+    with pytest.raises(ManyhandsError, match=said) as caught:
+        load_adapter(copy, device="cpu")
+    assert str(copy) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["m" * 300, "/" + "m" * 300, "org/" + "m" * 300, "a\0b", "é" * 200]
+)
+def test_a_name_that_no_folder_can_have(name: str) -> None:
+    with pytest.raises(ModelNotFound, match=r"at most 255|there is no model"):
+        load_adapter(name)
+
+
+@pytest.mark.parametrize(
+    "target", ["../elsewhere.safetensors", "/etc/passwd", "..", "a/b.safetensors"]
+)
+def test_an_index_stays_in_its_folder(copy: Path, target: str) -> None:
+    (copy / "model.safetensors").rename(copy.parent / "elsewhere.safetensors")
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": target}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelNotFound, match="an index that points outside of its folder"):
+        load_adapter(copy)
+
+
+@pytest.mark.parametrize("index", ["[]", "{", "{}", '{"weight_map": 3}'])
+def test_an_index_that_is_none(copy: Path, index: str) -> None:
+    (copy / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelNotFound, match="an index that cannot be read"):
+        load_adapter(copy)
+
+
+def test_an_index_whose_files_are_not_there(copy: Path) -> None:
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-2-of-2.safetensors"}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelNotFound, match=r"lacks the weights model-2-of-2\.safetensors"):
+        load_adapter(copy)
+
+
+def test_a_pickle_that_could_run_a_program_is_refused_without_advice_to_run_it(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    torch.save({"evil": Path("x")}, copy / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModel, match="are a pickle") as caught:
+        load_adapter(copy)
+    assert "weights_only" not in f"{caught.value} {caught.value.hint}"
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.bool])
+def test_packed_tensors_that_nothing_explains_are_no_weights(
+    copy: Path, dtype: torch.dtype
+) -> None:
+    path = copy / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors[name] = tensors[name].to(dtype)
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(ModelNotFound, match=rf"1 tensors of numbers .*{name}: "):
+        load_adapter(copy)
+
+
+def test_tensors_without_a_place_are_said(copy: Path) -> None:
+    path = copy / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.0.adapter.weight"] = torch.ones(2, 2)
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.warns(
+        UserWarning, match="has 1 tensors that its network has no place for.*adapter"
+    ):
+        load_adapter(copy)

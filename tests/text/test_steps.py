@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.text import StepEnd
-from manyhands.text.steps import FORMULA_LIMIT
+from manyhands.text.steps import FORMULA_LIMIT, STEP_LIMIT
 
 ENDS = [
     "So x = 4.\n\n",
@@ -125,3 +125,28 @@ def test_the_cost_of_a_piece_does_not_grow():
     first, long = StepEnd(), StepEnd()
     long.push("word " * 200_000)
     assert min(seconds(long) for _ in range(5)) < 20 * min(seconds(first) for _ in range(5)) + 0.05
+
+
+ENDLESS = {
+    "a list": "- one more thing, and nothing is said of it\n",
+    "headings": "## Next part\n\n",
+    "lines without a full stop": "x = 1 + 1\n",
+    "formulas": "$$x = 1$$\n\n",
+    "an open formula": "$$|x + 1\n\n",
+    "an open fence": "```\n|a = 1.\n\n",
+    "a line that never ends": "and then ",
+}
+FIRST = {"an open formula": 2, "an open fence": 2, "a line that never ends": 3}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_a_long_step_ends_without_a_sentence(kind):
+    opening, _, line = ENDLESS[kind].rpartition("|")
+    step, size = StepEnd(), len(opening)
+    assert not step.push(opening)
+    while not step.push(line):
+        size += len(line)
+        assert size < 4 * STEP_LIMIT
+    limit = FIRST.get(kind, 1) * STEP_LIMIT
+    assert limit - len(line) <= size <= limit + len(line)
+    assert step.end in (line.find("\n") + 1 or len(line), len(line))

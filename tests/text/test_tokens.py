@@ -269,3 +269,74 @@ def test_conversations_that_a_template_does_not_take(template: str | None, said:
 def test_a_plain_prompt_is_opened_as_the_model_opens_texts() -> None:
     text = Text(byte_level())
     assert text.plain_prompt("Hi") == text.encode("Hi", opening=True)
+
+
+# -- every control token, through every door -------------------------------------------------------
+
+
+def _endoftext_is_unknown():
+    """As SmolLM2: the token that ends documents stands for unknown characters, too."""
+    tokenizer = byte_level()
+    tokenizer.unk_token = "<|endoftext|>"
+    return tokenizer
+
+
+def _normalised():
+    """Added tokens are looked for after normalisation: full-width brackets spell them as well."""
+    tokenizer = sentence_piece(CHATML)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), tokenizer.backend_tokenizer.normalizer]
+    )
+    unknown = AddedToken("<unk>", special=True, normalized=True)
+    tokenizer.backend_tokenizer.add_special_tokens([unknown])
+    return tokenizer
+
+
+LAYOUTS = {
+    "byte level": byte_level,
+    "its end of text is its unknown token": _endoftext_is_unknown,
+    "sentence pieces": lambda: sentence_piece(CHATML),
+    "sentence pieces, normalised": _normalised,
+}
+DOORS = {
+    "encode": lambda text, said: text.encode(said),
+    "encode, opening": lambda text, said: text.encode(said, opening=True),
+    "chat_prompt": lambda text, said: text.chat_prompt(said),
+    "conversation": lambda text, said: text.conversation([("system", said), ("user", said)]),
+    "plain_prompt": lambda text, said: text.plain_prompt(said),
+    "reply": lambda text, said: text.reply(said),
+}
+SAID = ["{}", "a{}b", "{0}{0}", "∰ {} ∰", "<{}>", "\n{}\n"]
+
+
+def _controls_through(text, door, said, words) -> list[int]:
+    controls = control_ids(text.tokenizer)
+    return [token for token in DOORS[door](text, said.format(words)) if token in controls]
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("said", SAID)
+def test_no_control_token_comes_through_any_door(layout, door, said):
+    text = Text(LAYOUTS[layout]())
+    words = [word.content for word in text.tokenizer.added_tokens_decoder.values()]
+    wide = [word.replace("<", "\uff1c").replace(">", "\uff1e") for word in words]
+    for word in (*words, *wide):
+        harmless = "x" * len(word)
+        assert _controls_through(text, door, said, word) == _controls_through(
+            text, door, said, harmless
+        ), word
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_control_each_of_these_words_is_a_token_to_the_tokenizer_alone(layout):
+    tokenizer = LAYOUTS[layout]()
+    for token, word in tokenizer.added_tokens_decoder.items():
+        assert token in tokenizer.encode(word.content)
+
+
+def test_control_honest_unknown_characters_stay_unknown_beside_a_spelled_out_token():
+    tokenizer = sentence_piece()
+    text = Text(tokenizer)
+    assert text.decode(text.encode("a <unk> b ∰", opening=True)) == "a <unk> b ∰"
+    assert tokenizer.unk_token_id not in text.encode("a <unk> b", opening=True)

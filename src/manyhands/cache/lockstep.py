@@ -50,7 +50,7 @@ class Lockstep:
         """
         if not self._is_next(step):
             return None
-        self.pool.reserve((row.view.own, 1) for row in step.rows)
+        self.pool.promise((row.view.own, 1) for row in step.rows)
         self.plan = self._advanced([row.feed[0] for row in step.rows])
         return self.plan
 
@@ -89,7 +89,6 @@ class Lockstep:
             angles=angles,
             slots=self._slots(angles),
             reads=replace(reads, base=reads.base + growth.base, high=reads.high + growth.high),
-            moves=(),
             turn=plan.turn + 1,
         )
 

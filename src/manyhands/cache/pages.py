@@ -13,19 +13,27 @@ the offsets. The other way round, a finished block can be split where it lies, a
 
     one strip |a system prompt, question 1|      then |a system prompt|, question 1|
 
-Pages behind the last living block of a strip are freed as soon as nobody references what lay there.
+Pages behind the last living block of a strip are freed once nothing references what lay there.
 Blocks can also be set aside while they live (`evict`): they keep their order and their rulers, and lose
-their pages until `bring_back` gives them new ones. Whoever asks for that writes their keys again.
-Whoever keeps blocks that nobody needs just now (`cache/prefixes.py`) is a Keeper: asked for room, it
-lets some of them go.
+their pages until `bring_back` gives them new ones; their keys are then written again. A Keeper
+(`cache/prefixes.py`) holds blocks for later: asked for room, it lets some of them go.
 
-This file only does the accounting; the tensors are moved by `model/memory.py`, told by the plan.
+An interrupt may strike between any two lines, and the accounting stays true. Every change is
+complete or has not happened (`cache/journal.py`). What a step reserves is a promise until the step has
+succeeded:
+
+    reserve    room for the feeds; the lengths of their blocks are noted
+    keep       the pass succeeded and the feeds have joined their blocks
+    take_back  it did not: blocks have the tokens they had, and the pages behind them are free
+
+This file only does the accounting; the tensors are moved by `model/memory.py`. Moves wait in a queue
+until they have been made (`make_moves`), whatever becomes of the step that found them.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.cache.block import Block
+from manyhands.cache.journal import Journal
 from manyhands.errors import OutOfMemory
 
 Ints = NDArray[np.int64]
@@ -89,7 +98,7 @@ class Keeper(Protocol):
 
 
 class PagePool:
-    """A fixed number of pages and who lies on them. All methods are exact or change nothing.
+    """A fixed number of pages and what lies on them. All methods are exact or change nothing.
 
     With `recycle=False` a freed page is not used again: a replay needs every key that ever was.
     """
@@ -100,15 +109,18 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: low pages are used first
-        self._places: weakref.WeakKeyDictionary[Block, Place] = weakref.WeakKeyDictionary()
+        self._places: dict[weakref.ref[Block], Place] = {}
         self.keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
-        self._leaving: list[Place] = []  # of blocks that are gone, until their pages are freed
-        self._is_freeing = False
-        self.num_evictions = 0  # whenever it grows, places that were looked up are stale
+        self._gone: list[weakref.ref[Block]] = []  # blocks that died, until their pages are freed
+        self._moves: list[Move] = []  # owed: found by `join`, not made yet
+        self._promises: dict[Block, int] = {}  # growing blocks: their lengths before the step
+        self._journal = Journal()
+        self.generation = 0  # whenever it grows, places and lengths that were looked up are stale
 
     @property
     def num_free_pages(self) -> int:
-        """Pages that nobody lies on."""
+        """Pages on which nothing lies."""
+        self._collect()
         return len(self._free)
 
     @property
@@ -123,29 +135,67 @@ class PagePool:
 
     def place(self, block: Block) -> Place:
         """Where `block` lies; a block seen for the first time gets a strip of its own."""
-        found = self._places.get(block)
+        self._journal.take_back()  # what an interrupt has left
+        found = self._places.get(weakref.ref(block))
         if found is None:
             found = Place(Strip())
             self._put(block, found)
         return found
 
     def _put(self, block: Block, place: Place) -> None:
-        place.strip.places.append(place)
-        self._places[block] = place
-        weakref.finalize(block, self._leave, place).atexit = False
+        # The callback is no Python code: nothing can interrupt it, and no death goes unnoticed.
+        reference = weakref.ref(block, self._gone.append)
+        with self._journal as journal:
+            journal.keep_tail(place.strip.places, len(place.strip.places))
+            place.strip.places.append(place)
+            journal.keep_item(self._places, reference)
+            self._places[reference] = place
 
     def reserve(self, growth: Iterable[tuple[Block, int]]) -> None:
         """Make room for each block to grow by so many tokens; OutOfMemory if not all of it fits."""
-        asked = [(self.place(block).strip, num_tokens) for block, num_tokens in growth]
-        num_pages = sum(self._pages_to_add(strip, num_tokens) for strip, num_tokens in asked)
+        self._grow_all(self._with_room(growth))
+
+    def promise(self, growth: Iterable[tuple[Block, int]]) -> None:
+        """`reserve` for a step: open until `keep` or `take_back`."""
+        asked = self._with_room(growth)
+        # Noted before anything grows: taking back what was not given does nothing.
+        self._promises = {block: block.num_tokens for block, _ in asked} | self._promises
+        self._grow_all(asked)
+
+    def _with_room(self, growth: Iterable[tuple[Block, int]]) -> list[tuple[Block, int]]:
+        asked = list(growth)
+        num_pages = sum(self._pages_to_add(self.place(block).strip, size) for block, size in asked)
         if not self.make_room(num_pages):
             raise OutOfMemory(
                 f"this step needs {num_pages} more pages of {self.page_size} tokens, and "
                 f"{self.num_free_pages} of {self.num_pages} are free",
                 hint="Give the engine more memory (memory_tokens), or run fewer strategies at once.",
             )
-        for strip, num_tokens in asked:
-            self._grow(strip, num_tokens)
+        return asked
+
+    def _grow_all(self, asked: Iterable[tuple[Block, int]]) -> None:
+        with self._journal:
+            for block, num_tokens in asked:
+                self._grow(self._places[weakref.ref(block)].strip, num_tokens)
+
+    def keep(self) -> None:
+        """The step has succeeded: its feeds have joined their blocks, and the promise is fulfilled."""
+        self._promises = {}
+
+    def take_back(self) -> None:
+        """The step has failed: blocks have the tokens they had before it, and its pages are free.
+
+        Does nothing where no promise is open. Interrupted, it can be called again.
+        """
+        if not self._promises:
+            return
+        self.generation += 1
+        for block, size in self._promises.items():
+            del block.tokens[size:]
+            place = self.place(block)
+            with self._journal:
+                self._shrink(place.strip, place.offset + size)
+        self._promises = {}
 
     def make_room(self, num_pages: int) -> bool:
         """Have so many pages free, with the help of the keepers; False if that is not enough."""
@@ -153,18 +203,13 @@ class PagePool:
             keeper.make_room(num_pages - self.num_free_pages)
         return num_pages <= self.num_free_pages
 
-    def undo(self, growth: Iterable[tuple[Block, int]]) -> None:
-        """Take back what `reserve` promised, after a pass that failed: its pages are free again."""
-        for block, num_tokens in growth:
-            strip = self.place(block).strip
-            strip.num_tokens -= num_tokens
-            self._free.extend(reversed(self._cut(strip, strip.num_tokens)))
-
     def join(self, block: Block, before: Block) -> Move | None:
         """Move frozen `block` onto the strip of `before`, directly behind it, if that is possible.
 
         It is when `before` ends its strip, `block` lies alone on its own, and the pages suffice.
+        The move is owed from then on.
         """
+        self._collect()
         here, there = self.place(block), self.place(before)
         end = there.offset + before.num_tokens
         size = block.num_tokens
@@ -173,15 +218,29 @@ class PagePool:
             return None
         if self._pages_to_add(there.strip, size) > self.num_free_pages:
             return None
-        sources = self.slots(here.strip, here.offset, here.offset + size)
-        self._grow(there.strip, size)
-        move = Move(sources, self.slots(there.strip, end, end + size), end - here.offset)
-        here.strip.left = True
-        self._leave(here)
-        here.strip, here.offset, here.size = there.strip, end, size
-        there.size = before.num_tokens
-        there.strip.places.append(here)
+        left = here.strip
+        sources = self.slots(left, here.offset, here.offset + size)
+        with self._journal as journal:
+            journal.keep_tail(self._moves, len(self._moves))
+            journal.keep(here, "strip", "offset", "size")
+            journal.keep(there, "size")
+            journal.keep(left, "left")
+            journal.keep_tail(there.strip.places, len(there.strip.places))
+            self._grow(there.strip, size)
+            move = Move(sources, self.slots(there.strip, end, end + size), end - here.offset)
+            left.left = True
+            self._leave(here)
+            here.strip, here.offset, here.size = there.strip, end, size
+            there.size = before.num_tokens
+            there.strip.places.append(here)
+            self._moves.append(move)
         return move
+
+    def make_moves(self, make: Callable[[Move], None]) -> None:
+        """Have all owed moves made, the oldest first. One that fails stays owed: to repeat it is harmless."""
+        while self._moves:
+            make(self._moves[0])
+            del self._moves[0]
 
     def split(self, block: Block, at: int) -> tuple[Block, Block]:
         """Two frozen blocks with the tokens of frozen `block` before and from index `at`.
@@ -210,14 +269,17 @@ class PagePool:
             place = self.place(block)
             together.setdefault(place.strip, []).append((place, block.num_tokens))
         strips = []
-        for places in together.values():
-            strips.append(Strip())
-            for place, size in sorted(places, key=lambda each: each[0].offset):
-                self._leave(place)
-                place.strip, place.offset, place.size = strips[-1], strips[-1].num_tokens, size
-                strips[-1].places.append(place)
-                strips[-1].num_tokens += size
-        self.num_evictions += bool(strips)
+        with self._journal as journal:
+            journal.keep(self, "generation")
+            self.generation += bool(together)
+            for places in together.values():
+                strips.append(Strip())
+                for place, size in sorted(places, key=lambda each: each[0].offset):
+                    journal.keep(place, "strip", "offset", "size")
+                    self._leave(place)
+                    place.strip, place.offset, place.size = strips[-1], strips[-1].num_tokens, size
+                    strips[-1].places.append(place)
+                    strips[-1].num_tokens += size
         return strips
 
     def bring_back(self, strips: Iterable[Strip]) -> None:
@@ -230,11 +292,13 @@ class PagePool:
                 f"{self.num_free_pages} of {self.num_pages} are free",
                 hint="Give the engine more memory (memory_tokens), or run fewer strategies at once.",
             )
-        for strip in growth:
-            self._grow(strip, 0)
+        with self._journal:
+            for strip in growth:
+                self._grow(strip, 0)
 
     def num_pages_to_add(self, growth: Mapping[Strip, int]) -> int:
         """Pages that strips need to grow by so many tokens; an evicted one needs all of its pages."""
+        self._collect()
         return sum(self._pages_to_add(strip, size) for strip, size in growth.items())
 
     def is_away(self, block: Block) -> bool:
@@ -254,41 +318,47 @@ class PagePool:
     def _pages_to_add(self, strip: Strip, num_tokens: int) -> int:
         return -(-(strip.num_tokens + num_tokens) // self.page_size) - len(strip.pages)
 
+    # Inside a change only, so that it can be taken back:
+
     def _grow(self, strip: Strip, num_tokens: int) -> None:
-        for _ in range(self._pages_to_add(strip, num_tokens)):
-            strip.pages.append(self._free.pop())
+        num_pages = self._pages_to_add(strip, num_tokens)
+        if num_pages > 0:
+            self._journal.keep_tail(strip.pages, len(strip.pages))
+            self._journal.keep_tail(self._free, len(self._free) - num_pages)
+            for _ in range(num_pages):
+                strip.pages.append(self._free.pop())
+        self._journal.keep(strip, "num_tokens")
         strip.num_tokens += num_tokens
 
-    def _leave(self, place: Place) -> None:
-        """Nobody references a block any more: free its pages.
-
-        A garbage collection may find further blocks at any point of this; they come after.
-        """
-        self._leaving.append(place)
-        if self._is_freeing:
-            return
-        self._is_freeing = True
-        try:
-            while self._leaving:
-                self._free_behind_others(self._leaving.pop())
-        finally:
-            self._is_freeing = False
-
-    def _free_behind_others(self, place: Place) -> None:
-        """Take the place off its strip; free the pages behind the last one that is left."""
-        strip = place.strip
-        strip.places.remove(place)
-        end = max((other.offset + other.size for other in strip.places), default=0)
-        if end and not self.recycle:
-            return
-        pages = self._cut(strip, end)
-        if self.recycle:
-            self._free.extend(reversed(pages))
-        strip.num_tokens = end
-
-    def _cut(self, strip: Strip, num_tokens: int) -> list[int]:
+    def _shrink(self, strip: Strip, num_tokens: int, *, recycle: bool = True) -> None:
         """Take the pages behind so many tokens off a strip."""
         num_pages = -(-num_tokens // self.page_size)
+        self._journal.keep(strip, "num_tokens")
+        self._journal.keep_tail(strip.pages, num_pages)
+        self._journal.keep_tail(self._free, len(self._free))
         pages = strip.pages[num_pages:]
         del strip.pages[num_pages:]
-        return pages
+        if recycle:
+            self._free.extend(reversed(pages))
+        strip.num_tokens = num_tokens
+
+    def _leave(self, place: Place) -> None:
+        """Take the place off its strip; free the pages behind the last one that is left."""
+        strip = place.strip
+        self._journal.keep_tail(strip.places)
+        strip.places.remove(place)
+        end = max((other.offset + other.size for other in strip.places), default=0)
+        if self.recycle or not end:
+            self._shrink(strip, end, recycle=self.recycle)
+
+    def _collect(self) -> None:
+        """Free the pages of blocks that are gone."""
+        self._journal.take_back()
+        while self._gone:
+            reference = self._gone[0]  # deaths meanwhile are added behind it
+            with self._journal as journal:
+                if reference in self._places:
+                    self._leave(self._places[reference])
+                    journal.keep_item(self._places, reference)
+                    del self._places[reference]
+            del self._gone[0]

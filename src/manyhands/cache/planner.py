@@ -16,7 +16,7 @@ import numpy as np
 
 from manyhands.cache.block import Block
 from manyhands.cache.lockstep import Lockstep
-from manyhands.cache.pages import Move, PagePool, Place, Strip
+from manyhands.cache.pages import PagePool, Place, Strip
 from manyhands.cache.plan import Growth, Plan, Reads
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import Item, Lanes, View
@@ -80,9 +80,8 @@ class Planner:
         self.pool = pool
         self.max_positions = max_positions
         self._routes: weakref.WeakKeyDictionary[View, _Route] = weakref.WeakKeyDictionary()
-        self._moves: list[Move] = []
         self._lockstep: Lockstep | None = None
-        self._num_evictions = pool.num_evictions
+        self._generation = pool.generation
 
     def plan(self, step: Step) -> Plan:
         """Reserve room for all feeds and say what is read. Raises before anything has changed:
@@ -90,8 +89,8 @@ class Planner:
         """
         for row in step.rows:
             row.view.own.check_writable()  # it may have been frozen since the row was made
-        if self._num_evictions != self.pool.num_evictions:
-            self._forget_routes()
+        if self._generation != self.pool.generation:
+            self._forget()
         if self._lockstep is not None and (plan := self._lockstep.follow(step)) is not None:
             return plan
         self._lockstep = None
@@ -99,8 +98,8 @@ class Planner:
         self._prepare_all(step)
         reads: list[_Read] = []
         own = [self._read_row(index, row, growth, reads) for index, row in enumerate(step.rows)]
-        self.pool.reserve(growth.items())
-        plan = self._assemble(step, own, reads, self.take_moves())
+        self.pool.promise(growth.items())
+        plan = self._assemble(step, own, reads)
         if plan.growth is not None and plan.num_tokens == plan.num_rows:
             live = self._live_blocks(step)
             self._lockstep = Lockstep(plan, step, live, self.pool, self.max_positions)
@@ -116,20 +115,11 @@ class Planner:
         pieces = (piece for row in step.rows for piece in self._routes[row.view])
         return {piece.block for piece in pieces if isinstance(piece, _Live)}
 
-    def take_moves(self) -> tuple[Move, ...]:
-        """The moves that no plan has taken along yet. Who asks for them has to make them."""
-        moves, self._moves = tuple(self._moves), []
-        return moves
-
-    def _forget_routes(self) -> None:
-        """Some blocks were set aside, and may lie elsewhere now."""
+    def _forget(self) -> None:
+        """Blocks were set aside and may lie elsewhere now, or the last step was taken back."""
         self._routes.clear()
         self._lockstep = None
-        self._num_evictions = self.pool.num_evictions
-
-    def forget(self) -> None:
-        """Plan the next step from its views: the last pass failed, or blocks have moved."""
-        self._lockstep = None
+        self._generation = self.pool.generation
 
     def _read_row(
         self, index: int, row: Row, growth: dict[Block, int], reads: list[_Read]
@@ -194,8 +184,8 @@ class Planner:
                 pieces.append(_Live(block, self.pool.place(block)))
                 previous = None
                 continue
-            if previous is not None and (move := self.pool.join(block, previous)) is not None:
-                self._moves.append(move)
+            if previous is not None:
+                self.pool.join(block, previous)
             place = self.pool.place(block)
             last = pieces[-1] if pieces else None
             if (
@@ -214,7 +204,6 @@ class Planner:
         step: Step,
         own: Sequence[tuple[int, int]],
         reads: list[_Read],
-        moves: tuple[Move, ...],
     ) -> Plan:
         """Lay the lists out as arrays. Room has been reserved: strips have their final pages."""
         own_bases, growths = np.array(own, dtype=np.int64).T
@@ -259,7 +248,6 @@ class Planner:
                 pages=tuple(np.asarray(strip.pages, dtype=np.int64) for strip in groups),
             ),
             page_size=self.pool.page_size,
-            moves=moves,
             own_strip=np.array([index_of[place.strip] for place in places], dtype=np.int64),
             growth=Growth(growths, base_growth, high_growth) if is_linear else None,
         )

@@ -18,7 +18,7 @@ class Choice:
     """How a row's next token is chosen from its logits.
 
     temperature 0 takes the likeliest token. Otherwise logits are divided by the temperature and cut
-    by `top_k` (0: all), `top_p` (smallest set with at least that probability) and `min_p` (relative
+    by `top_k` (0: all), `top_p` (smallest set of these with at least that share of them) and `min_p` (relative
     to the likeliest), and `draw`, a number in [0, 1) from the row's own seeded generator, picks from
     what is left. The draw comes with the row, so no other row can change a row's luck.
 

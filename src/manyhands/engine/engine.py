@@ -31,7 +31,7 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner
 from manyhands.cache.prefixes import PrefixTree
-from manyhands.cache.step import Row, Step
+from manyhands.cache.step import Step
 from manyhands.engine.backends import check_backend, choose_backend, make_passes
 from manyhands.engine.past import Past
 from manyhands.engine.rebuild import rebuild_past
@@ -182,7 +182,7 @@ class Engine:
         """
         with self._feeding_long(step) as (_, plan):
             # A recorded pass writes its logits to the same place again: these are the caller's own.
-            logits = self.passes.run(plan).logits.clone()
+            logits = self.passes.forward(plan).logits.clone()
         self._newest.clear()  # or it would hold the blocks
         return logits
 
@@ -266,12 +266,12 @@ class Engine:
     @torch.inference_mode()
     def _settle(self) -> None:
         """Make all planned moves: what they are about to read may be overwritten otherwise."""
-        self.passes.settle(self.planner.take_moves())
+        self.pool.make_moves(self.memory.move)
 
     @torch.inference_mode()
     def _predict(self, step: Step) -> tuple[int, ...]:
         with self._feeding_long(step) as (rest, plan):
-            outcome = self.passes.run(plan)
+            outcome = self.passes.forward(plan)
             chosen = choose(outcome.logits, [row.choice for row in rest.rows], outcome.greedy)
             if self.passes.can_go_ahead and self.planner.can_go_on:
                 self.passes.go_ahead(chosen)
@@ -282,33 +282,26 @@ class Engine:
         """Feed what goes ahead in chunks; then as `_feeding`, with the step that is left."""
         self._check_tokens(step)
         self._newest.clear()
+        self.pool.take_back()  # an interrupt may have kept the last step from doing so
         ahead, rest = in_chunks(step, self.max_tokens_per_pass)
-        fed: list[Row] = []
         try:
             for chunk in ahead:
                 with self._feeding(chunk) as plan:
-                    self.passes.run(plan)
-                fed += chunk.rows
+                    self.passes.forward(plan)
             with self._feeding(rest) as plan:
                 yield rest, plan
         except BaseException:
-            for row in fed:
-                del row.view.own.tokens[-len(row.feed) :]
-            self.pool.undo((row.view.own, len(row.feed)) for row in fed)
+            self.pool.take_back()
             self._newest.clear()
             raise
+        self.pool.keep()
 
     @contextmanager
     def _feeding(self, step: Step) -> Iterator[Plan]:
         """Make room for all feeds; they join their blocks if what is done meanwhile succeeds."""
         plan = self.planner.plan(step)
-        self.passes.move(plan)
-        try:
-            yield plan
-        except BaseException:
-            self.planner.forget()
-            self.pool.undo((row.view.own, len(row.feed)) for row in step.rows)
-            raise
+        self.pool.make_moves(self.memory.move)
+        yield plan
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
         usage = usage_of(plan, step, self._token_bytes)

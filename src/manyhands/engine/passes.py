@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +15,6 @@ import torch
 from torch import Tensor
 
 from manyhands.attention.attend import Backend, LayerCall
-from manyhands.cache.pages import Move
 from manyhands.cache.plan import Plan
 from manyhands.engine.sampling import Chosen
 from manyhands.model.adapter import ModelAdapter
@@ -45,28 +42,11 @@ class Passes:
         self.adapter = adapter
         self.memory = memory
         self.backend = backend
-        self._moves: deque[Move] = deque()  # planned, not made yet
 
     @property
     def about(self) -> str | None:
         """What a user should know of how passes have run, if there is anything."""
         return None
-
-    def move(self, plan: Plan) -> None:
-        """Take on what must be moved. A move is owed until it is made, also if this pass fails."""
-        self._moves.extend(plan.moves)
-
-    def run(self, plan: Plan) -> PassOutcome:
-        """Do all moves that are owed, then the pass."""
-        self.settle()
-        return self.forward(plan)
-
-    def settle(self, moves: Iterable[Move] = ()) -> None:
-        """Do all moves that are owed, and these."""
-        self._moves.extend(moves)
-        while self._moves:  # one by one: a move that fails can be made again, one forgotten cannot
-            self.memory.move((self._moves[0],))
-            self._moves.popleft()
 
     def go_ahead(self, chosen: Chosen) -> None:
         """These tokens were chosen: begin, if it can be done, the pass in which each row is fed its own.

@@ -154,9 +154,12 @@ def _sample(scores: Tensor, choices: Sequence[Choice], *, is_whole: bool) -> tup
     weights = weigh(ordered) / weigh(scores).sum(dim=-1, keepdim=True)
     count = weights.shape[1]
     rank = torch.arange(count, device=scores.device)
+    in_top_k = (top_k == 0) | (rank < top_k)
+    # `top_p` is a share of what `top_k` leaves, as in Hugging Face's and vLLM's sampling.
+    left = torch.where(top_k == 0, 1.0, (weights * in_top_k).sum(dim=-1, keepdim=True))
     kept = (
-        ((top_k == 0) | (rank < top_k))
-        & (weights.cumsum(dim=-1) - weights < top_p)
+        in_top_k
+        & (weights.cumsum(dim=-1) - weights < top_p * left)
         & (weights >= min_p * weights[:, :1])
     )
     sums = (weights * kept).cumsum(dim=-1)
@@ -167,6 +170,7 @@ def _sample(scores: Tensor, choices: Sequence[Choice], *, is_whole: bool) -> tup
         is_uncut = (top_k == 0) & (top_p == 1) & (min_p == 0)
         total = torch.where(may_go_on & is_uncut, 1.0, total)
         is_decided = ~may_go_on | (is_uncut & (draw * total < sums[:, -1:]))
+        is_decided &= (top_k <= count) | (top_p == 1)  # or what is left is not known
     picked = (sums <= draw * total).sum(dim=-1)
     # Kept tokens stand first; rounding must not step past them (of broken logits, none is kept).
     last = (kept.sum(dim=-1) - 1).clamp(min=0)

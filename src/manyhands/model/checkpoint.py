@@ -3,13 +3,20 @@
 A local folder is looked at before transformers sees it, because its own messages for a missing file
 suggest things like a wrong name on the hub. Names on the hub are left to huggingface_hub, which reads
 HF_HOME, HF_TOKEN and HF_HUB_OFFLINE itself; its reasons are found in the chain of the error's causes.
+
+The headers of safetensors files say every tensor's name, dtype and shape in a few kilobytes
+(`read_headers`). They are looked at before a network of the configured size is built.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
 
 from huggingface_hub import is_offline_mode
 from huggingface_hub.errors import (
@@ -20,23 +27,39 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
+from safetensors import SafetensorError, safe_open
 
 from manyhands.errors import ModelNotFound
 
+# What is computed with as it is; everything else is packed, and a quantisation entry must say how.
+PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
+_LONGEST_NAME = 255  # bytes of one part of a path, on every common file system
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 def is_local(name: str) -> bool:
     """Whether `name` means a folder: it exists, or no name on the hub could look like it."""
-    path = Path(name).expanduser()
     looks_like_path = name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1
-    return looks_like_path or path.exists()
+    return looks_like_path or _exists(Path(name))
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is such a path. A name that no file system can have is refused."""
+    long = max((len(os.fsencode(part)) for part in path.parts), default=0)
+    if long > _LONGEST_NAME or "\0" in str(path):
+        found = f"{textwrap.shorten(str(path), 60, placeholder=' ...')!r}"[:70]
+        raise ModelNotFound(
+            f"the model {found} is no folder and no name on the hub: part of it has {long} bytes, "
+            f"at most {_LONGEST_NAME} are possible",
+            hint="give an existing folder, or a name on the Hugging Face hub like Qwen/Qwen3-0.6B",
+        )
+    return path.expanduser().exists()
 
 
 def check_folder(folder: Path, *, with_weights: bool) -> None:
     """Raise `ModelNotFound` if the folder, its configuration or its weights are missing."""
-    if not folder.exists():
+    if not _exists(folder):
         raise ModelNotFound(
             f"no folder {str(folder)!r}",
             hint="give an existing folder, or a name on the Hugging Face hub like Qwen/Qwen3-0.6B",
@@ -47,6 +70,61 @@ def check_folder(folder: Path, *, with_weights: bool) -> None:
         raise incomplete(str(folder), "a config.json")
     if with_weights and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
         raise incomplete(str(folder), "weights (*.safetensors)")
+    if with_weights:
+        _check_index(folder)
+
+
+def _check_index(folder: Path) -> None:
+    """Raise `ModelNotFound` unless an index names files of its own folder, which are there."""
+    for index in folder.glob("*.safetensors.index.json"):
+        try:
+            listed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise damaged(str(folder), f"an index that cannot be read ({index.name})") from error
+        for name in sorted(map(str, listed)):
+            if PurePath(name).name != name or "\\" in name or name == "..":
+                raise damaged(
+                    str(folder),
+                    f"an index that points outside of its folder ({index.name}: {name!r})",
+                )
+            if not (folder / name).is_file():
+                raise incomplete(str(folder), f"the weights {name}, which {index.name} lists")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a safetensors file says of one tensor."""
+
+    dtype: str  # "BF16", "I8", ...
+    shape: tuple[int, ...]
+
+
+def read_headers(folder: Path) -> dict[str, Header]:
+    """Every tensor of a folder's safetensors files by its name; none where there are only others."""
+    found: dict[str, Header] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                    part: Any = file.get_slice(name)
+                    found[name] = Header(part.get_dtype(), tuple(part.get_shape()))
+        except (SafetensorError, OSError) as error:
+            raise damaged(
+                str(folder), f"unreadable weights ({path.name}: {in_short(error)})"
+            ) from error
+    return found
+
+
+def check_dtypes(name: str, headers: dict[str, Header]) -> None:
+    """Raise `ModelNotFound` if tensors are packed and nothing says how."""
+    packed = {key: each.dtype for key, each in headers.items() if each.dtype not in PLAIN_DTYPES}
+    if packed:
+        key = min(packed)
+        raise damaged(
+            name,
+            f"{len(packed)} tensors of numbers that are not floating-point ones ({key}: {packed[key]}), "
+            f"and its config.json has no quantization_config that says what they mean",
+        )
 
 
 def check_tokenizer(name: str) -> None:

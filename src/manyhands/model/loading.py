@@ -8,6 +8,8 @@ here each has one clear error.
 
 from __future__ import annotations
 
+import pickle
+import warnings
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,10 +26,12 @@ from manyhands.errors import (
     ContextTooLong,
     InvalidRequest,
     ModelNotFound,
+    OutOfMemory,
     UnsupportedModel,
 )
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.checkpoint import (
+    check_dtypes,
     check_folder,
     check_tokenizer,
     damaged,
@@ -35,8 +39,9 @@ from manyhands.model.checkpoint import (
     incomplete,
     is_local,
     not_found,
+    read_headers,
 )
-from manyhands.model.devices import resolve_device, resolve_dtype, too_small
+from manyhands.model.devices import host_bytes, resolve_device, resolve_dtype, too_small
 from manyhands.model.dummy import dummy_model
 from manyhands.model.families import (
     FAMILIES,
@@ -54,6 +59,18 @@ from manyhands.model.quiet import quiet
 from manyhands.model.self_test import self_test
 
 Weights = Literal["auto", "dummy"]
+
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+)
+_LARGEST = 1 << 31
 
 # How Gemma 3's composites name the weights of their language model: as published, and as transformers
 # holds them. Alone it has these names already, and the patterns find nothing.
@@ -105,13 +122,37 @@ def load_adapter(
         name = str(Path(name).expanduser())
     with quiet(downloads=downloads):
         config = _config(name)
+        check_sizes(name, config)
         family = judge(config, context)
     precision = resolve_dtype(dtype, place, getattr(config, "dtype", None))
     with quiet(downloads=downloads):
         if tokenizer is None:
             tokenizer = _tokenizer(name, required=weights == "auto")
-        network = _network(name, config, weights, quantise, place, precision)
-        return ModelAdapter(network, name=str(model), context=context, family=family), tokenizer
+        notes: list[str] = []
+        network = _network(name, config, weights, quantise, place, precision, notes)
+        adapter = ModelAdapter(network, name=str(model), context=context, family=family)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return adapter, tokenizer
+
+
+def check_sizes(name: str, config: Any) -> None:
+    """Raise UnsupportedModel where a number of the configuration can be none of a network."""
+    for field in _SIZES:
+        size = getattr(config, field, None)
+        if size is not None and not (isinstance(size, int) and 1 <= size <= _LARGEST):
+            raise UnsupportedModel(
+                f"the configuration of {name!r} cannot be used: {field} is {size!r}; expected 1 to "
+                f"{_LARGEST:,}",
+                hint="download config.json again, or repair it",
+            )
+    entry = getattr(config, "quantization_config", None)
+    if entry is not None and not (isinstance(entry, dict) or hasattr(entry, "to_dict")):
+        raise UnsupportedModel(
+            f"the configuration of {name!r} cannot be used: quantization_config is {entry!r}; expected "
+            f"a table",
+            hint="download config.json again, or repair it",
+        )
 
 
 def judge(config: Any, context: int | None = None) -> Family:
@@ -135,6 +176,7 @@ def _network(
     quantise: Quantise,
     device: torch.device,
     dtype: torch.dtype,
+    notes: list[str],
 ) -> PreTrainedModel:
     packing = _packing(name, config)
     if packing is not None and quantise == "fp8" and weights == "auto":
@@ -151,7 +193,7 @@ def _network(
         return load_packed(
             name, config, packing, device=device, dtype=dtype, unpacked=kind == "none"
         )
-    return _place(_pretrained(name, config, dtype), device, kind)
+    return _place(_pretrained(name, config, dtype, notes), device, kind)
 
 
 def _packing(name: str, config: Any) -> Packing | None:
@@ -195,7 +237,7 @@ def _config(name: str) -> Any:
         return language_model(AutoConfig.from_pretrained(name, trust_remote_code=False))
     except OSError as error:
         raise not_found(name, error) from error
-    except (ValueError, KeyError, TypeError, StrictDataclassError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         raise UnsupportedModel(
             f"the configuration of {name!r} cannot be used: {in_short(error)}",
             hint=f"supported: {supported()}; code that comes with a checkpoint is never run",
@@ -219,7 +261,7 @@ def _tokenizer(name: str, *, required: bool) -> PreTrainedTokenizerBase | None:
     return None
 
 
-def _pretrained(name: str, config: Any, dtype: torch.dtype) -> PreTrainedModel:
+def _pretrained(name: str, config: Any, dtype: torch.dtype, notes: list[str]) -> PreTrainedModel:
     # gpt-oss is published in mxfp4, which needs kernels from the hub; unpacked it needs nothing.
     special: dict[str, Any] = {}
     if _is_mxfp4(config):
@@ -227,6 +269,10 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype) -> PreTrainedModel:
     elif config.model_type == "gemma3_text":
         special = {"config": config, "key_mapping": _INSIDE}
     read: Any = AutoModelForCausalLM.from_pretrained
+    headers = read_headers(Path(name)) if Path(name).is_dir() else {}
+    if headers and getattr(config, "quantization_config", None) is None:
+        check_dtypes(name, headers)
+    _check_room(name, config, dtype)
     try:
         model, report = read(
             name,
@@ -245,6 +291,11 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype) -> PreTrainedModel:
         ) from error
     except OSError as error:
         raise not_found(name, error) from error
+    except pickle.UnpicklingError as error:  # its own words recommend to run what is in there
+        raise UnsupportedModel(
+            f"the weights of {name!r} are a pickle (*.bin) with more in it than tensors",
+            hint="a pickle can run any program, so it is not read; ask for *.safetensors",
+        ) from error
     except (RuntimeError, ValueError, KeyError) as error:
         raise damaged(name, f"weights that cannot be used ({in_short(error)})") from error
     # Transformers would go on with random numbers in the place of these.
@@ -253,10 +304,46 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype) -> PreTrainedModel:
     if report["mismatched_keys"]:
         names = {key for key, *_ in report["mismatched_keys"]}
         raise damaged(name, f"weights of another shape than its configuration: {_some(names)}")
+    if "key_mapping" not in special:  # of a composite, only the language model is wanted
+        notes += _without_a_place(name, report["unexpected_keys"])
     if "key_mapping" in special:
         vars(model).pop("_weight_conversions", None)  # or saving would turn the names back
     loaded: PreTrainedModel = model
     return loaded
+
+
+def _without_a_place(name: str, unknown: Any) -> list[str]:
+    if not unknown:
+        return []
+    return [
+        f"the checkpoint of {name!r} has {len(unknown)} tensors that its network has no place for, and "
+        f"they are left out: {_some(unknown)}"
+    ]
+
+
+def _check_room(name: str, config: Any, dtype: torch.dtype) -> None:
+    """Raise OutOfMemory if the network of this configuration is larger than all of the machine's memory.
+
+    The network is laid out without memory: a wrong size in a configuration would otherwise be found
+    when the machine has none left.
+    """
+    make: Any = AutoModelForCausalLM.from_config
+    with torch.device("meta"), quiet():
+        try:
+            laid_out = make(config, trust_remote_code=False)
+        except (RuntimeError, ValueError, KeyError, TypeError, ImportError, OverflowError) as error:
+            raise UnsupportedModel(
+                f"the configuration of {name!r} makes no network: {in_short(error)}",
+                hint="download config.json again, or repair it",
+            ) from error
+    size = sum(weight.numel() for weight in laid_out.parameters()) * dtype.itemsize
+    total = host_bytes()
+    if size > total:
+        raise OutOfMemory(
+            f"the configuration of {name!r} makes a network of {size / 2**30:,.0f} GiB, and this machine "
+            f"has {total / 2**30:,.0f}",
+            hint="if config.json is right, load the model on a larger machine",
+        )
 
 
 def _place(model: PreTrainedModel, device: torch.device, kind: str) -> PreTrainedModel:

@@ -69,17 +69,16 @@ class Memory:
         """
         Targets(slots, turns).store(k, v, self.keys[layer], self.values[layer], self.ropes[layer])
 
-    def move(self, moves: Sequence[Move]) -> None:
-        """Carry blocks to their new slots, keys turned by the difference of the offsets."""
-        for move in moves:
-            sources, targets = (
-                torch.as_tensor(slots, device=self.keys.device)
-                for slots in (move.sources, move.targets)
-            )
-            turns = Turns(torch.full_like(sources, move.turn))
-            for layer, rope in enumerate(self.ropes):
-                self.keys[layer, targets] = turns.rotate(self.keys[layer, sources], rope)
-            self.values[:, targets] = self.values[:, sources]
+    def move(self, move: Move) -> None:
+        """Carry a block to its new slots, keys turned by the difference of the offsets."""
+        sources, targets = (
+            torch.as_tensor(slots, device=self.keys.device)
+            for slots in (move.sources, move.targets)
+        )
+        turns = Turns(torch.full_like(sources, move.turn))
+        for layer, rope in enumerate(self.ropes):
+            self.keys[layer, targets] = turns.rotate(self.keys[layer, sources], rope)
+        self.values[:, targets] = self.values[:, sources]
 
 
 def token_bytes(adapter: ModelAdapter) -> int:

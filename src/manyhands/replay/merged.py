@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Ints, PagePool
+from manyhands.cache.pages import Ints, Move, PagePool
 from manyhands.cache.plan import Plan, Reads
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Step
@@ -49,17 +49,24 @@ def merge_passes(steps: Iterable[Step], num_tokens: int, found: Sequence[Block] 
     pool.reserve((block, block.num_tokens) for block in found)
     found_slots = [pool.slots(pool.place(block).strip, 0, block.num_tokens) for block in found]
     planner = Planner(pool)
-    plans = []
+    plans: list[tuple[list[Move], Plan]] = []  # with what is moved before each
     blocks: set[Block] = set()  # kept alive: no block may be forgotten before the end
     for step in steps:
-        plans.append(planner.plan(step))
+        moves: list[Move] = []
+        plan = planner.plan(step)
+        pool.make_moves(moves.append)
+        plans.append((moves, plan))
         for row in step.rows:
             blocks.update(row.view.blocks)
             row.view.own.tokens.extend(row.feed)
+        pool.keep()
     return _in_one(plans, pool.num_slots - pool.num_free_pages, found_slots)
 
 
-def _in_one(plans: Sequence[Plan], num_slots: int, found_slots: Sequence[Ints]) -> Merged:
+def _in_one(
+    moved: Sequence[tuple[Sequence[Move], Plan]], num_slots: int, found_slots: Sequence[Ints]
+) -> Merged:
+    plans = [plan for _, plan in moved]
     slot_token = np.zeros(num_slots, dtype=np.int64)
     slot_angle = np.zeros(num_slots, dtype=np.int64)
     num_tokens = sum(plan.num_tokens for plan in plans)
@@ -68,8 +75,8 @@ def _in_one(plans: Sequence[Plan], num_slots: int, found_slots: Sequence[Ints]) 
         slot_angle[slots] = np.arange(len(slots))
         num_tokens += len(slots)
     num_tokens = 0
-    for plan in plans:
-        for move in plan.moves:
+    for moves, plan in moved:
+        for move in moves:
             slot_token[move.targets] = slot_token[move.sources]
             slot_angle[move.targets] = slot_angle[move.sources] + move.turn
         slot_token[plan.slots] = np.arange(num_tokens, num_tokens + plan.num_tokens)

@@ -9,8 +9,13 @@ the text before the break ends a sentence and neither a code fence nor a display
     "```\na = 1.\n\n"        goes on: the fence is open
 
 Sentence ends are those of many scripts (`。`, `؟`, `।`, …). A line of blanks counts as empty.
-A `$$` or `\[` that nobody closes within FORMULA_LIMIT characters was no formula: without this
+A `$$` or `\[` that is not closed within FORMULA_LIMIT characters was no formula: without this
 a stray `$$` would keep its step open forever.
+
+Headings, lists and formulas may go on without any full stop, and the others would never find them in
+the history. So a long step ends sooner than a sentence does: from STEP_LIMIT characters on at any line feed
+outside of fences and formulas, from twice as many on at any line feed, from three times as many on with
+the piece that has just been read.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import unicodedata
 from typing import Final
 
 FORMULA_LIMIT: Final = 4_000
+STEP_LIMIT: Final = 2_000
 _FENCE_LINE_LIMIT = 200  # a longer line is no fence; keeps the state small
 
 _SENTENCE_ENDS = frozenset(
@@ -48,6 +54,7 @@ class StepEnd:
 
     def __init__(self) -> None:
         self.end: int | None = None
+        self._num_chars = 0
         self._sentence_ended = False
         self._line = ""  # the beginning of the current line, enough to recognise a fence
         self._line_blank = False  # the first line has no break before it, so it is not a blank one
@@ -61,13 +68,16 @@ class StepEnd:
         if self.end is not None:
             return True
         for index, char in enumerate(piece):
+            self._num_chars += 1
             if char == "\n":
                 if self._end_line():
                     self.end = index + 1
                     return True
             else:
                 self._read(char)
-        return False
+        if self._num_chars > 3 * STEP_LIMIT:
+            self.end = len(piece)
+        return self.end is not None
 
     def _end_line(self) -> bool:
         """A line feed came. True if it completes a break that ends the step."""
@@ -76,7 +86,11 @@ class StepEnd:
         if not self._formula:
             self._match_fence()
         self._line, self._line_blank = "", True
-        return is_break and self._sentence_ended and not self._fence and not self._formula
+        if self._num_chars > 2 * STEP_LIMIT:
+            return True
+        if self._fence or self._formula:
+            return False
+        return (is_break and self._sentence_ended) or self._num_chars > STEP_LIMIT
 
     def _match_fence(self) -> None:
         found = _FENCE.fullmatch(self._line)

@@ -11,6 +11,10 @@ and, should a normaliser still find one, character by character. Both decode to 
 adds no control token to it, so it equals what the model was trained on; otherwise template and
 user text are encoded apart.
 
+**The unknown token is a control token when it is spelled out.** `<unk>` stands for characters that the
+vocabulary lacks, and some models end documents with the same token (SmolLM2's unknown token is
+`<|endoftext|>`). Its id is right where a character without a token stood, and nowhere else.
+
 **Text continues text.** Some tokenizers (Llama 2) put a blank before whatever they encode.
 `encode` leaves it out, because headers and prefixes stand in the middle of a text.
 """
@@ -21,6 +25,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any, Protocol
 
 from manyhands.errors import InvalidRequest, UnsupportedModel
@@ -113,10 +118,12 @@ class Text:
         special = {token for token, word in words.items() if word.special}
         special |= set(tokenizer.all_special_ids)
         ends = {tokenizer.bos_token_id, tokenizer.eos_token_id}
-        unknown = {tokenizer.unk_token_id} - ends  # comes of honest text that has no token
         markup = {token for token, word in added.items() if _MARKUP.fullmatch(word)}
-        self._controls: frozenset[int] = frozenset((special | markup) - unknown)
-        self._control_words = [added[token] for token in self._controls if token in added]
+        controls = special | markup
+        self._control_words = [added[token] for token in controls if token in added]
+        self._unknown = None if tokenizer.unk_token_id in ends else tokenizer.unk_token_id
+        self._has_token: dict[str, bool] = {}  # of characters, looked up once
+        self._controls: frozenset[int] = frozenset(controls - {self._unknown})
         habit = self._habit(ids)
         self.think_end: int | None = ids[habit.closes] if habit else None
         thoughts = {ids[mark] for h in _THINKING for mark in (h.mark, h.closes) if mark in ids}
@@ -138,8 +145,9 @@ class Text:
         """Ordinary text, without control tokens; `opening`: nothing stands before it."""
         text = well_formed(text)
         for cut in (lambda t: [t], self._cut, list):
-            tokens = self._join(cut(text), opening)
-            if self._controls.isdisjoint(tokens):
+            pieces = cut(text)
+            tokens = self._join(pieces, opening)
+            if self._controls.isdisjoint(tokens) and not self._spells_unknown(pieces, tokens):
                 return tokens
         return tuple(token for token in tokens if token not in self._controls)
 
@@ -153,7 +161,7 @@ class Text:
             return self._beginning() + self.encode(message + "\n\n", opening=True)
         message = well_formed(message)
         whole = self._raw(message.join(self._frame))
-        if self._controls_in(whole) == self._controls_in(self._raw(_MESSAGE.join(self._frame))):
+        if self._adds_no_control(whole, self._raw(_MESSAGE.join(self._frame)), [message]):
             return whole
         first, *rest = self._frame
         tokens = self._raw(first)
@@ -173,7 +181,7 @@ class Text:
         frame = self._conversation_frame([role for role, _ in messages])
         whole = self._raw(_woven(frame, contents))
         bare = self._raw(_woven(frame, [_MESSAGE] * len(contents)))
-        if self._controls_in(whole) == self._controls_in(bare):
+        if self._adds_no_control(whole, bare, contents):
             return whole
         tokens = self._raw(frame[0])
         for content, part in zip(contents, frame[1:], strict=True):
@@ -319,6 +327,33 @@ class Text:
 
     def _controls_in(self, tokens: Sequence[int]) -> list[int]:
         return [token for token in tokens if token in self._controls]
+
+    def _adds_no_control(
+        self, whole: Sequence[int], bare: Sequence[int], messages: Sequence[str]
+    ) -> bool:
+        """Whether `whole`, a template with these messages, has the control tokens of `bare`, the
+        template around harmless ones, and no other.
+        """
+        if self._controls_in(whole) != self._controls_in(bare):
+            return False
+        if self._unknown is None or whole.count(self._unknown) == bare.count(self._unknown):
+            return True
+        alone = [token for message in messages for token in self._raw(message)]
+        return self._unknown in alone and not self._spells_unknown(messages, alone)
+
+    def _spells_unknown(self, pieces: Iterable[str], tokens: Sequence[int]) -> bool:
+        """Whether the unknown token in `tokens` comes of characters that have tokens of their own."""
+        if self._unknown is None or self._unknown not in tokens:
+            return False
+        known = (part for piece in pieces for part in self._parts_with_tokens(piece))
+        return any(self._unknown in (*self._raw(part), *self._following(part)) for part in known)
+
+    def _parts_with_tokens(self, text: str) -> list[str]:
+        """`text` without the characters that the vocabulary lacks, cut where they stood."""
+        for char in set(text) - set(self._has_token):
+            self._has_token[char] = self._unknown not in self._following(char)
+        parts = groupby(text, self._has_token.__getitem__)
+        return ["".join(chars) for has_token, chars in parts if has_token]
 
     def _beginning(self) -> tuple[int, ...]:
         """The begin-of-sequence token, if this tokenizer opens its texts with one."""

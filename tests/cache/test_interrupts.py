@@ -1,0 +1,219 @@
+"""An interrupt at any line of the accounting: the step happened or it did not, and all goes on as it should.
+
+`sys.settrace` raises KeyboardInterrupt at every line inside `cache/` that is run, at several of the times it
+is. What was interrupted is then asked for again, as an engine does. A memory beside it knows which token lies in
+which slot, so keys that are lost, forgotten moves and pages used twice are found.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from manyhands.cache import journal, lockstep, pages, planner
+from manyhands.cache.block import Block
+from manyhands.cache.pages import PagePool
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.errors import ManyhandsError
+from tests.cache.test_plan import Ledger
+
+WATCHED = frozenset(module.__file__ for module in (journal, lockstep, pages, planner))
+
+
+Line = tuple[str, int]
+
+
+class Interrupter:
+    """Raises when `line` is run for the `time`-th time; and once more `again` lines later."""
+
+    def __init__(self, line: Line | None = None, time: int = 1, again: int | None = None) -> None:
+        self.line, self.time, self.again = line, time, again
+        self.times: Counter[Line] = Counter()
+        self.num_strikes = 0
+        self._until_again: int | None = None
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename not in WATCHED:
+            return None
+        if event == "line":
+            line = frame.f_code.co_filename, frame.f_lineno
+            self.times[line] += 1
+            if line == self.line and self.times[line] == self.time:
+                self._until_again = self.again
+                self.strike()
+            elif self._until_again is not None:
+                self._until_again -= 1
+                if not self._until_again:
+                    self.strike()
+        return self
+
+    def strike(self) -> None:
+        self.num_strikes += 1
+        raise KeyboardInterrupt
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        sys.settrace(self)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+
+
+class Driver:
+    """What an engine does with a step, over a memory that is a dictionary."""
+
+    def __init__(self) -> None:
+        self.pool = PagePool(24, 2)
+        self.ledger = Ledger(self.pool)
+        self.num_interrupts = 0
+        self.watch = Interrupter()
+
+    def feed(self, *rows: Row) -> None:
+        """Until it has been done, whatever strikes."""
+        self._insist_on(Step(rows), [row.view.own.num_tokens + len(row.feed) for row in rows])
+        for row in rows:
+            place = self.pool.place(row.view.own)
+            assert place.strip.num_tokens == place.offset + row.view.own.num_tokens, (
+                "promised twice"
+            )
+
+    def _insist_on(self, step: Step, fed: list[int]) -> None:
+        before = [row.view.own.num_tokens for row in step.rows]
+        for _ in range(4):
+            try:
+                with self.watch.watching():
+                    self.pool.take_back()
+                    try:
+                        self.ledger.play(step)
+                    except BaseException:
+                        self.pool.take_back()
+                        raise
+                return
+            except KeyboardInterrupt:
+                self.num_interrupts += 1
+            if self.pool._promises:
+                continue
+            now = [row.view.own.num_tokens for row in step.rows]
+            assert now in (before, fed), "a step happens or it does not"
+            if now == fed:
+                return
+        raise AssertionError("the step could not be done")
+
+    def insist(self, do: Callable[[], Any]) -> Any:
+        """What can be asked for again."""
+        while True:
+            try:
+                with self.watch.watching():
+                    return do()
+            except KeyboardInterrupt:
+                self.num_interrupts += 1
+
+
+def conversation(driver: Driver) -> None:
+    """Prefill, plain decoding, finished steps that move, a split prompt, blocks that leave and return."""
+    pool = driver.pool
+    prompt, desks = Block("prompt"), [Block("a1"), Block("b1")]
+    history: list[Block] = []
+    driver.feed(Row(View([prompt]), (1, 2, 3, 4, 5)))
+    prompt.freeze()
+
+    def views() -> list[View]:
+        first, second = desks
+        return [
+            View([prompt, *history, second, first]),
+            View([prompt, *history, first, second]),
+        ]
+
+    for turn in range(4):
+        rows = views()
+        driver.feed(*(Row(view, (6, 7)) for view in rows))
+        driver.feed(*(Row(view, (8,)) for view in rows))
+        driver.feed(*(Row(view, (9,)) for view in rows))
+        history.append(desks[turn % 2].freeze())
+        desks[turn % 2] = Block(f"fresh {turn}")
+    away = [desks[0], desks[1]]
+    kept = {block: block.num_tokens for block in away}
+    for block in away:
+        gone = driver.insist(lambda block=block: pool.evict([block]))
+        driver.insist(lambda gone=gone: pool.bring_back(gone))
+        place = pool.place(block)
+        slots = pool.slots(place.strip, place.offset, place.offset + kept[block])
+        for index, slot in enumerate(slots.tolist()):  # its keys are written again
+            driver.ledger.whose[slot] = (block, index)
+            driver.ledger.angle[slot] = place.offset + index
+    driver.feed(*(Row(view, (10,)) for view in views()))
+    halves = driver.insist(lambda: pool.split(prompt, 2))
+    for index, slot in enumerate(pool.slots(pool.place(prompt).strip, 0, 5).tolist()):
+        driver.ledger.whose[slot] = (halves[0], index) if index < 2 else (halves[1], index - 2)
+    own = Block("own")
+    driver.feed(Row(View([*halves, own]), (11, 12)))
+
+
+def play(interrupter: Interrupter) -> Interrupter:
+    """The conversation, interrupted; in the end no page is lost."""
+    driver = Driver()
+    driver.watch = interrupter
+    conversation(driver)
+    assert driver.num_interrupts == interrupter.num_strikes
+    pool = driver.pool
+    pool.take_back()
+    del driver
+    if pool.num_free_pages < pool.num_pages:
+        gc.collect()
+    assert pool.num_free_pages == pool.num_pages
+    assert sorted(pool._free) == list(range(pool.num_pages))
+    assert not pool._places
+    return interrupter
+
+
+def strikes(again: int | None = None) -> Iterator[Interrupter]:
+    """Every line, the first time it is run and one in the middle."""
+    for line, times in play(Interrupter()).times.items():
+        for time in sorted({1, (times + 1) // 2}):
+            yield Interrupter(line, time, again)
+
+
+def test_undisturbed_every_part_is_run() -> None:
+    lines = play(Interrupter()).times
+    assert {file for file, _ in lines} == WATCHED
+    assert len(lines) > 150
+
+
+def test_an_interrupt_at_any_line() -> None:
+    for interrupter in strikes():
+        assert play(interrupter).num_strikes == 1
+
+
+@pytest.mark.parametrize("again", [1, 3, 12])
+def test_a_second_interrupt_while_the_first_one_is_handled(again: int) -> None:
+    for interrupter in list(strikes(again))[again % 3 :: 3]:
+        assert play(interrupter).num_strikes == 2 or interrupter._until_again
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(journal.Journal, "take_back"), (pages.PagePool, "take_back"), (pages.PagePool, "keep")],
+)
+def test_control_without_one_of_its_parts_it_fails(
+    module: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = list(strikes())[::3]
+    monkeypatch.setattr(module, name, lambda self: None)
+    assert any(fails(interrupter) for interrupter in everything)
+
+
+def fails(interrupter: Interrupter) -> bool:
+    try:
+        play(interrupter)
+    except (AssertionError, LookupError, RuntimeError, ManyhandsError):
+        return True
+    return False
