@@ -10,9 +10,8 @@ import functools
 from dataclasses import dataclass, replace
 
 import torch
-import triton
 
-from manyhands.attention.work import Occupancy, Tiling
+from manyhands.attention.work import Occupancy, Tiling, power_of_two
 
 SPECIALISED_ROWS = 128  # of a tile of kernels/specialised.py
 SPECIALISED_BOX = 64  # slots that it brings at once; pages and splits hold whole boxes
@@ -47,7 +46,7 @@ class Launches:
         cls, tiling: Tiling, head_bytes: int, device: torch.device, *, is_mapped: bool = False
     ) -> Launches:
         """For this tiling, if a key and its value take `head_bytes`."""
-        rows = max(tiling.large_rows, triton.next_power_of_2(tiling.group))  # of a large tile
+        rows = max(tiling.large_rows, power_of_two(tiling.group))  # of a large tile
         room = shared_memory(device) - 8192 - rows * head_bytes // 2
         most = max(1, room // (tiling.key_tile * head_bytes))  # stages that fit
         stages, keys = min(3, most), tiling.key_tile
@@ -81,8 +80,8 @@ class Launches:
 
 def merge_launch(most_partials: int, num_heads: int) -> tuple[int, int, int]:
     """Partials that a program merges together, its heads and its warps."""
-    at_once = min(64, max(2, triton.next_power_of_2(most_partials)))
-    heads = max(1, min(4, 16 // at_once, triton.next_power_of_2(num_heads)))
+    at_once = min(64, max(2, power_of_two(most_partials)))
+    heads = max(1, min(4, 16 // at_once, power_of_two(num_heads)))
     return at_once, heads, 2 if at_once > 32 else 1
 
 

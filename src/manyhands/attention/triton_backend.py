@@ -39,7 +39,7 @@ from manyhands.attention.launches import (
 from manyhands.attention.prepared import Capacity, Prepared, pack
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape, LayerStore
-from manyhands.attention.work import ITEM_FIELDS, Tiling, cut
+from manyhands.attention.work import ITEM_FIELDS, Tiling, cut, power_of_two
 from manyhands.cache.plan import Plan
 
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
@@ -91,7 +91,7 @@ class TritonBackend:
         k, v = _dense_heads(k), _dense_heads(v)
         num_tokens, num_heads, head_dim = k.shape
         cos, sin = prepared.tables(store.rope, head_dim // 2)
-        heads = min(8, triton.next_power_of_2(num_heads))
+        heads = min(8, power_of_two(num_heads))
         append_kernel[(num_tokens, triton.cdiv(num_heads, heads))](
             k,
             v,
@@ -110,8 +110,8 @@ class TritonBackend:
             **_rotation(store.rope, head_dim),
             PAGE=prepared.page_size,
             HEADS=heads,
-            HALF=triton.next_power_of_2(head_dim // 2),
-            VALUE=triton.next_power_of_2(v.shape[-1]),
+            HALF=power_of_two(head_dim // 2),
+            VALUE=power_of_two(v.shape[-1]),
             num_warps=2,
             **launch_options(k.device),
         )
@@ -119,15 +119,15 @@ class TritonBackend:
     def attend(self, store: LayerStore, q: Tensor, prepared: Prepared, call: LayerCall) -> Tensor:
         """See `Backend.attend`."""
         q = _dense_heads(q)
-        capacity, num_heads = prepared.capacity, q.shape[1]
-        out = q.new_empty(capacity.tokens, num_heads, store.value_dim)
+        capacity, num_heads, value_dim = prepared.capacity, q.shape[1], store.value_dim
+        out = q.new_empty(capacity.tokens, num_heads, value_dim)
         # With one partial per token there is nothing to merge, unless a sink takes its share.
         is_direct = capacity.most_partials == 1 and call.sinks is None
         if is_direct:
             partials, lses = out, out
         else:
             shape = (capacity.partials, num_heads)
-            partials = q.new_empty(*shape, store.value_dim, dtype=torch.float32)
+            partials = q.new_empty(*shape, value_dim, dtype=torch.float32)
             lses = q.new_empty(shape, dtype=torch.float32)
         # Large tiles first: they take longest, and small ones fill what they leave.
         lists = [
@@ -152,8 +152,8 @@ class TritonBackend:
                 out,
                 HAS_SINKS=call.sinks is not None,
                 NUM_HEADS=num_heads,
-                VALUE_DIM=store.value_dim,
-                VALUE=triton.next_power_of_2(store.value_dim),
+                VALUE_DIM=value_dim,
+                VALUE=power_of_two(value_dim),
                 AT_ONCE=at_once,
                 HEADS=heads,
                 num_warps=num_warps,
@@ -206,7 +206,8 @@ class _Reading:
         self.backend, self.store, self.q = backend, store, q
         self.prepared, self.call = prepared, call
         self.launches = backend.launches[call.layer]
-        self.group = q.shape[1] // store.num_kv_heads
+        self.num_kv_heads = store.num_kv_heads
+        self.group = q.shape[1] // self.num_kv_heads
         self.is_alone = is_alone
         head_dim = q.shape[-1]
         cos, sin = prepared.tables(store.rope, head_dim // 2)
@@ -237,7 +238,7 @@ class _Reading:
             launch = self.launches.of_small(rows, occupancy, self.is_mapped)
             kernel, keys, options = self._lone(launch) if rows == 1 else self._tiles(rows, launch)
         prepared, (q, cos, sin, _, partials, lses) = self.prepared, self.tensors
-        kernel[self.store.num_kv_heads, len(items) // ITEM_FIELDS](
+        kernel[self.num_kv_heads, len(items) // ITEM_FIELDS](
             *(q, *keys, cos, sin, prepared.entry_token, prepared.entry_offset, prepared.entry_low),
             *(prepared.entry_high, prepared.entry_partial, items, prepared.pages),
             *(partials, lses, *q.stride()[:2]),
@@ -258,7 +259,7 @@ class _Reading:
         options = {
             "scaling": self.call.scaling * LOG2E.value,
             "GROUP": self.group,
-            "NUM_KV_HEADS": self.store.num_kv_heads,
+            "NUM_KV_HEADS": self.num_kv_heads,
             "num_warps": 4,
             "enable_fp_fusion": True,
         }
@@ -266,7 +267,7 @@ class _Reading:
         return specialised.specialised_kernel, (keys, values), options
 
     def _lone(self, launch: Launch) -> _Kernel:
-        options = {"NUM_HEADS": self.store.num_kv_heads, **self._options_of(launch)}
+        options = {"NUM_HEADS": self.num_kv_heads, **self._options_of(launch)}
         return lone_kernel, (self.store.keys, self.store.values), options
 
     def _tiles(self, rows: int, launch: Launch) -> _Kernel:
@@ -275,7 +276,7 @@ class _Reading:
         maps = [_tensor_map(x, launch.keys) if is_mapped else None for x in (keys, values)]
         options = {
             "GROUP": self.group,
-            "NUM_KV_HEADS": self.store.num_kv_heads,
+            "NUM_KV_HEADS": self.num_kv_heads,
             "TWO_WALKS": launch.two_walks,
             "MAPPED": is_mapped,
             "TRANSPOSED": launch.transposed,
@@ -295,8 +296,8 @@ class _Reading:
             "ROTARY_DIM": self.rotary_dim,
             "HAS_SOFTCAP": self.call.softcap is not None,
             "KEYS": launch.keys,
-            "HALF": max(_LEAST_DIMS // 2, triton.next_power_of_2(head_dim // 2)),
-            "VALUE": max(_LEAST_DIMS, triton.next_power_of_2(value_dim)),
+            "HALF": max(_LEAST_DIMS // 2, power_of_two(head_dim // 2)),
+            "VALUE": max(_LEAST_DIMS, power_of_two(value_dim)),
             "num_warps": launch.num_warps,
             **launch_options(self.q.device, overlap=self.is_alone),
         }
@@ -349,7 +350,7 @@ def _tiling(shapes: Collection[LayerShape], dtype: torch.dtype, device: torch.de
 def _launches(
     tiling: Tiling, shape: LayerShape, dtype: torch.dtype, device: torch.device
 ) -> Launches:
-    dims = sum(triton.next_power_of_2(dim) for dim in (shape.head_dim, shape.value_dim))
+    dims = sum(power_of_two(dim) for dim in (shape.head_dim, shape.value_dim))
     is_mapped = _can_map(shape, dtype, device)
     return Launches.fitting(tiling, dims * dtype.itemsize, device, is_mapped=is_mapped)
 
@@ -372,7 +373,7 @@ def _dense_heads(x: Tensor) -> Tensor:
 def _can_map(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether keys and values of such heads can come by tensor maps: as boxes that products take whole."""
     dims = (shape.head_dim, shape.value_dim)
-    if dtype.itemsize != 2 or any(d != max(_LEAST_DIMS, triton.next_power_of_2(d)) for d in dims):
+    if dtype.itemsize != 2 or any(d != max(_LEAST_DIMS, power_of_two(d)) for d in dims):
         return False
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _TENSOR_MAPS
 

@@ -174,7 +174,7 @@ def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
     are_many = _occupancy(len(rows), tiling) is Occupancy.MANY
     if is_lone and are_many and keys.mean() <= tiling.key_tile:
         return 1
-    least = _power_of_two(max(tiling.least_rows, tiling.group))
+    least = power_of_two(max(tiling.least_rows, tiling.group))
     most = max(least, tiling.most_small_rows)
 
     def loaded(size: int) -> int:
@@ -196,7 +196,7 @@ def _large_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
         and 2 * work[rows >= tiling.specialised_rows].sum() > work.sum()
     ):
         return tiling.specialised_rows
-    return _power_of_two(max(tiling.large_rows, tiling.group))
+    return power_of_two(max(tiling.large_rows, tiling.group))
 
 
 def _occupancy(num_items: int, tiling: Tiling) -> Occupancy:
@@ -268,7 +268,8 @@ def _ranges(first: Ints, count: Ints) -> Ints:
     return ranges
 
 
-def _power_of_two(size: int) -> int:
+def power_of_two(size: int) -> int:
+    """The least one that is not below `size`."""
     return 1 << (size - 1).bit_length()
 
 
