@@ -24,6 +24,7 @@ from benchmarks.situations import TREES, Situation
 from benchmarks.timing import matmul_rate, milliseconds
 from manyhands.attention.attend import Backend
 from manyhands.attention.reference import ReferenceBackend
+from manyhands.attention.store import LayerShape
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.cache.view import View
 from manyhands.evaluation.bench import copy_bandwidth
@@ -95,8 +96,8 @@ class Attention:
         if name == "triton" or (name == "auto" and self.is_gpu):
             from manyhands.attention.triton_backend import TritonBackend
 
-            dims = (self.head_dim, self.head_dim)
-            return TritonBackend(*heads, dims, self.dtype, self.device)
+            shape = LayerShape(*heads, self.head_dim, self.head_dim)
+            return TritonBackend([shape], self.dtype, self.device)
         return ReferenceBackend() if name == "reference" else TorchBackend()
 
     def run(self) -> None:
@@ -175,8 +176,8 @@ class Attention:
     def _gate(self, situation: Situation, work: op_peers.Peer) -> dict[str, float] | None:
         last = situation.plan.num_rows - 1
         rows = sorted({0, last // 2, last})
-        place = (situation.q, situation.keys, situation.values, situation.plan)
-        verdict = check_op(work(), *place, situation.call, situation.rope, rows)
+        place = (situation.store, situation.q, situation.plan, situation.call)
+        verdict = check_op(work(), *place, rows)
         return asdict(verdict) if verdict.is_green else None
 
     @torch.inference_mode()
@@ -236,7 +237,8 @@ class Attention:
 
 def unshared_bytes(situation: Situation) -> int:
     """Bytes when every row reads all of its keys for itself."""
-    one = 2 * situation.keys[0].numel() * situation.keys.element_size()
+    keys = situation.store.keys
+    one = 2 * keys[0].numel() * keys.element_size()
     return one * situation.plan.num_keys_read
 
 

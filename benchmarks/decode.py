@@ -191,15 +191,15 @@ def check_engine_op(engine: Engine, views: list[View], rows: list[int]) -> Check
     step = Step([Row(view, (3,)) for view in views])
     plan = engine.planner.plan(step)
     try:
-        shape = (plan.num_tokens, adapter.num_heads, adapter.head_dim)
-        q = torch.randn(shape, device=adapter.device).to(adapter.dtype)
-        keys, values, rope = engine.memory.keys[0], engine.memory.values[0], engine.memory.ropes[0]
+        shape, store = adapter.layers[0], engine.memory.stores[0]
+        size = (plan.num_tokens, shape.num_heads, shape.head_dim)
+        q = torch.randn(size, device=adapter.device).to(adapter.dtype)
         slots = torch.as_tensor(plan.slots, device=adapter.device)
-        keys[slots], values[slots] = 0, 0  # nothing was written there yet
-        call = LayerCall(layer=0, scaling=adapter.head_dim**-0.5)
+        store.keys[slots], store.values[slots] = 0, 0  # nothing was written there yet
+        call = LayerCall(layer=0, scaling=shape.head_dim**-0.5)
         prepared = engine.backend.prepare(plan, adapter.device)
-        out = engine.backend.attend(q, keys, values, prepared, call, rope)
-        return check_op(out, q, keys, values, plan, call, rope, rows)
+        out = engine.backend.attend(store, q, prepared, call)
+        return check_op(out, store, q, plan, call, rows)
     finally:
         engine.pool.take_back()
 

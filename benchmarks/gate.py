@@ -16,7 +16,7 @@ from torch import Tensor
 
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.reference import ReferenceBackend
-from manyhands.attention.rotary import Rope
+from manyhands.attention.store import LayerStore
 from manyhands.cache.plan import Plan, Reads
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
@@ -48,12 +48,10 @@ class Checked:
 
 def check_op(
     out: Tensor,
+    store: LayerStore,
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
     plan: Plan,
     call: LayerCall,
-    rope: Rope | None,
     rows: list[int],
 ) -> Checked:
     """`out` [T, H, Dv] against float64, on tokens of some `rows`."""
@@ -61,7 +59,7 @@ def check_op(
     where = torch.as_tensor(tokens, device=q.device)
     backend = ReferenceBackend()
     prepared = backend.prepare(part, q.device)
-    want = backend.attend(q[where].double(), keys, values, prepared, call, rope)
+    want = backend.attend(store, q[where].double(), prepared, call)
     error = (out[where].double() - want).abs().max() / want.abs().max()
     return Checked(_rounded(error), OP_TOLERANCE[q.dtype])
 
@@ -93,7 +91,7 @@ def of_rows(plan: Plan, rows: list[int], most: int = 64) -> tuple[Plan, np.ndarr
         token_ids=plan.token_ids[tokens],
         row_indptr=np.concatenate(([0], np.cumsum(sizes))),
         positions=plan.positions[tokens],
-        angles=plan.angles[tokens],
+        offsets=plan.offsets[tokens],
         slots=plan.slots[tokens],
         reads=part,
         moves=(),

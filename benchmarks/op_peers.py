@@ -37,13 +37,8 @@ _MOST_COPIED = 8 << 30  # bytes that a peer's own copies of keys and values may 
 def ours(situation: Situation, backend: Backend) -> Peer:
     """Our own: prepared once a step, then one call a layer."""
     prepared = backend.prepare(situation.plan, situation.q.device)
-    call, rope = situation.call, situation.rope
-
-    def attend() -> Tensor:
-        keys, values = situation.keys, situation.values
-        return backend.attend(situation.q, keys, values, prepared, call, rope)
-
-    return attend
+    store, q, call = situation.store, situation.q, situation.call
+    return lambda: backend.attend(store, q, prepared, call)
 
 
 def unshared(plan: Plan) -> Plan:
@@ -87,7 +82,7 @@ def sdpa_by_hand(situation: Situation) -> Peer:
     entry_rows = np.concatenate([group.rows.ravel() for group in groups])
     entry_of, is_real = _partials(entry_rows, len(situation.q), situation.q.device)
     scale = situation.call.scaling
-    num_heads, num_kv_heads = situation.q.shape[1], situation.keys.shape[1]
+    num_heads, num_kv_heads = situation.q.shape[1], situation.store.keys.shape[1]
 
     def attend() -> Tensor:
         outs, lses = [], []
@@ -117,13 +112,16 @@ def _groups(situation: Situation) -> list[_Group]:
         first = reads.strip_indptr[strips]
         at = first[:, None] + np.arange(num_rows)  # [B, M] reads
         rows = reads.row[at]
-        angles = torch.as_tensor(plan.positions[rows] - reads.base[at], device=device)
-        q = rotate(situation.q[torch.as_tensor(rows, device=device)], angles, situation.rope)
+        offsets = torch.as_tensor(plan.positions[rows] - reads.base[at], device=device)
+        q = rotate(situation.q[torch.as_tensor(rows, device=device)], offsets, situation.store.rope)
         low, high = reads.low[first], reads.high[first]
         bounds = zip(strips, low, high, strict=True)
         slots = np.stack([slots_of(plan, s, int(a), int(b)) for s, a, b in bounds])
         where = torch.as_tensor(slots, device=device)
-        k, v = (x[where].transpose(1, 2).contiguous() for x in (situation.keys, situation.values))
+        k, v = (
+            x[where].transpose(1, 2).contiguous()
+            for x in (situation.store.keys, situation.store.values)
+        )
         num_kv_heads = k.shape[1]
         q = q.unflatten(2, (num_kv_heads, -1)).transpose(1, 2).flatten(2, 3).contiguous()
         groups.append(_Group(q, k, v, rows))
@@ -152,7 +150,7 @@ def _partials(rows: np.ndarray, num_rows: int, device: torch.device) -> tuple[Te
 
 
 def sdpa_unshared(situation: Situation) -> Peer | None:
-    """One dense batch. Every row's keys are copied out, and turned to where they stand in its view."""
+    """One dense batch. Every row's keys are copied out, and rotated to where they stand in its view."""
     plan, device = situation.plan, situation.q.device
     reads = plan.reads
     strip = np.repeat(np.arange(len(reads.pages)), np.diff(reads.strip_indptr))
@@ -163,17 +161,17 @@ def sdpa_unshared(situation: Situation) -> Peer | None:
         slots[row].append(slots_of(plan, int(strip[n]), low, high))
         bases[row].append(np.full(high - low, reads.base[n]))
     lengths = {sum(map(len, row)) for row in slots}
-    one = 2 * situation.keys[0].numel() * situation.keys.element_size()
+    one = 2 * situation.store.keys[0].numel() * situation.store.keys.element_size()
     if len(lengths) > 1 or one * plan.num_keys_read > _MOST_COPIED:
         return None
-    where, turn = (
+    where, base = (
         torch.as_tensor(np.stack([np.concatenate(row) for row in rows]), device=device)
         for rows in (slots, bases)
     )
-    k = rotate(situation.keys[where], turn, situation.rope).transpose(1, 2).contiguous()
-    v = situation.values[where].transpose(1, 2).contiguous()
+    k = rotate(situation.store.keys[where], base, situation.store.rope).transpose(1, 2).contiguous()
+    v = situation.store.values[where].transpose(1, 2).contiguous()
     at = torch.as_tensor(plan.positions, device=device)
-    q = rotate(situation.q, at, situation.rope).unsqueeze(2)  # [T, H, 1, D]
+    q = rotate(situation.q, at, situation.store.rope).unsqueeze(2)  # [T, H, 1, D]
     attention = torch.nn.functional.scaled_dot_product_attention
 
     def attend() -> Tensor:
@@ -213,7 +211,7 @@ PREFILL = {"SDPA, flash": sdpa_flash, "SDPA, cuDNN": sdpa_cudnn}
 
 def _one_row(situation: Situation) -> tuple[Tensor, Tensor, Tensor]:
     """The only row's q [1, H, T, D], and k and v [1, G, N, D] of all that it reads, in its order."""
-    plan, device, rope = situation.plan, situation.q.device, situation.rope
+    plan, device, rope = situation.plan, situation.q.device, situation.store.rope
     reads = plan.reads
     strips = np.argsort(reads.base)
     spans = [(int(reads.low[s]), int(reads.high[s])) for s in strips]
@@ -221,10 +219,10 @@ def _one_row(situation: Situation) -> tuple[Tensor, Tensor, Tensor]:
         [slots_of(plan, s, *span) for s, span in zip(strips, spans, strict=True)]
     )
     slots = torch.as_tensor(where, device=device)
-    turn = np.repeat(reads.base[strips], [high - low for low, high in spans])
-    k = rotate(situation.keys[slots], torch.as_tensor(turn, device=device), rope)
+    base = np.repeat(reads.base[strips], [high - low for low, high in spans])
+    k = rotate(situation.store.keys[slots], torch.as_tensor(base, device=device), rope)
     q = rotate(situation.q, torch.as_tensor(plan.positions, device=device), rope)
-    q, k, v = (x.transpose(0, 1)[None].contiguous() for x in (q, k, situation.values[slots]))
+    q, k, v = (x.transpose(0, 1)[None].contiguous() for x in (q, k, situation.store.values[slots]))
     return q, k, v
 
 
@@ -243,11 +241,17 @@ def flex(situation: Situation, *, compiled: bool) -> Peer | None:
     slots = np.concatenate([slots_of(plan, s, *span) for s, span in enumerate(spans)])
     where = torch.as_tensor(slots, device=device)
     sizes = [high - low for low, high in spans]
-    turn = torch.as_tensor(np.repeat(reads.base[first], sizes), device=device)
-    k = rotate(situation.keys[where], turn, situation.rope).transpose(0, 1)[None].contiguous()
-    v = situation.values[where].transpose(0, 1)[None].contiguous()
+    base = torch.as_tensor(np.repeat(reads.base[first], sizes), device=device)
+    k = (
+        rotate(situation.store.keys[where], base, situation.store.rope)
+        .transpose(0, 1)[None]
+        .contiguous()
+    )
+    v = situation.store.values[where].transpose(0, 1)[None].contiguous()
     at = torch.as_tensor(plan.positions, device=device)
-    q = rotate(situation.q, at, situation.rope).transpose(0, 1)[None].contiguous()  # [1, H, T, D]
+    q = (
+        rotate(situation.q, at, situation.store.rope).transpose(0, 1)[None].contiguous()
+    )  # [1, H, T, D]
     owner = torch.as_tensor(np.repeat(np.arange(num_strips), sizes), device=device)
     member = torch.zeros(num_strips, plan.num_rows, dtype=torch.bool, device=device)
     member[torch.as_tensor(strip, device=device), torch.as_tensor(reads.row, device=device)] = True

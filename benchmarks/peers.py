@@ -25,6 +25,7 @@ from transformers import AutoConfig, DynamicCache, StaticCache
 from benchmarks.gate import Checked, compare
 from benchmarks.results import Clock, Results, in_a_line
 from manyhands.attention.rotary import Rope, rotate
+from manyhands.attention.store import LayerShape
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
@@ -57,9 +58,7 @@ class _Numbers:
 
     device: torch.device
     dtype: torch.dtype
-    num_kv_heads: int
-    head_dim: int
-    value_dim: int
+    layers: tuple[LayerShape, ...]
 
 
 def probe(engine: Engine, history: int) -> Probe:
@@ -67,9 +66,7 @@ def probe(engine: Engine, history: int) -> Probe:
     adapter = engine.adapter
     block = fill(engine, Block("probe"), history, seed=Probe.seed).freeze()
     logits = engine.forward(Step([Row(View([block, Block()]), (_TOKEN,))]))
-    numbers = _Numbers(
-        adapter.device, adapter.dtype, adapter.num_kv_heads, adapter.head_dim, adapter.value_dim
-    )
+    numbers = _Numbers(adapter.device, adapter.dtype, adapter.layers)
     return Probe(history, logits.float().cpu(), adapter.ropes, numbers)
 
 
@@ -146,9 +143,9 @@ def _measure(
             cache = StaticCache(config=config, max_cache_len=tokens + _PASSES + _WARM_UP + 1)
             torch.compiler.reset()  # its start-up counts, every time
             step = torch.compile(model.forward, mode="reduce-overhead", fullgraph=True)
-        shape = (batch, numbers.num_kv_heads, tokens, numbers.head_dim)
-        for layer in range(config.num_hidden_layers):
-            k, v = (torch.randn(shape, device=numbers.device, dtype=numbers.dtype) for _ in "kv")
+        for layer, shape in enumerate(numbers.layers):
+            size = (batch, shape.num_kv_heads, tokens, shape.head_dim)
+            k, v = (torch.randn(size, device=numbers.device, dtype=numbers.dtype) for _ in "kv")
             cache.update(k, v, layer)
         times = _passes(step, cache, batch, tokens, numbers.device)
     except RuntimeError as error:  # out of memory, or a compiler that gives up

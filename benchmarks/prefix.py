@@ -29,6 +29,7 @@ from benchmarks.op_peers import unshared
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape
 from manyhands.attention.attend import Backend
+from manyhands.attention.store import LayerStore
 from manyhands.cache.block import Block
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import Step
@@ -185,9 +186,9 @@ def no_attention(backend: Backend) -> Backend:
     """The same backend, and an `attend` that reads nothing."""
 
     def attend(
-        _self: Backend, q: Tensor, _keys: Tensor, values: Tensor, *_rest: object, **_more: object
+        _self: Backend, store: LayerStore, q: Tensor, *_rest: object, **_more: object
     ) -> Tensor:
-        return q.new_zeros(*q.shape[:2], values.shape[-1])
+        return q.new_zeros(*q.shape[:2], store.value_dim)
 
     silent = copy.copy(backend)
     silent.attend = MethodType(attend, silent)  # type: ignore[method-assign]  # that is the point

@@ -21,6 +21,7 @@ from torch import Tensor
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.entries import Entries
 from manyhands.attention.rotary import Rope
+from manyhands.attention.store import LayerStore
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan
@@ -56,13 +57,11 @@ TREES = (
 
 @dataclass(frozen=True, eq=False)
 class Situation:
-    """One layer's work: q [T, H, D], keys and values [S, G, D] at the plan's slots."""
+    """One layer's work: q [T, H, D], and a store with keys and values [S, G, D] at the plan's slots."""
 
     plan: Plan
     q: Tensor
-    keys: Tensor
-    values: Tensor
-    rope: Rope
+    store: LayerStore
 
     @property
     def call(self) -> LayerCall:
@@ -72,14 +71,15 @@ class Situation:
     @cached_property
     def num_bytes(self) -> int:
         """Every key and value in use once, the queries, the outputs."""
-        kv = 2 * self.plan.num_keys_loaded * self.keys[0].numel() * self.keys.element_size()
+        keys = self.store.keys
+        kv = 2 * self.plan.num_keys_loaded * keys[0].numel() * keys.element_size()
         return kv + 2 * self.q.numel() * self.q.element_size()
 
     @cached_property
     def num_operations(self) -> int:
         """Two products per (query head, key) pair that is seen."""
         entries = Entries.of(self.plan)
-        seen = np.minimum(entries.high, entries.angle + 1) - entries.low
+        seen = np.minimum(entries.high, entries.offset + 1) - entries.low
         return 4 * self.q.shape[1] * self.q.shape[2] * int(seen.clip(min=0).sum())
 
 
@@ -102,7 +102,7 @@ def lay_out(
     keys, values = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
     q = torch.randn(plan.num_tokens, num_heads, head_dim, device=device).to(dtype)
     exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
-    return Situation(plan, q, keys, values, Rope(1e6**-exponents, head_dim))
+    return Situation(plan, q, LayerStore(keys, values, Rope(1e6**-exponents, head_dim)))
 
 
 def block_of(num_tokens: int) -> Block:

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from manyhands.attention import launches
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.kernels import overlap
 from manyhands.attention.rotary import Rope
+from manyhands.attention.store import LayerShape, LayerStore
 from manyhands.attention.triton_backend import TritonBackend
 from manyhands.attention.work import Tiling
 from manyhands.cache.block import Block
@@ -167,9 +169,10 @@ def one_layer(
     **tiling: int,
 ) -> None:
     """All that attention launches for these steps."""
-    cut = Tiling(heads // kv_heads, kv_heads, 132, **tiling)  # type: ignore[arg-type]  # whole numbers all
-    backend = TritonBackend(heads, kv_heads, (dim, dim), DTYPE, CPU, cut)
-    backend.mapped = is_mapped
+    shape = LayerShape(heads, kv_heads, dim, dim)
+    cut = Tiling(shape.group, kv_heads, 132, **tiling)  # type: ignore[arg-type]  # whole numbers all
+    backend = TritonBackend([shape], DTYPE, CPU, cut)
+    backend.launches = tuple(replace(each, is_mapped=is_mapped) for each in backend.launches)
     rope = Rope(torch.ones(dim // 2), dim, False)
     planner = Planner(PagePool(64, PAGE))
     call = LayerCall(layer=0, scaling=0.1)
@@ -179,10 +182,11 @@ def one_layer(
             row.view.own.tokens.extend(row.feed)
         backend.interpreted = False
         keys, values = zeros(64 * PAGE, kv_heads, dim), zeros(64 * PAGE, kv_heads, dim)
+        store = LayerStore(keys, values, rope)
         count = sum(len(row.feed) for row in step.rows)
         k = zeros(count, kv_heads, dim)
-        backend.append(k, k, keys, values, prepared, rope)
-        backend.attend(zeros(count, heads, dim), keys, values, prepared, call, rope)
+        backend.append(store, k, k, prepared)
+        backend.attend(store, zeros(count, heads, dim), prepared, call)
 
 
 if __name__ == "__main__":

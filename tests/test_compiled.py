@@ -53,7 +53,7 @@ def test_for_hopper(tmp_path: Path) -> None:
         assert kernel["tensor_cores"] == (kernel["kernel"] in PRODUCTS), kernel
         assert kernel["shared_memory"] <= MOST_SHARED[90], kernel
     assert {kernel["kernel"] for kernel in found if kernel["tensor_maps"]} == MAPPED
-    # A thread has 64 of a turn's weights.
+    # A thread has 64 of a tile's weights.
     assert {kernel["hidden"] >= 64 for kernel in found if kernel["hidden"] is not None} == {True}
 
 

@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from manyhands.attention.attend import Backend, LayerCall
 from manyhands.attention.rotary import Rope
+from manyhands.attention.store import LayerShape, LayerStore
 from manyhands.cache.block import Block
-from manyhands.cache.pages import PagePool
+from manyhands.cache.pages import Move, PagePool
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Step
 from manyhands.cache.view import Lanes, View
 from manyhands.model.memory import Memory
+from tests.poison import poison
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The sizes of one attention layer."""
+class Shape(LayerShape):
+    """The sizes of one small attention layer."""
 
     num_heads: int = 4
     num_kv_heads: int = 2
@@ -119,15 +123,16 @@ class DenseOracle:
         return out
 
 
-class Layer:
-    """One attention layer of the product: planner, memory (poisoned with NaN) and a backend."""
+QKV = tuple[Tensor, Tensor, Tensor]  # q [T, H, D], k [T, G, D], v [T, G, Dv]
+
+
+class Layers:
+    """Attention layers of the product: planner, memory (poisoned with NaN) and a backend."""
 
     def __init__(
         self,
         backend: Backend,
-        shape: Shape,
-        rope: Rope | None,
-        call: LayerCall,
+        layers: Sequence[tuple[Shape, Rope | None, LayerCall]],
         *,
         dtype: torch.dtype = torch.float32,
         num_pages: int = 64,
@@ -135,44 +140,58 @@ class Layer:
         device: torch.device | None = None,
     ) -> None:
         device = device or torch.device("cpu")
-        if rope is not None:
-            rope = replace(rope, inv_freq=rope.inv_freq.to(device))
-        if call.sinks is not None:
-            call = replace(call, sinks=call.sinks.to(device))
-        self.backend, self.rope, self.call = backend, rope, call
+        shapes, ropes, calls = zip(*layers, strict=True)
+        ropes = [rope and replace(rope, inv_freq=rope.inv_freq.to(device)) for rope in ropes]
+        self.calls = [
+            call if call.sinks is None else replace(call, sinks=call.sinks.to(device))
+            for call in calls
+        ]
+        self.backend = backend
         self.pool = PagePool(num_pages, page_size)
         self.planner = Planner(self.pool)
-        self.memory = Memory(
-            self.pool.num_slots,
-            shape.num_kv_heads,
-            shape.head_dim,
-            shape.value_dim,
-            [rope],
-            device=device,
-            dtype=dtype,
-        )
-        self.memory.keys.fill_(float("nan"))
-        self.memory.values.fill_(float("nan"))
+        self.num_moves = 0
+        self.memory = Memory(self.pool.num_slots, shapes, ropes, device=device, dtype=dtype)
+        poison(self.memory)
 
-    def step(self, step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Plan, move, write, read: what the engine does in every layer."""
-        home = q.device
-        q, k, v = (x.to(self.memory.keys.device) for x in (q, k, v))
+    def pass_of(self, step: Step, inputs: Sequence[QKV]) -> list[Tensor]:
+        """Plan and move, then write and read layer by layer: [T, H, Dv] of each, as in the engine."""
         plan = self.last_plan = self.planner.plan(step)
-        self.planner.pool.make_moves(self.memory.move)
-        keys, values = self.memory.keys[0], self.memory.values[0]
-        prepared = self.backend.prepare(plan, q.device)
-        self.backend.append(k, v, keys, values, prepared, self.rope)
-        out = self.backend.attend(q, keys, values, prepared, self.call, self.rope)
+        self.pool.make_moves(self.move)
+        prepared = self.backend.prepare(plan, self.memory.device)
+        outs = []
+        for store, call, qkv in zip(self.memory.stores, self.calls, inputs, strict=True):
+            q, k, v = (x.to(self.memory.device) for x in qkv)
+            self.backend.append(store, k, v, prepared)
+            outs.append(self.backend.attend(store, q, prepared, call).to(qkv[0].device))
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
-        self.planner.pool.keep()
-        return out.to(home)
+        self.pool.keep()
+        return outs
+
+    def move(self, move: Move) -> None:
+        self.memory.move(move)
+        self.num_moves += 1
 
 
-def random_qkv(
-    step: Step, shape: Shape, generator: torch.Generator, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
+class Layer(Layers):
+    """One of them alone."""
+
+    def __init__(
+        self, backend: Backend, shape: Shape, rope: Rope | None, call: LayerCall, **options: Any
+    ) -> None:
+        super().__init__(backend, [(shape, rope, call)], **options)
+
+    @property
+    def store(self) -> LayerStore:
+        """The layer's own."""
+        return self.memory.stores[0]
+
+    def step(self, step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """One pass: [T, H, Dv]."""
+        return self.pass_of(step, [(q, k, v)])[0]
+
+
+def random_qkv(step: Step, shape: Shape, generator: torch.Generator, dtype: torch.dtype) -> QKV:
     """Fresh q [T, H, D], k [T, G, D], v [T, G, Dv] for the rows of a step."""
     num_tokens = sum(len(row.feed) for row in step.rows)
     sizes = (

@@ -201,7 +201,7 @@ def test_storage_order_does_not_matter(backend: str) -> None:
     [
         ("the base is off by one", lambda plan: plan.reads.base.__iadd__(plan.reads.low == 0)),
         ("a key too few", lambda plan: plan.reads.high.__isub__(plan.reads.high > 1)),
-        ("a key too many", lambda plan: plan.angles.__iadd__(1)),
+        ("a key too many", lambda plan: plan.offsets.__iadd__(1)),
     ],
 )
 def test_the_oracle_sees_a_wrong_plan(monkeypatch, mutation: str, change) -> None:

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from manyhands.attention import launches
 from manyhands.attention.launches import Launches, merge_launch
-from manyhands.attention.work import Crowding, Tiling
+from manyhands.attention.work import Occupancy, Tiling
 
 CPU = torch.device("cpu")
 TILING = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64)
@@ -17,24 +17,24 @@ HEAD_BYTES = 2 * 128 * 2
 
 
 @pytest.mark.parametrize(
-    ("rows", "crowding", "name", "if_mapped"),
+    ("rows", "occupancy", "name", "if_mapped"),
     [
-        (1, Crowding.MANY, "lone", "lone"),
-        (16, Crowding.FEW, "few", "few"),
-        (16, Crowding.SOME, "small", "small"),
-        (16, Crowding.MANY, "many", "many"),
-        (32, Crowding.FEW, "small", "transposed"),
-        (32, Crowding.MANY, "small", "small"),
-        (64, Crowding.MANY, "wide", "wide"),
+        (1, Occupancy.MANY, "lone", "lone"),
+        (16, Occupancy.FEW, "few", "few"),
+        (16, Occupancy.SOME, "small", "small"),
+        (16, Occupancy.MANY, "many", "many"),
+        (32, Occupancy.FEW, "small", "transposed"),
+        (32, Occupancy.MANY, "small", "small"),
+        (64, Occupancy.MANY, "wide", "wide"),
     ],
 )
-def test_small_tiles_are_launched_by_rows_and_crowding(
-    rows: int, crowding: Crowding, name: str, if_mapped: str
+def test_small_tiles_are_launched_by_rows_and_occupancy(
+    rows: int, occupancy: Occupancy, name: str, if_mapped: str
 ) -> None:
     found = Launches.fitting(TILING, HEAD_BYTES, CPU)
-    assert found.of_small(rows, crowding, is_mapped=False) is getattr(found, name)
-    assert found.of_small(rows, crowding, is_mapped=True) is getattr(found, if_mapped)
-    assert found.of_small(rows, crowding, is_mapped=False).transposed is False
+    assert found.of_small(rows, occupancy, is_mapped=False) is getattr(found, name)
+    assert found.of_small(rows, occupancy, is_mapped=True) is getattr(found, if_mapped)
+    assert found.of_small(rows, occupancy, is_mapped=False).transposed is False
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class Kept:
     def prepare(self, plan: Plan, device: torch.device) -> Prepared:
         last, self._plan = self._plan, plan
         if last is not None and plan.lockstep is not None and plan.lockstep is last.lockstep:
-            assert plan.turn == last.turn + 1
+            assert plan.lockstep_index == last.lockstep_index + 1
             self.grown += 1
             self.buffer += self.growth
         else:
@@ -48,12 +48,11 @@ class Kept:
             self.growth = torch.as_tensor(growth, device=device)
         return Prepared(self.buffer, self.capacity, plan.page_size)
 
-    def append(self, k, v, keys, values, prepared, rope) -> None:  # type: ignore[no-untyped-def]
-        k, v = (self._padded(x) for x in (k, v))
-        self.kernels.append(k, v, keys, values, prepared, rope)
+    def append(self, store, k, v, prepared) -> None:  # type: ignore[no-untyped-def]
+        self.kernels.append(store, self._padded(k), self._padded(v), prepared)
 
-    def attend(self, q, keys, values, prepared, call, rope):  # type: ignore[no-untyped-def]
-        out = self.kernels.attend(self._padded(q), keys, values, prepared, call, rope)
+    def attend(self, store, q, prepared, call):  # type: ignore[no-untyped-def]
+        out = self.kernels.attend(store, self._padded(q), prepared, call)
         assert (out[len(q) :] == 0).all(), "padding reads nothing"
         return out[: len(q)]
 

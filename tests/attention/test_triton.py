@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from manyhands.attention import triton_backend
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.prepared import Capacity, Prepared, pack
 from manyhands.attention.rotary import Rope
+from manyhands.attention.store import LayerShape, LayerStore
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.attention.triton_backend import TritonBackend, refusal
 from manyhands.attention.work import Tiling, cut
@@ -36,16 +38,18 @@ on_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="there is no GPU here"
 
 
 def backend_for(shape: Shape, dtype: torch.dtype, tiling: Tiling | None = None) -> TritonBackend:
-    dims = shape.head_dim, shape.value_dim
-    return TritonBackend(shape.num_heads, shape.num_kv_heads, dims, dtype, DEVICE, tiling)
+    return TritonBackend([shape], dtype, DEVICE, tiling)
 
 
 def kernels(shape: Shape, dtype: torch.dtype = torch.float32, **tiling: int) -> TritonBackend:
     """Small tiles, so that small conversations have several of everything."""
-    group = shape.num_heads // shape.num_kv_heads
-    usual = {"key_tile": 16, "large_rows": 32, "most_small_rows": 16, "least_chunk": 16}
-    cut = Tiling(group, shape.num_kv_heads, 4, **(usual | tiling))
-    return backend_for(shape, dtype, cut)
+    return backend_for(shape, dtype, small_tiles(shape, **tiling))
+
+
+def small_tiles(shape: LayerShape, **tiling: int) -> Tiling:
+    """For layers with at most this many query heads to a key head."""
+    usual = {"key_tile": 16, "large_rows": 32, "most_small_rows": 16, "least_split": 16}
+    return Tiling(shape.group, shape.num_kv_heads, 4, **(usual | tiling))
 
 
 def error_of(
@@ -102,8 +106,8 @@ def test_large_tiles_with_and_without_tensor_maps(
 
     monkeypatch.setattr(triton_backend, "_tensor_map", counted)
     backend = kernels(WITH_MAPS, dtype, most_small_rows=0)
-    assert backend.mapped
-    backend.mapped = mapped
+    assert backend.launches[0].is_mapped
+    change_launches(backend, is_mapped=mapped)
     assert error_with_long_strips(backend, dtype, interleaved) < TOLERANCE[dtype]
     assert set(made) == ({16} if mapped else set())
 
@@ -123,15 +127,19 @@ def test_transposed_tiles(rope: str, layer: str) -> None:
 def test_transposed_tiles_with_and_without_tensor_maps(dtype: torch.dtype, mapped: bool) -> None:
     backend = kernels(WITH_MAPS, dtype, most_small_rows=128)
     transpose_small_tiles(backend)
-    backend.mapped = mapped
+    change_launches(backend, is_mapped=mapped)
     assert error_with_long_strips(backend, dtype, interleaved=False) < TOLERANCE[dtype]
 
 
 def transpose_small_tiles(backend: TritonBackend) -> None:
     """Also those that are better off otherwise."""
-    launch = replace(backend.launches.transposed, keys=16)
+    launch = replace(backend.launches[0].transposed, keys=16)
     names = ("small", "few", "many", "wide", "transposed")
-    backend.launches = replace(backend.launches, **dict.fromkeys(names, launch))
+    change_launches(backend, **dict.fromkeys(names, launch))
+
+
+def change_launches(backend: TritonBackend, **changes: Any) -> None:
+    backend.launches = tuple(replace(launches, **changes) for launches in backend.launches)
 
 
 def error_with_long_strips(backend: TritonBackend, dtype: torch.dtype, interleaved: bool) -> float:
@@ -160,9 +168,10 @@ def error_with_long_strips(backend: TritonBackend, dtype: torch.dtype, interleav
     [((64, 128), True), ((16, 16), True), ((8, 8), False), ((80, 80), False), ((64, 48), False)],
 )
 def test_heads_that_tensor_maps_cannot_bring_whole(dims: tuple[int, int], is_mapped: bool) -> None:
-    backend = TritonBackend(4, 2, dims, torch.bfloat16, torch.device("cpu"))
-    assert backend.mapped == is_mapped
-    assert not TritonBackend(4, 2, dims, torch.float32, torch.device("cpu")).mapped
+    shape, cpu = LayerShape(4, 2, *dims), torch.device("cpu")
+    backend = TritonBackend([shape], torch.bfloat16, cpu)
+    assert backend.launches[0].is_mapped == is_mapped
+    assert not TritonBackend([shape], torch.float32, cpu).launches[0].is_mapped
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -210,7 +219,7 @@ def lone_error(
     return worst
 
 
-@pytest.mark.parametrize("tiling", [{"key_tile": 32}, {"large_rows": 16}, {"least_chunk": 64}])
+@pytest.mark.parametrize("tiling", [{"key_tile": 32}, {"large_rows": 16}, {"least_split": 64}])
 def test_tiles_do_not_change_the_result(tiling: dict[str, int]) -> None:
     assert error_of(SHAPES["gqa"], "half-split", "window", torch.float32, 5, **tiling) < 2e-5
 
@@ -245,7 +254,7 @@ def test_a_plan_that_is_wrong_in_one_integer_is_caught(monkeypatch: pytest.Monke
 
     def wrong(*arguments):  # type: ignore[no-untyped-def]  # as the function it replaces
         work = right(*arguments)
-        return replace(work, entries=work.entries._replace(angle=work.entries.angle + 1))
+        return replace(work, entries=work.entries._replace(offset=work.entries.offset + 1))
 
     monkeypatch.setattr(triton_backend, "cut", wrong)
     assert error_of(SHAPES["gqa"], "half-split", "plain", torch.float32, 6) > 1e-3
@@ -255,16 +264,18 @@ def test_a_plan_that_is_wrong_in_one_integer_is_caught(monkeypatch: pytest.Monke
     ("changed", "said"),
     [
         ({"dtype": torch.float64}, "not float64"),
-        ({"head_dims": (512, 512)}, "head size is 512"),
-        ({"head_dims": (33, 32)}, "head size is 33"),
-        ({"head_dims": (128, 512)}, "head size is 512"),
-        ({"num_heads": 512}, "256 query heads share"),
+        ({"layer": LayerShape(8, 2, 512, 512)}, "head size is 512"),
+        ({"layer": LayerShape(8, 2, 33, 32)}, "head size is 33"),
+        ({"layer": LayerShape(8, 2, 128, 512)}, "head size is 512"),
+        ({"layer": LayerShape(512, 2, 64, 64)}, "256 query heads share"),
     ],
 )
-def test_what_the_kernels_cannot_do_is_said(changed: dict[str, object], said: str) -> None:
-    fine = {"num_heads": 8, "num_kv_heads": 2, "head_dims": (64, 64), "dtype": torch.float32}
-    assert refusal(**fine, device=DEVICE) is None  # type: ignore[arg-type]
-    assert said in (refusal(**(fine | changed), device=DEVICE) or "")  # type: ignore[arg-type]
+def test_what_the_kernels_cannot_do_is_said(changed: dict[str, Any], said: str) -> None:
+    """One layer that they cannot serve is enough."""
+    fine = LayerShape(8, 2, 64, 64)
+    layer, dtype = changed.get("layer", fine), changed.get("dtype", torch.float32)
+    assert refusal([fine, fine], torch.float32, DEVICE) is None
+    assert said in (refusal([fine, layer], dtype, DEVICE) or "")
 
 
 # -- real sizes, on a GPU --------------------------------------------------------------------------
@@ -331,12 +342,15 @@ def test_real_sizes(room, layer: str, dtype: torch.dtype) -> None:  # type: igno
     out = product.step(step, *qkv)
     plan = product.last_plan
     below = TorchBackend()
-    keys, values = product.memory.keys[0], product.memory.values[0]
     expected = below.attend(
-        qkv[0].float(), keys.float(), values.float(), below.prepare(plan, DEVICE), call, rope
+        in_float32(product.store), qkv[0].float(), below.prepare(plan, DEVICE), call
     )
     tolerance = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5}[dtype]
     assert (out.float() - expected).abs().max() < tolerance
+
+
+def in_float32(store: LayerStore) -> LayerStore:
+    return LayerStore(store.keys.float(), store.values.float(), store.rope)
 
 
 def with_padding(plan: Plan, tiling: Tiling) -> Prepared:
@@ -367,7 +381,7 @@ def test_specialised_tiles(
 ) -> None:
     """Warps that are specialised, over strips that begin and end anywhere, some rows seeing less.
 
-    Memory that nobody wrote to is no number. One prompt is long, one shorter than a turn; many rows
+    Memory that nobody wrote to is no number. One prompt is long, one shorter than a tile; many rows
     read one of them or both, some begin in the midst of a page.
     """
     from manyhands.attention.kernels import specialised
@@ -387,8 +401,8 @@ def test_specialised_tiles(
         "sinks": {"sinks": torch.linspace(-1, 1, heads, device=DEVICE)},
     }.get(layer, {})
     call = LayerCall(layer=0, scaling=128**-0.5, **options)
-    turning = 96 if interleaved else 128
-    rope = Rope((1e4 ** -(torch.arange(turning // 2) / 64)).to(DEVICE), turning, interleaved)
+    rotary = 96 if interleaved else 128
+    rope = Rope((1e4 ** -(torch.arange(rotary // 2) / 64)).to(DEVICE), rotary, interleaved)
     group = heads // kv_heads
     tiling = Tiling(
         group,
@@ -423,17 +437,15 @@ def test_specialised_tiles(
         qkv = random_qkv(step, shape, generator, torch.float32)
         q, k, v = (x.to(DEVICE, dtype) for x in qkv)
         out = product.step(step, q, k, v)
-        plan, keys, values = product.last_plan, product.memory.keys[0], product.memory.values[0]
-        expected = below.attend(
-            q.float(), keys.float(), values.float(), below.prepare(plan, DEVICE), call, rope
-        )
+        plan, store = product.last_plan, product.store
+        expected = below.attend(in_float32(store), q.float(), below.prepare(plan, DEVICE), call)
         tolerance = {torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
         assert (out.float() - expected).abs().max() < tolerance
         prepared = product.backend.prepare(plan, DEVICE)
-        assert torch.equal(product.backend.attend(q, keys, values, prepared, call, rope), out)
+        assert torch.equal(product.backend.attend(store, q, prepared, call), out)
         padded = with_padding(plan, tiling)
         assert padded.capacity.large_rows == 128
-        again = product.backend.attend(q, keys, values, padded, call, rope)[: len(q)]
+        again = product.backend.attend(store, q, padded, call)[: len(q)]
         assert (again.float() - expected).abs().max() < tolerance
     assert len(used) == 6 * len(rows_of_steps), "keys and values, three times a step"
 
@@ -451,9 +463,8 @@ def test_a_long_prefill_is_causal() -> None:
     q, k, v = (x.to(DEVICE, torch.bfloat16) for x in qkv)
     out = product.step(step, q, k, v)
     below = TorchBackend()
-    keys, values = product.memory.keys[0].float(), product.memory.values[0].float()
     prepared = below.prepare(product.last_plan, DEVICE)
-    expected = below.attend(q.float(), keys, values, prepared, call, rope)
+    expected = below.attend(in_float32(product.store), q.float(), prepared, call)
     assert (out.float() - expected).abs().max() < 2e-2
 
 

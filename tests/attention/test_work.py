@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from manyhands.attention.work import ENDLESS, Crowding, Tiling, Work, cut
+from manyhands.attention.work import ENDLESS, Occupancy, Tiling, Work, cut
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan
@@ -57,7 +57,7 @@ def test_nobody_waits_for_one_long_strip(group: int, workers: int, history: int)
     plan = a_team(workers, history, 128)
     sizes = keys_of_items(cut(plan, tiling), plan)
     share = sum(sizes) * tiling.num_kv_heads / PROCESSORS
-    assert max(sizes) <= max(2 * share, tiling.least_chunk) + tiling.key_tile
+    assert max(sizes) <= max(2 * share, tiling.least_split) + tiling.key_tile
 
 
 def test_tiles_that_are_many_and_alike_stay_whole() -> None:
@@ -106,11 +106,11 @@ def test_what_lone_rows_share_does_not_widen_their_tiles(rows: int, small_rows: 
 
 
 @pytest.mark.parametrize(
-    ("rows", "crowding"), [(1, Crowding.FEW), (20, Crowding.SOME), (40, Crowding.MANY)]
+    ("rows", "occupancy"), [(1, Occupancy.FEW), (20, Occupancy.SOME), (40, Occupancy.MANY)]
 )
-def test_programs_are_counted_over_all_heads(rows: int, crowding: Crowding) -> None:
+def test_programs_are_counted_over_all_heads(rows: int, occupancy: Occupancy) -> None:
     plan = Planner(PagePool(4096, 64)).plan(Step([Row(View([Block()]), (0,)) for _ in range(rows)]))
-    assert cut(plan, Tiling(1, 32, PROCESSORS)).crowding is crowding
+    assert cut(plan, Tiling(1, 32, PROCESSORS)).occupancy is occupancy
 
 
 @pytest.mark.parametrize(

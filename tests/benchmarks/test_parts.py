@@ -10,6 +10,7 @@ import pytest
 from torch import Tensor
 
 from benchmarks import attention, decode, performance, plots, prefix, products, tiles
+from manyhands.attention.store import LayerStore
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.engine.engine import Engine
 
@@ -111,8 +112,8 @@ class Hasty(TorchBackend):
 
     name = "hasty"
 
-    def attend(self, q: Tensor, *rest: Any) -> Tensor:
-        return super().attend(1.3 * q, *rest)
+    def attend(self, store: LayerStore, q: Tensor, *rest: Any) -> Tensor:
+        return super().attend(store, 1.3 * q, *rest)
 
 
 def test_control_no_number_on_a_red_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

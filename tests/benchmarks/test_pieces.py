@@ -29,9 +29,9 @@ def laid_out(views: list[View], num_new: int = 1) -> Situation:
 
 
 def check(situation: Situation, out: torch.Tensor) -> gate.Checked:
-    place = (situation.q, situation.keys, situation.values, situation.plan)
+    place = (situation.store, situation.q, situation.plan, situation.call)
     rows = list(range(situation.plan.num_rows))
-    return gate.check_op(out, *place, situation.call, situation.rope, rows)
+    return gate.check_op(out, *place, rows)
 
 
 # -- situations ------------------------------------------------------------------------------------
@@ -144,8 +144,8 @@ def test_nothing_is_grouped_in_an_unshared_plan() -> None:
     for row, strip in enumerate(apart.own_strip):  # each row still writes where it did
         page, within = divmod(int(plan.slots[row]), plan.page_size)
         assert apart.reads.row[strip] == row
-        assert apart.reads.pages[strip][plan.angles[row] // plan.page_size] == page
-        assert within == plan.angles[row] % plan.page_size
+        assert apart.reads.pages[strip][plan.offsets[row] // plan.page_size] == page
+        assert within == plan.offsets[row] % plan.page_size
 
 
 # -- time ------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def conversation(driver: Driver) -> None:
         slots = pool.slots(place.strip, place.offset, place.offset + kept[block])
         for index, slot in enumerate(slots.tolist()):  # its keys are written again
             driver.ledger.whose[slot] = (block, index)
-            driver.ledger.angle[slot] = place.offset + index
+            driver.ledger.offset[slot] = place.offset + index
     driver.feed(*(Row(view, (10,)) for view in views()))
     halves = driver.insist(lambda: pool.split(prompt, 2))
     for index, slot in enumerate(pool.slots(pool.place(prompt).strip, 0, 5).tolist()):

@@ -28,8 +28,8 @@ class Twins:
     def take(self, step: Step) -> Plan:
         self.forgetful._lockstep = None
         plan, made = self.planner.plan(step), self.forgetful.plan(step)
-        self.num_followed += plan.turn > 0
-        assert made.turn == 0
+        self.num_followed += plan.lockstep_index > 0
+        assert made.lockstep_index == 0
         assert_equal(plan, made)
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
@@ -39,7 +39,7 @@ class Twins:
 
 
 def assert_equal(plan: Plan, made: Plan) -> None:
-    for name in ("token_ids", "row_indptr", "positions", "angles", "slots"):
+    for name in ("token_ids", "row_indptr", "positions", "offsets", "slots"):
         assert np.array_equal(getattr(plan, name), getattr(made, name)), name
     for field in fields(plan.reads):
         ours, theirs = getattr(plan.reads, field.name), getattr(made.reads, field.name)

@@ -107,7 +107,7 @@ class Pages(RuleBasedStateMachine):
             return
         now = self.pool.place(block)
         assert (now.strip, now.offset) == (place.strip, place.offset + before.num_tokens)
-        assert move.turn == now.offset - offset
+        assert move.shift == now.offset - offset
         assert not set(move.sources.tolist()) & set(move.targets.tolist())
         moved = [self.memory[slot] for slot in move.sources.tolist()]
         self.memory.update(zip(move.targets.tolist(), moved, strict=True))

@@ -25,7 +25,7 @@ class Ledger:
     def __init__(self, pool: PagePool, max_positions: int | None = None) -> None:
         self.planner = Planner(pool, max_positions)
         self.whose: dict[int, tuple[Block, int]] = {}
-        self.angle: dict[int, int] = {}
+        self.offset: dict[int, int] = {}
 
     def play(self, step: Step) -> Plan:
         plan = self.planner.plan(step)
@@ -36,8 +36,10 @@ class Ledger:
             for row in step.rows
             for i in range(len(row.feed))
         ]
-        for slot, angle, token in zip(plan.slots.tolist(), plan.angles.tolist(), fed, strict=True):
-            self.whose[slot], self.angle[slot] = token, angle
+        for slot, offset, token in zip(
+            plan.slots.tolist(), plan.offsets.tolist(), fed, strict=True
+        ):
+            self.whose[slot], self.offset[slot] = token, offset
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
         self.planner.pool.keep()
@@ -48,7 +50,7 @@ class Ledger:
         self.moves.append(move)
         for source, target in zip(move.sources.tolist(), move.targets.tolist(), strict=True):
             self.whose[target] = self.whose[source]
-            self.angle[target] = self.angle[source] + move.turn
+            self.offset[target] = self.offset[source] + move.shift
 
     def check(self, step: Step, plan: Plan) -> None:
         assert plan.num_rows == len(step.rows)
@@ -76,7 +78,7 @@ class Ledger:
                     continue
                 for key in range(int(reads.low[n]), int(reads.high[n])):
                     slot = int(pages[key // plan.page_size]) * plan.page_size + key % plan.page_size
-                    assert self.angle[slot] == key
+                    assert self.offset[slot] == key
                     found.append((int(reads.base[n]) + key, *self.whose[slot]))
         return found
 
@@ -190,7 +192,7 @@ def test_a_growing_history_is_read_in_one_piece():
     desks = [Block("a 1"), Block("b 1")]
     ledger.play(Step([Row(View([prompt]), tuple(range(9)))]))
     prompt.freeze()
-    for turn in range(8):
+    for step in range(8):
         views = [View([prompt, *history, desks[1 - i], desks[i]]) for i in range(2)]
         for _ in range(3):
             plan = ledger.play(Step([Row(view, (1,)) for view in views]))
@@ -199,9 +201,9 @@ def test_a_growing_history_is_read_in_one_piece():
         desks_in_use = sum(desk.num_tokens for desk in desks)
         assert plan.num_keys_read == 2 * (shared + desks_in_use)
         assert plan.num_keys_loaded == shared + desks_in_use
-        worker = turn % 2
+        worker = step % 2
         history.append(desks[worker].freeze())
-        desks[worker] = Block(f"{'ab'[worker]} {turn + 2}")
+        desks[worker] = Block(f"{'ab'[worker]} {step + 2}")
 
 
 def test_integers_of_two_workers_by_hand():
@@ -218,7 +220,7 @@ def test_integers_of_two_workers_by_hand():
     )
     assert plan.row_indptr.tolist() == [0, 3, 4, 6]
     assert plan.positions.tolist() == [0, 1, 2, 5, 4, 5]
-    assert plan.angles.tolist() == [0, 1, 2, 0, 0, 1]
+    assert plan.offsets.tolist() == [0, 1, 2, 0, 0, 1]
     assert plan.slots.tolist() == [0, 1, 2, 4, 6, 7]
     assert [pages.tolist() for pages in plan.reads.pages] == [[0, 1], [3], [2]]
     assert plan.reads.strip_indptr.tolist() == [0, 3, 5, 7]
@@ -269,13 +271,13 @@ def test_moves_of_a_refused_pass_come_with_the_next_one():
     with pytest.raises(OutOfMemory):
         ledger.planner.plan(Step([Row(view, tuple(range(9)))]))
     plan = ledger.play(Step([Row(view, (6,))]))
-    assert [move.turn for move in ledger.moves] == [3]
+    assert [move.shift for move in ledger.moves] == [3]
     assert len(plan.reads.row) == 2
 
 
 def test_plans_are_64_bit_integers():
     plan = Planner(PagePool(4)).plan(Step([Row(View([Block()]), (1, 2))]))
-    arrays = [plan.token_ids, plan.row_indptr, plan.positions, plan.angles, plan.slots]
+    arrays = [plan.token_ids, plan.row_indptr, plan.positions, plan.offsets, plan.slots]
     arrays += [plan.reads.row, plan.reads.base, plan.reads.low, plan.reads.high]
     arrays += [plan.reads.strip_indptr, *plan.reads.pages, plan.last]
     assert {array.dtype for array in arrays} == {np.dtype(np.int64)}

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from manyhands.attention.store import LayerShape
 from manyhands.engine.backends import choose_backend
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
@@ -20,13 +21,14 @@ from manyhands.attention import triton_backend
 from manyhands.engine import backends
 
 
+def layers(num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[LayerShape, ...]:
+    return (LayerShape(num_heads, num_kv_heads, head_dim, head_dim),) * 2
+
+
 def adapter(**changes: Any) -> ModelAdapter:
     """What is asked of an adapter here, of a model on a GPU."""
     usual = {
-        "num_heads": 32,
-        "num_kv_heads": 8,
-        "head_dim": 128,
-        "value_dim": 128,
+        "layers": layers(32, 8, 128),
         "dtype": torch.bfloat16,
         "device": torch.device("cuda"),
     }
@@ -42,9 +44,9 @@ def a_recent_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 REFUSED = {
     "a CPU": ({"device": torch.device("cpu")}, "CUDA device, and the model is on cpu"),
     "float64": ({"dtype": torch.float64}, "not float64"),
-    "an odd head": ({"head_dim": 127}, "head size is 127"),
-    "a large head": ({"head_dim": 512, "value_dim": 512}, "head size is 512"),
-    "many heads to a key": ({"num_heads": 512, "num_kv_heads": 1}, "512 query heads share"),
+    "an odd head": ({"layers": layers(32, 8, 127)}, "head size is 127"),
+    "a large head": ({"layers": layers(32, 8, 128) + layers(32, 8, 512)}, "head size is 512"),
+    "many heads to a key": ({"layers": layers(512, 1, 128)}, "512 query heads share"),
 }
 
 

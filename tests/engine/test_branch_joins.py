@@ -25,6 +25,7 @@ from tests.engine.test_branches import BYTES, PROMPT, SHORT, SKELETON, play
 from tests.model.dense_team import DenseRow, DenseTeam
 from tests.model.double import DoublePrecision
 from tests.model.families_zoo import tiny_model, tiny_models
+from tests.poison import poison
 
 FLOAT64 = 1e-9
 VISIBLE = 1e-5
@@ -53,8 +54,7 @@ def played(name: str, join: str) -> tuple[list[Step], list[Tensor]]:
     said = BYTES.encode(SKELETON.removesuffix("Chris Lee:%%%%") + "%%%%So.\n####Eve:%%%%")
     with DoublePrecision(), torch.no_grad():
         engine = Engine(ModelAdapter(network(name)), memory_tokens=2048)
-        engine.memory.keys.fill_(float("nan"))
-        engine.memory.values.fill_(float("nan"))
+        poison(engine.memory)
         run = play(engine, branches("who", BYTES, settings, PROMPT), said)
     assert run.answer is not None
     assert [branch.block for branch in run.answer.branches] == [1, 1, 2]
@@ -100,13 +100,13 @@ def test_every_pass_is_what_the_definition_says(name: str, join: str) -> None:
 
 
 def test_control_lanes_one_behind_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Mark, "turn", lambda mark, here, fork, longest: (here, here, here))
+    monkeypatch.setattr(_Mark, "behind", lambda mark, here, fork, longest: (here, here, here))
     assert worst("qwen3", "keep") > VISIBLE
     assert worst("qwen3", "stitch") < FLOAT64  # it has no lanes
 
 
 def test_control_what_follows_stands_behind_the_last_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = _Mark.turn
+    right = _Mark.behind
 
     def wrong(
         mark: _Mark, here: _Point, fork: _Point, longest: _Point
@@ -115,5 +115,5 @@ def test_control_what_follows_stands_behind_the_last_lane(monkeypatch: pytest.Mo
             return (here[0] + 1, here[1]), fork, longest
         return right(mark, here, fork, longest)
 
-    monkeypatch.setattr(_Mark, "turn", wrong)
+    monkeypatch.setattr(_Mark, "behind", wrong)
     assert worst("qwen3", "keep") > VISIBLE

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyhands.attention.rotary import Turns
+from manyhands.attention.rotary import Rotations
 from manyhands.cache.block import Block
 from manyhands.cache.pages import Move
 from manyhands.cache.step import Choice, Row, Step
@@ -22,6 +22,7 @@ from manyhands.model.memory import Memory
 from tests.attention.test_attend import random_conversation
 from tests.engine.small import CONTEXT, NUM_IDS, TEXT, counting, small_engine
 from tests.model.families_zoo import tiny_models
+from tests.poison import poison
 
 
 def feed(engine: Engine, tokens: Iterable[int], *blocks: Block) -> Tensor:
@@ -67,8 +68,7 @@ def test_memory_holds_exactly_what_is_read() -> None:
     """Whatever lies in the memory beyond the blocks is never looked at."""
     tokens = TEXT.encode("The next step of the problem")
     clean, dirty = small_engine(), small_engine()
-    dirty.memory.keys.fill_(float("nan"))
-    dirty.memory.values.fill_(float("nan"))
+    poison(dirty.memory)
     results = []
     for engine in (clean, dirty):
         start, empty = Block(), Block()
@@ -289,9 +289,9 @@ def test_a_move_that_fails_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> No
 
     def half(self: Memory, moves: Sequence[Move]) -> None:
         for move in moves:
-            turns = Turns(torch.full((len(move.sources),), move.turn))
-            targets, sources = torch.as_tensor(move.targets), torch.as_tensor(move.sources)
-            self.keys[0, targets] = turns.rotate(self.keys[0, sources], self.ropes[0])
+            shift = Rotations(torch.full((len(move.sources),), move.shift))
+            sources, targets = torch.as_tensor(move.sources), torch.as_tensor(move.targets)
+            self.stores[0].move(sources, targets, shift)
             raise KeyboardInterrupt
 
     results = []

@@ -15,7 +15,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
-from manyhands.attention.work import Crowding, Tiling, cut
+from manyhands.attention.work import Occupancy, Tiling, cut
 from manyhands.cache.block import Block
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
@@ -233,7 +233,7 @@ def test_padding_does_not_crowd_a_processor() -> None:
     work = cut(plan, tiling)
     capacity = graphs._capacity(plan, work)
     assert capacity.small * tiling.num_kv_heads > tiling.many * tiling.num_processors
-    assert capacity.crowding == work.crowding != Crowding.MANY
+    assert capacity.occupancy == work.occupancy != Occupancy.MANY
 
 
 def test_few_partials_are_not_merged_as_if_they_were_many(monkeypatch: pytest.MonkeyPatch) -> None:

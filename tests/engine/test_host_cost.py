@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from manyhands.attention.rotary import Rope
+from manyhands.attention.store import LayerStore
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import Cast, combined
@@ -146,9 +147,9 @@ def test_control_the_meta_device_sees_a_wait(monkeypatch: pytest.MonkeyPatch) ->
     engine = _on_meta(ZOO["qwen3"]().bfloat16())
     right = TorchBackend.attend
 
-    def waiting(self: TorchBackend, q: torch.Tensor, *args: Any) -> torch.Tensor:
+    def waiting(self: TorchBackend, store: LayerStore, q: torch.Tensor, *args: Any) -> torch.Tensor:
         assert not bool(q.isnan().any())
-        return right(self, q, *args)
+        return right(self, store, q, *args)
 
     monkeypatch.setattr(TorchBackend, "attend", waiting)
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):

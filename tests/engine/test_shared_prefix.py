@@ -26,6 +26,7 @@ from manyhands.strategies.shared_prefix import (
 )
 from tests.engine.small import LETTERS, NUM_IDS, TEXT, finish, small_engine
 from tests.model.families_zoo import tiny_model, tiny_models
+from tests.poison import poison
 
 GREEDY = Choice(forbidden=TEXT.eos)
 SAMPLED = Choice(temperature=1.0, allowed=LETTERS | TEXT.eos)
@@ -140,8 +141,7 @@ def expected_of(engine: Engine, number: int) -> list[Ids]:
 def test_many_runs_share_one_tree(prefill: int) -> None:
     """Some want what others are writing, some want it split. Nobody reads what is not written."""
     engine = small_engine()
-    engine.memory.keys.fill_(float("nan"))
-    engine.memory.values.fill_(float("nan"))
+    poison(engine.memory)
     runs = [engine.submit(run) for run in crowd(engine, engine.prefixes, 8, prefill)]
     finish(engine, *runs)
     used = engine.usage
@@ -162,8 +162,7 @@ def test_many_runs_share_one_tree(prefill: int) -> None:
 def test_runs_may_be_cancelled_at_any_moment(seed: int) -> None:
     rng = random.Random(seed)
     engine = small_engine()
-    engine.memory.keys.fill_(float("nan"))
-    engine.memory.values.fill_(float("nan"))
+    poison(engine.memory)
     runs = [engine.submit(run) for run in crowd(engine, engine.prefixes, 8, 5)]
     victims = rng.sample(range(8), 4)
     for victim in victims:

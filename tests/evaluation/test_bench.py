@@ -19,10 +19,10 @@ def test_a_made_up_history_lies_rotated_in_memory() -> None:
     block = bench.fill(engine, Block(), 21, seed=3)
     place = engine.pool.place(block)
     slots = engine.pool.slots(place.strip, 0, 21)
-    for layer, rope in enumerate(engine.memory.ropes):
+    for layer, store in enumerate(engine.memory.stores):
         k, v = bench.made_up(engine.adapter, layer, 21, seed=3)
-        assert torch.equal(engine.memory.keys[layer, slots], rotate(k, torch.arange(21), rope))
-        assert torch.equal(engine.memory.values[layer, slots], v)
+        assert torch.equal(store.keys[slots], rotate(k, torch.arange(21), store.rope))
+        assert torch.equal(store.values[slots], v)
     again = bench.fill(engine, Block(), 21, seed=3)
     views = [View([history, Block()]) for history in (block, again)]
     logits = engine.forward(Step([Row(view, (1,)) for view in views]))

@@ -141,12 +141,12 @@ class DenseTeam:
         keys = torch.stack([self.keys[layer, block][i] for block, i, _ in near], dim=1)
         values = torch.stack([self.values[layer, block][i] for block, i, _ in near], dim=1)
         group = q.shape[0] // keys.shape[0]
-        turned = self._turn(q[:, None], [here], table)  # [H, 1, D]
-        keys = self._turn(keys, [p for *_, p in near], table).repeat_interleave(
+        query = self._rotated(q[:, None], [here], table)  # [H, 1, D]
+        keys = self._rotated(keys, [p for *_, p in near], table).repeat_interleave(
             group, 0
         )  # [H, N, D]
         values = values.repeat_interleave(group, 0)
-        scores = (turned * keys).sum(-1) * call["scaling"]
+        scores = (query * keys).sum(-1) * call["scaling"]
         if call.get("softcap") is not None:
             scores = call["softcap"] * torch.tanh(scores / call["softcap"])
         if call.get("s_aux") is not None:  # a key of its own for every head, with the value zero
@@ -155,7 +155,7 @@ class DenseTeam:
         seen: Tensor = (weights[..., None] * values).sum(1)
         return seen
 
-    def _turn(
+    def _rotated(
         self, x: Tensor, positions: Sequence[int], table: tuple[Tensor, Tensor] | None
     ) -> Tensor:
         """x [H, N, D] at N positions, by the network's own function."""

@@ -144,9 +144,10 @@ def test_shapes_are_announced(name: str) -> None:
     layers = []
 
     def attend(q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
-        assert q.shape == (TOKENS, adapter.num_heads, adapter.head_dim)
-        assert k.shape == (TOKENS, adapter.num_kv_heads, adapter.head_dim)
-        assert v.shape == (TOKENS, adapter.num_kv_heads, adapter.value_dim)
+        shape = adapter.layers[call.layer]
+        assert q.shape == (TOKENS, shape.num_heads, shape.head_dim)
+        assert k.shape == (TOKENS, shape.num_kv_heads, shape.head_dim)
+        assert v.shape == (TOKENS, shape.num_kv_heads, shape.value_dim)
         layers.append(call.layer)
         return torch.zeros_like(q)
 
@@ -186,7 +187,7 @@ def _with_call(change: Callable[[LayerCall, ModelAdapter], LayerCall]) -> Any:
 
 
 def _whole_head(rope: Rope, adapter: ModelAdapter) -> Rope:
-    size = adapter.head_dim
+    size = adapter.layers[0].head_dim
     frequencies = 1e4 ** (-torch.arange(0, size, 2) / size)
     return Rope(frequencies, size, rope.interleaved)
 
@@ -239,7 +240,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], Callable[[ModelAdapter], AttendFn]]] =
     "softcap dropped": (("gemma2",), _with_call(lambda call, _: replace(call, softcap=None))),
     "own scaling ignored": (
         ("gemma2", "gemma3_text"),
-        _with_call(lambda call, adapter: replace(call, scaling=adapter.head_dim**-0.5)),
+        _with_call(lambda call, adapter: replace(call, scaling=adapter.layers[0].head_dim ** -0.5)),
     ),
     "frequencies of the other layer type": (("gemma3_text", "olmo3"), _other_ropes),
     "layers without positions rotate": (("smollm3",), _every_layer_rotates),
@@ -285,9 +286,9 @@ def test_the_attention_factor_is_made_exact_in_half_precision() -> None:
         adapter.forward(some_tokens(3), None, attend)
         factor = getattr(rotary_module(adapter.model), "attention_scaling", 1.0)
         rounded = float(torch.tensor(factor, dtype=torch.bfloat16))
-        expected = adapter.head_dim**-0.5 * ((factor / rounded) ** 2 if rounds else 1.0)
+        expected = adapter.layers[0].head_dim ** -0.5 * ((factor / rounded) ** 2 if rounds else 1.0)
         assert calls[-1].scaling == pytest.approx(expected, rel=1e-6)
-        assert (calls[-1].scaling != adapter.head_dim**-0.5) == rounds
+        assert (calls[-1].scaling != adapter.layers[0].head_dim ** -0.5) == rounds
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt_oss"])

@@ -35,6 +35,7 @@ from manyhands.model.memory import Memory
 from tests.model.dense_team import DenseRow, DenseTeam
 from tests.model.double import DoublePrecision
 from tests.model.families_zoo import some_tokens, tiny_models
+from tests.poison import poison
 
 ZOO = tiny_models()
 FLOAT32, FLOAT64 = 3e-5, 1e-13
@@ -48,8 +49,7 @@ WINDOWS = ["qwen2_window", "mistral", "phi3", "gemma2", "gemma3_text", "olmo3", 
 def _engine(model: PreTrainedModel, double: bool) -> Engine:
     """An engine whose memory is NaN where nothing has been written."""
     engine = Engine(ModelAdapter(model.double() if double else model), memory_tokens=512)
-    engine.memory.keys.fill_(float("nan"))
-    engine.memory.values.fill_(float("nan"))
+    poison(engine.memory)
     return engine
 
 
@@ -284,7 +284,7 @@ def test_control_a_moved_key_is_rotated_twice(name: str, monkeypatch: pytest.Mon
     right = Memory.move
 
     def twice(self: Memory, moves: Sequence[Move]) -> None:
-        right(self, [replace(move, turn=2 * move.turn) for move in moves])
+        right(self, [replace(move, shift=2 * move.shift) for move in moves])
 
     monkeypatch.setattr(Memory, "move", twice)
     assert _worst(name, 2) > VISIBLE
@@ -294,8 +294,10 @@ def test_control_a_moved_key_is_rotated_twice(name: str, monkeypatch: pytest.Mon
 def test_control_the_factor_of_yarn_at_every_rotation(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right: Callable[..., Tensor] = rotary.apply_turn
-    monkeypatch.setattr(rotary, "apply_turn", lambda *args: right(*args) * 1.1386)  # 0.1 ln 4 + 1
+    right: Callable[..., Tensor] = rotary.apply_rotation
+    monkeypatch.setattr(
+        rotary, "apply_rotation", lambda *args: right(*args) * 1.1386
+    )  # 0.1 ln 4 + 1
     assert _worst(name, 2) > VISIBLE
 
 
@@ -309,8 +311,8 @@ def test_control_a_window_measured_inside_the_block(
         seen = right(self, None)
         if window is None:
             return seen
-        angle = self.turns.angles[:, :, None]
-        last = torch.minimum(angle, self.highs[:, :, None] - 1)  # the block's last key
+        offset = self.rotations.offsets[:, :, None]
+        last = torch.minimum(offset, self.highs[:, :, None] - 1)  # the block's last key
         return seen & (last - self.indices[:, None, :] < window)
 
     monkeypatch.setattr(torch_backend.Bucket, "visible", near_the_end)

@@ -66,8 +66,8 @@ class Lines:
         self, q: Tensor, k: Tensor, v: Tensor, call: LayerCall, rope: Rope | None
     ) -> Tensor:
         place = torch.arange(self.line.shape[1])  # [N]
-        q = turned(q, self.position, rope)
-        k = turned(k[self.line], place, rope)  # [T, N, G, D]
+        q = rotated(q, self.position, rope)
+        k = rotated(k[self.line], place, rope)  # [T, N, G, D]
         k = k.repeat_interleave(q.shape[1] // k.shape[2], dim=2)
         v = v[self.line].repeat_interleave(q.shape[1] // v.shape[1], dim=2)
         scores = torch.einsum("thd,tnhd->thn", q, k) * call.scaling
@@ -79,8 +79,8 @@ class Lines:
         return torch.einsum("thn,tnhd->thd", scores.softmax(-1), v)
 
 
-def turned(x: Tensor, position: Tensor, rope: Rope | None) -> Tensor:
-    """x [..., H, D] turned to `position` [...]: pairs of coordinates as complex numbers."""
+def rotated(x: Tensor, position: Tensor, rope: Rope | None) -> Tensor:
+    """x [..., H, D] rotated to `position` [...]: pairs of coordinates as complex numbers."""
     if rope is None:
         return x
     assert not rope.interleaved, "the families of these tests cut a head in two halves"

@@ -151,7 +151,7 @@ def test_runs_side_by_side():
 def test_one_run_side_by_side_is_itself():
     merged = merge_trace(team_run(network("qwen3"), SETTINGS)[0])
     alone = side_by_side([merged])
-    for name in ("token_ids", "row_indptr", "positions", "angles", "slots"):
+    for name in ("token_ids", "row_indptr", "positions", "offsets", "slots"):
         assert getattr(alone.plan, name).tolist() == getattr(merged.plan, name).tolist()
     assert alone.slot_token.tolist() == merged.slot_token.tolist()
     assert alone.pass_indptr.tolist() == merged.pass_indptr.tolist()

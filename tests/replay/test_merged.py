@@ -27,7 +27,7 @@ def read_by(merged: Merged, row: int) -> Seen:
             if reads.row[n] == row:
                 for key in range(int(reads.low[n]), int(reads.high[n])):
                     slot = int(pages[key])
-                    assert merged.slot_angle[slot] == key
+                    assert merged.slot_offset[slot] == key
                     found.append((int(reads.base[n]) + key, int(merged.slot_token[slot])))
     return sorted(found)
 

@@ -1,15 +1,20 @@
 """The contract of the one op.
 
 `attend` answers, for every new token of every row, softmax(q k / sqrt(d)) v over the ordered blocks
-of that row's view. The network's layers call it through an `AttendFn`; who stores the keys, and what
-a row may read, is the business of whoever made that function: the engine's memory, or a replay.
+of that row's view. The network's layers call it through an `AttendFn`; where the keys lie, and what a row
+may read, is decided by the maker of that function: the engine's memory, or a replay.
 
-A Backend is three verbs. `prepare` turns the plan's integers into what the backend needs on its device,
-once per forward pass. In every layer `append` then writes the new tokens of all rows, and `attend`
-reads: effect none, any order of layers.
+A Backend is three verbs. `prepare` makes of the plan's integers what the backend needs on its device,
+once per forward pass. In every layer `append` then writes the new tokens of all rows to the layer's store,
+and `attend` reads it: effect none, any order of layers.
+
+    prepared = backend.prepare(plan, device)
+    for store, call in layers:
+        backend.append(store, k, v, prepared)
+        out = backend.attend(store, q, prepared, call)
 
     T  new tokens, packed over rows      H  query heads      G  key/value heads
-    D  head dim of q and k               Dv head dim of v    S  slots of the memory
+    D  head dim of q and k               Dv head dim of v
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from manyhands.attention.rotary import Rope
+from manyhands.attention.store import LayerStore
 from manyhands.cache.plan import Plan
 
 
@@ -48,28 +53,13 @@ class Backend(Protocol):
     name: str
 
     def prepare(self, plan: Plan, device: torch.device) -> Any:
-        """The plan as this backend wants it, on `device`."""
+        """The plan as this backend wants it, on `device`; for all layers, whatever their shapes."""
 
-    def append(
-        self,
-        k: Tensor,
-        v: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        prepared: Any,
-        rope: Rope | None,
-    ) -> None:
+    def append(self, store: LayerStore, k: Tensor, v: Tensor, prepared: Any) -> None:
         """Store the new tokens' k [T, G, D], not rotated yet, and v [T, G, Dv] where the plan says."""
 
-    def attend(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        prepared: Any,
-        call: LayerCall,
-        rope: Rope | None,
-    ) -> Tensor:
-        """Q [T, H, D] not rotated; keys [S, G, D] rotated by their index on their strip; values
-        [S, G, Dv]. Returns [T, H, Dv] in q's dtype. Sums are kept in float32 or better.
+    def attend(self, store: LayerStore, q: Tensor, prepared: Any, call: LayerCall) -> Tensor:
+        """Q [T, H, D], not rotated, meets the store: [T, H, Dv] in q's dtype.
+
+        Sums are kept in float32 or better.
         """

@@ -21,7 +21,9 @@ class Entries(NamedTuple):
 
     token: Ints  # packed index of the query
     read: Ints  # which of the plan's reads
-    angle: Ints  # position - base: rotates the query, and is the last key it may see
+    offset: (
+        Ints  # position - base: where the query stands on the strip's ruler; the last key it sees
+    )
     low: Ints
     high: Ints
     strip_indptr: Ints  # [strips + 1], in entries
@@ -38,7 +40,7 @@ class Entries(NamedTuple):
         return cls(
             token=token,
             read=read,
-            angle=plan.positions[token] - reads.base[read],
+            offset=plan.positions[token] - reads.base[read],
             low=reads.low[read],
             high=reads.high[read],
             strip_indptr=np.concatenate(([0], ends))[reads.strip_indptr],

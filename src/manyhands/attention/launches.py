@@ -10,12 +10,11 @@ import functools
 from dataclasses import dataclass, replace
 
 import torch
-import triton
 
-from manyhands.attention.work import Crowding, Tiling
+from manyhands.attention.work import Occupancy, Tiling, power_of_two
 
 SPECIALISED_ROWS = 128  # of a tile of kernels/specialised.py
-SPECIALISED_BOX = 64  # slots that it brings at once; pages and chunks hold whole boxes
+SPECIALISED_BOX = 64  # slots that it brings at once; pages and splits hold whole boxes
 
 
 @dataclass(frozen=True)
@@ -23,32 +22,36 @@ class Launch:
     """How an attention kernel is compiled, see kernels/attend.py."""
 
     num_warps: int  # of a program
-    num_stages: int  # turns of the inner loop that are on their way at the same time
-    keys: int  # of one turn
+    num_stages: int  # iterations of the inner loop that are on their way at the same time
+    keys: int  # of one iteration
     two_walks: bool = False  # first the keys that all rows see: without masks, by tensor maps
     transposed: bool = False  # keys and values on the left of the products
 
 
 @dataclass(frozen=True)
 class Launches:
-    """One for every kind of tile."""
+    """How one shape of layer is launched: one launch for every kind of tile."""
 
+    is_mapped: bool  # tensor maps can bring its keys and values
     large: Launch
     small: Launch
-    few: Launch  # tiles of 16 rows, by their crowding
+    few: Launch  # tiles of 16 rows, by their occupancy
     many: Launch
     transposed: Launch  # tiles of 32 rows, if there are few and tensor maps bring their keys
     wide: Launch  # the widest of the small tiles
     lone: Launch
 
     @classmethod
-    def fitting(cls, tiling: Tiling, head_bytes: int, device: torch.device) -> Launches:
+    def fitting(
+        cls, tiling: Tiling, head_bytes: int, device: torch.device, *, is_mapped: bool = False
+    ) -> Launches:
         """For this tiling, if a key and its value take `head_bytes`."""
-        rows = max(tiling.large_rows, triton.next_power_of_2(tiling.group))  # of a large tile
+        rows = max(tiling.large_rows, power_of_two(tiling.group))  # of a large tile
         room = shared_memory(device) - 8192 - rows * head_bytes // 2
         most = max(1, room // (tiling.key_tile * head_bytes))  # stages that fit
         stages, keys = min(3, most), tiling.key_tile
         return cls(
+            is_mapped=is_mapped,
             large=Launch(4, stages, keys, two_walks=True),
             small=Launch(4, stages, keys),
             few=Launch(4, min(4, most), keys),
@@ -62,23 +65,23 @@ class Launches:
         """For large tiles of so many rows."""
         return replace(self.large, num_warps=8) if rows >= 128 else self.large
 
-    def of_small(self, rows: int, crowding: int, is_mapped: bool) -> Launch:
-        """For small tiles of so many rows; `is_mapped`: tensor maps can bring their keys and values."""
+    def of_small(self, rows: int, occupancy: int, is_mapped: bool) -> Launch:
+        """For small tiles of so many rows; `is_mapped`: tensor maps bring their keys and values."""
         if rows == 1:
             return self.lone
-        if rows == 16 and crowding == Crowding.MANY:
+        if rows == 16 and occupancy == Occupancy.MANY:
             return self.many  # they hide each other's waiting: the more at a time, the better
-        if rows == 16 and crowding == Crowding.FEW:
+        if rows == 16 and occupancy == Occupancy.FEW:
             return self.few  # they do not: the more each has on its way, the better
-        if rows == 32 and crowding == Crowding.FEW and is_mapped:
-            return self.transposed  # fewer instructions a turn, more to begin and to end with
+        if rows == 32 and occupancy == Occupancy.FEW and is_mapped:
+            return self.transposed  # fewer instructions an iteration, more to begin and to end with
         return self.wide if rows == 64 else self.small
 
 
 def merge_launch(most_partials: int, num_heads: int) -> tuple[int, int, int]:
     """Partials that a program merges together, its heads and its warps."""
-    at_once = min(64, max(2, triton.next_power_of_2(most_partials)))
-    heads = max(1, min(4, 16 // at_once, triton.next_power_of_2(num_heads)))
+    at_once = min(64, max(2, power_of_two(most_partials)))
+    heads = max(1, min(4, 16 // at_once, power_of_two(num_heads)))
     return at_once, heads, 2 if at_once > 32 else 1
 
 

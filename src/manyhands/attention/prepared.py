@@ -42,7 +42,7 @@ class Capacity:
     most_partials: int  # of one token
     small_rows: int
     large_rows: int
-    crowding: int  # of the list itself, whatever room it has
+    occupancy: int  # of the list itself, whatever room it has
 
     @classmethod
     def of(cls, plan: Plan, work: Work) -> Capacity:
@@ -58,13 +58,13 @@ class Capacity:
             most_partials=work.most_partials,
             small_rows=work.small_rows,
             large_rows=work.large_rows,
-            crowding=work.crowding,
+            occupancy=work.occupancy,
         )
 
     def rounded(self) -> Capacity:
         """With every size rounded up to a power of two, so that few capacities serve many passes.
 
-        What launches are chosen by stays what it is: rows are such powers, and crowding is less than three.
+        What launches are chosen by stays what it is: rows are such powers, and occupancy is less than three.
         """
 
         def up(size: int) -> int:
@@ -75,7 +75,7 @@ class Capacity:
         return Capacity(**sizes | {"most_partials": max(2, sizes["most_partials"])})
 
     def sections(self) -> Iterator[tuple[str, int]]:
-        """Name and size of every section, in order. The two lists of angles stand together."""
+        """Name and size of every section, in order. The two lists of offsets stand together."""
         yield "token_ids", self.tokens
         yield "last", self.rows
         yield "key_page", self.tokens
@@ -83,8 +83,8 @@ class Capacity:
         yield "entry_low", self.entries
         yield "entry_high", self.entries
         yield "entry_partial", self.entries
-        yield "entry_angle", self.entries
-        yield "key_angle", self.tokens
+        yield "entry_offset", self.entries
+        yield "key_offset", self.tokens
         yield "partial_indptr", self.tokens + 1
         yield "small", self.small * ITEM_FIELDS
         yield "large", self.large * ITEM_FIELDS
@@ -107,8 +107,8 @@ def pack(plan: Plan, work: Work, capacity: Capacity, buffer: Int32s) -> None:
         "entry_low": entries.low,
         "entry_high": entries.high,
         "entry_partial": work.entry_partial,
-        "entry_angle": entries.angle,
-        "key_angle": plan.angles,
+        "entry_offset": entries.offset,
+        "key_offset": plan.offsets,
         "partial_indptr": work.partial_indptr,
         "small": work.small.ravel(),
         "large": work.large.ravel(),
@@ -130,9 +130,9 @@ def pack_growth(plan: Plan, work: Work, capacity: Capacity, buffer: Int32s) -> N
     read = work.entries.read
     row = plan.reads.row[read]
     arrays = {
-        "entry_angle": plan.growth.position[row] - plan.growth.base[read],
+        "entry_offset": plan.growth.position[row] - plan.growth.base[read],
         "entry_high": plan.growth.high[read],
-        "key_angle": np.ones(plan.num_tokens, dtype=np.int64),
+        "key_offset": np.ones(plan.num_tokens, dtype=np.int64),
     }
     buffer[:] = 0
     start = 0
@@ -143,7 +143,7 @@ def pack_growth(plan: Plan, work: Work, capacity: Capacity, buffer: Int32s) -> N
 
 
 class Prepared:
-    """The sections of a buffer [num_integers] on a device, and the rotation tables made of its angles."""
+    """The sections of a buffer [num_integers] on a device, and the rotation tables made of its offsets."""
 
     token_ids: Tensor
     last: Tensor
@@ -152,8 +152,8 @@ class Prepared:
     entry_low: Tensor
     entry_high: Tensor
     entry_partial: Tensor
-    entry_angle: Tensor
-    key_angle: Tensor
+    entry_offset: Tensor
+    key_offset: Tensor
     partial_indptr: Tensor
     small: Tensor
     large: Tensor
@@ -167,24 +167,24 @@ class Prepared:
         parts = buffer.split([size for _, size in capacity.sections()])
         for name, part in zip(names, parts, strict=True):
             setattr(self, name, part)
-        at = names.index("entry_angle")
-        offset = sum(size for _, size in list(capacity.sections())[:at])
-        self._angles = buffer[offset : offset + capacity.entries + capacity.tokens]
+        at = names.index("entry_offset")
+        start = sum(size for _, size in list(capacity.sections())[:at])
+        self._offsets = buffer[start : start + capacity.entries + capacity.tokens]
         self._tables: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def tables(self, rope: Rope | None, half: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [E + T, half] float32: of the entries' angles, then of the keys'.
+        """Cosines and sines [E + T, half] float32: of the entries' offsets, then of the keys'.
 
-        Pairs that do not turn have frequency 0. Made once per pass and set of frequencies.
+        Pairs that are not rotated have frequency 0. Made once per pass and set of frequencies.
         """
         key = (id(rope), half)
         if key not in self._tables:
-            radians = self._angles.float().unsqueeze(1) * self._frequencies(rope, half)
+            radians = self._offsets.float().unsqueeze(1) * self._frequencies(rope, half)
             self._tables[key] = radians.cos(), radians.sin()
         return self._tables[key]
 
     def _frequencies(self, rope: Rope | None, half: int) -> Tensor:
         if rope is None:
             return torch.zeros(half, device=self.buffer.device)
-        turning = rope.inv_freq.float()
-        return torch.nn.functional.pad(turning, (0, half - len(turning)))
+        rotary = rope.inv_freq.float()
+        return torch.nn.functional.pad(rotary, (0, half - len(rotary)))

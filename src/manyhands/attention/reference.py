@@ -1,7 +1,7 @@
 """The slow, obvious way: every row lays out its own context and looks at it.
 
-For each row the keys it reads are turned to where they stand in the row's view and put in one line,
-the queries are turned to their positions, and what follows is textbook attention with a causal mask.
+For each row the keys it reads are rotated to where they stand in the row's view and put in one line,
+the queries are rotated to their positions, and textbook attention with a causal mask follows.
 Nothing is shared, nothing is merged, the rotations are other ones than in the fast backends (keys
 move, not queries): that makes it the oracle of the next rung.
 """
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from manyhands.attention.attend import LayerCall
-from manyhands.attention.rotary import Rope, rotate
-from manyhands.attention.store import Targets
+from manyhands.attention.rotary import rotate
+from manyhands.attention.store import LayerStore, Targets
 from manyhands.cache.plan import Plan
 
 
@@ -68,49 +68,24 @@ class ReferenceBackend:
             )
         return _Contexts(rows, Targets.of(plan, device))
 
-    def append(
-        self,
-        k: Tensor,
-        v: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        prepared: _Contexts,
-        rope: Rope | None,
-    ) -> None:
+    def append(self, store: LayerStore, k: Tensor, v: Tensor, prepared: _Contexts) -> None:
         """See `Backend.append`."""
-        prepared.targets.store(k, v, keys, values, rope)
+        store.write(prepared.targets, k, v)
 
-    def attend(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        prepared: _Contexts,
-        call: LayerCall,
-        rope: Rope | None,
-    ) -> Tensor:
+    def attend(self, store: LayerStore, q: Tensor, prepared: _Contexts, call: LayerCall) -> Tensor:
         """See `Backend.attend`."""
-        outs = [
-            self._attend_row(q[row.tokens], keys, values, row, call, rope) for row in prepared.rows
-        ]
+        outs = [self._attend_row(store, q[row.tokens], row, call) for row in prepared.rows]
         return torch.cat(outs).to(q.dtype)
 
     def _attend_row(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        row: _RowContext,
-        call: LayerCall,
-        rope: Rope | None,
+        self, store: LayerStore, q: Tensor, row: _RowContext, call: LayerCall
     ) -> Tensor:
         work = torch.float64 if q.dtype == torch.float64 else torch.float32
-        num_heads, num_kv_heads = q.shape[1], keys.shape[1]
-        q = rotate(q.to(work), row.positions, rope)  # [t, H, D]
-        k = rotate(keys[row.slots].to(work), row.bases, rope)  # [N, G, D]
-        v = values[row.slots].to(work)
-        k = k.repeat_interleave(num_heads // num_kv_heads, dim=1)
-        v = v.repeat_interleave(num_heads // num_kv_heads, dim=1)
+        k, v = (x.to(work) for x in store.read(row.slots))
+        q = rotate(q.to(work), row.positions, store.rope)  # [t, H, D]
+        k = rotate(k, row.bases, store.rope)  # [N, G, D]
+        group = q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
         scores = torch.einsum("thd,nhd->htn", q, k) * call.scaling
         if call.softcap is not None:
             scores = call.softcap * torch.tanh(scores / call.softcap)

@@ -1,8 +1,8 @@
-"""Rotary position embeddings (RoPE) as pure rotations by integer angles.
+"""Rotary position embeddings (RoPE) as pure rotations by integer offsets.
 
-Keys are stored rotated by their index on their strip's own ruler, queries are rotated by the integer
-that brings them onto that ruler (Hogwild! Inference, section 3.4). Both are the same function of an
-integer, and this is the only place in the house that turns one into an angle.
+An offset is a place on a strip's ruler. A key is stored rotated by its own, a query is rotated by the one
+that it has on the ruler of the strip it reads (Hogwild! Inference, section 3.4), and a key that moves by
+the difference of two. All are the same function of an integer, and only here an angle is made of one.
 
 A rotation is pure: YaRN's attention factor is not part of it. The network applies that factor once,
 when it makes q and k; applying it at every rotation is a bug that costs logits whole units.
@@ -45,40 +45,44 @@ class Rope:
         )
 
 
-def turn(angles: Tensor, rope: Rope, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of `angles` [...] (integers): two tensors [..., rotary_dim / 2].
+def tables(offsets: Tensor, rope: Rope, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of a rotation by `offsets` [...]: two tensors [..., rotary_dim / 2].
 
-    The angle itself is formed in the precision of `inv_freq`, at least float32: in bfloat16 a
+    The angle is formed in the precision of `inv_freq`, at least float32: in bfloat16 a
     position beyond 256 is not even a number of its own.
     """
-    radians = angles.to(rope.inv_freq.dtype).unsqueeze(-1) * rope.inv_freq
+    radians = offsets.to(rope.inv_freq.dtype).unsqueeze(-1) * rope.inv_freq
     return radians.cos().to(dtype), radians.sin().to(dtype)
 
 
-def apply_turn(x: Tensor, cos: Tensor, sin: Tensor, rope: Rope) -> Tensor:
+def apply_rotation(x: Tensor, cos: Tensor, sin: Tensor, rope: Rope) -> Tensor:
     """Rotate `x` [..., H, D] by tables `cos`, `sin` [..., rotary_dim / 2]; computed in their dtype."""
     cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    turned, rest = x[..., : rope.rotary_dim].to(cos.dtype), x[..., rope.rotary_dim :]
+    rotary, rest = x[..., : rope.rotary_dim].to(cos.dtype), x[..., rope.rotary_dim :]
     if rope.interleaved:
-        first, second = turned[..., 0::2], turned[..., 1::2]
+        first, second = rotary[..., 0::2], rotary[..., 1::2]
         pairs = (first * cos - second * sin, second * cos + first * sin)
         out = torch.stack(pairs, dim=-1).flatten(-2)
     else:
-        first, second = turned.chunk(2, dim=-1)
+        first, second = rotary.chunk(2, dim=-1)
         out = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     out = out.to(x.dtype)
     return torch.cat((out, rest), dim=-1) if rest.shape[-1] else out
 
 
-class Turns:
-    """Integer angles [...] and the tables made of them: each once per rope, shared by all layers."""
+class Rotations:
+    """Integer offsets [...] and the tables made of them: each once per rope, shared by all layers."""
 
-    def __init__(self, angles: Tensor) -> None:
-        self.angles = angles
+    def __init__(self, offsets: Tensor) -> None:
+        self.offsets = offsets
         self._tables: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
 
+    def to(self, device: torch.device) -> Rotations:
+        """The same rotations on another device."""
+        return Rotations(self.offsets.to(device, non_blocking=True))
+
     def rotate(self, x: Tensor, rope: Rope | None) -> Tensor:
-        """Rotate `x` [..., H, D] by the angles [...], in float32 (float64 for float64 input).
+        """Rotate `x` [..., H, D] by the offsets [...], in float32 (float64 for float64 input).
 
         `rope=None` is a layer without positions (NoPE): `x` comes back untouched.
         """
@@ -87,10 +91,10 @@ class Turns:
         work = torch.float64 if x.dtype == torch.float64 else torch.float32
         key = (id(rope), work)
         if key not in self._tables:
-            self._tables[key] = turn(self.angles, rope, work)
-        return apply_turn(x, *self._tables[key], rope)
+            self._tables[key] = tables(self.offsets, rope, work)
+        return apply_rotation(x, *self._tables[key], rope)
 
 
-def rotate(x: Tensor, angles: Tensor, rope: Rope | None) -> Tensor:
-    """Rotate `x` [..., H, D] by integer `angles` [...] once. See `Turns.rotate`."""
-    return Turns(angles).rotate(x, rope)
+def rotate(x: Tensor, offsets: Tensor, rope: Rope | None) -> Tensor:
+    """Rotate `x` [..., H, D] by integer `offsets` [...] once. See `Rotations.rotate`."""
+    return Rotations(offsets).rotate(x, rope)

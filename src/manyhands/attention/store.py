@@ -1,4 +1,16 @@
-"""Writing to memory in plain torch, shared by the backends that have no kernel of their own for it."""
+"""The store of one layer: the keys and values of all slots, and how they are written, moved and read.
+
+A backend is given a store and never asks what lies in it. The contract is three verbs:
+
+    write   new tokens, not rotated yet, to the slots of the plan
+    move    tokens to other slots, their keys rotated by the difference of the two offsets
+    read    keys and values of some slots, for the backends in plain torch
+
+`LayerStore` holds keys and values as they are. A store of another kind (latents, eight bits with a scale
+per token and head) has the same verbs; kernels that load it themselves know its tensors.
+
+    S  slots      G  key/value heads      D, Dv  head dims of keys and of values
+"""
 
 from __future__ import annotations
 
@@ -7,31 +19,91 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manyhands.attention.rotary import Rope, Turns
+from manyhands.attention.rotary import Rope, Rotations
 from manyhands.cache.plan import Plan
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """The heads of one attention layer. Layers of one network may differ in all of it."""
+
+    num_heads: int  # H
+    num_kv_heads: int  # G, which divides H
+    head_dim: int  # D, of queries and keys
+    value_dim: int  # Dv
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key/value head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Numbers that one token's key and value take."""
+        return self.num_kv_heads * (self.head_dim + self.value_dim)
 
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Where new tokens go: `slots` [T], and `turns` [T], their indices on their strips."""
+    """Where new tokens go: `slots` [T], and `rotations` [T] by their offsets on their strips."""
 
     slots: Tensor
-    turns: Turns
+    rotations: Rotations
 
     @classmethod
     def of(cls, plan: Plan, device: torch.device) -> Targets:
         """The targets of a plan's new tokens."""
-        slots, angles = (torch.as_tensor(x, device=device) for x in (plan.slots, plan.angles))
-        return cls(slots, Turns(angles))
+        slots, offsets = (torch.as_tensor(x, device=device) for x in (plan.slots, plan.offsets))
+        return cls(slots, Rotations(offsets))
 
     def to(self, device: torch.device) -> Targets:
         """The same targets on another device."""
-        return Targets(
-            self.slots.to(device, non_blocking=True),
-            Turns(self.turns.angles.to(device, non_blocking=True)),
-        )
+        return Targets(self.slots.to(device, non_blocking=True), self.rotations.to(device))
 
-    def store(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, rope: Rope | None) -> None:
-        """Put k [T, G, D], rotated here, and v [T, G, Dv] into keys [S, G, D] and values [S, G, Dv]."""
-        keys.index_copy_(0, self.slots, self.turns.rotate(k, rope))
-        values.index_copy_(0, self.slots, v)
+
+@dataclass(frozen=True, eq=False)
+class LayerStore:
+    """Keys [S, G, D], rotated by their offsets on their strips, and values [S, G, Dv].
+
+    `rope` is how the layer rotates; None: it has no positions.
+    """
+
+    keys: Tensor
+    values: Tensor
+    rope: Rope | None
+
+    @property
+    def num_kv_heads(self) -> int:
+        """G."""
+        return self.keys.shape[1]
+
+    @property
+    def value_dim(self) -> int:
+        """Dv."""
+        return self.values.shape[2]
+
+    def write(self, targets: Targets, k: Tensor, v: Tensor) -> None:
+        """Store k [T, G, D], rotated here, and v [T, G, Dv]."""
+        self.keys.index_copy_(0, targets.slots, targets.rotations.rotate(k, self.rope))
+        self.values.index_copy_(0, targets.slots, v)
+
+    def move(self, sources: Tensor, targets: Tensor, shift: Rotations) -> None:
+        """Copy slots `sources` [n] to `targets` [n], keys rotated by `shift` [n], targets minus sources."""
+        self.keys[targets] = shift.rotate(self.keys[sources], self.rope)
+        self.values[targets] = self.values[sources]
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [..., G, D] as they lie there and values [..., G, Dv] at `slots` [...]."""
+        return rows_of(self.keys, slots), rows_of(self.values, slots)
+
+    def read_heads(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [..., D] and values [..., Dv] of single heads, `at` [...] being slot * G + head.
+
+        So they come in the order in which a product wants them, and need no transposing.
+        """
+        return rows_of(self.keys.flatten(0, 1), at), rows_of(self.values.flatten(0, 1), at)
+
+
+def rows_of(x: Tensor, index: Tensor) -> Tensor:
+    """x[index]; `index_select` has the faster gradient where rows are taken many times."""
+    return x.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:])

@@ -22,8 +22,8 @@ from torch import Tensor
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.entries import Entries
 from manyhands.attention.merge import NOTHING, merge
-from manyhands.attention.rotary import Rope, Turns
-from manyhands.attention.store import Targets
+from manyhands.attention.rotary import Rotations
+from manyhands.attention.store import LayerStore, Targets, rows_of
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 
@@ -33,7 +33,7 @@ class Bucket:
     """Strips of like size. Padding repeats real entries and keys, and is never visible."""
 
     tokens: Tensor  # [B, M] the query
-    turns: Turns  # [B, M] position - base: rotates the query; also the causal limit
+    rotations: Rotations  # [B, M] position - base: rotates the query; also the causal limit
     lows: Tensor  # [B, M]
     highs: Tensor  # [B, M]; 0 for padding
     slots: Tensor  # [B, N]
@@ -45,7 +45,7 @@ class Bucket:
         """The same bucket on another device."""
         return Bucket(
             self.tokens.to(device, non_blocking=True),
-            Turns(self.turns.angles.to(device, non_blocking=True)),
+            self.rotations.to(device),
             self.lows.to(device, non_blocking=True),
             self.highs.to(device, non_blocking=True),
             self.slots.to(device, non_blocking=True),
@@ -55,10 +55,10 @@ class Bucket:
     def visible(self, window: int | None) -> Tensor:
         """[B, M, N]: which keys each query sees. The same for all layers with this window."""
         if window not in self._visible:
-            key, angle = self.indices[:, None, :], self.turns.angles[:, :, None]
-            seen = (key >= self.lows[:, :, None]) & (key < self.highs[:, :, None]) & (key <= angle)
+            key, offset = self.indices[:, None, :], self.rotations.offsets[:, :, None]
+            seen = (key >= self.lows[:, :, None]) & (key < self.highs[:, :, None]) & (key <= offset)
             if window is not None:
-                seen &= angle - key < window
+                seen &= offset - key < window
             self._visible[window] = seen
         return self._visible[window]
 
@@ -156,40 +156,25 @@ class TorchBackend:
             ]
         return buckets
 
-    def append(
-        self,
-        k: Tensor,
-        v: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        prepared: Prepared,
-        rope: Rope | None,
-    ) -> None:
+    def append(self, store: LayerStore, k: Tensor, v: Tensor, prepared: Prepared) -> None:
         """See `Backend.append`."""
-        prepared.targets.store(k, v, keys, values, rope)
+        store.write(prepared.targets, k, v)
 
-    def attend(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        prepared: Prepared,
-        call: LayerCall,
-        rope: Rope | None,
-    ) -> Tensor:
+    def attend(self, store: LayerStore, q: Tensor, prepared: Prepared, call: LayerCall) -> Tensor:
         """See `Backend.attend`."""
         work = torch.float64 if q.dtype == torch.float64 else torch.float32
         outs, lses = [], []
         for bucket in prepared.buckets:
-            x = bucket.turns.rotate(_rows(q, bucket.tokens).to(work), rope)  # [B, M, H, D]
-            by_head = bucket.slots_by_head(keys.shape[1])
-            k, v = (_rows(x.flatten(0, 1), by_head).to(work) for x in (keys, values))
+            x = rows_of(q, bucket.tokens).to(work)  # [B, M, H, D]
+            x = bucket.rotations.rotate(x, store.rope)
+            heads = store.read_heads(bucket.slots_by_head(store.num_kv_heads))
+            k, v = (one.to(work) for one in heads)  # [G, B, N, D] and [G, B, N, Dv]
             out, lse = partial_attention(x, k, v, bucket.visible(call.window), call)
             outs.append(out.flatten(0, 1))
             lses.append(lse.flatten(0, 1))
         out, lse = torch.cat(outs), torch.cat(lses)  # [E, H, Dv], [E, H]
-        lse = _rows(lse, prepared.entry_of).masked_fill(~prepared.is_real.unsqueeze(-1), NOTHING)
-        return merge(_rows(out, prepared.entry_of), lse, call.sinks).to(q.dtype)
+        lse = rows_of(lse, prepared.entry_of).masked_fill(~prepared.is_real.unsqueeze(-1), NOTHING)
+        return merge(rows_of(out, prepared.entry_of), lse, call.sinks).to(q.dtype)
 
 
 def partial_attention(
@@ -221,15 +206,10 @@ def partial_attention(
     return out.permute(1, 2, 0, 3, 4).reshape(*shape, -1), lse.permute(1, 2, 0, 3).reshape(shape)
 
 
-def _rows(x: Tensor, index: Tensor) -> Tensor:
-    """x[index]; `index_select` has the faster gradient where rows are taken many times."""
-    return x.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:])
-
-
 def _groups(entries: Entries, budget: int) -> list[_Group]:
     """One group a strip; many queries in several, each with only the keys its queries reach."""
     groups = []
-    reach = np.minimum(entries.high, entries.angle + 1)  # one past the last key an entry may see
+    reach = np.minimum(entries.high, entries.offset + 1)  # one past the last key an entry may see
     for strip in range(len(entries.strip_indptr) - 1):
         start, stop = int(entries.strip_indptr[strip]), int(entries.strip_indptr[strip + 1])
         longest = int(entries.high[start:stop].max() - entries.low[start:stop].min())
@@ -294,16 +274,16 @@ def _lay_out(
     pages = np.concatenate(tables)[first_page + key // plan.page_size]
     arrays = (
         entries.token[entry],
-        entries.angle[entry],
+        entries.offset[entry],
         entries.low[entry],
         np.where(is_entry, entries.high[entry], 0),
         pages * plan.page_size + key % plan.page_size,
         np.where(is_key, index, np.iinfo(np.int64).max),
     )
-    tokens, angles, lows, highs, slots, indices = (
+    tokens, offsets, lows, highs, slots, indices = (
         torch.as_tensor(array, device=device) for array in arrays
     )
-    return Bucket(tokens, Turns(angles), lows, highs, slots, indices), width
+    return Bucket(tokens, Rotations(offsets), lows, highs, slots, indices), width
 
 
 def _partials_of(token: Ints, places: Ints, num_tokens: int) -> tuple[Ints, np.ndarray]:

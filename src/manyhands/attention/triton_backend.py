@@ -14,6 +14,7 @@ interpreter (TRITON_INTERPRET=1), which is how it is tested without a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,10 +29,17 @@ from manyhands.attention.kernels.attend import LOG2E, attend_kernel
 from manyhands.attention.kernels.lone import lone_kernel
 from manyhands.attention.kernels.merge import merge_kernel
 from manyhands.attention.kernels.overlap import launch_options
-from manyhands.attention.launches import SPECIALISED_BOX, SPECIALISED_ROWS, Launches, merge_launch
+from manyhands.attention.launches import (
+    SPECIALISED_BOX,
+    SPECIALISED_ROWS,
+    Launch,
+    Launches,
+    merge_launch,
+)
 from manyhands.attention.prepared import Capacity, Prepared, pack
 from manyhands.attention.rotary import Rope
-from manyhands.attention.work import ITEM_FIELDS, Tiling, cut
+from manyhands.attention.store import LayerShape, LayerStore
+from manyhands.attention.work import ITEM_FIELDS, Tiling, cut, power_of_two
 from manyhands.cache.plan import Plan
 
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
@@ -45,41 +53,27 @@ _URGENT = -1  # priority of a stream
 
 
 class TritonBackend:
-    """The backend for one shape of layer, on one device.
+    """The backend for the layers of one network, on one device.
 
-    How work is cut and launched was measured on an H200.
+    How work is cut and launched was measured on an H200. One work list serves all layers, whatever their
+    shapes: its tiles are cut for the most query heads that share a key head, and where fewer share one
+    some rows of a tile stay empty. Launches are chosen for each shape.
     """
 
     name = "triton"
 
     def __init__(
         self,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dims: tuple[int, int],  # D, Dv
+        layers: Sequence[LayerShape],
         dtype: torch.dtype,
         device: torch.device,
         tiling: Tiling | None = None,
     ) -> None:
-        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.interpreted = device.type != "cuda"
-        processors = 4
-        if not self.interpreted:
-            processors = torch.cuda.get_device_properties(device).multi_processor_count
-        is_short = dtype.itemsize == 2
-        self.mapped = is_short and _can_map(head_dims, device)
-        # Loading by tensor maps costs a program next to nothing: two small ones beat a large one then.
-        is_wide = is_short and max(head_dims) <= 128 and not self.mapped
-        self.tiling = tiling or Tiling(
-            num_heads // num_kv_heads,
-            num_kv_heads,
-            processors,
-            key_tile=64 if is_short else 32,
-            large_rows=128 if is_wide else 64,
-            specialised_rows=SPECIALISED_ROWS if _can_specialise(head_dims, dtype, device) else 0,
-        )
-        head = sum(triton.next_power_of_2(dim) for dim in head_dims)
-        self.launches = Launches.fitting(self.tiling, head * dtype.itemsize, device)
+        shapes = set(layers)
+        self.tiling = tiling or _tiling(shapes, dtype, device)
+        launches = {shape: _launches(self.tiling, shape, dtype, device) for shape in shapes}
+        self.launches = tuple(launches[shape] for shape in layers)
         self._side: torch.cuda.Stream | None = None
 
     def prepare(self, plan: Plan, device: torch.device) -> Prepared:
@@ -92,28 +86,20 @@ class TritonBackend:
         pack(plan, work, capacity, buffer.numpy())
         return Prepared(buffer.to(device, non_blocking=True), capacity, plan.page_size)
 
-    def append(
-        self,
-        k: Tensor,
-        v: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        prepared: Prepared,
-        rope: Rope | None,
-    ) -> None:
-        """Store the new tokens' k [T, G, D], not rotated yet, and v [T, G, Dv]."""
+    def append(self, store: LayerStore, k: Tensor, v: Tensor, prepared: Prepared) -> None:
+        """See `Backend.append`."""
         k, v = _dense_heads(k), _dense_heads(v)
         num_tokens, num_heads, head_dim = k.shape
-        cos, sin = prepared.tables(rope, head_dim // 2)
-        heads = min(8, triton.next_power_of_2(num_heads))
+        cos, sin = prepared.tables(store.rope, head_dim // 2)
+        heads = min(8, power_of_two(num_heads))
         append_kernel[(num_tokens, triton.cdiv(num_heads, heads))](
             k,
             v,
-            keys,
-            values,
+            store.keys,
+            store.values,
             cos[prepared.capacity.entries :],
             sin[prepared.capacity.entries :],
-            prepared.key_angle,
+            prepared.key_offset,
             prepared.key_page,
             prepared.pages,
             *k.stride()[:2],
@@ -121,51 +107,53 @@ class TritonBackend:
             NUM_HEADS=num_heads,
             HEAD_DIM=head_dim,
             VALUE_DIM=v.shape[-1],
-            **_rotation(rope, head_dim),
+            **_rotation(store.rope, head_dim),
             PAGE=prepared.page_size,
             HEADS=heads,
-            HALF=triton.next_power_of_2(head_dim // 2),
-            VALUE=triton.next_power_of_2(v.shape[-1]),
+            HALF=power_of_two(head_dim // 2),
+            VALUE=power_of_two(v.shape[-1]),
             num_warps=2,
             **launch_options(k.device),
         )
 
-    def attend(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        prepared: Prepared,
-        call: LayerCall,
-        rope: Rope | None,
-    ) -> Tensor:
+    def attend(self, store: LayerStore, q: Tensor, prepared: Prepared, call: LayerCall) -> Tensor:
         """See `Backend.attend`."""
         q = _dense_heads(q)
-        capacity = prepared.capacity
-        out = q.new_empty(capacity.tokens, self.num_heads, values.shape[-1])
+        capacity, num_heads, value_dim = prepared.capacity, q.shape[1], store.value_dim
+        out = q.new_empty(capacity.tokens, num_heads, value_dim)
         # With one partial per token there is nothing to merge, unless a sink takes its share.
         is_direct = capacity.most_partials == 1 and call.sinks is None
         if is_direct:
             partials, lses = out, out
         else:
-            shape = (capacity.partials, self.num_heads)
-            partials = q.new_empty(*shape, values.shape[-1], dtype=torch.float32)
+            shape = (capacity.partials, num_heads)
+            partials = q.new_empty(*shape, value_dim, dtype=torch.float32)
             lses = q.new_empty(shape, dtype=torch.float32)
-        is_alone = self._attend_all(
-            q, keys, values, prepared, call, rope, partials, lses, is_direct
-        )
+        # Large tiles first: they take longest, and small ones fill what they leave.
+        lists = [
+            (prepared.large, capacity.large_rows, True),
+            (prepared.small, capacity.small_rows, False),
+        ]
+        lists = [one for one in lists if len(one[0])]
+        is_alone = len(lists) == 1
+        reading = _Reading(self, store, q, prepared, call, partials, lses, is_direct, is_alone)
+        if is_alone or self.interpreted:
+            for one in lists:
+                reading.launch(*one)
+        else:
+            self._side_by_side(reading, *lists)
         if not is_direct:
-            at_once, heads, num_warps = merge_launch(capacity.most_partials, self.num_heads)
-            merge_kernel[(capacity.tokens, triton.cdiv(self.num_heads, heads))](
+            at_once, heads, num_warps = merge_launch(capacity.most_partials, num_heads)
+            merge_kernel[(capacity.tokens, triton.cdiv(num_heads, heads))](
                 partials,
                 lses,
                 prepared.partial_indptr,
                 out if call.sinks is None else call.sinks,
                 out,
                 HAS_SINKS=call.sinks is not None,
-                NUM_HEADS=self.num_heads,
-                VALUE_DIM=values.shape[-1],
-                VALUE=triton.next_power_of_2(values.shape[-1]),
+                NUM_HEADS=num_heads,
+                VALUE_DIM=value_dim,
+                VALUE=power_of_two(value_dim),
                 AT_ONCE=at_once,
                 HEADS=heads,
                 num_warps=num_warps,
@@ -173,132 +161,150 @@ class TritonBackend:
             )
         return out
 
-    def _is_specialised(self, rows: int, prepared: Prepared, call: LayerCall) -> bool:
-        """Whether large tiles of so many rows are specialised, with this layer's scores."""
-        fits = self.tiling.key_tile % SPECIALISED_BOX == prepared.page_size % SPECIALISED_BOX == 0
-        return rows == self.tiling.specialised_rows and fits and call.softcap is None
+    def _side_by_side(self, reading: _Reading, large: _Items, small: _Items) -> None:
+        """Both kinds of tiles on two streams at once."""
+        device = reading.q.device
+        if self._side is None:
+            self._side = torch.cuda.Stream(device, priority=_URGENT)
+        side = self._side
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            reading.launch(*large)
+        reading.launch(*small)
+        torch.cuda.current_stream(device).wait_stream(side)
+        if not torch.cuda.is_current_stream_capturing():
+            for tensor in reading.tensors:
+                tensor.record_stream(side)
 
-    def _attend_all(
+
+_Items = tuple[Tensor, int, bool]  # a list of items, rows of their tiles, whether these are large
+# What differs between the kernels that attend: the function, how it is given keys and values, its options.
+_Kernel = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+class _Reading:
+    """One layer that reads its store in one pass.
+
+    tiles                  kernel               keys and values come as
+    large, on Hopper       specialised_kernel   boxes
+    large, small           attend_kernel        tensors, and tensor maps of them
+    small, of one row      lone_kernel          tensors
+    """
+
+    def __init__(
         self,
+        backend: TritonBackend,
+        store: LayerStore,
         q: Tensor,
-        keys: Tensor,
-        values: Tensor,
         prepared: Prepared,
         call: LayerCall,
-        rope: Rope | None,
         partials: Tensor,
         lses: Tensor,
         is_direct: bool,
-    ) -> bool:
-        """Both kinds of tiles; where there are both, on two streams at once. Whether one was enough."""
-        head_dim, value_dim = q.shape[-1], values.shape[-1]
-        cos, sin = prepared.tables(rope, head_dim // 2)
-        rotation = _rotation(rope, head_dim)
+        is_alone: bool,
+    ) -> None:
+        self.backend, self.store, self.q = backend, store, q
+        self.prepared, self.call = prepared, call
+        self.launches = backend.launches[call.layer]
+        self.num_kv_heads = store.num_kv_heads
+        self.group = q.shape[1] // self.num_kv_heads
+        self.is_alone = is_alone
+        head_dim = q.shape[-1]
+        cos, sin = prepared.tables(store.rope, head_dim // 2)
+        rotation = _rotation(store.rope, head_dim)
+        self.rotary_dim = rotation["ROTARY_DIM"]
         # The order in which `kernels/pairs.py` leaves dims is that of memory.
-        is_whole = rotation["INTERLEAVED"] or rotation["ROTARY_DIM"] == head_dim
-        is_mapped = self.mapped and prepared.page_size % self.launches.large.keys == 0 and is_whole
-        lists = [
-            (prepared.large, prepared.capacity.large_rows, True),
-            (prepared.small, prepared.capacity.small_rows, False),
-        ]
-        lists = [one for one in lists if len(one[0])]
+        self.is_whole = rotation["INTERLEAVED"] or self.rotary_dim == head_dim
+        fits = prepared.page_size % self.launches.large.keys == 0
+        self.is_mapped = self.launches.is_mapped and fits and self.is_whole
+        self.tensors = (q, cos, sin, prepared.buffer, partials, lses)
+        self.options = {
+            "window": call.window or 0,
+            "HEAD_DIM": head_dim,
+            "INTERLEAVED": rotation["INTERLEAVED"],
+            "PAGE": prepared.page_size,
+            "HAS_WINDOW": call.window is not None,
+            "DIRECT": is_direct,
+        }
 
-        def start(items: Tensor, rows: int, is_large: bool) -> None:
-            num_items = len(items) // ITEM_FIELDS
-            grid = (self.num_kv_heads, num_items)
-            launch = self.launches.of_small(rows, prepared.capacity.crowding, is_mapped)
-            if is_large:
-                launch = self.launches.of_large(rows)
-            where = (
-                *(cos, sin, prepared.entry_token, prepared.entry_angle, prepared.entry_low),
-                *(prepared.entry_high, prepared.entry_partial, items, prepared.pages),
-                *(partials, lses, *q.stride()[:2]),
-            )
-            common = {
-                "window": call.window or 0,
-                "HEAD_DIM": head_dim,
-                "INTERLEAVED": rotation["INTERLEAVED"],
-                "PAGE": prepared.page_size,
-                "HAS_WINDOW": call.window is not None,
-                "DIRECT": is_direct,
-            }
-            if is_large and is_whole and self._is_specialised(rows, prepared, call):
-                from manyhands.attention.kernels import specialised
+    def launch(self, items: Tensor, rows: int, is_large: bool) -> None:
+        """Launch the kernel for these items."""
+        if is_large and self._is_specialised(rows):
+            kernel, keys, options = self._specialised()
+        elif is_large:
+            kernel, keys, options = self._tiles(rows, self.launches.of_large(rows))
+        else:
+            occupancy = self.prepared.capacity.occupancy
+            launch = self.launches.of_small(rows, occupancy, self.is_mapped)
+            kernel, keys, options = self._lone(launch) if rows == 1 else self._tiles(rows, launch)
+        prepared, (q, cos, sin, _, partials, lses) = self.prepared, self.tensors
+        kernel[self.num_kv_heads, len(items) // ITEM_FIELDS](
+            *(q, *keys, cos, sin, prepared.entry_token, prepared.entry_offset, prepared.entry_low),
+            *(prepared.entry_high, prepared.entry_partial, items, prepared.pages),
+            *(partials, lses, *q.stride()[:2]),
+            **self.options,
+            **options,
+        )
 
-                specialised.specialised_kernel[grid](
-                    *(q, specialised.boxes(keys), specialised.boxes(values), *where),
-                    scaling=call.scaling * LOG2E.value,
-                    GROUP=self.tiling.group,
-                    NUM_KV_HEADS=self.num_kv_heads,
-                    num_warps=4,
-                    enable_fp_fusion=True,
-                    **common,
-                )
-                return
-            options = {
-                "scaling": call.scaling,
-                "softcap": call.softcap or 1.0,
-                **common,
-                "VALUE_DIM": value_dim,
-                "ROTARY_DIM": rotation["ROTARY_DIM"],
-                "HAS_SOFTCAP": call.softcap is not None,
-                "KEYS": launch.keys,
-                "HALF": max(_LEAST_DIMS // 2, triton.next_power_of_2(head_dim // 2)),
-                "VALUE": max(_LEAST_DIMS, triton.next_power_of_2(value_dim)),
-                "num_warps": launch.num_warps,
-                **launch_options(q.device, overlap=is_alone),
-            }
-            if rows == 1:
-                lone_kernel[grid](
-                    *(q, keys, values, *where),
-                    NUM_HEADS=self.num_heads,
-                    **options,
-                )
-                return
-            maps = [None, None]
-            if launch.two_walks and is_mapped:
-                maps = [_tensor_map(x, launch.keys) for x in (keys, values)]
-            attend_kernel[grid](
-                *(q, keys, values, *maps, *where),
-                GROUP=self.tiling.group,
-                NUM_KV_HEADS=self.num_kv_heads,
-                TWO_WALKS=launch.two_walks,
-                MAPPED=launch.two_walks and is_mapped,
-                TRANSPOSED=launch.transposed,
-                DOT=tl.float32 if self.interpreted else _DOT[q.dtype],
-                ROWS=rows,
-                num_stages=launch.num_stages,
-                **options,
-            )
+    def _is_specialised(self, rows: int) -> bool:
+        """Whether large tiles of so many rows are specialised, with this layer's scores."""
+        tiling, page_size = self.backend.tiling, self.prepared.page_size
+        fits = tiling.key_tile % SPECIALISED_BOX == page_size % SPECIALISED_BOX == 0
+        is_right = rows == tiling.specialised_rows and fits and self.call.softcap is None
+        return is_right and self.is_whole
 
-        is_alone = len(lists) == 1
-        if is_alone or self.interpreted:
-            for arguments in lists:
-                start(*arguments)
-            return is_alone
-        # Large tiles first: they take longest, and small ones fill what they leave.
-        if self._side is None:
-            self._side = torch.cuda.Stream(q.device, priority=_URGENT)
-        side = self._side
-        side.wait_stream(torch.cuda.current_stream(q.device))
-        with torch.cuda.stream(side):
-            start(*lists[0])
-        start(*lists[1])
-        torch.cuda.current_stream(q.device).wait_stream(side)
-        if not torch.cuda.is_current_stream_capturing():
-            for tensor in (q, cos, sin, prepared.buffer, partials, lses):
-                tensor.record_stream(side)
-        return is_alone
+    def _specialised(self) -> _Kernel:
+        from manyhands.attention.kernels import specialised
+
+        options = {
+            "scaling": self.call.scaling * LOG2E.value,
+            "GROUP": self.group,
+            "NUM_KV_HEADS": self.num_kv_heads,
+            "num_warps": 4,
+            "enable_fp_fusion": True,
+        }
+        keys, values = specialised.boxes(self.store.keys), specialised.boxes(self.store.values)
+        return specialised.specialised_kernel, (keys, values), options
+
+    def _lone(self, launch: Launch) -> _Kernel:
+        options = {"NUM_HEADS": self.num_kv_heads, **self._options_of(launch)}
+        return lone_kernel, (self.store.keys, self.store.values), options
+
+    def _tiles(self, rows: int, launch: Launch) -> _Kernel:
+        keys, values = self.store.keys, self.store.values
+        is_mapped = launch.two_walks and self.is_mapped
+        maps = [_tensor_map(x, launch.keys) if is_mapped else None for x in (keys, values)]
+        options = {
+            "GROUP": self.group,
+            "NUM_KV_HEADS": self.num_kv_heads,
+            "TWO_WALKS": launch.two_walks,
+            "MAPPED": is_mapped,
+            "TRANSPOSED": launch.transposed,
+            "DOT": tl.float32 if self.backend.interpreted else _DOT[self.q.dtype],
+            "ROWS": rows,
+            "num_stages": launch.num_stages,
+        }
+        return attend_kernel, (keys, values, *maps), options | self._options_of(launch)
+
+    def _options_of(self, launch: Launch) -> dict[str, Any]:
+        """Options of the kernels written in Triton."""
+        head_dim, value_dim = self.q.shape[-1], self.store.value_dim
+        return {
+            "scaling": self.call.scaling,
+            "softcap": self.call.softcap or 1.0,
+            "VALUE_DIM": value_dim,
+            "ROTARY_DIM": self.rotary_dim,
+            "HAS_SOFTCAP": self.call.softcap is not None,
+            "KEYS": launch.keys,
+            "HALF": max(_LEAST_DIMS // 2, power_of_two(head_dim // 2)),
+            "VALUE": max(_LEAST_DIMS, power_of_two(value_dim)),
+            "num_warps": launch.num_warps,
+            **launch_options(self.q.device, overlap=self.is_alone),
+        }
 
 
-def refusal(
-    num_heads: int,
-    num_kv_heads: int,
-    head_dims: tuple[int, int],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> str | None:
-    """Why these kernels cannot serve such a layer on this device; None if they can."""
+def refusal(layers: Iterable[LayerShape], dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why these kernels cannot serve such layers on this device; None if they can."""
     if device.type != "cuda" and not _is_interpreting():
         return f"they run on a CUDA device, and the model is on {device.type}"
     if dtype not in _DOT:
@@ -309,12 +315,50 @@ def refusal(
         and torch.cuda.get_device_capability(device) < (8, 0)
     ):
         return "this GPU has no bfloat16 of its own (use --dtype float16)"
-    if head_dims[0] % 2 or max(head_dims) > _LARGEST_HEAD:
-        size = head_dims[0] if head_dims[0] % 2 else max(head_dims)
-        return f"the head size is {size}; they know even sizes up to {_LARGEST_HEAD}"
-    if num_heads // num_kv_heads > _MOST_ROWS:
-        return f"{num_heads // num_kv_heads} query heads share a key head; they know up to {_MOST_ROWS}"
+    for shape in dict.fromkeys(layers):
+        size = max(shape.head_dim, shape.value_dim)
+        if shape.head_dim % 2 or size > _LARGEST_HEAD:
+            size = shape.head_dim if shape.head_dim % 2 else size
+            return f"the head size is {size}; they know even sizes up to {_LARGEST_HEAD}"
+        if shape.group > _MOST_ROWS:
+            return f"{shape.group} query heads share a key head; they know up to {_MOST_ROWS}"
     return None
+
+
+def _tiling(shapes: Collection[LayerShape], dtype: torch.dtype, device: torch.device) -> Tiling:
+    """One for layers of all these shapes.
+
+    The layers with fewest key heads make fewest programs, so their strips are split for all.
+    """
+    is_short = dtype.itemsize == 2
+    # Loading by tensor maps costs a program next to nothing: two small ones beat a large one then.
+    are_large = is_short and all(
+        max(shape.head_dim, shape.value_dim) <= 128 and not _can_map(shape, dtype, device)
+        for shape in shapes
+    )
+    are_specialised = all(_can_specialise(shape, dtype, device) for shape in shapes)
+    return Tiling(
+        group=max(shape.group for shape in shapes),
+        num_kv_heads=min(shape.num_kv_heads for shape in shapes),
+        num_processors=_num_processors(device),
+        key_tile=64 if is_short else 32,
+        large_rows=128 if are_large else 64,
+        specialised_rows=SPECIALISED_ROWS if are_specialised else 0,
+    )
+
+
+def _launches(
+    tiling: Tiling, shape: LayerShape, dtype: torch.dtype, device: torch.device
+) -> Launches:
+    dims = sum(power_of_two(dim) for dim in (shape.head_dim, shape.value_dim))
+    is_mapped = _can_map(shape, dtype, device)
+    return Launches.fitting(tiling, dims * dtype.itemsize, device, is_mapped=is_mapped)
+
+
+def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _is_interpreting() -> bool:
@@ -326,18 +370,19 @@ def _dense_heads(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _can_map(head_dims: tuple[int, int], device: torch.device) -> bool:
+def _can_map(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether keys and values of such heads can come by tensor maps: as boxes that products take whole."""
-    if any(dim != max(_LEAST_DIMS, triton.next_power_of_2(dim)) for dim in head_dims):
+    dims = (shape.head_dim, shape.value_dim)
+    if dtype.itemsize != 2 or any(d != max(_LEAST_DIMS, power_of_two(d)) for d in dims):
         return False
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _TENSOR_MAPS
 
 
-def _can_specialise(head_dims: tuple[int, int], dtype: torch.dtype, device: torch.device) -> bool:
+def _can_specialise(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether there are specialised tiles: for Hopper's matrix units, heads of 128 dims, 16 bits."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != _TENSOR_MAPS[0]:
         return False
-    if head_dims != (_SPECIALISED_DIM, _SPECIALISED_DIM) or dtype.itemsize != 2:
+    if (shape.head_dim, shape.value_dim) != (_SPECIALISED_DIM,) * 2 or dtype.itemsize != 2:
         return False
     # Its language, Gluon, is young, and names come and go.
     return tuple(map(int, triton.__version__.split(".")[:2])) <= _LAST_GLUON
@@ -349,7 +394,7 @@ def _tensor_map(x: Tensor, keys: int) -> TensorDescriptor:
 
 
 def _rotation(rope: Rope | None, head_dim: int) -> dict[str, Any]:
-    """How dims pair up. Without positions nothing turns, and any pairing is as good."""
+    """How dims pair up. Without positions nothing is rotated, and any pairing is as good."""
     if rope is None:
         return {"ROTARY_DIM": head_dim, "INTERLEAVED": False}
     return {"ROTARY_DIM": rope.rotary_dim, "INTERLEAVED": rope.interleaved}

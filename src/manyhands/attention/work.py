@@ -1,13 +1,13 @@
 """A plan cut into pieces of like size: the work list of the kernels.
 
-A piece, or item, is one tile of entries that read the same strip, times one chunk of that strip's
+A piece, or item, is one tile of entries that read the same strip, times one split of that strip's
 keys, times one key/value head (the launch's second dimension). Each item loads its keys once for all
 its entries and all the query heads of the group (Hydragen, section 3.2), so it runs on matrix units
 also where every row has a single new token. Strips with many readers get large tiles, limited by
 arithmetic; strips with few get small ones, limited by the reading of keys; both are in flight at the
-same time. Chunks even the work out: a long strip is cut so that all processors have a part of it.
+same time. Splits even the work out: a long strip is cut so that all processors have a part of it.
 
-Each entry leaves one partial result per chunk. The partials of a token stand one behind the other, so
+Each entry leaves one partial result per split. The partials of a token stand one behind the other, so
 merging needs no list of them.
 
     E  entries      T  new tokens      I  items      r  query heads per key/value head
@@ -24,14 +24,14 @@ from manyhands.attention.entries import Entries
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 
-ENDLESS = 1 << 30  # the end of a strip's last chunk: as far as the entries themselves reach
+ENDLESS = 1 << 30  # the end of a strip's last split: as far as the entries themselves reach
 _ALL = slice(None)
 _HARDLY_MORE = 1.05  # of the keys that the largest small tiles would load
-ITEM_FIELDS = 6  # first entry, number of entries, first key, end of keys, first page, chunk
+ITEM_FIELDS = 6  # first entry, number of entries, first key, end of keys, first page, split
 
 
-class Crowding(IntEnum):
-    """Programs of small tiles per processor: few, some, or enough to hide each other's waiting."""
+class Occupancy(IntEnum):
+    """Programs of small tiles that a processor holds: few, some, or enough to hide each other's waiting."""
 
     FEW, SOME, MANY = range(3)
 
@@ -43,15 +43,15 @@ class Tiling:
     group: int  # r
     num_kv_heads: int
     num_processors: int
-    key_tile: int = 64  # keys per turn of the inner loop; chunks are multiples of it
+    key_tile: int = 64  # keys per iteration of the inner loop; splits are multiples of it
     large_rows: int = 128  # rows (entries times r) of a large tile
     specialised_rows: int = 0  # of a specialised tile, if there is a kernel for them
     specialised_work: int = 1 << 19  # rows times keys per processor, from which on it pays
     least_rows: int = 16  # of a small tile
     most_small_rows: int = 64  # strips with more rows get large tiles
-    least_chunk: int = 128
-    chunks_per_processor: float = 2.0  # of small tiles, over all strips and heads
-    few: int = 4  # programs of small tiles per processor, see `Crowding`
+    least_split: int = 128
+    splits_per_processor: float = 2.0  # of small tiles, over all strips and heads
+    few: int = 4  # programs of small tiles per processor, see `Occupancy`
     many: int = 8
 
 
@@ -61,7 +61,7 @@ class Work:
 
     small_rows: int
     large_rows: int
-    crowding: Crowding
+    occupancy: Occupancy
     small: Ints
     large: Ints
     entries: Entries
@@ -93,29 +93,29 @@ def cut(plan: Plan, tiling: Tiling) -> Work:
         # Small tiles are all alike, and those of lone rows should not grow for what these share.
         most = tiling.least_rows
     is_small = rows <= most
-    # A strip as short as one turn of the inner loop may as well be loaded several times.
+    # A strip as short as one iteration of the inner loop may as well be loaded several times.
     if np.all(is_small | (keys <= tiling.key_tile)):
         is_small[:] = True
     small_rows = _small_rows(rows[is_small], keys[is_small], tiling)
     large_rows = _large_rows(rows[~is_small], keys[~is_small], tiling)
     small = _tiles(entries, is_small.nonzero()[0], small_rows // tiling.group, tiling)
     large = _tiles(entries, (~is_small).nonzero()[0], large_rows // tiling.group, tiling)
-    num_chunks = np.zeros(len(entries.token), dtype=np.int64)
+    num_splits = np.zeros(len(entries.token), dtype=np.int64)
     lists = []
     for tiles, wanted in (
-        (small, _small_chunk(small, tiling)),
-        (large, _large_chunk(large, tiling)),
+        (small, _small_split(small, tiling)),
+        (large, _large_split(large, tiling)),
     ):
-        chunks = _num_chunks(tiles, wanted, tiling)
-        for_entries = np.repeat(chunks, tiles.count)
-        num_chunks[_ranges(tiles.first, tiles.count)] = for_entries
-        lists.append(_items(tiles, chunks, wanted, first_page))
-    entry_partial, partial_indptr = _partials(entries.token, num_chunks, plan.num_tokens)
+        splits = _num_splits(tiles, wanted, tiling)
+        for_entries = np.repeat(splits, tiles.count)
+        num_splits[_ranges(tiles.first, tiles.count)] = for_entries
+        lists.append(_items(tiles, splits, wanted, first_page))
+    entry_partial, partial_indptr = _partials(entries.token, num_splits, plan.num_tokens)
     own = np.zeros(plan.num_rows, dtype=np.int64) if plan.own_strip is None else plan.own_strip
     return Work(
         small_rows=small_rows,
         large_rows=large_rows,
-        crowding=_crowding(len(lists[0]), tiling),
+        occupancy=_occupancy(len(lists[0]), tiling),
         small=lists[0],
         large=lists[1],
         entries=entries,
@@ -159,7 +159,7 @@ def _keys(entries: Entries, at: Ints, picked: Ints | slice = _ALL) -> tuple[Ints
 
     The runs stand one behind the other in `picked`, and begin there at `at`.
     """
-    reach = np.minimum(entries.high, entries.angle + 1)[picked]
+    reach = np.minimum(entries.high, entries.offset + 1)[picked]
     start = np.minimum.reduceat(entries.low[picked], at)
     return start, np.maximum.reduceat(reach, at) - start
 
@@ -171,10 +171,10 @@ def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
     Lone rows, where they are many and their strips short, have a kernel of their own (kernels/lone.py).
     """
     is_lone = tiling.group == 1 and rows.max(initial=0) == 1
-    are_many = _crowding(len(rows), tiling) is Crowding.MANY
+    are_many = _occupancy(len(rows), tiling) is Occupancy.MANY
     if is_lone and are_many and keys.mean() <= tiling.key_tile:
         return 1
-    least = _power_of_two(max(tiling.least_rows, tiling.group))
+    least = power_of_two(max(tiling.least_rows, tiling.group))
     most = max(least, tiling.most_small_rows)
 
     def loaded(size: int) -> int:
@@ -196,67 +196,67 @@ def _large_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
         and 2 * work[rows >= tiling.specialised_rows].sum() > work.sum()
     ):
         return tiling.specialised_rows
-    return _power_of_two(max(tiling.large_rows, tiling.group))
+    return power_of_two(max(tiling.large_rows, tiling.group))
 
 
-def _crowding(num_items: int, tiling: Tiling) -> Crowding:
+def _occupancy(num_items: int, tiling: Tiling) -> Occupancy:
     programs = num_items * tiling.num_kv_heads
     if programs > tiling.many * tiling.num_processors:
-        return Crowding.MANY
-    return Crowding.SOME if programs > tiling.few * tiling.num_processors else Crowding.FEW
+        return Occupancy.MANY
+    return Occupancy.SOME if programs > tiling.few * tiling.num_processors else Occupancy.FEW
 
 
-def _num_chunks(tiles: _Tiles, size: int, tiling: Tiling) -> Ints:
-    """Chunks of each tile. What is left over and fits one turn of the inner loop stays with the last."""
-    chunks: Ints = np.maximum(1, -(-(tiles.num_keys - tiling.key_tile) // size))
-    return chunks
+def _num_splits(tiles: _Tiles, size: int, tiling: Tiling) -> Ints:
+    """Splits of each tile. What is left over and fits one iteration of the inner loop stays with the last."""
+    splits: Ints = np.maximum(1, -(-(tiles.num_keys - tiling.key_tile) // size))
+    return splits
 
 
-def _small_chunk(tiles: _Tiles, tiling: Tiling) -> int:
-    """Keys per chunk, so that all processors are busy loading."""
+def _small_split(tiles: _Tiles, tiling: Tiling) -> int:
+    """Keys per split, so that all processors are busy loading."""
     total = int(tiles.num_keys.sum()) * tiling.num_kv_heads
-    even = total / (tiling.num_processors * tiling.chunks_per_processor)
-    return max(tiling.least_chunk, _round_up(even, tiling.key_tile))
+    even = total / (tiling.num_processors * tiling.splits_per_processor)
+    return max(tiling.least_split, _round_up(even, tiling.key_tile))
 
 
-def _large_chunk(tiles: _Tiles, tiling: Tiling) -> int:
-    """Keys per chunk: all of them where there are tiles enough, since partials have their price.
+def _large_split(tiles: _Tiles, tiling: Tiling) -> int:
+    """Keys per split: all of them where there are tiles enough, since partials have their price.
 
     A tile with much more than its share is cut, whatever their number: of a team of sixteen, every
     desk is a tile of its own, and the common history would keep all others waiting.
     """
     longest = int(tiles.num_keys.max(initial=1))
     total = int(tiles.num_keys.sum()) * tiling.num_kv_heads
-    chunks = longest * tiling.num_processors // max(1, total)
-    return max(tiling.least_chunk, _round_up(longest / max(1, chunks), tiling.key_tile))
+    splits = longest * tiling.num_processors // max(1, total)
+    return max(tiling.least_split, _round_up(longest / max(1, splits), tiling.key_tile))
 
 
-def _items(tiles: _Tiles, num_chunks: Ints, size: int, first_page: Ints) -> Ints:
-    """[I, ITEM_FIELDS]: every chunk of every tile. The last chunk of a tile has no end of its own."""
-    chunk = _ranges(np.zeros_like(num_chunks), num_chunks)
-    tile = np.repeat(np.arange(len(num_chunks)), num_chunks)
-    start = tiles.start[tile] + chunk * size
-    is_last = chunk == num_chunks[tile] - 1
+def _items(tiles: _Tiles, num_splits: Ints, size: int, first_page: Ints) -> Ints:
+    """[I, ITEM_FIELDS]: every split of every tile. The last split of a tile has no end of its own."""
+    split = _ranges(np.zeros_like(num_splits), num_splits)
+    tile = np.repeat(np.arange(len(num_splits)), num_splits)
+    start = tiles.start[tile] + split * size
+    is_last = split == num_splits[tile] - 1
     # The longest first: programs start in this order, and the short ones fill what is left.
-    order = np.argsort(-np.minimum(tiles.num_keys[tile] - chunk * size, size), kind="stable")
+    order = np.argsort(-np.minimum(tiles.num_keys[tile] - split * size, size), kind="stable")
     columns = (
         tiles.first[tile],
         tiles.count[tile],
         start,
         np.where(is_last, ENDLESS, start + size),
         first_page[tiles.strip[tile]],
-        chunk,
+        split,
     )
     return np.stack(columns, axis=1).astype(np.int64).reshape(-1, ITEM_FIELDS)[order]
 
 
-def _partials(token: Ints, num_chunks: Ints, num_tokens: int) -> tuple[Ints, Ints]:
+def _partials(token: Ints, num_splits: Ints, num_tokens: int) -> tuple[Ints, Ints]:
     """Number the partials token by token: where each entry's begin, and each token's."""
     order = np.argsort(token, kind="stable")
-    ends = np.cumsum(num_chunks[order])
+    ends = np.cumsum(num_splits[order])
     entry_partial = np.empty_like(ends)
-    entry_partial[order] = ends - num_chunks[order]
-    per_token = np.bincount(token, weights=num_chunks, minlength=num_tokens).astype(np.int64)
+    entry_partial[order] = ends - num_splits[order]
+    per_token = np.bincount(token, weights=num_splits, minlength=num_tokens).astype(np.int64)
     return entry_partial, np.concatenate(([0], np.cumsum(per_token)))
 
 
@@ -268,7 +268,8 @@ def _ranges(first: Ints, count: Ints) -> Ints:
     return ranges
 
 
-def _power_of_two(size: int) -> int:
+def power_of_two(size: int) -> int:
+    """The least one that is not below `size`."""
     return 1 << (size - 1).bit_length()
 
 

@@ -1,10 +1,10 @@
 """Plain decoding: the same rows, one token each, again and again.
 
 Between two such steps every integer of the plan changes by a constant (`Growth`). So the next plan is
-made from the last one by a few additions, whatever the number of rows and pieces, and whoever keeps a
-copy of the plan on a device adds the same constants there (`Plan.lockstep`, `Plan.turn`).
+made from the last one by a few additions, whatever the number of rows and pieces, and a copy of the plan
+on a device is kept up to date by adding the same constants there (`Plan.lockstep`, `Plan.lockstep_index`).
 
-Views and blocks are held weakly: what nobody uses any more is freed, whatever was planned last.
+Views and blocks are held weakly: a block that is not used any more is freed, whatever was planned last.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Lockstep:
         writers = {row.view.own for row in step.rows}
         self._lengths = [row.view.own.num_tokens for row in step.rows]  # before the first pass
         self._others = [(weakref.ref(b), b.num_tokens) for b in live if b not in writers]
-        self._turns_left = _turns_until(plan, max_positions)
+        self._last_index = _last_index(plan, max_positions)
 
     def follow(self, step: Step) -> Plan | None:
         """The plan of this step if it is the last one again, one token later; room is reserved.
@@ -58,19 +58,19 @@ class Lockstep:
     def has_room(self) -> bool:
         """Whether there are positions for one token more each, and slots on the pages in use."""
         size = self.pool.page_size
-        return self.plan.turn < self._turns_left and all(
+        return self.plan.lockstep_index < self._last_index and all(
             strip.num_tokens < len(strip.pages) * size for strip in self._strips
         )
 
     def _is_next(self, step: Step) -> bool:
-        turn = self.plan.turn + 1
+        index = self.plan.lockstep_index + 1
         return (
             self.has_room
             and len(step.rows) == len(self._views)
             and all(
                 row.view is view()
                 and len(row.feed) == 1
-                and row.view.own.num_tokens == length + turn
+                and row.view.own.num_tokens == length + index
                 for row, view, length in zip(step.rows, self._views, self._lengths, strict=True)
             )
             and all(
@@ -81,28 +81,28 @@ class Lockstep:
 
     def _advanced(self, token_ids: list[int]) -> Plan:
         plan, growth, reads = self.plan, self._growth, self.plan.reads
-        angles = plan.angles + 1
+        offsets = plan.offsets + 1
         return replace(
             plan,
             token_ids=np.array(token_ids, dtype=np.int64),
             positions=plan.positions + growth.position,
-            angles=angles,
-            slots=self._slots(angles),
+            offsets=offsets,
+            slots=self._slots(offsets),
             reads=replace(reads, base=reads.base + growth.base, high=reads.high + growth.high),
-            turn=plan.turn + 1,
+            lockstep_index=plan.lockstep_index + 1,
         )
 
-    def _slots(self, angles: Ints) -> Ints:
+    def _slots(self, offsets: Ints) -> Ints:
         """One further, except where a page has ended."""
         size = self.pool.page_size
         slots: Ints = self.plan.slots + 1
-        for row in (angles % size == 0).nonzero()[0]:
-            slots[row] = self._strips[row].pages[int(angles[row]) // size] * size
+        for row in (offsets % size == 0).nonzero()[0]:
+            slots[row] = self._strips[row].pages[int(offsets[row]) // size] * size
         return slots
 
 
-def _turns_until(plan: Plan, max_positions: int | None) -> int:
-    """How often the plan can be followed until a row leaves the model's positions."""
+def _last_index(plan: Plan, max_positions: int | None) -> int:
+    """How often the plan can be followed before a row leaves the model's positions."""
     assert plan.growth is not None
     if max_positions is None:
         return 1 << 62

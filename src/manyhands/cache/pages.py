@@ -76,11 +76,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Move:
-    """Copy these slots; rotate the keys forward by `turn`, the difference of the two offsets."""
+    """Copy these slots; rotate the keys forward by `shift`, the difference of the two offsets."""
 
     sources: Ints
     targets: Ints
-    turn: int
+    shift: int
 
 
 class Keeper(Protocol):

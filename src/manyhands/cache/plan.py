@@ -1,4 +1,4 @@
-"""A Plan: the integers of one forward pass. Which rows read which keys, at which angle, how many.
+"""A Plan: the integers of one forward pass. Which rows read which keys, at which offset, how many.
 
     T  new tokens, packed over rows      R  rows      n  reads (one row meeting one stretch of a strip)
 
@@ -27,7 +27,7 @@ from manyhands.cache.pages import Ints
 
 @dataclass(frozen=True, eq=False)
 class Reads:
-    """Who reads what. All arrays [n], sorted by strip."""
+    """Which row reads what. All arrays [n], sorted by strip."""
 
     row: Ints  # the row that reads
     base: (
@@ -59,15 +59,15 @@ class Plan:
     token_ids: Ints  # [T]
     row_indptr: Ints  # [R + 1]: tokens row_indptr[r] .. row_indptr[r + 1] are the feed of row r
     positions: Ints  # [T]: position in the row's view
-    angles: Ints  # [T]: index on the own strip; the new key is rotated by it
+    offsets: Ints  # [T]: index on the own strip's ruler; the new key is rotated by it
     slots: Ints  # [T]: where the new key and value are written
     reads: Reads
     page_size: int
     own_strip: Ints | None = None  # [R]: which of the strips each row writes to; None in a replay
     growth: Growth | None = None  # None in a replay, and while somebody writes in lanes
-    # Plans that follow from each other share a mark and count their turns (cache/lockstep.py).
+    # Plans that follow from each other share a mark and are numbered (cache/lockstep.py).
     lockstep: object = None
-    turn: int = 0
+    lockstep_index: int = 0
 
     @property
     def num_tokens(self) -> int:

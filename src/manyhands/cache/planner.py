@@ -58,7 +58,7 @@ class _Mark(Enum):
     LANE = auto()  # the next one begins where the first one did
     JOIN = auto()  # what follows begins behind the longest lane
 
-    def turn(self, here: _Point, fork: _Point, longest: _Point) -> tuple[_Point, _Point, _Point]:
+    def behind(self, here: _Point, fork: _Point, longest: _Point) -> tuple[_Point, _Point, _Point]:
         """`here`, `fork` and `longest` behind this mark."""
         if self is _Mark.FORK:
             return here, here, here
@@ -70,7 +70,7 @@ _Route = tuple[_Stretch | _Live | _Mark, ...]
 
 
 class Planner:
-    """Turns steps into plans, and keeps the frozen history of every view in as few pieces as it can.
+    """Makes plans of steps, and keeps the frozen history of every view in as few pieces as it can.
 
     Work per step is proportional to rows times pieces, not to the length of the history: a view is
     prepared once, and its frozen neighbours, moved together by compaction, count as one piece.
@@ -130,7 +130,7 @@ class Planner:
         for piece in self._routes[row.view]:
             if isinstance(piece, _Mark):
                 here = (start, start_growth)
-                (start, start_growth), fork, longest = piece.turn(here, fork, longest)
+                (start, start_growth), fork, longest = piece.behind(here, fork, longest)
                 continue
             grows = 0
             if isinstance(piece, _Stretch):
@@ -221,7 +221,7 @@ class Planner:
             dtype=np.int64,
         )
         within = np.arange(row_indptr[-1]) - np.repeat(row_indptr[:-1], sizes)
-        angles = np.repeat(first, sizes) + within
+        offsets = np.repeat(first, sizes) + within
         groups = _group_by_strip(reads)
         index_of = {strip: index for index, strip in enumerate(groups)}
         ordered = [read[1:] for group in groups.values() for read in group]
@@ -236,8 +236,8 @@ class Planner:
         return Plan(
             token_ids=np.array([token for row in step.rows for token in row.feed], dtype=np.int64),
             row_indptr=row_indptr,
-            positions=np.repeat(own_bases, sizes) + angles,
-            angles=angles,
+            positions=np.repeat(own_bases, sizes) + offsets,
+            offsets=offsets,
             slots=slots,
             reads=Reads(
                 row=row,

@@ -67,25 +67,13 @@ def _refusal(adapter: ModelAdapter) -> str | None:
         return "Triton is not installed (it comes for Linux, with torch for CUDA)"
     from manyhands.attention.triton_backend import refusal
 
-    return refusal(
-        adapter.num_heads,
-        adapter.num_kv_heads,
-        (adapter.head_dim, adapter.value_dim),
-        adapter.dtype,
-        adapter.device,
-    )
+    return refusal(adapter.layers, adapter.dtype, adapter.device)
 
 
 def _kernels(adapter: ModelAdapter) -> Backend:
     from manyhands.attention.triton_backend import TritonBackend
 
-    return TritonBackend(
-        adapter.num_heads,
-        adapter.num_kv_heads,
-        (adapter.head_dim, adapter.value_dim),
-        adapter.dtype,
-        adapter.device,
-    )
+    return TritonBackend(adapter.layers, adapter.dtype, adapter.device)
 
 
 def make_passes(adapter: ModelAdapter, memory: Memory, backend: Backend, *, graphs: bool) -> Passes:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from manyhands.attention.prepared import Capacity, Prepared, pack, pack_growth
 from manyhands.attention.triton_backend import TritonBackend
-from manyhands.attention.work import Crowding, Work, cut
+from manyhands.attention.work import Occupancy, Work, cut
 from manyhands.cache.plan import Plan
 from manyhands.engine.passes import Attending, Passes, PassOutcome
 from manyhands.engine.recorder import GraphRecorder
@@ -51,7 +51,7 @@ _LEAST = Capacity(
     most_partials=32,
     small_rows=1,
     large_rows=16,
-    crowding=Crowding.FEW,
+    occupancy=Occupancy.FEW,
 )
 _FEW_PARTIALS = 4  # of a token, as completions have; merged by programs of several heads
 _SURE_ENOUGH = 0.9  # share of right guesses from which on it pays to run ahead
@@ -250,7 +250,9 @@ class _Graph:
 def _follows(plan: Plan, last: Plan) -> bool:
     """Whether this plan is the last one, one token later."""
     return (
-        plan.lockstep is not None and plan.lockstep is last.lockstep and plan.turn == last.turn + 1
+        plan.lockstep is not None
+        and plan.lockstep is last.lockstep
+        and plan.lockstep_index == last.lockstep_index + 1
     )
 
 

@@ -69,12 +69,11 @@ class Attending:
 
     def __init__(self, prepared: Any, memory: Memory, backend: Backend) -> None:
         self.prepared = prepared
-        self.memory = memory
+        self.stores = memory.stores
         self.backend = backend
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
         """One layer; see `attention.attend.AttendFn`."""
-        keys, values = self.memory.keys[call.layer], self.memory.values[call.layer]
-        rope = self.memory.ropes[call.layer]
-        self.backend.append(k, v, keys, values, self.prepared, rope)
-        return self.backend.attend(q, keys, values, self.prepared, call, rope)
+        store = self.stores[call.layer]
+        self.backend.append(store, k, v, self.prepared)
+        return self.backend.attend(store, q, self.prepared, call)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from manyhands.attention.attend import LayerCall
-from manyhands.attention.rotary import Turns
+from manyhands.attention.rotary import Rotations
+from manyhands.attention.store import Targets
 from manyhands.cache.block import Block
 from manyhands.cache.pages import Ints, PagePool
 from manyhands.cache.step import Step
@@ -96,11 +97,11 @@ def write_keys(
     places = [pool.place(each.block).offset for each in fed]
     tokens = torch.tensor([each.token for each in fed], device=device)
     slots = torch.tensor([int(slots_of[each.block][each.at]) for each in fed], device=device)
-    angles = [offset + each.at for offset, each in zip(places, fed, strict=True)]
-    turns = Turns(torch.tensor(angles, device=device))
+    offsets = [start + each.at for start, each in zip(places, fed, strict=True)]
+    targets = Targets(slots, Rotations(torch.tensor(offsets, device=device)))
 
     def keep(k: Tensor, v: Tensor, call: LayerCall) -> None:
-        memory.write(call.layer, k[tokens], v[tokens], slots, turns)
+        memory.stores[call.layer].write(targets, k[tokens], v[tokens])
 
     has_room = True
     try:
@@ -124,14 +125,15 @@ def _finder(found: Sequence[tuple[Block, int]], memory: Memory, pool: PagePool) 
         raise InvalidRequest(
             f"{lost!r} is read, and the run that wrote it was set aside to make room", hint=_SHARE
         )
-    device = memory.keys.device
+    device = memory.device
     slots = torch.as_tensor(np.concatenate([_slots(b, size, pool) for b, size in found])).to(device)
     offsets = [np.arange(size) + pool.place(block).offset for block, size in found]
-    back = Turns(-torch.as_tensor(np.concatenate(offsets)).to(device))
+    back = Rotations(-torch.as_tensor(np.concatenate(offsets)).to(device))
 
     def find(call: LayerCall) -> tuple[Tensor, Tensor]:
-        keys = memory.keys[call.layer, slots]
-        return back.rotate(keys, memory.ropes[call.layer]), memory.values[call.layer, slots]
+        store = memory.stores[call.layer]
+        keys, values = store.read(slots)
+        return back.rotate(keys, store.rope), values
 
     return find
 

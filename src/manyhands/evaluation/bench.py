@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyhands.attention.rotary import Turns
+from manyhands.attention.rotary import Rotations
 from manyhands.attention.store import Targets
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import Cast, combined
@@ -55,12 +55,13 @@ class Timing:
 def made_up(adapter: ModelAdapter, layer: int, num_tokens: int, seed: int) -> tuple[Tensor, Tensor]:
     """Random keys [N, G, D], not rotated yet, and values [N, G, Dv]; the same seed, the same numbers."""
     generator = torch.Generator(adapter.device).manual_seed(seed * 1009 + layer)
+    shape = adapter.layers[layer]
 
     def numbers(width: int) -> Tensor:
-        shape = (num_tokens, adapter.num_kv_heads, width)
-        return torch.randn(shape, generator=generator, device=adapter.device).to(adapter.dtype)
+        size = (num_tokens, shape.num_kv_heads, width)
+        return torch.randn(size, generator=generator, device=adapter.device).to(adapter.dtype)
 
-    return numbers(adapter.head_dim), numbers(adapter.value_dim)
+    return numbers(shape.head_dim), numbers(shape.value_dim)
 
 
 @torch.inference_mode()
@@ -71,11 +72,10 @@ def fill(engine: Engine, block: Block, num_tokens: int, *, seed: int) -> Block:
     start = place.offset + block.num_tokens
     slots = engine.pool.slots(place.strip, start, start + num_tokens)
     device = engine.adapter.device
-    turns = Turns(torch.arange(start, start + num_tokens, device=device))
-    targets, memory = Targets(torch.as_tensor(slots, device=device), turns), engine.memory
-    for layer, rope in enumerate(memory.ropes):
-        k, v = made_up(engine.adapter, layer, num_tokens, seed)
-        targets.store(k, v, memory.keys[layer], memory.values[layer], rope)
+    rotations = Rotations(torch.arange(start, start + num_tokens, device=device))
+    targets = Targets(torch.as_tensor(slots, device=device), rotations)
+    for layer, store in enumerate(engine.memory.stores):
+        store.write(targets, *made_up(engine.adapter, layer, num_tokens, seed))
     block.tokens.extend(index % engine.adapter.vocab_size for index in range(num_tokens))
     return block
 

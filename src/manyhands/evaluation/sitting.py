@@ -136,8 +136,7 @@ def memory_of(engine: Any) -> dict[str, int]:
     found = {"kv_tokens": kv_tokens}
     memory = getattr(engine, "memory", None)
     if memory is not None:
-        held = memory.keys.nbytes + memory.values.nbytes
-        found["kv_bytes"] = kv_tokens * held // pool.num_slots
+        found["kv_bytes"] = kv_tokens * memory.num_bytes // pool.num_slots
     adapter = getattr(engine, "adapter", None)
     if adapter is not None and adapter.device.type == "cuda":
         import torch

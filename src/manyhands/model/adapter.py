@@ -22,6 +22,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.attention.attend import AttendFn, LayerCall
 from manyhands.attention.rotary import Rope
+from manyhands.attention.store import LayerShape
 from manyhands.errors import UnsupportedModel
 from manyhands.model.families import Family, known_family, reach, supported
 from manyhands.model.ropes import read_ropes
@@ -49,11 +50,7 @@ class ModelAdapter:
     family: Family
     ropes: tuple[Rope | None, ...]
     gains: tuple[float, ...]  # per layer: what the scaling of its scores is multiplied by
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    value_dim: int
+    layers: tuple[LayerShape, ...]
     vocab_size: int
     max_positions: int
 
@@ -75,16 +72,15 @@ class ModelAdapter:
         self.model = model.train(False)
         self.name = name or config.name_or_path or config.model_type
         _take_over(model)
-        self.num_layers = config.num_hidden_layers
-        self.num_heads = config.num_attention_heads
-        self.num_kv_heads = getattr(config, "num_key_value_heads", None) or self.num_heads
-        self.head_dim = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
-        self.value_dim = getattr(config, "v_head_dim", None) or self.head_dim
+        self.layers = _layers(config)
         self.vocab_size = config.vocab_size
         self.max_positions = min(context or reach(config), reach(config))
         self.ropes, self.gains = read_ropes(model, family, context)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that attend."""
+        return len(self.layers)
 
     @property
     def config(self) -> Any:
@@ -116,6 +112,20 @@ class ModelAdapter:
         )
         logits: Tensor = out.logits[0]
         return logits
+
+
+def _layers(config: Any) -> tuple[LayerShape, ...]:
+    """The heads of every layer; in all families of today the same in all layers."""
+    num_heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    shape = LayerShape(
+        num_heads=num_heads,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
+        head_dim=head_dim,
+        value_dim=getattr(config, "v_head_dim", None) or head_dim,
+    )
+    num_layers: int = config.num_hidden_layers
+    return (shape,) * num_layers
 
 
 def _take_over(model: PreTrainedModel) -> None:

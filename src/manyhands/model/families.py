@@ -1,7 +1,7 @@
 """Which networks are known to work, what is special about each, and which cannot work and why.
 
 A network works here if its attention depends on positions through rotations alone: then a block can
-stand anywhere in a view, because turning the query is enough (Hogwild! Inference, section 3.4). The
+stand anywhere in a view, because rotating the query is enough (Hogwild! Inference, section 3.4). The
 table names the model types that have a row in the conformance test. The refusals name those that
 break the condition, with the reason. Anything else is examined at load (`self_test`).
 """
@@ -113,7 +113,8 @@ def nope_layers(config: Any, family: Family) -> tuple[bool, ...]:
     # The list is called "no rope", yet a 1 in it says that the layer rotates.
     rotates = getattr(config, "no_rope_layers", None) or [1] * count
     return tuple(
-        kind in family.bare_kinds or not turns for kind, turns in zip(kinds, rotates, strict=True)
+        kind in family.bare_kinds or not is_rotated
+        for kind, is_rotated in zip(kinds, rotates, strict=True)
     )
 
 

@@ -146,9 +146,12 @@ def _replace(adapter: ModelAdapter, *, sure: bool) -> FuseReport:
     model: Any = adapter.model
     layers = list(getattr(model.base_model, "layers", ()))
     norms = _fuse_norms(model)
-    heads = (adapter.num_heads, adapter.num_kv_heads)
+    heads = [(shape.num_heads, shape.num_kv_heads) for shape in adapter.layers]
     shared = shared_weights(model)
-    products = sum(join_qkv(layer, heads if sure else None, shared) for layer in layers)
+    products = sum(
+        join_qkv(layer, its_heads if sure else None, shared)
+        for layer, its_heads in zip(layers, heads, strict=False)  # some networks show no layers
+    )
     gates = joins = 0
     rotation, left = False, []
     if sure:
@@ -252,8 +255,8 @@ def _bypass_rotation(adapter: ModelAdapter, layers: list[Any]) -> bool:
     into the scaling, and the rotation stays.
     """
     factors = attention_factors(adapter.model, adapter.family)
-    for factor, rope in zip(factors, adapter.ropes, strict=True):
-        if factor != 1.0 and rope is not None and rope.rotary_dim != adapter.head_dim:
+    for factor, rope, shape in zip(factors, adapter.ropes, adapter.layers, strict=True):
+        if factor != 1.0 and rope is not None and rope.rotary_dim != shape.head_dim:
             return False
     attentions = [getattr(layer, "self_attn", None) for layer in layers]
     forwards = [_without_rotation(getattr(type(own), "forward", None)) for own in attentions]

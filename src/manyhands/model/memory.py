@@ -1,45 +1,49 @@
-"""Memory: the keys and values of every block, and nothing about who reads them.
+"""Memory: the keys and values of every block, and nothing about the rows that read them.
 
-One tensor of keys and one of values for all layers, cut into slots; which slots belong to which block
-is `cache/pages.py`'s accounting. Keys are stored rotated by their index on their strip, so they never
-turn again while a block stays where it is, however many views meet it at however many positions.
-
-    L  layers      S  slots      G  key/value heads      D, Dv  head dims
+One `LayerStore` a layer, all with the same slots; which slots belong to which block is
+`cache/pages.py`'s accounting. Keys are stored rotated by their offset on their strip, so they are not
+rotated again while a block stays where it is, however many views meet it at however many positions.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from manyhands.attention.rotary import Rope, Turns
-from manyhands.attention.store import Targets
+from manyhands.attention.rotary import Rope, Rotations
+from manyhands.attention.store import LayerShape, LayerStore
 from manyhands.cache.pages import Move
 from manyhands.errors import OutOfMemory
 from manyhands.model.adapter import ModelAdapter
 
 
 class Memory:
-    """keys [L, S, G, D] and values [L, S, G, Dv], uninitialised until written."""
+    """`stores`, one a layer, of `num_slots` tokens; uninitialised until written."""
 
     def __init__(
         self,
         num_slots: int,
-        num_kv_heads: int,
-        head_dim: int,
-        value_dim: int,
+        layers: Sequence[LayerShape],
         ropes: Sequence[Rope | None],
         *,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.ropes = tuple(ropes)
-        shape = (len(self.ropes), num_slots, num_kv_heads)
-        self.keys = torch.empty(*shape, head_dim, device=device, dtype=dtype)
-        self.values = torch.empty(*shape, value_dim, device=device, dtype=dtype)
+        self.device = device
+        # One allocation of keys and one of values for all layers of a shape.
+        parts: dict[LayerShape, Iterator[tuple[Tensor, Tensor]]] = {}
+        for shape, count in Counter(layers).items():
+            size = count, num_slots, shape.num_kv_heads
+            keys = torch.empty(*size, shape.head_dim, device=device, dtype=dtype)
+            values = torch.empty(*size, shape.value_dim, device=device, dtype=dtype)
+            parts[shape] = zip(keys, values, strict=True)
+        self.stores = tuple(
+            LayerStore(*next(parts[shape]), rope) for shape, rope in zip(layers, ropes, strict=True)
+        )
 
     @classmethod
     def for_model(cls, adapter: ModelAdapter, num_slots: int) -> Memory:
@@ -47,9 +51,7 @@ class Memory:
         try:
             return cls(
                 num_slots,
-                adapter.num_kv_heads,
-                adapter.head_dim,
-                adapter.value_dim,
+                adapter.layers,
                 adapter.ropes,
                 device=adapter.device,
                 dtype=adapter.dtype,
@@ -62,35 +64,30 @@ class Memory:
                 hint="Ask for fewer memory_tokens.",
             ) from error
 
-    def write(self, layer: int, k: Tensor, v: Tensor, slots: Tensor, turns: Turns) -> None:
-        """Store the new tokens' k [T, G, D], not rotated yet, and v [T, G, Dv] at `slots` [T].
-
-        `turns` [T] are the tokens' indices on their strips.
-        """
-        Targets(slots, turns).store(k, v, self.keys[layer], self.values[layer], self.ropes[layer])
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all stores."""
+        return sum(store.keys.nbytes + store.values.nbytes for store in self.stores)
 
     def move(self, move: Move) -> None:
-        """Carry a block to its new slots, keys turned by the difference of the offsets."""
+        """Carry a block to its new slots, keys rotated by the difference of the offsets."""
         sources, targets = (
-            torch.as_tensor(slots, device=self.keys.device)
-            for slots in (move.sources, move.targets)
+            torch.as_tensor(slots, device=self.device) for slots in (move.sources, move.targets)
         )
-        turns = Turns(torch.full_like(sources, move.turn))
-        for layer, rope in enumerate(self.ropes):
-            self.keys[layer, targets] = turns.rotate(self.keys[layer, sources], rope)
-        self.values[:, targets] = self.values[:, sources]
+        shift = Rotations(torch.full_like(sources, move.shift))
+        for store in self.stores:
+            store.move(sources, targets, shift)
 
 
 def token_bytes(adapter: ModelAdapter) -> int:
     """Bytes of keys and values that one token costs over all layers."""
-    per_layer = adapter.num_kv_heads * (adapter.head_dim + adapter.value_dim)
-    return adapter.num_layers * per_layer * adapter.dtype.itemsize
+    return sum(layer.numbers_per_token for layer in adapter.layers) * adapter.dtype.itemsize
 
 
 def default_memory_tokens(adapter: ModelAdapter) -> int:
-    """How many tokens to hold when nobody says: most of what is free on a GPU, half on a CPU.
+    """How many tokens to hold by default: most of what is free on a GPU, half on a CPU.
 
-    At most a million: beyond, the accounting costs more than anybody has used.
+    At most a million: beyond, the accounting costs more than has ever been used.
     """
     share = 0.85 if adapter.device.type == "cuda" else 0.5
     free = int(share * free_bytes(adapter.device))

@@ -2,8 +2,8 @@
 
 Every token runs through the network at position 0, where Hugging Face's rotation is the identity
 times the attention factor of YaRN or longrope. The rotations themselves are ours (attention/rotary),
-so we need from the network: the frequencies, how many dims turn, in which pairs, and which layers do
-not turn at all (NoPE). Some networks have two sets of frequencies, one per layer type.
+so we need from the network: the frequencies, how many dims are rotated, in which pairs, and which
+layers have no positions at all (NoPE). Some networks have two sets of frequencies, one per layer type.
 
 The frequencies come from a fresh rotary module built from the configuration, not from the buffers of
 the loaded one: `model.to(torch.bfloat16)` rounds those to eight bits, and a model that came from the

@@ -183,22 +183,25 @@ class _Watched:
         self._attend = exact_attention(adapter.ropes)
         self._config = adapter.config
         self._layer = 0
-        self._shapes = (
-            (_TOKENS, adapter.num_heads, adapter.head_dim),
-            (_TOKENS, adapter.num_kv_heads, adapter.head_dim),
-            (_TOKENS, adapter.num_kv_heads, adapter.value_dim),
-        )
+        self._shapes = [
+            (
+                (_TOKENS, layer.num_heads, layer.head_dim),
+                (_TOKENS, layer.num_kv_heads, layer.head_dim),
+                (_TOKENS, layer.num_kv_heads, layer.value_dim),
+            )
+            for layer in adapter.layers
+        ]
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
-        found = (tuple(q.shape), tuple(k.shape), tuple(v.shape))
-        if found != self._shapes:
-            raise _refused(
-                self._config,
-                f"layer {call.layer} has q, k, v of shapes {found}, expected {self._shapes}",
-            )
         if call.layer != self._layer:
             raise _refused(
                 self._config, f"layer {call.layer} attends where layer {self._layer} should"
+            )
+        found, expected = tuple(tuple(x.shape) for x in (q, k, v)), self._shapes[call.layer]
+        if found != expected:
+            raise _refused(
+                self._config,
+                f"layer {call.layer} has q, k, v of shapes {found}, expected {expected}",
             )
         self._layer += 1
         return self._attend(q, k, v, call)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from manyhands.attention.attend import LayerCall
-from manyhands.attention.rotary import Turns
+from manyhands.attention.rotary import Rotations
+from manyhands.attention.store import LayerStore
 from manyhands.attention.torch_backend import Prepared, TorchBackend
 from manyhands.cache.pages import Ints
 from manyhands.model.adapter import ModelAdapter
@@ -39,7 +40,7 @@ class Replay:
 
     token_ids: Tensor  # [T]
     slot_token: Tensor  # [S]
-    slot_angle: Tensor  # [S]
+    slot_offset: Tensor  # [S]
     keep: Tensor  # packed indices whose logits are wanted
     prepared: Prepared
 
@@ -52,7 +53,7 @@ class Replay:
         return cls(
             token_ids=torch.as_tensor(merged.plan.token_ids),
             slot_token=torch.as_tensor(merged.slot_token),
-            slot_angle=torch.as_tensor(merged.slot_angle),
+            slot_offset=torch.as_tensor(merged.slot_offset),
             keep=torch.as_tensor(last),
             prepared=TorchBackend(budget).prepare(merged.plan, torch.device("cpu")),
         )
@@ -62,7 +63,7 @@ class Replay:
         return Replay(
             self.token_ids.to(device, non_blocking=True),
             self.slot_token.to(device, non_blocking=True),
-            self.slot_angle.to(device, non_blocking=True),
+            self.slot_offset.to(device, non_blocking=True),
             self.keep.to(device, non_blocking=True),
             self.prepared.to(device),
         )
@@ -75,7 +76,7 @@ class Replay:
         `keep` is shown every layer's k [T, G, D] and v [T, G, Dv], not rotated; `find` gives those of
         the tokens that were there before (`found` in `merge_passes`).
         """
-        turns = Turns(self.slot_angle)
+        rotations = Rotations(self.slot_offset)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
             if keep is not None:
@@ -85,8 +86,9 @@ class Replay:
                 k, v = torch.cat((k, found_k)), torch.cat((v, found_v))
             # Keys are not stored: each slot takes the key of the token that lay there, as it lay.
             rope = adapter.ropes[call.layer]
-            keys = turns.rotate(k[self.slot_token], rope)  # [S, G, D]
-            return _BACKEND.attend(q, keys, v[self.slot_token], self.prepared, call, rope)
+            keys = rotations.rotate(k[self.slot_token], rope)  # [S, G, D]
+            store = LayerStore(keys, v[self.slot_token], rope)
+            return _BACKEND.attend(store, q, self.prepared, call)
 
         return adapter.forward(self.token_ids, self.keep, attend)
 

@@ -26,13 +26,13 @@ from manyhands.cache.step import Step
 class Merged:
     """A whole run: the plan of all its passes, and where each slot's key comes from.
 
-    `slot_token` [S] is the packed token whose key lies there, `slot_angle` [S] its rotation;
+    `slot_token` [S] is the packed token whose key lies there, `slot_offset` [S] its offset;
     `pass_indptr` [passes + 1] says which rows belong to which pass.
     """
 
     plan: Plan
     slot_token: Ints
-    slot_angle: Ints
+    slot_offset: Ints
     pass_indptr: Ints
 
 
@@ -68,19 +68,19 @@ def _in_one(
 ) -> Merged:
     plans = [plan for _, plan in moved]
     slot_token = np.zeros(num_slots, dtype=np.int64)
-    slot_angle = np.zeros(num_slots, dtype=np.int64)
+    slot_offset = np.zeros(num_slots, dtype=np.int64)
     num_tokens = sum(plan.num_tokens for plan in plans)
     for slots in found_slots:
         slot_token[slots] = np.arange(num_tokens, num_tokens + len(slots))
-        slot_angle[slots] = np.arange(len(slots))
+        slot_offset[slots] = np.arange(len(slots))
         num_tokens += len(slots)
     num_tokens = 0
     for moves, plan in moved:
         for move in moves:
             slot_token[move.targets] = slot_token[move.sources]
-            slot_angle[move.targets] = slot_angle[move.sources] + move.turn
+            slot_offset[move.targets] = slot_offset[move.sources] + move.shift
         slot_token[plan.slots] = np.arange(num_tokens, num_tokens + plan.num_tokens)
-        slot_angle[plan.slots] = plan.angles
+        slot_offset[plan.slots] = plan.offsets
         num_tokens += plan.num_tokens
     num_rows = np.array([plan.num_rows for plan in plans])
     sizes = np.concatenate([np.diff(plan.row_indptr) for plan in plans])
@@ -88,12 +88,12 @@ def _in_one(
         token_ids=np.concatenate([plan.token_ids for plan in plans]),
         row_indptr=np.concatenate(([0], np.cumsum(sizes))),
         positions=np.concatenate([plan.positions for plan in plans]),
-        angles=np.concatenate([plan.angles for plan in plans]),
+        offsets=np.concatenate([plan.offsets for plan in plans]),
         slots=np.concatenate([plan.slots for plan in plans]),
         reads=_regrouped(plans),
         page_size=1,
     )
-    return Merged(plan, slot_token, slot_angle, np.concatenate(([0], np.cumsum(num_rows))))
+    return Merged(plan, slot_token, slot_offset, np.concatenate(([0], np.cumsum(num_rows))))
 
 
 def _regrouped(plans: Sequence[Plan]) -> Reads:
@@ -147,7 +147,7 @@ def side_by_side(runs: Sequence[Merged]) -> Merged:
             tokens[-1] + runs[-1].plan.num_tokens,
         ),
         positions=joined(run.plan.positions for run in runs),
-        angles=joined(run.plan.angles for run in runs),
+        offsets=joined(run.plan.offsets for run in runs),
         slots=joined((run.plan.slots for run in runs), slots),
         reads=Reads(
             row=joined((r.row for r in reads), rows),
@@ -164,7 +164,7 @@ def side_by_side(runs: Sequence[Merged]) -> Merged:
     return Merged(
         plan,
         joined((run.slot_token for run in runs), tokens),
-        joined(run.slot_angle for run in runs),
+        joined(run.slot_offset for run in runs),
         np.concatenate(([0], np.cumsum(np.concatenate([np.diff(r.pass_indptr) for r in runs])))),
     )
 

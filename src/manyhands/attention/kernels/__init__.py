@@ -2,5 +2,5 @@
 
 `append` writes keys and values; `attend` attends, for rows that share nothing `lone` does, and on Hopper,
 where very many share very much, `specialised`; `merge` merges.
-What they have in common: `pairs`, which turns heads, and `overlap`, which brings launches in early.
+What they have in common: `pairs`, which rotates heads, and `overlap`, which brings launches in early.
 """

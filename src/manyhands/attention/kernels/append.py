@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from manyhands.attention.kernels.overlap import take_over
-from manyhands.attention.kernels.pairs import columns, turned
+from manyhands.attention.kernels.pairs import columns, rotated
 
 
 @triton.jit
@@ -20,7 +20,7 @@ def append_kernel(
     values,
     cos,  # [T, D / 2] float32
     sin,
-    key_angle,  # [T]: index on the strip
+    key_offset,  # [T]: index on the strip
     key_page,  # [T]: first page of the strip in `pages`; negative: padding, nothing is written
     pages,
     k_token,
@@ -41,9 +41,9 @@ def append_kernel(
     """Program (token, block of heads)."""
     token = tl.program_id(0)
     page_at = tl.load(key_page + token)
-    angle = tl.load(key_angle + token)
-    page = tl.load(pages + tl.maximum(page_at, 0) + tl.where(page_at < 0, 0, angle // PAGE))
-    slot = page.to(tl.int64) * PAGE + angle % PAGE
+    offset = tl.load(key_offset + token)
+    page = tl.load(pages + tl.maximum(page_at, 0) + tl.where(page_at < 0, 0, offset // PAGE))
+    slot = page.to(tl.int64) * PAGE + offset % PAGE
     take_over(OVERLAP)
     if page_at < 0:
         return
@@ -51,8 +51,10 @@ def append_kernel(
     is_head = (head < NUM_HEADS)[:, None]
 
     source = k + token.to(tl.int64) * k_token + head[:, None] * k_head
-    turn = token * (HEAD_DIM // 2)
-    key = turned(source, is_head, cos + turn, sin + turn, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)
+    table_at = token * (HEAD_DIM // 2)
+    key = rotated(
+        source, is_head, cos + table_at, sin + table_at, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF
+    )
     dim = columns(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)[None, :]
     target = keys + (slot * NUM_HEADS + head[:, None]) * HEAD_DIM + dim
     tl.store(target, key.to(keys.dtype.element_ty), mask=is_head & (dim < HEAD_DIM))

@@ -1,7 +1,7 @@
 """The attention kernel: one item of the work list and one key/value head per program.
 
 The tile's rows are its entries times the query heads of the group: row m is head m % r of entry m // r.
-A query is rotated by its entry's angle when it is loaded; keys lie rotated in memory. Keys are walked
+A query is rotated by its entry's offset when it is loaded; keys lie rotated in memory. Keys are walked
 in tiles, softmax is kept running (largest score, sum, weighted values), scores in float32 and in units
 of log 2. In large tiles, where arithmetic is what takes time, nothing is masked as long as every row
 sees every key; only the edges are (first and last keys, the causal diagonal, a window's end). Most
@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from manyhands.attention.kernels.overlap import take_over
-from manyhands.attention.kernels.pairs import columns, turned
+from manyhands.attention.kernels.pairs import columns, rotated
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -122,7 +122,7 @@ def attend_kernel(
     cos,  # [E, D / 2] float32
     sin,
     entry_token,
-    entry_angle,
+    entry_offset,
     entry_low,
     entry_high,
     entry_partial,
@@ -165,18 +165,18 @@ def attend_kernel(
     kv_head = tl.program_id(0)
     first_entry = tl.load(item)
     key_start, key_end = tl.load(item + 2), tl.load(item + 3)
-    page_at, chunk = tl.load(item + 4), tl.load(item + 5)
+    page_at, split = tl.load(item + 4), tl.load(item + 5)
 
     m = tl.arange(0, ROWS)
     is_row = m // GROUP < count
     entry = first_entry + tl.minimum(m // GROUP, count - 1)  # rows to spare repeat the last entry
     head = kv_head * GROUP + m % GROUP
     token = tl.load(entry_token + entry)
-    angle = tl.load(entry_angle + entry)
+    offset = tl.load(entry_offset + entry)
     low, high = tl.load(entry_low + entry), tl.load(entry_high + entry)
-    last = tl.minimum(high, angle + 1)  # one past the last key of each row
+    last = tl.minimum(high, offset + 1)  # one past the last key of each row
     if HAS_WINDOW:
-        low = tl.maximum(low, angle - window + 1)
+        low = tl.maximum(low, offset - window + 1)
 
     # What any row sees lies between `start` and `end`; what all of them see ...
     start = key_start
@@ -190,9 +190,16 @@ def attend_kernel(
 
     take_over(OVERLAP)
     source = q + token.to(tl.int64)[:, None] * q_token + head[:, None] * q_head
-    turn = entry.to(tl.int64)[:, None] * (HEAD_DIM // 2)
-    query = turned(
-        source, is_row[:, None], cos + turn, sin + turn, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF
+    table_at = entry.to(tl.int64)[:, None] * (HEAD_DIM // 2)
+    query = rotated(
+        source,
+        is_row[:, None],
+        cos + table_at,
+        sin + table_at,
+        HEAD_DIM,
+        ROTARY_DIM,
+        INTERLEAVED,
+        HALF,
     )
     if not HAS_SOFTCAP:
         scaling *= LOG2E
@@ -217,7 +224,7 @@ def attend_kernel(
         )
         for key in range(all_start, all_end, KEYS):
             here = page
-            # Looked up one turn ahead: keys are loaded without waiting for their page's number.
+            # Looked up one tile ahead: keys are loaded without waiting for their page's number.
             page = _page(pages, page_at, tl.minimum(key + KEYS, all_end - KEYS), n, end, PAGE, KEYS)
             if MAPPED:
                 first = (here * PAGE + key % PAGE).to(tl.int32)
@@ -276,7 +283,7 @@ def attend_kernel(
     if DIRECT:
         place = token.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head
     else:
-        partial = tl.load(entry_partial + entry) + chunk
+        partial = tl.load(entry_partial + entry) + split
         place = partial.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head
         lse = tl.where(seen_any, largest + tl.log2(tl.where(seen_any, total, 1.0)), -1e30)
         tl.store(lses + place, lse, mask=is_row)

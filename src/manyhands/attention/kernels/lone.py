@@ -16,7 +16,7 @@ import triton.language as tl
 
 from manyhands.attention.kernels.attend import LOG2E, scores_of
 from manyhands.attention.kernels.overlap import take_over
-from manyhands.attention.kernels.pairs import columns, turned
+from manyhands.attention.kernels.pairs import columns, rotated
 
 KEPT = tl.constexpr("evict_first")  # nobody else will read these keys and values
 
@@ -29,7 +29,7 @@ def lone_kernel(
     cos,  # [E, D / 2] float32
     sin,
     entry_token,
-    entry_angle,
+    entry_offset,
     entry_low,
     entry_high,
     entry_partial,
@@ -66,21 +66,21 @@ def lone_kernel(
     head = tl.program_id(0)
     entry = tl.load(item)
     start, end = tl.load(item + 2), tl.load(item + 3)
-    page_at, chunk = tl.load(item + 4), tl.load(item + 5)
+    page_at, split = tl.load(item + 4), tl.load(item + 5)
     token = tl.load(entry_token + entry)
-    angle = tl.load(entry_angle + entry)
+    offset = tl.load(entry_offset + entry)
     low = tl.load(entry_low + entry)
-    end = tl.minimum(end, tl.minimum(tl.load(entry_high + entry), angle + 1))
+    end = tl.minimum(end, tl.minimum(tl.load(entry_high + entry), offset + 1))
     if HAS_WINDOW:
-        low = tl.maximum(low, angle - window + 1)
+        low = tl.maximum(low, offset - window + 1)
         start = tl.maximum(start, low // KEYS * KEYS)
 
     take_over(OVERLAP)
     one = tl.zeros([1, 1], dtype=tl.int32)
     source = q + token.to(tl.int64) * q_token + head * q_head + one
-    turn = entry.to(tl.int64) * (HEAD_DIM // 2) + one
-    query = turned(
-        source, one == 0, cos + turn, sin + turn, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF
+    table_at = entry.to(tl.int64) * (HEAD_DIM // 2) + one
+    query = rotated(
+        source, one == 0, cos + table_at, sin + table_at, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF
     )
     if not HAS_SOFTCAP:
         scaling *= LOG2E
@@ -124,7 +124,7 @@ def lone_kernel(
     if DIRECT:
         place = token.to(tl.int64) * NUM_HEADS + head
     else:
-        partial = tl.load(entry_partial + entry) + chunk
+        partial = tl.load(entry_partial + entry) + split
         place = partial.to(tl.int64) * NUM_HEADS + head
         tl.store(
             lses + place,

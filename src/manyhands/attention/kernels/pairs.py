@@ -1,8 +1,8 @@
-"""Which dims of a head turn together.
+"""Which dims of a head are rotated together.
 
-Rotary embedding turns pairs of dims: with angle a, (x, y) becomes (x cos a - y sin a, y cos a + x sin a).
-Which dims are a pair differs: neighbours, or one from each half of the dims that turn. A kernel loads the
-first dims of all pairs and the second ones, turns them, and puts them side by side. What comes out stands
+Rotary embedding rotates pairs of dims: with angle a, (x, y) becomes (x cos a - y sin a, y cos a + x sin a).
+Which dims are a pair differs: neighbours, or one from each half of the rotary dims. A kernel loads the
+first dims of all pairs and the second ones, rotates them, and puts them side by side. What comes out stands
 in the order of `columns`, which for whole heads is the order in memory; scores are sums over all dims and
 do not care, as long as queries and keys agree.
 
@@ -17,13 +17,13 @@ import triton.language as tl
 
 @triton.jit
 def _pairs(i, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """First and second dim of the pairs `i`. Dims that do not turn are paired as well, with each other."""
+    """First and second dim of the pairs `i`. Dims that are not rotated are paired as well, with each other."""
     if INTERLEAVED:
         return 2 * i, 2 * i + 1
     else:
-        turns = i < ROTARY_DIM // 2
-        first = tl.where(turns, i, i + ROTARY_DIM // 2)
-        return first, tl.where(turns, i + ROTARY_DIM // 2, i + HEAD_DIM // 2)
+        is_rotary = i < ROTARY_DIM // 2
+        first = tl.where(is_rotary, i, i + ROTARY_DIM // 2)
+        return first, tl.where(is_rotary, i + ROTARY_DIM // 2, i + HEAD_DIM // 2)
 
 
 @triton.jit
@@ -33,7 +33,7 @@ def columns(
     INTERLEAVED: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """The dims [2 HALF] in the order that `turned` leaves; HEAD_DIM or more: there is none."""
+    """The dims [2 HALF] in the order that `rotated` leaves; HEAD_DIM or more: there is none."""
     e = tl.arange(0, 2 * HALF)
     if INTERLEAVED or (ROTARY_DIM == HEAD_DIM and HEAD_DIM == 2 * HALF):
         return e
@@ -44,7 +44,7 @@ def columns(
 
 
 @triton.jit
-def turned(
+def rotated(
     source,
     mask,
     cos,
@@ -54,7 +54,7 @@ def turned(
     INTERLEAVED: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """Heads at `source` [n, 1], turned by the angles at `cos` and `sin` [n, 1], float32 [n, 2 HALF]."""
+    """Heads at `source` [n, 1], rotated by the angles at `cos` and `sin` [n, 1], float32 [n, 2 HALF]."""
     i = tl.arange(0, HALF)
     first, second = _pairs(i, HEAD_DIM, ROTARY_DIM, INTERLEAVED)
     is_pair = mask & (i < HEAD_DIM // 2)[None, :]

@@ -15,7 +15,7 @@ Items are those of `attend.py`, and so is what they leave. Softmax does not ask 
 program takes its edges first, tiles in which some rows do not see some keys, then what all of them see.
 Shared memory has room for two tiles; barriers say when keys or values are here, and when they are free.
 
-    turn  one tile of keys, brought in boxes of 64 slots (which lie in one page each) and 64 dims
+    tile  128 keys, brought in boxes of 64 slots (which lie in one page each) and 64 dims
 """
 
 # Kernels are written in Gluon, which has no types of Python's.
@@ -39,10 +39,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from manyhands.attention.launches import SPECIALISED_BOX, SPECIALISED_ROWS
 
-_KEYS = gl.constexpr(128)  # of a turn
+_KEYS = gl.constexpr(128)  # of a tile
 _BOX = gl.constexpr(SPECIALISED_BOX)  # slots that the copy engine brings at once
 _HALF_ROWS = gl.constexpr(SPECIALISED_ROWS // 2)  # of one group of warps
-_STAGES = gl.constexpr(2)  # turns whose keys and values have room
+_STAGES = gl.constexpr(2)  # tiles whose keys and values have room
 _REGISTERS = gl.constexpr(240)  # of a thread that multiplies
 _FEW_REGISTERS = gl.constexpr(24)  # of one that loads
 _WIDTH = gl.constexpr(64)  # dims in a box: the widest that can be swizzled
@@ -62,14 +62,14 @@ def boxes(x: Tensor) -> Any:
 
 
 @gluon.jit
-def _key_of(turn, start, num_before, all_start, all_end, num_edges):
-    """First key of a turn: of the edge before, of the one behind, or of what every row sees all of."""
+def _key_of(tile, start, num_before, all_start, all_end, num_edges):
+    """First key of a tile: of the edge before, of the one behind, or of what every row sees all of."""
     behind = gl.where(
-        turn < num_edges,
-        all_end + (turn - num_before) * _KEYS,
-        all_start + (turn - num_edges) * _KEYS,
+        tile < num_edges,
+        all_end + (tile - num_before) * _KEYS,
+        all_start + (tile - num_edges) * _KEYS,
     )
-    return gl.where(turn < num_before, start + turn * _KEYS, behind)
+    return gl.where(tile < num_before, start + tile * _KEYS, behind)
 
 
 @gluon.jit
@@ -86,7 +86,7 @@ def _bring_one(
     copy_map, pages, last_page, key, column, boxes, first_box, barrier, PAGE: gl.constexpr,
     WIDE: gl.constexpr,
 ):  # fmt: skip
-    """The keys (or values) of one turn, box by box."""
+    """The keys (or values) of one tile, box by box."""
     for high in gl.static_range(_KEYS // _BOX):
         at = key + high * _BOX
         slot = gl.load(pages + gl.minimum(at // PAGE, last_page)) * PAGE + at % PAGE
@@ -98,18 +98,18 @@ def _bring_one(
 @gluon.jit
 def _bring(
     key_map, value_map, pages, last_page, column, k_room, v_room, k_here, v_here, k_free, v_free,
-    start, num_before, all_start, all_end, num_edges, num_turns, PAGE: gl.constexpr,
+    start, num_before, all_start, all_end, num_edges, num_tiles, PAGE: gl.constexpr,
 ):  # fmt: skip
-    """One warp: keys and values of all turns, each as soon as there is room."""
+    """One warp: keys and values of all tiles, each as soon as there is room."""
     DIM: gl.constexpr = k_room.shape[2]
     WIDE: gl.constexpr = DIM // _WIDTH
-    BOXES: gl.constexpr = WIDE * (_KEYS // _BOX)  # of a turn
+    BOXES: gl.constexpr = WIDE * (_KEYS // _BOX)  # of a tile
     k_boxes = _boxes_of(k_room, _STAGES * BOXES, _BOX)
     v_boxes = _boxes_of(v_room, _STAGES * BOXES, _BOX)
-    for turn in range(num_turns):
-        stage = turn % _STAGES
-        phase = (turn // _STAGES) & 1
-        key = _key_of(turn, start, num_before, all_start, all_end, num_edges)
+    for tile in range(num_tiles):
+        stage = tile % _STAGES
+        phase = (tile // _STAGES) & 1
+        key = _key_of(tile, start, num_before, all_start, all_end, num_edges)
         at = stage * BOXES
         mbarrier.wait(k_free.index(stage), phase ^ 1)
         mbarrier.expect(k_here.index(stage), _KEYS * DIM * 2)
@@ -143,7 +143,7 @@ def _held(x):
 
 @gluon.jit
 def _weights(scores, largest, total):
-    """The running softmax with one more turn: weights, largest score, sum, and what is kept of sums."""
+    """The running softmax with one more tile: weights, largest score, sum, and what is kept of sums."""
     new = gl.maximum(largest, gl.max(scores, 1))
     kept = gl.exp2(largest - new)
     weights = gl.exp2(scores - new[:, None])
@@ -173,10 +173,10 @@ def _clean(v, key, end):
 
 
 @gluon.jit
-def _clean_last(who, turn, key, end, v_room, v_here, cleaned, num_cleaned):
-    """If a turn goes beyond `end`, the first group of warps cleans its values, and the other one waits."""
-    stage = turn % _STAGES
-    mbarrier.wait(v_here.index(stage), (turn // _STAGES) & 1)
+def _clean_last(who, tile, key, end, v_room, v_here, cleaned, num_cleaned):
+    """If a tile goes beyond `end`, the first group of warps cleans its values, and the other one waits."""
+    stage = tile % _STAGES
+    mbarrier.wait(v_here.index(stage), (tile // _STAGES) & 1)
     if key + _KEYS > end:
         if who == 0:
             _clean(v_room.index(stage), key, end)
@@ -193,7 +193,7 @@ def _load_queries(
     who, q, token, head, entry, cos, sin, q_token, q_head, scaling, q_room,
     INTERLEAVED: gl.constexpr, PAIRS: gl.constexpr,
 ):  # fmt: skip
-    """Queries of one half of the rows, rotated by their entries' angles, to shared memory.
+    """Queries of one half of the rows, rotated by their entries' offsets, to shared memory.
 
     Pairs are neighbours, or one dim from each half: pairs that are not rotated have an angle of 0.
     """
@@ -225,13 +225,13 @@ def _load_queries(
 
 @gluon.jit
 def _multiply(
-    who, q, cos, sin, entry_token, entry_angle, entry_low, entry_high, entry_partial, partials,
-    lses, q_token, q_head, scaling, window, first_entry, count, chunk, kv_head, end, q_room,
+    who, q, cos, sin, entry_token, entry_offset, entry_low, entry_high, entry_partial, partials,
+    lses, q_token, q_head, scaling, window, first_entry, count, split, kv_head, end, q_room,
     k_room, v_room, k_here, v_here, k_free, v_free, cleaned, start, num_before, all_start, all_end,
-    num_edges, num_turns, GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
+    num_edges, num_tiles, GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
     INTERLEAVED: gl.constexpr, HAS_WINDOW: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
-    """Four warps: one half of the program's rows, through all turns."""
+    """Four warps: one half of the program's rows, through all tiles."""
     DIM: gl.constexpr = k_room.shape[2]
     DTYPE: gl.constexpr = k_room.dtype
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _KEYS, 16])
@@ -251,18 +251,18 @@ def _multiply(
 
     m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, OF_SCORES)
     entry = first_entry + gl.minimum(m // GROUP, count - 1)
-    angle = gl.load(entry_angle + entry)
+    offset = gl.load(entry_offset + entry)
     low = gl.load(entry_low + entry)
-    last = gl.minimum(gl.load(entry_high + entry), angle + 1)
+    last = gl.minimum(gl.load(entry_high + entry), offset + 1)
     if HAS_WINDOW:
-        low = gl.maximum(low, angle - window + 1)
+        low = gl.maximum(low, offset - window + 1)
     largest = gl.full([_HALF_ROWS], -1e30, gl.float32, OF_SCORES)
     total = gl.full([_HALF_ROWS], 0.0, gl.float32, OF_SCORES)
     summed = gl.zeros([_HALF_ROWS, DIM], gl.float32, SUMS)
     nothing = gl.zeros([_HALF_ROWS, _KEYS], gl.float32, SCORES)
     num_cleaned = 0
 
-    # The first turn is an edge, or may be taken for one.
+    # The first tile is an edge, or may be taken for one.
     mbarrier.wait(k_here.index(0), 0)
     keys = k_room.index(0).permute((1, 0))
     asked = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
@@ -274,19 +274,19 @@ def _multiply(
     weights, largest, total, kept = _weights(scores, largest, total)
     weighted = gl.convert_layout(weights.to(DTYPE), WEIGHTS)
 
-    for turn in range(1, num_edges):
-        num_cleaned = _clean_last(who, turn - 1, key, end, v_room, v_here, cleaned, num_cleaned)
-        before = (turn - 1) % _STAGES
-        stage = turn % _STAGES
-        mbarrier.wait(k_here.index(stage), (turn // _STAGES) & 1)
+    for tile in range(1, num_edges):
+        num_cleaned = _clean_last(who, tile - 1, key, end, v_room, v_here, cleaned, num_cleaned)
+        before = (tile - 1) % _STAGES
+        stage = tile % _STAGES
+        mbarrier.wait(k_here.index(stage), (tile // _STAGES) & 1)
         keys = k_room.index(stage).permute((1, 0))
         asked = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
         adding = warpgroup_mma(weighted, v_room.index(before), summed, is_async=True)
         scores, summed, weighted = warpgroup_mma_wait(0, deps=[asked, adding, weighted])
         mbarrier.arrive(k_free.index(stage), count=1)
         mbarrier.arrive(v_free.index(before), count=1)
-        key = _key_of(turn, start, num_before, all_start, all_end, num_edges)
-        bound = gl.where(turn < num_before, gl.minimum(all_start, end), end)
+        key = _key_of(tile, start, num_before, all_start, all_end, num_edges)
+        bound = gl.where(tile < num_before, gl.minimum(all_start, end), end)
         scores = _seen(scores, key, low, last, bound, SCORES)
         weights, largest, total, kept = _weights(scores, largest, total)
         summed = summed * gl.convert_layout(kept, OF_SUMS)[:, None]
@@ -294,13 +294,13 @@ def _multiply(
 
     last_edge = gl.maximum(num_edges, 1) - 1
     _clean_last(who, last_edge, key, end, v_room, v_here, cleaned, num_cleaned)
-    for turn in range(last_edge + 1, num_turns):
-        before = (turn - 1) % _STAGES
-        stage = turn % _STAGES
-        mbarrier.wait(k_here.index(stage), (turn // _STAGES) & 1)
+    for tile in range(last_edge + 1, num_tiles):
+        before = (tile - 1) % _STAGES
+        stage = tile % _STAGES
+        mbarrier.wait(k_here.index(stage), (tile // _STAGES) & 1)
         keys = k_room.index(stage).permute((1, 0))
         asked = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
-        mbarrier.wait(v_here.index(before), ((turn - 1) // _STAGES) & 1)
+        mbarrier.wait(v_here.index(before), ((tile - 1) // _STAGES) & 1)
         adding = warpgroup_mma(weighted, v_room.index(before), summed, is_async=True)
         scores = warpgroup_mma_wait(1, deps=[asked])
         mbarrier.arrive(k_free.index(stage), count=1)
@@ -315,8 +315,8 @@ def _multiply(
         summed = summed * gl.convert_layout(kept, OF_SUMS)[:, None]
         weighted = next_weighted
 
-    before = (num_turns - 1) % _STAGES
-    mbarrier.wait(v_here.index(before), ((num_turns - 1) // _STAGES) & 1)
+    before = (num_tiles - 1) % _STAGES
+    mbarrier.wait(v_here.index(before), ((num_tiles - 1) // _STAGES) & 1)
     adding = warpgroup_mma(weighted, v_room.index(before), summed, is_async=True)
     summed, weighted = warpgroup_mma_wait(0, deps=[adding, weighted])
 
@@ -331,7 +331,7 @@ def _multiply(
     if DIRECT:
         place = gl.load(entry_token + entry).to(gl.int64) * (NUM_KV_HEADS * GROUP) + head
     else:
-        partial = gl.load(entry_partial + entry) + chunk
+        partial = gl.load(entry_partial + entry) + split
         place = partial.to(gl.int64) * (NUM_KV_HEADS * GROUP) + head
         lse = gl.where(seen_any, largest + gl.log2(gl.where(seen_any, total, 1.0)), -1e30)
         gl.store(lses + place, lse, mask=is_row)
@@ -351,7 +351,7 @@ def specialised_kernel(
     cos,  # [E, D / 2] float32
     sin,
     entry_token,
-    entry_angle,
+    entry_offset,
     entry_low,
     entry_high,
     entry_partial,
@@ -379,18 +379,18 @@ def specialised_kernel(
     kv_head = gl.program_id(0)
     first_entry = gl.load(item)
     key_start, key_end = gl.load(item + 2), gl.load(item + 3)
-    page_at, chunk = gl.load(item + 4), gl.load(item + 5)
+    page_at, split = gl.load(item + 4), gl.load(item + 5)
 
     # What any row sees lies between `start` and `end`; what all of them see between `all_start` and
-    # `all_end`, in whole turns. Boxes begin at multiples of their size.
+    # `all_end`, in whole tiles. Boxes begin at multiples of their size.
     m = gl.arange(0, 2 * _HALF_ROWS, gl.BlockedLayout([1], [32], [4], [0]))
     entry = first_entry + gl.minimum(m // GROUP, count - 1)
-    angle = gl.load(entry_angle + entry)
+    offset = gl.load(entry_offset + entry)
     low = gl.load(entry_low + entry)
-    last = gl.minimum(gl.load(entry_high + entry), angle + 1)
+    last = gl.minimum(gl.load(entry_high + entry), offset + 1)
     start = key_start
     if HAS_WINDOW:
-        low = gl.maximum(low, angle - window + 1)
+        low = gl.maximum(low, offset - window + 1)
         start = gl.maximum(start, gl.min(low, 0) // _BOX * _BOX)
     end = gl.minimum(key_end, gl.max(last, 0))
     all_start = (gl.maximum(gl.max(low, 0), start) + _BOX - 1) // _BOX * _BOX
@@ -399,7 +399,7 @@ def specialised_kernel(
     num_before = gl.maximum((gl.minimum(all_start, end) - start + _KEYS - 1) // _KEYS, 0)
     num_behind = gl.where(all_start < end, (end - all_end + _KEYS - 1) // _KEYS, 0)
     num_edges = num_before + num_behind
-    num_turns = gl.maximum(num_edges + num_whole, 1)  # even if nobody sees anything
+    num_tiles = gl.maximum(num_edges + num_whole, 1)  # even if nobody sees anything
     last_page = gl.maximum(end - 1, 0) // PAGE
 
     DTYPE: gl.constexpr = q.dtype.element_ty
@@ -428,23 +428,23 @@ def specialised_kernel(
     gl.warp_specialize(
         [
             (_multiply, (
-                FIRST, q, cos, sin, entry_token, entry_angle, entry_low, entry_high, entry_partial,
-                partials, lses, q_token, q_head, scaling, window, first_entry, count, chunk, kv_head,
+                FIRST, q, cos, sin, entry_token, entry_offset, entry_low, entry_high, entry_partial,
+                partials, lses, q_token, q_head, scaling, window, first_entry, count, split, kv_head,
                 end, q_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, start,
-                num_before, all_start, all_end, num_edges, num_turns, GROUP, NUM_KV_HEADS,
+                num_before, all_start, all_end, num_edges, num_tiles, GROUP, NUM_KV_HEADS,
                 INTERLEAVED, HAS_WINDOW, DIRECT,
             )),
             (_multiply, (
-                SECOND, q, cos, sin, entry_token, entry_angle, entry_low, entry_high, entry_partial,
-                partials, lses, q_token, q_head, scaling, window, first_entry, count, chunk, kv_head,
+                SECOND, q, cos, sin, entry_token, entry_offset, entry_low, entry_high, entry_partial,
+                partials, lses, q_token, q_head, scaling, window, first_entry, count, split, kv_head,
                 end, q_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, start,
-                num_before, all_start, all_end, num_edges, num_turns, GROUP, NUM_KV_HEADS,
+                num_before, all_start, all_end, num_edges, num_tiles, GROUP, NUM_KV_HEADS,
                 INTERLEAVED, HAS_WINDOW, DIRECT,
             )),
             (_bring, (
                 key_map, value_map, pages + page_at, last_page, kv_head * HEAD_DIM, k_room, v_room,
                 k_here, v_here, k_free, v_free, start, num_before, all_start, all_end, num_edges,
-                num_turns, PAGE,
+                num_tiles, PAGE,
             )),
         ],
         [4, 1],
