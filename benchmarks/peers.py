@@ -64,7 +64,7 @@ class _Numbers:
 
 def probe(engine: Engine, history: int) -> Probe:
     """Ask the engine, before its network makes room for the peers'."""
-    adapter = engine.adapter
+    adapter = engine.executor.adapter
     block = fill(engine, Block("probe"), history, seed=Probe.seed).freeze()
     logits = engine.forward(Step([Row(View([block, Block()]), (_TOKEN,))]))
     numbers = _Numbers(

@@ -159,7 +159,8 @@ class Layer:
         home = q.device
         q, k, v = (x.to(self.memory.keys.device) for x in (q, k, v))
         plan = self.last_plan = self.planner.plan(step)
-        self.memory.move(plan.moves)
+        self.memory.move(tuple(self.pool.moves))
+        self.pool.moves.clear()
         keys, values = self.memory.keys[0], self.memory.values[0]
         prepared = self.backend.prepare(plan, q.device)
         self.backend.append(k, v, keys, values, prepared, self.rope)

@@ -81,7 +81,11 @@ class Pages(RuleBasedStateMachine):
             self.pool.reserve(growth)
         except OutOfMemory:
             return
-        self.pool.undo(growth)
+        self.pool.undo(block for block, _ in growth)
+        assert state(self.pool, self.blocks) == before
+        self.pool.undo(
+            block for block, _ in growth
+        )  # what was taken back already is not taken again
         assert state(self.pool, self.blocks) == before
 
     @precondition(lambda self: self.blocks)
@@ -99,6 +103,8 @@ class Pages(RuleBasedStateMachine):
         place = self.pool.place(before)
         offset = self.pool.place(block).offset
         move = self.pool.join(block, before)
+        assert list(self.pool.moves) == ([] if move is None else [move])
+        self.pool.moves.clear()
         if move is None:
             assert state(self.pool, self.blocks) == old
             return
@@ -202,7 +208,7 @@ def test_what_a_failed_pass_had_is_free_for_others():
     pool = PagePool(4, 1)
     block, other = grown(pool, 1), Block()
     pool.reserve([(block, 3)])
-    pool.undo([(block, 3)])
+    pool.undo([block])
     assert pool.num_free_pages == 3
     pool.reserve([(block, 1), (other, 2)])
     assert pool.num_free_pages == 0

@@ -33,7 +33,8 @@ class Machine:
         if not feeds:
             return
         plan = self.planner.plan(Step(Row(*feed) for feed in feeds))
-        for move in plan.moves:
+        while self.pool.moves:
+            move = self.pool.moves.popleft()
             for source, target in zip(move.sources.tolist(), move.targets.tolist(), strict=True):
                 self.memory[target] = self.memory[source]
         for view, tokens in feeds:

@@ -53,8 +53,8 @@ def played(name: str, join: str) -> tuple[list[Step], list[Tensor]]:
     said = BYTES.encode(SKELETON.removesuffix("Chris Lee:%%%%") + "%%%%So.\n####Eve:%%%%")
     with DoublePrecision(), torch.no_grad():
         engine = Engine(ModelAdapter(network(name)), memory_tokens=2048)
-        engine.memory.keys.fill_(float("nan"))
-        engine.memory.values.fill_(float("nan"))
+        engine.executor.memory.keys.fill_(float("nan"))
+        engine.executor.memory.values.fill_(float("nan"))
         run = play(engine, branches("who", BYTES, settings, PROMPT), said)
     assert run.answer is not None
     assert [branch.block for branch in run.answer.branches] == [1, 1, 2]

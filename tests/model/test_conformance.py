@@ -48,8 +48,8 @@ WINDOWS = ["qwen2_window", "mistral", "phi3", "gemma2", "gemma3_text", "olmo3", 
 def _engine(model: PreTrainedModel, double: bool) -> Engine:
     """An engine whose memory is NaN where nothing has been written."""
     engine = Engine(ModelAdapter(model.double() if double else model), memory_tokens=512)
-    engine.memory.keys.fill_(float("nan"))
-    engine.memory.values.fill_(float("nan"))
+    engine.executor.memory.keys.fill_(float("nan"))
+    engine.executor.memory.values.fill_(float("nan"))
     return engine
 
 

@@ -89,7 +89,6 @@ class Lockstep:
             angles=angles,
             slots=self._slots(angles),
             reads=replace(reads, base=reads.base + growth.base, high=reads.high + growth.high),
-            moves=(),
             turn=plan.turn + 1,
         )
 

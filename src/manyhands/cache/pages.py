@@ -19,12 +19,15 @@ their pages until `bring_back` gives them new ones. Whoever asks for that writes
 Whoever keeps blocks that nobody needs just now (`cache/prefixes.py`) is a Keeper: asked for room, it
 lets some of them go.
 
-This file only does the accounting; the tensors are moved by `model/memory.py`, told by the plan.
+This file only does the accounting. What it owes to memory stands in one queue, `PagePool.moves`, in order: a
+move is taken off when its keys have been moved (`engine/executor.py::make_moves`), and not before, so that no
+interrupt and no failed pass can lose one.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -104,6 +107,7 @@ class PagePool:
         self.keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
         self._leaving: list[Place] = []  # of blocks that are gone, until their pages are freed
         self._is_freeing = False
+        self.moves: deque[Move] = deque()  # accounted for here, not yet made in memory
         self.num_evictions = 0  # whenever it grows, places that were looked up are stale
 
     @property
@@ -153,17 +157,22 @@ class PagePool:
             keeper.make_room(num_pages - self.num_free_pages)
         return num_pages <= self.num_free_pages
 
-    def undo(self, growth: Iterable[tuple[Block, int]]) -> None:
-        """Take back what `reserve` promised, after a pass that failed: its pages are free again."""
-        for block, num_tokens in growth:
-            strip = self.place(block).strip
-            strip.num_tokens -= num_tokens
+    def undo(self, blocks: Iterable[Block]) -> None:
+        """Take back room that no token has filled behind these blocks, after a pass that failed.
+
+        A block that may still grow is the last on its strip, so the strip ends where the block does. That
+        holds wherever the pass stopped, also before anything was reserved. Frozen blocks have no such room.
+        """
+        for place, size in [(self.place(b), b.num_tokens) for b in blocks if not b.frozen]:
+            strip = place.strip
+            strip.num_tokens = place.offset + size
             self._free.extend(reversed(self._cut(strip, strip.num_tokens)))
 
     def join(self, block: Block, before: Block) -> Move | None:
         """Move frozen `block` onto the strip of `before`, directly behind it, if that is possible.
 
-        It is when `before` ends its strip, `block` lies alone on its own, and the pages suffice.
+        It is when `before` ends its strip, `block` lies alone on its own, and the pages suffice. The move
+        is put into `moves`.
         """
         here, there = self.place(block), self.place(before)
         end = there.offset + before.num_tokens
@@ -176,6 +185,7 @@ class PagePool:
         sources = self.slots(here.strip, here.offset, here.offset + size)
         self._grow(there.strip, size)
         move = Move(sources, self.slots(there.strip, end, end + size), end - here.offset)
+        self.moves.append(move)
         here.strip.left = True
         self._leave(here)
         here.strip, here.offset, here.size = there.strip, end, size

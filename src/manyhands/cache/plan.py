@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from manyhands.cache.pages import Ints, Move
+from manyhands.cache.pages import Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,6 @@ class Plan:
     slots: Ints  # [T]: where the new key and value are written
     reads: Reads
     page_size: int
-    moves: tuple[Move, ...] = ()  # done before anything is written, in this order
     own_strip: Ints | None = None  # [R]: which of the strips each row writes to; None in a replay
     growth: Growth | None = None  # None in a replay, and while somebody writes in lanes
     # Plans that follow from each other share a mark and count their turns (cache/lockstep.py).

@@ -16,7 +16,7 @@ import numpy as np
 
 from manyhands.cache.block import Block
 from manyhands.cache.lockstep import Lockstep
-from manyhands.cache.pages import Move, PagePool, Place, Strip
+from manyhands.cache.pages import PagePool, Place, Strip
 from manyhands.cache.plan import Growth, Plan, Reads
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import Item, Lanes, View
@@ -80,13 +80,15 @@ class Planner:
         self.pool = pool
         self.max_positions = max_positions
         self._routes: weakref.WeakKeyDictionary[View, _Route] = weakref.WeakKeyDictionary()
-        self._moves: list[Move] = []
         self._lockstep: Lockstep | None = None
         self._num_evictions = pool.num_evictions
 
     def plan(self, step: Step) -> Plan:
-        """Reserve room for all feeds and say what is read. Raises before anything has changed:
-        ContextTooLong beyond the model's positions, OutOfMemory when the pages do not suffice.
+        """Reserve room for all feeds and say what is read.
+
+        What is read may have been moved: `PagePool.moves` are to be made before the plan is run. Raises
+        before anything has been reserved: ContextTooLong beyond the model's positions, OutOfMemory when the
+        pages do not suffice. Interrupted anywhere else, it leaves room that `PagePool.undo` takes back.
         """
         for row in step.rows:
             row.view.own.check_writable()  # it may have been frozen since the row was made
@@ -100,7 +102,7 @@ class Planner:
         reads: list[_Read] = []
         own = [self._read_row(index, row, growth, reads) for index, row in enumerate(step.rows)]
         self.pool.reserve(growth.items())
-        plan = self._assemble(step, own, reads, self.take_moves())
+        plan = self._assemble(step, own, reads)
         if plan.growth is not None and plan.num_tokens == plan.num_rows:
             live = self._live_blocks(step)
             self._lockstep = Lockstep(plan, step, live, self.pool, self.max_positions)
@@ -108,18 +110,13 @@ class Planner:
         return plan
 
     @property
-    def can_go_on(self) -> bool:
+    def can_look_ahead(self) -> bool:
         """Whether the rows of the last plan could be fed one token more each, without another page."""
         return self._lockstep is not None and self._lockstep.has_room
 
     def _live_blocks(self, step: Step) -> set[Block]:
         pieces = (piece for row in step.rows for piece in self._routes[row.view])
         return {piece.block for piece in pieces if isinstance(piece, _Live)}
-
-    def take_moves(self) -> tuple[Move, ...]:
-        """The moves that no plan has taken along yet. Who asks for them has to make them."""
-        moves, self._moves = tuple(self._moves), []
-        return moves
 
     def _forget_routes(self) -> None:
         """Some blocks were set aside, and may lie elsewhere now."""
@@ -194,8 +191,8 @@ class Planner:
                 pieces.append(_Live(block, self.pool.place(block)))
                 previous = None
                 continue
-            if previous is not None and (move := self.pool.join(block, previous)) is not None:
-                self._moves.append(move)
+            if previous is not None:
+                self.pool.join(block, previous)
             place = self.pool.place(block)
             last = pieces[-1] if pieces else None
             if (
@@ -209,13 +206,7 @@ class Planner:
             previous = block
         return tuple(pieces)
 
-    def _assemble(
-        self,
-        step: Step,
-        own: Sequence[tuple[int, int]],
-        reads: list[_Read],
-        moves: tuple[Move, ...],
-    ) -> Plan:
+    def _assemble(self, step: Step, own: Sequence[tuple[int, int]], reads: list[_Read]) -> Plan:
         """Lay the lists out as arrays. Room has been reserved: strips have their final pages."""
         own_bases, growths = np.array(own, dtype=np.int64).T
         writers = {row.view.own for row in step.rows}
@@ -259,7 +250,6 @@ class Planner:
                 pages=tuple(np.asarray(strip.pages, dtype=np.int64) for strip in groups),
             ),
             page_size=self.pool.page_size,
-            moves=moves,
             own_strip=np.array([index_of[place.strip] for place in places], dtype=np.int64),
             growth=Growth(growths, base_growth, high_growth) if is_linear else None,
         )

@@ -1,4 +1,4 @@
-"""One forward pass: a plan goes in, logits come out.
+"""One forward pass: a plan goes in, logits come out. It stands behind the executor (`engine/executor.py`).
 
 `Passes` runs the network's layers one launch after the other. On a CUDA device `GraphedPasses`
 (`engine/graphs.py`) does the same by replaying recorded launches where a plan has a shape it knows.
@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +15,6 @@ import torch
 from torch import Tensor
 
 from manyhands.attention.attend import Backend, LayerCall
-from manyhands.cache.pages import Move
 from manyhands.cache.plan import Plan
 from manyhands.engine.sampling import Chosen
 from manyhands.model.adapter import ModelAdapter
@@ -39,44 +36,25 @@ class PassOutcome:
 class Passes:
     """Runs plans, launch by launch."""
 
-    can_go_ahead = False
-
     def __init__(self, adapter: ModelAdapter, memory: Memory, backend: Backend) -> None:
         self.adapter = adapter
         self.memory = memory
         self.backend = backend
-        self._moves: deque[Move] = deque()  # planned, not made yet
 
     @property
     def about(self) -> str | None:
         """What a user should know of how passes have run, if there is anything."""
         return None
 
-    def move(self, plan: Plan) -> None:
-        """Take on what must be moved. A move is owed until it is made, also if this pass fails."""
-        self._moves.extend(plan.moves)
-
-    def run(self, plan: Plan) -> PassOutcome:
-        """Do all moves that are owed, then the pass."""
-        self.settle()
-        return self.forward(plan)
-
-    def settle(self, moves: Iterable[Move] = ()) -> None:
-        """Do all moves that are owed, and these."""
-        self._moves.extend(moves)
-        while self._moves:  # one by one: a move that fails can be made again, one forgotten cannot
-            self.memory.move((self._moves[0],))
-            self._moves.popleft()
-
-    def go_ahead(self, chosen: Chosen) -> None:
+    def look_ahead(self, chosen: Chosen) -> None:
         """These tokens were chosen: begin, if it can be done, the pass in which each row is fed its own.
 
-        Only called of passes that `can_go_ahead`, and when that one would have room
-        (`Planner.can_go_on`).
+        Only called when that pass would have room (`Planner.can_look_ahead`). Launch by launch nothing is
+        gained by it, so nothing is begun.
         """
 
-    def forward(self, plan: Plan) -> PassOutcome:
-        """The pass itself."""
+    def run(self, plan: Plan) -> PassOutcome:
+        """The pass itself; the moves that it relies on have been made."""
         device = self.adapter.device
         attend = Attending(self.backend.prepare(plan, device), self.memory, self.backend)
         token_ids = torch.as_tensor(plan.token_ids, device=device)

@@ -9,7 +9,7 @@ here each has one clear error.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -49,11 +49,9 @@ from manyhands.model.families import (
 from manyhands.model.fusion import is_fused
 from manyhands.model.packed_checkpoint import load_packed
 from manyhands.model.packing import Packing, read_packing
-from manyhands.model.quantise import KINDS, Quantise, check_quantise, quantise_network
+from manyhands.model.quantise import KINDS, check_quantise, quantise_network
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import self_test
-
-Weights = Literal["auto", "dummy"]
 
 # How Gemma 3's composites name the weights of their language model: as published, and as transformers
 # holds them. Alone it has these names already, and the patterns find nothing.
@@ -69,8 +67,8 @@ def load_adapter(
     *,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
-    weights: Weights = "auto",
-    quantise: Quantise = "auto",
+    weights: str = "auto",
+    quantise: str = "auto",
     context: int | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     downloads: bool = False,
@@ -131,8 +129,8 @@ def judge(config: Any, context: int | None = None) -> Family:
 def _network(
     name: str,
     config: Any,
-    weights: Weights,
-    quantise: Quantise,
+    weights: str,
+    quantise: str,
     device: torch.device,
     dtype: torch.dtype,
 ) -> PreTrainedModel:
@@ -172,7 +170,7 @@ def _adopt(
     device: str | torch.device,
     dtype: str | torch.dtype,
     context: int | None,
-    quantise: Quantise,
+    quantise: str,
 ) -> ModelAdapter:
     if is_fused(model):
         raise InvalidRequest(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Ints, PagePool
+from manyhands.cache.pages import Ints, Move, PagePool
 from manyhands.cache.plan import Plan, Reads
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Step
@@ -49,17 +49,24 @@ def merge_passes(steps: Iterable[Step], num_tokens: int, found: Sequence[Block] 
     pool.reserve((block, block.num_tokens) for block in found)
     found_slots = [pool.slots(pool.place(block).strip, 0, block.num_tokens) for block in found]
     planner = Planner(pool)
-    plans = []
+    plans, moves = [], []
     blocks: set[Block] = set()  # kept alive: no block may be forgotten before the end
     for step in steps:
         plans.append(planner.plan(step))
+        moves.append(tuple(pool.moves))
+        pool.moves.clear()
         for row in step.rows:
             blocks.update(row.view.blocks)
             row.view.own.tokens.extend(row.feed)
-    return _in_one(plans, pool.num_slots - pool.num_free_pages, found_slots)
+    return _in_one(plans, moves, pool.num_slots - pool.num_free_pages, found_slots)
 
 
-def _in_one(plans: Sequence[Plan], num_slots: int, found_slots: Sequence[Ints]) -> Merged:
+def _in_one(
+    plans: Sequence[Plan],
+    moves: Sequence[tuple[Move, ...]],  # made before each of the plans
+    num_slots: int,
+    found_slots: Sequence[Ints],
+) -> Merged:
     slot_token = np.zeros(num_slots, dtype=np.int64)
     slot_angle = np.zeros(num_slots, dtype=np.int64)
     num_tokens = sum(plan.num_tokens for plan in plans)
@@ -68,8 +75,8 @@ def _in_one(plans: Sequence[Plan], num_slots: int, found_slots: Sequence[Ints]) 
         slot_angle[slots] = np.arange(len(slots))
         num_tokens += len(slots)
     num_tokens = 0
-    for plan in plans:
-        for move in plan.moves:
+    for plan, moved in zip(plans, moves, strict=True):
+        for move in moved:
             slot_token[move.targets] = slot_token[move.sources]
             slot_angle[move.targets] = slot_angle[move.sources] + move.turn
         slot_token[plan.slots] = np.arange(num_tokens, num_tokens + plan.num_tokens)
