@@ -52,7 +52,7 @@ def breakdown(engine: Engine, views: Sequence[View], ms: float, *, passes: int) 
         "ms": ms,
         **{f"ms_{name}": _median_ms(times[name]) for name in ("plan", "prepare")},
     }
-    if engine.adapter.device.type != "cuda":
+    if not engine.facts.is_on_gpu:
         return parts
     kernels = _kernels(engine, views, passes)
     if not kernels:
@@ -116,7 +116,7 @@ def _kernels(engine: Engine, views: Sequence[View], passes: int) -> list[Kernel]
 def _stopwatch(engine: Engine) -> Iterator[dict[str, list[float]]]:
     """Clocks around planning and preparing, and gone again."""
     times: dict[str, list[float]] = defaultdict(list)
-    watched = {"plan": (engine.planner, "plan"), "prepare": (engine.backend, "prepare")}
+    watched = {"plan": (engine.planner, "plan"), "prepare": (engine.executor.backend, "prepare")}
     for name, (owner, verb) in watched.items():
         setattr(owner, verb, _timed(getattr(owner, verb), times[name]))
     try:
@@ -130,7 +130,7 @@ def _stopwatch(engine: Engine) -> Iterator[dict[str, list[float]]]:
 def _device_clock(engine: Engine) -> Iterator[list[tuple[Any, Any]]]:
     """Events in front of and behind every replay of a recorded pass, while the clock is there."""
     events: list[tuple[Any, Any]] = []
-    recordings = list(getattr(engine.passes, "recordings", ()))
+    recordings = list(getattr(engine.executor.passes, "recordings", ()))
     usual = [recording.repeat for recording in recordings]
 
     def clocked(repeat: Callable[[], None]) -> Callable[[], None]:

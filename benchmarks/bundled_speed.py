@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-import manyhands.engine.engine as engine_room
+import manyhands.engine.executor as executor_room
 from benchmarks.results import Clock, Results, parser
 from manyhands import Engine, TeamSettings, bundled, hogwild, model_prompt
 from manyhands.strategies.settings import EndSettings
@@ -37,10 +37,11 @@ class Stopwatch:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.times: dict[str, float] = defaultdict(float)
-        engine.adapter.forward = self._timed("network", engine.adapter.forward)  # type: ignore[method-assign]
+        executor: Any = engine.executor
+        executor.adapter.forward = self._timed("network", executor.adapter.forward)
         engine.planner.plan = self._timed("plan", engine.planner.plan)  # type: ignore[method-assign]
-        engine.backend.prepare = self._timed("prepare", engine.backend.prepare)  # type: ignore[method-assign]
-        engine_room.choose = self._timed("choose", engine_room.choose)
+        executor.backend.prepare = self._timed("prepare", executor.backend.prepare)
+        executor_room.choose = self._timed("choose", executor_room.choose)
 
     def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:

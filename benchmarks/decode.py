@@ -114,9 +114,9 @@ class Decode:
             memory_tokens=max(self.lengths) + grown + 1024,
         )
         seconds = round(time.monotonic() - began, 1)
-        why = engine.backend_reason
-        self.results.put(backend=engine.backend.name, backend_reason=why, load_seconds=seconds)
-        self.clock.say(f"{self.shape.title}: loaded in {seconds} s, backend {engine.backend.name}")
+        why = engine.facts.backend_reason
+        self.results.put(backend=engine.facts.backend, backend_reason=why, load_seconds=seconds)
+        self.clock.say(f"{self.shape.title}: loaded in {seconds} s, backend {engine.facts.backend}")
         return engine
 
     def _cells(self, engine: Engine, linears: dict[int, float]) -> None:
@@ -157,7 +157,7 @@ class Decode:
     def _sampled(self, engine: Engine) -> None:
         """Tokens chosen by chance, over the shortest history.
 
-        Flat distributions last: the engine runs ahead no more for some passes after them.
+        Flat distributions last: for some passes after them there is no lookahead.
         """
         history = fill(engine, Block("history"), self.lengths[0], seed=0).freeze()
         greedy = {
@@ -185,20 +185,20 @@ class Decode:
 @torch.inference_mode()
 def check_engine_op(engine: Engine, views: list[View], rows: list[int]) -> Checked:
     """The engine's own backend on its own memory and plan, in the first layer, with random queries."""
-    adapter = engine.adapter
+    adapter = engine.executor.adapter
     # A pass first: then every view has been met, and its newest key is written.
     engine.forward(Step([Row(view, (2,)) for view in views]))
     step = Step([Row(view, (3,)) for view in views])
     plan = engine.planner.plan(step)
     try:
-        shape, store = adapter.layers[0], engine.memory.stores[0]
+        shape, store = adapter.layers[0], engine.executor.memory.stores[0]
         size = (plan.num_tokens, shape.num_heads, shape.head_dim)
         q = torch.randn(size, device=adapter.device).to(adapter.dtype)
         slots = torch.as_tensor(plan.slots, device=adapter.device)
         store.keys[slots], store.values[slots] = 0, 0  # nothing was written there yet
         call = LayerCall(layer=0, scaling=shape.head_dim**-0.5)
-        prepared = engine.backend.prepare(plan, adapter.device)
-        out = engine.backend.attend(store, q, prepared, call)
+        backend = engine.executor.backend
+        out = backend.attend(store, q, backend.prepare(plan, adapter.device), call)
         return check_op(out, store, q, plan, call, rows)
     finally:
         engine.pool.take_back()
@@ -206,20 +206,20 @@ def check_engine_op(engine: Engine, views: list[View], rows: list[int]) -> Check
 
 def how(engine: Engine) -> dict[str, Any]:
     """What computed: the backend, and whether passes were replayed from CUDA graphs."""
-    return {"backend": engine.backend.name, "graphs": num_graphs(engine) > 0}
+    return {"backend": engine.facts.backend, "graphs": num_graphs(engine) > 0}
 
 
 def num_graphs(engine: Engine) -> int:
     """Recorded so far."""
-    return int(getattr(engine.passes, "num_graphs", 0))
+    return int(getattr(engine.executor.passes, "num_graphs", 0))
 
 
 def recording(engine: Engine) -> dict[str, Any]:
     """What recording graphs has cost, and what kept it from happening."""
     return {
         "num_graphs": num_graphs(engine),
-        "seconds_recording": round(getattr(engine.passes, "seconds_recording", 0.0), 2),
-        "trouble": getattr(engine.passes, "trouble", None),
+        "seconds_recording": round(getattr(engine.executor.passes, "seconds_recording", 0.0), 2),
+        "trouble": getattr(engine.executor.passes, "trouble", None),
     }
 
 

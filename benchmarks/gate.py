@@ -94,7 +94,6 @@ def of_rows(plan: Plan, rows: list[int], most: int = 64) -> tuple[Plan, np.ndarr
         offsets=plan.offsets[tokens],
         slots=plan.slots[tokens],
         reads=part,
-        moves=(),
         own_strip=None,
         growth=None,
     )
@@ -103,9 +102,11 @@ def of_rows(plan: Plan, rows: list[int], most: int = 64) -> tuple[Plan, np.ndarr
 
 def plain(engine: Engine) -> Engine:
     """An engine over the same network and memory that attends in plain torch."""
-    other = Engine(engine.adapter, backend="torch", memory_tokens=engine.pool.page_size)
-    other.pool, other.memory, other.planner = engine.pool, engine.memory, engine.planner
-    other.passes = Passes(engine.adapter, engine.memory, other.backend)
+    ours = engine.executor
+    other = Engine(ours.adapter, backend="torch", memory_tokens=engine.pool.page_size)
+    other.pool, other.planner = engine.pool, engine.planner
+    other.executor.memory = ours.memory
+    other.executor.passes = Passes(ours.adapter, ours.memory, other.executor.backend)
     return other
 
 
@@ -116,7 +117,7 @@ def check_step(engine: Engine, views: list[View], twins: list[View]) -> Checked:
     """
     ours = engine.forward(Step([Row(view, (1,)) for view in views])).float()
     theirs = plain(engine).forward(Step([Row(view, (1,)) for view in twins])).float()
-    adapter = engine.adapter
+    adapter = engine.executor.adapter
     return compare(ours[: len(twins)], theirs, adapter.dtype, adapter.num_layers)
 
 

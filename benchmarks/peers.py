@@ -30,7 +30,8 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
-from manyhands.evaluation.bench import HEADER_TOKENS, MARKER_TOKENS, fill, made_up
+from manyhands.engine.executor import made_up
+from manyhands.evaluation.bench import HEADER_TOKENS, MARKER_TOKENS, fill
 from manyhands.model.dummy import dummy_model
 from manyhands.model.quiet import quiet
 
@@ -63,7 +64,7 @@ class _Numbers:
 
 def probe(engine: Engine, history: int) -> Probe:
     """Ask the engine, before its network makes room for the peers'."""
-    adapter = engine.adapter
+    adapter = engine.executor.adapter
     block = fill(engine, Block("probe"), history, seed=Probe.seed).freeze()
     logits = engine.forward(Step([Row(View([block, Block()]), (_TOKEN,))]))
     numbers = _Numbers(adapter.device, adapter.dtype, adapter.layers)

@@ -70,7 +70,7 @@ class Prefix:
             dtype=str(self.dtype).removeprefix("torch."),
             tokens=self.tokens,
             kv_bytes_per_token=self.shape.token_bytes(self.dtype.itemsize),
-            backend=engine.backend.name,
+            backend=engine.facts.backend,
         )
         for batch in self.batches:
             for prefix in self.prefixes:
@@ -144,9 +144,10 @@ class Prefix:
             self.results.leave_out(f"ceiling of batch {batch}", "the time was over")
             return
         shared = fill(engine, Block("prefix"), self.prefixes[0], seed=0).freeze()
-        silent = no_attention(engine.backend)
-        passes = make_passes(engine.adapter, engine.memory, silent, graphs=True)
-        with replaced(engine, "passes", passes):
+        executor = engine.executor
+        silent = no_attention(executor.backend)
+        passes = make_passes(executor.adapter, executor.memory, silent, graphs=True)
+        with replaced(executor, "passes", passes):
             seconds = self._write(engine, shared, batch)
         self.results.add("ceiling", batch=batch, **account(seconds, batch), **how(engine))
 
@@ -210,14 +211,14 @@ class Apart:
 
 
 @contextmanager
-def replaced(engine: Engine, name: str, part: Any) -> Iterator[None]:
-    """The engine with another part for a while."""
-    first = getattr(engine, name)
-    setattr(engine, name, part)
+def replaced(whole: Any, name: str, part: Any) -> Iterator[None]:
+    """An engine, or its executor, with another part for a while."""
+    first = getattr(whole, name)
+    setattr(whole, name, part)
     try:
         yield
     finally:
-        setattr(engine, name, first)
+        setattr(whole, name, first)
 
 
 def main(words: list[str] | None = None) -> None:

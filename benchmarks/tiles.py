@@ -112,7 +112,7 @@ class Tried:
 
     def ms(self) -> float:
         """Milliseconds of a pass with the tiles of now."""
-        forget = getattr(self.engine.passes, "forget", None)
+        forget = getattr(self.engine.executor.passes, "forget", None)
         if forget is not None:
             forget()
         views = views_of(seat(self.engine, self.history, WORKERS, 8 if self.tiny else DESK))
@@ -131,7 +131,7 @@ def main(words: list[str] | None = None) -> None:
         minutes = (whole.seconds - whole.spent) / 60 / (len(names) - index)
         tried = Tried(name, arguments, Clock(minutes))
         tried.run()
-        device = tried.engine.adapter.device
+        device = tried.engine.executor.adapter.device
         del tried
         free(device)
 

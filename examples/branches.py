@@ -13,7 +13,7 @@ job = """Solve these problems and box the answers in order, separated by commas:
 2. 17 + 60 - 31
 3. 93 - 46 + 12"""
 strategy = branches(job, engine.text, BranchSettings(join="stitch", budget=200), words)
-answer = engine.run(measure_joins(strategy, engine.adapter))
+answer = engine.run(measure_joins(strategy, engine.replay))
 for branch in answer.branches:
     print(f"Branch {branch.title}: {branch.text} ({branch.num_tokens} tokens)")
 (join,) = answer.join_distances

@@ -150,6 +150,52 @@ def test_every_room_of_the_house_is_looked_at() -> None:
     assert rooms >= {"errors", "text", "cache", "attention", "strategies", "model", "engine"}
 
 
+# -- one holder of the network and of the memory ---------------------------------------------------
+
+# Rooms and files that may name an `.adapter`; of an engine or an executor nobody else takes its insides.
+BEHIND_THE_EXECUTOR = {
+    "attention",
+    "model",
+    "replay/forward.py",
+    "replay/train.py",
+    "engine/executor.py",
+    "engine/passes.py",
+    "engine/graphs.py",
+}
+INSIDES = {"adapter", "memory", "passes", "backend"}
+
+
+def reached_for(text: str) -> list[str]:
+    """Every place where this source reaches through an executor, as `name.attribute`."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute):
+            owner = getattr(node.value, "attr", getattr(node.value, "id", ""))
+            if node.attr == "adapter" or (
+                node.attr in INSIDES and owner in ("engine", "executor", "_engine", "_executor")
+            ):
+                found.append(f"{owner}.{node.attr}")
+    return found
+
+
+def test_only_the_executor_holds_network_and_memory() -> None:
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = path.relative_to(SOURCE).as_posix()
+        if not {name, name.partition("/")[0]} & BEHIND_THE_EXECUTOR:
+            assert reached_for(path.read_text(encoding="utf-8")) == [], name
+
+
+def test_control_reaching_through_the_executor_is_seen() -> None:
+    for text, said in (
+        ("engine.executor.adapter.device", "executor.adapter"),
+        ("def f(self):\n    return self.engine.memory.keys", "engine.memory"),
+        ("x = getattr(self, 'y').adapter", ".adapter"),
+        ("executor.passes.run(plan)", "executor.passes"),
+    ):
+        assert reached_for(text) == [said]
+    assert reached_for("record.memory, engine.facts.backend, engine.executor.facts") == []
+
+
 # -- controls: small houses, and what must be said of them -----------------------------------------
 
 SOUND = {

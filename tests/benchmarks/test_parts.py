@@ -121,7 +121,8 @@ def test_control_no_number_on_a_red_gate(tmp_path: Path, monkeypatch: pytest.Mon
 
     def spoiled(self: decode.Decode, place: Path) -> Engine:
         engine = make(self, place)
-        engine.backend = engine.passes.backend = Hasty()
+        executor: Any = engine.executor
+        executor.backend = executor.passes.backend = Hasty()
         return engine
 
     monkeypatch.setattr(decode.Decode, "_engine", spoiled)

@@ -22,14 +22,14 @@ def sizes(step: Step) -> list[int]:
 
 def test_a_long_prompt_goes_ahead() -> None:
     step = Step([Row(View([DOCUMENT]), tuple(range(25)), writer="anna")])
-    ahead, rest = in_chunks(step, 10)
-    assert [[row.feed for row in chunk.rows] for chunk in ahead] == [
+    early, rest = in_chunks(step, 10)
+    assert [[row.feed for row in chunk.rows] for chunk in early] == [
         [tuple(range(10))],
         [tuple(range(10, 15))],
     ]
     (row,) = rest.rows
     assert (row.feed, row.writer) == (tuple(range(15, 25)), "anna")
-    assert [row.writer for chunk in ahead for row in chunk.rows] == [None, None]
+    assert [row.writer for chunk in early for row in chunk.rows] == [None, None]
 
 
 def test_what_fits_is_left_alone() -> None:
@@ -41,9 +41,9 @@ def test_who_reads_what_is_written_now_does_not_go_ahead() -> None:
     """The reader's first token sees the whole note, which is written in this very step."""
     reader = Row(View([NOTE, READER]), (1,) * 30)
     step = Step([Row(View([NOTE]), (2,) * 30), reader])
-    ahead, rest = in_chunks(step, 10)
-    assert [sizes(chunk) for chunk in ahead] == [[10], [10], [9]]
-    assert all(row.view.own is NOTE for chunk in ahead for row in chunk.rows)
+    early, rest = in_chunks(step, 10)
+    assert [sizes(chunk) for chunk in early] == [[10], [10], [9]]
+    assert all(row.view.own is NOTE for chunk in early for row in chunk.rows)
     assert sizes(rest) == [1, 30]
 
 
@@ -53,15 +53,15 @@ def test_random_steps(seed: int, most_tokens: int) -> None:
     step = random_step(random.Random(seed), [], [])
     written = {row.view.own for row in step.rows}
     waiting = [row for row in step.rows if written & set(row.view.blocks[:-1])]
-    ahead, rest = in_chunks(step, most_tokens)
+    early, rest = in_chunks(step, most_tokens)
 
     fed = {row.view.own: () for row in step.rows}
-    for chunk in (*ahead, rest):
+    for chunk in (*early, rest):
         for row in chunk.rows:
             fed[row.view.own] += row.feed
     assert fed == {row.view.own: row.feed for row in step.rows}
     assert [row.view for row in rest.rows] == [row.view for row in step.rows]
-    assert all(sum(sizes(chunk)) <= most_tokens for chunk in ahead)
-    assert not {row.view for chunk in ahead for row in chunk.rows} & {r.view for r in waiting}
+    assert all(sum(sizes(chunk)) <= most_tokens for chunk in early)
+    assert not {row.view for chunk in early for row in chunk.rows} & {r.view for r in waiting}
     least = sum(len(row.feed) for row in waiting) + len(step.rows) - len(waiting)
     assert sum(sizes(rest)) <= max(most_tokens, least)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from manyhands.cache.block import Block
-from manyhands.cache.pages import PagePool
+from manyhands.cache.pages import Move, PagePool
 from manyhands.errors import OutOfMemory
 
 NUM_PAGES, PAGE_SIZE = 12, 3
@@ -102,6 +102,9 @@ class Pages(RuleBasedStateMachine):
         place = self.pool.place(before)
         offset = self.pool.place(block).offset
         move = self.pool.join(block, before)
+        made: list[Move] = []
+        self.pool.make_moves(made.append)
+        assert made == ([] if move is None else [move])
         if move is None:
             assert state(self.pool, self.blocks) == old
             return
@@ -156,10 +159,11 @@ class Pages(RuleBasedStateMachine):
 
     @invariant()
     def every_page_is_free_or_on_one_strip(self) -> None:
+        num_free = self.pool.num_free_pages  # what died has left its strip by now
         strips = {self.pool.place(block).strip for block in self.blocks}
         used = [page for strip in strips for page in strip.pages]
         assert len(set(used)) == len(used)
-        assert len(used) + self.pool.num_free_pages == NUM_PAGES
+        assert len(used) + num_free == NUM_PAGES
         assert not set(used) & set(self.pool._free)
 
     def teardown(self) -> None:

@@ -32,9 +32,7 @@ SHORT_END = EndSettings(finisher_tokens=4, reply_tokens=5)
 LETTERS = frozenset(token for letter in "abc.!\n" for token in TEXT.encode(letter))
 
 
-def small_engine(
-    memory_tokens: int = 8192, backend: str = "auto", overcommit: float = 1.0
-) -> Engine:
+def small_engine(memory_tokens: int = 8192, overcommit: float = 1.0, **choices: Any) -> Engine:
     config = hf.Qwen3Config(
         vocab_size=NUM_IDS,
         hidden_size=32,
@@ -48,9 +46,7 @@ def small_engine(
         tie_word_embeddings=False,
     )
     adapter = ModelAdapter(tiny_model(config))
-    return Engine(
-        adapter, TOKENIZER, backend=backend, memory_tokens=memory_tokens, overcommit=overcommit
-    )
+    return Engine(adapter, TOKENIZER, memory_tokens=memory_tokens, overcommit=overcommit, **choices)
 
 
 def team(workers: int, *, choice: Choice = GREEDY, seed: int = 0, **more: Any) -> Strategy:

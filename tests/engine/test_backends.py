@@ -99,4 +99,4 @@ def test_an_engine_says_what_it_chose() -> None:
     assert attention == "attention by reference: asked for"
     assert layers.startswith("layers: no fused modules")
     assert "hold keys and values" in memory
-    assert engine.passes.about is None
+    assert engine.executor.passes.about is None

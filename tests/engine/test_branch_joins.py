@@ -54,7 +54,7 @@ def played(name: str, join: str) -> tuple[list[Step], list[Tensor]]:
     said = BYTES.encode(SKELETON.removesuffix("Chris Lee:%%%%") + "%%%%So.\n####Eve:%%%%")
     with DoublePrecision(), torch.no_grad():
         engine = Engine(ModelAdapter(network(name)), memory_tokens=2048)
-        poison(engine.memory)
+        poison(engine.executor.memory)
         run = play(engine, branches("who", BYTES, settings, PROMPT), said)
     assert run.answer is not None
     assert [branch.block for branch in run.answer.branches] == [1, 1, 2]

@@ -68,7 +68,7 @@ def test_memory_holds_exactly_what_is_read() -> None:
     """Whatever lies in the memory beyond the blocks is never looked at."""
     tokens = TEXT.encode("The next step of the problem")
     clean, dirty = small_engine(), small_engine()
-    poison(dirty.memory)
+    poison(dirty.executor.memory)
     results = []
     for engine in (clean, dirty):
         start, empty = Block(), Block()
@@ -266,7 +266,7 @@ def test_a_network_that_fails_midway(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Failed
 
     with monkeypatch.context() as broken:
-        broken.setattr(engine.adapter, "forward", fail)
+        broken.setattr(engine.executor.adapter, "forward", fail)
         with pytest.raises(Failed):
             feed(engine, range(100), first)
     assert first.tokens == [1, 2, 3]
@@ -287,12 +287,11 @@ def test_a_move_that_fails_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> No
     engine, twin = small_engine(), small_engine()
     right = Memory.move
 
-    def half(self: Memory, moves: Sequence[Move]) -> None:
-        for move in moves:
-            shift = Rotations(torch.full((len(move.sources),), move.shift))
-            sources, targets = torch.as_tensor(move.sources), torch.as_tensor(move.targets)
-            self.stores[0].move(sources, targets, shift)
-            raise KeyboardInterrupt
+    def half(self: Memory, move: Move) -> None:
+        shift = Rotations(torch.full((len(move.sources),), move.shift))
+        sources, targets = torch.as_tensor(move.sources), torch.as_tensor(move.targets)
+        self.stores[0].move(sources, targets, shift)
+        raise KeyboardInterrupt
 
     results = []
     for each in (engine, twin):
@@ -321,9 +320,8 @@ def test_an_unknown_backend_is_refused() -> None:
 
 @pytest.mark.parametrize("most_tokens", [1, 5, 16])
 def test_a_small_pass_gives_the_same_logits(most_tokens: int) -> None:
-    """Feeds that are longer than a pass go ahead in chunks; who reads and is read notices nothing."""
-    whole, cut = (small_engine() for _ in range(2))
-    cut.max_tokens_per_pass = most_tokens
+    """Feeds that are longer than a pass are fed early in chunks, and nothing else changes."""
+    whole, cut = small_engine(), small_engine(max_tokens_per_pass=most_tokens)
     words = [
         TEXT.encode(text) for text in ("The first of three long prompts.", "Two.", "Reads both.")
     ]
@@ -344,8 +342,7 @@ def test_a_small_pass_gives_the_same_logits(most_tokens: int) -> None:
 
 
 def test_a_failure_behind_a_chunk_undoes_all_of_it() -> None:
-    engine = small_engine(memory_tokens=64)
-    engine.max_tokens_per_pass = 10
+    engine = small_engine(memory_tokens=64, max_tokens_per_pass=10)
     start, later = Block(), Block()
     before = feed(engine, (1, 2, 3), start)
     with pytest.raises(OutOfMemory):
@@ -359,8 +356,7 @@ def test_a_failure_behind_a_chunk_undoes_all_of_it() -> None:
 
 
 def test_runs_are_charged_for_their_chunks() -> None:
-    engine = small_engine()
-    engine.max_tokens_per_pass = 8
+    engine = small_engine(max_tokens_per_pass=8)
     runs = [engine.submit(counting((1,) * size, 3)) for size in (30, 4)]
     while not all(run.done for run in runs):
         engine.step()

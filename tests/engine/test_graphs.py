@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -89,15 +90,16 @@ class Full(Again):
 
 def graphed_engine(recorder: Again | None = None) -> Engine:
     engine = small_engine(backend="triton")
-    assert not isinstance(engine.passes, GraphedPasses)
+    assert not isinstance(engine.executor.passes, GraphedPasses)
     recorder = recorder or Again()
-    engine.passes = GraphedPasses(engine.adapter, engine.memory, engine.backend, recorder)  # type: ignore[arg-type]
+    executor: Any = engine.executor
+    executor.passes = GraphedPasses(executor.adapter, executor.memory, executor.backend, recorder)
     return engine
 
 
 def passes_of(engine: Engine) -> GraphedPasses:
-    assert isinstance(engine.passes, GraphedPasses)
-    return engine.passes
+    assert isinstance(engine.executor.passes, GraphedPasses)
+    return engine.executor.passes
 
 
 def walking(
@@ -129,7 +131,7 @@ def test_running_ahead_changes_no_token(forced: dict[int, int]) -> None:
     assert answers[0] == answers[1]
     passes = passes_of(graphed)
     assert passes.trouble is None
-    assert passes.num_ahead > 5
+    assert passes.num_lookaheads > 5
     # the last pass of the run is never asked for either
     assert len(forced) <= passes.num_dropped <= len(forced) + 1
 
@@ -165,7 +167,7 @@ def test_running_ahead_of_a_draw_that_candidates_leave_undecided(
     monkeypatch.setattr(sampling, "_CANDIDATES", 3)
     graphed = graphed_engine()
     assert graphed.run(walking(a_team_of(2), 12, {}, temperature=2.0)) == expected
-    assert passes_of(graphed).num_ahead > 2
+    assert passes_of(graphed).num_lookaheads > 2
     assert passes_of(graphed).num_dropped > 1
 
 
@@ -190,9 +192,9 @@ def test_who_is_often_wrong_stops_guessing() -> None:
     engine.run(walking(a_team_of(1), 12, {index: index for index in range(3, 12)}))
     passes = passes_of(engine)
     assert 0 < passes.num_dropped < 6, "a few wrong guesses are enough"
-    before = passes.num_ahead
+    before = passes.num_lookaheads
     engine.run(walking(a_team_of(1), 3, {}))
-    assert passes.num_ahead == before
+    assert passes.num_lookaheads == before
 
 
 def test_nothing_is_begun_beyond_the_pages_in_use() -> None:
@@ -201,7 +203,7 @@ def test_nothing_is_begun_beyond_the_pages_in_use() -> None:
     size = engine.pool.page_size
     seen: list[int] = []
     passes = passes_of(engine)
-    usual = passes.go_ahead
+    usual = passes.look_ahead
 
     views = a_team_of(1)
     engine.forward(Step([Row(views[0], (1,) * (size - 4))]))
@@ -210,7 +212,7 @@ def test_nothing_is_begun_beyond_the_pages_in_use() -> None:
         seen.append(engine.pool.place(views[0].own).strip.num_tokens)
         usual(chosen)  # type: ignore[arg-type]
 
-    passes.go_ahead = watched  # type: ignore[method-assign]
+    passes.look_ahead = watched  # type: ignore[method-assign]
     engine.run(walking(views, 7, {}))
     assert seen == [size - 3, size - 2, size - 1, size + 1, size + 2, size + 3]
 
@@ -252,7 +254,7 @@ def test_broken_logits_are_said_once() -> None:
     engine = graphed_engine()
     views = a_team_of(1)
     engine.run(walking(views, 6, {}))
-    parameter = next(engine.adapter.model.parameters())
+    parameter = next(engine.executor.adapter.model.parameters())
     kept = parameter.detach().clone()
     with torch.inference_mode():
         parameter.fill_(float("nan"))

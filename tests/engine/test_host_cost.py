@@ -139,7 +139,7 @@ def test_a_forward_pass_never_waits_for_the_device(name: str) -> None:
     desks[0].freeze()
     own = Block("own")
     step = Step([Row(View([prompt, desks[0], desks[1], own]), (1, 2))])
-    assert engine.forward(step).shape == (1, engine.adapter.vocab_size)
+    assert engine.forward(step).shape == (1, engine.facts.vocab_size)
     assert engine.pool.place(desks[0]).offset == 20, "a move was meant to be part of this"
 
 

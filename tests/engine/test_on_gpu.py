@@ -19,6 +19,7 @@ from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.loading import load_adapter
+from manyhands.model.settings import ModelSettings
 from manyhands.prompts import load_prompt
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.settings import TeamSettings
@@ -27,7 +28,8 @@ from manyhands.tasks.graders import grade_list
 from tests.model.families_zoo import some_tokens, tiny_models
 
 if torch.cuda.is_available():
-    from manyhands.engine.graphs import GraphedPasses
+    from manyhands.engine.executor import LocalExecutor
+from manyhands.engine.graphs import GraphedPasses
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
@@ -74,7 +76,7 @@ def test_the_same_logits_as_on_the_cpu(name: str) -> None:
 def test_no_layer_waits_for_the_device(name: str) -> None:
     engine = engine_of(name, "cuda", torch.bfloat16)
     conversation(engine)  # whatever is set up once
-    usual, forward = torch.cuda.get_sync_debug_mode(), engine.adapter.forward
+    usual, forward = torch.cuda.get_sync_debug_mode(), engine.executor.adapter.forward
 
     def strict(*arguments: object) -> torch.Tensor:
         try:
@@ -83,7 +85,7 @@ def test_no_layer_waits_for_the_device(name: str) -> None:
         finally:
             torch.cuda.set_sync_debug_mode(usual)
 
-    engine.adapter.forward = strict  # type: ignore[method-assign]
+    engine.executor.adapter.forward = strict  # type: ignore[method-assign]
     assert conversation(engine).isfinite().all()
 
 
@@ -123,7 +125,7 @@ def qwen3_8b(folder: Path, *, num_layers: int = 36) -> Engine:
 
 def test_dummy_weights_of_a_real_size(tmp_path: Path) -> None:
     engine = qwen3_8b(tmp_path)
-    assert engine.adapter.dtype == torch.bfloat16
+    assert engine.executor.adapter.dtype == torch.bfloat16
     assert engine.pool.num_slots > 100_000
     assert conversation(engine).isfinite().all()
 
@@ -134,11 +136,12 @@ def test_overlapping_launches_change_no_bit(
 ) -> None:
     """The kernels are the same and only begin earlier: who reads too early gives other numbers."""
     overlap = pytest.importorskip("manyhands.attention.kernels.overlap")
-    adapter = qwen3_8b(tmp_path, num_layers=6).adapter
+    adapter = qwen3_8b(tmp_path, num_layers=6).executor.adapter
     seen = []
     for on in (False, True):
         monkeypatch.setattr(overlap, "_can_overlap", lambda device, on=on: on)
-        engine = Engine(adapter, memory_tokens=32768, graphs=graphs)
+        settings = ModelSettings(memory_tokens=32768)
+        engine = Engine(LocalExecutor(adapter, settings, graphs=graphs))
         rng = random.Random(5)
         prompt, desks = Block("prompt"), [Block() for _ in range(8)]
         views = [View([prompt, *(d for d in desks if d is not own), own]) for own in desks]
@@ -154,7 +157,8 @@ def test_overlapping_launches_change_no_bit(
 
 def bundled(*, graphs: bool, dtype: str = "float32") -> Engine:
     adapter, tokenizer = load_adapter(manyhands.bundled.path(), device="cuda", dtype=dtype)
-    return Engine(adapter, tokenizer, memory_tokens=65536, graphs=graphs)
+    settings = ModelSettings(memory_tokens=65536)
+    return Engine(LocalExecutor(adapter, settings, graphs=graphs), tokenizer)
 
 
 @pytest.mark.parametrize("layout", ["combined", "contiguous", "interleaved"])
@@ -168,9 +172,9 @@ def test_recorded_passes_choose_the_same_tokens(layout: str) -> None:
         assert engine.text is not None
         answers.append(engine.run(hogwild(question, engine.text, settings, prompt)))
     assert answers[0] == answers[1]
-    assert isinstance(engine.passes, GraphedPasses)
-    assert engine.passes.trouble is None
-    assert 0 < engine.passes.num_graphs < 12
+    assert isinstance(engine.executor.passes, GraphedPasses)
+    assert engine.executor.passes.trouble is None
+    assert 0 < engine.executor.passes.num_graphs < 12
 
 
 def test_recorded_passes_give_the_same_logits_step_by_step() -> None:
@@ -194,24 +198,24 @@ def test_recorded_passes_give_the_same_logits_step_by_step() -> None:
             rows = [Row(view, feed) for view, feed in zip(chosen, feeds, strict=True)]
             logits.append(engine.forward(Step(rows)))
         assert (logits[0] - logits[1]).abs().max() < 1e-4
-    assert isinstance(engines[1].passes, GraphedPasses)
-    assert engines[1].passes.num_graphs > 1
+    assert isinstance(engines[1].executor.passes, GraphedPasses)
+    assert engines[1].executor.passes.num_graphs > 1
 
 
 def test_a_network_that_cannot_be_recorded_still_runs() -> None:
     engine = bundled(graphs=True)
-    forward = engine.adapter.forward
+    forward = engine.executor.adapter.forward
 
     def waiting(*arguments: object) -> torch.Tensor:
         logits = forward(*arguments)  # type: ignore[arg-type]
         torch.cuda.synchronize()  # which a recording does not allow
         return logits
 
-    engine.adapter.forward = waiting  # type: ignore[method-assign]
+    engine.executor.adapter.forward = waiting  # type: ignore[method-assign]
     prompt = load_prompt(manyhands.bundled.path() / "manyhands.toml")
     question = problem_list(random.Random("graphs"), 2, "bare").question
     assert engine.text is not None
     answer = engine.run(hogwild(question, engine.text, TeamSettings(budget=150), prompt))
     assert answer.answer is not None
-    assert isinstance(engine.passes, GraphedPasses)
-    assert "not recorded" in (engine.passes.trouble or "")
+    assert isinstance(engine.executor.passes, GraphedPasses)
+    assert "not recorded" in (engine.executor.passes.trouble or "")

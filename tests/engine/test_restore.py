@@ -64,7 +64,7 @@ WORDS = Prompts(branches=BranchPrompt("Q: {question}"))
 def recorded(engine: Engine, settings: Settings) -> tuple[list[dict], object]:
     """A whole run: its lines and its answer."""
     lines: list[dict] = []
-    context = engine.adapter.max_positions
+    context = engine.facts.max_positions
     prompt = getattr(WORDS, method_of(settings).prompt)
     header = describe_run("What is it?", settings, prompt, context=context)
     strategy = strategy_from(header, TEXT, context)
@@ -74,7 +74,7 @@ def recorded(engine: Engine, settings: Settings) -> tuple[list[dict], object]:
 
 def again(engine: Engine, trace: Trace, write=None):
     """The run of a trace, restored."""
-    strategy = strategy_from(trace.header, TEXT, engine.adapter.max_positions)
+    strategy = strategy_from(trace.header, TEXT, engine.facts.max_positions)
     return engine.restore(strategy, trace, write=write)
 
 
@@ -113,7 +113,7 @@ def test_another_run_than_the_traces() -> None:
     other = describe_run("Something else?", RUNS["combined"], TeamPrompt(), context=None)
     with pytest.raises(BrokenTrace, match="pass 1 of the trace is not what its strategy asks for"):
         engine.run(engine.restore(strategy_from(other, TEXT, None), trace))
-    vocabulary = engine.adapter.vocab_size
+    vocabulary = engine.facts.vocab_size
     first = next(line for line in lines if line["kind"] == "pass")
     first["rows"][-1][2] = vocabulary
     with pytest.raises(BrokenTrace, match=f"has the token {vocabulary}"):

@@ -153,17 +153,15 @@ def test_a_stream_reports_in_order() -> None:
 @pytest.mark.parametrize("limit", [1, 7])
 def test_a_small_pass_changes_nothing(limit: int) -> None:
     crowd = a_mixed_crowd(SAMPLED)
-    engine = small_engine(16384)
-    alone = [story(engine, make()) for make in crowd.values()]
-    engine._scheduler.max_tokens_per_pass = limit
+    whole, engine = small_engine(16384), small_engine(16384, max_tokens_per_pass=limit)
+    alone = [story(whole, make()) for make in crowd.values()]
     runs = [engine.submit(make()) for make in crowd.values()]
     finish(engine, *runs)
     assert [story_of(run) for run in runs] == alone
 
 
 def test_a_small_pass_is_shared_fairly() -> None:
-    engine = small_engine()
-    engine._scheduler.max_tokens_per_pass = 3
+    engine = small_engine(max_tokens_per_pass=3)
     runs = [engine.submit(counting((i,), 30)) for i in range(1, 8)]
     for _ in range(35):
         engine.step()
@@ -173,8 +171,7 @@ def test_a_small_pass_is_shared_fairly() -> None:
 
 
 def test_a_prompt_larger_than_a_pass_takes_one_of_its_own() -> None:
-    engine = small_engine()
-    engine._scheduler.max_tokens_per_pass = 8
+    engine = small_engine(max_tokens_per_pass=8)
     runs = [engine.submit(counting((1,) * size, 6)) for size in (2, 50, 3)]
     finish(engine, *runs)
     assert [len(run.events) for run in runs] == [6, 6, 6]
@@ -323,7 +320,7 @@ def _guilty() -> dict[str, tuple[type[Exception], Callable[[], Strategy]]]:
 @torch.no_grad()
 def _break_token_0(engine: Engine) -> None:
     """Let whoever is fed token 0 get logits that are no numbers."""
-    embeddings: Any = engine.adapter.model.get_input_embeddings()
+    embeddings: Any = engine.executor.adapter.model.get_input_embeddings()
     embeddings.weight[0] = float("nan")
 
 
@@ -484,7 +481,7 @@ def test_a_failing_network_leaves_every_run_where_it_was(monkeypatch: pytest.Mon
         raise RuntimeError("the device is on fire")
 
     with monkeypatch.context() as broken:
-        broken.setattr(engine.adapter, "forward", fail)
+        broken.setattr(engine.executor.adapter, "forward", fail)
         with pytest.raises(RuntimeError, match="on fire"):
             engine.step()
     finish(engine, *runs)

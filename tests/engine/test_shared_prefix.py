@@ -141,7 +141,7 @@ def expected_of(engine: Engine, number: int) -> list[Ids]:
 def test_many_runs_share_one_tree(prefill: int) -> None:
     """Some want what others are writing, some want it split. Nobody reads what is not written."""
     engine = small_engine()
-    poison(engine.memory)
+    poison(engine.executor.memory)
     runs = [engine.submit(run) for run in crowd(engine, engine.prefixes, 8, prefill)]
     finish(engine, *runs)
     used = engine.usage
@@ -162,7 +162,7 @@ def test_many_runs_share_one_tree(prefill: int) -> None:
 def test_runs_may_be_cancelled_at_any_moment(seed: int) -> None:
     rng = random.Random(seed)
     engine = small_engine()
-    poison(engine.memory)
+    poison(engine.executor.memory)
     runs = [engine.submit(run) for run in crowd(engine, engine.prefixes, 8, 5)]
     victims = rng.sample(range(8), 4)
     for victim in victims:

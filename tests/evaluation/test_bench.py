@@ -9,6 +9,7 @@ from manyhands.attention.rotary import rotate
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
+from manyhands.engine.executor import made_up
 from manyhands.errors import OutOfMemory
 from manyhands.evaluation import bench
 from tests.engine.small import CONTEXT, small_engine
@@ -19,8 +20,8 @@ def test_a_made_up_history_lies_rotated_in_memory() -> None:
     block = bench.fill(engine, Block(), 21, seed=3)
     place = engine.pool.place(block)
     slots = engine.pool.slots(place.strip, 0, 21)
-    for layer, store in enumerate(engine.memory.stores):
-        k, v = bench.made_up(engine.adapter, layer, 21, seed=3)
+    for layer, store in enumerate(engine.executor.memory.stores):
+        k, v = made_up(engine.executor.adapter, layer, 21, seed=3)
         assert torch.equal(store.keys[slots], rotate(k, torch.arange(21), store.rope))
         assert torch.equal(store.values[slots], v)
     again = bench.fill(engine, Block(), 21, seed=3)
@@ -78,11 +79,11 @@ def test_what_fits_can_be_timed_and_one_more_cannot() -> None:
 
 def test_weights_are_counted_as_they_are_read() -> None:
     engine = small_engine()
-    model = engine.adapter.model
+    model = engine.executor.adapter.model
     table = model.get_input_embeddings().weight
     everything = sum(p.numel() for p in model.parameters())
     buffers = sum(b.numel() for b in model.buffers())
-    read = bench.weight_bytes(engine.adapter)
+    read = engine.facts.weight_bytes
     assert 4 * (everything - table.numel()) <= read <= 4 * (everything - table.numel() + buffers)
 
 

@@ -49,7 +49,7 @@ WINDOWS = ["qwen2_window", "mistral", "phi3", "gemma2", "gemma3_text", "olmo3", 
 def _engine(model: PreTrainedModel, double: bool) -> Engine:
     """An engine whose memory is NaN where nothing has been written."""
     engine = Engine(ModelAdapter(model.double() if double else model), memory_tokens=512)
-    poison(engine.memory)
+    poison(engine.executor.memory)
     return engine
 
 

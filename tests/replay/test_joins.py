@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from manyhands.cache.step import Choice
 from manyhands.engine.engine import Engine
 from manyhands.model.adapter import ModelAdapter
 from manyhands.replay.forward import merge_trace, replay_logits
-from manyhands.replay.joins import causal_logits, join_distances, measure_joins
+from manyhands.replay.joins import LogitsOf, causal_logits, join_distances, measure_joins
 from manyhands.replay.trace import Trace, parse_trace, record
 from manyhands.strategies.branch_record import BranchAnswer
 from manyhands.strategies.branches import branches
@@ -24,6 +25,10 @@ from tests.replay.runs import network
 
 LETTERS = frozenset(t for word in "abc.\n" for t in BYTES.encode(word))
 TWO_BLOCKS = SKELETON + "So.\n####Eve:Fay:%%%%"
+
+
+def by(adapter: ModelAdapter) -> LogitsOf:
+    return partial(replay_logits, adapter)
 
 
 def recorded(
@@ -54,7 +59,7 @@ def test_a_replayed_run_has_the_logits_it_saw(family: str, join: str) -> None:
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "gemma3_text"])
 def test_only_the_exact_join_is_at_no_distance(family: str) -> None:
     adapter = network(family)
-    found = {join: join_distances(adapter, recorded(adapter, join)[0]) for join in JOINS}
+    found = {join: join_distances(recorded(adapter, join)[0], by(adapter)) for join in JOINS}
     for join, distances in found.items():
         assert [distance.block for distance in distances] == [1, 2]
         for distance in distances:
@@ -84,9 +89,9 @@ def test_a_distance_is_what_hugging_faces_own_forward_says(join: str) -> None:
     own.load_state_dict(adapter.model.state_dict())
     with torch.no_grad():
         plain = own(input_ids=torch.tensor([whole]), use_cache=False).logits[0, -1]
-    assert (plain - causal_logits(adapter, tuple(whole))).abs().max() < 1e-4
+    assert (plain - causal_logits(tuple(whole), by(adapter))).abs().max() < 1e-4
     ours, theirs = torch.cat(logits)[row].softmax(-1), plain.softmax(-1)
-    (distance,) = join_distances(adapter, trace)
+    (distance,) = join_distances(trace, by(adapter))
     assert distance.largest == pytest.approx(float((ours - theirs).abs().max()), abs=1e-6)
     kl = torch.nn.functional.kl_div(ours.log(), theirs, reduction="sum")
     assert distance.kl == pytest.approx(float(kl), abs=1e-5)
@@ -98,7 +103,7 @@ def test_the_measured_run_is_the_same_run() -> None:
         choice=Choice(allowed=LETTERS), branch_tokens=5, budget=70, join="keep"
     )
     answers = []
-    for wrap in (lambda strategy: strategy, lambda strategy: measure_joins(strategy, adapter)):
+    for wrap in (lambda strategy: strategy, lambda strategy: measure_joins(strategy, by(adapter))):
         strategy = wrap(branches("who", BYTES, settings, PROMPT))
         run = play(Engine(adapter, memory_tokens=4096), strategy, BYTES.encode(SKELETON))
         assert isinstance(run.answer, BranchAnswer)
@@ -113,4 +118,4 @@ def test_the_measured_run_is_the_same_run() -> None:
 
 def test_a_run_without_blocks_has_no_joins() -> None:
     adapter = network("qwen3")
-    assert join_distances(adapter, recorded(adapter, "stitch", "Nothing to part.")[0]) == ()
+    assert join_distances(recorded(adapter, "stitch", "Nothing to part.")[0], by(adapter)) == ()

@@ -2,7 +2,7 @@
 
 Activations grow with the tokens of a pass, so a pass is bounded, and a prompt of a hundred thousand
 tokens is fed in chunks. The bound must not show: a step promises that all rows are written before any
-of them reads. A row may go ahead of the others only if it reads nothing that they write in this step;
+of them reads. A row may be fed *early* only if it reads nothing that the others write in this step;
 then its early tokens meet the same keys before the step as in it. Whoever reads *it* sees all of it,
 for everybody's last tokens are fed together.
 """
@@ -16,26 +16,26 @@ from manyhands.cache.step import Row, Step
 
 
 def in_chunks(step: Step, most_tokens: int) -> tuple[list[Step], Step]:
-    """What goes ahead, in order, and the step that is left: together they feed what `step` feeds.
+    """What is fed early, in order, and the step that is left: together they feed what `step` feeds.
 
     The step that is left has all rows, and no pass has more than `most_tokens` tokens, unless rows
-    must be fed together that are longer. Rows that go ahead write for nobody: nothing is chosen.
+    must be fed together that are longer. Rows that are fed early write for nobody: nothing is chosen.
     """
     excess = sum(len(row.feed) for row in step.rows) - most_tokens
     if excess <= 0:
         return [], step
-    num_ahead = {}
-    for row in _may_go_ahead(step):
-        num_ahead[row] = min(excess, len(row.feed) - 1)
-        excess -= num_ahead[row]
-    rest = [replace(row, feed=row.feed[num_ahead.get(row, 0) :]) for row in step.rows]
-    ahead = [
-        replace(row, feed=row.feed[:size], writer=None) for row, size in num_ahead.items() if size
+    num_early = {}
+    for row in _may_be_early(step):
+        num_early[row] = min(excess, len(row.feed) - 1)
+        excess -= num_early[row]
+    rest = [replace(row, feed=row.feed[num_early.get(row, 0) :]) for row in step.rows]
+    early = [
+        replace(row, feed=row.feed[:size], writer=None) for row, size in num_early.items() if size
     ]
-    return list(_filled(ahead, most_tokens)), Step(rest)
+    return list(_filled(early, most_tokens)), Step(rest)
 
 
-def _may_go_ahead(step: Step) -> Iterator[Row]:
+def _may_be_early(step: Step) -> Iterator[Row]:
     written = {row.view.own for row in step.rows}
     for row in step.rows:
         if written.isdisjoint(row.view.blocks[:-1]):

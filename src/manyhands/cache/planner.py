@@ -84,8 +84,11 @@ class Planner:
         self._generation = pool.generation
 
     def plan(self, step: Step) -> Plan:
-        """Reserve room for all feeds and say what is read. Raises before anything has changed:
-        ContextTooLong beyond the model's positions, OutOfMemory when the pages do not suffice.
+        """Reserve room for all feeds and say what is read.
+
+        What is read may have been moved: `PagePool.moves` are to be made before the plan is run. Raises
+        before anything has been reserved: ContextTooLong beyond the model's positions, OutOfMemory when the
+        pages do not suffice. Interrupted anywhere else, it leaves room that `PagePool.undo` takes back.
         """
         for row in step.rows:
             row.view.own.check_writable()  # it may have been frozen since the row was made
@@ -107,7 +110,7 @@ class Planner:
         return plan
 
     @property
-    def can_go_on(self) -> bool:
+    def can_look_ahead(self) -> bool:
         """Whether the rows of the last plan could be fed one token more each, without another page."""
         return self._lockstep is not None and self._lockstep.has_room
 
@@ -199,12 +202,7 @@ class Planner:
             previous = block
         return tuple(pieces)
 
-    def _assemble(
-        self,
-        step: Step,
-        own: Sequence[tuple[int, int]],
-        reads: list[_Read],
-    ) -> Plan:
+    def _assemble(self, step: Step, own: Sequence[tuple[int, int]], reads: list[_Read]) -> Plan:
         """Lay the lists out as arrays. Room has been reserved: strips have their final pages."""
         own_bases, growths = np.array(own, dtype=np.int64).T
         writers = {row.view.own for row in step.rows}

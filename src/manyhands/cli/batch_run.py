@@ -60,7 +60,7 @@ class BatchRun:
                     self.text,
                     request.settings,
                     tree=self.engine.prefixes,
-                    context=self.engine.adapter.max_positions,
+                    context=self.engine.facts.max_positions,
                 )
             except ManyhandsError as error:
                 failed.append((request, error))

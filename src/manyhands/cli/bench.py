@@ -70,7 +70,7 @@ def _fitting(
     team = (workers, options.desk, options.passes + _WARM_UP)
     reached, stored = longest_histories(engine, *team)
     longest = min(reached, stored)
-    positions, held = engine.adapter.max_positions, engine.pool.num_slots
+    positions, held = engine.facts.max_positions, engine.pool.num_slots
     grown = (
         f"{workers} with {options.desk} tokens on every desk and {options.passes + _WARM_UP} passes"
     )
@@ -103,7 +103,7 @@ def _fitting(
 def _what(model: str, engine: Engine, options: BenchOptions) -> str:
     facts = place_facts(engine, options)
     return (
-        f"{model} on {facts['device']}, {facts['dtype']}, attention: {engine.backend.name}; "
+        f"{model} on {facts['device']}, {facts['dtype']}, attention: {engine.facts.backend}; "
         f"{options.passes} passes a number, medians"
     )
 
@@ -124,7 +124,7 @@ def _report(
     return {
         "model": model,
         **place_facts(engine, options),
-        "backend": engine.backend.name,
+        "backend": engine.facts.backend,
         "desk": options.desk,
         "passes": options.passes,
         "timings": [asdict(timing) for timing in timings],

@@ -99,8 +99,6 @@ def method_candidate(
     options: EvalOptions, method: Method, budgets: tuple[int, ...], samples: Sequence[Sample]
 ) -> tuple[Candidate, Header]:
     """A method on a model of our own, and how its records begin."""
-    from manyhands.model.fingerprint import fingerprint
-
     settings, changed = _settings(options, method, budgets, samples)
     # Some methods have none to be named by, some leave it open (skeleton's 0).
     named = getattr(settings, "workers", 0)
@@ -114,11 +112,11 @@ def method_candidate(
     engine, text = load_engine(model, options, Notes())
     if method.name == SHARED_PREFIX:
         method = shared_method(engine.prefixes)
-    _check_documents(samples, text, engine.adapter.max_positions)
+    _check_documents(samples, text, engine.facts.max_positions)
     if options.repeats > 1 and settings.choice.temperature == 0:
         tell("at temperature 0 every repeat is the same", "warning: ", "yellow")
     watched = frozenset(sample.id for sample in samples[: options.transcripts])
-    context = engine.adapter.max_positions
+    context = engine.facts.max_positions
     candidate = MethodCandidate(
         engine, text, method, settings, prompt, options.concurrency, context, watched
     )
@@ -135,7 +133,7 @@ def method_candidate(
         prompts=to_plain(prompt),
         budgets=budgets,
         model=model,
-        fingerprint=fingerprint(engine.adapter.model),
+        fingerprint=engine.executor.fingerprint(),
         concurrency=options.concurrency,
         date=_now(),
         **{name: place[name] for name in ("device", "dtype", "backend", "weights", "versions")},
@@ -283,7 +281,7 @@ def voice_of(options: JudgeOptions, temperature: float) -> tuple[Voice, dict[str
         choice=Choice(temperature),
         end=EndSettings(finisher_tokens=8, reply=False),
     )
-    context = engine.adapter.max_positions
+    context = engine.facts.max_positions
     voice = EngineVoice(engine, text, settings, context, options.concurrency)
     return voice, facts | {"judge": model, "endpoint": None}
 

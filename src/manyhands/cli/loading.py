@@ -95,9 +95,9 @@ def load_wordless_engine(model: str, options: ModelOptions, notes: Notes) -> Eng
             context=options.context,
             downloads=is_watched,
         )
-    is_slow = engine.adapter.device.type == "cuda" and engine.backend.name == "torch"
+    is_slow = engine.facts.is_on_gpu and engine.facts.backend == "torch"
     if is_slow and options.backend == "auto":
-        notes.warn(f"attention runs in plain torch, slowly: {engine.backend_reason}")
+        notes.warn(f"attention runs in plain torch, slowly: {engine.facts.backend_reason}")
     return engine
 
 
@@ -121,22 +121,21 @@ def strategy_for(engine: Engine, text: Text, header: Mapping[str, Any]) -> Strat
     """The strategy that a trace's header describes, and what is to be measured of it besides."""
     from manyhands.replay.joins import measure_joins
 
-    strategy = strategy_from(header, text, engine.adapter.max_positions)
+    strategy = strategy_from(header, text, engine.facts.max_positions)
     wanted = getattr(settings_from(header), "join_distance", False)
-    return measure_joins(strategy, engine.adapter) if wanted else strategy
+    return measure_joins(strategy, engine.replay) if wanted else strategy
 
 
 def place_facts(engine: Engine, options: ModelOptions) -> dict[str, Any]:
     """Where and with what a run is computed, for its trace."""
     from manyhands.cli.output import version_of
 
-    adapter = engine.adapter
     return {
         "weights": options.load,
         "quantise": options.quantise,
         "fuse": options.fuse,
-        "device": str(adapter.device),
-        "dtype": str(adapter.dtype).removeprefix("torch."),
+        "device": engine.facts.device,
+        "dtype": engine.facts.dtype,
         "backend": options.backend,
         "versions": {name: version_of(name) for name in ("manyhands", "torch", "transformers")},
     }

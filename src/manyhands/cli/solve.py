@@ -58,21 +58,20 @@ def solve(options: SolveOptions) -> None:
         try:
             engine, text = load_engine(model, options, notes)
             talks = not (options.json or options.quiet)
-            on_gpu = engine.adapter.device.type == "cuda"
-            if talks and (on_gpu or options.backend != "auto"):
+            if talks and (engine.facts.is_on_gpu or options.backend != "auto"):
                 for sentence in engine.about:
                     tell(sentence)
         except KeyboardInterrupt:
             outcome = Outcome(account.so_far(INTERRUPTED, 0))
         else:
-            run = describe_run(problem, settings, prompt, context=engine.adapter.max_positions)
+            run = describe_run(problem, settings, prompt, context=engine.facts.max_positions)
             header = {"model": model, **place_facts(engine, options), **run}
             strategy = strategy_for(engine, text, header)
             if options.transcript is not None:
                 strategy = record(strategy, header, file.write)
             outcome = drive(engine, strategy, account, screen)
-            if talks and engine.passes.about is not None:
-                tell(engine.passes.about)
+            if talks and engine.executor.about is not None:
+                tell(engine.executor.about)
     finish(screen, outcome)
     if file.failure is not None:
         raise file.failure

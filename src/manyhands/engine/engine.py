@@ -22,7 +22,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from manyhands.cache.block import Block
@@ -32,137 +31,90 @@ from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner
 from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Step
-from manyhands.engine.backends import check_backend, choose_backend, make_passes
+from manyhands.engine.executor import Executor, LocalExecutor, ModelFacts
 from manyhands.engine.past import Past
 from manyhands.engine.rebuild import rebuild_past
 from manyhands.engine.restore import restore
 from manyhands.engine.run import Run
-from manyhands.engine.sampling import choose
 from manyhands.engine.scheduler import Scheduler
 from manyhands.engine.usage import Usage, UsageCounted, usage_of, usage_of_each
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
-from manyhands.model.fusion import Fuse, FuseReport, check_fuse, fuse_modules
-from manyhands.model.loading import Weights, load_adapter
-from manyhands.model.memory import (
-    Memory,
-    about_memory,
-    default_memory_tokens,
-    free_bytes,
-    token_bytes,
-)
-from manyhands.model.quantised.quantise import Quantise, check_quantise
+from manyhands.model.settings import ModelSettings
+from manyhands.replay.merged import Merged
 from manyhands.replay.trace import Trace
 from manyhands.schema.lines import Line
 from manyhands.strategies.base import Answer, Event, Strategy
 from manyhands.text import Text
 
-MAX_TOKENS_PER_PASS = 8192  # what bounds the activations of one pass
-# Runs are let in until what they might need at most comes to so much of the memory.
-OVERCOMMIT = 1.5
-
 
 class Engine:
-    """One model, one memory, any number of runs. Not thread-safe: drive it from one thread."""
+    """One model, one memory, any number of runs. Not thread-safe: drive it from one thread.
+
+    The engine decides in integers: it plans steps, admits and preempts runs. Network and memory belong to
+    its `executor` (`engine/executor.py`), and what is true of them stands in `facts`.
+    """
 
     def __init__(
         self,
-        adapter: ModelAdapter,
+        executor: Executor | ModelAdapter,
         tokenizer: Any = None,
-        *,
-        backend: str = "auto",
-        memory_tokens: int | None = None,
-        graphs: bool = True,
-        overcommit: float = OVERCOMMIT,
+        settings: ModelSettings | None = None,
+        **choices: Any,
     ) -> None:
-        """Take an adapter that is loaded already; `Engine.load` is the usual door.
+        """Take an executor; `Engine.load` is the usual door.
 
-        `overcommit`: runs are admitted until their reservations come to so many times the memory;
-        those that then do not fit leave for a while and come back (`engine/guests.py`). 1: never.
+        A network that is loaded already (`ModelAdapter`) gets a `LocalExecutor`. `settings` as a whole, or
+        `choices`: fields of `ModelSettings`.
         """
-        self.adapter = adapter
-        self.fused = FuseReport(left=("the adapter came as it is",))
-        self.text = Text(tokenizer, _eos_ids(adapter)) if tokenizer is not None else None
-        chosen = choose_backend(backend, adapter)
-        self.backend, self.backend_reason = chosen.backend, chosen.reason
-        free = free_bytes(adapter.device)
-        num_tokens = memory_tokens or default_memory_tokens(adapter)
-        num_pages = max(1, num_tokens // chosen.page_size)
-        self.about_memory = about_memory(adapter, num_pages, chosen.page_size, free)
-        # Memory before its accounting: it says what is too much.
-        self.memory = Memory.for_model(adapter, num_pages * chosen.page_size)
-        self.pool = PagePool(num_pages, chosen.page_size)
-        self.passes = make_passes(adapter, self.memory, self.backend, graphs=graphs)
-        self.planner = Planner(self.pool, adapter.max_positions)
+        self.settings = settings or ModelSettings(**choices)
+        if isinstance(executor, ModelAdapter):
+            executor = LocalExecutor(executor, self.settings)
+        self.executor = executor
+        self.text = Text(tokenizer, self.facts.eos_ids) if tokenizer is not None else None
+        self.pool = PagePool(self.facts.num_pages, self.facts.page_size)
+        self.planner = Planner(self.pool, self.facts.max_positions)
         self.prefixes = PrefixTree(self.pool)  # beginnings of prompts, kept while there is room
-        self.max_tokens_per_pass = MAX_TOKENS_PER_PASS
         self._usage = Usage()
         # The passes of the newest step, until they are charged for.
         self._newest: list[tuple[Plan, Step, Usage]] = []
-        self._token_bytes = token_bytes(adapter)
         self._scheduler = Scheduler(
             self._predict,
             self.pool,
-            self.max_tokens_per_pass,
+            self.settings.max_tokens_per_pass,
             self._usage_of_each,
             rebuild=self._rebuild,
-            overcommit=overcommit,
+            overcommit=self.settings.overcommit,
         )
 
     @classmethod
     def load(
-        cls,
-        model: str | Path | Any,
-        *,
-        device: str = "auto",
-        dtype: str = "auto",
-        backend: str = "auto",
-        weights: Weights = "auto",
-        quantise: Quantise = "auto",
-        fuse: Fuse = "auto",
-        memory_tokens: int | None = None,
-        context: int | None = None,
-        downloads: bool = False,
-        overcommit: float = OVERCOMMIT,
+        cls, model: ModelSettings | str | Path | Any, *, downloads: bool = False, **choices: Any
     ) -> Engine:
         """Load a Hugging Face model by hub id, folder or object, and make an engine of it.
 
-        `weights="dummy"` takes the real configuration and random weights. `context` bounds the
-        longest view (default: the model's own limit). `downloads` shows the progress of what is
-        fetched from the hub. `quantise` and `fuse`: see `load_adapter` and `model/fusion.py`.
-        `overcommit`: see the constructor. Raises ModelNotFound, UnsupportedModel, InvalidRequest,
-        OutOfMemory.
+            Engine.load("Qwen/Qwen3-8B", device="cuda", memory_tokens=65536)
+
+        `choices` are fields of `ModelSettings`, which says what each means; or give one whole. `downloads`
+        shows the progress of what is fetched from the hub. Raises ModelNotFound, UnsupportedModel,
+        InvalidRequest, OutOfMemory.
         """
-        check_backend(backend)  # a wrong name should not cost a load
-        check_quantise(quantise)
-        check_fuse(fuse)
-        adapter, tokenizer = load_adapter(
-            model,
-            device=device,
-            dtype=dtype,
-            weights=weights,
-            quantise=quantise,
-            context=context,
-            downloads=downloads,
-        )
-        report = fuse_modules(adapter, fuse)
-        engine = cls(
-            adapter,
-            tokenizer,
-            backend=backend,
-            memory_tokens=memory_tokens,
-            overcommit=overcommit,
-        )
-        engine.fused = report
-        return engine
+        settings = model if isinstance(model, ModelSettings) else ModelSettings(model, **choices)
+        executor, tokenizer = LocalExecutor.load(settings, downloads=downloads)
+        return cls(executor, tokenizer, settings)
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What is true of the model and its memory for as long as they live."""
+        return self.executor.facts
 
     @property
     def about(self) -> list[str]:
         """What was chosen for this model on this machine, and why; a sentence each."""
         return [
-            f"attention by {self.backend.name}: {self.backend_reason}",
-            f"layers: {self.fused}",
-            self.about_memory,
+            f"attention by {self.facts.backend}: {self.facts.backend_reason}",
+            f"layers: {self.facts.fused}",
+            self.facts.about_memory,
         ]
 
     @property
@@ -174,17 +126,22 @@ class Engine:
             prefix_tokens_fed=self.prefixes.num_tokens_added,
         )
 
-    @torch.inference_mode()
     def forward(self, step: Step) -> Tensor:
         """Feed all rows of `step`, then let all attend: logits [rows, vocab] of their last tokens.
 
         Each row's feed is appended to its own block. If this raises, no block has changed.
         """
-        with self._feeding_long(step) as (_, plan):
-            # A recorded pass writes its logits to the same place again: these are the caller's own.
-            logits = self.passes.forward(plan).logits.clone()
+        with self._feeding(step) as (_, plan):
+            logits = self.executor.logits(plan)
         self._newest.clear()  # or it would hold the blocks
         return logits
+
+    def replay(self, merged: Merged, rows: Sequence[int] | None = None) -> Tensor:
+        """Logits [len(rows), vocab] of the given rows of a whole run (default: all), in one forward.
+
+        `replay.forward.merge_trace` makes `merged` of a trace. No block is touched.
+        """
+        return self.executor.replay(merged, rows)
 
     def run(self, strategy: Strategy) -> Answer:
         """Run a strategy to its end (together with whatever was submitted before)."""
@@ -242,9 +199,7 @@ class Engine:
         See `engine/restore.py`. `strategies.described.strategy_from(trace.header, ...)` makes it.
         `write` is given the lines that continue the trace.
         """
-        return restore(
-            strategy, trace, self.adapter, self.memory, self.pool, settle=self._settle, write=write
-        )
+        return restore(strategy, trace, self.executor, self.pool, write=write)
 
     def submit(self, strategy: Strategy) -> Run:
         """Begin a strategy without waiting for it; `step` moves it on with all others."""
@@ -258,55 +213,53 @@ class Engine:
         """End a run; its blocks are freed and the others' tokens do not change."""
         self._scheduler.cancel(run)
 
-    def _rebuild(self, past: Past, away: Collection[Block]) -> None:
-        """Write the keys of a run that comes back."""
-        self._settle()
-        rebuild_past(past, away, self.adapter, self.memory, self.pool)
-
-    @torch.inference_mode()
-    def _settle(self) -> None:
-        """Make all planned moves: what they are about to read may be overwritten otherwise."""
-        self.pool.make_moves(self.memory.move)
-
-    @torch.inference_mode()
     def _predict(self, step: Step) -> tuple[int, ...]:
-        with self._feeding_long(step) as (rest, plan):
-            outcome = self.passes.forward(plan)
-            chosen = choose(outcome.logits, [row.choice for row in rest.rows], outcome.greedy)
-            if self.passes.can_go_ahead and self.planner.can_go_on:
-                self.passes.go_ahead(chosen)
-            return chosen.tokens()
+        with self._feeding(step) as (rest, plan):
+            choices = [row.choice for row in rest.rows]
+            return self.executor.run(plan, choices, lookahead=self.planner.can_look_ahead)
 
     @contextmanager
-    def _feeding_long(self, step: Step) -> Iterator[tuple[Step, Plan]]:
-        """Feed what goes ahead in chunks; then as `_feeding`, with the step that is left."""
+    def _feeding(self, step: Step) -> Iterator[tuple[Step, Plan]]:
+        """The step as one pass, and its plan; feeds join their blocks if what is done meanwhile succeeds.
+
+        A step that is too long for one pass is fed early in chunks, and what is left of it is handed out.
+        If anything raises, an interrupt at any point included, every block is what it was.
+        """
         self._check_tokens(step)
         self._newest.clear()
         self.pool.take_back()  # an interrupt may have kept the last step from doing so
-        ahead, rest = in_chunks(step, self.max_tokens_per_pass)
+        early, rest = in_chunks(step, self.settings.max_tokens_per_pass)
         try:
-            for chunk in ahead:
-                with self._feeding(chunk) as plan:
-                    self.passes.forward(plan)
-            with self._feeding(rest) as plan:
-                yield rest, plan
+            for chunk in early:
+                plan = self._plan(chunk)
+                self.executor.run(plan)
+                self._fed(chunk, plan)
+            plan = self._plan(rest)
+            yield rest, plan
+            self._fed(rest, plan)
+            self.pool.keep()
         except BaseException:
             self.pool.take_back()
             self._newest.clear()
             raise
-        self.pool.keep()
 
-    @contextmanager
-    def _feeding(self, step: Step) -> Iterator[Plan]:
-        """Make room for all feeds; they join their blocks if what is done meanwhile succeeds."""
+    def _plan(self, step: Step) -> Plan:
+        """Room for all feeds, and what is read in the pass, brought to where the plan reads it."""
         plan = self.planner.plan(step)
-        self.pool.make_moves(self.memory.move)
-        yield plan
+        self.pool.make_moves(self.executor.move)
+        return plan
+
+    def _fed(self, step: Step, plan: Plan) -> None:
+        """The feeds join their blocks, and the pass is counted."""
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
-        usage = usage_of(plan, step, self._token_bytes)
+        usage = usage_of(plan, step, self.facts.token_bytes)
         self._newest.append((plan, step, usage))
         self._usage += usage
+
+    def _rebuild(self, past: Past, away: Collection[Block]) -> None:
+        """Write the keys of a run that comes back."""
+        rebuild_past(past, away, self.executor, self.pool)
 
     def _usage_of_each(self, steps: Sequence[Step]) -> list[Usage]:
         """What each of the steps that were fed together just now has cost, chunks included."""
@@ -317,12 +270,12 @@ class Engine:
         each = [Usage()] * len(steps)
         for plan, step, _ in newest:
             owner = [owners[row.view.own] for row in step.rows]
-            costs = usage_of_each(plan, step, owner, len(steps), self._token_bytes)
+            costs = usage_of_each(plan, step, owner, len(steps), self.facts.token_bytes)
             each = [usage + cost for usage, cost in zip(each, costs, strict=True)]
         return each
 
     def _check_tokens(self, step: Step) -> None:
-        size = self.adapter.vocab_size
+        size = self.facts.vocab_size
         for row in step.rows:
             choice = row.choice
             for use, tokens in (
@@ -341,11 +294,3 @@ class Engine:
                     "no token is left to choose from: the whole vocabulary is forbidden",
                     hint="Forbid fewer tokens.",
                 )
-
-
-def _eos_ids(adapter: ModelAdapter) -> tuple[int, ...]:
-    """What ends a turn by the model's generation configuration: none, one or several ids."""
-    found = getattr(adapter.model.generation_config, "eos_token_id", None)
-    if found is None:
-        return ()
-    return (found,) if isinstance(found, int) else tuple(found)

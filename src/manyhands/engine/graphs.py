@@ -9,11 +9,11 @@ longer than the GPU takes to run them. A graph takes its integers from one buffe
                            new token ids are sent
     rows to spare          padding: their keys are stored nowhere and they read nothing
 
-**Running ahead.** While the host looks at the tokens of a pass and decides what comes next, the device would
-have nothing to do. In plain decoding the next pass is nearly always the same rows with the tokens they just
-chose, so it is begun before anybody has asked for it. If something else is asked for (a step ended), its
-result is dropped: it wrote only to slots that nobody reads before they are written again. That costs one
-pass, so it is done while guesses have been right nine times of ten.
+**Lookahead.** While the host looks at the tokens of a pass and decides what comes next, the device would have
+nothing to do. In plain decoding the next pass is nearly always the same rows with the tokens they just chose,
+so it is begun before the host has read those tokens. If something else is asked for (a step ended), the
+result is dropped: the pass wrote only to slots that are written again before they are read. A dropped pass
+costs its time, so passes are begun early while guesses have been right nine times of ten.
 
 A capacity is recorded when it is asked for the second time, so that widths that come up once cost
 nothing. Where recording fails (no memory left, a network that waits for the device in its forward),
@@ -54,12 +54,12 @@ _LEAST = Capacity(
     occupancy=Occupancy.FEW,
 )
 _FEW_PARTIALS = 4  # of a token, as completions have; merged by programs of several heads
-_SURE_ENOUGH = 0.9  # share of right guesses from which on it pays to run ahead
+_SURE_ENOUGH = 0.9  # share of right guesses from which on lookahead pays
 _GUESSES = 32  # about so many of the last ones count
 
 
 @dataclass(frozen=True, eq=False)
-class _Ahead:
+class _Lookahead:
     """What follows the newest pass if every row goes on with what it chose, begun or not."""
 
     chosen: Chosen
@@ -69,7 +69,6 @@ class _Ahead:
 class GraphedPasses(Passes):
     """Runs plans by recorded graphs where it can."""
 
-    can_go_ahead = True
     backend: TritonBackend
 
     def __init__(
@@ -77,14 +76,14 @@ class GraphedPasses(Passes):
     ) -> None:
         super().__init__(adapter, memory, backend)
         self.recorder = recorder
-        self.num_ahead = 0  # passes begun before they were asked for
-        self.num_dropped = 0  # those of them that were not
+        self.num_lookaheads = 0  # passes begun before they were asked for
+        self.num_dropped = 0  # of those, the ones that no step asked for
         self.trouble: str | None = None
         self.seconds_recording = 0.0
         self._graphs: dict[Capacity, _Graph] = {}
         self._seen: set[Capacity] = set()
         self._newest: tuple[_Graph, Plan] | None = None
-        self._ahead: _Ahead | None = None
+        self._lookahead: _Lookahead | None = None
         self._sureness = 1.0
 
     @property
@@ -104,63 +103,63 @@ class GraphedPasses(Passes):
 
     @property
     def recordings(self) -> list[_Graph]:
-        """All of them, for whoever wants to watch their replays."""
+        """All recordings, for measurements of their replays."""
         return list(self._graphs.values())
 
     def forget(self) -> None:
         """Drop all recordings, and what was begun with them."""
         self._graphs.clear()
-        self._newest = self._ahead = None
+        self._newest = self._lookahead = None
 
-    def forward(self, plan: Plan) -> PassOutcome:
-        """See `Passes.forward`."""
+    def run(self, plan: Plan) -> PassOutcome:
+        """See `Passes.run`."""
         if (outcome := self._next(plan)) is not None:
             return outcome
         if plan.num_tokens > MOST_TOKENS or self.trouble is not None:
-            return super().forward(plan)
+            return super().run(plan)
         work = cut(plan, self.backend.tiling)
         capacity = _capacity(plan, work)
         recorded = self._graphs.get(capacity) or self._record(plan, capacity)
         if recorded is None:
-            return super().forward(plan)
+            return super().run(plan)
         self._newest = recorded, plan
         return recorded.start(plan, work)
 
     def _next(self, plan: Plan) -> PassOutcome | None:
         """The pass that follows the newest one, perhaps begun already; None if this is another."""
         newest, self._newest = self._newest, None
-        ahead, self._ahead = self._ahead, None
+        lookahead, self._lookahead = self._lookahead, None
         if newest is None:
             return None
         graph, last = newest
         follows = _follows(plan, last)
-        was_right = ahead is not None and self._was_right(ahead, plan if follows else None)
-        begun = ahead.outcome if ahead is not None else None
+        was_right = lookahead is not None and self._was_right(lookahead, plan if follows else None)
+        begun = lookahead.outcome if lookahead is not None else None
         if not follows or (begun is not None and not was_right):
             return None
         self._newest = graph, plan
         return begun or graph.next(plan)
 
-    def go_ahead(self, chosen: Chosen) -> None:
-        """See `Passes.go_ahead`."""
+    def look_ahead(self, chosen: Chosen) -> None:
+        """See `Passes.look_ahead`."""
         if self._newest is None:
             return
         graph, plan = self._newest
         outcome = None
         if self._sureness >= _SURE_ENOUGH:
-            self.num_ahead += 1
-            outcome = graph.go_on(plan, chosen.on_device)
-        self._ahead = _Ahead(chosen, outcome)
+            self.num_lookaheads += 1
+            outcome = graph.look_ahead(plan, chosen.on_device)
+        self._lookahead = _Lookahead(chosen, outcome)
 
-    def _was_right(self, ahead: _Ahead, plan: Plan | None) -> bool:
+    def _was_right(self, lookahead: _Lookahead, plan: Plan | None) -> bool:
         """Whether `plan`, if it follows at all, feeds what was chosen; remembered for next time."""
         is_right = (
             plan is not None
-            and plan.token_ids.tolist() == list(ahead.chosen.tokens())
-            and ahead.chosen.are_on_device()
+            and plan.token_ids.tolist() == list(lookahead.chosen.tokens())
+            and lookahead.chosen.are_on_device()
         )
         self._sureness += (is_right - self._sureness) / _GUESSES
-        self.num_dropped += ahead.outcome is not None and not is_right
+        self.num_dropped += lookahead.outcome is not None and not is_right
         return is_right
 
     def _record(self, plan: Plan, capacity: Capacity) -> _Graph | None:
@@ -234,7 +233,7 @@ class _Graph:
         self.buffer[0, : plan.num_tokens].copy_(token_ids, non_blocking=True)
         return self._replay(plan)
 
-    def go_on(self, plan: Plan, tokens: Tensor) -> PassOutcome:
+    def look_ahead(self, plan: Plan, tokens: Tensor) -> PassOutcome:
         """What follows `plan` if every row is fed its token of `tokens` [R], known on the device only."""
         self.buffer[0, : plan.num_tokens].copy_(tokens)
         return self._replay(plan)

@@ -1,4 +1,4 @@
-"""One forward pass: a plan goes in, logits come out.
+"""One forward pass: a plan goes in, logits come out. It stands behind the executor (`engine/executor.py`).
 
 `Passes` runs the network's layers one launch after the other. On a CUDA device `GraphedPasses`
 (`engine/graphs.py`) does the same by replaying recorded launches where a plan has a shape it knows.
@@ -36,8 +36,6 @@ class PassOutcome:
 class Passes:
     """Runs plans, launch by launch."""
 
-    can_go_ahead = False
-
     def __init__(self, adapter: ModelAdapter, memory: Memory, backend: Backend) -> None:
         self.adapter = adapter
         self.memory = memory
@@ -48,15 +46,15 @@ class Passes:
         """What a user should know of how passes have run, if there is anything."""
         return None
 
-    def go_ahead(self, chosen: Chosen) -> None:
+    def look_ahead(self, chosen: Chosen) -> None:
         """These tokens were chosen: begin, if it can be done, the pass in which each row is fed its own.
 
-        Only called of passes that `can_go_ahead`, and when that one would have room
-        (`Planner.can_go_on`).
+        Only called when that pass would have room (`Planner.can_look_ahead`). Launch by launch nothing is
+        gained by it, so nothing is begun.
         """
 
-    def forward(self, plan: Plan) -> PassOutcome:
-        """The pass itself."""
+    def run(self, plan: Plan) -> PassOutcome:
+        """The pass itself; the moves that it relies on have been made."""
         device = self.adapter.device
         attend = Attending(self.backend.prepare(plan, device), self.memory, self.backend)
         token_ids = torch.as_tensor(plan.token_ids, device=device)

@@ -1,7 +1,8 @@
 """Keys and values that are not in memory any more, made again from what was fed (Hogwild!, app. B).
 
 One parallel forward over all tokens that a run was fed gives every key and value it ever had. Those of
-the blocks that are to be in memory are written there; the others only helped to make them.
+the blocks that are to be in memory are written there; the others only helped to make them. Here is said in
+integers which tokens those are and where they go; the executor does the forward.
 """
 
 from __future__ import annotations
@@ -10,20 +11,13 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from manyhands.attention.attend import LayerCall
-from manyhands.attention.rotary import Rotations
-from manyhands.attention.store import Targets
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Ints, PagePool
+from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Step
+from manyhands.engine.executor import Executor, Places
 from manyhands.engine.past import Past
-from manyhands.errors import InvalidRequest, OutOfMemory
-from manyhands.model.adapter import ModelAdapter
-from manyhands.model.memory import Memory
-from manyhands.replay.forward import Find, Replay
+from manyhands.errors import InvalidRequest
 from manyhands.replay.merged import Merged, merge_passes
 
 _SHARE = "Let runs share what they both read through the engine's prefixes."
@@ -37,9 +31,7 @@ class Fed(NamedTuple):
     at: int
 
 
-def rebuild_past(
-    past: Past, away: Collection[Block], adapter: ModelAdapter, memory: Memory, pool: PagePool
-) -> None:
+def rebuild_past(past: Past, away: Collection[Block], executor: Executor, pool: PagePool) -> None:
     """Write the keys and values of the blocks that were `away`; they have their pages again.
 
     What the run has read of others' is taken from memory. Raises OutOfMemory where the device has no
@@ -73,71 +65,47 @@ def rebuild_past(
             yield step
 
     merged = merge_passes(steps(), trace.num_tokens, [fresh[number] for number in found])
-    find = _finder([(block, past.found[number]) for number, block in found.items()], memory, pool)
-    write_keys(merged, fed, adapter, memory, pool, find)
+    here = [(block, past.found[number]) for number, block in found.items()]
+    write_keys(merged, fed, executor, pool, here)
 
 
-@torch.inference_mode()
 def write_keys(
     merged: Merged,
     fed: Sequence[Fed],
-    adapter: ModelAdapter,
-    memory: Memory,
+    executor: Executor,
     pool: PagePool,
-    find: Find | None = None,
+    found: Sequence[tuple[Block, int]] = (),
 ) -> None:
     """One forward over a whole run; the keys and values of the tokens in `fed` go to memory.
 
-    Their blocks have pages. `find`: see `Replay.logits`.
+    Their blocks have pages. `found` are the blocks whose first tokens the run met in memory, and how many
+    of them: their keys are read there. Moves that are owed are made first, for what they are about to read
+    may be overwritten here.
     """
-    slots_of = {
-        block: _slots(block, block.num_tokens, pool) for block in {each.block for each in fed}
-    }
-    device = adapter.device
-    places = [pool.place(each.block).offset for each in fed]
-    tokens = torch.tensor([each.token for each in fed], device=device)
-    slots = torch.tensor([int(slots_of[each.block][each.at]) for each in fed], device=device)
-    offsets = [start + each.at for start, each in zip(places, fed, strict=True)]
-    targets = Targets(slots, Rotations(torch.tensor(offsets, device=device)))
-
-    def keep(k: Tensor, v: Tensor, call: LayerCall) -> None:
-        memory.stores[call.layer].write(targets, k[tokens], v[tokens])
-
-    has_room = True
-    try:
-        Replay.of(merged, rows=[0]).to(device).logits(adapter, keep, find)
-    except torch.OutOfMemoryError:  # not kept as the cause: the frames it came through hold blocks
-        has_room = False
-    if not has_room:
-        raise OutOfMemory(
-            f"{adapter.device} has no room for the forward over {merged.plan.num_tokens} tokens that "
-            f"brings a run back to memory",
-            hint="Give the engine fewer memory_tokens, so that more is left for such a forward.",
-        )
-
-
-def _finder(found: Sequence[tuple[Block, int]], memory: Memory, pool: PagePool) -> Find | None:
-    """Keys, not rotated, and values of the first tokens of these blocks, from memory."""
-    if not found:
-        return None
     lost = next((block for block, _ in found if pool.is_away(block)), None)
     if lost is not None:
         raise InvalidRequest(
             f"{lost!r} is read, and the run that wrote it was set aside to make room", hint=_SHARE
         )
-    device = memory.device
-    slots = torch.as_tensor(np.concatenate([_slots(b, size, pool) for b, size in found])).to(device)
-    offsets = [np.arange(size) + pool.place(block).offset for block, size in found]
-    back = Rotations(-torch.as_tensor(np.concatenate(offsets)).to(device))
-
-    def find(call: LayerCall) -> tuple[Tensor, Tensor]:
-        store = memory.stores[call.layer]
-        keys, values = store.read(slots)
-        return back.rotate(keys, store.rope), values
-
-    return find
+    pool.make_moves(executor.move)
+    whole = {block: places_of(block, 0, block.num_tokens, pool) for block in {f.block for f in fed}}
+    places = Places(
+        slots=np.array([whole[each.block].slots[each.at] for each in fed], dtype=np.int64),
+        offsets=np.array([whole[each.block].offsets[each.at] for each in fed], dtype=np.int64),
+    )
+    tokens = np.array([each.token for each in fed], dtype=np.int64)
+    executor.write_keys(merged, tokens, places, _found_at(found, pool))
 
 
-def _slots(block: Block, size: int, pool: PagePool) -> Ints:
+def places_of(block: Block, start: int, stop: int, pool: PagePool) -> Places:
+    """Where the tokens `start` .. `stop` of a block lie."""
     place = pool.place(block)
-    return pool.slots(place.strip, place.offset, place.offset + size)
+    first, last = place.offset + start, place.offset + stop
+    return Places(pool.slots(place.strip, first, last), np.arange(first, last, dtype=np.int64))
+
+
+def _found_at(found: Sequence[tuple[Block, int]], pool: PagePool) -> Places | None:
+    if not found:
+        return None
+    each = [places_of(block, 0, size, pool) for block, size in found]
+    return Places(*(np.concatenate(integers) for integers in zip(*each, strict=True)))

@@ -16,10 +16,9 @@ from functools import partial
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Step
+from manyhands.engine.executor import Executor
 from manyhands.engine.rebuild import Fed, write_keys
 from manyhands.errors import BrokenTrace, ManyhandsError
-from manyhands.model.adapter import ModelAdapter
-from manyhands.model.memory import Memory
 from manyhands.replay.merged import merge_passes
 from manyhands.replay.trace import Trace, TracedRow, record
 from manyhands.schema.lines import Line
@@ -29,25 +28,21 @@ from manyhands.strategies.base import Answer, Event, Reserve, Strategy
 def restore(
     strategy: Strategy,
     trace: Trace,
-    adapter: ModelAdapter,
-    memory: Memory,
+    executor: Executor,
     pool: PagePool,
     *,
-    settle: Callable[[], None] = lambda: None,
     write: Callable[[Line], None] | None = None,
 ) -> Strategy:
     """`strategy`, at its beginning, as one that begins where `trace`, a run of it, ends.
 
-    Only what is new is reported. `settle` makes all moves that are planned. `write` is given the lines
-    that continue the trace. Raises BrokenTrace if the strategy asks for anything but what the trace says.
+    Only what is new is reported. `write` is given the lines that continue the trace. Raises BrokenTrace if the strategy asks for anything but what the trace says.
     """
     retraced = _Retraced(trace, record(strategy, {}, _beyond(trace, write)))
-    _check_vocabulary(trace, adapter)
+    _check_vocabulary(trace, executor.facts.vocab_size)
     reserve = retraced.begin()
     if reserve is not None:
         yield reserve
-    settle()
-    _rebuild(retraced, adapter, memory, pool)
+    _rebuild(retraced, executor, pool)
     yield from retraced.unreported
     while retraced.answer is None:
         asked = retraced.asked
@@ -133,7 +128,7 @@ def _same(step: Step, rows: tuple[TracedRow, ...]) -> bool:
     return [row.feed for row in step.rows] == [row.feed for row in rows]
 
 
-def _rebuild(retraced: _Retraced, adapter: ModelAdapter, memory: Memory, pool: PagePool) -> None:
+def _rebuild(retraced: _Retraced, executor: Executor, pool: PagePool) -> None:
     """One forward over the whole past; keys and values of the blocks still in use go to memory."""
     if not retraced.trace.passes:
         return
@@ -146,14 +141,14 @@ def _rebuild(retraced: _Retraced, adapter: ModelAdapter, memory: Memory, pool: P
     if not used:  # the run had ended
         return
     pool.reserve({each.block: each.block.num_tokens for each in used}.items())
-    write_keys(merged, used, adapter, memory, pool)
+    write_keys(merged, used, executor, pool)
 
 
-def _check_vocabulary(trace: Trace, adapter: ModelAdapter) -> None:
+def _check_vocabulary(trace: Trace, vocab_size: int) -> None:
     tokens = (token for rows in trace.passes for row in rows for token in (row.token, *row.feed))
-    wrong = next((token for token in tokens if not 0 <= token < adapter.vocab_size), None)
+    wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
     if wrong is not None:
         raise BrokenTrace(
-            f"the trace has the token {wrong}; the model's vocabulary has {adapter.vocab_size}",
+            f"the trace has the token {wrong}; the model's vocabulary has {vocab_size}",
             hint="Restore a run with the model that wrote it.",
         )

@@ -17,20 +17,15 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from manyhands.attention.rotary import Rotations
-from manyhands.attention.store import Targets
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import Cast, combined
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
-from manyhands.model.adapter import ModelAdapter
-from manyhands.model.memory import token_bytes
+from manyhands.engine.rebuild import places_of
 from manyhands.strategies.base import Strategy
 
 HEADER_TOKENS, MARKER_TOKENS = 8, 4  # about what the words of `prompts/hogwild.py` come to
@@ -52,31 +47,13 @@ class Timing:
     floor_ms: float | None = None
 
 
-def made_up(adapter: ModelAdapter, layer: int, num_tokens: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Random keys [N, G, D], not rotated yet, and values [N, G, Dv]; the same seed, the same numbers."""
-    generator = torch.Generator(adapter.device).manual_seed(seed * 1009 + layer)
-    shape = adapter.layers[layer]
-
-    def numbers(width: int) -> Tensor:
-        size = (num_tokens, shape.num_kv_heads, width)
-        return torch.randn(size, generator=generator, device=adapter.device).to(adapter.dtype)
-
-    return numbers(shape.head_dim), numbers(shape.value_dim)
-
-
-@torch.inference_mode()
 def fill(engine: Engine, block: Block, num_tokens: int, *, seed: int) -> Block:
     """Append `num_tokens` made-up tokens to `block`; OutOfMemory if they do not fit."""
     engine.pool.reserve([(block, num_tokens)])
-    place = engine.pool.place(block)
-    start = place.offset + block.num_tokens
-    slots = engine.pool.slots(place.strip, start, start + num_tokens)
-    device = engine.adapter.device
-    rotations = Rotations(torch.arange(start, start + num_tokens, device=device))
-    targets = Targets(torch.as_tensor(slots, device=device), rotations)
-    for layer, store in enumerate(engine.memory.stores):
-        store.write(targets, *made_up(engine.adapter, layer, num_tokens, seed))
-    block.tokens.extend(index % engine.adapter.vocab_size for index in range(num_tokens))
+    engine.pool.make_moves(engine.executor.move)
+    start, stop = block.num_tokens, block.num_tokens + num_tokens
+    engine.executor.make_up(places_of(block, start, stop, engine.pool), seed)
+    block.tokens.extend(index % engine.facts.vocab_size for index in range(num_tokens))
     return block
 
 
@@ -174,14 +151,14 @@ def bench(
     warm_up: int = 3,
 ) -> Iterator[Timing]:
     """Time teams of these sizes over histories of these lengths, the shortest history first."""
-    speed = copy_bandwidth(engine.adapter.device)
-    weights = weight_bytes(engine.adapter)
+    facts = engine.facts
+    speed = copy_bandwidth(torch.device(facts.device))
 
     # One team at a time: what a function has seated is freed when it returns.
     def time_team(history: Block, count: int) -> Timing:
         views = views_of(seat(engine, history, count, desk))
         in_use = tokens_in_use(views)
-        floor_ms = 1e3 * (weights + in_use * token_bytes(engine.adapter)) / speed
+        floor_ms = 1e3 * (facts.weight_bytes + in_use * facts.token_bytes) / speed
         seconds = time_passes(engine, views, passes=passes, warm_up=warm_up)
         return timing(seconds, count, history.num_tokens, in_use, floor_ms)
 
@@ -198,7 +175,7 @@ def longest_histories(engine: Engine, workers: int, desk: int, passes: int) -> t
     """The longest history on which `bench` can time this team, by positions and by memory."""
     grown = workers * (desk + passes) + 2 * HEADER_TOKENS + workers * MARKER_TOKENS
     pages = engine.pool.page_size * (workers + 4)  # every block may leave a page partly empty
-    return engine.adapter.max_positions - grown, engine.pool.num_slots - pages - grown
+    return engine.facts.max_positions - grown, engine.pool.num_slots - pages - grown
 
 
 def copy_bandwidth(device: torch.device) -> float:
@@ -217,28 +194,6 @@ def copy_bandwidth(device: torch.device) -> float:
         _wait(device)
         times.append(time.perf_counter() - began)
     return 2 * 4 * size / min(times)
-
-
-def weight_bytes(adapter: ModelAdapter) -> int:
-    """Bytes of weights that one pass reads at least.
-
-    The table of input embeddings is only looked up, unless the output layer shares it. Of a stack of
-    experts (a parameter of three dimensions) a token reads its own few.
-    """
-    model: Any = adapter.model
-    head = model.get_output_embeddings()
-    table = model.get_input_embeddings().weight
-    is_read = head is not None and getattr(head, "weight", None) is table
-    experts = getattr(adapter.config, "num_experts_per_tok", None)
-    largest: dict[int, float] = {}  # two names for one piece of memory count once
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor is table and not is_read:
-            continue
-        size = float(tensor.numel() * tensor.element_size())
-        if tensor.dim() == 3 and experts:
-            size *= min(1.0, experts / tensor.shape[0])
-        largest[tensor.data_ptr()] = max(size, largest.get(tensor.data_ptr(), 0.0))
-    return round(sum(largest.values()))
 
 
 def _wait(device: torch.device) -> None:

@@ -109,7 +109,7 @@ def sit(
     """
     waiting = iter(strategies)
     live: list[tuple[Sitting, Any]] = []
-    _forget_peaks(engine)
+    _forget_peak(engine)
     try:
         while True:
             while len(live) < concurrency and (pair := next(waiting, None)) is not None:
@@ -134,24 +134,19 @@ def memory_of(engine: Any) -> dict[str, int]:
         return {}
     kv_tokens = (pool.num_pages - pool.num_free_pages) * pool.page_size
     found = {"kv_tokens": kv_tokens}
-    memory = getattr(engine, "memory", None)
-    if memory is not None:
-        found["kv_bytes"] = kv_tokens * memory.num_bytes // pool.num_slots
-    adapter = getattr(engine, "adapter", None)
-    if adapter is not None and adapter.device.type == "cuda":
-        import torch
-
-        found["allocated_bytes"] = torch.cuda.max_memory_allocated(adapter.device)
+    executor = getattr(engine, "executor", None)
+    if executor is not None:
+        found["kv_bytes"] = kv_tokens * executor.facts.token_bytes
+        if (peak := executor.peak_bytes()) is not None:
+            found["allocated_bytes"] = peak
     return found
 
 
-def _forget_peaks(engine: Any) -> None:
+def _forget_peak(engine: Any) -> None:
     """Loading a model may take more than running it."""
-    adapter = getattr(engine, "adapter", None)
-    if adapter is not None and adapter.device.type == "cuda":
-        import torch
-
-        torch.cuda.reset_peak_memory_stats(adapter.device)
+    executor = getattr(engine, "executor", None)
+    if executor is not None:
+        executor.forget_peak()
 
 
 def _pass(engine: Packs, live: list[tuple[Sitting, Any]]) -> None:

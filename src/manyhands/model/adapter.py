@@ -114,6 +114,28 @@ class ModelAdapter:
         return logits
 
 
+def weight_bytes(adapter: ModelAdapter) -> int:
+    """Bytes of weights that one pass reads at least.
+
+    The table of input embeddings is only looked up, unless the output layer shares it. Of a stack of
+    experts (a parameter of three dimensions) a token reads its own few.
+    """
+    model: Any = adapter.model
+    head = model.get_output_embeddings()
+    table = model.get_input_embeddings().weight
+    is_read = head is not None and getattr(head, "weight", None) is table
+    experts = getattr(adapter.config, "num_experts_per_tok", None)
+    largest: dict[int, float] = {}  # two names for one piece of memory count once
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor is table and not is_read:
+            continue
+        size = float(tensor.numel() * tensor.element_size())
+        if tensor.dim() == 3 and experts:
+            size *= min(1.0, experts / tensor.shape[0])
+        largest[tensor.data_ptr()] = max(size, largest.get(tensor.data_ptr(), 0.0))
+    return round(sum(largest.values()))
+
+
 def _layers(config: Any) -> tuple[LayerShape, ...]:
     """The heads of every layer; in all families of today the same in all layers."""
     num_heads = config.num_attention_heads

@@ -23,7 +23,7 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,6 @@ from manyhands.model.ropes import attention_factors, rotary_module
 from manyhands.model.self_test import BREAKS, deviation, exact_attention, tiny_network, tiny_tokens
 from manyhands.model.skinny import SkinnyLinear, fuse_linears
 
-Fuse = Literal["auto", "on", "off"]
 _ROTATE = "apply_rotary_pos_emb"  # what every family calls its rotation
 # Of the twin's logits, in units of their spread: two float32 evaluations differ by 1e-6 to 1e-5.
 _TOLERANCE = 1e-4
@@ -98,7 +97,7 @@ _LAYERS = {
 }
 
 
-def fuse_modules(adapter: ModelAdapter, fuse: Fuse = "auto") -> FuseReport:
+def fuse_modules(adapter: ModelAdapter, fuse: str = "auto") -> FuseReport:
     """Make the replacements in the network of `adapter`, once; `auto` makes them on CUDA devices.
 
     Nothing in the forward pass waits for the device afterwards that did not before. Gradients are
@@ -115,7 +114,7 @@ def fuse_modules(adapter: ModelAdapter, fuse: Fuse = "auto") -> FuseReport:
 
 
 def check_fuse(fuse: str) -> None:
-    """Raise `InvalidRequest` for a word that is not one of `Fuse`."""
+    """Raise `InvalidRequest` for a word other than auto, on and off."""
     if fuse not in ("auto", "on", "off"):
         raise InvalidRequest(f"fuse is {fuse!r}", hint="choose auto, on or off")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -54,11 +54,9 @@ from manyhands.model.families import (
 from manyhands.model.fusion import is_fused
 from manyhands.model.quantised.packed_checkpoint import load_packed
 from manyhands.model.quantised.packing import Packing, read_packing
-from manyhands.model.quantised.quantise import KINDS, Quantise, check_quantise, quantise_network
+from manyhands.model.quantised.quantise import KINDS, check_quantise, quantise_network
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import self_test
-
-Weights = Literal["auto", "dummy"]
 
 _SIZES = (
     "hidden_size",
@@ -86,8 +84,8 @@ def load_adapter(
     *,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
-    weights: Weights = "auto",
-    quantise: Quantise = "auto",
+    weights: str = "auto",
+    quantise: str = "auto",
     context: int | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     downloads: bool = False,
@@ -172,8 +170,8 @@ def judge(config: Any, context: int | None = None) -> Family:
 def _network(
     name: str,
     config: Any,
-    weights: Weights,
-    quantise: Quantise,
+    weights: str,
+    quantise: str,
     device: torch.device,
     dtype: torch.dtype,
     notes: list[str],
@@ -214,7 +212,7 @@ def _adopt(
     device: str | torch.device,
     dtype: str | torch.dtype,
     context: int | None,
-    quantise: Quantise,
+    quantise: str,
 ) -> ModelAdapter:
     if is_fused(model):
         raise InvalidRequest(

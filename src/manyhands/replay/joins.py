@@ -4,7 +4,7 @@ Behind a join the run goes on from a distribution over the next token. Had the s
 causally from its beginning, as an ordinary sequence, it would have been another: the branches would
 have read each other. Both are computed here from the run's trace; the run itself costs no pass more.
 
-    strategy = measure_joins(branches(question, text, settings), engine.adapter)
+    strategy = measure_joins(branches(question, text, settings), engine.replay)
     engine.run(strategy).join_distances
 
 What is compared is the first row of the line behind each join. In a second block, the text before it
@@ -13,7 +13,7 @@ holds the first join already, and its distance is part of what is measured: the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,42 +22,44 @@ from torch import Tensor
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.model.adapter import ModelAdapter
-from manyhands.replay.forward import merge_trace, replay_logits
-from manyhands.replay.merged import merge_passes
+from manyhands.replay.forward import merge_trace
+from manyhands.replay.merged import Merged, merge_passes
 from manyhands.replay.trace import Trace, parse_trace, record
 from manyhands.schema.lines import Line
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.branch_lines import BRANCH, LINE
 from manyhands.strategies.branch_record import BranchAnswer, JoinDistance
 
+# Logits [len(rows), V] of these rows of a run: `Engine.replay`, or `replay_logits` with a network.
+LogitsOf = Callable[[Merged, Sequence[int]], Tensor]
 
-def measure_joins(strategy: Strategy, adapter: ModelAdapter) -> Strategy:
+
+def measure_joins(strategy: Strategy, logits_of: LogitsOf) -> Strategy:
     """`branches`, the same token for token; its answer also says how far each join was off."""
     lines: list[Line] = []
     answer = yield from record(strategy, {}, lines.append)
     if not isinstance(answer, BranchAnswer):
         return answer
-    return replace(answer, join_distances=join_distances(adapter, parse_trace(lines)))
+    return replace(answer, join_distances=join_distances(parse_trace(lines), logits_of))
 
 
 @torch.inference_mode()
-def join_distances(adapter: ModelAdapter, trace: Trace) -> tuple[JoinDistance, ...]:
+def join_distances(trace: Trace, logits_of: LogitsOf) -> tuple[JoinDistance, ...]:
     """The distance of every join in a run of `branches` behind which the line went on."""
     joins = list(_joins(trace))
     if not joins:
         return ()
-    logits = replay_logits(adapter, merge_trace(trace), [join.row for join in joins])  # [joins, V]
+    logits = logits_of(merge_trace(trace), [join.row for join in joins])  # [joins, V]
     return tuple(
-        _distance(block, here, causal_logits(adapter, join.tokens))
+        _distance(block, here, causal_logits(join.tokens, logits_of))
         for block, (here, join) in enumerate(zip(logits, joins, strict=True), 1)
     )
 
 
-def causal_logits(adapter: ModelAdapter, tokens: tuple[int, ...]) -> Tensor:
+def causal_logits(tokens: tuple[int, ...], logits_of: LogitsOf) -> Tensor:
     """Logits [V] behind these tokens, read as one ordinary sequence."""
     step = Step([Row(View([Block("exact")]), tokens)])
-    return replay_logits(adapter, merge_passes([step], len(tokens)))[0]
+    return logits_of(merge_passes([step], len(tokens)), [0])[0]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,7 +18,6 @@ from manyhands.errors import InvalidRequest
 from manyhands.model.quantised.linear import Float8Linear, Quantised
 from manyhands.model.quantised.w4a16 import Int4Linear, group_for
 
-Quantise = Literal["auto", "none", "fp8", "int4"]
 KINDS: MappingProxyType[str, type[Quantised]] = MappingProxyType(
     {"fp8": Float8Linear, "int4": Int4Linear}
 )
@@ -34,7 +33,7 @@ class LinearAt(NamedTuple):
 
 
 def check_quantise(quantise: str) -> None:
-    """Raise `InvalidRequest` for a word that is not one of `Quantise`."""
+    """Raise `InvalidRequest` for a word other than auto, none and those of `KINDS`."""
     if quantise not in ("auto", "none", *KINDS):
         raise InvalidRequest(
             f"quantise {quantise!r} is unknown", hint=f"choose auto, none, {', '.join(KINDS)}"

@@ -1,0 +1,326 @@
+"""The executor: what holds the network and the memory, behind verbs of integers.
+
+Above it nothing is a tensor. The engine plans (who reads what, from where), admits and preempts runs, and
+hands the executor plain data: plans, choices, moves, slots. The executor computes, and answers with tokens:
+
+    run(plan, choices)             one forward pass, and the token that each row's choice takes
+    logits(plan)                   one forward pass, for a caller who wants the logits themselves
+    move(move)                     copy keys and values to other slots, keys rotated by the shift
+    write_keys(merged, ...)        one forward over a whole past; its keys and values go to memory
+    replay(merged)                 the same, for its logits
+    make_up(places, seed)          keys and values that nobody computed: a history to be timed over
+    facts                          what never changes: `ModelFacts`
+
+`LocalExecutor` does all of it in this process, on one device. Because every argument can be packed and sent,
+several processes with a part of the network each can stand behind the same verbs: equal integers everywhere.
+
+    executor = LocalExecutor(adapter, ModelSettings(memory_tokens=65536))
+    engine = Engine(executor, tokenizer)
+
+*Lookahead* is the next pass, begun before its tokens were read by the host (`engine/graphs.py`). The engine
+only says whether such a pass would have room.
+
+    T  tokens of a pass or of a whole past      R  rows      V  vocabulary      N  slots
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from manyhands.attention.attend import LayerCall
+from manyhands.attention.rotary import Rotations
+from manyhands.attention.store import Targets
+from manyhands.cache.pages import Ints, Move
+from manyhands.cache.plan import Plan
+from manyhands.cache.step import Choice
+from manyhands.engine.backends import check_backend, choose_backend, make_passes
+from manyhands.engine.sampling import choose
+from manyhands.errors import OutOfMemory
+from manyhands.model.adapter import ModelAdapter, weight_bytes
+from manyhands.model.fingerprint import fingerprint
+from manyhands.model.fusion import FuseReport, check_fuse, fuse_modules
+from manyhands.model.loading import load_adapter
+from manyhands.model.memory import (
+    Memory,
+    about_memory,
+    default_memory_tokens,
+    free_bytes,
+    token_bytes,
+)
+from manyhands.model.quantised.quantise import check_quantise
+from manyhands.model.settings import ModelSettings
+from manyhands.replay.forward import Find, Replay, replay_logits
+from manyhands.replay.merged import Merged
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is true of a loaded model and its memory for as long as they live."""
+
+    name: str
+    vocab_size: int
+    max_positions: int  # tokens of the longest view
+    num_layers: int
+    eos_ids: tuple[int, ...]  # what ends a turn by the model's generation configuration
+    device: str  # "cpu", "cuda:0", ...
+    dtype: str  # "float32", "bfloat16", ...
+    weight_bytes: int  # that one pass reads at least
+    token_bytes: int  # of one token's keys and values in all layers
+    num_pages: int
+    page_size: int  # tokens
+    backend: str  # which attention
+    backend_reason: str
+    fused: str  # which modules were fused, which were not and why
+    about_memory: str  # where memory goes, in a sentence
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the model is on a CUDA device."""
+        return self.device.startswith("cuda")
+
+
+class Places(NamedTuple):
+    """Where keys and values lie: slots, and the offsets on their strips by which keys are rotated."""
+
+    slots: Ints  # [N]
+    offsets: Ints  # [N]
+
+
+class Executor(Protocol):
+    """What an engine asks of the network and the memory. A verb that raises may be asked for again."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What never changes."""
+
+    @property
+    def about(self) -> str | None:
+        """What a user should know of how passes have run, if there is anything."""
+
+    def run(
+        self, plan: Plan, choices: Sequence[Choice] = (), *, lookahead: bool = False
+    ) -> tuple[int, ...]:
+        """One forward pass, and one token per row by the R `choices`; without choices, no tokens.
+
+        `lookahead`: the pass in which each row is fed the token it gets here would have room, and may be
+        begun. Raises ManyhandsError if the logits are no numbers.
+        """
+
+    def logits(self, plan: Plan) -> Tensor:
+        """One forward pass: logits [R, V] of the rows' last tokens, the caller's own."""
+
+    def move(self, move: Move) -> None:
+        """Copy keys and values to other slots. Made twice in a row it does the same as once."""
+
+    def write_keys(
+        self, merged: Merged, tokens: Ints, places: Places, found: Places | None = None
+    ) -> None:
+        """One forward over a whole past; keys and values of the packed `tokens` [N] go to `places` [N].
+
+        What the past has found (`merge_passes`) is read from memory at `found`. Raises OutOfMemory where
+        the device has no room for the forward.
+        """
+
+    def replay(self, merged: Merged, rows: Sequence[int] | None = None) -> Tensor:
+        """Logits [len(rows), V] of the given rows of a whole run (default: all), in one forward."""
+
+    def make_up(self, places: Places, seed: int) -> None:
+        """Write random keys and values; the same seed and number of places, the same numbers."""
+
+    def fingerprint(self) -> str:
+        """A few digits that stand for the weights (`model/fingerprint.py`). Reads all of them."""
+
+    def peak_bytes(self) -> int | None:
+        """The most that a GPU has given out since `forget_peak`; None on other devices."""
+
+    def forget_peak(self) -> None:
+        """Begin to measure `peak_bytes` anew."""
+
+
+class LocalExecutor:
+    """Network, memory and passes in this process, on one device."""
+
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        settings: ModelSettings | None = None,
+        *,
+        fused: FuseReport | None = None,
+        graphs: bool = True,
+    ) -> None:
+        """Take a network that is loaded; `LocalExecutor.load` loads one.
+
+        Of the settings, backend and memory_tokens are read. `graphs`: passes may be recorded. Raises
+        InvalidRequest for a backend that cannot serve the model, OutOfMemory for too large a memory.
+        """
+        settings = settings or ModelSettings()
+        chosen = choose_backend(settings.backend, adapter)
+        free = free_bytes(adapter.device)
+        num_tokens = settings.memory_tokens or default_memory_tokens(adapter)
+        num_pages = max(1, num_tokens // chosen.page_size)
+        self.adapter = adapter
+        self.backend = chosen.backend
+        self.memory = Memory.for_model(adapter, num_pages * chosen.page_size)
+        self.passes = make_passes(adapter, self.memory, chosen.backend, graphs=graphs)
+        self.facts = ModelFacts(
+            name=adapter.name,
+            vocab_size=adapter.vocab_size,
+            max_positions=adapter.max_positions,
+            num_layers=adapter.num_layers,
+            eos_ids=_eos_ids(adapter),
+            device=str(adapter.device),
+            dtype=str(adapter.dtype).removeprefix("torch."),
+            weight_bytes=weight_bytes(adapter),
+            token_bytes=token_bytes(adapter),
+            num_pages=num_pages,
+            page_size=chosen.page_size,
+            backend=chosen.backend.name,
+            backend_reason=chosen.reason,
+            fused=str(fused or FuseReport(left=("the network came as it is",))),
+            about_memory=about_memory(adapter, num_pages, chosen.page_size, free),
+        )
+
+    @classmethod
+    def load(cls, settings: ModelSettings, *, downloads: bool = False) -> tuple[LocalExecutor, Any]:
+        """Load the model that `settings` describe; the executor, and the model's tokenizer or None.
+
+        `downloads` shows the progress of what is fetched from the hub. Raises ModelNotFound,
+        UnsupportedModel, InvalidRequest, OutOfMemory.
+        """
+        check_backend(settings.backend)  # a wrong name should not cost a load
+        check_quantise(settings.quantise)
+        check_fuse(settings.fuse)
+        adapter, tokenizer = load_adapter(
+            settings.model,
+            device=settings.device,
+            dtype=settings.dtype,
+            weights=settings.weights,
+            quantise=settings.quantise,
+            context=settings.context,
+            downloads=downloads,
+        )
+        fused = fuse_modules(adapter, settings.fuse)
+        return cls(adapter, settings, fused=fused), tokenizer
+
+    @property
+    def about(self) -> str | None:
+        """See `Executor.about`."""
+        return self.passes.about
+
+    @torch.inference_mode()
+    def run(
+        self, plan: Plan, choices: Sequence[Choice] = (), *, lookahead: bool = False
+    ) -> tuple[int, ...]:
+        """See `Executor.run`."""
+        outcome = self.passes.run(plan)
+        if not choices:
+            return ()
+        chosen = choose(outcome.logits, choices, outcome.greedy)
+        if lookahead:
+            self.passes.look_ahead(chosen)
+        return chosen.tokens()
+
+    @torch.inference_mode()
+    def logits(self, plan: Plan) -> Tensor:
+        """See `Executor.logits`."""
+        # A recorded pass writes its logits to the same place again.
+        return self.passes.run(plan).logits.clone()
+
+    @torch.inference_mode()
+    def move(self, move: Move) -> None:
+        """See `Executor.move`."""
+        self.memory.move(move)
+
+    @torch.inference_mode()
+    def write_keys(
+        self, merged: Merged, tokens: Ints, places: Places, found: Places | None = None
+    ) -> None:
+        """See `Executor.write_keys`."""
+        kept, targets = torch.as_tensor(tokens, device=self.adapter.device), self._at(places)
+
+        def keep(k: Tensor, v: Tensor, call: LayerCall) -> None:
+            self.memory.stores[call.layer].write(targets, k[kept], v[kept])
+
+        has_room = True
+        try:
+            replay = Replay.of(merged, rows=[0]).to(self.adapter.device)
+            replay.logits(self.adapter, keep, self._finder(found))
+        except torch.OutOfMemoryError:  # not kept as the cause: its frames hold blocks
+            has_room = False
+        if not has_room:
+            raise OutOfMemory(
+                f"{self.facts.device} has no room for the forward over {merged.plan.num_tokens} tokens "
+                f"that brings a run back to memory",
+                hint="Give the engine fewer memory_tokens, so that more is left for such a forward.",
+            )
+
+    @torch.inference_mode()
+    def replay(self, merged: Merged, rows: Sequence[int] | None = None) -> Tensor:
+        """See `Executor.replay`."""
+        return replay_logits(self.adapter, merged, rows)
+
+    @torch.inference_mode()
+    def make_up(self, places: Places, seed: int) -> None:
+        """See `Executor.make_up`."""
+        targets = self._at(places)
+        for layer, store in enumerate(self.memory.stores):
+            store.write(targets, *made_up(self.adapter, layer, len(places.slots), seed))
+
+    def fingerprint(self) -> str:
+        """See `Executor.fingerprint`."""
+        return fingerprint(self.adapter.model)
+
+    def peak_bytes(self) -> int | None:
+        """See `Executor.peak_bytes`."""
+        if not self.facts.is_on_gpu:
+            return None
+        return torch.cuda.max_memory_allocated(self.adapter.device)
+
+    def forget_peak(self) -> None:
+        """See `Executor.forget_peak`."""
+        if self.facts.is_on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.adapter.device)
+
+    def _at(self, places: Places) -> Targets:
+        """Slots [N] and rotations [N] on the device."""
+        device = self.adapter.device
+        slots, offsets = (torch.as_tensor(integers, device=device) for integers in places)
+        return Targets(slots, Rotations(offsets))
+
+    def _finder(self, found: Places | None) -> Find | None:
+        """Reads keys, rotated back to offset 0, and values from memory, layer by layer."""
+        if found is None:
+            return None
+        back = self._at(Places(found.slots, -found.offsets))
+
+        def find(call: LayerCall) -> tuple[Tensor, Tensor]:
+            store = self.memory.stores[call.layer]
+            keys, values = store.read(back.slots)
+            return back.rotations.rotate(keys, store.rope), values
+
+        return find
+
+
+def made_up(adapter: ModelAdapter, layer: int, num_tokens: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Random keys [N, G, D], not rotated yet, and values [N, G, Dv]; the same seed, the same numbers."""
+    generator = torch.Generator(adapter.device).manual_seed(seed * 1009 + layer)
+    shape = adapter.layers[layer]
+
+    def numbers(width: int) -> Tensor:
+        size = (num_tokens, shape.num_kv_heads, width)
+        return torch.randn(size, generator=generator, device=adapter.device).to(adapter.dtype)
+
+    return numbers(shape.head_dim), numbers(shape.value_dim)
+
+
+def _eos_ids(adapter: ModelAdapter) -> tuple[int, ...]:
+    """What ends a turn by the model's generation configuration: none, one or several ids."""
+    found = getattr(adapter.model.generation_config, "eos_token_id", None)
+    if found is None:
+        return ()
+    return (found,) if isinstance(found, int) else tuple(found)

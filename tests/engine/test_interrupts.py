@@ -1,0 +1,208 @@
+"""An interrupt at any line of planning, moving and feeding: the next pass gives what it would have given.
+
+`sys.settrace` counts the lines that an undisturbed story runs through, and raises at one of them. The step
+that was interrupted is asked for again, as a scheduler asks, and the story goes on. The executor is a double
+without a network: a slot of its memory holds a token and the offset that its key was rotated by, and its
+"logits" are the tokens that a row reads, in order. So what is compared is exact.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from manyhands.cache import chunks, journal, lockstep, pages, planner
+from manyhands.cache.block import Block
+from manyhands.cache.pages import Move
+from manyhands.cache.plan import Plan
+from manyhands.cache.step import Choice, Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.engine.executor import ModelFacts
+
+Read = tuple[int, ...]  # tokens, in the order of their positions
+Line = tuple[CodeType, int]
+
+
+class Ledger:
+    """An executor that remembers which token was put where."""
+
+    about = None
+    facts = ModelFacts(
+        name="ledger",
+        vocab_size=100,
+        max_positions=500,
+        num_layers=0,
+        eos_ids=(),
+        device="cpu",
+        dtype="int64",
+        weight_bytes=0,
+        token_bytes=1,
+        num_pages=100,
+        page_size=4,
+        backend="none",
+        backend_reason="a double",
+        fused="",
+        about_memory="",
+    )
+
+    def __init__(self) -> None:
+        self.memory: dict[int, tuple[int, int]] = {}  # slot: token, offset of its key
+
+    def move(self, move: Move) -> None:
+        for source, target in zip(move.sources.tolist(), move.targets.tolist(), strict=True):
+            token, offset = self.memory[source]
+            self.memory[target] = token, offset + move.shift
+
+    def run(
+        self, plan: Plan, choices: Sequence[Choice] = (), *, lookahead: bool = False
+    ) -> tuple[int, ...]:
+        self.logits(plan)
+        return ()
+
+    def logits(self, plan: Plan) -> Any:
+        fed = zip(plan.token_ids.tolist(), plan.offsets.tolist(), strict=True)
+        self.memory.update(zip(plan.slots.tolist(), fed, strict=True))
+        reads, size = plan.reads, plan.page_size
+        ends = plan.positions[plan.last]
+        found: list[dict[int, int]] = [{} for _ in range(plan.num_rows)]
+        for strip, table in enumerate(reads.pages):
+            for n in range(reads.strip_indptr[strip], reads.strip_indptr[strip + 1]):
+                row, base = int(reads.row[n]), int(reads.base[n])
+                for j in range(int(reads.low[n]), int(reads.high[n])):
+                    token, offset = self.memory[int(table[j // size]) * size + j % size]
+                    assert offset == j, "a key is rotated by another offset than its index"
+                    if base + j <= ends[row]:
+                        found[row][base + j] = token
+        return [tuple(row[at] for at in range(len(row))) for row in found]
+
+
+WATCHED_FILES = {module.__file__ for module in (chunks, journal, lockstep, pages, planner)}
+WATCHED_CODE = {
+    function.__code__
+    for function in (
+        Engine._feeding.__wrapped__,  # type: ignore[attr-defined]  # of the context manager
+        Engine._plan,
+        Engine._fed,
+        Ledger.move,
+    )
+}
+
+
+class Interrupter:
+    """Counts the lines run in what is watched; raises at one of them."""
+
+    def __init__(self, at: int | None = None) -> None:
+        self.at = at
+        self.lines: list[Line] = []
+
+    def __enter__(self) -> Interrupter:
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        return self._line if code in WATCHED_CODE or code.co_filename in WATCHED_FILES else None
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            self.lines.append((frame.f_code, frame.f_lineno))
+            if len(self.lines) - 1 == self.at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self._line
+
+
+def story(
+    at: int | None = None, interrupted: Callable[[Engine], object] = lambda engine: None
+) -> tuple[list[list[Read]], tuple[int, int], Interrupter]:
+    """A team's steps: chunks, compaction, plain decoding over the end of a page, compaction again.
+
+    What every row of every step read, what the pool holds at the end, and the lines that were run.
+    """
+    ledger: Any = Ledger()
+    engine = Engine(ledger, max_tokens_per_pass=24)
+    prompt, first, second, one, other = (Block(name) for name in ("p", "1", "2", "a", "b"))
+    engine.forward(Step([Row(View([b]), (3, 1, 4, 1, 5)) for b in (prompt, first, second)]))
+    for block in (prompt, first, second):
+        block.freeze()
+    views = [View([prompt, first, second, one]), View([prompt, first, second, one, other])]
+    new = Block("c")
+    later = [View([prompt, first, second, one, new]), View([prompt, first, second, one, other])]
+    found: list[Any] = []
+    with Interrupter(at) as watch:
+        for feeds, seen in [
+            (((9,) * 40, (2, 6)), views),
+            *[(((n,), (n + 1,)), views) for n in range(3, 8)],
+            (((8,), (7, 7)), later),
+            (((8,), (7,)), later),
+        ]:
+            if seen is later:
+                one.freeze()
+            step = Step(Row(view, feed) for view, feed in zip(seen, feeds, strict=True))
+            before = [row.view.own.num_tokens for row in step.rows]
+            try:
+                read = engine.forward(step)
+            except KeyboardInterrupt:
+                assert [row.view.own.num_tokens for row in step.rows] == before
+                interrupted(engine)
+                read = engine.forward(step)
+            found.append(read)
+    assert not engine.pool._moves
+    strips = {engine.pool.place(b).strip for b in (prompt, first, second, one, new, other)}
+    return found, (engine.pool.num_free_pages, len(strips)), watch
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> tuple[list[list[Read]], tuple[int, int], list[int]]:
+    """The story, and where to interrupt it: the first and the last time that each line is run."""
+    read, held, watch = story()
+    first: dict[Line, int] = {}
+    last: dict[Line, int] = {}
+    for index, line in enumerate(watch.lines):
+        first.setdefault(line, index)
+        last[line] = index
+    names = {code.co_name for code, _ in watch.lines}
+    assert names >= {
+        "plan",
+        "_prepare",
+        "_assemble",
+        "follow",
+        "_feeding",
+        "_fed",
+        "make_moves",
+        "take_back",
+    }
+    assert names >= {"in_chunks", "move"}
+    assert read[0] == [(3, 1, 4, 1, 5) * 3 + (9,) * 40, (3, 1, 4, 1, 5) * 3 + (9,) * 40 + (2, 6)]
+    return read, held, sorted({*first.values(), *last.values()})
+
+
+def test_an_interrupt_at_any_line_loses_nothing(
+    undisturbed: tuple[list[list[Read]], tuple[int, int], list[int]],
+) -> None:
+    expected, held, places = undisturbed
+    for at in places:
+        read, holds, watch = story(at)
+        code, line = watch.lines[-1]
+        assert (read, holds) == (expected, held), f"{code.co_qualname}, line {line}"
+
+
+def test_control_a_move_that_is_forgotten_is_noticed(
+    undisturbed: tuple[list[list[Read]], tuple[int, int], list[int]],
+) -> None:
+    _, _, places = undisturbed
+    noticed = 0
+    for at in places[::3]:
+        try:
+            story(at, lambda engine: engine.pool._moves.clear())
+        except (KeyError, AssertionError):  # nothing was put there, or another key
+            noticed += 1
+    assert noticed > 5
