@@ -122,7 +122,7 @@ class Planner:
         return moves
 
     def _forget_routes(self) -> None:
-        """Some blocks were set aside, and may lie elsewhere now."""
+        """Some blocks were evicted, and may lie elsewhere now."""
         self._routes.clear()
         self._lockstep = None
         self._num_evictions = self.pool.num_evictions
@@ -185,9 +185,9 @@ class Planner:
                 pieces.append(block)
                 previous = None
                 continue
-            if self.pool.is_away(block):
+            if self.pool.is_evicted(block):
                 raise InvalidRequest(
-                    f"{block!r} is read, and the run that wrote it was set aside to make room",
+                    f"{block!r} is read, and the run that wrote it was preempted",
                     hint="Let runs share what they both read through the engine's prefixes.",
                 )
             if not block.frozen or not block.num_tokens:

@@ -37,9 +37,9 @@ class Fed(NamedTuple):
 
 
 def rebuild_past(
-    past: Past, away: Collection[Block], adapter: ModelAdapter, memory: Memory, pool: PagePool
+    past: Past, evicted: Collection[Block], adapter: ModelAdapter, memory: Memory, pool: PagePool
 ) -> None:
-    """Write the keys and values of the blocks that were `away`; they have their pages again.
+    """Write the keys and values of the blocks that were evicted; they have their pages again.
 
     What the run has read of others' is taken from memory. Raises OutOfMemory where the device has no
     room for the forward, InvalidRequest where that is gone by now.
@@ -49,10 +49,10 @@ def rebuild_past(
         if size and number not in alive:
             raise InvalidRequest(
                 f"the block {trace.blocks[number]!r}, which the run had read, is gone, and without it "
-                f"the run cannot come back: it was set aside to make room",
+                f"the run cannot come back: it was preempted",
                 hint=_SHARE,
             )
-    wanted = {number: block for number, block in alive.items() if block in away}
+    wanted = {number: block for number, block in alive.items() if block in evicted}
     found = {number: alive[number] for number, size in enumerate(past.found) if size}
     fresh = [Block(name) for name in trace.blocks]
     for number, block in found.items():
@@ -119,10 +119,10 @@ def _finder(found: Sequence[tuple[Block, int]], memory: Memory, pool: PagePool) 
     """Keys, not rotated, and values of the first tokens of these blocks, from memory."""
     if not found:
         return None
-    lost = next((block for block, _ in found if pool.is_away(block)), None)
+    lost = next((block for block, _ in found if pool.is_evicted(block)), None)
     if lost is not None:
         raise InvalidRequest(
-            f"{lost!r} is read, and the run that wrote it was set aside to make room", hint=_SHARE
+            f"{lost!r} is read, and the run that wrote it was preempted", hint=_SHARE
         )
     device = memory.keys.device
     slots = torch.as_tensor(np.concatenate([_slots(b, size, pool) for b, size in found])).to(device)
