@@ -163,7 +163,9 @@ class Run:
             self._wait_for(asked)
 
     def _wait_for(self, asked: object) -> None:
-        if isinstance(asked, Step | Reserve):
+        if isinstance(asked, Step) and self.state is RunState.RUNNING:
+            self.request = asked  # as in nearly every pass
+        elif isinstance(asked, Step | Reserve):
             self.request = asked
             if self.state is not RunState.PREEMPTED:  # its pages come first
                 self.enter_as_requested()

@@ -99,9 +99,8 @@ class Scheduler:
         ready: list[Run] = []
         num_tokens = 0
         for run in self._running:
-            step = run.step
-            assert step is not None, "a running run has a step"
-            num_tokens += sum(len(row.feed) for row in step.rows)
+            assert isinstance(run.request, Step), "a running run has a step"
+            num_tokens += sum(len(row.feed) for row in run.request.rows)
             if ready and num_tokens > self.max_tokens_per_pass:
                 break
             ready.append(run)
@@ -143,7 +142,7 @@ class Scheduler:
 
     def _pass(self, ready: Sequence[Run]) -> list[tuple[int, ...]]:
         """Each run's own tokens, by one forward pass over the rows of all of them."""
-        steps = [run.step for run in ready if run.step is not None]
+        steps = [run.request for run in ready if isinstance(run.request, Step)]
         tokens = iter(self.predict(Step(row for step in steps for row in step.rows)))
         if self.usage_of_each is not None:
             for run, usage in zip(ready, self.usage_of_each(steps), strict=True):
