@@ -250,12 +250,38 @@ def prefix() -> str:
     return table([*head, "nothing shared"], rows) if rows else NOTHING_YET
 
 
+# -- host ------------------------------------------------------------------------------------------
+
+
+def host() -> str:
+    """What a pass costs the host over the number of runs, before and after the queues."""
+    found = result("host_time")
+    if found is None:
+        return NOTHING_YET
+    before = found.get("before")
+    rows = []
+    for line in found["lines"]:
+        old = cell(before, "lines", runs=line["runs"]) or {}
+        times = [name for name in line if name.startswith("ms_")]
+        shown = [
+            f"{old[name]:.2f} → {line[name]:.2f}" if old else f"{line[name]:.2f}" for name in times
+        ]
+        rows.append([str(line["runs"]), *shown])
+    heads = [name.removeprefix("ms_") for name in found["lines"][0] if name.startswith("ms_")]
+    source = (
+        f"\n\nBefore: commit {before['commit']}, {before['date']}, {before['hardware']}."
+        if before
+        else ""
+    )
+    return table(["runs", *heads], rows) + source
+
+
 # -- evidence --------------------------------------------------------------------------------------
 
 
 def _measured() -> Iterator[tuple[str, Result]]:
     """Every result of this page, by the name of its file."""
-    for part in ("attention", "decode", "prefix", "tiles", "launches", "quantised"):
+    for part in ("attention", "decode", "prefix", "tiles", "launches", "quantised", "host"):
         for path in sorted(RESULTS.glob(f"{part}*.json")):
             yield path.stem, json.loads(path.read_text(encoding="utf-8"))
 
@@ -334,6 +360,7 @@ TABLES: dict[str, Callable[[], str]] = {
         attention_trees,
         attention_prefills,
         prefix,
+        host,
         gates,
         left_out,
         speed_sources,

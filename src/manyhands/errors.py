@@ -11,7 +11,8 @@ A broken promise between our own rooms is a bug, and an `assert`.
     ├── ContextTooLong        5   more tokens than the model's positions reach
     ├── OutOfMemory           6   more keys and values than the memory holds
     ├── BrokenTrace           7   a trace file that is damaged, truncated or of another version
-    └── OutputFailed          8   a file could not be written (disk full, no permission)
+    ├── OutputFailed          8   a file could not be written (disk full, no permission)
+    └── of a Service          1   Busy, DeadlineExceeded, ServiceStopped: no command ends with them
 """
 
 from __future__ import annotations
@@ -67,3 +68,15 @@ class OutputFailed(ManyhandsError):
     """A result could not be written; what was written so far is kept."""
 
     exit_code = 8
+
+
+class Busy(ManyhandsError):
+    """A service has as many runs as it takes; ask again later."""
+
+
+class DeadlineExceeded(ManyhandsError):
+    """A run was ended because it took longer than it was given."""
+
+
+class ServiceStopped(ManyhandsError):
+    """A service takes no runs any more: it was closed, or its engine failed (`__cause__`)."""

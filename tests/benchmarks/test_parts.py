@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from benchmarks import attention, decode, performance, plots, prefix, products, tiles
+from benchmarks import attention, decode, host, performance, plots, prefix, products, tiles
 from manyhands.attention.store import LayerStore
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.engine.engine import Engine
@@ -105,6 +105,22 @@ def test_tables_and_pictures_are_made_of_it(
     assert [path.name for path in drawn] == ["decode.svg", "prefix.svg", "needles.svg"]
     first = [path.read_bytes() for path in drawn]
     assert [path.read_bytes() for path in plots.draw(tmp_path / "plots")] == first
+
+
+def test_the_time_of_the_host_before_and_after(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    common = ["--tiny", "--out", str(tmp_path), "--commit"]
+    host.main([*common, "old"])
+    host.main([*common, "new", "--before", str(tmp_path / "host_time.json")])
+    found = read(tmp_path)["host_time"]
+    assert (found["before"]["commit"], found["commit"]) == ("old", "new")
+    assert [line["runs"] for line in found["lines"]] == [1, 32]
+    assert all(line[f"ms_{name}"] > 0 for line in found["lines"] for name in host.SITUATIONS)
+    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+    shown = performance.host()
+    assert shown.count(" → ") == 2 * len(host.SITUATIONS)
+    assert "Before: commit old" in shown
 
 
 class Hasty(TorchBackend):

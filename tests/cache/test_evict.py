@@ -1,4 +1,4 @@
-"""Blocks that are set aside: their pages are free, their order is kept, and nobody reads them."""
+"""Evicted blocks: their pages are free, their order is kept, and no row reads them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def test_pages_go_and_come_back() -> None:
     stays, goes = write(pool, 6), write(pool, 9)
     strips = pool.evict([goes])
     assert pool.num_free_pages == 6
-    assert pool.is_away(goes)
-    assert not pool.is_away(stays)
+    assert pool.is_evicted(goes)
+    assert not pool.is_evicted(stays)
     assert pool.num_pages_to_add(dict.fromkeys(strips, 0)) == 3
     pool.bring_back(strips)
     assert pool.num_free_pages == 3
-    assert not pool.is_away(goes)
+    assert not pool.is_evicted(goes)
     pool.reserve([(goes, 3)])
     assert pool.num_free_pages == 3, "three tokens fit on the last page"
 
@@ -69,7 +69,7 @@ def test_who_lies_behind_somebody_elses_block_leaves_it_there() -> None:
     assert pool.num_free_pages == 4
 
 
-def test_what_dies_while_it_is_away_needs_no_pages() -> None:
+def test_a_block_that_dies_while_evicted_needs_no_pages() -> None:
     pool = PagePool(8, 4)
     block = write(pool, 9)
     strips = pool.evict([block])
@@ -87,12 +87,12 @@ def test_no_room_to_come_back() -> None:
     stays = write(pool, 8)
     with pytest.raises(OutOfMemory, match="needs 3 pages"):
         pool.bring_back(strips)
-    assert pool.is_away(goes)
+    assert pool.is_evicted(goes)
     assert pool.num_free_pages == 2
-    assert not pool.is_away(stays)
+    assert not pool.is_evicted(stays)
 
 
-def test_nobody_reads_what_is_away() -> None:
+def test_no_row_reads_an_evicted_block() -> None:
     pool = PagePool(16, 4)
     planner = Planner(pool)
     prompt, own, other = Block("prompt"), Block(), Block()
@@ -103,7 +103,7 @@ def test_nobody_reads_what_is_away() -> None:
             row.view.own.tokens.extend(row.feed)
     strips = pool.evict([prompt])
     for reader in (view, View([prompt, other])):
-        with pytest.raises(InvalidRequest, match="set aside"):
+        with pytest.raises(InvalidRequest, match="was preempted"):
             planner.plan(Step([Row(reader, (6,))]))
     pool.bring_back(strips)
     plan = planner.plan(Step([Row(view, (6,))]))

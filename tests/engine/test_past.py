@@ -45,6 +45,11 @@ def test_it_remembers_what_a_trace_does() -> None:
     assert not past.blocks(), "the run is over, and its blocks are gone"
 
 
+def unread(block: Block) -> bool:
+    """No other run reads anything."""
+    return False
+
+
 def feed(past: Past, *rows: tuple[View, tuple[int, ...]]) -> None:
     step = Step(Row(view, tokens) for view, tokens in rows)
     for row in step.rows:
@@ -61,10 +66,10 @@ def test_only_what_the_run_wrote_alone_is_ours() -> None:
     feed(past, (own_view, (4, 5)), (read_view, (6,)))
     feed(past, (own_view, (7,)))
     assert past.found == [3, 0, 0]
-    assert past.ours(pool, ()) == [own, read]
-    assert past.ours(pool, {read}) == [own]
+    assert past.ours(pool, unread) == [own, read]
+    assert past.ours(pool, {read}.__contains__) == [own]
     own.tokens.append(8)
-    assert past.ours(pool, ()) is None, "somebody else writes to it"
+    assert past.ours(pool, unread) is None, "somebody else writes to it"
 
 
 def test_what_is_frozen_and_found_is_held_as_long_as_the_past() -> None:
@@ -74,7 +79,7 @@ def test_what_is_frozen_and_found_is_held_as_long_as_the_past() -> None:
     feed(past, (View([kept.freeze(), own]), (2,)))
     del kept
     gc.collect()
-    assert past.ours(PagePool(10), ()) == [own]
+    assert past.ours(PagePool(10), unread) == [own]
     assert [block.name for block in past.blocks().values()] == ["prefix", ""]
 
 
@@ -82,7 +87,7 @@ def test_a_run_that_read_what_is_gone_cannot_come_back() -> None:
     past, own, lost = Past(), Block(), Block("unfinished, of somebody else")
     lost.tokens.append(1)
     feed(past, (View([lost, own]), (2,)))
-    assert past.ours(PagePool(10), ()) == [own]
+    assert past.ours(PagePool(10), unread) == [own]
     del lost
     gc.collect()
-    assert past.ours(PagePool(10), ()) is None
+    assert past.ours(PagePool(10), unread) is None

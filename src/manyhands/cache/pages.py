@@ -14,7 +14,7 @@ the offsets. The other way round, a finished block can be split where it lies, a
     one strip |a system prompt, question 1|      then |a system prompt|, question 1|
 
 Pages behind the last living block of a strip are freed once nothing references what lay there.
-Blocks can also be set aside while they live (`evict`): they keep their order and their rulers, and lose
+Blocks can also be evicted while they live (`evict`): they keep their order and their rulers, and lose
 their pages until `bring_back` gives them new ones; their keys are then written again. A Keeper
 (`cache/prefixes.py`) holds blocks for later: asked for room, it lets some of them go.
 
@@ -288,7 +288,7 @@ class PagePool:
         num_pages = self.num_pages_to_add(growth)
         if not self.make_room(num_pages):
             raise OutOfMemory(
-                f"a run that was set aside needs {num_pages} pages of {self.page_size} tokens, and "
+                f"a preempted run needs {num_pages} pages of {self.page_size} tokens, and "
                 f"{self.num_free_pages} of {self.num_pages} are free",
                 hint="Give the engine more memory (memory_tokens), or run fewer strategies at once.",
             )
@@ -301,8 +301,8 @@ class PagePool:
         self._collect()
         return sum(self._pages_to_add(strip, size) for strip, size in growth.items())
 
-    def is_away(self, block: Block) -> bool:
-        """Whether the block was set aside, so that its keys are not in memory."""
+    def is_evicted(self, block: Block) -> bool:
+        """Whether the block was evicted, so that its keys are not in memory."""
         return self._pages_to_add(self.place(block).strip, 0) > 0
 
     def is_kept(self, block: Block) -> bool:

@@ -119,7 +119,7 @@ class Planner:
         return {piece.block for piece in pieces if isinstance(piece, _Live)}
 
     def _forget(self) -> None:
-        """Blocks were set aside and may lie elsewhere now, or the last step was taken back."""
+        """Blocks were evicted and may lie elsewhere now, or the last step was taken back."""
         self._routes.clear()
         self._lockstep = None
         self._generation = self.pool.generation
@@ -178,9 +178,9 @@ class Planner:
                 pieces.append(block)
                 previous = None
                 continue
-            if self.pool.is_away(block):
+            if self.pool.is_evicted(block):
                 raise InvalidRequest(
-                    f"{block!r} is read, and the run that wrote it was set aside to make room",
+                    f"{block!r} is read, and the run that wrote it was preempted",
                     hint="Let runs share what they both read through the engine's prefixes.",
                 )
             if not block.frozen or not block.num_tokens:

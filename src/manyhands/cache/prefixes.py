@@ -341,7 +341,7 @@ class Lease:
         assert node.block is not None, "what is leased is in the tree"
         node.feeder = None
         pool = self._tree.pool
-        if pool is not None and pool.is_away(node.block):  # it went with its writer: begin anew
+        if pool is not None and pool.is_evicted(node.block):  # it went with its writer: begin anew
             node.block = Block("prefix")
             self._tree._blocks.add(node.block)
         if node.block.num_tokens:

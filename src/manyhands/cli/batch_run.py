@@ -2,17 +2,20 @@
 
 Every request is a run of its own, so it fails alone and is answered as it would be alone. All of them
 share the engine's prefix tree: a system prompt, examples or a document that many begin with is read
-once (Hydragen). There are no waves: each pass feeds whoever is there.
+once (Hydragen). There are no waves: each pass feeds all runs that are there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from contextlib import closing
 
 from manyhands.cli.batch_lines import Request
 from manyhands.engine.engine import Engine
-from manyhands.engine.scheduler import Run
+from manyhands.engine.loop import run_passes
+from manyhands.engine.run import Run
 from manyhands.errors import InvalidRequest, ManyhandsError
+from manyhands.strategies.base import Strategy
 from manyhands.strategies.shared_prefix import Completions, shared_prefix
 from manyhands.text import Text
 
@@ -30,30 +33,19 @@ class BatchRun:
         self.engine, self.text = engine, text
         self._requests = requests
         self._concurrency = concurrency
-        self._runs: list[tuple[Request, Run]] = []
+        self._failed: list[Result] = []
 
     def results(self) -> Generator[list[Result], None, None]:
         """After each forward pass, what was finished by it. Closing the iterator cancels the rest."""
-        try:
-            while True:
-                failed = self._refill()
-                if not self._runs and not failed:
-                    return
-                self.engine.step()
-                yield failed + self._collect()
-        finally:
-            for _, run in self._runs:
-                if not run.done:
-                    self.engine.cancel(run)
-            self._runs = []
+        with closing(run_passes(self.engine, self._strategies(), self._concurrency)) as passes:
+            for each in passes:
+                done = [(request, _outcome(run)) for request, run in each.runs if run.done]
+                yield self._take_failed() + done
+        yield self._take_failed()
 
-    def _refill(self) -> list[Result]:
-        """Send the next requests in; those that cannot even begin."""
-        failed: list[Result] = []
-        while len(self._runs) < self._concurrency:
-            request = next(self._requests, None)
-            if request is None:
-                break
+    def _strategies(self) -> Iterator[tuple[Request, Strategy]]:
+        """The requests as strategies; those that cannot even begin are put aside."""
+        for request in self._requests:
             try:
                 strategy = shared_prefix(
                     request.prompts,
@@ -63,15 +55,13 @@ class BatchRun:
                     context=self.engine.facts.max_positions,
                 )
             except ManyhandsError as error:
-                failed.append((request, error))
+                self._failed.append((request, error))
             else:
-                self._runs.append((request, self.engine.submit(strategy)))
-        return failed
+                yield request, strategy
 
-    def _collect(self) -> list[Result]:
-        done = [(request, run) for request, run in self._runs if run.done]
-        self._runs = [(request, run) for request, run in self._runs if not run.done]
-        return [(request, _outcome(run)) for request, run in done]
+    def _take_failed(self) -> list[Result]:
+        failed, self._failed = self._failed, []
+        return failed
 
 
 def _outcome(run: Run) -> Completions | ManyhandsError:

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import closing
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ def drive(engine: Engine, strategy: Strategy, account: Account, screen: Screen) 
 
     An error before the first token is raised; a later one is part of the outcome.
     """
+    from manyhands.engine.loop import run_passes
+
     num_passes = 0
     start = time.perf_counter()
 
@@ -38,30 +41,29 @@ def drive(engine: Engine, strategy: Strategy, account: Account, screen: Screen) 
         answer = account.so_far(reason, num_passes)
         return Outcome(answer, time.perf_counter() - start, error)
 
-    with screen, StopRequest() as stop:
-        run = engine.submit(strategy)
+    with (
+        screen,
+        StopRequest() as stop,
+        closing(run_passes(engine, [(None, strategy)])) as passes,
+    ):
         try:
-            while True:
-                while run.events:
-                    event = run.events.popleft()
+            for num_passes, each in enumerate(passes):  # noqa: B007 (`cut_short` reads it)
+                ((_, run),) = each.runs
+                for event in run.take_events():
                     account.take(event)
                     screen.show(event)
                 screen.refresh()
                 if run.done:
-                    return Outcome(run.result(), time.perf_counter() - start)
+                    break
                 if stop.asked:
                     return cut_short(INTERRUPTED)
-                engine.step()
-                num_passes += 1
+            return Outcome(run.result(), time.perf_counter() - start)
         except KeyboardInterrupt:
             return cut_short(INTERRUPTED)
         except ManyhandsError as error:
             if not account.num_tokens:
                 raise
             return cut_short("error", error)
-        finally:
-            if not run.done:
-                engine.cancel(run)
 
 
 class StopRequest:

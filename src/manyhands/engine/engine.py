@@ -17,7 +17,7 @@ a time share each forward pass, and each gets what it would get alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from manyhands.cache.planner import Planner
 from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Step
 from manyhands.engine.executor import Executor, LocalExecutor, ModelFacts
+from manyhands.engine.loop import run_passes
 from manyhands.engine.past import Past
 from manyhands.engine.rebuild import rebuild_past
 from manyhands.engine.restore import restore
@@ -145,51 +146,28 @@ class Engine:
 
     def run(self, strategy: Strategy) -> Answer:
         """Run a strategy to its end (together with whatever was submitted before)."""
-        run = self.submit(strategy)
-        try:
-            while not run.done:
-                self.step()
-        finally:
-            if not run.done:
-                self.cancel(run)
-        return run.result()
+        return self.run_all([strategy])[0]
 
     def run_all(self, strategies: Iterable[Strategy]) -> list[Answer]:
         """Run many strategies, all in the same forward passes; the first error ends them all."""
-        runs: list[Run] = []
-        try:
-            for strategy in strategies:
-                runs.append(self.submit(strategy))  # noqa: PERF401 (the next one may raise)
-            while not all(run.done for run in runs):
-                self.step()
-                for run in runs:
-                    if run.error is not None:
-                        raise run.error
-        finally:
-            for run in runs:
-                if not run.done:
-                    self.cancel(run)
-        return [run.result() for run in runs]
+        answers: dict[int, Answer] = {}
+        with closing(run_passes(self, enumerate(strategies))) as passes:
+            for each in passes:
+                answers.update({index: run.result() for index, run in each.runs if run.done})
+        return [answers[index] for index in sorted(answers)]
 
     def stream(self, strategy: Strategy) -> Iterator[Event | Answer]:
         """Run a strategy and yield what it reports as it happens; its usage and the Answer come last.
 
         Closing the iterator cancels the run and frees its blocks.
         """
-        run = self.submit(strategy)
-        try:
-            while True:
-                while run.events:
-                    yield run.events.popleft()
-                if run.done:
-                    break
-                self.step()
-            answer = run.result()
-            yield UsageCounted(run.usage.forward_passes, run.usage)
-            yield answer
-        finally:
-            if not run.done:
-                self.cancel(run)
+        with closing(run_passes(self, [(None, strategy)])) as passes:
+            for each in passes:
+                ((_, run),) = each.runs
+                yield from run.take_events()
+        answer = run.result()
+        yield UsageCounted(run.usage.forward_passes, run.usage)
+        yield answer
 
     def restore(
         self, strategy: Strategy, trace: Trace, *, write: Callable[[Line], None] | None = None
@@ -257,9 +235,9 @@ class Engine:
         self._newest.append((plan, step, usage))
         self._usage += usage
 
-    def _rebuild(self, past: Past, away: Collection[Block]) -> None:
+    def _rebuild(self, past: Past, evicted: Collection[Block]) -> None:
         """Write the keys of a run that comes back."""
-        rebuild_past(past, away, self.executor, self.pool)
+        rebuild_past(past, evicted, self.executor, self.pool)
 
     def _usage_of_each(self, steps: Sequence[Step]) -> list[Usage]:
         """What each of the steps that were fed together just now has cost, chunks included."""

@@ -1,20 +1,20 @@
 """What a run was fed, in integers, so that its keys and values can be made again.
 
-A run that may have to leave memory (`engine/guests.py`) is followed by a Past. Each pass appends a
-few integers; blocks and views are only remembered weakly, so what the strategy lets go of is gone.
+A preemptible run (`engine/preemption.py`) is followed by a Past. Each pass appends a few integers;
+blocks and views are only remembered weakly, so what the strategy lets go of is gone.
 
-    found     tokens that were in a block when the run met it: somebody else's, a shared prefix
+    found     tokens that were in a block when the run met it: another run's, a shared prefix
     fed       tokens that the run fed to it
-    ours      blocks that hold nothing but what the run fed, and that nobody else reads
+    ours      blocks that hold nothing but what the run fed, and that no other run reads
 
-When the run is set aside, the pages of *ours* are freed. Everything the run has read is then either
+When the run is preempted, the pages of *ours* are freed. Everything the run has read is then either
 here, to be replayed, or still in memory.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from manyhands.cache.block import Block
@@ -40,7 +40,7 @@ class Past(Recorder):
         self._sizes = array("q")  # and its number of tokens
         self._tokens = array("q")  # of all rows
         self._newly: dict[Block, int] = {}
-        self._held: list[Block] = []  # found, and to be read again by who comes back
+        self._held: list[Block] = []  # found, and to be read again when the run comes back
 
     def remember(self, step: Step) -> None:
         """One forward pass, after its feeds have joined their blocks."""
@@ -79,9 +79,9 @@ class Past(Recorder):
             case "freeze":
                 self._freezes.setdefault(len(self._num_rows), []).append(line["block"])
 
-    def ours(self, pool: PagePool, others: Collection[Block]) -> list[Block] | None:
-        """The blocks that can be set aside. None if the run could not come back: it has read what is
-        gone, or what somebody else writes too. `others` are blocks that other runs are about to read.
+    def ours(self, pool: PagePool, is_read: Callable[[Block], bool]) -> list[Block] | None:
+        """The blocks whose pages can be freed. None if the run could not come back: it has read what
+        is gone, or what another run writes too. `is_read`: whether another run is about to read it.
         """
         known = list(self._blocks.items())
         fed = self._num_fed()
@@ -93,7 +93,7 @@ class Past(Recorder):
         return [
             block
             for block, n in known
-            if fed[n] and not self.found[n] and not pool.is_kept(block) and block not in others
+            if fed[n] and not self.found[n] and not pool.is_kept(block) and not is_read(block)
         ]
 
     def _num_fed(self) -> list[int]:
@@ -104,7 +104,7 @@ class Past(Recorder):
         return fed
 
     def trace(self) -> Trace:
-        """The passes as a Trace. What was chosen is not known any more, nor who wrote it."""
+        """The passes as a Trace, without the tokens that were chosen and the names of writers."""
         sizes, tokens = iter(self._sizes), iter(self._tokens)
         views = iter(self._rows)
 

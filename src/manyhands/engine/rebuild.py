@@ -31,8 +31,10 @@ class Fed(NamedTuple):
     at: int
 
 
-def rebuild_past(past: Past, away: Collection[Block], executor: Executor, pool: PagePool) -> None:
-    """Write the keys and values of the blocks that were `away`; they have their pages again.
+def rebuild_past(
+    past: Past, evicted: Collection[Block], executor: Executor, pool: PagePool
+) -> None:
+    """Write the keys and values of the blocks that were evicted; they have their pages again.
 
     What the run has read of others' is taken from memory. Raises OutOfMemory where the device has no
     room for the forward, InvalidRequest where that is gone by now.
@@ -42,10 +44,10 @@ def rebuild_past(past: Past, away: Collection[Block], executor: Executor, pool: 
         if size and number not in alive:
             raise InvalidRequest(
                 f"the block {trace.blocks[number]!r}, which the run had read, is gone, and without it "
-                f"the run cannot come back: it was set aside to make room",
+                f"the run cannot come back: it was preempted",
                 hint=_SHARE,
             )
-    wanted = {number: block for number, block in alive.items() if block in away}
+    wanted = {number: block for number, block in alive.items() if block in evicted}
     found = {number: alive[number] for number, size in enumerate(past.found) if size}
     fresh = [Block(name) for name in trace.blocks]
     for number, block in found.items():
@@ -82,10 +84,10 @@ def write_keys(
     of them: their keys are read there. Moves that are owed are made first, for what they are about to read
     may be overwritten here.
     """
-    lost = next((block for block, _ in found if pool.is_away(block)), None)
+    lost = next((block for block, _ in found if pool.is_evicted(block)), None)
     if lost is not None:
         raise InvalidRequest(
-            f"{lost!r} is read, and the run that wrote it was set aside to make room", hint=_SHARE
+            f"{lost!r} is read, and the run that wrote it was preempted", hint=_SHARE
         )
     pool.make_moves(executor.move)
     whole = {block: places_of(block, 0, block.num_tokens, pool) for block in {f.block for f in fed}}

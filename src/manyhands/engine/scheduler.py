@@ -4,27 +4,37 @@ Each live run waits for the tokens of one step. A pass gathers the rows of all o
 once and hands every run its own tokens back. Runs know nothing of each other: what one of them is
 sent is what it would be sent alone, and what goes wrong in one ends that one.
 
+Every run is in the queue of its state (`engine/run.py`):
+
+    WAITING    first come, first admitted
+    RUNNING    takes turns: a run that did not fit in a pass is at the front of the next
+    BLOCKED    admitted, and asks for memory again: looked at before each pass
+    PREEMPTED  the oldest comes back first (`engine/preemption.py`)
+
 A run that reserves memory is admitted when its reservation fits beside those of the runs before it, or
-a little beyond, as a guest (`engine/guests.py`): reservations are upper bounds, and most runs end before
-they reach theirs. Until then it waits, in order. One that could never fit is told so at once. Who asks
-again, for no more than it has, goes on before the next pass: it has only waited for others.
+a little beyond, as a preemptible one: reservations are upper bounds, and most runs end before they
+reach theirs. Until then it waits, in order. One that could never fit is told so at once. A run that
+asks again, for no more than it has, goes on before the next pass: it has only waited for others.
+
+A pass costs the host what its own rows cost, and the blocked runs one question each: a queue is never
+walked from end to end, and sums over all runs are kept (`tests/engine/test_scheduler_cost.py`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Step
-from manyhands.engine.guests import Guests, Rebuild
-from manyhands.engine.run import Run
+from manyhands.engine.preemption import Preemption, Rebuild
+from manyhands.engine.run import Run, RunState, new_queues
 from manyhands.engine.usage import Usage
 from manyhands.errors import ManyhandsError, OutOfMemory
 from manyhands.strategies.base import Reserve, Strategy
 
-__all__ = ["Run", "Scheduler"]
+__all__ = ["Run", "RunState", "Scheduler"]
 
 
 class Scheduler:
@@ -32,7 +42,7 @@ class Scheduler:
 
     It must change nothing if it raises: the steps of the other runs are then asked for again.
     `usage_of_each` says what the steps of the newest pass have cost, for the runs' own accounts.
-    `rebuild` and `overcommit`: see `engine/guests.py`. Without `rebuild` nobody is ever set aside.
+    `rebuild` and `overcommit`: see `engine/preemption.py`. Without `rebuild` no run is preemptible.
     """
 
     def __init__(
@@ -49,51 +59,60 @@ class Scheduler:
         self.pool = pool
         self.max_tokens_per_pass = max_tokens_per_pass
         self.usage_of_each = usage_of_each
-        self.guests = Guests(pool, rebuild, overcommit)
-        self.runs: deque[Run] = deque()
+        queues = new_queues()
+        self.preemption = Preemption(pool, rebuild, overcommit, queues)
+        self._waiting = queues[RunState.WAITING]
+        self._running = queues[RunState.RUNNING]
+        self._blocked = queues[RunState.BLOCKED]
+        self._preempted = queues[RunState.PREEMPTED]
+        self._done = queues[RunState.DONE]  # until they are swept
+        self._queues = queues
+        self._untold: deque[tuple[Run, tuple[int, ...]]] = deque()  # chosen, and not sent yet
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs that have not ended."""
+        return list(chain(self._waiting, self._running, self._blocked, self._preempted))
 
     def submit(self, strategy: Strategy) -> Run:
         """Begin a strategy; it takes part from the next pass on."""
-        run = Run(strategy)
-        self.runs.append(run)
+        run = Run(strategy, self._queues)
         run.resume(None)
         return run
 
     def step(self) -> bool:
-        """One forward pass for everybody who waits for one; False when nobody is left."""
-        _tell(list(self.runs))  # those whom an interrupt kept from their tokens
+        """One forward pass for all runs that wait for one; False when no run is left."""
+        self._tell()  # runs that an interrupt kept from their tokens
         self._admit()
-        self.guests.bring_back(self.runs)
-        ready = self._gather()
-        if ready:
-            self._answer(ready)
+        self.preemption.bring_back()
+        self._answer(self._gather())
         self._sweep()
-        return bool(self.runs)
+        return any((self._waiting, self._running, self._blocked, self._preempted))
 
     def cancel(self, run: Run) -> None:
-        """End a run before its time; nobody else's tokens change."""
+        """End a run before its time; the tokens of the others do not change."""
         run.cancel()
         self._sweep()
 
     def _gather(self) -> list[Run]:
-        """Runs with a step, up to the size of a pass; who had to wait comes first the next time."""
+        """Running ones up to the size of a pass. The rest keeps its place at the front."""
         ready: list[Run] = []
         num_tokens = 0
-        for run in self.runs:
-            if run.step is None or run.is_away:
-                continue
-            if run.number is None:
-                self.guests.begin(run, self.runs)
-            num_tokens += sum(len(row.feed) for row in run.step.rows)
+        for run in self._running:
+            assert isinstance(run.request, Step), "a running run has a step"
+            num_tokens += sum(len(row.feed) for row in run.request.rows)
             if ready and num_tokens > self.max_tokens_per_pass:
                 break
             ready.append(run)
-        if len(ready) < len(self.runs):
-            self.runs = deque([run for run in self.runs if run not in ready] + ready)
+        for run in ready if len(ready) < len(self._running) else ():
+            self._running.move_to_end(run)
+        for run in ready:
+            if run.age is None:
+                self.preemption.admit(run)
         return ready
 
     def _answer(self, ready: Sequence[Run]) -> None:
-        """One pass for them. Where memory does not suffice, the youngest guest leaves; else it fails."""
+        """One pass for them. Where memory does not suffice, the youngest preemptible run leaves."""
         while ready:
             try:
                 answers = self._pass(ready)
@@ -101,71 +120,86 @@ class Scheduler:
                 problem = error.with_traceback(None)  # its way through the engine would hold blocks
             else:
                 for run, tokens in zip(ready, answers, strict=True):
-                    run.step, run.untold = None, tokens
-                _tell(ready)
+                    run.request = None  # it was fed, and must not be asked for again
+                    self._untold.append((run, tokens))
+                self._tell()
                 return
             if not isinstance(problem, OutOfMemory) or not self._make_room(ready):
                 break
-            ready = [run for run in ready if not run.is_away]
+            ready = [run for run in ready if run.state is RunState.RUNNING]
         if len(ready) == 1:
             ready[0].fail(problem)
         else:  # find out whose it is; nothing has changed yet
             for run in ready:
-                self._answer([run] if not run.is_away else [])
+                self._answer([run] if run.state is RunState.RUNNING else [])
 
     def _make_room(self, ready: Sequence[Run]) -> bool:
-        """Set a run aside. No: nobody can be, or one of these asks for more than there is at all."""
+        """Preempt a run. No: there is none, or one of these asks for more than there is at all."""
+        self._sweep()  # of those answered one by one, some may have ended
         steps = [run.step for run in ready if run.step is not None]
-        most = max(self.guests.num_pages_at_least(step) for step in steps)
-        return most <= self.pool.num_pages and self.guests.preempt(self.runs)
+        most = max(self.preemption.num_pages_at_least(step) for step in steps)
+        return most <= self.pool.num_pages and self.preemption.preempt()
 
     def _pass(self, ready: Sequence[Run]) -> list[tuple[int, ...]]:
         """Each run's own tokens, by one forward pass over the rows of all of them."""
-        steps = [run.step for run in ready if run.step is not None]
+        steps = [run.request for run in ready if isinstance(run.request, Step)]
         tokens = iter(self.predict(Step(row for step in steps for row in step.rows)))
         if self.usage_of_each is not None:
             for run, usage in zip(ready, self.usage_of_each(steps), strict=True):
                 run.usage += usage
-        for run in ready:
-            if run.past is not None and run.step is not None:
-                run.past.remember(run.step)
+        for run, step in zip(ready, steps, strict=True):
+            if run.past is not None:
+                run.past.remember(step)
         return [tuple(islice(tokens, len(step.rows))) for step in steps]
 
-    def _admit(self) -> None:
-        """Let runs in that wait for memory, in order, while their reservations fit."""
-        for run in [run for run in self.runs if run.asked is not None and run.reserved_pages]:
-            if self._pages(run.asked) <= run.reserved_pages:
-                self._grant(run)
-        for run in self.runs:
-            if run.asked is None:
-                continue
-            asked = run.asked.now()
-            pages = self._pages(asked)
-            if run.reserved_pages and pages <= run.reserved_pages:
-                continue
-            if pages > self.pool.num_pages:
-                run.fail(_never_fits(asked, self.pool))
-            elif self.guests.may_have(run, pages, self._shared_pages(asked), self.runs):
-                self._grant(run)
-            else:
-                if all(other.step is None for other in self.runs):
-                    run.fail(_deadlock(asked, self.guests.num_pages_promised(self.runs), self.pool))
-                break
+    def _tell(self) -> None:
+        """Send the runs the tokens that were chosen for them: what was fed is fed once."""
+        while self._untold:
+            run, tokens = self._untold.popleft()
+            if not run.done:
+                run.resume(tokens)
 
-    def _grant(self, run: Run) -> None:
+    def _admit(self) -> None:
+        """Grant reservations that fit: to blocked runs, and if all of these can go on, to new ones."""
+        stuck = [run for run in list(self._blocked) if not self._offer(run)]
+        refused = None  # a run that was told no may ask again: in the next pass
+        while not stuck and self._waiting and (run := next(iter(self._waiting))) is not refused:
+            refused = run
+            if not self._offer(run):
+                stuck.append(run)
+        if stuck and not self._running and not self._preempted:
+            asked = stuck[0].asked
+            assert asked is not None, "it was offered nothing"
+            stuck[0].fail(_deadlock(asked.now(), self.preemption.num_pages_promised, self.pool))
+
+    def _offer(self, run: Run) -> bool:
+        """Answer a reservation: grant it, or say that it can never be; False if the run must wait."""
+        assert run.asked is not None, "only a run that asks is offered something"
+        asked = run.asked.now()
+        pages = self._pages(asked)
+        if pages > self.pool.num_pages:
+            run.fail(_never_fits(asked, self.pool))
+        elif (run.reserved_pages and pages <= run.reserved_pages) or self.preemption.may_have(
+            run, pages, self._shared_pages(asked)
+        ):
+            self._grant(run, pages)
+        else:
+            return False
+        return True
+
+    def _grant(self, run: Run, pages: int) -> None:
         """Give a run what it asks for. If it gives some of that back at once, it need not wait."""
         while True:
-            run.reserved_pages = self._pages(run.asked)
+            self.preemption.reserve(run, pages)
             run.resume(None)
-            if run.asked is None or self._pages(run.asked) >= run.reserved_pages:
+            if run.asked is None or (pages := self._pages(run.asked.now())) >= run.reserved_pages:
                 break
-        if run.number is None:
-            self.guests.begin(run, self.runs)
+        if run.age is None and not run.done:
+            self.preemption.admit(run)
+            run.enter_as_requested()
 
-    def _pages(self, asked: Reserve | None) -> int:
-        assert asked is not None, "only a run that asks is granted something"
-        now = asked.now()
-        return now.num_tokens // self.pool.page_size + now.num_blocks
+    def _pages(self, asked: Reserve) -> int:
+        return asked.num_tokens // self.pool.page_size + asked.num_blocks
 
     def _shared_pages(self, asked: Reserve) -> int:
         """How many of them the prefix tree would answer for."""
@@ -174,18 +208,12 @@ class Scheduler:
         return asked.num_shared_tokens // self.pool.page_size + asked.num_blocks
 
     def _sweep(self) -> None:
-        runs = deque(run for run in self.runs if not run.done)
-        if len(runs) < len(self.runs):
-            self.guests.promote(runs)
-        self.runs = runs
-
-
-def _tell(runs: Sequence[Run]) -> None:
-    """Send each the tokens that were chosen for it. What was fed is fed, so nobody asks for it again."""
-    for run in runs:
-        if run.untold is not None and not run.done:
-            tokens, run.untold = run.untold, None
-            run.resume(tokens)
+        """Take the runs that have ended out of all accounts."""
+        if self._done:
+            for run in self._done:
+                self.preemption.forget(run)
+            self._done.clear()
+            self.preemption.promote()
 
 
 def _never_fits(asked: Reserve, pool: PagePool) -> OutOfMemory:

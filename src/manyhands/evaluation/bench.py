@@ -16,7 +16,9 @@ import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 
@@ -25,6 +27,7 @@ from manyhands.cache.layouts import Cast, combined
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
+from manyhands.engine.loop import run_passes
 from manyhands.engine.rebuild import places_of
 from manyhands.strategies.base import Strategy
 
@@ -106,20 +109,14 @@ def time_passes(
     choice: Choice = GREEDY,
 ) -> list[float]:
     """Seconds of each of `passes` decode steps, after some that are not counted."""
-    run = engine.submit(writing(views, choice))
     seconds = []
-    try:
-        for index in range(warm_up + passes):
-            began = time.perf_counter()
-            engine.step()  # waits for its tokens, so the device is done too
-            if run.error is not None:
-                raise run.error
-            if index >= warm_up:
-                seconds.append(time.perf_counter() - began)
-    finally:
-        if not run.done:
-            engine.cancel(run)
-    return seconds
+    with closing(run_passes(engine, [(None, writing(views, choice))])) as made:
+        for each in islice(made, 1 + warm_up + passes):  # the first has no pass before it
+            ((_, run),) = each.runs
+            if run.done:
+                run.result()  # it writes without end, so this raises what went wrong
+            seconds.append(each.seconds)  # it waits for its tokens, so the device is done too
+    return seconds[1 + warm_up :]
 
 
 def timing(

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from manyhands.engine.loop import Packs
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.evaluation.endpoint import Endpoint, at_once, poll
 from manyhands.evaluation.record import Key
-from manyhands.evaluation.sitting import Packs, Sitting, sit
+from manyhands.evaluation.sitting import Sitting, sit
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.strategies.base import Answer, Strategy

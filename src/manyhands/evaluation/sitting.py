@@ -17,26 +17,15 @@ A pass serves everyone in it, and each is charged all of its time: with others i
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from manyhands.engine.loop import Packs, run_passes
+from manyhands.engine.run import Run
 from manyhands.errors import ManyhandsError
 from manyhands.strategies.base import Answer, Event, Snapshot, Strategy, TokenWritten, WorkerJoined
-
-
-class Packs(Protocol):
-    """What an exam asks of an engine; `engine/engine.py::Engine` is one."""
-
-    def submit(self, strategy: Strategy) -> Any:
-        """Begin a strategy; what comes back knows its events, its end and its result."""
-
-    def step(self) -> bool:
-        """One forward pass of everybody."""
-
-    def cancel(self, run: Any) -> None:
-        """End a run before its time."""
 
 
 @dataclass
@@ -53,6 +42,7 @@ class Sitting:
     memory: dict[str, int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)  # of workers that joined on the way
     writing: list[tuple[int, int, str]] | None = None  # None: not wanted
+    is_waiting: bool = False  # for memory, and was so before the newest pass
     _uncharged: float = 0.0  # since the last token: a snapshot, or the end
 
     @property
@@ -107,24 +97,22 @@ def sit(
     Those that are `watched` keep what was written in which pass. An error that belongs to one run
     comes back with it; any other is raised. Closing the iterator cancels what is under way.
     """
-    waiting = iter(strategies)
-    live: list[tuple[Sitting, Any]] = []
     _forget_peak(engine)
-    try:
-        while True:
-            while len(live) < concurrency and (pair := next(waiting, None)) is not None:
-                sitting = Sitting(pair[0], writing=[] if watched(pair[0]) else None)
-                live.append((sitting, engine.submit(pair[1])))
-            if not live:
-                return
-            _pass(engine, live)
-            ended = [pair for pair in live if pair[1].done]
-            live = [pair for pair in live if not pair[1].done]
-            for sitting, run in ended:
-                yield _ended(sitting, run)
-    finally:
-        for _, run in live:
-            engine.cancel(run)
+    sittings = (
+        (Sitting(key, writing=[] if watched(key) else None), strategy)
+        for key, strategy in strategies
+    )
+    with closing(run_passes(engine, sittings, concurrency)) as passes:
+        for each in passes:
+            memory = memory_of(engine)
+            for sitting, run in each.runs:
+                # A run that was admitted just now took part in the pass, too.
+                took_part = not (sitting.is_waiting and run.is_waiting)
+                sitting.is_waiting = run.is_waiting
+                sitting.pass_ended(each.seconds if took_part else 0.0, memory, run.take_events())
+            for sitting, run in each.runs:
+                if run.done:
+                    yield _ended(sitting, run)
 
 
 def memory_of(engine: Any) -> dict[str, int]:
@@ -149,21 +137,7 @@ def _forget_peak(engine: Any) -> None:
         executor.forget_peak()
 
 
-def _pass(engine: Packs, live: list[tuple[Sitting, Any]]) -> None:
-    """One forward pass of everybody, and its account."""
-    waited = [run.asked is not None for _, run in live]  # for memory
-    start = time.perf_counter()
-    engine.step()
-    seconds, memory = time.perf_counter() - start, memory_of(engine)
-    for (sitting, run), was_waiting in zip(live, waited, strict=True):
-        events = list(run.events)
-        run.events.clear()
-        # Who was let in this very time took part in the pass, too.
-        is_waiting = was_waiting and run.asked is not None
-        sitting.pass_ended(0.0 if is_waiting else seconds, memory, events)
-
-
-def _ended(sitting: Sitting, run: Any) -> Sitting:
+def _ended(sitting: Sitting, run: Run) -> Sitting:
     sitting.end()
     try:
         sitting.answer = run.result()

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from manyhands.engine.loop import Packs
 from manyhands.errors import ManyhandsError
 from manyhands.evaluation.endpoint import Endpoint, at_once
 from manyhands.evaluation.record import Key
-from manyhands.evaluation.sitting import Packs, sit
+from manyhands.evaluation.sitting import sit
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import SoloSettings

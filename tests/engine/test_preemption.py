@@ -1,6 +1,6 @@
-"""Runs that leave memory and come back: nobody's tokens change, and everybody ends.
+"""Runs that leave memory and come back: no run's tokens change, and every run ends.
 
-A run is set aside at chosen passes, or by a pool that is too small for all; what it reports must be, to
+A run is preempted at chosen passes, or by a pool that is too small for all; what it reports must be, to
 the last token, what it reports alone.
 """
 
@@ -19,7 +19,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
-from manyhands.engine.run import Run
+from manyhands.engine.run import Run, RunState
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.prompts import BranchPrompt
 from manyhands.strategies.base import Answer, Event, Reserve, Strategy
@@ -92,9 +92,13 @@ def unbounded(strategy: Strategy) -> Strategy:
         strategy.close()
 
 
-def set_aside(engine: Engine) -> bool:
-    """Preempt the youngest guest, as a pass without room would."""
-    return engine._scheduler.guests.preempt(engine._scheduler.runs)
+def preempt(engine: Engine) -> bool:
+    """Preempt the youngest run that can leave, as a pass without room would."""
+    return engine._scheduler.preemption.preempt()
+
+
+def is_preempted(run: Run) -> bool:
+    return run.state is RunState.PREEMPTED
 
 
 def everything_is_free(engine: Engine) -> bool:
@@ -103,7 +107,7 @@ def everything_is_free(engine: Engine) -> bool:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_run_comes_back_wherever_it_left(name: str) -> None:
-    """Set aside every few passes, in the company of one that never is."""
+    """Preempted every few passes, in the company of one that never is."""
     engine = small_engine()
     alone = story(engine, KINDS[name]())
     company = story(engine, counting((9, 8, 7), 200))
@@ -114,8 +118,8 @@ def test_a_run_comes_back_wherever_it_left(name: str) -> None:
     while not run.done:
         engine.step()
         passes += 1
-        if passes % 5 == 2 and set_aside(engine):
-            assert run.is_away
+        if passes % 5 == 2 and preempt(engine):
+            assert is_preempted(run)
     assert story_of(run) == alone
     assert run.num_preemptions >= 4
     finish(engine, first)
@@ -124,7 +128,7 @@ def test_a_run_comes_back_wherever_it_left(name: str) -> None:
     assert everything_is_free(engine)
 
 
-def test_what_is_away_needs_no_pages_and_waits_for_room() -> None:
+def test_a_preempted_run_needs_no_pages_and_waits_for_room() -> None:
     engine = small_engine(memory_tokens=160)  # 10 pages
     alone = story(engine, counting((2,) * 30, 40))
     first = engine.submit(counting((1,) * 60, 60))
@@ -132,7 +136,7 @@ def test_what_is_away_needs_no_pages_and_waits_for_room() -> None:
     seen = False
     while not first.done:
         engine.step()
-        if second.is_away:
+        if is_preempted(second):
             seen = True
             events = len(second.events)
             num_fed = 60 + len(first.events) - 1
@@ -145,21 +149,21 @@ def test_what_is_away_needs_no_pages_and_waits_for_room() -> None:
     assert everything_is_free(engine)
 
 
-def test_the_oldest_is_never_set_aside_and_the_youngest_first() -> None:
+def test_the_oldest_is_never_preempted_and_the_youngest_first() -> None:
     engine = small_engine(memory_tokens=320)
     runs = [engine.submit(counting((i,) * 20, 60)) for i in range(1, 7)]
     while not all(run.done for run in runs):
         oldest = next(run for run in runs if not run.done)
         engine.step()
-        away = [run.is_away for run in runs if not run.done]
-        assert away == sorted(away), "whoever is away is younger than all who are not"
-        assert not oldest.is_away
+        preempted = [is_preempted(run) for run in runs if not run.done]
+        assert preempted == sorted(preempted), "preempted runs are younger than all others"
+        assert not is_preempted(oldest)
     assert runs[0].num_preemptions == 0
     assert sum(run.num_preemptions for run in runs) > 0
     assert everything_is_free(engine)
 
 
-def test_reservations_beyond_memory_make_guests() -> None:
+def test_reservations_beyond_memory_make_preemptible_runs() -> None:
     """Three that may need most of it, and need little: none has to wait, none has to leave."""
 
     def modest(i: int) -> Strategy:
@@ -169,7 +173,7 @@ def test_reservations_beyond_memory_make_guests() -> None:
     runs = [engine.submit(modest(i)) for i in range(3)]
     engine.step()
     assert [bool(run.events) for run in runs] == [True] * 3
-    assert [run.past is not None for run in runs] == [False, True, True]
+    assert [run.is_preemptible for run in runs] == [False, True, True]
     finish(engine, *runs)
     assert sum(run.num_preemptions for run in runs) == 0
     strict = small_engine(memory_tokens=160)
@@ -182,35 +186,35 @@ def test_runs_that_fit_together_are_not_followed() -> None:
     engine = small_engine(overcommit=2)
     runs = [engine.submit(counting((i,), 5, Reserve(100, 1))) for i in range(4)]
     engine.step()
-    assert all(run.past is None for run in runs)
+    assert not any(run.is_preemptible for run in runs)
 
 
-def test_a_guest_becomes_certain_when_those_before_it_are_gone() -> None:
+def test_a_preemptible_run_becomes_certain_when_those_before_it_are_gone() -> None:
     engine = small_engine(memory_tokens=160, overcommit=2)
     first, second = (engine.submit(counting((1,), n, Reserve(100, 1))) for n in (3, 20))
     engine.step()
-    assert second.past is not None
+    assert second.is_preemptible
     finish(engine, first)
-    assert second.past is None
+    assert not second.is_preemptible
     finish(engine, second)
 
 
-def test_nobody_new_overtakes_who_is_away() -> None:
+def test_no_new_run_overtakes_a_preempted_one() -> None:
     engine = small_engine(memory_tokens=160, overcommit=2)
     first = engine.submit(counting((1,) * 60, 60, Reserve(120, 1)))
     second = engine.submit(counting((2,) * 30, 60, Reserve(90, 1)))
-    while not second.is_away:
+    while not is_preempted(second):
         assert engine.step()
     third = engine.submit(counting((3,), 3, Reserve(16, 1)))
     while not first.done:
         engine.step()
-        assert second.done or not third.events or not second.is_away
+        assert second.done or not third.events or not is_preempted(second)
     finish(engine, second, third)
     assert third.result().text
 
 
-def test_a_guest_that_fits_in_part_leaves_all_of_it() -> None:
-    """Its prompt is fed in chunks; those that still fitted hold no page while it is away."""
+def test_a_run_that_fits_in_part_leaves_all_of_it() -> None:
+    """Its prompt is fed in chunks; those that still fitted hold no page while it is preempted."""
     engine = small_engine(memory_tokens=160, max_tokens_per_pass=16)  # 10 pages
     whole = small_engine(memory_tokens=160)
     alone = [story(whole, counting((1,) * 20, 120)), story(whole, counting((2,) * 150, 5))]
@@ -219,7 +223,7 @@ def test_a_guest_that_fits_in_part_leaves_all_of_it() -> None:
     second = engine.submit(counting((2,) * 150, 5))
     engine.step()  # the first one's token and the second one's prompt are more than a pass
     engine.step()
-    assert second.is_away
+    assert is_preempted(second)
     assert engine.pool.num_free_pages == 8
     finish(engine, first, second)
     assert [story_of(first), story_of(second)] == alone
@@ -294,7 +298,7 @@ def test_shared_prefixes_stay_when_their_readers_leave(num_pages: int, overcommi
     while engine.step():
         passes += 1
         if num_pages == 400 and passes % 4 == 0:
-            set_aside(engine)
+            preempt(engine)
     assert [tokens_of(run.result()) for run in runs] == [tokens_of(answer) for answer in alone]
     assert sum(run.num_preemptions for run in runs) > 0
     engine.prefixes.clear()
@@ -316,18 +320,19 @@ def test_a_writer_of_a_prefix_that_leaves_and_is_cancelled_leaves_nothing_half_w
     reader = engine.submit(shared_prefix([prompt], TEXT, settings, tree=engine.prefixes))
     engine.step()
     engine.step()
-    assert engine._scheduler.guests.preempt([first, writer])
+    preemption = engine._scheduler.preemption
+    assert preemption._preempt(writer, preemption._readers())
     assert writer.num_preemptions == 1
     engine.cancel(writer)
     finish(engine, first, reader)
     assert tokens_of(reader.result()) == tokens_of(alone)
 
 
-def test_who_is_away_can_be_cancelled() -> None:
+def test_a_preempted_run_can_be_cancelled() -> None:
     engine = small_engine()
     first, second = engine.submit(counting((1,), 20)), engine.submit(counting((2,) * 40, 20))
     engine.step()
-    assert set_aside(engine)
+    assert preempt(engine)
     engine.cancel(second)
     finish(engine, first)
     assert everything_is_free(engine)
@@ -336,13 +341,13 @@ def test_who_is_away_can_be_cancelled() -> None:
         second.result()
 
 
-def test_closing_a_stream_of_a_run_that_is_away() -> None:
+def test_closing_a_stream_of_a_preempted_run() -> None:
     engine = small_engine()
     first = engine.submit(counting((1,), 20))
     engine.step()
     stream = engine.stream(counting((2,) * 40, 20))
     next(stream)
-    assert set_aside(engine)
+    assert preempt(engine)
     stream.close()  # type: ignore[attr-defined]  # a generator, promised only as an iterator
     finish(engine, first)
     assert everything_is_free(engine)
@@ -354,7 +359,7 @@ def test_a_network_that_fails_while_a_run_returns(monkeypatch: pytest.MonkeyPatc
     runs = [engine.submit(counting((i,) * 20, 30)) for i in (1, 2)]
     for _ in range(4):
         engine.step()
-    assert set_aside(engine)
+    assert preempt(engine)
     free = engine.pool.num_free_pages
 
     def fail(*_: object) -> None:
@@ -364,7 +369,7 @@ def test_a_network_that_fails_while_a_run_returns(monkeypatch: pytest.MonkeyPatc
         broken.setattr(engine.executor.adapter, "forward", fail)
         with pytest.raises(RuntimeError, match="on fire"):
             engine.step()
-    assert runs[1].is_away
+    assert is_preempted(runs[1])
     assert engine.pool.num_free_pages == free
     finish(engine, *runs)
     assert [story_of(run) for run in runs] == alone
@@ -389,7 +394,7 @@ def test_a_device_without_room_for_the_return(monkeypatch: pytest.MonkeyPatch) -
     alone = engine.run(careful())
     first, second = engine.submit(counting((1,), 20)), engine.submit(careful())
     engine.step()
-    assert set_aside(engine)
+    assert preempt(engine)
 
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("no more")
@@ -397,14 +402,14 @@ def test_a_device_without_room_for_the_return(monkeypatch: pytest.MonkeyPatch) -
     with monkeypatch.context() as broken:
         broken.setattr("manyhands.replay.forward.Replay.logits", fail)
         engine.step()
-    assert second.is_away
+    assert is_preempted(second)
     assert "no room for the forward over 20 tokens" in told[0]
     finish(engine, first, second)
     assert second.result() == alone
     assert everything_is_free(engine)
 
 
-def test_a_run_that_alone_does_not_fit_sends_nobody_away() -> None:
+def test_a_run_that_alone_does_not_fit_preempts_no_other() -> None:
     engine = small_engine(memory_tokens=160)
     first = engine.submit(counting((1,) * 20, 20))
     second = engine.submit(counting((2,) * 20, 20))
@@ -429,7 +434,7 @@ def test_a_run_that_grows_beyond_memory_is_told_in_the_end() -> None:
     assert everything_is_free(engine)
 
 
-def test_who_reads_what_another_run_writes_is_not_set_aside_wrongly() -> None:
+def test_a_run_that_reads_what_another_writes_is_not_preempted_wrongly() -> None:
     """Blocks shared by hand: the reader could not come back, and what it reads does not leave."""
     shared = Block("shared")
 
@@ -446,16 +451,16 @@ def test_who_reads_what_another_run_writes_is_not_set_aside_wrongly() -> None:
             written += feed
         return Answer(text=str(written))
 
-    def texts(aside: Sequence[int]) -> list[str]:
+    def texts(preempted: Sequence[int]) -> list[str]:
         shared.tokens.clear()
         engine = small_engine()
         first = engine.submit(counting((1,), 20))
         runs = [engine.submit(writer()), engine.submit(reader())]
         for number in range(8):
             engine.step()
-            if number in aside:
-                set_aside(engine)
-                assert not engine.pool.is_away(shared)
+            if number in preempted:
+                preempt(engine)
+                assert not engine.pool.is_evicted(shared)
         finish(engine, first, *runs)
         return [run.result().text for run in runs]
 
@@ -464,7 +469,7 @@ def test_who_reads_what_another_run_writes_is_not_set_aside_wrongly() -> None:
     assert texts((3, 5)) == undisturbed
 
 
-def test_who_was_away_while_somebody_let_go_of_what_it_had_read_is_told() -> None:
+def test_a_preempted_run_is_told_that_what_it_had_read_is_gone() -> None:
     """A block shared by hand lives with its writer; the reader's keys cannot be made without it."""
     lent = [Block("lent")]
 
@@ -487,10 +492,10 @@ def test_who_was_away_while_somebody_let_go_of_what_it_had_read_is_told() -> Non
     third = engine.submit(reader())
     engine.step()
     lent.clear()
-    assert set_aside(engine)
-    assert third.is_away
+    assert preempt(engine)
+    assert is_preempted(third)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine._scheduler.guests, "bring_back", lambda runs: None)
+        patch.setattr(engine._scheduler.preemption, "bring_back", lambda: None)
         finish(engine, second)
     finish(engine, first, third)
     with pytest.raises(InvalidRequest, match="'lent', which the run had read, is gone"):

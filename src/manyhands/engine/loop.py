@@ -1,0 +1,84 @@
+"""The loop that drives runs: submit, make a pass, hand over what came of it; cancel what is left.
+
+    with closing(run_passes(engine, [("first", strategy), ("second", another)])) as passes:
+        for each in passes:
+            for name, run in each.runs:
+                ...  # take run.events; if run.done, its result
+
+There is one such loop. `Engine.run`, `run_all` and `stream`, the commands, the exam and the thread of a
+`Service` (`engine/service.py`) are bodies of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from manyhands.engine.run import Run
+from manyhands.strategies.base import Strategy
+
+Key = TypeVar("Key")
+
+
+class Packs(Protocol):
+    """What packs the rows of many runs into passes: an Engine, or a Scheduler alone."""
+
+    def submit(self, strategy: Strategy) -> Run:
+        """Begin a strategy."""
+
+    def step(self) -> bool:
+        """One forward pass for all runs; False when none is left."""
+
+    def cancel(self, run: Run) -> None:
+        """End a run before its time."""
+
+
+class Pass(NamedTuple, Generic[Key]):
+    """What is known between two passes.
+
+    `runs` are all under way, with the keys they came with, those that have just ended included.
+    `seconds` is the time of the pass that was made; 0 where none was, because runs have just begun.
+    """
+
+    seconds: float
+    runs: list[tuple[Key, Run]]
+
+
+def run_passes(
+    engine: Packs,
+    strategies: Iterable[tuple[Key, Strategy]] | Callable[[], tuple[Key, Strategy] | None],
+    concurrency: int | None = None,
+) -> Generator[Pass[Key], None, None]:
+    """Keep `concurrency` of these (key, strategy) pairs under way, all at once if it is None.
+
+    Yields when runs have begun, before their first pass, and after each pass; ends when no run is
+    left. A function in the place of `strategies` gives the next pair, or None while there is none; it
+    is asked again before each pass. Closing the generator cancels what is under way, and so does
+    anything that is raised by the engine or by `strategies`.
+    """
+    if callable(strategies):
+        take = strategies
+    else:
+        pairs = iter(strategies)
+
+        def take() -> tuple[Key, Strategy] | None:
+            return next(pairs, None)
+
+    live: list[tuple[Key, Run]] = []
+    try:
+        while True:
+            seconds, num_before = 0.0, len(live)
+            while (concurrency is None or len(live) < concurrency) and (pair := take()) is not None:
+                live.append((pair[0], engine.submit(pair[1])))
+            if not live:
+                return
+            if len(live) == num_before:
+                start = time.perf_counter()
+                engine.step()
+                seconds = time.perf_counter() - start
+            yield Pass(seconds, live)
+            live = [pair for pair in live if not pair[1].done]
+    finally:
+        for _, run in live:
+            engine.cancel(run)

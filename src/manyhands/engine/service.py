@@ -1,0 +1,366 @@
+"""A Service: one thread that owns an engine, and runs that come to it from any thread.
+
+    with Service(engine) as service:
+        handle = service.submit(hogwild(problem, engine.text), deadline=60)
+        for event in handle:             # as they happen
+            print(event)
+        print(handle.result().text)
+
+    async for event in handle: ...       # the same in asyncio,
+    answer = await handle                # without a thread that waits
+
+An engine is driven by one thread. Everything that others want of it is asked for here and done between
+two passes: submitting, cancelling, ending at a deadline. All methods may be called from any thread.
+
+**A slow listener costs memory up to a bound, and no time.** The thread calls nobody back. It appends
+events to the handle's log, and every listener has a place in the log of its own. The log keeps at least
+the newest `max_events`; a listener that falls further behind gets an `EventsMissed` in the place of
+what it missed.
+
+**Limits.** `max_live` runs are in the engine, where they wait for memory if they must; `max_waiting` more
+wait outside, in order. One more is refused with `Busy`.
+
+**Ends.** A mistake in a strategy ends its own run. An error of the engine itself ends them all, and the
+service with them (`ServiceStopped`, with the error as its cause). `close` lets runs go on for `drain`
+seconds, then cancels them. At the exit of the interpreter a service is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from manyhands.engine.loop import Packs, run_passes
+from manyhands.engine.run import Run, check_strategy
+from manyhands.engine.usage import UsageCounted
+from manyhands.errors import Busy, DeadlineExceeded, InvalidRequest, ManyhandsError, ServiceStopped
+from manyhands.strategies.base import Answer, Event, Strategy
+
+_LONGEST_PASS = 60.0  # seconds that `close` waits for the pass under way
+
+
+@dataclass(frozen=True)
+class EventsMissed(Event):
+    """So many events are not in the log any more: the listener was slower than the run."""
+
+    count: int
+
+
+class Handle:
+    """A run of a service: its events, its end. Made by `Service.submit`; safe from any thread."""
+
+    def __init__(self, service: Service, deadline: float | None, max_events: int) -> None:
+        self.deadline = deadline  # seconds from the submission
+        self.ends_at = math.inf if deadline is None else time.monotonic() + deadline
+        self._service = service
+        self._max_events = max_events
+        self._news = threading.Condition()
+        self._log: list[Event] = []
+        self._first = 0  # number of the first event that is kept
+        self._outcome: Answer | Exception | None = None  # None: not yet
+        self._wakers: list[partial[Any]] = []  # of asyncio's loops
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has ended."""
+        return self._outcome is not None
+
+    def cancel(self) -> None:
+        """End the run before its next pass. It returns at once, and does nothing if the run is done."""
+        self._service._stop(self, InvalidRequest("the run was cancelled and has no answer"))
+
+    def result(self, timeout: float | None = None) -> Answer:
+        """Wait for the answer. Raises what ended the run instead; TimeoutError after `timeout` s."""
+        with self._news:
+            if not self._news.wait_for(lambda: self.done, timeout):
+                raise TimeoutError(f"the run has not ended after {timeout} s")
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        assert self._outcome is not None, "it is done"
+        return self._outcome
+
+    def __iter__(self) -> Iterator[Event]:
+        """The events from the first on, as they happen, until the run is done."""
+        position, is_last = 0, False
+        while not is_last:
+            with self._news:
+                while not (self.done or self._end > position):
+                    self._news.wait()
+                is_last = self.done
+            events, position = self.read(position)
+            yield from events
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """The same in asyncio. Leaving the iteration does not cancel the run."""
+        position, is_last = 0, False
+        with self._waking() as news:
+            while not is_last:
+                news.clear()
+                is_last = self.done
+                events, position = self.read(position)
+                for event in events:
+                    yield event
+                if not is_last:
+                    await news.wait()
+
+    def __await__(self) -> Generator[Any, Any, Answer]:
+        """`result` in asyncio. Cancelling the task that waits does not cancel the run."""
+        return self._ended().__await__()
+
+    def read(self, position: int) -> tuple[list[Event], int]:
+        """Events from number `position` on that are known by now, and the number to go on from."""
+        with self._news:
+            missed = self._first - position
+            events = self._log[max(0, -missed) :]
+            if missed > 0:
+                events.insert(0, EventsMissed(events[0].forward_pass, missed))
+            return events, self._end
+
+    @property
+    def _end(self) -> int:
+        return self._first + len(self._log)
+
+    async def _ended(self) -> Answer:
+        with self._waking() as news:
+            while not self.done:
+                await news.wait()
+                news.clear()
+        return self.result()
+
+    @contextmanager
+    def _waking(self) -> Iterator[asyncio.Event]:
+        """An event of the running loop that is set whenever something has happened."""
+        news = asyncio.Event()
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, news.set)
+        with self._news:
+            self._wakers.append(wake)
+        try:
+            yield news
+        finally:
+            with self._news:
+                self._wakers.remove(wake)
+
+    def _publish(self, events: Sequence[Event], outcome: Answer | Exception | None = None) -> None:
+        """Append to the log; with an outcome the run is done."""
+        with self._news:
+            if self.done or (not events and outcome is None):
+                return
+            self._log += events
+            if len(self._log) >= 2 * self._max_events:
+                self._first += len(self._log) - self._max_events
+                del self._log[: -self._max_events]
+            self._outcome = outcome
+            self._news.notify_all()
+            for wake in self._wakers:
+                with suppress(RuntimeError):  # that loop is closed
+                    wake()
+
+
+class Service:
+    """Runs an engine in a thread of its own, from now until `close`. See the head of this file."""
+
+    def __init__(
+        self,
+        engine: Packs,
+        *,
+        max_live: int = 256,
+        max_waiting: int = 1024,
+        max_events: int = 10_000,
+    ) -> None:
+        for name, value, least in (
+            ("max_live", max_live, 1),
+            ("max_waiting", max_waiting, 0),
+            ("max_events", max_events, 1),
+        ):
+            if value < least:
+                raise InvalidRequest(f"{name} is {value}; expected {least} or more")
+        self.max_live, self.max_waiting, self.max_events = max_live, max_waiting, max_events
+        self._engine = engine
+        self._changed = threading.Condition()
+        self._waiting: OrderedDict[Handle, Strategy] = OrderedDict()
+        self._live: set[Handle] = set()
+        self._stops: dict[Handle, ManyhandsError] = {}  # live ones to be cancelled, and why
+        self._soonest = math.inf  # no deadline of a waiting run is sooner
+        self._takes_runs = True
+        self._is_closing = False  # what is under way is cancelled
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="manyhands-service", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def submit(self, strategy: Strategy, *, deadline: float | None = None) -> Handle:
+        """Begin a strategy, which may take `deadline` seconds from now, waiting included.
+
+        Raises Busy when there are too many runs, ServiceStopped when the service takes no more.
+        """
+        check_strategy(strategy)
+        if deadline is not None and not deadline > 0:
+            raise InvalidRequest(f"deadline is {deadline}; expected seconds, more than 0")
+        with self._changed:
+            if not self._takes_runs:
+                raise self._stopped()
+            num_runs = len(self._live) + len(self._waiting)
+            if num_runs >= self.max_live + self.max_waiting:
+                raise Busy(
+                    f"the service has {num_runs} runs; it takes {self.max_live} at a time, and "
+                    f"{self.max_waiting} may wait",
+                    hint="Try again when some of them have ended.",
+                )
+            handle = Handle(self, deadline, self.max_events)
+            self._waiting[handle] = strategy
+            self._soonest = min(self._soonest, handle.ends_at)
+            self._changed.notify_all()
+        return handle
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the engine failed."""
+        return self._error is not None
+
+    def close(self, drain: float = 0.0) -> None:
+        """Take no more runs, let those there are go on for `drain` seconds, then cancel them.
+
+        Returns when the thread has ended. A pass that lasts longer than a minute is left behind.
+        """
+        with self._changed:
+            self._takes_runs = False
+            self._changed.notify_all()
+        is_own = threading.current_thread() is self._thread
+        if drain > 0 and not is_own:
+            self._thread.join(drain)
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        if not is_own:
+            self._thread.join(_LONGEST_PASS)
+            self._end_all()
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- in the thread ---------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            while self._wait_for_runs():
+                with closing(run_passes(self._engine, self._take, self.max_live)) as passes:
+                    for each in passes:
+                        self._hand_over(each.runs)
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+        finally:
+            self._end_all()
+
+    def _wait_for_runs(self) -> bool:
+        """Sleep until there is a run; False when there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or not self._takes_runs)
+            return bool(self._waiting) and not self._is_closing
+
+    def _take(self) -> tuple[Handle, Strategy] | None:
+        """The next run that waits; it is live from now on."""
+        with self._changed:
+            if not self._waiting or self._is_closing:
+                return None
+            handle, strategy = self._waiting.popitem(last=False)
+            self._live.add(handle)
+            return handle, strategy
+
+    def _hand_over(self, runs: Sequence[tuple[Handle, Run]]) -> None:
+        """Between two passes: cancel what is to be cancelled, publish what has happened."""
+        now = time.monotonic()
+        self._end_waiting(now)
+        with self._changed:
+            stops, self._stops = self._stops, {}
+        for handle, run in runs:
+            reason = stops.get(handle)
+            if handle.ends_at <= now:
+                reason = _too_late(handle)
+            if self._is_closing:
+                reason = self._stopped()
+            if reason is not None and not run.done:
+                self._engine.cancel(run)
+                self._end(handle, run.take_events(), reason)
+            elif run.done:
+                self._end(handle, *_ended(run))
+            else:
+                handle._publish(run.take_events())
+
+    def _end_waiting(self, now: float) -> None:
+        """End the waiting runs whose deadline has come."""
+        with self._changed:
+            if now < self._soonest:
+                return
+            late = [handle for handle in self._waiting if handle.ends_at <= now]
+            for handle in late:
+                del self._waiting[handle]
+            self._soonest = min((handle.ends_at for handle in self._waiting), default=math.inf)
+        for handle in late:
+            handle._publish((), _too_late(handle))
+
+    def _end(self, handle: Handle, events: list[Event], outcome: Answer | Exception) -> None:
+        with self._changed:
+            self._live.discard(handle)
+            self._stops.pop(handle, None)
+        handle._publish(events, outcome)
+
+    # -- in any thread ---------------------------------------------------------------------------
+
+    def _stop(self, handle: Handle, reason: ManyhandsError) -> None:
+        """End a run: a waiting one now, a live one before its next pass."""
+        with self._changed:
+            if self._waiting.pop(handle, None) is None:
+                if handle in self._live:
+                    self._stops[handle] = reason
+                return
+        handle._publish((), reason)
+
+    def _end_all(self) -> None:
+        """Whatever has not ended ends now: no pass will be made for it."""
+        with self._changed:
+            self._takes_runs = False
+            left = [*self._live, *self._waiting]
+            self._live.clear()
+            self._waiting.clear()
+        for handle in left:
+            handle._publish((), self._stopped())
+
+    def _stopped(self) -> ServiceStopped:
+        """Why there is no service: an error of its own for everybody who is told."""
+        if self._error is None:
+            return ServiceStopped("the service was closed, and runs have ended with it")
+        kind = type(self._error).__name__
+        stopped = ServiceStopped(f"the service is broken: its engine raised {kind}: {self._error}")
+        stopped.__cause__ = self._error
+        return stopped
+
+
+def _ended(run: Run) -> tuple[list[Event], Answer | Exception]:
+    """The last events of a run and its end; what it has cost comes last, if it has an answer."""
+    events = run.take_events()
+    try:
+        answer = run.result()
+    except Exception as error:
+        return events, error
+    return [*events, UsageCounted(run.usage.forward_passes, run.usage)], answer
+
+
+def _too_late(handle: Handle) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"the run did not end within {handle.deadline} s",
+        hint="Give it more time, or a smaller budget.",
+    )

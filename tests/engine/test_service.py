@@ -1,0 +1,392 @@
+"""One thread owns the engine; runs come from any thread, and none of them, nor a listener, stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from manyhands.cache.block import Block
+from manyhands.cache.pages import PagePool
+from manyhands.cache.step import Choice, Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.scheduler import Scheduler
+from manyhands.engine.service import EventsMissed, Handle, Service
+from manyhands.engine.usage import UsageCounted
+from manyhands.errors import Busy, DeadlineExceeded, InvalidRequest, OutOfMemory, ServiceStopped
+from manyhands.strategies.base import Answer, Event, Reserve, Strategy, TokenWritten
+from tests.engine.small import LETTERS, counting, small_engine, solo, story, team
+
+SAMPLED = Choice(temperature=1.0, top_p=0.95, allowed=LETTERS)
+SOON = 30.0  # seconds; only what hangs takes so long
+
+
+def predict(step: Step) -> tuple[int, ...]:
+    """Each token is the one before plus one."""
+    return tuple(row.feed[-1] + 1 for row in step.rows)
+
+
+def scheduler(predict: Callable[[Step], tuple[int, ...]] = predict) -> Scheduler:
+    """What stands for an engine here: no network, the same contract."""
+    return Scheduler(predict, PagePool(100), 10_000)
+
+
+def endless() -> Strategy:
+    view, feed = View([Block()]), (1,)
+    while True:
+        feed = yield Step([Row(view, feed)])
+        yield TokenWritten(feed[0], 0, feed[0], "")
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    left = [t for t in threading.enumerate() if t not in before and "service" in t.name]
+    assert not left
+
+
+def begun(handle: Handle) -> Handle:
+    """When its first event has come."""
+    next(iter(handle))
+    return handle
+
+
+# -- the same as alone ------------------------------------------------------------------------------
+
+
+def test_runs_from_many_threads_are_each_alone() -> None:
+    makes: list[Callable[[], Strategy]] = [
+        lambda: team(2, choice=SAMPLED, seed=1, budget=12),
+        lambda: solo(choice=SAMPLED, seed=2, budget=9),
+        lambda: counting((5, 6, 7), 20),
+        lambda: counting((8, 9), 3),
+    ]
+    engine = small_engine(16384)
+    alone = [story(engine, make()) for make in makes]
+
+    def told(make: Callable[[], Strategy]) -> list[Event | Answer]:
+        handle = service.submit(make())
+        events = [event for event in handle if not isinstance(event, UsageCounted)]
+        return [*events, handle.result()]
+
+    with Service(engine) as service, ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(told, makes * 2)) == alone * 2
+    assert engine.pool.num_free_pages == engine.pool.num_pages
+
+
+def test_eight_threads_with_fifty_runs_each_and_random_cancels() -> None:
+    engine = scheduler()
+
+    def customer(number: int) -> tuple[int, int]:
+        rng = random.Random(number)
+        handles: list[tuple[int, int, bool, Handle]] = []
+        for _ in range(50):
+            first, size = rng.randrange(1000), rng.randint(1, 30)
+            reserve = rng.choice((None, Reserve(rng.randrange(900), 1)))
+            handle = service.submit(counting((first,), size, reserve))
+            is_cancelled = rng.random() < 0.3
+            if is_cancelled:
+                handle.cancel()
+            handles.append((first, size, is_cancelled, handle))
+        answered = cancelled = 0
+        for first, size, is_cancelled, handle in handles:
+            try:
+                text = handle.result(SOON).text
+            except InvalidRequest as error:
+                text = str(error)
+            if "was cancelled" in text:
+                assert is_cancelled
+                cancelled += 1
+            else:
+                assert text == " ".join(str(first + i + 1) for i in range(size))
+                answered += 1
+        return answered, cancelled
+
+    with Service(engine, max_live=64) as service, ThreadPoolExecutor(8) as pool:
+        counts = list(pool.map(customer, range(8)))
+    assert sum(map(sum, counts)) == 400
+    assert all(answered >= 25 for answered, _ in counts)
+    assert sum(cancelled for _, cancelled in counts) > 20
+    assert not engine.runs
+
+
+def test_events_end_with_what_the_run_has_cost() -> None:
+    with Service(scheduler()) as service:
+        handle = service.submit(counting((1,), 3))
+        *written, cost = handle
+        assert [type(event) for event in written] == [TokenWritten] * 3
+        assert isinstance(cost, UsageCounted)
+        assert handle.done
+        assert list(handle) == [*written, cost], "every listener begins at the beginning"
+
+
+# -- ends -------------------------------------------------------------------------------------------
+
+
+def test_a_deadline_ends_one_run() -> None:
+    with Service(scheduler()) as service:
+        late = service.submit(endless(), deadline=0.05)
+        other = begun(service.submit(endless()))
+        with pytest.raises(DeadlineExceeded, match=r"0\.05 s"):
+            late.result(SOON)
+        assert isinstance(next(iter(late)), TokenWritten), "what it wrote is kept"
+        assert not other.done
+        assert service.submit(counting((1,), 3), deadline=SOON).result(SOON).text == "2 3 4"
+
+
+def test_a_deadline_counts_the_waiting() -> None:
+    with Service(scheduler(), max_live=1) as service:
+        first = begun(service.submit(endless()))
+        patient = service.submit(counting((1,), 2))
+        late = service.submit(counting((1,), 2), deadline=0.05)
+        with pytest.raises(DeadlineExceeded):
+            late.result(SOON)
+        first.cancel()
+        assert patient.result(SOON).text == "2 3"
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, float("nan")])
+def test_a_deadline_that_is_none(wrong: float) -> None:
+    with Service(scheduler()) as service, pytest.raises(InvalidRequest, match="deadline is"):
+        service.submit(counting((1,)), deadline=wrong)
+
+
+def test_one_run_too_many_is_refused() -> None:
+    with Service(scheduler(), max_live=2, max_waiting=1) as service:
+        handles = [service.submit(endless()) for _ in range(3)]
+        with pytest.raises(Busy, match="it takes 2 at a time, and 1 may wait"):
+            service.submit(endless())
+        handles[2].cancel()  # it waits, and is gone at once
+        with pytest.raises(InvalidRequest, match="cancelled"):
+            handles[2].result(0)
+        service.submit(endless())
+
+
+@pytest.mark.parametrize("wrong", [{"max_live": 0}, {"max_waiting": -1}, {"max_events": 0}])
+def test_limits_that_are_none(wrong: dict[str, int]) -> None:
+    with pytest.raises(InvalidRequest, match="expected"):
+        Service(scheduler(), **wrong)
+
+
+def test_a_result_is_not_waited_for_longer_than_asked() -> None:
+    with Service(scheduler()) as service, pytest.raises(TimeoutError):
+        service.submit(endless()).result(0.01)
+
+
+def test_what_is_no_strategy_is_refused_at_once() -> None:
+    wrong: Any = counting
+    with (
+        Service(scheduler()) as service,
+        pytest.raises(InvalidRequest, match="expected a generator"),
+    ):
+        service.submit(wrong)
+
+
+# -- what goes wrong --------------------------------------------------------------------------------
+
+
+def test_a_mistake_in_one_strategy_is_its_own() -> None:
+    def wrong() -> Generator[Any, Any, Answer]:
+        yield Step([Row(View([Block()]), (1,))])
+        raise ZeroDivisionError
+
+    def clinging() -> Generator[Any, Any, Answer]:
+        try:
+            yield from endless()
+        finally:
+            raise ZeroDivisionError("at the very end")
+
+    with Service(scheduler()) as service:
+        other = begun(service.submit(endless()))
+        with pytest.raises(ZeroDivisionError):
+            service.submit(wrong()).result(SOON)
+        with pytest.raises(OutOfMemory):
+            service.submit(counting((1,), 3, Reserve(100_000, 1))).result(SOON)
+        handle = begun(service.submit(clinging()))
+        handle.cancel()
+        with pytest.raises(InvalidRequest, match="cancelled"):
+            handle.result(SOON)
+        assert not service.is_broken
+        assert not other.done
+
+
+def test_an_error_of_the_engine_reaches_everybody() -> None:
+    on_fire = threading.Event()
+
+    def failing(step: Step) -> tuple[int, ...]:
+        if on_fire.is_set():
+            raise RuntimeError("the device is on fire")
+        return predict(step)
+
+    service = Service(scheduler(failing), max_live=2)
+    handles = [begun(service.submit(endless())) for _ in range(2)]
+    handles.append(service.submit(endless()))  # it waits
+    on_fire.set()
+    for handle in handles:
+        with pytest.raises(ServiceStopped, match="RuntimeError: the device is on fire") as caught:
+            handle.result(SOON)
+        assert isinstance(caught.value.__cause__, RuntimeError)
+    assert service.is_broken
+    with pytest.raises(ServiceStopped, match="on fire"):
+        service.submit(endless())
+    service.close()
+
+
+def test_a_slow_listener_misses_the_oldest_and_stops_no_run() -> None:
+    goes_on = threading.Event()
+
+    def pausing(step: Step) -> tuple[int, ...]:
+        if step.rows[0].feed[0] == 5:
+            goes_on.wait()
+        return predict(step)
+
+    with Service(scheduler(pausing), max_events=10) as service:
+        handle = service.submit(counting((0,), 500))
+        listener = iter(handle)
+        seen = [next(listener)]
+        goes_on.set()
+        assert handle.result(SOON).text.endswith("499 500"), "though nobody listened"
+        seen += listener
+    (missed,) = (event for event in seen if isinstance(event, EventsMissed))
+    numbers = [event.forward_pass for event in seen if isinstance(event, TokenWritten)]
+    assert numbers[0] == 1
+    assert numbers[-9:] == list(range(492, 501)), "the tenth is what the run has cost"
+    assert missed.count + len(numbers) == 500
+    assert len(numbers) < 5 + 20
+    fresh = next(iter(handle))
+    assert isinstance(fresh, EventsMissed), "whoever comes now has missed the beginning"
+
+
+# -- closing ----------------------------------------------------------------------------------------
+
+
+def test_closing_cancels_what_is_under_way_and_what_waits() -> None:
+    engine = scheduler()
+    service = Service(engine, max_live=1)
+    handles = [begun(service.submit(endless())), service.submit(counting((1,), 2))]
+    service.close()
+    for handle in handles:
+        with pytest.raises(ServiceStopped, match="was closed"):
+            handle.result(0)
+    assert not engine.runs
+    with pytest.raises(ServiceStopped, match="was closed"):
+        service.submit(endless())
+    service.close()  # a second time it does nothing
+
+
+def test_closing_may_wait_for_what_there_is() -> None:
+    service = Service(scheduler(), max_live=1)
+    handles = [service.submit(counting((1,), n)) for n in (50, 2, 3)]
+    service.close(drain=SOON)
+    assert [len(handle.result(0).text.split()) for handle in handles] == [50, 2, 3]
+    impatient = Service(scheduler())
+    stays = begun(impatient.submit(endless()))
+    impatient.close(drain=0.05)
+    with pytest.raises(ServiceStopped):
+        stays.result(0)
+
+
+def test_a_pass_that_never_ends_does_not_hold_up_the_closing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    released = threading.Event()
+
+    def stuck(step: Step) -> tuple[int, ...]:
+        released.wait()
+        return predict(step)
+
+    monkeypatch.setattr("manyhands.engine.service._LONGEST_PASS", 0.05)
+    service = Service(scheduler(stuck))
+    handle = service.submit(endless())
+    service.close()
+    with pytest.raises(ServiceStopped):
+        handle.result(0)
+    released.set()
+    service._thread.join(SOON)
+
+
+ENDLESS = """
+from manyhands.cache.block import Block
+from manyhands.cache.pages import PagePool
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.scheduler import Scheduler
+from manyhands.engine.service import Service
+from manyhands.strategies.base import TokenWritten
+
+def endless():
+    view, feed = View([Block()]), (1,)
+    while True:
+        feed = yield Step([Row(view, feed)])
+        yield TokenWritten(1, 0, feed[0], "")
+
+service = Service(Scheduler(lambda step: (1,) * len(step.rows), PagePool(9), 99))
+next(iter(service.submit(endless())))
+print("leaving")
+"""
+
+
+def test_the_interpreter_exits_with_a_live_service() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDLESS], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
+
+
+# -- asyncio ----------------------------------------------------------------------------------------
+
+
+def test_asyncio_gets_the_same_without_a_thread_that_waits() -> None:
+    async def story_of(service: Service, number: int) -> tuple[list[int], str]:
+        handle = service.submit(counting((number,), 20))
+        written = [event.token async for event in handle if isinstance(event, TokenWritten)]
+        return written, (await handle).text
+
+    async def all_of_them(service: Service) -> list[tuple[list[int], str]]:
+        return await asyncio.gather(*(story_of(service, n) for n in range(40)))
+
+    before = threading.active_count()
+    with Service(scheduler()) as service:
+        stories = asyncio.run(all_of_them(service))
+        assert threading.active_count() == before + 1
+    for number, (written, text) in enumerate(stories):
+        assert written == [number + i + 1 for i in range(20)]
+        assert text == " ".join(map(str, written))
+
+
+def test_asyncio_may_leave_and_be_refused() -> None:
+    async def visit(service: Service) -> None:
+        handle = service.submit(endless())
+        async for _ in handle:
+            break
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(_answer(handle), 0.02)
+        assert not handle.done, "leaving is not cancelling"
+        handle.cancel()
+        with pytest.raises(InvalidRequest, match="cancelled"):
+            await handle
+
+    async def _answer(handle: Handle) -> Answer:
+        return await handle
+
+    with Service(scheduler()) as service:
+        asyncio.run(visit(service))
+        handle = service.submit(endless())
+        abandoned = asyncio.new_event_loop()
+        handle._wakers.append(_waker_of(abandoned))
+        abandoned.close()
+        time.sleep(0.02)
+        assert not service.is_broken, "a loop that is closed is nobody's trouble"
+
+
+def _waker_of(loop: asyncio.AbstractEventLoop) -> Any:
+    return lambda: loop.call_soon_threadsafe(print)
