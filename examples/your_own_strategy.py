@@ -2,7 +2,8 @@
 
 from manyhands import Answer, Block, Choice, Engine, Row, Step, View, bundled
 from manyhands.prompts import model_prompt
-from manyhands.strategies.base import AnswerFound, Reserve
+from manyhands.strategies.base import Reserve
+from manyhands.strategies.events import AnswerFound
 from manyhands.strategies.writer import Writer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from manyhands.strategies.base import (
+from manyhands.strategies.events import (
     AnswerFound,
     CheckAsked,
     ReplyWritten,

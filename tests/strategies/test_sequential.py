@@ -6,7 +6,7 @@ import pytest
 
 from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest
-from manyhands.strategies.base import (
+from manyhands.strategies.events import (
     AnswerFound,
     ReplyWritten,
     Snapshot,

@@ -10,7 +10,7 @@ import pytest
 from manyhands.cache.step import Choice, Step
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.skeleton import SkeletonPrompt
-from manyhands.strategies.base import (
+from manyhands.strategies.events import (
     AnswerFound,
     ReplyWritten,
     StepBegun,

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from manyhands.cache.step import Choice
-from manyhands.strategies.base import Snapshot
+from manyhands.strategies.events import Snapshot
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings

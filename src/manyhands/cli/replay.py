@@ -12,7 +12,6 @@ import json
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from manyhands.cli.account import Account
 from manyhands.cli.loading import load_engine, load_network, name_of, strategy_for
 from manyhands.cli.options import ReplayOptions
 from manyhands.cli.outcome import INTERRUPTED
@@ -22,6 +21,7 @@ from manyhands.cli.running import drive, screen_for
 from manyhands.cli.solve import facts_of, finish
 from manyhands.errors import BrokenTrace, InvalidRequest, ManyhandsError
 from manyhands.replay.trace import Trace, read_lines, read_trace
+from manyhands.strategies.account import Account
 from manyhands.strategies.base import Answer
 from manyhands.strategies.branch_record import BranchAnswer
 from manyhands.strategies.described import settings_from

@@ -32,6 +32,7 @@ from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner
 from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Row, Step
+from manyhands.cache.usage import Usage, usage_of, usage_of_each
 from manyhands.engine.backends import check_backend, choose_backend, make_passes
 from manyhands.engine.past import Past
 from manyhands.engine.rebuild import rebuild_past
@@ -39,7 +40,6 @@ from manyhands.engine.restore import restore
 from manyhands.engine.run import Run
 from manyhands.engine.sampling import choose
 from manyhands.engine.scheduler import Scheduler
-from manyhands.engine.usage import Usage, UsageCounted, usage_of, usage_of_each
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.fusion import Fuse, FuseReport, check_fuse, fuse_modules
@@ -53,7 +53,8 @@ from manyhands.model.memory import (
 )
 from manyhands.model.quantise import Quantise, check_quantise
 from manyhands.replay.trace import Line, Trace
-from manyhands.strategies.base import Answer, Event, Strategy
+from manyhands.strategies.base import Answer, Strategy
+from manyhands.strategies.events import Event, UsageCounted
 from manyhands.text import Text
 
 MAX_TOKENS_PER_PASS = 8192  # what bounds the activations of one pass
@@ -213,12 +214,13 @@ class Engine:
                     self.cancel(run)
         return [run.result() for run in runs]
 
-    def stream(self, strategy: Strategy) -> Iterator[Event | Answer]:
+    def stream(self, strategy: Strategy | Run) -> Iterator[Event | Answer]:
         """Run a strategy and yield what it reports as it happens; its usage and the Answer come last.
 
-        Closing the iterator cancels the run and frees its blocks.
+        Closing the iterator cancels the run and frees its blocks. A run that is submitted already can be
+        spoken to meanwhile: `run = engine.submit(team)`, then `engine.stream(run)` and `run.say(...)`.
         """
-        run = self.submit(strategy)
+        run = strategy if isinstance(strategy, Run) else self.submit(strategy)
         try:
             while True:
                 while run.events:
@@ -245,9 +247,12 @@ class Engine:
             strategy, trace, self.adapter, self.memory, self.pool, settle=self._settle, write=write
         )
 
-    def submit(self, strategy: Strategy) -> Run:
-        """Begin a strategy without waiting for it; `step` moves it on with all others."""
-        return self._scheduler.submit(strategy)
+    def submit(self, strategy: Strategy, *, lifecycle: bool = False) -> Run:
+        """Begin a strategy without waiting for it; `step` moves it on with all others.
+
+        `lifecycle`: the run also reports what the engine does with it, see `Run`.
+        """
+        return self._scheduler.submit(strategy, lifecycle=lifecycle)
 
     def step(self) -> bool:
         """One forward pass for every live run; False when none is left."""

@@ -28,6 +28,7 @@ from manyhands.cache.step import Step
 from manyhands.engine.past import Past
 from manyhands.engine.run import Run
 from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory
+from manyhands.strategies.events import Preempted, Resumed
 
 Rebuild = Callable[[Past, Collection[Block]], None]
 _MARGIN = 16  # who comes back leaves a 16th of the memory free, so as not to leave in the next pass
@@ -104,6 +105,7 @@ class Guests:
             if blocks is not None:  # none at all: its first step did not fit, and waits
                 run.away = self.pool.evict(blocks)
                 run.num_preemptions += bool(blocks)
+                run.happened(Preempted)
                 return True
         return False
 
@@ -163,6 +165,7 @@ class Guests:
             raise
         else:
             run.away = None
+            run.happened(Resumed)
             return
         del blocks
         run.fail(problem)

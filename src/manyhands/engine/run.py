@@ -8,16 +8,22 @@ from collections.abc import Callable, Generator
 
 from manyhands.cache.pages import Strip
 from manyhands.cache.step import Step
+from manyhands.cache.usage import Usage
 from manyhands.engine.past import Past
-from manyhands.engine.usage import Usage
+from manyhands.engine.seating import Seating
 from manyhands.errors import InvalidRequest, ManyhandsError
-from manyhands.strategies.base import Answer, Event, Reserve, Strategy
+from manyhands.strategies.base import Answer, Asked, Reserve, Strategy
+from manyhands.strategies.events import EngineEvent, Event, Queued
+from manyhands.strategies.listening import ITEMS, NOTHING, Heard, Item, Listen
 
 
 class Run:
-    """One live strategy: the step it waits for, what it reported, how it ended."""
+    """One live strategy: the step it waits for, what it reported, how it ended.
 
-    def __init__(self, strategy: Strategy) -> None:
+    With `lifecycle`, `events` also holds what the engine does with it (`events.py::EngineEvent`).
+    """
+
+    def __init__(self, strategy: Strategy, *, lifecycle: bool = False) -> None:
         if not isinstance(strategy, Generator):
             raise InvalidRequest(
                 f"a {type(strategy).__name__} was given as a strategy; expected a generator",
@@ -32,7 +38,11 @@ class Run:
         self.past: Past | None = None  # of a guest, which may be set aside; see engine/guests.py
         self.away: list[Strip] | None = None  # while it is: where its blocks wait for pages
         self.num_preemptions = 0  # how often it was
+        self.num_passes = 0  # answered, those of the ending included
         self.events: deque[Event] = deque()
+        self.listens = False  # whether the strategy hears what is said
+        self._unheard: deque[Item] = deque()  # an append and a popleft are safe from any thread
+        self._seating = Seating() if lifecycle else None
         self.usage = Usage()
         self.answer: Answer | None = None
         self.error: Exception | None = None
@@ -43,8 +53,32 @@ class Run:
         """Whether the run was set aside and waits for room."""
         return self.away is not None
 
+    def say(self, item: Item) -> None:
+        """Say something to the run; it is heard when its strategy listens next. Safe from any thread.
+
+        Raises InvalidRequest if the strategy does not listen, or has ended.
+        """
+        if not isinstance(item, Item):
+            raise InvalidRequest(
+                f"a {type(item).__name__} was said to a run; expected one of {', '.join(ITEMS.kinds)}",
+                hint='For example: run.say(Said("Try it mod 7.", "Dana")).',
+            )
+        if self.done:
+            raise InvalidRequest("the run has ended and hears nothing", hint="Begin another one.")
+        if not self.listens:
+            raise InvalidRequest(
+                "this method does not listen", hint="The method hogwild does: its workers read it."
+            )
+        self._unheard.append(item)
+
+    def happened(self, kind: type[EngineEvent]) -> None:
+        """Report that the engine has queued, admitted, preempted or resumed the run."""
+        if self._seating is not None:
+            self.events.append(kind(self.num_passes))
+
     def resume(self, tokens: tuple[int, ...] | None) -> None:
         """Send tokens in; take what comes out, up to the next step, reservation or end."""
+        self.num_passes += tokens is not None
         self._advance(lambda: self.strategy.send(tokens))
 
     def fail(self, error: ManyhandsError) -> None:
@@ -68,13 +102,12 @@ class Run:
             )
         return self.answer
 
-    def _advance(self, move: Callable[[], Step | Reserve | Event]) -> None:
+    def _advance(self, move: Callable[[], Asked]) -> None:
         self.step = self.asked = None
         try:
             asked = move()
-            while isinstance(asked, Event):
-                self.events.append(asked)
-                asked = self.strategy.send(None)
+            while isinstance(asked, Event | Listen):
+                asked = self.strategy.send(self._reply(asked))
         except StopIteration as end:
             self._end(end.value)
         # A strategy is anybody's program. Whatever it raises belongs to its own run, is kept there
@@ -88,15 +121,32 @@ class Run:
         else:
             self._wait_for(asked)
 
+    def _reply(self, asked: Event | Listen) -> Heard | None:
+        """What is sent at once."""
+        if isinstance(asked, Event):
+            self.events.append(asked)
+            return None
+        self.listens = True
+        items = []
+        while self._unheard:
+            items.append(self._unheard.popleft())
+        return Heard(tuple(items)) if items else NOTHING
+
     def _wait_for(self, asked: object) -> None:
         if isinstance(asked, Reserve):
             self.asked = asked
+            if self.number is None:
+                self.happened(Queued)
         elif isinstance(asked, Step):
             self.step = asked
+            if self._seating is not None:
+                self.events.extend(self._seating.changes(asked, self.num_passes + 1))
         else:
             kind = type(asked).__name__
             self.fail(
-                InvalidRequest(f"a strategy yielded a {kind}; expected Step, Reserve or Event")
+                InvalidRequest(
+                    f"a strategy yielded a {kind}; expected Step, Reserve, Listen or Event"
+                )
             )
 
     def _end(self, answer: object) -> None:

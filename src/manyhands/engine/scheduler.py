@@ -18,11 +18,12 @@ from itertools import islice
 
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Step
+from manyhands.cache.usage import Usage
 from manyhands.engine.guests import Guests, Rebuild
 from manyhands.engine.run import Run
-from manyhands.engine.usage import Usage
 from manyhands.errors import ManyhandsError, OutOfMemory
 from manyhands.strategies.base import Reserve, Strategy
+from manyhands.strategies.events import Admitted
 
 __all__ = ["Run", "Scheduler"]
 
@@ -52,9 +53,9 @@ class Scheduler:
         self.guests = Guests(pool, rebuild, overcommit)
         self.runs: deque[Run] = deque()
 
-    def submit(self, strategy: Strategy) -> Run:
-        """Begin a strategy; it takes part from the next pass on."""
-        run = Run(strategy)
+    def submit(self, strategy: Strategy, *, lifecycle: bool = False) -> Run:
+        """Begin a strategy; it takes part from the next pass on. `lifecycle`: see Run."""
+        run = Run(strategy, lifecycle=lifecycle)
         self.runs.append(run)
         run.resume(None)
         return run
@@ -83,6 +84,7 @@ class Scheduler:
             if run.step is None or run.is_away:
                 continue
             if run.number is None:
+                run.happened(Admitted)
                 self.guests.begin(run, self.runs)
             num_tokens += sum(len(row.feed) for row in run.step.rows)
             if ready and num_tokens > self.max_tokens_per_pass:
@@ -154,6 +156,8 @@ class Scheduler:
 
     def _grant(self, run: Run) -> None:
         """Give a run what it asks for. If it gives some of that back at once, it need not wait."""
+        if run.number is None:
+            run.happened(Admitted)
         while True:
             run.reserved_pages = self._pages(run.asked)
             run.resume(None)

@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from manyhands.errors import ManyhandsError
-from manyhands.strategies.base import Answer, Event, Snapshot, Strategy, TokenWritten, WorkerJoined
+from manyhands.strategies.base import Answer, Strategy
+from manyhands.strategies.events import Event, Snapshot, TokenWritten, WorkerJoined
 
 
 class Packs(Protocol):

@@ -34,7 +34,7 @@ def endings(prompts: Sequence[tuple[int, ...]], text: Text, budget: int = 64) ->
     passes = 0
     while passes < budget and (live := [writer for writer in writers if not writer.stopped]):
         tokens = yield Step((*opening, *(writer.row(views[writer.name]) for writer in live)))
-        assert tokens is not None, "a step is answered with one token per row"
+        assert isinstance(tokens, tuple), "a step is answered with one token per row"
         for writer, token in zip(live, tokens[len(opening) :], strict=True):
             writer.read(token, text.turn_end)
         opening, passes = [], passes + 1

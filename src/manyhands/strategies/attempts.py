@@ -23,20 +23,17 @@ from manyhands.cache.view import View
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.strategies.attempt_settings import AttemptSettings
-from manyhands.strategies.base import (
-    Answer,
+from manyhands.strategies.base import Answer, FinishedStep, Reserve, Strategy
+from manyhands.strategies.ending import Ending, Scene, Steps
+from manyhands.strategies.events import (
     AnswerFound,
     Event,
-    FinishedStep,
     ReplyWritten,
-    Reserve,
     Snapshot,
     StepEnded,
-    Strategy,
     TokenWritten,
     WorkerStopped,
 )
-from manyhands.strategies.ending import Ending, Scene, Steps
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 

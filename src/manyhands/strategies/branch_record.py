@@ -9,15 +9,9 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from manyhands.strategies.base import (
-    Answer,
-    AnswerFound,
-    Event,
-    FinishedStep,
-    ReplyWritten,
-    StepEnded,
-)
+from manyhands.strategies.base import Answer, FinishedStep
 from manyhands.strategies.branch_lines import Branch
+from manyhands.strategies.events import AnswerFound, Event, ReplyWritten, StepEnded
 from manyhands.text import BoxWatch
 
 

@@ -27,17 +27,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import Item, View
 from manyhands.prompts.branches import BranchPrompt
-from manyhands.strategies.base import (
-    AnswerFound,
-    Event,
-    Reserve,
-    StepBegun,
-    StepEnded,
-    Strategy,
-    TokenWritten,
-    WorkerJoined,
-    WorkerStopped,
-)
+from manyhands.strategies.base import Reserve, Strategy
 from manyhands.strategies.branch_joins import JOIN_RULES
 from manyhands.strategies.branch_lines import (
     BRANCH,
@@ -49,6 +39,15 @@ from manyhands.strategies.branch_lines import (
 )
 from manyhands.strategies.branch_record import BranchAnswer, BranchRecord
 from manyhands.strategies.ending import Scene, Steps
+from manyhands.strategies.events import (
+    AnswerFound,
+    Event,
+    StepBegun,
+    StepEnded,
+    TokenWritten,
+    WorkerJoined,
+    WorkerStopped,
+)
 from manyhands.strategies.line_ending import LineEnding, scene_of
 from manyhands.strategies.settings import BranchSettings
 from manyhands.strategies.writer import Writer

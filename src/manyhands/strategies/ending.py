@@ -16,7 +16,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.prompts.hogwild import TeamPrompt
-from manyhands.strategies.base import Event, ReplyWritten
+from manyhands.strategies.events import Event, ReplyWritten
 from manyhands.strategies.settings import EndSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import BoxWatch, Text

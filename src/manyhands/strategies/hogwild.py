@@ -17,21 +17,18 @@ from manyhands.cache.layouts import LAYOUTS, Cast, everything
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.prompts.hogwild import TeamPrompt
-from manyhands.strategies.base import (
-    Answer,
+from manyhands.strategies.base import Answer, FinishedStep, Reserve, Strategy
+from manyhands.strategies.ending import Ending, Scene, Steps, all_tokens
+from manyhands.strategies.events import (
     AnswerFound,
     CheckAsked,
     Event,
-    FinishedStep,
-    Reserve,
     Snapshot,
     StepBegun,
     StepEnded,
-    Strategy,
     TokenWritten,
     WorkerStopped,
 )
-from manyhands.strategies.ending import Ending, Scene, Steps, all_tokens
 from manyhands.strategies.settings import TeamSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text

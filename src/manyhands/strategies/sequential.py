@@ -11,18 +11,15 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.prompts.hogwild import TeamPrompt
-from manyhands.strategies.base import (
-    Answer,
+from manyhands.strategies.base import Answer, FinishedStep, Reserve, Strategy
+from manyhands.strategies.ending import Ending, Scene, all_tokens
+from manyhands.strategies.events import (
     AnswerFound,
-    FinishedStep,
     ReplyWritten,
-    Reserve,
     Snapshot,
-    Strategy,
     TokenWritten,
     WorkerStopped,
 )
-from manyhands.strategies.ending import Ending, Scene, all_tokens
 from manyhands.strategies.settings import SoloSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
@@ -54,7 +51,7 @@ def sequential(
     snapshots: dict[int, str | None] = {}
     while True:
         tokens = yield Step((*opening, writer.row(view)))
-        assert tokens is not None, "a step is answered with one token per row"
+        assert isinstance(tokens, tuple), "a step is answered with one token per row"
         opening, token = [], tokens[-1]
         passes += 1
         piece = writer.read(token, text.eos)

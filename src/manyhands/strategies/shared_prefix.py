@@ -30,14 +30,8 @@ from manyhands.cache.prefixes import Lease, PrefixTree
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import ContextTooLong, InvalidRequest
-from manyhands.strategies.base import (
-    Answer,
-    Event,
-    Reserve,
-    Strategy,
-    TokenWritten,
-    WorkerStopped,
-)
+from manyhands.strategies.base import Answer, Reserve, Strategy
+from manyhands.strategies.events import Event, TokenWritten, WorkerStopped
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 from manyhands.text.markers import MarkerWatch

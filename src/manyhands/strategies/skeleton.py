@@ -26,20 +26,18 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.prompts.skeleton import SkeletonPrompt
-from manyhands.strategies.base import (
-    Answer,
+from manyhands.strategies.base import Answer, Reserve, Strategy
+from manyhands.strategies.branch_lines import SLACK, Line
+from manyhands.strategies.ending import Scene, Steps
+from manyhands.strategies.events import (
     AnswerFound,
     Event,
-    Reserve,
     StepBegun,
     StepEnded,
-    Strategy,
     TokenWritten,
     WorkerJoined,
     WorkerStopped,
 )
-from manyhands.strategies.branch_lines import SLACK, Line
-from manyhands.strategies.ending import Scene, Steps
 from manyhands.strategies.line_ending import LineEnding
 from manyhands.strategies.skeleton_record import SkeletonRecord
 from manyhands.strategies.skeleton_settings import SkeletonSettings

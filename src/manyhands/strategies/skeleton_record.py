@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from manyhands.strategies.base import AnswerFound, Event, FinishedStep, ReplyWritten
+from manyhands.strategies.base import FinishedStep
+from manyhands.strategies.events import AnswerFound, Event, ReplyWritten
 from manyhands.text import BoxWatch
 
 
