@@ -95,6 +95,7 @@ class _Retraced:
     unreported: list[Event] = field(default_factory=list)  # happened, but the trace was cut off
     num_events: int = 0
     num_listens: int = 0
+    num_passes: int = 0
 
     def begin(self) -> Reserve | None:
         """Up to the first step; what the strategy wants to reserve on the way, if anything."""
@@ -106,10 +107,24 @@ class _Retraced:
         return reserve
 
     def _go_to_step(self, tokens: tuple[int, ...] | None) -> None:
-        """Send tokens in, take what is reported, say what was said, up to the next step or end."""
+        """Send tokens in, take what is reported, say what was said, up to the next step or end.
+
+        A Listen behind the end of the trace stays asked: the driver of the restored run answers it.
+        """
         self.advance(partial(self.strategy.send, tokens))
         while isinstance(self.asked, Event | Listen):
+            if isinstance(self.asked, Listen) and self._is_at_the_end():
+                return
             self.advance(partial(self.strategy.send, self._reply(self.asked)))
+
+    def _is_at_the_end(self) -> bool:
+        """Whether all that the trace has to say has been said."""
+        trace = self.trace
+        return (
+            0 < len(trace.passes) == self.num_passes
+            and len(trace.events) <= self.num_events
+            and max(trace.heard, default=-1) < self.num_listens
+        )
 
     def _reply(self, asked: Event | Listen) -> Heard | None:
         if isinstance(asked, Listen):
@@ -141,6 +156,7 @@ class _Retraced:
                 self.fed += [(own, first + i) for i in range(len(row.feed))]
             yield step
             del step, row  # the strategy alone decides which blocks live on
+            self.num_passes += 1
             self._go_to_step(tuple(row.token for row in rows))
 
 
