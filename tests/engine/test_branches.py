@@ -23,9 +23,7 @@ from manyhands.engine.sampling import choose
 from manyhands.model.adapter import ModelAdapter
 from manyhands.prompts.branches import BranchPrompt
 from manyhands.strategies.base import Event, Reserve, Strategy
-from manyhands.strategies.branch_lines import placeholder_tokens
-from manyhands.strategies.branch_record import BranchAnswer
-from manyhands.strategies.branches import branches
+from manyhands.strategies.branches import BranchAnswer, branches, placeholder_tokens
 from manyhands.strategies.described import describe_run, strategy_from
 from manyhands.strategies.settings import JOINS, BranchSettings, EndSettings
 from manyhands.text import Text

@@ -20,9 +20,7 @@ from manyhands.strategies.base import (
     WorkerJoined,
     WorkerStopped,
 )
-from manyhands.strategies.branch_lines import placeholder_tokens
-from manyhands.strategies.branch_record import BranchAnswer
-from manyhands.strategies.branches import branches
+from manyhands.strategies.branches import BranchAnswer, branches, placeholder_tokens
 from manyhands.strategies.settings import JOINS, BranchSettings, EndSettings
 from manyhands.text import Text
 from manyhands.text.markers import MarkerProfile

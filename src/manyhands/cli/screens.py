@@ -18,7 +18,7 @@ from manyhands.cli.guard import tell
 from manyhands.cli.outcome import Outcome
 from manyhands.cli.output import Notes, say, say_json
 from manyhands.strategies.base import Answer, Event, FinishedStep, StepEnded
-from manyhands.strategies.branch_record import BranchAnswer
+from manyhands.strategies.branches import BranchAnswer
 from manyhands.strategies.plain import to_plain
 
 _REASONS = {
