@@ -11,8 +11,7 @@ class Debate(BudgetedRun):  # budget, context, snapshots, finisher and reply com
         super().__init__(text, settings, words, context)
         prompt = text.chat_prompt(words.team_message(question, words.team(2)))
         self.heard = (self.prefill(prompt),)
-        at = View(self.heard), prompt[-1:]
-        self.writers = [self.new_writer(name, *at) for name in words.team(2)]
+        self.writers = [self.new_writer(n, View(self.heard), prompt[-1:]) for n in words.team(2)]
         self.begin_round(1)
 
     def begin_round(self, number):
