@@ -22,13 +22,10 @@ from manyhands.engine.engine import Engine
 from manyhands.engine.sampling import choose
 from manyhands.model.adapter import ModelAdapter
 from manyhands.prompts.branches import BranchPrompt
-from manyhands.strategies.base import Reserve, Sent, Strategy
-from manyhands.strategies.branch_lines import placeholder_tokens
-from manyhands.strategies.branch_record import BranchAnswer
-from manyhands.strategies.branches import branches
+from manyhands.strategies.base import Reserve, Strategy
+from manyhands.strategies.branches import BranchAnswer, branches, placeholder_tokens
 from manyhands.strategies.described import describe_run, strategy_from
 from manyhands.strategies.events import Event
-from manyhands.strategies.listening import Heard, Listen
 from manyhands.strategies.settings import JOINS, BranchSettings, EndSettings
 from manyhands.text import Text
 from tests.engine.small import LETTERS, finish, small_engine
@@ -56,15 +53,15 @@ class Played:
 def play(engine: Engine, strategy: Strategy, said: tuple[int, ...]) -> Played:
     """Run a strategy on the engine; `said` is what the line writes first."""
     played, mouth = Played(), deque(said)
-    tokens: Sent = None
+    tokens: tuple[int, ...] | None = None
     while True:
         try:
             asked = strategy.send(tokens)
         except StopIteration as end:
             played.answer = end.value
             return played
-        tokens = Heard() if isinstance(asked, Listen) else None
-        if isinstance(asked, Event | Reserve | Listen):
+        tokens = None
+        if isinstance(asked, Event | Reserve):
             continue
         logits = engine.forward(asked)
         chosen = list(choose(logits, [row.choice for row in asked.rows]).tokens())

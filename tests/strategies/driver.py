@@ -108,8 +108,9 @@ def play(
     predict: Callable[[SeenRow], int],
     said: Mapping[int, Sequence[Item]] | None = None,
 ) -> Played:
-    """Run a strategy to its end. `said[n]` is said to it when n passes have been made."""
+    """Run a strategy to its end. `said[n]` is said to it after n passes, those of endings not counted."""
     played = Played()
+    num_passes = 0
     unsaid = dict(said or {})
     sent: Sent = None
     while True:
@@ -124,11 +125,12 @@ def play(
         elif isinstance(asked, Event):
             played.events.append(asked)
         elif isinstance(asked, Listen):
-            sent = Heard(tuple(unsaid.pop(len(played.passes), ())))
+            sent = Heard(tuple(unsaid.pop(num_passes, ())))
         else:
             rows = feed(asked)
             sent = tuple(predict(row) for row in rows)
             played.passes.append(Pass(rows, sent))
+            num_passes += not {"finisher", "reply"} & set(played.passes[-1].writers)
 
 
 def feed(step: Step) -> tuple[SeenRow, ...]:

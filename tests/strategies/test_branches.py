@@ -11,9 +11,7 @@ from manyhands.cache.step import Choice, Step
 from manyhands.cache.view import Lanes
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.branches import BranchPrompt
-from manyhands.strategies.branch_lines import placeholder_tokens
-from manyhands.strategies.branch_record import BranchAnswer
-from manyhands.strategies.branches import branches
+from manyhands.strategies.branches import BranchAnswer, branches, placeholder_tokens
 from manyhands.strategies.events import (
     AnswerFound,
     ReplyWritten,

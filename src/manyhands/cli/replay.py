@@ -23,7 +23,7 @@ from manyhands.errors import BrokenTrace, InvalidRequest, ManyhandsError
 from manyhands.replay.trace import Trace, read_lines, read_trace
 from manyhands.strategies.account import Account
 from manyhands.strategies.base import Answer
-from manyhands.strategies.branch_record import BranchAnswer
+from manyhands.strategies.branches import BranchAnswer
 from manyhands.strategies.described import settings_from
 
 if TYPE_CHECKING:

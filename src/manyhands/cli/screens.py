@@ -18,7 +18,7 @@ from manyhands.cli.outcome import Outcome
 from manyhands.cli.output import Notes, say, say_json
 from manyhands.strategies.account import Account
 from manyhands.strategies.base import Answer, FinishedStep
-from manyhands.strategies.branch_record import BranchAnswer
+from manyhands.strategies.branches import BranchAnswer
 from manyhands.strategies.events import Event, StepEnded
 from manyhands.strategies.plain import to_plain
 
@@ -26,6 +26,7 @@ _REASONS = {
     "stopped": "every worker ended its turn without one",
     "budget": "the budget of forward passes is spent",
     "context": "the model's context is full",
+    "asked": "the run was asked for its answer",
 }
 
 

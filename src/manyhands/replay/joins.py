@@ -27,8 +27,8 @@ from manyhands.replay.forward import merge_trace, replay_logits
 from manyhands.replay.merged import merge_passes
 from manyhands.replay.trace import Line, Trace, parse_trace, record
 from manyhands.strategies.base import Strategy
-from manyhands.strategies.branch_lines import BRANCH, LINE
-from manyhands.strategies.branch_record import BranchAnswer, JoinDistance
+from manyhands.strategies.branches import BRANCH, BranchAnswer, JoinDistance
+from manyhands.strategies.line import LINE
 
 
 def measure_joins(strategy: Strategy, adapter: ModelAdapter) -> Strategy:

@@ -68,7 +68,7 @@ class Answer:
 
     `answer` is the content of the final box, None if there was none; `text` the reply to the user.
     `finish_reason` is "answer" (a box was closed), "stopped" (every worker ended its turn), "budget",
-    or "context" (the model's positions reach no further). `forward_passes` are those counted against
+    "context" (the model's positions reach no further) or "asked" (for the answer, by `AnswerNow`). `forward_passes` are those counted against
     the budget; `extra_passes` those of the finisher, of snapshots and of the reply, which no method is
     charged for (paper, section 4.1). `tokens` were written by each worker, prefixes not counted.
     """

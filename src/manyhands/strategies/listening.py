@@ -87,6 +87,9 @@ class PauseWorker(Item):
 
     worker: int
 
+    def __post_init__(self) -> None:
+        _check_number(self.worker)
+
 
 @dataclass(frozen=True)
 class ResumeWorker(Item):
@@ -94,12 +97,18 @@ class ResumeWorker(Item):
 
     worker: int
 
+    def __post_init__(self) -> None:
+        _check_number(self.worker)
+
 
 @dataclass(frozen=True)
 class DismissWorker(Item):
     """The worker leaves for good; what it was writing is kept as a finished step."""
 
     worker: int
+
+    def __post_init__(self) -> None:
+        _check_number(self.worker)
 
 
 @dataclass(frozen=True)
@@ -128,4 +137,11 @@ def _check_name(name: str, whose: str) -> None:
             f"the {whose}'s name is {name[: MAX_NAME_CHARS + 1]!r}; "
             f"expected one line of 1 to {MAX_NAME_CHARS} characters",
             hint="Give a short name.",
+        )
+
+
+def _check_number(worker: int) -> None:
+    if not isinstance(worker, int) or isinstance(worker, bool):
+        raise InvalidRequest(
+            f"the worker is {worker!r}; expected its number", hint="The first worker is number 0."
         )
