@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from manyhands.cache.block import Block
-from manyhands.cache.step import GREEDY, Row, Step
+from manyhands.cache.layouts import LAYOUTS
+from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.cli.verify import verify
 from manyhands.engine.engine import Engine
@@ -20,8 +21,17 @@ from manyhands.replay.simulate import Simulation
 from manyhands.replay.trace import parse_trace, record
 from manyhands.strategies.base import Answer, Asked, Reserve, Sent, Strategy
 from manyhands.strategies.events import Event, StepEnded, TokenWritten
-from manyhands.strategies.listening import Heard, Item, Listen, Said
-from tests.engine.small import TEXT, counting, finish, small_engine, solo, story_of
+from manyhands.strategies.listening import (
+    AddWorker,
+    AnswerNow,
+    DismissWorker,
+    Heard,
+    Item,
+    Listen,
+    PauseWorker,
+    Said,
+)
+from tests.engine.small import LETTERS, TEXT, counting, finish, small_engine, solo, story_of, team
 
 PASSES = 12
 SAID = {
@@ -265,3 +275,29 @@ def test_events_of_the_run() -> None:
     run = engine.submit(listener())
     speak(engine, run)
     assert story_of(run)[-1] == run.result()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_team_that_is_spoken_to_comes_back(layout: str) -> None:
+    def busy() -> Strategy:
+        return team(2, layout=layout, budget=14, choice=Choice(temperature=1.0, allowed=LETTERS))
+
+    said: dict[int, list[Item]] = {
+        3: [Said("Try 7.", "Dana"), AddWorker("Zoe")],
+        6: [DismissWorker(0), Said("No.", "Dana")],
+        9: [PauseWorker(1)],
+        12: [AnswerNow()],
+    }
+    engine, lines = small_engine(), []
+    answer = engine.run(told(record(busy(), {}, lines.append), said))
+    lines = json.loads(json.dumps(lines))
+    assert (answer.finish_reason, answer.forward_passes, len(answer.tokens)) == ("asked", 12, 4)
+    passes = [at + 1 for at, line in enumerate(lines) if line["kind"] == "pass"]
+    for cut in passes[::2]:
+        trace = parse_trace(lines[:cut])
+        left = {n: items for n, items in said.items() if n >= len(trace.passes)}
+        continued: list[Any] = []
+        restored = engine.restore(busy(), trace, write=continued.append)
+        assert engine.run(told(restored, left, len(trace.passes))) == answer, cut
+        assert json.loads(json.dumps(continued)) == lines[cut:], cut
+    assert engine.pool.num_free_pages == engine.pool.num_pages
