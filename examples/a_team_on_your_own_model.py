@@ -3,7 +3,7 @@
 import sys
 
 from manyhands import Engine, TeamSettings, bundled, hogwild, model_prompt
-from manyhands.strategies.base import AnswerFound, StepEnded
+from manyhands.strategies.events import AnswerFound, StepEnded
 
 model = sys.argv[1] if len(sys.argv) > 1 else str(bundled.path())
 engine = Engine.load(model, memory_tokens=32_768)

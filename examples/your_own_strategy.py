@@ -2,7 +2,8 @@
 
 from manyhands import Answer, Block, Choice, Engine, Row, Step, View, bundled
 from manyhands.prompts import model_prompt
-from manyhands.strategies.base import AnswerFound, Reserve
+from manyhands.strategies.base import Reserve
+from manyhands.strategies.events import AnswerFound
 from manyhands.strategies.writer import Writer
 
 
@@ -11,11 +12,10 @@ def race(text, question, budget=200):
     yield Reserve(len(start) + 3 * budget, num_blocks=4)  # goes on once there is room for all of it
     yield Step([Row(View([prompt]), start[:-1])])  # the question is read once, for all three
     runners = [Writer(text, Choice(0.5, forbidden=text.eos), seed, f"{seed}") for seed in range(3)]
-    views = [View([prompt, Block()]) for _ in runners]  # no view holds a neighbour's block
-    for runner, view in zip(runners, views, strict=True):
-        runner.begin_step(view.own, feed=start[-1:])
+    for runner in runners:
+        runner.begin_step(View([prompt, Block()]), feed=start[-1:])  # no neighbour's block in it
     for forward_pass in range(1, budget + 1):
-        tokens = yield Step(map(Writer.row, runners, views))  # ask; be sent one token for each row
+        tokens = yield Step(map(Writer.row, runners))  # ask; be sent one token for each row
         for index, (runner, token) in enumerate(zip(runners, tokens, strict=True)):
             if answer := runner.box.push(runner.read(token, text.eos)):
                 yield AnswerFound(forward_pass, index, answer)  # for whoever is watching

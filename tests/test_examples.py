@@ -82,10 +82,17 @@ def test_branches() -> None:
     assert num_passes < num_tokens
 
 
+def test_debate() -> None:
+    (told,) = output_of("debate.py").splitlines()
+    assert told.startswith("Answer(text='The answers, in order: 93, 13.', answer='93,13'")
+    assert "finish_reason='answer'" in told
+    assert "snapshots={20: '93,?'}" in told
+
+
 def test_every_example_is_run_and_short() -> None:
     run = {"two_workers_by_hand.py", "your_own_strategy.py", "a_team_on_your_own_model.py"}
     run |= {"one_prompt_many_endings.py", "branches.py"}
-    long = {"your_own_task.py"}  # with an exam around it
+    long = {"your_own_task.py", "debate.py"}  # with an exam around it; a class
     run |= long
     assert {path.name for path in EXAMPLES.glob("*.py")} == run
     lengths = {path.name: len(path.read_text("utf-8").splitlines()) for path in EXAMPLES.iterdir()}

@@ -45,7 +45,9 @@ CLOSED = {
     "model": {"strategies", "prompts", "tasks", "text"},
     "strategies": {"tasks"},
 }
-ONLY_DOOR = {("engine", "strategies"): f"{PACKAGE}.strategies.base"}
+# What the engine knows of strategies: their contract, what they report, what is said to them.
+_CONTRACT = {f"{PACKAGE}.strategies.{file}" for file in ("base", "events", "listening")}
+ONLY_DOOR = {("engine", "strategies"): _CONTRACT}
 # `python -m manyhands` is the command; on the ground, forms of data raise errors.
 SAME_FLOOR = {("__main__", "cli"), ("schema", "errors")}
 
@@ -113,9 +115,9 @@ def _reason_against(importer: str, target: str) -> str | None:
         return f"{there} is on floor {FLOORS[there]}, {here} on floor {FLOORS[here]}"
     if there in CLOSED.get(here, ()):
         return f"{here} must not know {there}"
-    door = ONLY_DOOR.get((here, there), target)
-    if target != door:
-        return f"{here} knows {there} only by {door}"
+    doors = ONLY_DOOR.get((here, there), {target})
+    if target not in doors:
+        return f"{here} knows {there} only by {', '.join(sorted(doors))}"
     return None
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from manyhands.cli.account import Account
 from manyhands.cli.columns import picture
 from manyhands.cli.live import LiveScreen
 from manyhands.cli.options import SolveOptions
@@ -21,6 +20,7 @@ from manyhands.cli.screens import JsonScreen, PlainScreen, QuietScreen, Screen
 from manyhands.cli.solve import account_for, facts_of, settings_of
 from manyhands.prompts.branches import BranchPrompt
 from manyhands.replay.trace import read_trace, record
+from manyhands.strategies.account import Account
 from manyhands.strategies.branches import branches
 from manyhands.strategies.described import describe_run
 from manyhands.strategies.settings import BranchSettings, EndSettings

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands.cli.account import Account
 from manyhands.cli.columns import picture
 from manyhands.prompts import TeamPrompt
-from manyhands.strategies.base import (
+from manyhands.strategies.account import Account
+from manyhands.strategies.events import (
     ReplyWritten,
     StepBegun,
     StepEnded,

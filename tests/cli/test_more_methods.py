@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from manyhands.cli.account import Account
 from manyhands.cli.options import SolveOptions
 from manyhands.cli.solve import account_for, settings_of
 from manyhands.prompts.chain_of_draft import INSTRUCTION
 from manyhands.prompts.skeleton import SkeletonPrompt
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.replay.trace import read_trace
+from manyhands.strategies.account import Account
 from manyhands.strategies.attempt_settings import BestSettings, VoteSettings
-from manyhands.strategies.base import Event
+from manyhands.strategies.events import Event
 from manyhands.strategies.methods import METHODS
 from manyhands.strategies.skeleton import skeleton
 from manyhands.strategies.skeleton_settings import SkeletonSettings

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from manyhands.cli.account import Account
 from manyhands.cli.live import LiveScreen, can_be_live, console_of
 from manyhands.cli.outcome import Outcome
 from manyhands.cli.output import Notes
 from manyhands.cli.running import drive, screen_for
 from manyhands.cli.screens import JsonScreen, PlainScreen, QuietScreen, Screen
 from manyhands.prompts import TeamPrompt
-from manyhands.strategies.base import CheckAsked, Event, Strategy
+from manyhands.strategies.account import Account
+from manyhands.strategies.base import Strategy
+from manyhands.strategies.events import CheckAsked, Event
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import SoloSettings, TeamSettings

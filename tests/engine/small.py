@@ -12,9 +12,9 @@ from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.scheduler import Run
-from manyhands.engine.usage import UsageCounted
 from manyhands.model.adapter import ModelAdapter
-from manyhands.strategies.base import Answer, Event, Reserve, Strategy, TokenWritten
+from manyhands.strategies.base import Answer, Reserve, Strategy
+from manyhands.strategies.events import Event, TokenWritten, UsageCounted
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import EndSettings, SoloSettings, TeamSettings

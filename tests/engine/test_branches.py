@@ -22,11 +22,10 @@ from manyhands.engine.engine import Engine
 from manyhands.engine.sampling import choose
 from manyhands.model.adapter import ModelAdapter
 from manyhands.prompts.branches import BranchPrompt
-from manyhands.strategies.base import Event, Reserve, Strategy
-from manyhands.strategies.branch_lines import placeholder_tokens
-from manyhands.strategies.branch_record import BranchAnswer
-from manyhands.strategies.branches import branches
+from manyhands.strategies.base import Reserve, Strategy
+from manyhands.strategies.branches import BranchAnswer, branches, placeholder_tokens
 from manyhands.strategies.described import describe_run, strategy_from
+from manyhands.strategies.events import Event
 from manyhands.strategies.settings import JOINS, BranchSettings, EndSettings
 from manyhands.text import Text
 from tests.engine.small import LETTERS, finish, small_engine

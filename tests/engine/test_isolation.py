@@ -18,8 +18,10 @@ from manyhands.prompts.skeleton import SkeletonPrompt
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.replay.trace import Line, parse_trace, record
 from manyhands.strategies.attempt_settings import BestSettings, VoteSettings
-from manyhands.strategies.base import Event, Reserve, Strategy
+from manyhands.strategies.base import Reserve, Sent, Strategy
 from manyhands.strategies.described import describe_run, strategy_from
+from manyhands.strategies.events import Event
+from manyhands.strategies.listening import Heard, Listen
 from manyhands.strategies.methods import Settings, method_of
 from manyhands.strategies.settings import EndSettings
 from manyhands.strategies.skeleton_settings import SkeletonSettings
@@ -50,14 +52,14 @@ def strategy(settings: Settings, text: Text = TEXT, prompts: Prompts = PROMPTS) 
 def play(engine: Engine, played: Strategy, text: Text) -> dict[str, list[int]]:
     """Everybody's tokens; the main line of a skeleton writes the outline first."""
     mouth, written = deque(text.encode(OUTLINE)), dict[str, list[int]]()
-    tokens: tuple[int, ...] | None = None
+    tokens: Sent = None
     while True:
         try:
             asked = played.send(tokens)
         except StopIteration:
             return written
-        tokens = None
-        if isinstance(asked, Event | Reserve):
+        tokens = Heard() if isinstance(asked, Listen) else None
+        if isinstance(asked, Event | Reserve | Listen):
             continue
         chosen = list(choose(engine.forward(asked), [row.choice for row in asked.rows]).tokens())
         for index, row in enumerate(asked.rows):

@@ -22,8 +22,9 @@ from manyhands.engine.engine import Engine
 from manyhands.engine.run import Run, RunState
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.prompts import BranchPrompt
-from manyhands.strategies.base import Answer, Event, Reserve, Strategy
+from manyhands.strategies.base import Answer, Reserve, Strategy
 from manyhands.strategies.branches import branches
+from manyhands.strategies.events import Event
 from manyhands.strategies.settings import JOINS, BranchSettings
 from manyhands.strategies.shared_prefix import Completions, SharedSettings, shared_prefix
 from tests.engine.small import (

@@ -19,8 +19,9 @@ from manyhands.engine.engine import Engine
 from manyhands.errors import BrokenTrace, ContextTooLong, OutOfMemory
 from manyhands.prompts import BranchPrompt, Prompts, TeamPrompt
 from manyhands.replay.trace import Trace, parse_trace, record
-from manyhands.strategies.base import Answer, Event
+from manyhands.strategies.base import Answer
 from manyhands.strategies.described import describe_run, strategy_from
+from manyhands.strategies.events import Event
 from manyhands.strategies.methods import Settings, method_of
 from manyhands.strategies.settings import (
     JOINS,

@@ -15,9 +15,9 @@ from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.scheduler import Run, Scheduler
-from manyhands.engine.usage import UsageCounted
 from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError, OutOfMemory
-from manyhands.strategies.base import Answer, Event, Reserve, StepEnded, Strategy, TokenWritten
+from manyhands.strategies.base import Answer, Reserve, Strategy
+from manyhands.strategies.events import Event, StepEnded, TokenWritten, UsageCounted
 from manyhands.strategies.shared_prefix import SharedSettings, shared_prefix
 from tests.engine.small import (
     CONTEXT,

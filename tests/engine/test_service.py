@@ -20,9 +20,9 @@ from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.scheduler import Scheduler
 from manyhands.engine.service import EventsMissed, Handle, Service
-from manyhands.engine.usage import UsageCounted
 from manyhands.errors import Busy, DeadlineExceeded, InvalidRequest, OutOfMemory, ServiceStopped
-from manyhands.strategies.base import Answer, Event, Reserve, Strategy, TokenWritten
+from manyhands.strategies.base import Answer, Reserve, Strategy
+from manyhands.strategies.events import Event, TokenWritten, UsageCounted
 from tests.engine.small import LETTERS, counting, small_engine, solo, story, team
 
 SAMPLED = Choice(temperature=1.0, top_p=0.95, allowed=LETTERS)
@@ -321,7 +321,7 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.scheduler import Scheduler
 from manyhands.engine.service import Service
-from manyhands.strategies.base import TokenWritten
+from manyhands.strategies.events import TokenWritten
 
 def endless():
     view, feed = View([Block()]), (1,)

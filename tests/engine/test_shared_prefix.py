@@ -11,13 +11,14 @@ import pytest
 from manyhands.cache.block import Block
 from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Choice, Row, Step
+from manyhands.cache.usage import Usage
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.sampling import choose
-from manyhands.engine.usage import Usage
 from manyhands.errors import ContextTooLong, InvalidRequest, OutOfMemory
 from manyhands.model.adapter import ModelAdapter
-from manyhands.strategies.base import Strategy, TokenWritten
+from manyhands.strategies.base import Strategy
+from manyhands.strategies.events import TokenWritten
 from manyhands.strategies.shared_prefix import (
     Completions,
     Prompt,

@@ -7,7 +7,8 @@ import pytest
 from manyhands.errors import ManyhandsError
 from manyhands.evaluation.candidates import Answered, Asked, MethodCandidate, check_endpoint
 from manyhands.evaluation.sitting import Sitting, sit
-from manyhands.strategies.base import Answer, Snapshot, Strategy, TokenWritten, WorkerJoined
+from manyhands.strategies.base import Answer, Strategy
+from manyhands.strategies.events import Snapshot, TokenWritten, WorkerJoined
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.methods import METHODS
 from manyhands.strategies.settings import EndSettings, SoloSettings, TeamSettings

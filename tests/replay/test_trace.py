@@ -17,7 +17,8 @@ from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import BrokenTrace, InvalidRequest, OutOfMemory
 from manyhands.replay.trace import SCHEMA, Trace, parse_trace, read_trace, record
-from manyhands.strategies.base import Answer, TokenWritten
+from manyhands.strategies.base import Answer
+from manyhands.strategies.events import TokenWritten
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings

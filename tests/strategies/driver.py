@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tokenizers import AddedToken
 
 from manyhands.cache.step import Choice, Step
 from manyhands.prompts.hogwild import TeamPrompt
-from manyhands.strategies.base import Answer, Event, Reserve, Strategy
+from manyhands.strategies.base import Answer, Reserve, Sent, Strategy
+from manyhands.strategies.events import Event
+from manyhands.strategies.listening import Heard, Item, Listen
 from manyhands.text import Text
 from tests.text.small_tokenizers import CHATML, OPENED, byte_level
 
@@ -101,25 +103,34 @@ class Played:
         return max(len(row.context) for one in self.passes for row in one.rows)
 
 
-def play(strategy: Strategy, predict: Callable[[SeenRow], int]) -> Played:
-    """Run a strategy to its end."""
+def play(
+    strategy: Strategy,
+    predict: Callable[[SeenRow], int],
+    said: Mapping[int, Sequence[Item]] | None = None,
+) -> Played:
+    """Run a strategy to its end. `said[n]` is said to it after n passes, those of endings not counted."""
     played = Played()
-    tokens: tuple[int, ...] | None = None
+    num_passes = 0
+    unsaid = dict(said or {})
+    sent: Sent = None
     while True:
         try:
-            asked = strategy.send(tokens)
+            asked = strategy.send(sent)
         except StopIteration as end:
             played.answer = end.value
             return played
-        tokens = None
+        sent = None
         if isinstance(asked, Reserve):
             played.reserved.append(asked)
         elif isinstance(asked, Event):
             played.events.append(asked)
+        elif isinstance(asked, Listen):
+            sent = Heard(tuple(unsaid.pop(num_passes, ())))
         else:
             rows = feed(asked)
-            tokens = tuple(predict(row) for row in rows)
-            played.passes.append(Pass(rows, tokens))
+            sent = tuple(predict(row) for row in rows)
+            played.passes.append(Pass(rows, sent))
+            num_passes += not {"finisher", "reply"} & set(played.passes[-1].writers)
 
 
 def feed(step: Step) -> tuple[SeenRow, ...]:

@@ -11,7 +11,8 @@ from manyhands.cache.step import Choice, Step
 from manyhands.cache.view import Lanes
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.branches import BranchPrompt
-from manyhands.strategies.base import (
+from manyhands.strategies.branches import BranchAnswer, branches, placeholder_tokens
+from manyhands.strategies.events import (
     AnswerFound,
     ReplyWritten,
     StepBegun,
@@ -20,9 +21,6 @@ from manyhands.strategies.base import (
     WorkerJoined,
     WorkerStopped,
 )
-from manyhands.strategies.branch_lines import placeholder_tokens
-from manyhands.strategies.branch_record import BranchAnswer
-from manyhands.strategies.branches import branches
 from manyhands.strategies.settings import JOINS, BranchSettings, EndSettings
 from manyhands.text import Text
 from manyhands.text.markers import MarkerProfile

@@ -10,7 +10,7 @@ import pytest
 from manyhands.cache.step import Choice, Step
 from manyhands.errors import BrokenTrace
 from manyhands.prompts import BranchPrompt, TeamPrompt
-from manyhands.strategies.base import Event, Strategy
+from manyhands.strategies.base import Sent, Strategy
 from manyhands.strategies.branches import branches
 from manyhands.strategies.described import (
     describe,
@@ -19,7 +19,9 @@ from manyhands.strategies.described import (
     settings_from,
     strategy_from,
 )
+from manyhands.strategies.events import Event
 from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.listening import Heard, Listen
 from manyhands.strategies.methods import Settings
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import (
@@ -126,11 +128,11 @@ def test_every_field_is_described() -> None:
 def told(strategy: Strategy) -> list[Any]:
     """All that a strategy asks and reports, if every token is answered by a number of its own."""
     seen: list[Any] = []
-    tokens: tuple[int, ...] | None = None
+    tokens: Sent = None
     try:
         while True:
             asked = strategy.send(tokens)
-            tokens = None
+            tokens = Heard() if isinstance(asked, Listen) else None
             if isinstance(asked, Step):
                 for row in asked.rows:
                     row.view.own.tokens.extend(row.feed)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from manyhands.strategies.base import AnswerFound, ReplyWritten, TokenWritten
+from manyhands.strategies.events import AnswerFound, ReplyWritten, TokenWritten
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.settings import Away, EndSettings, TeamSettings
 from tests.strategies.driver import PROMPT, Dice, Played, Scripts, play, small_text

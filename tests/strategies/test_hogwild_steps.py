@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from manyhands.strategies.base import (
+from manyhands.strategies.events import (
     AnswerFound,
     CheckAsked,
     ReplyWritten,
@@ -214,29 +214,70 @@ def test_a_pause():
     assert TEXT.decode(played.passes[4].row("Bob").context).count("**Alice [1]:**ab<..>") == 1
 
 
-def test_everybody_away():
-    """The passes are spent, and nothing is asked of the engine meanwhile."""
-    both = (Away(0, 3, 5), Away(1, 3, 5))
+def test_a_pass_without_rows_is_no_pass():
+    """Where all are away, the one who comes back first writes in the very next pass."""
+    both = (Away(0, 3, 5), Away(1, 3, 7))
     played = run(settings(away=both), Alice=["a", "b", "c"])
-    assert played.answer.forward_passes == 12
-    assert len(played.passes) == 9
-    assert {e.forward_pass for e in played.of(TokenWritten)} == {1, 2, *range(6, 13)}
+    assert played.answer.forward_passes == len(played.passes) == 12
+    assert {e.forward_pass for e in played.of(TokenWritten)} == {*range(1, 13)}
+    assert [one.writers for one in played.passes[1:6]] == [
+        ("Alice", "Bob"),
+        ("Alice",),  # by the clock of absences the sixth
+        ("Alice",),
+        ("Alice", "Bob"),
+        ("Alice", "Bob"),
+    ]
     assert TEXT.decode(played.passes[2].row("Alice").feed) == "b"
+
+
+def test_who_is_away_for_good_is_not_waited_for():
+    """Bob has stopped and Alice never comes back: no pass is left to be counted."""
+    played = run(
+        settings(budget=1000, away=(Away(0, 3, 1000),), end=EndSettings(reply=False)),
+        Alice=["a", "b"],
+        Bob=["x", "y", "z", None],
+        finisher=["7", "}"],
+    )
+    assert played.answer.finish_reason == "stopped"
+    assert played.answer.forward_passes == len(played.passes) - played.answer.extra_passes == 4
+    assert played.answer.tokens == (2, 3)
+    assert played.answer.answer == "7"
+
+
+def test_who_comes_back_in_time_is_waited_for():
+    """The control: an absence that ends within the budget, by one pass."""
+    played = run(
+        settings(budget=1000, away=(Away(0, 3, 999),)),
+        Alice=["a", "b", None],
+        Bob=["x", "y", "z", None],
+    )
+    assert played.answer.forward_passes == 5
+    assert played.passes[4].writers == ("Alice",)
+
+
+def test_a_long_pause_spends_no_budget():
+    """By the clock of absences the budget is long over, and both go on to its end."""
+    pauses = tuple(Away(i, 3, 11) for i in (0, 1))
+    played = run(settings(away=pauses))
+    assert (played.answer.finish_reason, played.answer.tokens) == ("budget", (12, 12))
 
 
 def test_nobody_ever_comes():
     played = run(settings(workers=1, away=(Away(0, 1, 99),)))
-    assert played.answer.finish_reason == "budget"
+    assert (played.answer.finish_reason, played.answer.forward_passes) == ("stopped", 0)
     assert played.answer.tokens == (0,)
-    assert [one.writers for one in played.passes] == [()]
+    assert played.passes == []
 
 
-def test_nobody_ever_comes_and_the_finisher_is_asked():
+def test_nobody_ever_comes_and_the_finisher_reads_the_prompt():
     played = run(
         settings(workers=2, away=(Away(0, 1, 99), Away(1, 1, 99)), end=EndSettings(reply=False)),
         finisher=["7", "}"],
     )
     assert played.answer.answer == "7"
+    assert (played.answer.forward_passes, played.answer.extra_passes) == (0, 2)
+    seen = TEXT.decode(played.passes[0].row("finisher").context)
+    assert seen.endswith("\nPast\nOthers<..>\nOwn\nFinal \\boxed{")
 
 
 # -- turns ---------------------------------------------------------------------------------------

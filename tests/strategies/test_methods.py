@@ -8,12 +8,14 @@ from dataclasses import fields, is_dataclass, replace
 import pytest
 
 from manyhands.cache.step import Step
-from manyhands.cli.account import Account
 from manyhands.cli.screens import _more_of
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.load import TABLES, Prompts
-from manyhands.strategies.base import Answer, Event
+from manyhands.strategies.account import Account
+from manyhands.strategies.base import Answer
 from manyhands.strategies.described import describe_run, settings_from, strategy_from
+from manyhands.strategies.events import Event
+from manyhands.strategies.listening import Heard, Listen
 from manyhands.strategies.methods import METHODS, Method, method_of
 from manyhands.strategies.plain import from_plain, to_plain
 from manyhands.text import Text
@@ -78,7 +80,7 @@ def told(strategy) -> list:
     try:
         while True:
             asked = strategy.send(tokens)
-            tokens = None
+            tokens = Heard() if isinstance(asked, Listen) else None
             if isinstance(asked, Step):
                 seen.append([(row.feed, row.choice, row.writer) for row in feed(asked)])
                 tokens = tuple(

@@ -6,7 +6,7 @@ import pytest
 
 from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest
-from manyhands.strategies.base import (
+from manyhands.strategies.events import (
     AnswerFound,
     ReplyWritten,
     Snapshot,
@@ -32,7 +32,7 @@ def test_it_is_ordinary_decoding():
     reads = [TEXT.decode(row.context) for row in played.rows("writer")[:4]]
     assert reads == [START, START + "a", START + "ab", START + "abc"]
     first, second = played.passes[0], played.passes[1]
-    assert [row.blocks for row in first.rows] == [("prompt",), ("prompt", "text")]
+    assert [row.blocks for row in first.rows] == [("prompt",), ("prompt", "writer")]
     # the first pass writes already: the prompt's last token is the writer's first feed
     assert [len(row.feed) for row in first.rows] == [len(TEXT.chat_prompt("Alone: 2+3")) - 1, 1]
     assert len(second.rows) == 1
@@ -68,7 +68,7 @@ def test_at_the_budget_the_finisher_reads_the_newest_token_too():
     played = run(SoloSettings(budget=3), writer=["a", "b", "c"], finisher=["4", "}"])
     rows = played.rows("finisher")
     assert TEXT.decode(rows[0].context) == START + "abc\nFinal \\boxed{"
-    assert rows[0].blocks == ("prompt", "text", "newest", "finisher")
+    assert rows[0].blocks == ("prompt", "writer", "newest", "finisher")
     fed = [row.feed for one in played.passes[1:] for row in one.rows if row.writer is None]
     assert fed == [TEXT.encode("c")]
     assert (played.answer.finish_reason, played.answer.answer) == ("budget", "4")

@@ -10,7 +10,7 @@ import pytest
 from manyhands.cache.step import Choice, Step
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.skeleton import SkeletonPrompt
-from manyhands.strategies.base import (
+from manyhands.strategies.events import (
     AnswerFound,
     ReplyWritten,
     StepBegun,
@@ -19,9 +19,8 @@ from manyhands.strategies.base import (
     WorkerStopped,
 )
 from manyhands.strategies.settings import EndSettings
-from manyhands.strategies.skeleton import skeleton
+from manyhands.strategies.skeleton import dealt, skeleton
 from manyhands.strategies.skeleton_settings import SkeletonSettings
-from manyhands.strategies.skeleton_threads import dealt
 from manyhands.text import Text
 from tests.strategies.driver import Dice, Played, Scripts, SeenRow, feed, play, small_text
 from tests.text.small_tokenizers import byte_level, sentence_piece

@@ -40,9 +40,9 @@ def test_a_new_step_forgets_the_old_one():
     writer = Writer(TEXT, GREEDY, 0, "Alice")
     writer.box.push("\\boxed{8")
     assert writer.ends_step(writer.read(TEXT.encode("a")[0], TEXT.eos)) is False
-    desk = Block("desk")
-    writer.begin_step(desk, (1, 2))
-    assert (writer.desk, writer.feed, writer.step_text) == (desk, (1, 2), "")
+    view = View([Block("desk")])
+    writer.begin_step(view, (1, 2))
+    assert (writer.view, writer.feed, writer.step_text) == (view, (1, 2), "")
     assert writer.box.push("}") is None
 
 
@@ -52,12 +52,12 @@ def test_rows_carry_the_name_and_a_draw():
         Writer(TEXT, c, 1, "Alice") for c in (GREEDY, Choice(temperature=1.0, top_k=3))
     )
     for writer in (greedy, lucky):
-        writer.begin_step(view.own, (5,))
-    assert greedy.row(view).choice is GREEDY
-    first, second = lucky.row(view), lucky.row(view)
-    assert first.writer == "Alice"
+        writer.begin_step(view, (5,))
+    assert greedy.row().choice is GREEDY
+    first, second = lucky.row(), lucky.row()
+    assert (first.view, first.feed, first.writer) == (view, (5,), "Alice")
     assert first.choice.top_k == 3
     assert first.choice.draw != second.choice.draw
     again = Writer(TEXT, Choice(temperature=1.0), 1, "Alice")
-    again.begin_step(view.own, (5,))
-    assert again.row(view).choice.draw == first.choice.draw
+    again.begin_step(view, (5,))
+    assert again.row().choice.draw == first.choice.draw

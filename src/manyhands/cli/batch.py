@@ -36,9 +36,9 @@ from manyhands.strategies.requests import Defaults
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from manyhands.cache.usage import Usage
     from manyhands.cli.batch_run import Result
     from manyhands.engine.engine import Engine
-    from manyhands.engine.usage import Usage
     from manyhands.text import Text
 
 

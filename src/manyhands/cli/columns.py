@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from manyhands.cli.account import Account, Hand
+from manyhands.strategies.account import Account, Hand
 from manyhands.text.clean import printable
 
 NARROWEST = 17  # cells of a column: four of them, and what separates them, are 80 cells
@@ -72,7 +72,7 @@ def _row(hands: _Hands, per_row: int, width: int, height: int) -> list[Text]:
 def _column(hand: Hand, index: int, width: int, height: int) -> list[Text]:
     """A title, then as much of the newest text as fits."""
     room = height - 1
-    cursor = "" if hand.stopped else "▌"
+    cursor = "" if hand.stopped or hand.paused or hand.is_person else "▌"
     lines = _wrapped(hand.text.lstrip() + cursor, width, room) if hand.text or cursor else []
     for step in reversed(hand.steps):
         if len(lines) >= room:
@@ -83,6 +83,8 @@ def _column(hand: Hand, index: int, width: int, height: int) -> list[Text]:
 
 def _title(hand: Hand, index: int, width: int) -> Text:
     state = " redundant?" if hand.checked else ""
+    if hand.paused:
+        state = " paused"
     if hand.stopped:
         state = f" {hand.why_stopped or 'done'}"
     name = printable(hand.name) if hand.came_late else f"{printable(hand.name)} [{hand.step}]"

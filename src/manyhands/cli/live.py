@@ -15,11 +15,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from manyhands.cli.account import Account
 from manyhands.cli.columns import picture
 from manyhands.cli.outcome import Outcome
 from manyhands.cli.screens import say_reply, say_steps
-from manyhands.strategies.base import Event, ReplyWritten, TokenWritten
+from manyhands.strategies.account import Account
+from manyhands.strategies.events import Event, ReplyWritten, TokenWritten
 
 _INTERVAL = 0.1  # seconds between two paintings, at least
 _SHARE = 20  # a painting that took 1 ms is followed by 20 ms without one, at least

@@ -12,7 +12,6 @@ import json
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from manyhands.cli.account import Account
 from manyhands.cli.loading import load_engine, load_network, name_of, strategy_for
 from manyhands.cli.options import ReplayOptions
 from manyhands.cli.outcome import INTERRUPTED
@@ -23,8 +22,9 @@ from manyhands.cli.solve import facts_of, finish
 from manyhands.errors import BrokenTrace, InvalidRequest, ManyhandsError
 from manyhands.replay.trace import TRACE_LINES, Trace, read_trace
 from manyhands.schema.lines import read_lines
+from manyhands.strategies.account import Account
 from manyhands.strategies.base import Answer
-from manyhands.strategies.branch_record import BranchAnswer
+from manyhands.strategies.branches import BranchAnswer
 from manyhands.strategies.described import settings_from
 
 if TYPE_CHECKING:

@@ -5,28 +5,24 @@
 
 from __future__ import annotations
 
-from manyhands.cli.account import Account
 from manyhands.errors import BrokenTrace
 from manyhands.prompts import TeamPrompt
 from manyhands.replay.trace import Trace
-from manyhands.strategies.base import Answer, Event
+from manyhands.strategies.account import Account
+from manyhands.strategies.base import Answer
 from manyhands.strategies.described import prompt_from, settings_from
 from manyhands.strategies.methods import METHODS
 from manyhands.strategies.plain import from_plain
 from manyhands.strategies.settings import MAX_WORKERS
 
-_EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
-
 
 def account_from(trace: Trace) -> Account:
     """The account of the run, as far as it went."""
     account = _empty_account(trace)
-    for number, told in enumerate(trace.events, 1):
-        fields = dict(told)
+    for number, event in enumerate(trace.events, 1):
         try:
-            event: Event = from_plain(_EVENTS[fields.pop("event")], fields)
             account.take(event)
-        except (KeyError, TypeError, IndexError) as error:
+        except IndexError as error:
             raise _damaged(f"event {number}", error) from error
     return account
 
@@ -47,7 +43,8 @@ def _empty_account(trace: Trace) -> Account:
     """The names of those who were there from the start, as the method says; counted if it is unknown."""
     header = trace.header
     method = METHODS.get(str(header.get("method")))
-    writers = [told["worker"] for told in trace.events if isinstance(told.get("worker"), int)]
+    told = (getattr(event, "worker", None) for event in trace.events)
+    writers = [worker for worker in told if worker is not None]
     workers = header.get("workers", max(writers, default=0) + 1)
     if not isinstance(workers, int) or not 0 <= workers <= MAX_WORKERS:
         raise _damaged("the header", f"it counts {workers!r} workers")

@@ -15,12 +15,12 @@ from contextlib import closing
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from manyhands.cli.account import Account
 from manyhands.cli.live import LiveScreen, can_be_live, console_of
 from manyhands.cli.outcome import INTERRUPTED, Outcome
 from manyhands.cli.output import Notes
 from manyhands.cli.screens import JsonScreen, PlainScreen, QuietScreen, Screen
 from manyhands.errors import ManyhandsError
+from manyhands.strategies.account import Account
 from manyhands.strategies.base import Strategy
 
 if TYPE_CHECKING:

@@ -13,18 +13,20 @@ from dataclasses import fields
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from manyhands.cli.account import Account
 from manyhands.cli.guard import tell
 from manyhands.cli.outcome import Outcome
 from manyhands.cli.output import Notes, say, say_json
-from manyhands.strategies.base import Answer, Event, FinishedStep, StepEnded
-from manyhands.strategies.branch_record import BranchAnswer
+from manyhands.strategies.account import Account
+from manyhands.strategies.base import Answer, FinishedStep
+from manyhands.strategies.branches import BranchAnswer
+from manyhands.strategies.events import Event, StepEnded
 from manyhands.strategies.plain import to_plain
 
 _REASONS = {
     "stopped": "every worker ended its turn without one",
     "budget": "the budget of forward passes is spent",
     "context": "the model's context is full",
+    "asked": "the run was asked for its answer",
 }
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import typer
 
-from manyhands.cli.account import Account
 from manyhands.cli.guard import EXIT_INTERRUPTED, tell
 from manyhands.cli.loading import load_engine, name_of, place_facts, prompts_for, strategy_for
 from manyhands.cli.options import BUNDLED, SolveOptions
@@ -25,6 +24,7 @@ from manyhands.cli.screens import Screen
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.chain_of_draft import drafted
 from manyhands.replay.trace import record
+from manyhands.strategies.account import Account
 from manyhands.strategies.described import describe_run, layout_of, workers_of
 from manyhands.strategies.methods import METHODS, Method, Settings, method_of
 from manyhands.strategies.settings import EndSettings

@@ -31,6 +31,7 @@ from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner
 from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Step
+from manyhands.cache.usage import Usage, usage_of, usage_of_each
 from manyhands.engine.executor import Executor, LocalExecutor, ModelFacts
 from manyhands.engine.loop import run_passes
 from manyhands.engine.past import Past
@@ -38,14 +39,14 @@ from manyhands.engine.rebuild import rebuild_past
 from manyhands.engine.restore import restore
 from manyhands.engine.run import Run
 from manyhands.engine.scheduler import Scheduler
-from manyhands.engine.usage import Usage, UsageCounted, usage_of, usage_of_each
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.settings import ModelSettings
 from manyhands.replay.merged import Merged
 from manyhands.replay.trace import Trace
 from manyhands.schema.lines import Line
-from manyhands.strategies.base import Answer, Event, Strategy
+from manyhands.strategies.base import Answer, Strategy
+from manyhands.strategies.events import Event, UsageCounted
 from manyhands.text import Text
 
 
@@ -156,10 +157,11 @@ class Engine:
                 answers.update({index: run.result() for index, run in each.runs if run.done})
         return [answers[index] for index in sorted(answers)]
 
-    def stream(self, strategy: Strategy) -> Iterator[Event | Answer]:
+    def stream(self, strategy: Strategy | Run) -> Iterator[Event | Answer]:
         """Run a strategy and yield what it reports as it happens; its usage and the Answer come last.
 
-        Closing the iterator cancels the run and frees its blocks.
+        Closing the iterator cancels the run and frees its blocks. A run that is submitted already can be
+        spoken to meanwhile: `run = engine.submit(team)`, then `engine.stream(run)` and `run.say(...)`.
         """
         with closing(run_passes(self, [(None, strategy)])) as passes:
             for each in passes:
@@ -179,9 +181,12 @@ class Engine:
         """
         return restore(strategy, trace, self.executor, self.pool, write=write)
 
-    def submit(self, strategy: Strategy) -> Run:
-        """Begin a strategy without waiting for it; `step` moves it on with all others."""
-        return self._scheduler.submit(strategy)
+    def submit(self, strategy: Strategy, *, lifecycle: bool = False) -> Run:
+        """Begin a strategy without waiting for it; `step` moves it on with all others.
+
+        `lifecycle`: the run also reports what the engine does with it, see `Run`.
+        """
+        return self._scheduler.submit(strategy, lifecycle=lifecycle)
 
     def step(self) -> bool:
         """One forward pass for every live run; False when none is left."""

@@ -47,13 +47,14 @@ class Pass(NamedTuple, Generic[Key]):
 
 def run_passes(
     engine: Packs,
-    strategies: Iterable[tuple[Key, Strategy]] | Callable[[], tuple[Key, Strategy] | None],
+    strategies: Iterable[tuple[Key, Strategy | Run]]
+    | Callable[[], tuple[Key, Strategy | Run] | None],
     concurrency: int | None = None,
 ) -> Generator[Pass[Key], None, None]:
     """Keep `concurrency` of these (key, strategy) pairs under way, all at once if it is None.
 
     Yields when runs have begun, before their first pass, and after each pass; ends when no run is
-    left. A function in the place of `strategies` gives the next pair, or None while there is none; it
+    left. A run that is submitted already is taken as it is. A function in the place of `strategies` gives the next pair, or None while there is none; it
     is asked again before each pass. Closing the generator cancels what is under way, and so does
     anything that is raised by the engine or by `strategies`.
     """
@@ -62,7 +63,7 @@ def run_passes(
     else:
         pairs = iter(strategies)
 
-        def take() -> tuple[Key, Strategy] | None:
+        def take() -> tuple[Key, Strategy | Run] | None:
             return next(pairs, None)
 
     live: list[tuple[Key, Run]] = []
@@ -70,7 +71,8 @@ def run_passes(
         while True:
             seconds, num_before = 0.0, len(live)
             while (concurrency is None or len(live) < concurrency) and (pair := take()) is not None:
-                live.append((pair[0], engine.submit(pair[1])))
+                key, begun = pair
+                live.append((key, begun if isinstance(begun, Run) else engine.submit(begun)))
             if not live:
                 return
             if len(live) == num_before:

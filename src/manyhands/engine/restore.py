@@ -22,7 +22,9 @@ from manyhands.errors import BrokenTrace, ManyhandsError
 from manyhands.replay.merged import merge_passes
 from manyhands.replay.trace import Trace, TracedRow, record
 from manyhands.schema.lines import Line
-from manyhands.strategies.base import Answer, Event, Reserve, Strategy
+from manyhands.strategies.base import Answer, Asked, Reserve, Strategy
+from manyhands.strategies.events import Event
+from manyhands.strategies.listening import NOTHING, Heard, Item, Listen
 
 
 def restore(
@@ -40,6 +42,11 @@ def restore(
     retraced = _Retraced(trace, record(strategy, {}, _beyond(trace, write)))
     _check_vocabulary(trace, executor.facts.vocab_size)
     reserve = retraced.begin()
+    early: tuple[Item, ...] = ()  # said before the run is back
+    if retraced.num_listens:  # its driver must know that it listens, see `strategies.base`
+        heard = yield Listen()
+        assert isinstance(heard, Heard), "a Listen is answered with what was heard"
+        early = heard.items
     if reserve is not None:
         yield reserve
     _rebuild(retraced, executor, pool)
@@ -48,11 +55,13 @@ def restore(
         asked = retraced.asked
         assert asked is not None, "a run that goes on has asked for something"
         try:
-            tokens = yield asked
+            sent = yield asked
         except ManyhandsError as error:  # the strategy's to handle, see `strategies.base`
             retraced.advance(partial(retraced.strategy.throw, error))
         else:
-            retraced.advance(partial(retraced.strategy.send, tokens))
+            if isinstance(sent, Heard) and early:
+                sent, early = Heard(early + sent.items), ()
+            retraced.advance(partial(retraced.strategy.send, sent))
     return retraced.answer
 
 
@@ -76,11 +85,13 @@ class _Retraced:
 
     trace: Trace
     strategy: Strategy
-    asked: Step | Reserve | Event | None = None
+    asked: Asked | None = None
     answer: Answer | None = None
     fed: list[tuple[weakref.ref[Block], int]] = field(default_factory=list)  # of each packed token
     unreported: list[Event] = field(default_factory=list)  # happened, but the trace was cut off
     num_events: int = 0
+    num_listens: int = 0
+    num_passes: int = 0
 
     def begin(self) -> Reserve | None:
         """Up to the first step; what the strategy wants to reserve on the way, if anything."""
@@ -92,15 +103,35 @@ class _Retraced:
         return reserve
 
     def _go_to_step(self, tokens: tuple[int, ...] | None) -> None:
-        """Send tokens in, hear what is reported, up to the next thing that wants an answer."""
-        self.advance(partial(self.strategy.send, tokens))
-        while isinstance(self.asked, Event):
-            self.num_events += 1
-            if self.num_events > len(self.trace.events):
-                self.unreported.append(self.asked)
-            self.advance(partial(self.strategy.send, None))
+        """Send tokens in, take what is reported, say what was said, up to the next step or end.
 
-    def advance(self, move: Callable[[], Step | Reserve | Event]) -> None:
+        A Listen behind the end of the trace stays asked: the driver of the restored run answers it.
+        """
+        self.advance(partial(self.strategy.send, tokens))
+        while isinstance(self.asked, Event | Listen):
+            if isinstance(self.asked, Listen) and self._is_at_the_end():
+                return
+            self.advance(partial(self.strategy.send, self._reply(self.asked)))
+
+    def _is_at_the_end(self) -> bool:
+        """Whether all that the trace has to say has been said."""
+        trace = self.trace
+        return (
+            0 < len(trace.passes) == self.num_passes
+            and len(trace.events) <= self.num_events
+            and max(trace.heard, default=-1) < self.num_listens
+        )
+
+    def _reply(self, asked: Event | Listen) -> Heard | None:
+        if isinstance(asked, Listen):
+            self.num_listens += 1
+            return self.trace.heard.get(self.num_listens - 1, NOTHING)
+        self.num_events += 1
+        if self.num_events > len(self.trace.events):
+            self.unreported.append(asked)
+        return None
+
+    def advance(self, move: Callable[[], Asked]) -> None:
         """Send something in and take what is asked for next."""
         try:
             self.asked = move()
@@ -121,6 +152,7 @@ class _Retraced:
                 self.fed += [(own, first + i) for i in range(len(row.feed))]
             yield step
             del step, row  # the strategy alone decides which blocks live on
+            self.num_passes += 1
             self._go_to_step(tuple(row.token for row in rows))
 
 

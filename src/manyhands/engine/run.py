@@ -19,10 +19,13 @@ from enum import Enum, auto
 
 from manyhands.cache.pages import Strip
 from manyhands.cache.step import Step
+from manyhands.cache.usage import Usage
 from manyhands.engine.past import Past
-from manyhands.engine.usage import Usage
+from manyhands.engine.seating import Seating
 from manyhands.errors import InvalidRequest, ManyhandsError
-from manyhands.strategies.base import Answer, Event, Reserve, Strategy
+from manyhands.strategies.base import Answer, Asked, Reserve, Strategy
+from manyhands.strategies.events import EngineEvent, Event, Preempted, Queued, Resumed
+from manyhands.strategies.listening import ITEMS, NOTHING, Heard, Item, Listen
 
 
 class RunState(Enum):
@@ -44,9 +47,12 @@ def new_queues() -> Queues:
 
 
 class Run:
-    """One live strategy: its state, what it asks for, what it reported, how it ended."""
+    """One live strategy: its state, what it asks for, what it reported, how it ended.
 
-    def __init__(self, strategy: Strategy, queues: Queues) -> None:
+    With `lifecycle`, `events` also holds what the engine does with it (`events.py::EngineEvent`).
+    """
+
+    def __init__(self, strategy: Strategy, queues: Queues, *, lifecycle: bool = False) -> None:
         check_strategy(strategy)
         self.strategy = strategy
         self.request: Step | Reserve | None = None  # None: while it computes, and at the end
@@ -55,7 +61,11 @@ class Run:
         self.past: Past | None = None  # of a preemptible run: what it was fed
         self.strips: list[Strip] = []  # of a preempted run: where its blocks wait for pages
         self.num_preemptions = 0
+        self.num_passes = 0  # answered, those of the ending included
         self.events: deque[Event] = deque()
+        self.listens = False  # whether the strategy hears what is said
+        self._unheard: deque[Item] = deque()  # an append and a popleft are safe from any thread
+        self._seating = Seating() if lifecycle else None
         self.usage = Usage()
         self.outcome: Answer | Exception | None = None
         self.state = RunState.WAITING
@@ -67,11 +77,19 @@ class Run:
         if state is self.state:
             return
         self._queues[self.state].pop(self, None)
+        if state is RunState.PREEMPTED:
+            self.happened(Preempted)
+        elif self.state is RunState.PREEMPTED and state is not RunState.DONE:
+            self.happened(Resumed)
         self.state = state
         self._queues[state][self] = None
         if state is RunState.DONE:  # whatever holds blocks is let go
             self.request = self.past = None
             self.strips = []
+
+    def _enter_unless_preempted(self) -> None:
+        if self.state is not RunState.PREEMPTED:  # its pages come first
+            self.enter_as_requested()
 
     def enter_as_requested(self) -> None:
         """Enter the state that follows from what the run asks for."""
@@ -111,8 +129,32 @@ class Run:
         self.events.clear()
         return events
 
+    def say(self, item: Item) -> None:
+        """Say something to the run; it is heard when its strategy listens next. Safe from any thread.
+
+        Raises InvalidRequest if the strategy does not listen, or has ended.
+        """
+        if not isinstance(item, Item):
+            raise InvalidRequest(
+                f"a {type(item).__name__} was said to a run; expected one of {', '.join(ITEMS.kinds)}",
+                hint='For example: run.say(Said("Try it mod 7.", "Dana")).',
+            )
+        if self.done:
+            raise InvalidRequest("the run has ended and hears nothing", hint="Begin another one.")
+        if not self.listens:
+            raise InvalidRequest(
+                "this method does not listen", hint="The method hogwild does: its workers read it."
+            )
+        self._unheard.append(item)
+
+    def happened(self, kind: type[EngineEvent]) -> None:
+        """Report that the engine has queued, admitted, preempted or resumed the run."""
+        if self._seating is not None:
+            self.events.append(kind(self.num_passes))
+
     def resume(self, tokens: tuple[int, ...] | None) -> None:
         """Send tokens in; take what comes out, up to the next step, reservation or end."""
+        self.num_passes += tokens is not None
         self._advance(lambda: self.strategy.send(tokens))
 
     def fail(self, error: ManyhandsError) -> None:
@@ -141,13 +183,12 @@ class Run:
             )
         return self.outcome
 
-    def _advance(self, move: Callable[[], Step | Reserve | Event]) -> None:
+    def _advance(self, move: Callable[[], Asked]) -> None:
         self.request = None
         try:
             asked = move()
-            while isinstance(asked, Event):
-                self.events.append(asked)
-                asked = self.strategy.send(None)
+            while isinstance(asked, Event | Listen):
+                asked = self.strategy.send(self._reply(asked))
         except StopIteration as end:
             self._end(end.value)
         # A strategy is anybody's program. Whatever it raises belongs to its own run, is kept there
@@ -162,17 +203,35 @@ class Run:
         else:
             self._wait_for(asked)
 
+    def _reply(self, asked: Event | Listen) -> Heard | None:
+        """What is sent at once."""
+        if isinstance(asked, Event):
+            self.events.append(asked)
+            return None
+        self.listens = True
+        items = []
+        while self._unheard:
+            items.append(self._unheard.popleft())
+        return Heard(tuple(items)) if items else NOTHING
+
     def _wait_for(self, asked: object) -> None:
-        if isinstance(asked, Step) and self.state is RunState.RUNNING:
-            self.request = asked  # as in nearly every pass
-        elif isinstance(asked, Step | Reserve):
+        if isinstance(asked, Step):
+            if self._seating is not None:
+                self.events.extend(self._seating.changes(asked, self.num_passes + 1))
             self.request = asked
-            if self.state is not RunState.PREEMPTED:  # its pages come first
-                self.enter_as_requested()
+            if self.state is not RunState.RUNNING:  # as it is in nearly every pass
+                self._enter_unless_preempted()
+        elif isinstance(asked, Reserve):
+            self.request = asked
+            if self.age is None:
+                self.happened(Queued)
+            self._enter_unless_preempted()
         else:
             kind = type(asked).__name__
             self.fail(
-                InvalidRequest(f"a strategy yielded a {kind}; expected Step, Reserve or Event")
+                InvalidRequest(
+                    f"a strategy yielded a {kind}; expected Step, Reserve, Listen or Event"
+                )
             )
 
     def _end(self, answer: object) -> None:

@@ -28,11 +28,12 @@ from itertools import chain, islice
 
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Step
+from manyhands.cache.usage import Usage
 from manyhands.engine.preemption import Preemption, Rebuild
 from manyhands.engine.run import Run, RunState, new_queues
-from manyhands.engine.usage import Usage
 from manyhands.errors import ManyhandsError, OutOfMemory
 from manyhands.strategies.base import Reserve, Strategy
+from manyhands.strategies.events import Admitted
 
 __all__ = ["Run", "RunState", "Scheduler"]
 
@@ -74,9 +75,9 @@ class Scheduler:
         """The runs that have not ended."""
         return list(chain(self._waiting, self._running, self._blocked, self._preempted))
 
-    def submit(self, strategy: Strategy) -> Run:
-        """Begin a strategy; it takes part from the next pass on."""
-        run = Run(strategy, self._queues)
+    def submit(self, strategy: Strategy, *, lifecycle: bool = False) -> Run:
+        """Begin a strategy; it takes part from the next pass on. `lifecycle`: see Run."""
+        run = Run(strategy, self._queues, lifecycle=lifecycle)
         run.resume(None)
         return run
 
@@ -108,6 +109,7 @@ class Scheduler:
             self._running.move_to_end(run)
         for run in ready:
             if run.age is None:
+                run.happened(Admitted)
                 self.preemption.admit(run)
         return ready
 
@@ -189,6 +191,8 @@ class Scheduler:
 
     def _grant(self, run: Run, pages: int) -> None:
         """Give a run what it asks for. If it gives some of that back at once, it need not wait."""
+        if run.age is None:
+            run.happened(Admitted)
         while True:
             self.preemption.reserve(run, pages)
             run.resume(None)

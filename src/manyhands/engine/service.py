@@ -41,9 +41,10 @@ from typing import Any
 
 from manyhands.engine.loop import Packs, run_passes
 from manyhands.engine.run import Run, check_strategy
-from manyhands.engine.usage import UsageCounted
 from manyhands.errors import Busy, DeadlineExceeded, InvalidRequest, ManyhandsError, ServiceStopped
-from manyhands.strategies.base import Answer, Event, Strategy
+from manyhands.strategies.base import Answer, Strategy
+from manyhands.strategies.events import Event, UsageCounted
+from manyhands.strategies.listening import Item
 
 _LONGEST_PASS = 60.0  # seconds that `close` waits for the pass under way
 
@@ -67,6 +68,7 @@ class Handle:
         self._log: list[Event] = []
         self._first = 0  # number of the first event that is kept
         self._outcome: Answer | Exception | None = None  # None: not yet
+        self._run: Run | None = None  # once it has begun
         self._wakers: list[partial[Any]] = []  # of asyncio's loops
 
     @property
@@ -77,6 +79,14 @@ class Handle:
     def cancel(self) -> None:
         """End the run before its next pass. It returns at once, and does nothing if the run is done."""
         self._service._stop(self, InvalidRequest("the run was cancelled and has no answer"))
+
+    def say(self, item: Item) -> None:
+        """Say something to the run: `Run.say`. InvalidRequest also where it has not begun yet."""
+        if self._run is None:
+            raise InvalidRequest(
+                "the run has not begun, and hears nothing yet", hint="Wait for its first event."
+            )
+        self._run.say(item)
 
     def result(self, timeout: float | None = None) -> Answer:
         """Wait for the answer. Raises what ended the run instead; TimeoutError after `timeout` s."""
@@ -287,6 +297,7 @@ class Service:
         with self._changed:
             stops, self._stops = self._stops, {}
         for handle, run in runs:
+            handle._run = run
             reason = stops.get(handle)
             if handle.ends_at <= now:
                 reason = _too_late(handle)

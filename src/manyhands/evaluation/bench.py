@@ -29,7 +29,7 @@ from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.loop import run_passes
 from manyhands.engine.rebuild import places_of
-from manyhands.strategies.base import Strategy
+from manyhands.strategies.base import Sent, Strategy
 
 HEADER_TOKENS, MARKER_TOKENS = 8, 4  # about what the words of `prompts/hogwild.py` come to
 _COPIED_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
@@ -89,10 +89,10 @@ def tokens_in_use(views: Sequence[View]) -> int:
 
 def writing(views: Sequence[View], choice: Choice = GREEDY) -> Strategy:
     """A strategy that goes on for ever: one token a row, greedily if nothing else is asked for."""
-    tokens: tuple[int, ...] | None = (0,) * len(views)
+    tokens: Sent = (0,) * len(views)
     rng = random.Random(0)
     while True:
-        assert tokens is not None, "a step is answered with tokens"
+        assert isinstance(tokens, tuple), "a step is answered with one token per row"
         rows = []
         for view, token in zip(views, tokens, strict=True):
             drawn = choice if choice is GREEDY else replace(choice, draw=rng.random())

@@ -25,7 +25,8 @@ from typing import Any
 from manyhands.engine.loop import Packs, run_passes
 from manyhands.engine.run import Run
 from manyhands.errors import ManyhandsError
-from manyhands.strategies.base import Answer, Event, Snapshot, Strategy, TokenWritten, WorkerJoined
+from manyhands.strategies.base import Answer, Strategy
+from manyhands.strategies.events import Event, Snapshot, TokenWritten, WorkerJoined
 
 
 @dataclass

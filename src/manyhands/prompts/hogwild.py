@@ -13,7 +13,7 @@ replace any of them by a file (`prompts/load.py`). What the strategy does with t
     reply                       the team has stopped: close the thinking, answer the user
 
 Placeholders are written `{name}`; other braces, `\boxed{...}` among them, mean themselves.
-The user's problem is free to contain our headings: `_escaped` takes their power away.
+The user's problem is free to contain our headings: `escaped` takes their power away.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class TeamPrompt:
             others=self.others_header.strip(),
             own=self.own_header.strip(),
             more=self.more_to_come.strip(),
-            problem=self._escaped(problem),
+            problem=self.escaped(problem),
         )
 
     def solo_message(self, problem: str) -> str:
@@ -138,7 +138,7 @@ class TeamPrompt:
         """What opens step number `step` (from 1) of worker `name`, without the break before it."""
         return filled(self.step_prefix, name=name, step=str(step))
 
-    def _escaped(self, problem: str) -> str:
+    def escaped(self, problem: str) -> str:
         r"""Put a backslash before lines of the problem that could pass for our own structure.
 
         Those are lines equal to a section header and lines that begin like a step's prefix. In

@@ -27,8 +27,8 @@ from manyhands.replay.merged import Merged, merge_passes
 from manyhands.replay.trace import Trace, parse_trace, record
 from manyhands.schema.lines import Line
 from manyhands.strategies.base import Strategy
-from manyhands.strategies.branch_lines import BRANCH, LINE
-from manyhands.strategies.branch_record import BranchAnswer, JoinDistance
+from manyhands.strategies.branches import BRANCH, BranchAnswer, JoinDistance
+from manyhands.strategies.line import LINE
 
 # Logits [len(rows), V] of these rows of a run: `Engine.replay`, or `replay_logits` with a network.
 LogitsOf = Callable[[Merged, Sequence[int]], Tensor]

@@ -16,7 +16,8 @@ import numpy as np
 
 from manyhands.cache.step import Step
 from manyhands.replay.merged import Merged, merge_passes
-from manyhands.strategies.base import Answer, Event, Reserve, Strategy
+from manyhands.strategies.base import Answer, Sent, Strategy
+from manyhands.strategies.listening import Heard, Listen
 
 
 class Predictor(Protocol):
@@ -52,18 +53,18 @@ class Simulation:
 
     def steps(self) -> Iterator[Step]:
         """Every step as it is asked for. Whoever iterates appends the feeds to the blocks."""
-        tokens: tuple[int, ...] | None = None
+        sent: Sent = None
         while True:
             try:
-                asked = self.strategy.send(tokens)
+                asked = self.strategy.send(sent)
             except StopIteration as end:
                 self.answer = end.value
                 return
-            if isinstance(asked, (Event, Reserve)):
-                tokens = None
+            if not isinstance(asked, Step):
+                sent = Heard() if isinstance(asked, Listen) else None
                 continue
-            tokens, weights = self.predict(asked)
-            self.targets += tokens
+            sent, weights = self.predict(asked)
+            self.targets += sent
             self.weights += weights
             yield asked
 

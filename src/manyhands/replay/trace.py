@@ -5,12 +5,14 @@
     {"kind": "view", "id": 0, "blocks": [0]}              lanes are lists in it: [0, [[1], [2, 3]], 4]
     {"kind": "freeze", "block": 4}
     {"kind": "pass", "rows": [[view, [fed tokens], chosen token, writer or null], ...]}
-    {"kind": "event", "event": "StepEnded", ...}
+    {"kind": "event", "event": "StepEnded", ...}          strategies/events.py
+    {"kind": "heard", "listen": 12, "items": [...]}       strategies/listening.py; nothing heard, no line
     {"kind": "end", "answer": {...}}
 
 Lengths and positions follow from the order of the lines, so these are the integers of Hogwild!
 Inference, app. B ("Fine-tuning and re-encoding"): which rows read which blocks, at which start, how
-much of them, in every pass. A trace that was cut off is still good up to its last whole line.
+much of them, in every pass. What was said to the run from outside stands where it was heard. A trace
+that was cut off is still good up to its last whole line.
 
 `record` wraps any strategy and writes down what passes between it and the engine; neither notices.
 """
@@ -30,7 +32,9 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import Item, Lanes, View
 from manyhands.errors import BrokenTrace, ManyhandsError
 from manyhands.schema.lines import Format, Line, read_lines
-from manyhands.strategies.base import Answer, Event, Reserve, Strategy
+from manyhands.strategies.base import Answer, Asked, Strategy
+from manyhands.strategies.events import EngineEvent, Event, from_line, to_line
+from manyhands.strategies.listening import ITEMS, Heard, Listen
 
 SCHEMA = 1
 TRACE_LINES = Format(
@@ -58,16 +62,23 @@ class TracedRow:
 
 @dataclass
 class Trace:
-    """A run. `freezes[i]` are the blocks frozen before pass i."""
+    """A run. `freezes[i]` are the blocks frozen before pass i.
+
+    `heard[n]` is what Listen number n heard, from 0 on; all others heard nothing. `events` are what the
+    strategy reported. Events of the engine may stand in the file too: what a strategy does follows from
+    the rest, so `num_lines` counts the lines without them.
+    """
 
     header: dict[str, Any]
     blocks: list[str] = field(default_factory=list)
     views: list[tuple[TracedItem, ...]] = field(default_factory=list)
     passes: list[tuple[TracedRow, ...]] = field(default_factory=list)
     freezes: dict[int, list[int]] = field(default_factory=dict)
-    events: list[dict[str, Any]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    engine_events: list[EngineEvent] = field(default_factory=list)
+    heard: dict[int, Heard] = field(default_factory=dict)
     answer: dict[str, Any] | None = None
-    num_lines: int = 1  # of the file, its header included
+    num_lines: int = 1  # of the run itself, its header included
 
     @property
     def is_complete(self) -> bool:
@@ -113,7 +124,7 @@ class Recorder:
         self._blocks: weakref.WeakKeyDictionary[Block, int] = weakref.WeakKeyDictionary()
         self._frozen: weakref.WeakSet[Block] = weakref.WeakSet()
         self._views: weakref.WeakKeyDictionary[View, int] = weakref.WeakKeyDictionary()
-        self._block_numbers, self._view_numbers = count(), count()
+        self._block_numbers, self._view_numbers, self._listens = count(), count(), count()
 
     def record_pass(self, step: Step, tokens: Sequence[int]) -> None:
         """One forward pass, after it was answered."""
@@ -123,6 +134,13 @@ class Recorder:
             for view, row, token in zip(views, step.rows, tokens, strict=True)
         ]
         self.write({"kind": "pass", "rows": rows})
+
+    def record_heard(self, heard: Heard) -> None:
+        """What one Listen was told. Listens are counted, so that only some need a line."""
+        listen = next(self._listens)
+        if heard.items:
+            items = [ITEMS.to_line(item) for item in heard.items]
+            self.write({"kind": "heard", "listen": listen, "items": items})
 
     def _view_id(self, view: View) -> int:
         if view not in self._views:
@@ -152,7 +170,7 @@ def record(
     """The same strategy, with every line of its trace handed to `write` as it comes about."""
     write({"kind": "header", "schema": SCHEMA, **header})
     recorder = Recorder(write)
-    advance: Callable[[], Step | Reserve | Event] = partial(next, strategy)
+    advance: Callable[[], Asked] = partial(next, strategy)
     try:
         while True:
             try:
@@ -162,18 +180,26 @@ def record(
                 write({"kind": "end", "answer": asdict(answer)})
                 return answer
             if isinstance(asked, Event):
-                write({"kind": "event", "event": type(asked).__name__, **asdict(asked)})
+                write(event_line(asked))
             try:
-                tokens = yield asked
+                sent = yield asked
             except ManyhandsError as error:  # the strategy's to handle, see `strategies.base`
                 advance = partial(strategy.throw, error)
                 continue
             if isinstance(asked, Step):
-                assert tokens is not None, "a step is answered with one token per row"
-                recorder.record_pass(asked, tokens)
-            advance = partial(strategy.send, tokens)
+                assert isinstance(sent, tuple), "a step is answered with one token per row"
+                recorder.record_pass(asked, sent)
+            elif isinstance(asked, Listen):
+                assert isinstance(sent, Heard), "a Listen is answered with what was heard"
+                recorder.record_heard(sent)
+            advance = partial(strategy.send, sent)
     finally:
         strategy.close()
+
+
+def event_line(event: Event) -> Line:
+    """An event as a line of a trace."""
+    return {"kind": "event", **to_line(event)}
 
 
 def read_trace(path: Path | str) -> Trace:
@@ -191,12 +217,14 @@ def parse_trace(lines: Sequence[Line], source: str = "the trace") -> Trace:
     for number, line in enumerate(lines[1:], 2):
         try:
             reader.take(line)
+        except BrokenTrace as error:
+            raise BrokenTrace(f"line {number} of {source}: {error}", hint=error.hint) from error
         except (KeyError, TypeError, ValueError) as error:
             raise BrokenTrace(
                 f"line {number} of {source} does not fit what came before it ({error!r})",
                 hint="The file is damaged.",
             ) from error
-    reader.trace.num_lines = len(lines)
+    reader.trace.num_lines = len(lines) - len(reader.trace.engine_events)
     return reader.trace
 
 
@@ -223,7 +251,16 @@ class _Reader:
             case "pass":
                 trace.passes.append(self._rows(line["rows"]))
             case "event":
-                trace.events.append({key: line[key] for key in line if key != "kind"})
+                event = from_line({key: line[key] for key in line if key != "kind"})
+                if isinstance(event, EngineEvent):
+                    trace.engine_events.append(event)
+                else:
+                    trace.events.append(event)
+            case "heard":
+                listen = line["listen"]
+                if not isinstance(listen, int) or listen <= max(trace.heard, default=-1):
+                    raise ValueError(f"listen {listen!r} came after {max(trace.heard)}")
+                trace.heard[listen] = Heard(tuple(map(ITEMS.from_line, line["items"])))
             case "end":
                 trace.answer = dict(line["answer"])
             case other:

@@ -28,13 +28,12 @@ def endings(prompts: Sequence[tuple[int, ...]], text: Text, budget: int = 64) ->
     start = Block("beginning")
     writers = [Writer(text, GREEDY, 0, f"ending {k}") for k in range(len(prompts))]
     for writer, prompt in zip(writers, prompts, strict=True):
-        writer.begin_step(Block(writer.name), prompt[size:])
-    views = {writer.name: View((start, writer.desk)) for writer in writers}
+        writer.begin_step(View((start, Block(writer.name))), prompt[size:])
     opening = [Row(View((start,)), prompts[0][:size])] if size else []
     passes = 0
     while passes < budget and (live := [writer for writer in writers if not writer.stopped]):
-        tokens = yield Step((*opening, *(writer.row(views[writer.name]) for writer in live)))
-        assert tokens is not None, "a step is answered with one token per row"
+        tokens = yield Step((*opening, *(writer.row() for writer in live)))
+        assert isinstance(tokens, tuple), "a step is answered with one token per row"
         for writer, token in zip(live, tokens[len(opening) :], strict=True):
             writer.read(token, text.turn_end)
         opening, passes = [], passes + 1

@@ -5,6 +5,7 @@ the logits after that row's feed. It returns its Answer. In between it may yield
 
     Reserve    how much memory it will need at most; it is resumed once there is room for it
     Event      something that a person watching would like to know; it is resumed at once
+    Listen     it is resumed at once, with what was said to the run from outside (Heard), maybe nothing
 
     def echo(prompt):
         yield Reserve(num_tokens=len(prompt) + 10, num_blocks=1)
@@ -13,6 +14,9 @@ the logits after that row's feed. It returns its Answer. In between it may yield
             (token,) = yield Step([Row(view, feed)])
             feed = (token,)
         return Answer(text="...")
+
+A strategy that listens does so first of all, before it reserves or asks for a pass: so its driver knows
+whether there is anybody to talk to. A driver to which nothing can be said sends `Heard()`.
 
 Closing the generator cancels the strategy, and what its blocks held is freed. An error of the engine
 (no memory, a context too long) is thrown into the generator that asked for it, and only there.
@@ -24,6 +28,8 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 
 from manyhands.cache.step import Step
+from manyhands.strategies.events import Event
+from manyhands.strategies.listening import Heard, Listen
 
 
 @dataclass(frozen=True)
@@ -46,86 +52,6 @@ class Reserve:
 
 
 @dataclass(frozen=True)
-class Event:
-    """Root of what a strategy reports. `forward_pass` counts the passes it has asked for so far."""
-
-    forward_pass: int
-
-
-@dataclass(frozen=True)
-class TokenWritten(Event):
-    """A worker wrote a token. `text` is what became readable by it; it may be empty."""
-
-    worker: int
-    token: int
-    text: str
-
-
-@dataclass(frozen=True)
-class StepBegun(Event):
-    """A worker opened a step; `text` is its prefix, inserted and not written by the model."""
-
-    worker: int
-    step: int
-    text: str
-
-
-@dataclass(frozen=True)
-class StepEnded(Event):
-    """A worker finished a step, which from now on everybody finds in the history."""
-
-    worker: int
-    step: int
-    text: str
-
-
-@dataclass(frozen=True)
-class CheckAsked(Event):
-    """A worker was asked whether its work is redundant, at the beginning of this step."""
-
-    worker: int
-    step: int
-
-
-@dataclass(frozen=True)
-class WorkerJoined(Event):
-    """A worker that was not there from the start comes to the run, under this name."""
-
-    worker: int
-    name: str
-
-
-@dataclass(frozen=True)
-class WorkerStopped(Event):
-    """A worker takes no further part. `reason` "stopped": its newest token ended its turn."""
-
-    worker: int
-    reason: str = "stopped"
-
-
-@dataclass(frozen=True)
-class AnswerFound(Event):
-    """A final answer stands in a box. `worker` None: it was asked for when the budget was spent."""
-
-    worker: int | None
-    answer: str | None
-
-
-@dataclass(frozen=True)
-class Snapshot(Event):
-    """What the answer would be if the budget were `forward_pass`."""
-
-    answer: str | None
-
-
-@dataclass(frozen=True)
-class ReplyWritten(Event):
-    """A piece of the final reply to the user."""
-
-    text: str
-
-
-@dataclass(frozen=True)
 class FinishedStep:
     """One step of one worker as it stands in the transcript."""
 
@@ -142,7 +68,7 @@ class Answer:
 
     `answer` is the content of the final box, None if there was none; `text` the reply to the user.
     `finish_reason` is "answer" (a box was closed), "stopped" (every worker ended its turn), "budget",
-    or "context" (the model's positions reach no further). `forward_passes` are those counted against
+    "context" (the model's positions reach no further) or "asked" (for the answer, by `AnswerNow`). `forward_passes` are those counted against
     the budget; `extra_passes` those of the finisher, of snapshots and of the reply, which no method is
     charged for (paper, section 4.1). `tokens` were written by each worker, prefixes not counted.
     """
@@ -157,4 +83,10 @@ class Answer:
     snapshots: Mapping[int, str | None] = field(default_factory=dict)
 
 
-Strategy = Generator[Step | Reserve | Event, tuple[int, ...] | None, Answer]
+Asked = Step | Reserve | Listen | Event
+"""All that a strategy may yield."""
+
+Sent = tuple[int, ...] | Heard | None
+"""What it is sent: one token per row of a Step, a Heard for a Listen, and None for the others."""
+
+Strategy = Generator[Asked, Sent, Answer]

@@ -20,9 +20,9 @@ from manyhands.cache.step import Choice
 from manyhands.errors import UnsupportedModel
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.strategies.attempt_settings import BestSettings
-from manyhands.strategies.attempts import Attempts, Verdict, Verdicts
+from manyhands.strategies.attempts import Attempts, Verdict
 from manyhands.strategies.base import Strategy
-from manyhands.strategies.ending import Ending, Scene, Steps
+from manyhands.strategies.ending import Ending, Scene, Work
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 
@@ -41,15 +41,15 @@ def best_of_n(
     Raises UnsupportedModel if the model's vocabulary has no token for a digit.
     """
     settings, prompt = settings or BestSettings(), prompt or VotesPrompt()
-    return _Best(question, text, settings, prompt, context).play()
+    return _Best(question, text, settings, prompt, prompt.finisher, context).play()
 
 
 class _Best(Attempts):
     """The attempt with the highest grade."""
 
-    def decide(self) -> Verdicts:
-        """Ask whoever has no answer, grade everybody, take the best."""
-        endings = [self._ending(attempt.writer.name) for attempt in self.attempts]
+    def decide(self) -> Work[Verdict]:
+        """Ask every attempt that has no answer, grade all, take the best."""
+        endings = [_Graded(self.text, self.words, self.settings, w.name) for w in self.writers]
         scenes = [attempt.scene() for attempt in self.attempts]
         yield from self.settle(endings, scenes)
         if len(endings) > 1:
@@ -59,13 +59,10 @@ class _Best(Attempts):
         worker = max(range(len(endings)), key=lambda i: endings[i].rank)  # the first of equals
         return Verdict(endings[worker].answer, worker, endings[worker], scenes[worker])
 
-    def _ending(self, owner: str) -> _Graded:
-        s, words = self.settings, self.words(self.prompt.finisher)
-        return _Graded(self.text, words, s.end, s.choice, s.seed, owner)
-
-    def num_added(self) -> int:
+    @cached_property
+    def ending_tokens(self) -> int:
         """A finisher, the grade and a reply."""
-        return self._ending("").num_tokens + len(self.text.encode(self.prompt.grade)) + 1
+        return self.ending().num_tokens + len(self.text.encode(self.prompt.grade)) + 1
 
     @cached_property
     def digits(self) -> dict[int, int]:
@@ -96,11 +93,11 @@ class _Graded(Ending):
         """The higher the better."""
         return self.answer is not None, self.grade
 
-    def rate(self, scene: Scene, words: str, digits: Mapping[int, int]) -> Steps:
+    def rate(self, scene: Scene, words: str, digits: Mapping[int, int]) -> Work[None]:
         """Let the model read the attempt, and its answer, and choose a digit."""
         choice = Choice(allowed=frozenset(digits))
-        writer = Writer(self.text, choice, self.seed, f"{self.owner}grade")
-        block = Block("grade")
-        writer.begin_step(block, self.text.encode(words) or self._pause())
-        token = yield from self._pass(scene, writer, scene.view(*self._read, block))
+        writer = Writer(self.text, choice, self.settings.seed, f"{self.owner}grade")
+        view = scene.view(*self._read, Block("grade"))
+        writer.begin_step(view, self.text.encode(words) or self._pause())
+        token = yield from self._pass(scene, writer)
         self.grade = digits.get(token, self.grade)  # a script in the place of a model is free

@@ -14,57 +14,38 @@ says `replay/joins.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row
-from manyhands.cache.view import Item, Lanes, View
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A branch as it is joined: what lies in memory, and what has not been fed yet."""
-
-    name: str
-    blocks: tuple[Block, ...]
-    unfed: tuple[int, ...]
-
-    def tokens(self) -> tuple[int, ...]:
-        """Title and text, up to the line break."""
-        return tuple(t for block in self.blocks for t in block.tokens) + self.unfed
-
-    def fed(self, trunk: tuple[Item, ...]) -> tuple[tuple[Block, ...], list[Row]]:
-        """All blocks of the branch, and the row that feeds the rest of it, read as it was written."""
-        if not self.unfed:
-            return self.blocks, []
-        last = Block(f"{self.name}'s last")
-        return (*self.blocks, last), [Row(View((*trunk, *self.blocks, last)), self.unfed)]
-
+from manyhands.cache.view import Item, Lanes, View, blocks_of
+from manyhands.strategies.ending import Stretch
 
 # From the trunk and the branches to what stands behind the trunk, and the rows to be fed for it.
 Joined = tuple[tuple[Item, ...], list[Row]]
-Join = Callable[[tuple[Item, ...], Sequence[Piece]], Joined]
+Join = Callable[[tuple[Item, ...], Sequence[Stretch]], Joined]
 
 
-def reencode(trunk: tuple[Item, ...], team: Sequence[Piece]) -> Joined:
+def reencode(trunk: tuple[Item, ...], team: Sequence[Stretch]) -> Joined:
     """All branches in one block behind the trunk, each reading those before it."""
     joined = Block("branches")
-    tokens = tuple(token for piece in team for token in piece.tokens())
+    tokens = tuple(token for branch in team for token in branch.tokens())
     return (joined,), [Row(View((*trunk, joined)), tokens)]
 
 
-def stitch(trunk: tuple[Item, ...], team: Sequence[Piece]) -> Joined:
+def stitch(trunk: tuple[Item, ...], team: Sequence[Stretch]) -> Joined:
     """The branches' own blocks, one behind another."""
-    parts = [piece.fed(trunk) for piece in team]
-    blocks = tuple(block for blocks, _ in parts for block in blocks)
-    return blocks, [row for _, rows in parts for row in rows]
+    parts = [branch.fed(trunk) for branch in team]
+    items = tuple(item for items, _ in parts for item in items)
+    return items, [row for _, rows in parts for row in rows]
 
 
-def keep(trunk: tuple[Item, ...], team: Sequence[Piece]) -> Joined:
+def keep(trunk: tuple[Item, ...], team: Sequence[Stretch]) -> Joined:
     """The branches' own blocks, side by side."""
-    parts = [piece.fed(trunk) for piece in team]
-    return (Lanes(blocks for blocks, _ in parts),), [row for _, rows in parts for row in rows]
+    parts = [branch.fed(trunk) for branch in team]
+    return (Lanes(blocks_of(items) for items, _ in parts),), [
+        row for _, rows in parts for row in rows
+    ]
 
 
 JOIN_RULES: Mapping[str, Join] = MappingProxyType(

@@ -21,39 +21,69 @@ Worker 0 is the line before and after the blocks; branches are workers 1, 2, ...
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
 
 from manyhands.cache.block import Block
-from manyhands.cache.step import Row, Step
+from manyhands.cache.step import Row
 from manyhands.cache.view import Item, View
 from manyhands.prompts.branches import BranchPrompt
-from manyhands.strategies.base import (
-    AnswerFound,
+from manyhands.strategies.base import Answer, FinishedStep, Reserve, Strategy
+from manyhands.strategies.branch_joins import JOIN_RULES
+from manyhands.strategies.ending import Scene, Stretch, Work, scene_of
+from manyhands.strategies.events import (
     Event,
-    Reserve,
     StepBegun,
     StepEnded,
-    Strategy,
     TokenWritten,
     WorkerJoined,
     WorkerStopped,
 )
-from manyhands.strategies.branch_joins import JOIN_RULES
-from manyhands.strategies.branch_lines import (
-    BRANCH,
-    LINE,
-    SLACK,
-    Branch,
-    Line,
-    placeholder_tokens,
-)
-from manyhands.strategies.branch_record import BranchAnswer, BranchRecord
-from manyhands.strategies.ending import Scene, Steps
-from manyhands.strategies.line_ending import LineEnding, scene_of
+from manyhands.strategies.line import SLACK, Line, LineRun, SideLine, tokens_behind
 from manyhands.strategies.settings import BranchSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
-from manyhands.text.markers import TitleReader
+from manyhands.text.markers import MarkerProfile, TitleReader
+
+BRANCH = "branch "  # how names of branches' writers begin; a number follows
+
+
+@dataclass(frozen=True)
+class FinishedBranch:
+    """One branch as it was joined.
+
+    `finish_reason` is "marker", "terminator" (if it came in one token: a branch ends as soon as the
+    marker in it is complete), "stopped" (end of turn), "budget" (its own or the run's) or "context".
+    """
+
+    worker: int
+    block: int  # from 1
+    title: str
+    text: str
+    finish_reason: str
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class JoinDistance:
+    """How far what follows a join is from what would follow the same text read causally.
+
+    `largest` is the greatest absolute difference of the two next-token distributions (of
+    probabilities), `kl` the divergence of the join's from the exact one, in nats. Measured on request,
+    see `replay/joins.py`.
+    """
+
+    block: int  # from 1
+    largest: float
+    kl: float
+
+
+@dataclass(frozen=True)
+class BranchAnswer(Answer):
+    """An Answer that also says how each branch ended, and, if it was asked, how far joins were off."""
+
+    branches: tuple[FinishedBranch, ...] = ()
+    join_distances: tuple[JoinDistance, ...] = ()
 
 
 def branches(
@@ -64,16 +94,82 @@ def branches(
     *,
     context: int | None = None,
 ) -> Strategy:
-    """The strategy: one line that parts into branches where the model says so."""
-    run = _Run(question, text, settings or BranchSettings(), prompt or BranchPrompt(), context)
-    yield run.reserve()
-    yield from run.work()
-    yield from run.end()
-    return run.result()
+    """The strategy: one line that parts into branches where the model says so.
+
+    `context` is the longest view the model bears; the run stops in time for its answer. The strategy
+    returns a `BranchAnswer`.
+    """
+    settings, prompt = settings or BranchSettings(), prompt or BranchPrompt()
+    return _Run(question, text, settings, prompt, context).play()
 
 
-class _Run:
+def placeholder_tokens(text: Text, placeholder: str) -> frozenset[int]:
+    """The tokens that may not begin a branch: those that could begin the placeholder.
+
+    They are found by encoding runs of the placeholder of every length, with and without a blank
+    before it, so the tokenizer itself says which tokens it has. A token counts if its text, less
+    blanks, begins the placeholder or begins with it. Blanks alone are free; therefore the ban holds
+    as long as the branch has written nothing else.
+    """
+    found: set[int] = set()
+    for lead in ("", " ", "\n"):
+        for size in range(1, 2 * len(placeholder) + 1):
+            found.update(text.encode(lead + (2 * placeholder)[:size]))
+    words = {token: text.decode([token]).strip() for token in found}
+    return frozenset(
+        token
+        for token, word in words.items()
+        if word and (placeholder.startswith(word) or word.startswith(placeholder))
+    )
+
+
+class _Branch(SideLine):
+    """A worker with one title to fill."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        profile: MarkerProfile,
+        trunk: Sequence[Item],
+        title: str,
+        worker: int,
+        first_pass: int,
+        max_tokens: int,
+    ) -> None:
+        marks, opening = (profile.marker, profile.terminator), profile.title(title)
+        super().__init__(writer, marks, trunk, opening, first_pass, max_tokens)
+        self.profile, self.title, self.worker, self.last_pass = profile, title, worker, 0
+
+    def row(self, banned: frozenset[int]) -> Row:
+        """The next row; `banned` may not begin the text."""
+        row = self.writer.row()
+        if (self.text + self.watch.pending).strip():
+            return row
+        return replace(row, choice=replace(row.choice, forbidden=row.choice.forbidden | banned))
+
+    def mark_reason(self) -> str:
+        """A branch may be ended by the terminator, too."""
+        found = (self.watch.found or "") + self.watch.rest
+        return "terminator" if found.startswith(self.profile.terminator) else "marker"
+
+    def stretch(self) -> Stretch:
+        """The branch as it would be joined now: with a line break behind the text if it has none."""
+        own = super().stretch()
+        if (self.text + self.watch.pending).endswith("\n"):
+            return own
+        return Stretch(own.items, own.unfed + tokens_behind(self.writer.vocabulary, "\n"))
+
+    def visible(self) -> str:
+        """The branch as the user reads it."""
+        pending = "" if self.finish_reason else self.watch.pending
+        text = (self.text + pending).strip()
+        return f"{self.title}{self.profile.title_end} {text}".rstrip() + "\n"
+
+
+class _Run(LineRun):
     """The state of one run."""
+
+    settings: BranchSettings
 
     def __init__(
         self,
@@ -83,7 +179,6 @@ class _Run:
         prompt: BranchPrompt,
         context: int | None,
     ) -> None:
-        self.text, self.settings, self.context = text, settings, context
         profile = self.profile = settings.markers
         message = prompt.message(
             question,
@@ -92,84 +187,50 @@ class _Run:
             placeholder=profile.placeholder,
             terminator=profile.terminator,
         )
-        self.prompt_tokens = text.chat_prompt(message)
-        start = Block("prompt")
-        self.opening: list[Row] = []  # to be fed with the next pass, besides the rows that write
-        if self.prompt_tokens[1:]:
-            self.opening.append(Row(View((start,)), self.prompt_tokens[:-1]))
-        self.writer = Writer(text, settings.choice, settings.seed, LINE)
-        self.line = self._line((start,), self.prompt_tokens[-1:])
+        start = text.chat_prompt(message)
+        super().__init__(start, text, settings, prompt.finisher, context, (profile.marker,))
         self.between = text.encode(profile.between_titles())
         self.close = text.encode(profile.terminator + "\n")
         self.banned = placeholder_tokens(text, profile.placeholder)
         self.join = JOIN_RULES[settings.join]
-        self.ending = LineEnding(text, settings, prompt.finisher)
-        self.ending_tokens = self.ending.num_tokens
-        self.passes = 0
         self.num_blocks = 0
-        self.finish_reason = ""
-        self.record = BranchRecord(text.thinking)
-
-    def _line(self, before: Sequence[Item], feed: tuple[int, ...]) -> Line:
-        self.writer.stopped = False
-        return Line(self.writer, (self.profile.marker,), before, feed)
+        self.reader: TitleReader | None = None  # of the title that is written now
+        self.titles: list[str] = []  # those of the open block that are complete
+        self.trunk: tuple[Item, ...] = ()  # what the branches read
+        self.team: list[_Branch] = []  # while they are written
+        self.finished: list[FinishedBranch] = []
 
     # -- the line --------------------------------------------------------------------------------
 
-    def work(self) -> Steps:
+    def work(self) -> Work[None]:
         """Write; where a marker comes, read titles; where there are titles, part and join."""
         while not self.finish_reason:
             if self.line.watch.found is None:
-                yield from self._write()
+                yield from self.write_line()
                 continue
             titles = yield from self._skeleton()
             if titles:
                 yield from self._part(titles)
-        yield from self.record.say(self.line.watch.pending, self.passes)
-        self.record.cut_segment(self.passes)
+        yield from self.say(self.line.watch.pending)
+        self.end_segment()
 
-    def _write(self) -> Steps:
-        """One pass of ordinary decoding."""
-        line = self.line
-        (token,) = yield from self._pass([line.writer.row(line.view)])
-        certain = self._overlook_needless(line.read(token, self.text.eos))
-        yield TokenWritten(self.passes, 0, token, certain)
-        yield from self.record.say(certain, self.passes)
-        self.record.wrote(token, self.text.think_end)
-        yield from self._look_around()
-
-    def _overlook_needless(self, certain: str) -> str:
+    def certain(self, piece: str) -> str:
         """Once there have been enough blocks, a marker is only left out of the text."""
         line = self.line
         while line.watch.found is not None and self.num_blocks >= self.settings.max_blocks:
-            certain += line.overlook(line.watch.rest)
-        return certain
+            piece += line.overlook(line.watch.rest)
+        return piece
 
-    def _look_around(self) -> Steps:
+    def look_around(self) -> Work[None]:
         """Is it over? Not while a block is open: then it is for `_skeleton` to say."""
-        if self.line.watch.found is not None:
-            return
-        if self.writer.stopped:
-            yield WorkerStopped(self.passes, 0)
-            self.finish_reason = "stopped" if self.record.answer is None else "answer"
-        else:
-            line, feed = self.line, self.writer.feed
-            self._check(line.num_tokens + len(feed) + 1)
-            yield from self._look(lambda: scene_of(line.view.items, (), feed), line.watch.pending)
-
-    def _check(self, num_tokens: int) -> None:
-        """Whether the passes are spent, or a view of so many tokens leaves no room for the ending."""
-        if self.passes >= self.settings.budget:
-            self.finish_reason = "budget"
-        elif self.context is not None and num_tokens + self.ending_tokens > self.context:
-            self.finish_reason = "context"
+        if self.line.watch.found is None:
+            yield from super().look_around()
 
     # -- stage 1: titles -------------------------------------------------------------------------
 
-    def _skeleton(self) -> Generator[Step | Event, tuple[int, ...] | None, list[str]]:
+    def _skeleton(self) -> Work[list[str]]:
         """The titles of the open block; none if it turns out to be ordinary text."""
-        line, writer = self.line, self.writer
-        titles: list[str] = []
+        line, writer, titles = self.line, self.writer, self.titles
         reader, title_size, joined_size = TitleReader(self.profile), 0, self._empty_join_size()
         reader.push(line.watch.rest)
         while True:
@@ -179,19 +240,22 @@ class _Run:
                 if len(titles) < self.settings.max_branches:
                     writer.feed = self._forced(reader)
                     reader, title_size = TitleReader(self.profile), 0
-            self._check(max(line.num_tokens + len(writer.feed) + 1, joined_size))
+            self.check(max(line.num_tokens + len(writer.feed) + 1, joined_size))
             is_broken = writer.stopped or title_size >= self.settings.title_tokens
             is_over = bool(reader.outcome) or is_broken
+            self.reader = reader
             if titles or not is_over:  # else it is for `_take_back` to say what this is
-                yield from self._look_at_titles(reader, titles)
+                yield from self.look()
             if is_over or self.finish_reason:
                 break
-            (token,) = yield from self._pass([writer.row(line.view)])
+            (token,) = yield from self.forward([writer.row()])
             reader.push(line.take(token, self.text.eos))
             line.suspected = (line.suspected or "") + line.newest
             title_size += 1
             yield TokenWritten(self.passes, 0, token, "")
-            self.record.wrote(token, self.text.think_end)
+            if token == self.text.think_end:
+                self.thinking = False
+        self.reader, self.titles = None, []
         if not titles:
             yield from self._take_back(reader)
         elif self.finish_reason:  # no pass is left for the branches
@@ -204,14 +268,6 @@ class _Run:
         num_trunk = sum(block.num_tokens for block in self.line.view.blocks[:-1])
         return num_trunk + len(front) + len(self.close) + 1
 
-    def _look_at_titles(self, reader: TitleReader, titles: Sequence[str]) -> Steps:
-        """A snapshot while a block is open: with titles, the block would be dropped; else it is text."""
-        line, feed = self.line, self.writer.feed
-        if titles:
-            yield from self._look(lambda: scene_of(*line.without_mark()))
-        else:
-            yield from self._look(lambda: scene_of(line.view.items, (), feed), reader.words)
-
     def _forced(self, reader: TitleReader) -> tuple[int, ...]:
         """The end of a title, and what must follow it. A token that says more is cut."""
         newest = self.line.newest
@@ -219,50 +275,41 @@ class _Run:
             return self.text.encode(newest[: -len(reader.rest)]) + self.between
         return self.writer.feed + self.between
 
-    def _take_back(self, reader: TitleReader) -> Steps:
+    def _take_back(self, reader: TitleReader) -> Work[None]:
         """No title was completed: the text behind the marker is text like any other."""
         self.finish_reason = ""
-        text = self.line.overlook(reader.words)
-        yield from self.record.say(self._overlook_needless(text), self.passes)
-        yield from self._look_around()
+        yield from self.say(self.certain(self.line.overlook(reader.words)))
+        yield from self.look_around()
 
     # -- stage 2: branches -----------------------------------------------------------------------
 
-    def _part(self, titles: Sequence[str]) -> Steps:
+    def _part(self, titles: Sequence[str]) -> Work[None]:
         """Fill all titles at the same time, then join them."""
         self.num_blocks += 1
-        yield from self.record.end_segment(self.passes)
+        if said := self.end_segment():
+            yield StepEnded(self.passes, 0, self.num_segments, said)
         fixed = self._empty_join_size()
-        trunk = self._trunk()
-        team = [self._branch(trunk, title, index) for index, title in enumerate(titles, 1)]
+        self.trunk = self._before_the_block()
+        team = self.team = [self._branch(title, index) for index, title in enumerate(titles, 1)]
         for branch in team:
             title = branch.title + self.profile.title_end
             yield WorkerJoined(self.passes, branch.worker, branch.title)
             yield StepBegun(self.passes, branch.worker, self.num_blocks, title)
         while live := [branch for branch in team if not branch.finish_reason]:
-            tokens = yield from self._pass([branch.row(self.banned) for branch in live])
+            tokens = yield from self.forward([branch.row(self.banned) for branch in live])
             for branch, token in zip(live, tokens, strict=True):
-                text = branch.read(token, self.text.turn_end, self.settings.branch_tokens)
+                text = branch.read(token, self.text.turn_end)
                 yield TokenWritten(self.passes, branch.worker, token, text)
-            self._check(fixed + sum(branch.num_tokens + SLACK for branch in team))
+            self.check(fixed + sum(branch.num_joined + SLACK for branch in team))
             for branch in live:
                 if self.finish_reason and not branch.finish_reason:
                     branch.finish(self.finish_reason)
                 if branch.finish_reason:
-                    yield from self._record(branch)
-            yield from self._look_at_branches(trunk, team)
-        yield from self._join(trunk, team)
+                    yield from self._leave(branch)
+            yield from self.look()
+        yield from self._join()
 
-    def _look_at_branches(self, trunk: tuple[Item, ...], team: list[Branch]) -> Steps:
-        """A snapshot while branches are written: they would be joined as far as they go."""
-
-        def scene() -> Scene:
-            items, rows = self.join(trunk, [branch.piece() for branch in team])
-            return scene_of((*trunk, *items), rows, self.close)
-
-        yield from self._look(scene, "".join(self.record.joined(team)))
-
-    def _trunk(self) -> tuple[Item, ...]:
+    def _before_the_block(self) -> tuple[Item, ...]:
         """All text before the open block."""
         unfed = self.line.part()
         items = self.line.view.items
@@ -272,12 +319,12 @@ class _Run:
         self.opening.append(Row(View(items), unfed))
         return items
 
-    def _branch(self, trunk: Sequence[Item], title: str, index: int) -> Branch:
-        settings, worker = self.settings, len(self.record.branches) + index
-        writer = Writer(self.text, settings.choice, settings.seed, f"{BRANCH}{worker}")
-        return Branch(writer, self.profile, trunk, title, worker, self.passes + 1)
+    def _branch(self, title: str, index: int) -> _Branch:
+        worker, most = len(self.finished) + index, self.settings.branch_tokens
+        writer = self.new_writer(f"{BRANCH}{worker}")
+        return _Branch(writer, self.profile, self.trunk, title, worker, self.passes + 1, most)
 
-    def _record(self, branch: Branch) -> Generator[Event, None, None]:
+    def _leave(self, branch: _Branch) -> Generator[Event, None, None]:
         """A branch has ended."""
         branch.last_pass = self.passes
         yield StepEnded(self.passes, branch.worker, self.num_blocks, branch.text.strip())
@@ -285,38 +332,54 @@ class _Run:
 
     # -- stage 3: join ---------------------------------------------------------------------------
 
-    def _join(self, trunk: tuple[Item, ...], team: list[Branch]) -> Generator[Event, None, None]:
+    def _join(self) -> Generator[Event, None, None]:
         """One line again. What has to be fed for that goes along with its next pass."""
-        items, rows = self.join(trunk, [branch.piece() for branch in team])
+        for words in self._joined_text():
+            yield from self.say(words)
+        items, rows = self._joined()
         self.opening += rows
-        self.line = self._line((*trunk, *items), self.close)
-        yield from self.record.join(self.num_blocks, team, self.passes)
-        yield StepBegun(self.passes, 0, self.record.num_segments + 1, "")
+        self.writer.stopped = False
+        self.line = Line(self.writer, self.marks, items, self.close)
+        for branch in self.team:
+            text, worker, block = branch.text.strip(), branch.worker, self.num_blocks
+            step = FinishedStep(worker, block, text, branch.first_pass, branch.last_pass)
+            self.steps.append(step)
+            reason, size = branch.finish_reason, branch.writer.num_tokens
+            self.finished.append(FinishedBranch(worker, block, branch.title, text, reason, size))
+        self.team = []
+        self.begin_segment()
+        yield StepBegun(self.passes, 0, self.num_segments + 1, "")
+
+    def _joined(self) -> tuple[tuple[Item, ...], list[Row]]:
+        """The trunk and the branches as far as they go, and the rows to be fed for it."""
+        items, rows = self.join(self.trunk, [branch.stretch() for branch in self.team])
+        return (*self.trunk, *items), rows
+
+    def _joined_text(self) -> list[str]:
+        """What is said when the branches are joined: each on lines of its own."""
+        before = "" if self.said.endswith("\n") else "\n"
+        return [before, *(branch.visible() for branch in self.team)]
 
     # -- the account -----------------------------------------------------------------------------
 
-    def _pass(
-        self, rows: Sequence[Row]
-    ) -> Generator[Step | Event, tuple[int, ...] | None, tuple[int, ...]]:
-        """One forward pass; the tokens chosen for `rows`."""
-        tokens = yield Step((*self.opening, *rows))
-        assert tokens is not None, "a step is answered with one token per row"
-        num_others, self.opening = len(self.opening), []
-        self.passes += 1
-        return tokens[num_others:]
+    def scene(self) -> Scene:
+        """What would stand there if the budget ended here.
 
-    def _look(self, scene: Callable[[], Scene], said: str = "") -> Steps:
-        """A snapshot, if one is due; `said` is what would be said if the budget ended here."""
-        if not self.finish_reason:
-            yield from self.ending.look(self.passes, scene, lambda: self.record.answer_with(said))
+        Branches would be joined as far as they go. An open block with titles would be dropped; without
+        one, it is text like any other.
+        """
+        if self.team:
+            items, rows = self._joined()
+            return scene_of(Stretch(items, self.close), opening=rows)
+        return scene_of(self.line.without_mark()) if self.titles else super().scene()
 
-    def end(self) -> Steps:
-        """Ask for the answer if there is none."""
-        record, items = self.record, self.line.view.items
-        if record.answer is None and self.settings.end.finisher:
-            scene = scene_of(items, self.opening, self.writer.feed)
-            record.answer = yield from self.ending.ask(scene)
-            yield AnswerFound(self.passes, None, record.answer)
+    def unsaid(self) -> str:
+        """What would be said if the budget ended here, in the same three cases."""
+        if self.team:
+            return "".join(self._joined_text())
+        if self.titles:
+            return ""
+        return self.line.watch.pending if self.reader is None else self.reader.words
 
     def reserve(self) -> Reserve:
         """What can be in memory at once: all text, and one block of branches twice (`reencode`)."""
@@ -324,24 +387,12 @@ class _Run:
         title = len(self.between) + s.title_tokens + SLACK
         branches = s.max_branches * (min(s.branch_tokens, s.budget) + title)
         num_tokens = len(self.prompt_tokens) + s.budget + (s.max_blocks + 1) * branches
-        if self.context is not None:
-            num_tokens = min(num_tokens, 2 * self.context)
-        if s.end.reencode:
-            num_tokens *= 2
-        num_blocks = 4 * s.max_branches * (s.max_blocks + 1) + 8
-        return Reserve(num_tokens + 2 * self.ending_tokens, num_blocks)
+        return self.bound(num_tokens, 4 * s.max_branches * (s.max_blocks + 1) + 8)
+
+    def num_written(self) -> tuple[int, ...]:
+        """By the line, then by each branch."""
+        return (self.writer.num_tokens, *(branch.num_tokens for branch in self.finished))
 
     def result(self) -> BranchAnswer:
-        """What the run comes back with."""
-        record = self.record
-        return BranchAnswer(
-            text=record.reply.strip() or record.answer or record.text.strip(),
-            answer=record.answer,
-            finish_reason=self.finish_reason,
-            forward_passes=self.passes,
-            extra_passes=self.ending.passes,
-            tokens=(self.writer.num_tokens, *(branch.num_tokens for branch in record.branches)),
-            steps=tuple(record.steps),
-            snapshots=self.ending.snapshots,
-            branches=tuple(record.branches),
-        )
+        """What the run comes back with, the branches too."""
+        return BranchAnswer(**vars(super().result()), branches=tuple(self.finished))

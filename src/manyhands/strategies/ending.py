@@ -2,105 +2,170 @@
 
 The finisher (Hogwild! Inference, section 4.1 and app. C) is one row that reads everything written so
 far and is made to fill in a box. It works on what is already in memory: nothing is encoded again,
-unless asked for. The writers' newest tokens, which nobody has been fed yet, enter through blocks of
+unless asked for. The writers' newest tokens, which no row has fed yet, enter through blocks of
 their own, the tails; so a run can be asked for its answer at any time and goes on as if it had not.
+A `Scene` is what an ending reads, and is made of `Stretch`es: blocks, and the tokens still to be fed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from typing import Protocol, TypeVar
 
 from manyhands.cache.block import Block
-from manyhands.cache.step import GREEDY, Choice, Row, Step
-from manyhands.cache.view import View
+from manyhands.cache.step import Choice, Row, Step
+from manyhands.cache.view import Item, View, blocks_of
 from manyhands.prompts.hogwild import TeamPrompt
-from manyhands.strategies.base import Event, ReplyWritten
+from manyhands.strategies.base import Asked, Sent
+from manyhands.strategies.events import ReplyWritten
 from manyhands.strategies.settings import EndSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import BoxWatch, Text
 
-Steps = Generator[Step | Event, tuple[int, ...] | None, None]
+T = TypeVar("T")
+Work = Generator[Asked, Sent, T]  # part of a strategy; T is what comes of it
+
+
+class Settings(Protocol):
+    """What the settings of every method have; each is a frozen dataclass."""
+
+    @property
+    def budget(self) -> int:
+        """Forward passes, at most."""
+
+    @property
+    def choice(self) -> Choice:
+        """How tokens are chosen."""
+
+    @property
+    def seed(self) -> int:
+        """Of all random numbers."""
+
+    @property
+    def snapshots(self) -> tuple[int, ...]:
+        """Smaller budgets at which the answer is also wanted."""
+
+    @property
+    def end(self) -> EndSettings:
+        """How the run ends."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A stretch of text: where it lies in memory, and the tokens behind it that no row has fed yet."""
+
+    items: tuple[Item, ...]
+    unfed: tuple[int, ...] = ()
+
+    def tokens(self) -> tuple[int, ...]:
+        """All of it as one ordinary sequence."""
+        return (*(t for block in blocks_of(self.items) for t in block.tokens), *self.unfed)
+
+    def fed(self, before: tuple[Item, ...] = ()) -> tuple[tuple[Item, ...], list[Row]]:
+        """Its blocks, a tail for the unfed tokens, and the row that feeds them behind `before`."""
+        if not self.unfed:
+            return self.items, []
+        items = (*self.items, Block("newest"))
+        return items, [Row(View((*before, *items)), self.unfed)]
 
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """Where an ending reads: `tails` with the views they are written in, and the view of all.
+    """Where an ending reads: all blocks in order, and the rows that feed what is not fed yet.
 
-    `tails` are (view ending in the tail block, tokens). `view(*last)` reads everything, tails
-    included, then the blocks `last`, and writes to the last of them. `tokens` is all of it as one
-    ordinary sequence, for re-encoding.
+    The rows write to blocks that stand among `items`: tails, or what the run would feed next.
+    `said` are the blocks that are encoded where all text is encoded anew; None: all of `items`.
     """
 
-    tails: tuple[tuple[View, tuple[int, ...]], ...]
-    view: Callable[..., View]
-    tokens: Callable[[], tuple[int, ...]]
+    items: tuple[Item, ...]
+    rows: tuple[Row, ...] = ()
+    said: tuple[Block, ...] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """All that stands there, what is not fed yet included."""
+        fed = sum(block.num_tokens for block in blocks_of(self.items))
+        return fed + sum(len(row.feed) for row in self.rows)
+
+    def view(self, *last: Block) -> View:
+        """Reads everything, then the blocks `last`, and writes to the last of them."""
+        return View((*self.items, *last))
+
+    def tokens(self) -> tuple[int, ...]:
+        """All text as one ordinary sequence."""
+        unfed = {row.view.own: row.feed for row in self.rows}
+        said = blocks_of(self.items) if self.said is None else self.said
+        return tuple(t for block in said for t in (*block.tokens, *unfed.get(block, ())))
+
+
+def scene_of(trunk: Stretch, others: Sequence[Stretch] = (), opening: Sequence[Row] = ()) -> Scene:
+    """The scene of `trunk`, and behind it of `others`, each of which has read the trunk alone.
+
+    `opening` are rows that write to blocks of these stretches and have not been asked for either.
+    """
+    ground, rows = trunk.fed()
+    items = ground
+    for other in others:
+        more, tail = other.fed(ground)
+        items, rows = items + more, rows + tail
+    return Scene(items, (*opening, *rows))
 
 
 class Ending:
-    """The end of one run. Counts its passes, which nobody is charged for.
+    """The end of one run. Counts its passes, which are charged to no method.
 
-    `owner` names whose end it is, where there are several: each has random numbers of its own.
+    `words` are those of the finisher and of the reply. `owner` names whose end it is, where there are
+    several: each has random numbers of its own.
     """
 
-    def __init__(
-        self,
-        text: Text,
-        prompt: TeamPrompt,
-        settings: EndSettings,
-        choice: Choice,
-        seed: int,
-        owner: str = "",
-    ) -> None:
-        self.text = text
-        self.prompt = prompt
-        self.settings = settings
-        self.choice = choice
-        self.seed = seed
+    def __init__(self, text: Text, words: TeamPrompt, settings: Settings, owner: str = "") -> None:
+        self.text, self.words, self.settings = text, words, settings
         self.owner = f"{owner}'s " if owner else ""
         self.passes = 0
         self.answer: str | None = None
         self.reply = ""
         self._read: tuple[Block, ...] = ()  # what the reply reads besides the scene
-        self._tails_fed = False
+        self._last_row: Row | None = None  # feeds the last token of the finisher to the reply
+        self._scene_fed = False
+
+    @property
+    def num_finisher_tokens(self) -> int:
+        """At most so many tokens are added by the finisher."""
+        return len(self._finisher_words()) + self.settings.end.finisher_tokens
 
     @property
     def num_tokens(self) -> int:
         """At most so many tokens are added by one finisher and one reply."""
-        inserted = len(self._finisher_words()) + len(self._reply_words())
-        return inserted + self.settings.finisher_tokens + self.settings.reply_tokens
+        reply = len(self._reply_words()) + self.settings.end.reply_tokens
+        return self.num_finisher_tokens + reply
 
-    def finish(self, scene: Scene) -> Steps:
+    def finish(self, scene: Scene) -> Work[None]:
         """Ask for the answer now; sets `answer`, None if the box was not closed in time."""
-        writer = Writer(self.text, self.choice, self.seed, f"{self.owner}finisher")
-        block, feed = Block("finisher"), self._finisher_words()
-        if self.settings.reencode:
-            view, feed = View((block,)), scene.tokens() + feed
+        writer, block, feed = self._writer("finisher"), Block("finisher"), self._finisher_words()
+        if self.settings.end.reencode:
+            writer.begin_step(View((block,)), scene.tokens() + feed)
         else:
-            view = scene.view(block)
-        writer.begin_step(block, feed)
+            writer.begin_step(scene.view(block), feed)
         watch = BoxWatch()
-        watch.push(self.prompt.finisher)
+        watch.push(self.words.finisher)
         self.answer = None
-        for _ in range(self.settings.finisher_tokens):
-            token = yield from self._pass(scene, writer, view)
+        for _ in range(self.settings.end.finisher_tokens):
+            token = yield from self._pass(scene, writer)
             self.answer = watch.push(writer.read(token, self.text.turn_end))
             if writer.stopped or self.answer is not None:
                 break
-        self._read = () if self.settings.reencode else (block,)
+        self._read = () if self.settings.end.reencode else (block,)
         if self._read and writer.feed:  # the closing brace itself: the reply should read it
             self._read = (block, Block("finisher's last"))
-            self._last_feed = (scene.view(*self._read), writer.feed)
+            self._last_row = Row(scene.view(*self._read), writer.feed)
 
-    def write_reply(self, scene: Scene, forward_pass: int) -> Steps:
+    def write_reply(self, scene: Scene, forward_pass: int) -> Work[None]:
         """Close the thinking and write to the user; sets `reply`, reported piece by piece."""
-        writer = Writer(self.text, self.choice, self.seed, f"{self.owner}reply")
-        block = Block("reply")
-        view = scene.view(*self._read, block)
-        writer.begin_step(block, self._reply_words())
-        for _ in range(self.settings.reply_tokens):
-            token = yield from self._pass(scene, writer, view)
+        writer = self._writer("reply")
+        writer.begin_step(scene.view(*self._read, Block("reply")), self._reply_words())
+        for _ in range(self.settings.end.reply_tokens):
+            token = yield from self._pass(scene, writer)
             piece = writer.read(token, self.text.eos)
             self.reply += piece
             if piece:
@@ -109,32 +174,29 @@ class Ending:
                 break
         self.reply = self.reply.strip()
 
+    def _writer(self, name: str) -> Writer:
+        return Writer(self.text, self.settings.choice, self.settings.seed, f"{self.owner}{name}")
+
     def _finisher_words(self) -> tuple[int, ...]:
-        return self.text.encode(self.prompt.finisher) or self._pause()
+        return self.text.encode(self.words.finisher) or self._pause()
 
     def _reply_words(self) -> tuple[int, ...]:
-        return self.text.reply(self.prompt.reply) or self._pause()
+        return self.text.reply(self.words.reply) or self._pause()
 
     def _pause(self) -> tuple[int, ...]:
         """What is fed where the prompt has no words: a row must feed something."""
         return self.text.encode("\n\n")
 
-    def _pass(
-        self, scene: Scene, writer: Writer, view: View
-    ) -> Generator[Step | Event, tuple[int, ...] | None, int]:
+    def _pass(self, scene: Scene, writer: Writer) -> Work[int]:
         """One pass of one writer; the first one also feeds what has not been fed yet."""
         rows: list[Row] = []
-        if not self._tails_fed:
-            rows += [Row(tail, tokens, GREEDY) for tail, tokens in scene.tails]
-            self._tails_fed = True
-        if len(self._read) > 1 and not self._read[1].num_tokens:
-            rows.append(Row(*self._last_feed))
-        tokens = yield Step((*rows, writer.row(view)))
+        if not self._scene_fed:
+            rows += scene.rows
+            self._scene_fed = True
+        if self._last_row is not None:
+            rows.append(self._last_row)
+            self._last_row = None
+        tokens = yield Step((*rows, writer.row()))
         self.passes += 1
-        assert tokens is not None, "a step is answered with one token per row"
+        assert isinstance(tokens, tuple), "a step is answered with one token per row"
         return tokens[-1]
-
-
-def all_tokens(blocks: Sequence[Block], *more: Sequence[int]) -> tuple[int, ...]:
-    """The tokens of some blocks and then some more, in one line."""
-    return tuple(chain(*(block.tokens for block in blocks), *more))

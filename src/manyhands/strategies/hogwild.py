@@ -6,6 +6,17 @@ again, and the worker goes on at a fresh desk: the next row feeds the break toke
 prefix, so no pass is lost. Now and then a worker that begins a step is asked whether its work is
 redundant (section 3.3). The run ends when somebody closes a box with an answer in it, when all have
 ended their turn, or when the budget of forward passes is spent.
+
+Before each pass the team listens (`strategies/listening.py`). A person's words are a finished step of a
+writer with a name of its own, as a teammate would write it. One row feeds them in the next pass:
+
+    combined, interleaved    a block at the end of the history: [prompt, history, **Dana [1]:** ...]
+    contiguous               there is no history: a desk of the person's own, the last of the line
+
+Every worker reads them from that very pass on. Workers may join (at a fresh desk), pause, go on and be
+dismissed. What a dismissed worker was writing joins the history as a finished step, its newest token
+included; in the contiguous layout it stays where it is. A team of which everybody has stopped or pauses
+is done.
 """
 
 from __future__ import annotations
@@ -14,26 +25,36 @@ from collections.abc import Generator
 
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import LAYOUTS, Cast, everything
-from manyhands.cache.step import Row, Step
+from manyhands.cache.step import Row
 from manyhands.cache.view import View
 from manyhands.prompts.hogwild import TeamPrompt
-from manyhands.strategies.base import (
-    Answer,
+from manyhands.strategies.base import Reserve, Strategy
+from manyhands.strategies.budgeted import BudgetedRun
+from manyhands.strategies.ending import Scene, Work
+from manyhands.strategies.events import (
     AnswerFound,
     CheckAsked,
     Event,
-    FinishedStep,
-    Reserve,
-    Snapshot,
+    RequestRefused,
     StepBegun,
     StepEnded,
-    Strategy,
-    TokenWritten,
+    WorkerJoined,
+    WorkerPaused,
+    WorkerResumed,
     WorkerStopped,
 )
-from manyhands.strategies.ending import Ending, Scene, Steps, all_tokens
-from manyhands.strategies.settings import TeamSettings
-from manyhands.strategies.writer import Writer
+from manyhands.strategies.listening import (
+    AddWorker,
+    AnswerNow,
+    DismissWorker,
+    Heard,
+    Item,
+    Listen,
+    PauseWorker,
+    ResumeWorker,
+    Said,
+)
+from manyhands.strategies.settings import MAX_WORKERS, TeamSettings
 from manyhands.text import Text
 
 _SHORTEST_USUAL_STEP = 12  # tokens; for the estimate of memory only
@@ -51,15 +72,18 @@ def hogwild(
 
     `context` is the longest view the model bears; the team stops in time to still give its answer.
     """
-    team = _Team(problem, text, settings or TeamSettings(), prompt or TeamPrompt(), context)
-    yield team.reserve()
-    yield from team.work()
-    yield from team.end()
-    return team.result()
+    run = _Team(problem, text, settings or TeamSettings(), prompt or TeamPrompt(), context)
+    return run.play()
 
 
-class _Team:
-    """The state of one run: who sits where, what was written, how it ended."""
+class _Team(BudgetedRun):
+    """The state of one run: who sits where, and what was written.
+
+    Workers, and persons who have spoken, have numbers in the order in which they came. A person has a writer
+    too, which never writes. `seats` are the numbers of those whose desks are read as desks.
+    """
+
+    settings: TeamSettings
 
     def __init__(
         self,
@@ -69,62 +93,78 @@ class _Team:
         prompt: TeamPrompt,
         context: int | None,
     ) -> None:
-        self.text = text
-        self.settings = settings
+        super().__init__(text, settings, prompt, context)
         self.prompt = prompt
-        self.names = prompt.team(settings.workers)
+        self.names = [*prompt.team(settings.workers)]
         self.view_of = LAYOUTS[settings.layout]
         self.has_history = settings.layout != "contiguous"
-        self.workers = [Writer(text, settings.choice, settings.seed, name) for name in self.names]
+        self.writers = [self.new_writer(name) for name in self.names]
+        self.desks = [Block(f"{name} 1") for name in self.names]
         self.step_numbers = [1] * settings.workers
         self.first_passes = [0] * settings.workers  # of the current step; 0: not begun
+        self.seats = list(range(settings.workers))
+        self.persons: set[int] = set()
+        self.paused: set[int] = set()
+        self.dismissed: set[int] = set()
         self.history: list[Block] = []
+        self.unfrozen: list[Block] = []  # of the history: fed by the next pass
+        self.unheard: tuple[Item, ...] = ()  # said before the work began
         self.num_settled = 0  # of the history, so many are as `moves` wants them
         self.prompt_block = Block("prompt")
         self.others_header, self.own_header = Block("others' header"), Block("own header")
         self.marker = Block("more to come")
         message = prompt.team_message(problem, self.names)
         self.prompt_tokens = text.chat_prompt(message) + text.encode(prompt.past_header)
-        self.context = context
-        self.num_fed = 0
-        self.passes = 0
-        self.extra_passes = 0
+        self.opening = self._opening()
+        self.num_fed = sum(len(row.feed) for row in self.opening)
+        self.num_skipped = 0  # passes by the clock of absences that never ran, for want of rows
         self.next_check = settings.check_every or None
-        self.steps: list[FinishedStep] = []
-        self.snapshots: dict[int, str | None] = {}
-        self.answer: str | None = None
-        self.finish_reason = ""
-        self.reply = ""
-        self.views: list[View] = []
-        self.ending_tokens = self._ending().num_tokens
-        for index, worker in enumerate(self.workers):
-            worker.feed = text.encode(prompt.step_break) + self._prefix_tokens(index, check=False)
+        for index, writer in enumerate(self.writers):
+            writer.feed = text.encode(prompt.step_break) + self._prefix_tokens(index, check=False)
         self._seat()
 
     # -- the work --------------------------------------------------------------------------------
 
-    def work(self) -> Steps:
-        """Passes, until there is an answer, nobody is left, or the budget is spent."""
-        for index in range(len(self.workers)):
+    def play(self) -> Strategy:
+        """The strategy; it listens first of all, as strategies that listen do."""
+        self.unheard = yield from self._hear()
+        return (yield from super().play())
+
+    def work(self) -> Work[None]:
+        """Passes, until there is an answer, no worker is left, or the budget is spent."""
+        for index in range(len(self.writers)):
             yield self._step_begun(index)
-        opening = self._opening()
-        while not self.finish_reason:
-            self.passes += 1
-            present = [i for i in range(len(self.workers)) if self._is_present(i)]
+        while (yield from self._listen()) and (present := (yield from self._present())):
             for i in present:
-                self.first_passes[i] = self.first_passes[i] or self.passes
-            again = self._encode_again()
-            rows = [*opening, *(self.workers[i].row(self.views[i]) for i in present)]
-            tokens = (yield Step((*again, *rows))) if rows or again else ()
-            self.num_fed += sum(len(row.feed) for row in rows)  # what is encoded again counts once
-            assert tokens is not None, "a step is answered with one token per row"
-            written = tokens[len(tokens) - len(present) :]
-            for index, token in zip(present, written, strict=True):
-                yield from self._read(index, token)
-            opening = []
+                self.first_passes[i] = self.first_passes[i] or self.passes + 1
+            self.num_fed += sum(len(self.writers[i].feed) for i in present)
+            self.opening += self._encode_again()  # which counts once: it is in `num_fed` already
+            yield from self.write(present)
             self._look_around()
-            if self.passes in self.settings.snapshots and not self.finish_reason:
-                yield from self._take_snapshot()
+            yield from self.look()
+
+    def _present(self) -> Work[list[int]]:
+        """The workers that write in the next pass; none if all have stopped or are away for good.
+
+        A pass without rows is no pass: where all that have not stopped are away, the clock goes on to
+        the first of them who comes back. An absence that outlasts the budget is for good; so a smaller
+        budget may end here, and its snapshot is taken before the work goes on.
+        """
+        now = self.passes + self.num_skipped + 1
+        for clock in (now, *range(now + 1, self.settings.budget + 1)):
+            if present := self._present_at(clock):
+                if clock > now:
+                    yield from self.look(before=clock)
+                self.num_skipped += clock - now
+                return present
+        self.finish_reason = "stopped"
+        return []
+
+    def _present_at(self, clock: int) -> list[int]:
+        """The workers that have not stopped and are not away in this pass of the clock."""
+        away = {a.worker for a in self.settings.away if a.first <= clock <= a.last}
+        absent = away | self.paused
+        return [i for i, w in enumerate(self.writers) if i not in absent and not w.stopped]
 
     def _opening(self) -> list[Row]:
         """Prompt, headers and marker: written in the same pass as the first words of the workers.
@@ -161,17 +201,9 @@ class _Team:
         self._seat()
         return rows
 
-    def _is_present(self, index: int) -> bool:
-        if self.workers[index].stopped:
-            return False
-        away = (a for a in self.settings.away if a.worker == index)
-        return not any(a.first <= self.passes <= a.last for a in away)
-
-    def _read(self, index: int, token: int) -> Generator[Event, None, None]:
-        """One worker's new token, and what follows from it."""
-        worker = self.workers[index]
-        piece = worker.read(token, self.text.turn_end)
-        yield TokenWritten(self.passes, index, token, piece)
+    def follow(self, index: int, piece: str) -> Generator[Event, None, None]:
+        """A box may be closed, a turn or a step ended."""
+        worker = self.writers[index]
         answer = worker.box.push(piece)
         if answer is not None and self.answer is None:
             self.answer = answer
@@ -183,26 +215,27 @@ class _Team:
 
     def _end_step(self, index: int) -> Generator[Event, None, None]:
         """The desk joins the history; the worker's next row opens a new step."""
-        worker = self.workers[index]
+        worker = self.writers[index]
         yield StepEnded(self.passes, index, self.step_numbers[index], worker.step_text.strip())
         self._record(index)
         self.step_numbers[index] += 1
         self.first_passes[index] = 0
         asked = self._check_is_due()
         feed = worker.feed + self._prefix_tokens(index, check=asked)
+        worker.begin_step(worker.view, feed)
         if self.has_history:
-            self.history.append(worker.desk.freeze())
-            worker.begin_step(Block(f"{self.names[index]} {self.step_numbers[index]}"), feed)
+            self.history.append(self.desks[index].freeze())
+            self.desks[index] = Block(f"{self.names[index]} {self.step_numbers[index]}")
             self._seat()
-        else:
-            worker.begin_step(worker.desk, feed)
         yield self._step_begun(index)
         if asked:
             yield CheckAsked(self.passes, index, self.step_numbers[index])
 
     def _seat(self) -> None:
         """Views follow from who sits where; they stay the same until somebody finishes a step."""
-        self.views = [self.view_of(self._cast(), index) for index in range(len(self.workers))]
+        cast = self._cast()
+        for seat, index in enumerate(self.seats):
+            self.writers[index].view = self.view_of(cast, seat)
 
     def _cast(self) -> Cast:
         return Cast(
@@ -210,12 +243,12 @@ class _Team:
             others_header=self.others_header,
             own_header=self.own_header,
             marker=self.marker,
-            desks=tuple(worker.desk for worker in self.workers),
+            desks=tuple(self.desks[index] for index in self.seats),
             history=tuple(self.history),
         )
 
     def _check_is_due(self) -> bool:
-        written = sum(worker.num_tokens for worker in self.workers)
+        written = sum(worker.num_tokens for worker in self.writers)
         if self.next_check is None or written < self.next_check:
             return False
         self.next_check = written + self.settings.check_every
@@ -235,81 +268,237 @@ class _Team:
 
     def _record(self, index: int) -> None:
         """Put what stands on the worker's desk on record as a step."""
-        body = self.workers[index].step_text.strip()
-        if body:
-            self.steps.append(
-                FinishedStep(
-                    index, self.step_numbers[index], body, self.first_passes[index], self.passes
-                )
-            )
+        written = self.writers[index].step_text
+        self.record(index, self.step_numbers[index], written, self.first_passes[index])
 
     def _look_around(self) -> None:
         """Is it over?"""
         if self.answer is not None:
             self.finish_reason = "answer"
-        elif all(worker.stopped for worker in self.workers):
+        elif all(worker.stopped for worker in self.writers):
             self.finish_reason = "stopped"
-        elif self.passes >= self.settings.budget:
-            self.finish_reason = "budget"
-        elif self.context is not None and self._longest_next_view() > self.context:
-            self.finish_reason = "context"
+        else:
+            self.check(self._num_read())
 
-    def _longest_next_view(self) -> int:
-        """Length of what the ending reads and writes, should there be one more pass before it.
+    def _num_read(self) -> int:
+        """Length of what the ending reads, should there be one more pass before it.
 
         No worker reads more: whatever the layout, the ending's view holds every block, and then the
-        newest token of each worker, and the ending's own words. The marker stands in it repeatedly.
+        newest token of each worker. The marker stands in it repeatedly.
         """
-        markers = (len(self.workers) - 2) * self.marker.num_tokens
-        newest = sum(len(worker.feed) + 1 for worker in self.workers)
-        return self.num_fed + markers + newest + self.ending_tokens
+        markers = (len(self.writers) - 2) * self.marker.num_tokens
+        newest = sum(len(worker.feed) + 1 for worker in self.writers)
+        return self.num_fed + markers + newest
+
+    # -- what is said ----------------------------------------------------------------------------
+
+    def _hear(self) -> Work[tuple[Item, ...]]:
+        heard = yield Listen()
+        assert isinstance(heard, Heard), "a Listen is answered with what was heard"
+        return heard.items
+
+    def _listen(self) -> Work[bool]:
+        """Follow what was said; whether the work goes on."""
+        if self.finish_reason:
+            return False
+        for block in self.unfrozen:
+            block.freeze()
+        self.unfrozen = []
+        items, self.unheard = self.unheard + (yield from self._hear()), ()
+        for item in items:
+            if reason := self._reason_against(item):
+                yield RequestRefused(self.passes, type(item).__name__, reason)
+            else:
+                yield from self._obey(item)
+        if items:
+            self._seat()
+        return not self.finish_reason
+
+    def _obey(self, item: Item) -> Work[None]:
+        match item:
+            case Said():
+                yield from self._speak(item)
+            case AddWorker():
+                index = self._come(item.name)
+                self.writers[index].feed = self._opened(item.name, 1)
+                self.seats.append(index)
+                yield WorkerJoined(self.passes, index, item.name)
+                yield self._step_begun(index)
+            case PauseWorker():
+                self.paused.add(item.worker)
+                yield WorkerPaused(self.passes, item.worker)
+            case ResumeWorker():
+                self.paused.remove(item.worker)
+                yield WorkerResumed(self.passes, item.worker)
+            case DismissWorker():
+                yield from self._dismiss(item.worker)
+            case AnswerNow():
+                self.finish_reason = "asked"
+
+    def _reason_against(self, item: Item) -> str:
+        """Why the team cannot do what it is asked; empty if it can."""
+        match item:
+            case Said():
+                return self._reason_against_words(item)
+            case AddWorker():
+                if item.name in self.names:
+                    return f"{item.name} is here already; expected another name"
+                num_workers = len(self.names) - len(self.persons)
+                if num_workers >= MAX_WORKERS:
+                    return f"the team has {num_workers} workers; expected at most {MAX_WORKERS}"
+                return self._reason_against_tokens(len(self._opened(item.name, 1)))
+            case PauseWorker() | ResumeWorker() | DismissWorker():
+                return self._reason_against_worker(item)
+            case AnswerNow():
+                return ""
+        return f"a team knows no {type(item).__name__}"
+
+    def _reason_against_words(self, said: Said) -> str:
+        if said.author in self.names and self.names.index(said.author) not in self.persons:
+            return f"{said.author} is a worker; expected another name"
+        return self._reason_against_tokens(len(self._words_of(said)))
+
+    def _reason_against_tokens(self, num_tokens: int) -> str:
+        room = None if self.context is None else self.context - self.ending_tokens
+        if room is not None and self._num_read() + num_tokens > room:
+            left = max(0, room - self._num_read())
+            return f"it has {num_tokens} tokens, and the model's context has room for {left} more"
+        return ""
+
+    def _reason_against_worker(self, item: PauseWorker | ResumeWorker | DismissWorker) -> str:
+        worker = item.worker
+        if not 0 <= worker < len(self.writers) or worker in self.persons:
+            return f"there is no worker {worker}"
+        if worker in self.dismissed:
+            return f"{self.names[worker]} has been dismissed"
+        if isinstance(item, DismissWorker):
+            return ""
+        if self.writers[worker].stopped:
+            return f"{self.names[worker]} has stopped"
+        if isinstance(item, ResumeWorker):
+            return "" if worker in self.paused else f"{self.names[worker]} does not pause"
+        if worker in self.paused:
+            return f"{self.names[worker]} pauses already"
+        writing = (i for i, w in enumerate(self.writers) if not w.stopped and i not in self.paused)
+        return "" if any(i != worker for i in writing) else "no other worker is left to write"
+
+    def _opened(self, name: str, step: int) -> tuple[int, ...]:
+        """What opens a step of this name."""
+        return self.text.encode(self.prompt.step_break) + self.text.encode(
+            self.prompt.prefix(name, step)
+        )
+
+    def _words_of(self, said: Said) -> tuple[int, ...]:
+        """A person's step: opened as all steps are, and without headings or prefixes of its own."""
+        known = said.author in self.names
+        step = self.step_numbers[self.names.index(said.author)] if known else 1
+        words = self.text.encode(" " + self.prompt.escaped(said.text))
+        return self._opened(said.author, step) + words
+
+    def _speak(self, said: Said) -> Work[None]:
+        """A person's words, as a finished step."""
+        words = self._words_of(said)
+        if said.author not in self.names:
+            person = self._come(said.author)
+            self.persons.add(person)
+            self.writers[person].stopped = True
+            if not self.has_history:
+                self.seats.append(person)
+                self._seat()
+            yield WorkerJoined(self.passes, person, said.author, is_person=True)
+        person = self.names.index(said.author)
+        step = self.step_numbers[person]
+        yield self._step_begun(person)
+        if self.has_history:
+            self._put_into_history(Block(f"{said.author} {step}"), words)
+        else:
+            self._put(self.writers[person].view, words)
+        yield StepEnded(self.passes, person, step, said.text)
+        self.record(person, step, said.text, self.passes)
+        self.step_numbers[person] += 1
+
+    def _come(self, name: str) -> int:
+        """The number of somebody who was not there."""
+        self.names.append(name)
+        self.writers.append(self.new_writer(name))
+        self.desks.append(Block(f"{name} 1"))
+        self.step_numbers.append(1)
+        self.first_passes.append(0)
+        return len(self.names) - 1
+
+    def _dismiss(self, index: int) -> Work[None]:
+        """What stands on the desk stays readable, the token that no row has fed yet included."""
+        worker, desk = self.writers[index], self.desks[index]
+        if worker.step_text.strip():
+            step = self.step_numbers[index]
+            yield StepEnded(self.passes, index, step, worker.step_text.strip())
+            self._record(index)
+        unread, worker.unread, worker.feed, worker.step_text = worker.unread, (), (), ""
+        if not self.has_history:
+            self._put(worker.view, unread)
+        else:
+            if len(self.seats) > 1:
+                self.seats.remove(index)
+            else:  # an ending reads a last desk, be it empty
+                self.desks[index] = Block(f"{self.names[index]}'s empty desk")
+            if desk.tokens or unread:
+                self._put_into_history(desk, unread)
+        worker.stopped = True
+        self.paused.discard(index)
+        self.dismissed.add(index)
+        yield WorkerStopped(self.passes, index, "dismissed")
+
+    def _put_into_history(self, block: Block, tokens: tuple[int, ...]) -> None:
+        """List a block in the history, and feed these tokens to its end in the next pass."""
+        self.opening += self._encode_again()  # what came before it: it reads that as it will be
+        if self.settings.moves == "reencode" and block.tokens:
+            block, tokens = Block(block.name), (*block.tokens, *tokens)
+        view = View((self.prompt_block, *self.history, block))
+        self.history.append(block)
+        self.unfrozen.append(block)
+        if self.settings.moves == "reencode":
+            self.num_settled = len(self.history)
+        self._put(view, tokens)
+
+    def _put(self, view: View, tokens: tuple[int, ...]) -> None:
+        """Feed tokens to the end of a view in the next pass, behind those that it is fed already."""
+        self.num_fed += len(tokens)
+        for number, row in enumerate(self.opening):
+            if row.view.own is view.own:
+                self.opening[number] = Row(row.view, (*row.feed, *tokens))
+                return
+        if tokens:
+            self.opening.append(Row(view, tokens))
+
+    def answer_now(self) -> Work[str | None]:
+        """As of every run. An ending feeds what the next pass would feed, so that is done then."""
+        before = self.extra_passes
+        answer = yield from super().answer_now()
+        if self.extra_passes > before:
+            self.opening = []
+        return answer
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def end(self) -> Steps:
-        """Ask for an answer if there is none, then write the reply to the user."""
-        for index in range(len(self.workers)):
+    def end(self) -> Work[None]:
+        """What stands on the desks is on record too, in the order in which steps ended."""
+        for index in range(len(self.writers)):
             self._record(index)
-        ending, scene = self._ending(), self._scene()
-        if self.answer is None and self.settings.end.finisher:
-            yield from ending.finish(scene)
-            self.answer = ending.answer
-            yield AnswerFound(self.passes, None, self.answer)
-        if self.settings.end.reply:
-            yield from ending.write_reply(scene, self.passes)
-        self.reply = ending.reply
-        self.extra_passes += ending.passes
+        self.steps.sort(key=lambda step: (step.last_pass, step.worker))
+        yield from super().end()
 
-    def _take_snapshot(self) -> Steps:
-        ending = self._ending()
-        if self.settings.end.finisher:
-            yield from ending.finish(self._scene())
-        self.snapshots[self.passes] = ending.answer
-        self.extra_passes += ending.passes
-        yield Snapshot(self.passes, ending.answer)
-
-    def _ending(self) -> Ending:
-        s = self.settings
-        return Ending(self.text, self.prompt, s.end, s.choice, s.seed)
-
-    def _scene(self) -> Scene:
+    def scene(self) -> Scene:
+        """All desks as the last worker reads them, each with its newest token."""
         cast = self._cast()
-        tails = tuple(Block(f"{name}'s newest") for name in self.names)
-        written = [
-            (View((*view.blocks, tail)), worker.unread)
-            for view, tail, worker in zip(self.views, tails, self.workers, strict=True)
-            if worker.unread
+        tails = tuple(Block(f"{self.names[index]}'s newest") for index in self.seats)
+        rows = [
+            Row(View((*writer.view.items, tail)), writer.unread)
+            for tail, writer in zip(tails, (self.writers[i] for i in self.seats), strict=True)
+            if writer.unread
         ]
-
-        def view(*last: Block) -> View:
-            return everything(cast, tails, *last)
-
-        def tokens() -> tuple[int, ...]:
-            blocks = (self.prompt_block, *self.history)
-            desks = (part for w in self.workers for part in (w.desk.tokens, w.unread))
-            return all_tokens(blocks, *desks)
-
-        return Scene(tuple(written), view, tokens)
+        desks = (block for pair in zip(cast.desks, tails, strict=True) for block in pair)
+        said = (self.prompt_block, *self.history, *desks)
+        return Scene(everything(cast, tails).items, (*self.opening, *rows), said)
 
     # -- the account -----------------------------------------------------------------------------
 
@@ -327,19 +516,4 @@ class _Team:
                 self.prompt.more_to_come,
             )
         )
-        num_tokens = len(self.prompt_tokens) + headers + written + 2 * self.ending_tokens
-        return Reserve(num_tokens, num_blocks=4 * settings.workers + 8)
-
-    def result(self) -> Answer:
-        """What the run comes back with."""
-        steps = sorted(self.steps, key=lambda step: (step.last_pass, step.worker))
-        return Answer(
-            text=self.reply or self.answer or "\n\n".join(step.text for step in steps),
-            answer=self.answer,
-            finish_reason=self.finish_reason,
-            forward_passes=self.passes,
-            extra_passes=self.extra_passes,
-            tokens=tuple(worker.num_tokens for worker in self.workers),
-            steps=tuple(steps),
-            snapshots=self.snapshots,
-        )
+        return self.bound(len(self.prompt_tokens) + headers + written, 4 * settings.workers + 8)

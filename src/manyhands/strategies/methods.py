@@ -12,48 +12,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
-from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.attempt_settings import AttemptSettings, BestSettings, VoteSettings
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.best_of_n import best_of_n
-from manyhands.strategies.branch_record import BranchAnswer
-from manyhands.strategies.branches import branches
+from manyhands.strategies.branches import BranchAnswer, branches
+from manyhands.strategies.ending import Settings as Settings
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.self_consistency import self_consistency
 from manyhands.strategies.sequential import sequential
-from manyhands.strategies.settings import BranchSettings, EndSettings, SoloSettings, TeamSettings
+from manyhands.strategies.settings import BranchSettings, SoloSettings, TeamSettings
 from manyhands.strategies.skeleton import skeleton
 from manyhands.strategies.skeleton_settings import SkeletonSettings
 
 LONE_WORKER = "Writer"
-
-
-class Settings(Protocol):
-    """What the settings of every method have; each is a frozen dataclass."""
-
-    @property
-    def budget(self) -> int:
-        """Forward passes, at most."""
-
-    @property
-    def choice(self) -> Choice:
-        """How tokens are chosen."""
-
-    @property
-    def seed(self) -> int:
-        """Of all random numbers."""
-
-    @property
-    def snapshots(self) -> tuple[int, ...]:
-        """Smaller budgets at which the answer is also wanted."""
-
-    @property
-    def end(self) -> EndSettings:
-        """How the run ends."""
 
 
 def _alone(settings: Any, prompt: Any) -> tuple[str, ...]:

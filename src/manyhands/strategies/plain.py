@@ -15,6 +15,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
@@ -73,13 +74,18 @@ def _one_of(kinds: Sequence[Any], value: Any, place: str) -> Any:
 def _object(kind: Any, value: Any, place: str) -> Any:
     if not isinstance(value, Mapping):
         _wrong(kind, value, place)
-    known = get_type_hints(kind)
+    known = _fields_of(kind)
     names = {field.name for field in fields(kind) if field.init}
     unknown = sorted(set(value) - names)
     if unknown:
         raise TypeError(f"{_named(kind)} has no field {unknown[0]!r}")
     given = {name: from_plain(known[name], value[name], name) for name in value}
     return kind(**given)
+
+
+@cache  # a trace holds one event a token, and reading annotations costs more than all the rest
+def _fields_of(kind: Any) -> Mapping[str, Any]:
+    return get_type_hints(kind)
 
 
 def _mapping(inner: tuple[Any, ...], value: Any, place: str) -> dict[Any, Any]:

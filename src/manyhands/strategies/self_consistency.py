@@ -15,13 +15,11 @@ written only if every worker has ended its turn in time.
 
 from __future__ import annotations
 
-from manyhands.cache.block import Block
-from manyhands.cache.view import View
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.strategies.attempt_settings import VoteSettings
-from manyhands.strategies.attempts import Attempts, Verdict, Verdicts
+from manyhands.strategies.attempts import Attempts, Verdict
 from manyhands.strategies.base import Strategy
-from manyhands.strategies.ending import Ending, Scene
+from manyhands.strategies.ending import Ending, Work
 from manyhands.strategies.voting import majority
 from manyhands.text import Text
 
@@ -39,69 +37,37 @@ def self_consistency(
     `context` is the longest view the model bears; the run stops in time to still give its answer.
     """
     settings, prompt = settings or VoteSettings(), prompt or VotesPrompt()
-    run = _Final if settings.mode == "final" else _Vote
-    return run(question, text, settings, prompt, context).play()
+    if settings.mode == "final":
+        return _Final(question, text, settings, prompt, prompt.final, context).play()
+    return _Vote(question, text, settings, prompt, prompt.finisher, context).play()
 
 
 class _Vote(Attempts):
     """The majority of the boxes."""
 
-    def decide(self) -> Verdicts:
-        """Ask whoever has no answer, then count."""
-        endings = [self._ending(attempt.writer.name) for attempt in self.attempts]
+    def decide(self) -> Work[Verdict]:
+        """Ask every attempt that has no answer, then count."""
+        endings = [Ending(self.text, self.words, self.settings, w.name) for w in self.writers]
         scenes = [attempt.scene() for attempt in self.attempts]
         yield from self.settle(endings, scenes)
-        worker = majority([ending.answer for ending in endings])
-        chosen = endings[worker or 0]
-        return Verdict(chosen.answer, worker or 0, chosen, scenes[worker or 0])
-
-    def _ending(self, owner: str) -> Ending:
-        s = self.settings
-        return Ending(self.text, self.words(self.prompt.finisher), s.end, s.choice, s.seed, owner)
-
-    def num_added(self) -> int:
-        """A finisher and a reply."""
-        return self._ending("").num_tokens
+        worker = majority([ending.answer for ending in endings]) or 0
+        return Verdict(endings[worker].answer, worker, endings[worker], scenes[worker])
 
 
 class _Final(Attempts):
     """One row that reads all attempts."""
 
-    def decide(self) -> Verdicts:
+    def decide(self) -> Work[Verdict]:
         """Show all attempts to the model, and let it fill in the box."""
-        ending, scene, (first, *others) = self._ending(), self._scene(), self.attempts
+        ending, scene, (first, *others) = self.ending(), self.scene(), self.attempts
         if first.answer is not None and not others:  # there is nothing to compare
             return Verdict(first.answer, 0, ending, scene)
-        if self.settings.end.finisher or all(one.writer.stopped for one in self.attempts):
+        if self.settings.end.finisher or all(writer.stopped for writer in self.writers):
             yield from self.ask([ending.finish(scene)])
         return Verdict(ending.answer, None, ending, scene)
-
-    def _ending(self) -> Ending:
-        s = self.settings
-        return Ending(self.text, self.words(self.prompt.final), s.end, s.choice, s.seed)
-
-    def _scene(self) -> Scene:
-        """Prompt, then attempt after attempt; what the first one was led in by stands there once."""
-        between, words = Block("between"), self.text.encode(self.prompt.between)
-        tails = [(View((self.start, between)), words)] if words and self.attempts[1:] else []
-        blocks: tuple[Block, ...] = (self.start, self.attempts[0].lead)
-        for attempt in self.attempts:
-            tail = Block(f"{attempt.writer.name}'s newest")
-            tails += attempt.tails(tail)
-            blocks += (attempt.own, tail) if len(blocks) == 2 else (between, attempt.own, tail)
-        unread = {view.own: tokens for view, tokens in tails}
-
-        def tokens() -> tuple[int, ...]:
-            return tuple(t for b in blocks for t in unread.get(b, tuple(b.tokens)))
-
-        return Scene(tuple(tails), lambda *last: View((*blocks, *last)), tokens)
 
     def num_read(self) -> int:
         """All attempts stand in one view."""
         words = len(self.text.encode(self.prompt.between))
         own = sum(one.own.num_tokens + 2 + words for one in self.attempts)
         return len(self.prompt_tokens) + own
-
-    def num_added(self) -> int:
-        """The final row and the reply."""
-        return self._ending().num_tokens

@@ -30,14 +30,8 @@ from manyhands.cache.prefixes import Lease, PrefixTree
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import ContextTooLong, InvalidRequest
-from manyhands.strategies.base import (
-    Answer,
-    Event,
-    Reserve,
-    Strategy,
-    TokenWritten,
-    WorkerStopped,
-)
+from manyhands.strategies.base import Answer, Reserve, Strategy
+from manyhands.strategies.events import Event, TokenWritten, WorkerStopped
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 from manyhands.text.markers import MarkerWatch
@@ -175,9 +169,7 @@ class _Line:
 
     def begin(self, path: tuple[Block, ...], last: int) -> None:
         """Start behind a prompt in memory, feeding its last token."""
-        own = Block(self.writer.name)
-        self.view = View((*path, own))
-        self.writer.begin_step(own, (last,))
+        self.writer.begin_step(View((*path, Block(self.writer.name))), (last,))
 
     def read(self, token: int, context: int | None) -> str:
         """Take a token; return the text that is certain by now."""
@@ -188,7 +180,7 @@ class _Line:
         if self.writer.stopped or self._watch.found is not None:
             self.finish_reason = "stop"
         elif len(self.tokens) >= self._max_tokens or (
-            context is not None and self.view.num_tokens + 1 > context
+            context is not None and self.writer.view.num_tokens + 1 > context
         ):
             self.finish_reason = "length"
         if self.finish_reason and self._watch.found is None:
@@ -200,8 +192,7 @@ class _Line:
 
     def leave(self) -> None:
         """Let go of its block and of the prompt's, if that has not happened yet."""
-        for held in ("view", "writer"):
-            vars(self).pop(held, None)
+        vars(self).pop("writer", None)
 
     def completion(self) -> Completion:
         """What it came to. Blanks around the thinking belong to neither part."""
@@ -266,7 +257,7 @@ class _Run:
             if not opening and not self.live:
                 yield self.own  # somebody else is writing what we want to read
                 continue
-            tokens = yield Step((*opening, *(line.writer.row(line.view) for line in self.live)))
+            tokens = yield Step((*opening, *(line.writer.row() for line in self.live)))
             assert tokens is not None, "a step is answered with one token per row"
             lease.settle()
             self.passes += 1

@@ -1,8 +1,8 @@
 """A writer: one line of thought while it is being written.
 
-It knows what its next row feeds, reads its tokens as text, and notices when a step ends or a box is
-closed. Its random numbers are its own: they depend on the seed and the writer's name, and on nothing
-that others do.
+A writer has a view, and writes to the last block of it. It knows what its next row feeds, reads its tokens
+as text, and notices when a step ends or a box is closed. Its random numbers are its own: they depend on
+the seed and the writer's name, and on nothing that others do.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Writer:
         self.unread: tuple[int, ...] = ()  # written, but not fed to anybody yet
         self.num_tokens = 0
         self.stopped = False
-        self.begin_step(Block(f"{name} 1"), ())
+        self.begin_step(View((Block(f"{name} 1"),)), ())
 
-    def begin_step(self, desk: Block, feed: tuple[int, ...]) -> None:
-        """Go on at `desk`, feeding `feed` first."""
-        self.desk = desk
+    def begin_step(self, view: View, feed: tuple[int, ...]) -> None:
+        """Go on at the end of `view`, feeding `feed` first."""
+        self.view = view
         self.feed = feed
         self.step_text = ""
         self.box = BoxWatch()
@@ -48,12 +48,12 @@ class Writer:
         for token in tokens:
             self._decoder.push(token)
 
-    def row(self, view: View) -> Row:
+    def row(self) -> Row:
         """The next row; draws this writer's next random number if it samples."""
         choice = self.choice
         if choice.temperature > 0:
             choice = replace(choice, draw=self.random.random())
-        return Row(view, self.feed, choice, self.name)
+        return Row(self.view, self.feed, choice, self.name)
 
     def read(self, token: int, turn_end: frozenset[int]) -> str:
         """Take the token that was chosen; return the text that it completes."""

@@ -34,13 +34,18 @@ def clean_problem(text: str) -> str:
             f"the problem has {len(text):,} characters, at most {MAX_PROBLEM_CHARS:,} are read",
             hint="shorten the problem, or give the workers only the part they need",
         )
-    cleaned = _CONTROLS.sub("", _LINE_ENDS.sub("\n", well_formed(text))).strip()
-    if not cleaned:
+    problem = cleaned(text)
+    if not problem:
         found = "is empty" if not text else "holds nothing but blanks and control characters"
         raise InvalidRequest(
             f"the problem {found}, expected some text", hint="give the problem as an argument"
         )
-    return cleaned
+    return problem
+
+
+def cleaned(text: str) -> str:
+    """`text` as valid Unicode without control characters and outer blanks, every line end a line feed."""
+    return _CONTROLS.sub("", _LINE_ENDS.sub("\n", well_formed(text))).strip()
 
 
 def printable(text: str) -> str:

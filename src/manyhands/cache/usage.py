@@ -24,7 +24,6 @@ import numpy as np
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import Step
-from manyhands.strategies.base import Event
 
 
 @dataclass(frozen=True)
@@ -51,13 +50,6 @@ class Usage:
     def __sub__(self, other: Self) -> Self:
         names = [field.name for field in fields(self)]
         return type(self)(*(getattr(self, name) - getattr(other, name) for name in names))
-
-
-@dataclass(frozen=True)
-class UsageCounted(Event):
-    """What the whole run has cost: the last that a stream reports before the Answer."""
-
-    usage: Usage
 
 
 def usage_of(plan: Plan, step: Step, token_bytes: int) -> Usage:

@@ -1,6 +1,13 @@
 """The account of a run: what is known of it at any moment, from its events.
 
-The command line shows it while the run goes on, and if the run is cut short it is all there is.
+    account = Account(["Alice", "Bob"])
+    for event in engine.stream(team):
+        account.take(event)
+    account.hands[0].text                  what Alice is writing now
+    account.steps()                        what everybody has finished
+
+The command line and pages show it while the run goes on, and if the run is cut short it is all there is.
+Events of the engine change nothing in it: it tells what was written.
 """
 
 from __future__ import annotations
@@ -8,18 +15,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from manyhands.strategies.base import (
-    Answer,
+from manyhands.strategies.base import Answer, FinishedStep
+from manyhands.strategies.events import (
     AnswerFound,
     CheckAsked,
+    EngineEvent,
     Event,
-    FinishedStep,
     ReplyWritten,
     Snapshot,
     StepBegun,
     StepEnded,
     TokenWritten,
     WorkerJoined,
+    WorkerPaused,
+    WorkerResumed,
     WorkerStopped,
 )
 
@@ -38,6 +47,8 @@ class Hand:
     stopped: bool = False
     why_stopped: str = ""  # if it was not by itself
     came_late: bool = False  # came while the run was going on
+    is_person: bool = False  # speaks now and then, and is no worker
+    paused: bool = False
     is_gone: bool = False  # its work is done, and others have come
 
 
@@ -66,11 +77,13 @@ class Account:
         return sum(hand.num_tokens for hand in self.hands)
 
     def take(self, event: Event) -> None:
-        """Enter one event."""
+        """Enter one event. IndexError for a worker that has not come."""
+        if isinstance(event, EngineEvent):
+            return
         self.forward_passes = max(self.forward_passes, event.forward_pass)
         match event:
             case WorkerJoined():
-                self._welcome(event.worker, event.name)
+                self._welcome(event)
             case StepBegun():
                 hand = self.hands[event.worker]
                 hand.step, hand.first_pass = event.step, event.forward_pass + 1
@@ -85,6 +98,8 @@ class Account:
                 hand.text = ""
             case CheckAsked():
                 self.hands[event.worker].checked = True
+            case WorkerPaused() | WorkerResumed():
+                self.hands[event.worker].paused = isinstance(event, WorkerPaused)
             case WorkerStopped():
                 hand = self.hands[event.worker]
                 hand.stopped = True
@@ -99,15 +114,18 @@ class Account:
             case ReplyWritten():
                 self.reply += event.text
 
-    def _welcome(self, worker: int, name: str) -> None:
-        """A new hand. The last ones who came are gone when all of them had stopped."""
-        if worker != len(self.hands):
-            raise IndexError(f"worker {worker} comes as number {len(self.hands)}")
+    def _welcome(self, event: WorkerJoined) -> None:
+        """A new hand. The last workers who came are gone when all of them had stopped."""
+        if event.worker != len(self.hands):
+            raise IndexError(f"worker {event.worker} comes as number {len(self.hands)}")
+        if event.is_person:
+            self.hands.append(Hand(event.name, is_person=True))
+            return
         late = [hand for hand in self.hands if hand.came_late and not hand.is_gone]
         if all(hand.stopped for hand in late):
             for hand in late:
                 hand.is_gone = True
-        self.hands.append(Hand(name, came_late=True))
+        self.hands.append(Hand(event.name, came_late=True))
 
     def steps(self) -> tuple[FinishedStep, ...]:
         """All steps, in the order they ended; those that are unfinished stand last."""

@@ -1,0 +1,49 @@
+"""A strategy is its views: two write at once, and hear each other when both ended a paragraph."""
+
+from manyhands import Block, Engine, SoloSettings, View, bundled
+from manyhands.prompts import model_prompt
+from manyhands.strategies.budgeted import BudgetedRun
+from manyhands.strategies.ending import Stretch, scene_of
+
+
+class Debate(BudgetedRun):  # budget, context, snapshots, finisher and reply come from there
+    def __init__(self, question, text, settings, words, context=None):
+        super().__init__(text, settings, words, context)
+        prompt = text.chat_prompt(words.team_message(question, words.team(2)))
+        self.heard = (self.prefill(prompt),)
+        self.writers = [self.new_writer(n, View(self.heard), prompt[-1:]) for n in words.team(2)]
+        self.begin_round(1)
+
+    def begin_round(self, number):
+        self.number, self.speaking = number, {0, 1}
+        for (
+            writer
+        ) in self.writers:  # its last token goes along with the words that open a paragraph
+            opening = self.text.encode(f"\n\n{self.words.prefix(writer.name, number)}")
+            writer.begin_step(View((*self.heard, Block(writer.name))), writer.feed + opening)
+
+    def work(self):
+        while not self.finish_reason:
+            yield from self.write(sorted(self.speaking))
+            if not self.speaking:
+                self.heard += tuple(writer.view.own.freeze() for writer in self.writers)
+                self.begin_round(self.number + 1)
+            self.check(self.scene().num_tokens + len(self.writers))
+            yield from self.look()
+
+    def follow(self, worker, piece):
+        writer = self.writers[worker]
+        self.answer = self.answer or writer.box.push(piece)
+        self.finish_reason = "answer" if self.answer else "stopped" if writer.stopped else ""
+        if writer.ends_step(piece):
+            self.speaking.remove(worker)
+        yield from ()
+
+    def scene(self):
+        return scene_of(Stretch(self.heard), [Stretch((w.view.own,), w.feed) for w in self.writers])
+
+
+if __name__ == "__main__":
+    engine, words = Engine.load(bundled.path(), memory_tokens=4096), model_prompt(bundled.path())
+    job = "Solve these problems and box the answers in order, separated by commas:\n1. 84 + 9\n2. 5 + 8"
+    print(engine.run(Debate(job, engine.text, SoloSettings(70, snapshots=(20,)), words).play()))

@@ -1,0 +1,41 @@
+"""Who reads what, as it changes: what a page needs to draw who saw what (`events.py::ViewsChanged`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from manyhands.cache.step import Step
+from manyhands.cache.view import View
+from manyhands.replay.trace import Line, Recorder
+from manyhands.strategies.events import BlockIds, ViewsChanged
+
+
+class Seating(Recorder):
+    """A Recorder of views alone. Blocks have the numbers that a trace of the run gives them."""
+
+    def __init__(self) -> None:
+        super().__init__(self._take)
+        self._new: dict[int, str] = {}  # blocks that no event has named yet
+        self._seats: dict[str, int] = {}  # of each writer, the number of the view that it reads
+
+    def changes(self, step: Step, forward_pass: int) -> Iterator[ViewsChanged]:
+        """One event if a writer of this step reads another view than before, or has just come."""
+        views = {}
+        for row in step.rows:
+            number = self._view_id(row.view)
+            if row.writer is not None and self._seats.get(row.writer) != number:
+                self._seats[row.writer] = number
+                views[row.writer] = self._ids(row.view)
+        if views:
+            blocks, self._new = self._new, {}
+            yield ViewsChanged(forward_pass, views, blocks)
+
+    def _take(self, line: Line) -> None:
+        if line["kind"] == "block":
+            self._new[line["id"]] = line["name"]
+
+    def _ids(self, view: View) -> tuple[BlockIds, ...]:
+        items = map(self._item, view.items)
+        return tuple(
+            item if isinstance(item, int) else tuple(tuple(lane) for lane in item) for item in items
+        )

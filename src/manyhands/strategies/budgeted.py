@@ -1,0 +1,233 @@
+"""A run with a budget: all that strategies have in common, so that a strategy is its views.
+
+Passes are counted, prompts are fed along with the first of them, a run stops in time for its answer, it is
+asked for that answer at smaller budgets in passing, and at its end a finisher and a reply follow, counted
+apart (Hogwild! Inference, section 4.1). A strategy says three things, and of the rest what it wants to
+have otherwise:
+
+    work      its passes, until there is a `finish_reason`: which writers write in which view
+    follow    what comes of a piece of text that a worker has written
+    scene     what an ending reads: all that stands there now
+
+For instance a worker alone; `examples/debate.py` is a team of two:
+
+    class Alone(BudgetedRun):
+        def __init__(self, question, text, settings, words, context):
+            super().__init__(text, settings, words, context)
+            prompt = text.chat_prompt(question)
+            start = self.prefill(prompt)
+            self.writers = [self.new_writer("writer", View((start, Block("text"))), prompt[-1:])]
+
+        def work(self):
+            (writer,) = self.writers
+            while not self.finish_reason:
+                yield from self.write([0])
+                self.check(writer.view.num_tokens + 2)  # its newest token, and one more
+                yield from self.look()
+
+        def follow(self, worker, piece):
+            writer = self.writers[worker]
+            self.answer = writer.box.push(piece) or self.answer
+            self.finish_reason = "answer" if self.answer else "stopped" if writer.stopped else ""
+            yield from ()
+
+        def scene(self):
+            (writer,) = self.writers
+            return scene_of(Stretch(writer.view.items, writer.unread))
+
+    strategy = Alone(question, text, SoloSettings(budget=500), TeamPrompt(), context=None).play()
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable
+from functools import cached_property
+
+from manyhands.cache.block import Block
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.prompts.hogwild import TeamPrompt
+from manyhands.strategies.base import Answer, FinishedStep, Reserve, Strategy
+from manyhands.strategies.ending import Ending, Scene, Settings, Work
+from manyhands.strategies.events import AnswerFound, Event, Snapshot, TokenWritten
+from manyhands.strategies.writer import Writer
+from manyhands.text import Text
+
+
+class BudgetedRun(ABC):
+    """The state of one run, and its course from `Reserve` to `Answer`.
+
+    `words` are the finisher's and the reply's. `context` is the longest view that the model bears, in
+    tokens; None: no limit. `writers` are the workers, in the order of their numbers.
+    """
+
+    def __init__(
+        self, text: Text, settings: Settings, words: TeamPrompt, context: int | None
+    ) -> None:
+        self.text, self.settings, self.words, self.context = text, settings, words, context
+        self.writers: list[Writer] = []
+        self.opening: list[Row] = []  # fed along with the next pass, besides the rows that write
+        self.passes = self.extra_passes = 0
+        self.finish_reason = ""  # while there is none, the run goes on
+        self.answer: str | None = None
+        self.reply = ""
+        self.steps: list[FinishedStep] = []
+        self.snapshots: dict[int, str | None] = {}
+
+    # -- what a strategy says ----------------------------------------------------------------------
+
+    @abstractmethod
+    def work(self) -> Work[None]:
+        """Passes, until `finish_reason` is set; `check` sets it when budget or context are spent."""
+
+    def follow(self, worker: int, piece: str) -> Generator[Event, None, None]:
+        """What comes of the piece of text that a worker has just written in `write`."""
+        yield from ()
+
+    @abstractmethod
+    def scene(self) -> Scene:
+        """What an ending would read now. Nothing of the run may change by it."""
+
+    # -- the course of a run -----------------------------------------------------------------------
+
+    def play(self) -> Strategy:
+        """The strategy."""
+        yield self.reserve()
+        yield from self.work()
+        yield from self.end()
+        return self.result()
+
+    def new_writer(self, name: str, view: View | None = None, feed: tuple[int, ...] = ()) -> Writer:
+        """A writer with the run's choice and seed, at the end of `view`. Its draws depend on its name."""
+        writer = Writer(self.text, self.settings.choice, self.settings.seed, name)
+        if view is not None:
+            writer.begin_step(view, feed)
+        return writer
+
+    def prefill(self, prompt: tuple[int, ...]) -> Block:
+        """The prompt's block. Its last token is left out: each writer feeds it, and writes at once."""
+        start = Block("prompt")
+        if prompt[1:]:
+            self.opening.append(Row(View((start,)), prompt[:-1]))
+        return start
+
+    def forward(self, rows: Iterable[Row]) -> Work[tuple[int, ...]]:
+        """One counted pass; the tokens chosen for `rows`. The rows of `opening` are fed with it."""
+        tokens = yield Step((*self.opening, *rows))
+        assert isinstance(tokens, tuple), "a step is answered with one token per row"
+        num_others, self.opening = len(self.opening), []
+        self.passes += 1
+        return tokens[num_others:]
+
+    def write(self, workers: Iterable[int]) -> Work[None]:
+        """One counted pass, in which each of these workers writes a token; `follow` says what next."""
+        writing = [(worker, self.writers[worker]) for worker in workers]
+        tokens = yield from self.forward([writer.row() for _, writer in writing])
+        for (worker, writer), token in zip(writing, tokens, strict=True):
+            piece = writer.read(token, self.text.turn_end)
+            yield TokenWritten(self.passes, worker, token, piece)
+            yield from self.follow(worker, piece)
+
+    def check(self, num_tokens: int) -> None:
+        """End the run if its budget is spent, or if a view of so many tokens leaves no room to end.
+
+        `num_tokens` are those that an ending would have to read after one more pass. A run that is over
+        for another reason keeps that.
+        """
+        if self.finish_reason:
+            return
+        if self.passes >= self.settings.budget:
+            self.finish_reason = "budget"
+        elif self.context is not None and num_tokens + self.ending_tokens > self.context:
+            self.finish_reason = "context"
+
+    def look(self, before: int | None = None) -> Work[None]:
+        """Take the snapshot of this pass if one is due: what if the budget ended here?
+
+        With `before`, also those of later passes before that one.
+        """
+        until = self.passes + 1 if before is None else before
+        due = [at for at in self.settings.snapshots if self.passes <= at < until]
+        due = [at for at in due if at not in self.snapshots]
+        if not due or self.finish_reason:
+            return
+        answer = yield from self.answer_now()
+        for at in due:
+            self.snapshots[at] = answer
+            yield Snapshot(at, answer)
+
+    def answer_now(self) -> Work[str | None]:
+        """The answer if the run ended here: the one there is, or the finisher's. Nothing changes."""
+        if self.answer is not None or not self.settings.end.finisher:
+            return self.answer
+        ending = self.ending()
+        yield from ending.finish(self.scene())
+        self.extra_passes += ending.passes
+        return ending.answer
+
+    def end(self) -> Work[None]:
+        """Ask for an answer if there is none, then write the reply to the user."""
+        ending, scene = self.ending(), self.scene()
+        if self.answer is None and self.settings.end.finisher:
+            yield from ending.finish(scene)
+            self.answer = ending.answer
+            yield AnswerFound(self.passes, None, self.answer)
+        if self.settings.end.reply:
+            yield from ending.write_reply(scene, self.passes)
+            self.reply = ending.reply
+        self.extra_passes += ending.passes
+
+    def ending(self) -> Ending:
+        """A finisher and a reply."""
+        return Ending(self.text, self.words, self.settings)
+
+    @cached_property
+    def ending_tokens(self) -> int:
+        """At most so many tokens are added by an ending to what it reads."""
+        return self.ending().num_tokens
+
+    # -- the account -------------------------------------------------------------------------------
+
+    def reserve(self) -> Reserve:
+        """What can be in memory at once, before the first pass: here, a budget for every writer."""
+        fed = sum(len(row.feed) for row in self.opening)
+        written = sum(len(writer.feed) + self.settings.budget for writer in self.writers)
+        return self.bound(fed + written, 8 * len(self.writers) + 8, len(self.writers))
+
+    def bound(self, num_tokens: int, num_blocks: int, num_lines: int = 1) -> Reserve:
+        """Room for so much text, and for the endings of so many lines twice: a snapshot's, the last.
+
+        No line outgrows the context; text that is encoded anew needs its room once more.
+        """
+        if self.context is not None:
+            num_tokens = min(num_tokens, num_lines * 2 * self.context)
+        if self.settings.end.reencode:
+            num_tokens *= 2
+        return Reserve(num_tokens + 2 * num_lines * self.ending_tokens, num_blocks)
+
+    def record(self, worker: int, step: int, text: str, first_pass: int) -> None:
+        """Put a step that ends with this pass on record, if it has text."""
+        if text.strip():
+            self.steps.append(FinishedStep(worker, step, text.strip(), first_pass, self.passes))
+
+    def num_written(self) -> tuple[int, ...]:
+        """How many tokens each worker wrote."""
+        return tuple(writer.num_tokens for writer in self.writers)
+
+    def told(self) -> str:
+        """What is shown where there is neither a reply nor an answer."""
+        return "\n\n".join(step.text for step in self.steps)
+
+    def result(self) -> Answer:
+        """What the run comes back with."""
+        return Answer(
+            text=self.reply.strip() or self.answer or self.told(),
+            answer=self.answer,
+            finish_reason=self.finish_reason,
+            forward_passes=self.passes,
+            extra_passes=self.extra_passes,
+            tokens=self.num_written(),
+            steps=tuple(self.steps),
+            snapshots=self.snapshots,
+        )

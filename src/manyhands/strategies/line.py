@@ -1,0 +1,296 @@
+"""One line of text that is the reply itself: what `sequential`, `branches` and `skeleton` have in common.
+
+The main line is worker 0. It goes on until the model ends its turn or the budget is spent; a thinking
+model closes its thinking by itself, and what follows is for the user. The answer is the content of the
+last box. So no reply is written at the end, and of an ending there remains the finisher.
+
+A line can be parted at a mark (`Line`), and others can write beside it (`SideLine`). A mark is found in
+decoded text, tokens lie in blocks, and a token may hold the end of one sentence and the beginning of a
+mark. `Line` keeps the two in step; nothing that is in memory is ever cut.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator, Sequence
+from functools import cached_property
+
+from manyhands.cache.block import Block
+from manyhands.cache.view import Item, View
+from manyhands.prompts.hogwild import TeamPrompt
+from manyhands.strategies.budgeted import BudgetedRun
+from manyhands.strategies.ending import Scene, Stretch, Work, scene_of
+from manyhands.strategies.events import (
+    AnswerFound,
+    Event,
+    ReplyWritten,
+    TokenWritten,
+    WorkerStopped,
+)
+from manyhands.strategies.settings import BranchSettings, SoloSettings
+from manyhands.strategies.skeleton_settings import SkeletonSettings
+from manyhands.strategies.writer import Writer
+from manyhands.text import BoxWatch, Text
+from manyhands.text.markers import MarkerWatch
+
+LINE = "writer"  # the main line's writer
+# A side line's next token, its line break, and what a token that shares text with a mark may cost more.
+SLACK = 6
+
+
+def tokens_behind(text: Text, words: str) -> tuple[int, ...]:
+    """The tokens of `words` behind other text: some tokenizers put a blank before a line break."""
+    before, whole = text.encode("x"), text.encode("x" + words)
+    size = len(before)
+    return whole[size:] if whole[:size] == before else text.encode(words)
+
+
+class Line:
+    """One line of text, in blocks that can be parted where a mark began.
+
+    A mark may take several tokens, and shows itself with the last one. So the first token that could
+    begin a mark goes to a fresh block: if it was one, the blocks before it are the text before it,
+    except for `front`, the text that shares a token with the mark.
+    """
+
+    def __init__(
+        self, writer: Writer, marks: Sequence[str], before: Sequence[Item], feed: tuple[int, ...]
+    ) -> None:
+        self.writer = writer
+        self.marks = marks
+        self.before = tuple(before)
+        self.blocks: tuple[Block, ...] = (Block(writer.name),)
+        self.watch = MarkerWatch(marks)
+        self.suspected: str | None = None  # all text of the last block, if it may be a mark
+        self.front = ""
+        self.newest = ""  # the text of the newest token
+        writer.begin_step(View((*self.before, *self.blocks)), feed)
+
+    @property
+    def view(self) -> View:
+        """What its writer reads."""
+        return self.writer.view
+
+    def read(self, token: int, turn_end: frozenset[int]) -> str:
+        """Take a token; return the text that is certainly no mark."""
+        return self.scan(self.take(token, turn_end))
+
+    def take(self, token: int, turn_end: frozenset[int]) -> str:
+        """Take a token without looking for marks; return its text."""
+        self.newest = self.writer.read(token, turn_end)
+        return self.newest
+
+    def scan(self, piece: str) -> str:
+        """Look for a mark in the newest piece, whose token has not been fed yet."""
+        seen = (self.suspected or "") + piece
+        certain = self.watch.push(piece)
+        if self.watch.found is None and not self.watch.pending:
+            self.suspected = None
+            return certain
+        if self.suspected is None:
+            self.blocks[-1].freeze()
+            self.blocks = (*self.blocks, Block(self.writer.name))
+            self.writer.view = View((*self.before, *self.blocks))
+        self.suspected = seen
+        if self.watch.found is not None:
+            self.front = seen[: len(seen) - len(self.watch.found + self.watch.rest)]
+        return certain
+
+    def overlook(self, text: str) -> str:
+        """The mark that was found is none; `text`, the newest of this line, stands behind it."""
+        assert self.suspected is not None
+        self.suspected = self.suspected.removesuffix(text)
+        self.watch = MarkerWatch(self.marks)
+        return self.scan(text)
+
+    def part(self) -> tuple[int, ...]:
+        """Drop the mark and all behind it; the tokens of the text before it that are not fed."""
+        text = self.without_mark()
+        self.blocks = self.blocks[:-1]
+        self.writer.view = View(text.items)
+        return text.unfed
+
+    def without_mark(self) -> Stretch:
+        """All before the mark."""
+        unfed = tokens_behind(self.writer.vocabulary, self.front)
+        return Stretch((*self.before, *self.blocks[:-1]), unfed)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all that the line reads. In lanes, that is more than its length as a view."""
+        return sum(block.num_tokens for block in self.view.blocks)
+
+
+class SideLine(Line):
+    """A line beside others. It is done at a mark, at its turn's end, or when its tokens are spent.
+
+    `finish_reason` says which: "marker" or what `mark_reason` makes of it, "stopped", "budget", or what
+    ended the run. `text` is what it wrote, free of marks.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        marks: Sequence[str],
+        before: Sequence[Item],
+        opening: str,
+        first_pass: int,
+        max_tokens: int,
+    ) -> None:
+        feed = writer.vocabulary.encode(opening)
+        super().__init__(writer, marks, before, feed)
+        self.first_pass, self.max_tokens = first_pass, max_tokens
+        self.num_joined = len(feed)  # tokens, its opening's included
+        self.text = ""
+        self.finish_reason = ""
+        self.unfed: tuple[int, ...] = ()  # once it is done
+
+    def mark_reason(self) -> str:
+        """Why it is done, if it is done by a mark."""
+        return "marker"
+
+    def read(self, token: int, turn_end: frozenset[int]) -> str:
+        """Take the token that was chosen; return the text that it makes certain."""
+        piece = super().read(token, turn_end)
+        self.text += piece
+        self.num_joined += 1
+        if self.watch.found is not None:
+            self.finish(self.mark_reason())
+        elif self.writer.stopped:
+            self.finish("stopped")
+        elif self.writer.num_tokens >= self.max_tokens:
+            self.finish("budget")
+        return piece
+
+    def finish(self, reason: str) -> None:
+        """It is done: settle its text, and what of it has yet to be fed."""
+        self.finish_reason = reason
+        self.unfed = self.part() if self.watch.found is not None else self.writer.feed
+        self.text += self.watch.pending
+        for block in self.blocks:
+            if block.num_tokens:
+                block.freeze()
+
+    def stretch(self) -> Stretch:
+        """The line as far as it goes."""
+        return Stretch(self.blocks, self.unfed if self.finish_reason else self.writer.feed)
+
+
+class LineRun(BudgetedRun):
+    """A run whose main line is the reply. By itself it is ordinary decoding."""
+
+    def __init__(
+        self,
+        prompt: tuple[int, ...],
+        text: Text,
+        settings: SoloSettings | BranchSettings | SkeletonSettings,
+        finisher: str,
+        context: int | None,
+        marks: Sequence[str] = (),
+    ) -> None:
+        super().__init__(text, settings, TeamPrompt(finisher=finisher), context)
+        self.prompt_tokens, self.marks = prompt, marks
+        self.writer = self.new_writer(LINE)
+        self.writers = [self.writer]
+        self.line = Line(self.writer, marks, (self.prefill(prompt),), prompt[-1:])
+        self.thinking = text.thinking  # what is said now is not for the user
+        self.said = ""  # all of it, thoughts included
+        self.num_segments = 0  # steps of the main line
+        self._segment, self._first_pass = "", 1  # what it said since the last one, and from when
+        self._box = BoxWatch()
+
+    # -- the main line -----------------------------------------------------------------------------
+
+    def work(self) -> Work[None]:
+        """Ordinary decoding, to the end of the turn or of the budget."""
+        while not self.finish_reason:
+            yield from self.write_line()
+        self.end_segment()
+
+    def write_line(self) -> Work[None]:
+        """One pass of ordinary decoding."""
+        (token,) = yield from self.forward([self.writer.row()])
+        certain = self.certain(self.line.read(token, self.text.eos))
+        yield TokenWritten(self.passes, 0, token, certain)
+        yield from self.say(certain)
+        if token == self.text.think_end:
+            self.thinking = False
+        yield from self.look_around()
+
+    def certain(self, piece: str) -> str:
+        """What of the line's new text is text, where marks have no meaning."""
+        return piece
+
+    def look_around(self) -> Work[None]:
+        """Is the main line done, or its time?"""
+        if self.writer.stopped:
+            yield WorkerStopped(self.passes, 0)
+            self.finish_reason = "stopped" if self.answer is None else "answer"
+        else:
+            self.check_line()
+            yield from self.look()
+
+    def check_line(self) -> None:
+        """Is there room for one more token of the line?"""
+        self.check(self.line.num_tokens + len(self.writer.feed) + 1)
+
+    # -- what was said -----------------------------------------------------------------------------
+
+    def say(self, text: str) -> Generator[Event, None, None]:
+        """Text of the line, or what counts as such: a box in it is the answer."""
+        self._segment += text
+        yield from self.insert(text)
+        boxed = self._box.push(text)
+        if boxed is not None:
+            self.answer = boxed
+            yield AnswerFound(self.passes, 0, boxed)
+
+    def insert(self, text: str) -> Generator[Event, None, None]:
+        """Text that now stands in the line, but is not its own: a box in it is no answer."""
+        self.said += text
+        if text and not self.thinking:
+            self.reply += text
+            yield ReplyWritten(self.passes, text)
+
+    def unsaid(self) -> str:
+        """What would be said if the budget ended here."""
+        return ""
+
+    def end_segment(self) -> str:
+        """What the line said since its last step is a step, if it has text."""
+        body = self._segment.strip()
+        if body:
+            self.num_segments += 1
+            self.record(0, self.num_segments, body, self._first_pass)
+        self.begin_segment()
+        return body
+
+    def begin_segment(self) -> None:
+        """What the line says from the next pass on is its next step."""
+        self._segment, self._first_pass = "", self.passes + 1
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def scene(self) -> Scene:
+        """The line, its newest token, and what would be fed next."""
+        return scene_of(Stretch(self.line.view.items, self.writer.feed), opening=self.opening)
+
+    def answer_now(self) -> Work[str | None]:
+        """The last box, also one that would be closed by what is not said yet; or the finisher's."""
+        boxed = copy.deepcopy(self._box).push(self.unsaid())
+        return boxed if boxed is not None else (yield from super().answer_now())
+
+    def end(self) -> Work[None]:
+        """Ask for the answer if there is none. The line is the reply: none is written."""
+        if self.answer is None and self.settings.end.finisher:
+            self.answer = yield from super().answer_now()
+            yield AnswerFound(self.passes, None, self.answer)
+
+    @cached_property
+    def ending_tokens(self) -> int:
+        """The finisher's alone."""
+        return self.ending().num_finisher_tokens if self.settings.end.finisher else 0
+
+    def told(self) -> str:
+        """All that was said, thoughts included."""
+        return self.said.strip()

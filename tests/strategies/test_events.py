@@ -1,0 +1,212 @@
+"""Every event and everything that can be said comes back from JSON as it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, get_type_hints
+
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from manyhands.cache.usage import Usage
+from manyhands.errors import BrokenTrace, InvalidRequest
+from manyhands.strategies.account import Account
+from manyhands.strategies.events import (
+    EVENTS,
+    Admitted,
+    EngineEvent,
+    Event,
+    Queued,
+    StepEnded,
+    UsageCounted,
+    ViewsChanged,
+    WorkerJoined,
+    WorkerPaused,
+    WorkerResumed,
+    from_line,
+    to_line,
+)
+from manyhands.strategies.listening import ITEMS, MAX_SAID_CHARS, AddWorker, Item, Said
+from manyhands.strategies.registry import Registry
+
+KINDS = [
+    *((EVENTS, kind) for kind in EVENTS.kinds.values()),
+    *((ITEMS, k) for k in ITEMS.kinds.values()),
+]
+
+
+def any_of(kind: type[Any]) -> st.SearchStrategy[Any]:
+    """Objects of a dataclass, by the types of its fields."""
+    types = get_type_hints(kind)
+    values = {field.name: st.from_type(types[field.name]) for field in fields(kind)}
+    return st.fixed_dictionaries(values)
+
+
+def check(registry: Registry[Any], kind: type[Any], values: Mapping[str, Any]) -> None:
+    """It comes back from a line of JSON, under its own name."""
+    try:
+        value = kind(**values)
+    except InvalidRequest:  # the class itself refuses this one
+        reject()
+    line = registry.to_line(value)
+    assert next(iter(line)) == registry.tag
+    again = registry.from_line(json.loads(json.dumps(line, allow_nan=False)))
+    assert type(again) is kind
+    assert again == value
+
+
+@pytest.mark.parametrize(
+    ("registry", "kind"), KINDS, ids=lambda found: getattr(found, "__name__", "")
+)
+def test_every_kind_comes_back(registry: Registry[Any], kind: type[Any]) -> None:
+    @settings(max_examples=25, deadline=None)
+    @given(any_of(kind))
+    def comes_back(values: Mapping[str, Any]) -> None:
+        check(registry, kind, values)
+
+    comes_back()
+
+
+def test_control_a_kind_whose_fields_json_does_not_know() -> None:
+    registry: Registry[Any] = Registry("event")
+
+    @dataclass(frozen=True)
+    class Odd:
+        anything: Any
+
+    registry.add(Odd)
+    check(registry, Odd, {"anything": [1, "two", None]})
+    for odd in ((1, 2), {1: 2}):
+        with pytest.raises(AssertionError):
+            check(registry, Odd, {"anything": odd})
+
+
+def test_nothing_is_missing() -> None:
+    def below(kind: type[Any]) -> set[type[Any]]:
+        return {kind}.union(*(below(each) for each in kind.__subclasses__()))
+
+    ours = {kind for kind in below(Event) - {Event} if kind.__module__.startswith("manyhands.")}
+    assert ours <= set(EVENTS.kinds.values())
+    assert len(ours) > 15
+    assert set(ITEMS.kinds.values()) == below(Item) - {Item}
+    assert {kind.__name__ for kind in below(EngineEvent)} == {
+        "EngineEvent",
+        "Queued",
+        "Admitted",
+        "Preempted",
+        "Resumed",
+        "ViewsChanged",
+        "UsageCounted",
+    }
+
+
+def test_lines_are_what_traces_have_always_held() -> None:
+    event = StepEnded(7, 0, 1, "Done.")
+    line = {"event": "StepEnded", "forward_pass": 7, "worker": 0, "step": 1, "text": "Done."}
+    assert to_line(event) == line
+    assert from_line(line) == event
+    old = {"event": "WorkerJoined", "forward_pass": 3, "worker": 2, "name": "Dana"}
+    assert from_line(old) == WorkerJoined(3, 2, "Dana"), "a new field has a default"
+
+
+def test_nested_fields_come_back_as_they_were() -> None:
+    seen = ViewsChanged(4, {"Alice": (0, ((1,), (2, 3)), 5)}, {5: "Alice 2"})
+    assert from_line(json.loads(json.dumps(to_line(seen)))) == seen
+    counted = UsageCounted(2, Usage(2, 30, 4, 1000, 500))
+    assert from_line(json.loads(json.dumps(to_line(counted)))) == counted
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            {"event": "WorkerTeleported", "forward_pass": 1},
+            "the event 'WorkerTeleported' is unknown",
+        ),
+        ({"forward_pass": 1}, "the event None is unknown"),
+        ({"event": ["StepEnded"]}, "is unknown"),
+        ({"event": "StepEnded", "forward_pass": 1}, "StepEnded does not fit its class"),
+        ({"event": "Queued", "forward_pass": "1"}, "forward_pass is '1', expected int"),
+        ({"event": "Queued", "forward_pass": 1, "more": 2}, "Queued has no field 'more'"),
+    ],
+)
+def test_a_line_that_is_no_event(line: dict[str, Any], said: str) -> None:
+    with pytest.raises(BrokenTrace, match=said):
+        from_line(line)
+
+
+def test_what_a_class_refuses_is_a_damaged_line() -> None:
+    with pytest.raises(BrokenTrace, match="Said does not fit its class: Dana said nothing"):
+        ITEMS.from_line({"item": "Said", "text": " ", "author": "Dana"})
+
+
+def test_an_event_of_ones_own_is_entered_where_it_is_defined() -> None:
+    @dataclass(frozen=True)
+    class BookOpened(Event):
+        title: str
+
+    try:
+        assert from_line(to_line(BookOpened(1, "Euclid"))) == BookOpened(1, "Euclid")
+        with pytest.raises(TypeError, match="there are two classes BookOpened"):
+            EVENTS.add(type("BookOpened", (), {"__module__": "elsewhere"}))
+        with pytest.raises(TypeError, match="has a field 'event'"):
+            EVENTS.add(type("Sly", (), {"__annotations__": {"event": "str"}}))
+    finally:
+        EVENTS.kinds.pop("BookOpened")
+        EVENTS.kinds.pop("Sly", None)
+
+
+# -- what may be said -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", " \n\t", "\x00\x1b", "\ufeff"])
+def test_nothing_said_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="Dana said nothing"):
+        Said(text, "Dana")
+
+
+@pytest.mark.parametrize("name", ["", "  ", "two\nlines", "a\u2028b", "x" * 81])
+def test_a_name_is_one_short_line(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="the author's name is"):
+        Said("Hello.", name)
+    with pytest.raises(InvalidRequest, match="the worker's name is"):
+        AddWorker(name)
+
+
+def test_too_much_at_once() -> None:
+    assert len(Said("x" * MAX_SAID_CHARS, "Dana").text) == MAX_SAID_CHARS
+    with pytest.raises(InvalidRequest, match=f"expected at most {MAX_SAID_CHARS}"):
+        Said("x" * (MAX_SAID_CHARS + 1), "Dana")
+
+
+def test_words_are_cleaned_as_a_problem_is() -> None:
+    assert Said(" a\r\nb\x00\ud800 ", "Dana").text == "a\nb\ufffd"
+
+
+# -- the account ------------------------------------------------------------------------------------
+
+
+def test_the_account_knows_people_and_pauses() -> None:
+    account = Account(["Alice", "Bob"])
+    for event in (
+        WorkerJoined(3, 2, "Dana", is_person=True),
+        StepEnded(3, 2, 1, "Try it mod 7."),
+        WorkerPaused(4, 0),
+    ):
+        account.take(event)
+    assert account.hands[2].is_person
+    assert not account.hands[2].came_late
+    assert account.hands[0].paused
+    assert account.transcript(account.steps()) == "Dana [1]: Try it mod 7."
+    account.take(WorkerResumed(5, 0))
+    assert not account.hands[0].paused
+
+
+def test_the_account_leaves_the_engines_events_alone() -> None:
+    account = Account(["Alice"])
+    for event in (Queued(0), Admitted(900), ViewsChanged(900, {}, {})):
+        account.take(event)
+    assert account.forward_passes == 0
