@@ -168,13 +168,13 @@ def test_preempted_and_brought_back() -> None:
 def test_verified_and_merged() -> None:
     engine = small_engine()
     lines, _ = recorded(engine)
-    found = verify(engine.adapter, parse_trace(lines), GREEDY)
+    found = verify(engine.executor.adapter, parse_trace(lines), GREEDY)
     assert (found.num_tokens, found.num_agreeing) == (PASSES, PASSES)
     other = next(
         row for line in lines if line["kind"] == "pass" for row in line["rows"] if not row[3]
     )
     other[1][0] += 1
-    found = verify(engine.adapter, parse_trace(lines), GREEDY)
+    found = verify(engine.executor.adapter, parse_trace(lines), GREEDY)
     assert found.num_agreeing < PASSES, "control: another prompt"
 
 

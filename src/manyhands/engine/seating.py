@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from manyhands.cache.step import Step
 from manyhands.cache.view import View
-from manyhands.replay.trace import Line, Recorder
+from manyhands.replay.trace import Recorder
+from manyhands.schema.lines import Line
 from manyhands.strategies.events import BlockIds, ViewsChanged
 
 
