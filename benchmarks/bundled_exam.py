@@ -110,7 +110,7 @@ def sit(line: Line, first: int, size: int, model: Path) -> list[dict[str, Any]]:
         problems = problem_list(rng, line.count, kind, held_out=line.held_out)
         asked.append(problems)
         if line.method == "sequential":
-            solo = SoloSettings(BUDGET, end=end)
+            solo = SoloSettings(budget=BUDGET, end=end)
             strategies.append(sequential(problems.question, text, solo, prompt))
             continue
         settings = TeamSettings(

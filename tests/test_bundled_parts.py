@@ -15,7 +15,8 @@ import torch
 from manyhands import METHODS, Answer, EndSettings, Engine, bundled
 from manyhands.prompts import model_prompts
 from manyhands.prompts.chain_of_draft import drafted
-from manyhands.strategies.shared_prefix import SharedSettings, shared_prefix
+from manyhands.strategies.settings import SharedSettings
+from manyhands.strategies.shared_prefix import shared_prefix
 from manyhands.tasks.needles import ask, haystack
 from manyhands.tasks.problem_list import problem_list
 from manyhands.tasks.retrieval import retrieval

@@ -23,9 +23,10 @@ from manyhands.engine.run import Run
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.prompts import BranchPrompt
 from manyhands.strategies.base import Answer, Event, Reserve, Strategy
+from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.branches import branches
-from manyhands.strategies.settings import JOINS, BranchSettings
-from manyhands.strategies.shared_prefix import Completions, SharedSettings, shared_prefix
+from manyhands.strategies.settings import BranchSettings, SharedSettings
+from manyhands.strategies.shared_prefix import Completions, shared_prefix
 from tests.engine.small import (
     LETTERS,
     SHORT_END,

@@ -18,7 +18,8 @@ from manyhands.engine.scheduler import Run, Scheduler
 from manyhands.engine.usage import UsageCounted
 from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError, OutOfMemory
 from manyhands.strategies.base import Answer, Event, Reserve, StepEnded, Strategy, TokenWritten
-from manyhands.strategies.shared_prefix import SharedSettings, shared_prefix
+from manyhands.strategies.settings import SharedSettings
+from manyhands.strategies.shared_prefix import shared_prefix
 from tests.engine.small import (
     CONTEXT,
     LETTERS,

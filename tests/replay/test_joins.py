@@ -15,9 +15,10 @@ from manyhands.model.adapter import ModelAdapter
 from manyhands.replay.forward import merge_trace, replay_logits
 from manyhands.replay.joins import causal_logits, join_distances, measure_joins
 from manyhands.replay.trace import Trace, parse_trace, record
+from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.branch_record import BranchAnswer
 from manyhands.strategies.branches import branches
-from manyhands.strategies.settings import JOINS, BranchSettings
+from manyhands.strategies.settings import BranchSettings
 from tests.engine.test_branches import BYTES, PROMPT, SHORT, SKELETON, play
 from tests.model.families_zoo import tiny_model
 from tests.replay.runs import network

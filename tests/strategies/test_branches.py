@@ -20,10 +20,11 @@ from manyhands.strategies.base import (
     WorkerJoined,
     WorkerStopped,
 )
+from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.branch_lines import placeholder_tokens
 from manyhands.strategies.branch_record import BranchAnswer
 from manyhands.strategies.branches import branches
-from manyhands.strategies.settings import JOINS, BranchSettings, EndSettings
+from manyhands.strategies.settings import BranchSettings, EndSettings
 from manyhands.text import Text
 from manyhands.text.markers import MarkerProfile
 from tests.strategies.driver import Played, Scripts, SeenRow, feed, play

@@ -18,16 +18,20 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest, ManyhandsError
-from manyhands.strategies.shared_prefix import Completion, Completions, Prompt, SharedSettings
+from manyhands.schema.plain import to_plain
+from manyhands.strategies.settings import SharedSettings
+from manyhands.strategies.shared_prefix import Completion, Completions, Prompt
 from manyhands.text import Text
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 MAX_SAMPLES = 1024
+# As OpenAI's API has it, but for a limit of tokens.
+UNSAID = SharedSettings(max_tokens=1024, choice=Choice(temperature=1.0))
 MAX_NESTING = 64  # lists and objects in each other; far less than what JSON's own code bears
 MAX_MESSAGE = 1000  # characters of an error that are kept
 Line = dict[str, Any]
@@ -56,12 +60,10 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a request is answered with where it says nothing. The rest is as in OpenAI's API."""
+    """What a request is answered with where it says nothing."""
 
     model: str
-    max_tokens: int = 1024
-    temperature: float = 1.0
-    seed: int = 0
+    settings: SharedSettings = UNSAID
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def _nested_too_deep(number: int) -> InvalidRequest:
 
 def fingerprint(line: object, defaults: Defaults) -> str:
     """What tells this request, put to this model with these defaults, from any other."""
-    of = [line, defaults.model, defaults.max_tokens, defaults.temperature, defaults.seed]
+    of = [line, defaults.model, to_plain(defaults.settings)]
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -244,16 +246,18 @@ def _settings(
     num_samples = _whole(body, "n", 1)
     if not 1 <= num_samples <= MAX_SAMPLES:
         raise InvalidRequest(f"n is {num_samples}; expected 1 to {MAX_SAMPLES}")
-    return SharedSettings(
+    unsaid = defaults.settings
+    return replace(
+        unsaid,
         samples=num_samples,
-        max_tokens=_whole({"max_tokens": most}, "max_tokens", defaults.max_tokens),
+        max_tokens=_whole({"max_tokens": most}, "max_tokens", unsaid.max_tokens),
         choice=Choice(
-            temperature=_real(body, "temperature", defaults.temperature),
-            top_k=_whole(body, "top_k", 0),
-            top_p=_real(body, "top_p", 1.0),
-            min_p=_real(body, "min_p", 0.0),
+            temperature=_real(body, "temperature", unsaid.choice.temperature),
+            top_k=_whole(body, "top_k", unsaid.choice.top_k),
+            top_p=_real(body, "top_p", unsaid.choice.top_p),
+            min_p=_real(body, "min_p", unsaid.choice.min_p),
         ),
-        seed=_whole(body, "seed", int(_name_of(str(defaults.seed), name), 16)),
+        seed=_whole(body, "seed", int(_name_of(str(unsaid.seed), name), 16)),
         stop=_stop(body.get("stop")),
         tenant=_user(body.get("user")) if isolate else None,
     )

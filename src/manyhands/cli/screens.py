@@ -17,9 +17,9 @@ from manyhands.cli.account import Account
 from manyhands.cli.guard import tell
 from manyhands.cli.outcome import Outcome
 from manyhands.cli.output import Notes, say, say_json
+from manyhands.schema.plain import to_plain
 from manyhands.strategies.base import Answer, Event, FinishedStep, StepEnded
 from manyhands.strategies.branch_record import BranchAnswer
-from manyhands.strategies.plain import to_plain
 
 _REASONS = {
     "stopped": "every worker ended its turn without one",

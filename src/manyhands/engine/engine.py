@@ -42,8 +42,8 @@ from manyhands.engine.scheduler import Scheduler
 from manyhands.engine.usage import Usage, UsageCounted, usage_of, usage_of_each
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
-from manyhands.model.fusion import Fuse, FuseReport, check_fuse, fuse_modules
-from manyhands.model.loading import Weights, load_adapter
+from manyhands.model.fusion import FuseReport, check_fuse, fuse_modules
+from manyhands.model.loading import load_adapter
 from manyhands.model.memory import (
     Memory,
     about_memory,
@@ -51,7 +51,8 @@ from manyhands.model.memory import (
     free_bytes,
     token_bytes,
 )
-from manyhands.model.quantise import Quantise, check_quantise
+from manyhands.model.quantise import check_quantise
+from manyhands.model.settings import Fuse, Quantise, Weights
 from manyhands.replay.trace import Line, Trace
 from manyhands.strategies.base import Answer, Event, Strategy
 from manyhands.text import Text

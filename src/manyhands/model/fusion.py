@@ -23,7 +23,7 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, get_args
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +36,9 @@ from manyhands.model.products import fuse_mlps, join_qkv, shared_weights
 from manyhands.model.quiet import quiet
 from manyhands.model.ropes import attention_factors, rotary_module
 from manyhands.model.self_test import BREAKS, deviation, exact_attention, tiny_network, tiny_tokens
+from manyhands.model.settings import Fuse
 from manyhands.model.skinny import SkinnyLinear, fuse_linears
 
-Fuse = Literal["auto", "on", "off"]
 _ROTATE = "apply_rotary_pos_emb"  # what every family calls its rotation
 # Of the twin's logits, in units of their spread: two float32 evaluations differ by 1e-6 to 1e-5.
 _TOLERANCE = 1e-4
@@ -116,7 +116,7 @@ def fuse_modules(adapter: ModelAdapter, fuse: Fuse = "auto") -> FuseReport:
 
 def check_fuse(fuse: str) -> None:
     """Raise `InvalidRequest` for a word that is not one of `Fuse`."""
-    if fuse not in ("auto", "on", "off"):
+    if fuse not in get_args(Fuse):
         raise InvalidRequest(f"fuse is {fuse!r}", hint="choose auto, on or off")
 
 

@@ -9,7 +9,7 @@ here each has one clear error.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -49,11 +49,10 @@ from manyhands.model.families import (
 from manyhands.model.fusion import is_fused
 from manyhands.model.packed_checkpoint import load_packed
 from manyhands.model.packing import Packing, read_packing
-from manyhands.model.quantise import KINDS, Quantise, check_quantise, quantise_network
+from manyhands.model.quantise import KINDS, check_quantise, quantise_network
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import self_test
-
-Weights = Literal["auto", "dummy"]
+from manyhands.model.settings import Quantise, Weights
 
 # How Gemma 3's composites name the weights of their language model: as published, and as transformers
 # holds them. Alone it has these names already, and the patterns find nothing.
@@ -93,7 +92,7 @@ def load_adapter(
         downloads: Show progress bars for files that are fetched from the hub.
 
     """
-    if weights not in ("auto", "dummy"):
+    if weights not in get_args(Weights):
         raise InvalidRequest(f"weights {weights!r} are unknown", hint='choose "auto" or "dummy"')
     check_quantise(quantise)
     if isinstance(model, PreTrainedModel):

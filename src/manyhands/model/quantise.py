@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import nn
 
 from manyhands.errors import InvalidRequest
 from manyhands.model.quantised import Float8Linear, Quantised
+from manyhands.model.settings import Quantise
 from manyhands.model.w4a16 import Int4Linear, group_for
 
-Quantise = Literal["auto", "none", "fp8", "int4"]
 KINDS: MappingProxyType[str, type[Quantised]] = MappingProxyType(
     {"fp8": Float8Linear, "int4": Int4Linear}
 )
@@ -35,9 +35,9 @@ class LinearAt(NamedTuple):
 
 def check_quantise(quantise: str) -> None:
     """Raise `InvalidRequest` for a word that is not one of `Quantise`."""
-    if quantise not in ("auto", "none", *KINDS):
+    if quantise not in get_args(Quantise):
         raise InvalidRequest(
-            f"quantise {quantise!r} is unknown", hint=f"choose auto, none, {', '.join(KINDS)}"
+            f"quantise {quantise!r} is unknown", hint=f"choose {', '.join(get_args(Quantise))}"
         )
 
 

@@ -22,7 +22,6 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.votes import VotesPrompt
-from manyhands.strategies.attempt_settings import AttemptSettings
 from manyhands.strategies.base import (
     Answer,
     AnswerFound,
@@ -37,6 +36,7 @@ from manyhands.strategies.base import (
     WorkerStopped,
 )
 from manyhands.strategies.ending import Ending, Scene, Steps
+from manyhands.strategies.settings import AttemptSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 

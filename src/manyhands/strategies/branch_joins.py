@@ -67,6 +67,7 @@ def keep(trunk: tuple[Item, ...], team: Sequence[Piece]) -> Joined:
     return (Lanes(blocks for blocks, _ in parts),), [row for _, rows in parts for row in rows]
 
 
-JOIN_RULES: Mapping[str, Join] = MappingProxyType(
-    {"reencode": reencode, "stitch": stitch, "keep": keep}
+# A new join is one function and one name.
+JOINS: Mapping[str, Join] = MappingProxyType(
+    {join.__name__: join for join in (reencode, stitch, keep)}
 )

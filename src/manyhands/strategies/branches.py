@@ -38,7 +38,7 @@ from manyhands.strategies.base import (
     WorkerJoined,
     WorkerStopped,
 )
-from manyhands.strategies.branch_joins import JOIN_RULES
+from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.branch_lines import (
     BRANCH,
     LINE,
@@ -102,7 +102,7 @@ class _Run:
         self.between = text.encode(profile.between_titles())
         self.close = text.encode(profile.terminator + "\n")
         self.banned = placeholder_tokens(text, profile.placeholder)
-        self.join = JOIN_RULES[settings.join]
+        self.join = JOINS[settings.join]
         self.ending = LineEnding(text, settings, prompt.finisher)
         self.ending_tokens = self.ending.num_tokens
         self.passes = 0

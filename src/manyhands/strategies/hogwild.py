@@ -74,7 +74,7 @@ class _Team:
         self.prompt = prompt
         self.names = prompt.team(settings.workers)
         self.view_of = LAYOUTS[settings.layout]
-        self.has_history = settings.layout != "contiguous"
+        self.has_history = self.view_of.keeps_history
         self.workers = [Writer(text, settings.choice, settings.seed, name) for name in self.names]
         self.step_numbers = [1] * settings.workers
         self.first_passes = [0] * settings.workers  # of the current step; 0: not begun

@@ -15,8 +15,7 @@ from manyhands.cache.view import Item, View, blocks_of
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.base import Event, Snapshot
 from manyhands.strategies.ending import Ending, Scene, Steps
-from manyhands.strategies.settings import BranchSettings
-from manyhands.strategies.skeleton_settings import SkeletonSettings
+from manyhands.strategies.settings import BranchSettings, SkeletonSettings
 from manyhands.text import Text
 
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 from manyhands.cache.block import Block
 from manyhands.cache.view import View
 from manyhands.prompts.votes import VotesPrompt
-from manyhands.strategies.attempt_settings import VoteSettings
 from manyhands.strategies.attempts import Attempts, Verdict, Verdicts
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.ending import Ending, Scene
+from manyhands.strategies.settings import VoteSettings
 from manyhands.strategies.voting import majority
 from manyhands.text import Text
 

@@ -41,8 +41,8 @@ from manyhands.strategies.base import (
 from manyhands.strategies.branch_lines import SLACK, Line
 from manyhands.strategies.ending import Scene, Steps
 from manyhands.strategies.line_ending import LineEnding
+from manyhands.strategies.settings import SkeletonSettings
 from manyhands.strategies.skeleton_record import SkeletonRecord
-from manyhands.strategies.skeleton_settings import SkeletonSettings
 from manyhands.strategies.skeleton_threads import Point, Stretch, Thread, dealt, scene_of
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text

@@ -1,0 +1,5 @@
+"""The ground floor: what data looks like, whoever makes it and whatever it is about.
+
+`setting` declares a choice of a user once, at the field that holds it; `choosing` reads `name=value`
+into such settings; `plain` turns frozen dataclasses into plain data and back.
+"""
