@@ -79,7 +79,7 @@ def differences(command: Any, options: type[Any]) -> list[str]:
         if one is None:
             found.append(f"{name} is no option")
             continue
-        if not one.help.startswith(help.removesuffix(".")):
+        if not (one.help or "").startswith(help.removesuffix(".")):
             found.append(f"{name} says {one.help!r}")
         shown = ",".join(map(str, default)) or None if isinstance(default, tuple) else default
         if one.default != shown:

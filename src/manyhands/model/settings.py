@@ -24,7 +24,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 _MODEL = "Model"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ModelSettings:
     """Which model computes, where and how.
 

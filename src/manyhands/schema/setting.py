@@ -18,8 +18,9 @@ checked by hand, behind `check`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields, replace
+from math import inf
 from typing import Any, Literal
 
 from manyhands.errors import InvalidRequest
@@ -56,17 +57,24 @@ class Setting:
 
     def allows(self, value: Any) -> bool:
         """Whether the value lies in the range, or is one of the words."""
-        if self.one_of:
-            return isinstance(value, str) and value in self.one_of
         try:
-            return (  # a comparison with nan is False
-                (self.at_least is None or value >= self.at_least)
-                and (self.at_most is None or value <= self.at_most)
-                and (self.above is None or value > self.above)
-                and (self.below is None or value < self.below)
-            )
-        except TypeError:
+            return self.test()(value)
+        except TypeError:  # it cannot be compared
             return False
+
+    def test(self) -> Callable[[Any], bool]:
+        """`allows` as one short function; it raises TypeError for what has no order. nan is refused."""
+        if self.one_of:
+            words = frozenset(self.one_of)
+            return lambda value: value in words
+        low = self.above if self.at_least is None else self.at_least
+        high = self.below if self.at_most is None else self.at_most
+        least, most = -inf if low is None else low, inf if high is None else high
+        if self.above is not None:
+            return lambda value: least < value <= most
+        if self.below is not None:
+            return lambda value: least <= value < most
+        return lambda value: least <= value <= most
 
     @property
     def expected(self) -> str:
@@ -134,25 +142,32 @@ def check(settings: Any) -> None:
     """
     kind = type(settings)
     if kind not in _BOUNDED:
-        _BOUNDED[kind] = _bounded(kind)
-    for name, declared, may_be_none in _BOUNDED[kind]:
+        _BOUNDED[kind] = [
+            (one.name, declared.test())
+            for one in fields(kind)
+            if (declared := one.metadata.get(_KEY)) is not None and declared.is_bounded
+        ]
+    for name, allows in _BOUNDED[kind]:
         value = getattr(settings, name)
-        if value is None and may_be_none:
-            continue
-        items = value if isinstance(value, tuple) else (value,)
-        for item in items:
-            if not declared.allows(item):
-                verb = "has" if items is value else "is"
-                raise InvalidRequest(f"{name} {verb} {item!r}; expected {declared.expected}")
+        try:
+            if allows(value):
+                continue
+        except TypeError:  # a tuple, None, or no number at all
+            pass
+        _check_closely(kind, name, value)
 
 
-def _bounded(kind: type[Any]) -> tuple[tuple[str, Setting, bool], ...]:
-    return tuple(
-        (one.name, one.metadata[_KEY], one.default is None)
-        for one in fields(kind)
-        if _KEY in one.metadata and one.metadata[_KEY].is_bounded
-    )
+# The fields to check, by class: made once, since a `Choice` is made for every token.
+_BOUNDED: dict[type[Any], list[tuple[str, Callable[[Any], bool]]]] = {}
 
 
-# The fields to check, by class: looked up once, since a `Choice` is made for every token.
-_BOUNDED: dict[type[Any], tuple[tuple[str, Setting, bool], ...]] = {}
+def _check_closely(kind: type[Any], name: str, value: Any) -> None:
+    (own,) = (one for one in fields(kind) if one.name == name)
+    declared: Setting = own.metadata[_KEY]
+    if value is None and own.default is None:
+        return
+    items = value if isinstance(value, tuple) else (value,)
+    for item in items:
+        if not declared.allows(item):
+            verb = "has" if items is value else "is"
+            raise InvalidRequest(f"{name} {verb} {item!r}; expected {declared.expected}")
