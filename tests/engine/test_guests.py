@@ -48,8 +48,8 @@ Make = Callable[[], Strategy]
 
 def branching(join: str) -> Strategy:
     settings = BranchSettings(
-        60,
-        join,
+        budget=60,
+        join=join,
         branch_tokens=8,
         max_branches=3,
         choice=HASHES,

@@ -43,7 +43,14 @@ RUNS = {
     "contiguous": TeamSettings(workers=2, layout="contiguous", budget=24, end=END),
     "interleaved": TeamSettings(workers=2, layout="interleaved", budget=24, end=END),
     "encoded again": TeamSettings(
-        3, "combined", 24, moves="reencode", choice=SAMPLED, seed=5, snapshots=(9,), end=END
+        workers=3,
+        layout="combined",
+        budget=24,
+        moves="reencode",
+        choice=SAMPLED,
+        seed=5,
+        snapshots=(9,),
+        end=END,
     ),
     "sampled": TeamSettings(
         workers=3, layout="combined", budget=24, choice=SAMPLED, seed=5, end=END
@@ -51,8 +58,8 @@ RUNS = {
     "sequential": SoloSettings(budget=24, choice=SAMPLED, snapshots=(9,), end=END),
     **{
         join: BranchSettings(
-            60,
-            join,
+            budget=60,
+            join=join,
             branch_tokens=8,
             max_branches=3,
             choice=HASHES,
