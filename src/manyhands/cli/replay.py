@@ -79,7 +79,8 @@ def go_on(trace: Trace, options: ReplayOptions) -> None:
         raise InvalidRequest(
             "--transcript names the trace itself, which is kept as it is", hint="give another name"
         )
-    spec = RunSpec.from_plain(trace.header)
+    recorded = as_recorded(options, trace)
+    spec = RunSpec.from_plain(trace.header | {"context": recorded.context})
     account = account_from(trace)
     model, notes = _model_of(trace, options), Notes()
     screen = screen_for(
@@ -91,7 +92,7 @@ def go_on(trace: Trace, options: ReplayOptions) -> None:
         budget=spec.settings.budget,
     )
     with TraceFile(options.transcript, notes) as file:
-        engine, text = load_engine(model, as_recorded(options, trace), notes)
+        engine, text = load_engine(model, recorded, notes)
         for line in read_lines(options.trace):
             file.write(line)
         spec = replace(spec, context=engine.adapter.max_positions)
@@ -134,14 +135,15 @@ def _check(verified: Verification | None) -> None:
 
 
 def _verify(trace: Trace, options: ReplayOptions, notes: Notes) -> Verification:
-    settings = RunSpec.from_plain(trace.header).settings
+    recorded = as_recorded(options, trace)
+    settings = RunSpec.from_plain(trace.header | {"context": recorded.context}).settings
     if settings.choice.temperature > 0:
         raise InvalidRequest(
             f"the run was sampled at temperature {settings.choice.temperature}; only greedy runs, "
             "whose tokens follow from the logits alone, can be verified",
             hint="leave --verify out",
         )
-    adapter = load_network(_model_of(trace, options), as_recorded(options, trace), notes)
+    adapter = load_network(_model_of(trace, options), recorded, notes)
     from manyhands.cli.verify import verify
 
     return verify(adapter, trace, settings.choice)

@@ -53,7 +53,7 @@ def _empty_account(trace: Trace) -> Account:
         raise _damaged("the header", f"it counts {workers!r} workers")
     if method is None or header.get("settings") is None or "prompt" not in header:
         return Account(TeamPrompt().team(workers), solo=method is not None and method.solo)
-    return Account(RunSpec.from_plain(header).names, solo=method.solo)
+    return Account(RunSpec.from_plain(dict(header) | {"context": None}).names, solo=method.solo)
 
 
 def _damaged(what: str, why: object) -> BrokenTrace:
