@@ -3,7 +3,8 @@
 from collections import Counter
 
 from manyhands import Choice, Engine, bundled, model_prompt
-from manyhands.strategies.shared_prefix import SharedSettings, shared_prefix
+from manyhands.strategies.settings import SharedSettings
+from manyhands.strategies.shared_prefix import shared_prefix
 from manyhands.text import boxed_answer
 
 engine = Engine.load(bundled.path(), memory_tokens=16_384)

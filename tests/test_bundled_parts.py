@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from manyhands import METHODS, Answer, EndSettings, Engine, bundled
+from manyhands import bundled
+from manyhands.engine.engine import Engine
 from manyhands.prompts import model_prompts
 from manyhands.prompts.chain_of_draft import drafted
-from manyhands.strategies.shared_prefix import SharedSettings, shared_prefix
+from manyhands.strategies.base import Answer
+from manyhands.strategies.methods import METHODS
+from manyhands.strategies.settings import EndSettings, SharedSettings
+from manyhands.strategies.shared_prefix import shared_prefix
 from manyhands.tasks.arithmetic.problem_list import problem_list
 from manyhands.tasks.needles import ask, haystack
 from manyhands.tasks.retrieval import retrieval

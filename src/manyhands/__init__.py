@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from manyhands.errors import ManyhandsError
     from manyhands.prompts.hogwild import TeamPrompt
     from manyhands.prompts.load import Prompts, load_prompts, model_prompt, model_prompts
-    from manyhands.strategies.attempt_settings import BestSettings, VoteSettings
     from manyhands.strategies.base import Answer
     from manyhands.strategies.best_of_n import best_of_n
     from manyhands.strategies.branches import branches
@@ -48,14 +47,17 @@ if TYPE_CHECKING:
     from manyhands.strategies.self_consistency import self_consistency
     from manyhands.strategies.sequential import sequential
     from manyhands.strategies.settings import (
+        BestSettings,
         BranchSettings,
         EndSettings,
+        SharedSettings,
+        SkeletonSettings,
         SoloSettings,
         TeamSettings,
+        VoteSettings,
     )
-    from manyhands.strategies.shared_prefix import SharedSettings, shared_prefix
+    from manyhands.strategies.shared_prefix import shared_prefix
     from manyhands.strategies.skeleton import skeleton
-    from manyhands.strategies.skeleton_settings import SkeletonSettings
 
     __version__: str
 
@@ -93,7 +95,7 @@ __all__ = [
 
 _ROOMS = {
     "Answer": "strategies.base",
-    "BestSettings": "strategies.attempt_settings",
+    "BestSettings": "strategies.settings",
     "Block": "cache.block",
     "BranchSettings": "strategies.settings",
     "Choice": "cache.step",
@@ -103,14 +105,14 @@ _ROOMS = {
     "ManyhandsError": "errors",
     "Prompts": "prompts.load",
     "Row": "cache.step",
-    "SharedSettings": "strategies.shared_prefix",
-    "SkeletonSettings": "strategies.skeleton_settings",
+    "SharedSettings": "strategies.settings",
+    "SkeletonSettings": "strategies.settings",
     "SoloSettings": "strategies.settings",
     "Step": "cache.step",
     "TeamPrompt": "prompts.hogwild",
     "TeamSettings": "strategies.settings",
     "View": "cache.view",
-    "VoteSettings": "strategies.attempt_settings",
+    "VoteSettings": "strategies.settings",
     "best_of_n": "strategies.best_of_n",
     "branches": "strategies.branches",
     "hogwild": "strategies.hogwild",

@@ -15,7 +15,7 @@ from benchmarks.bundled_exam import EXAMS, Row, forced, stalled
 from manyhands import bundled
 from manyhands.cli.candidates import task_of
 from manyhands.cli.exam_options import EXAM_METHODS
-from manyhands.evaluation.choices import choose
+from manyhands.schema.choosing import choose
 from manyhands.strategies.settings import TeamSettings
 from manyhands.tasks.arithmetic.problem_list import parse_question
 from manyhands.tasks.catalogue import make_task

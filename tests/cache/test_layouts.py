@@ -6,10 +6,12 @@ P prompt   H1 H2 H3 history   > others' header   + own header   m marker
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from manyhands.cache.block import Block
-from manyhands.cache.layouts import LAYOUTS, Cast, everything
+from manyhands.cache.layouts import LAYOUTS, Cast, Layout, everything
 
 HISTORY = ("H1", "H2", "H3")
 
@@ -88,24 +90,44 @@ def names(view) -> str:
     return " ".join(block.name for block in view.blocks)
 
 
+EXPECTED = {"combined": COMBINED, "contiguous": CONTIGUOUS, "interleaved": INTERLEAVED}
+AT_FIRST = {"combined": "P > 1 m + 2", "contiguous": "P 1 m + 2", "interleaved": "P + 2"}
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize(
-    ("layout", "expected"),
-    [("combined", COMBINED), ("contiguous", CONTIGUOUS), ("interleaved", INTERLEAVED)],
-)
-def test_layout(layout, expected, workers):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout(layout, workers):
     cast = cast_of(workers)
     views = [LAYOUTS[layout](cast, worker) for worker in range(workers)]
-    assert list(map(names, views)) == expected[workers]
+    assert list(map(names, views)) == EXPECTED[layout][workers]
     assert [view.own for view in views] == list(cast.desks)
 
 
-@pytest.mark.parametrize(
-    ("layout", "expected"),
-    [("combined", "P > 1 m + 2"), ("contiguous", "P 1 m + 2"), ("interleaved", "P + 2")],
-)
-def test_before_anything_is_finished(layout, expected):
-    assert names(LAYOUTS[layout](cast_of(2, history=()), 1)) == expected
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_before_anything_is_finished(layout):
+    assert names(LAYOUTS[layout](cast_of(2, history=()), 1)) == AT_FIRST[layout]
+
+
+def differences(layout: Layout) -> list[str]:
+    """What a layout says of itself, and its views do not show."""
+    cast = cast_of(3)
+    seen = set(layout(cast, 1).blocks)
+    shown = {
+        "keeps_history": seen.issuperset(cast.history),
+        "sees_desks": seen.issuperset(cast.desks),
+    }
+    return [name for name, is_so in shown.items() if getattr(layout, name) != is_so]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_is_what_it_says_of_itself(layout):
+    assert differences(LAYOUTS[layout]) == []
+    wrong = replace(
+        LAYOUTS[layout],
+        keeps_history=not LAYOUTS[layout].keeps_history,
+        sees_desks=not LAYOUTS[layout].sees_desks,
+    )
+    assert differences(wrong) == ["keeps_history", "sees_desks"]  # the control
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -123,7 +145,7 @@ def test_empty_desks_take_no_room(layout):
     cast.desks[0].tokens.extend((3, 4, 5))
     seen = sum(block.num_tokens for block in set(LAYOUTS[layout](cast, 2).blocks))
     assert LAYOUTS[layout](cast, 2).num_tokens == seen  # desk 2 is empty, and so is the own one
-    assert seen == (2 if layout == "interleaved" else 5)
+    assert seen == (5 if LAYOUTS[layout].sees_desks else 2)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])

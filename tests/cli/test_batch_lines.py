@@ -18,6 +18,7 @@ from manyhands.cli.batch_lines import (
 from manyhands.errors import ContextTooLong, InvalidRequest
 from manyhands.schema.openai import CHAT, PLAIN
 from manyhands.strategies.requests import Defaults
+from manyhands.strategies.settings import SharedSettings
 from manyhands.strategies.shared_prefix import Completion, Completions, Prompt
 from tests.engine.small import TEXT
 
@@ -129,7 +130,7 @@ def test_a_fingerprint_tells_requests_apart() -> None:
     others = [
         fingerprint({"custom_id": "a", "body": {"n": 2}}, DEFAULTS),
         fingerprint(line, Defaults("other")),
-        fingerprint(line, Defaults("our-model", seed=1)),
-        fingerprint(line, Defaults("our-model", max_tokens=1)),
+        fingerprint(line, Defaults("our-model", SharedSettings(seed=1))),
+        fingerprint(line, Defaults("our-model", SharedSettings(max_tokens=1))),
     ]
     assert len({fingerprint(line, DEFAULTS), *others}) == 5

@@ -17,15 +17,15 @@ from manyhands.cli.outcome import Outcome
 from manyhands.cli.output import Notes
 from manyhands.cli.running import drive
 from manyhands.cli.screens import JsonScreen, PlainScreen, QuietScreen, Screen
-from manyhands.cli.solve import account_for, facts_of, settings_of
+from manyhands.cli.solve import account_for, settings_of
 from manyhands.prompts.branches import BranchPrompt
 from manyhands.replay.trace import read_trace, record
 from manyhands.strategies.account import Account
 from manyhands.strategies.branches import branches
-from manyhands.strategies.described import describe_run
 from manyhands.strategies.settings import BranchSettings, EndSettings
 from tests.cli.conftest import Cli
 from tests.cli.scripted import TEXT, scripted
+from tests.strategies.specs import spec_of
 
 WORDS = {
     "writer": "Let us see.\n####Anna:Ben:%%%%Both \\boxed{4}",
@@ -44,7 +44,7 @@ def shown(
     screen_of: Any, settings: BranchSettings = SETTINGS, **words: str
 ) -> tuple[Account, Outcome]:
     """Drive the scripted run; the account, and the outcome as its screen was shown it."""
-    account = account_for(settings, PROMPT)
+    account = account_for(spec_of(settings, PROMPT, "who"))
     screen: Screen = screen_of(account)
     engine: Any = scripted({**WORDS, **words})
     outcome = drive(engine, branches("who", TEXT, settings, PROMPT), account, screen)
@@ -80,7 +80,7 @@ def test_defaults_of_the_command_are_those_of_the_settings(
     monkeypatch.setenv("COLUMNS", "200")
     told = cli("solve", "--help").stdout
     for name in ("join", "max_blocks", "max_branches", "branch_tokens", "title_tokens"):
-        assert f"[default: ({getattr(defaults, name)})]" in told
+        assert f"[default: {getattr(defaults, name)}]" in told
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_words_of_its_own(solve: Cli, tmp_path: Path) -> None:
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    _, outcome = shown(lambda _: JsonScreen(facts_of("tiny", SETTINGS), Notes()))
+    _, outcome = shown(lambda _: JsonScreen(spec_of(SETTINGS, PROMPT, "who").facts(), Notes()))
     found = json.loads(capsys.readouterr().out)
     assert found["text"] == SAID
     assert (found["answer"], found["finish_reason"]) == ("4", "answer")
@@ -182,9 +182,10 @@ def trace(tmp_path: Path) -> Path:
     """The scripted run, as a file."""
     path = tmp_path / "run.jsonl"
     lines: list[dict[str, Any]] = []
-    header = {"model": "tiny", **describe_run("who", SETTINGS, PROMPT, context=None)}
+    spec = spec_of(SETTINGS, PROMPT, "who")
+    header = {"model": "tiny", **spec.to_plain()}
     strategy = record(branches("who", TEXT, SETTINGS, PROMPT), header, lines.append)
-    account = account_for(SETTINGS, PROMPT)
+    account = account_for(spec)
     engine: Any = scripted(WORDS)
     drive(engine, strategy, account, QuietScreen())
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

@@ -68,8 +68,8 @@ def test_an_exam_from_the_first_question_to_the_page(exam: Cli, cli: Cli, tmp_pa
         (["--set", "layuot=combined"], "TeamSettings have no 'layuot'"),
         (["--set", "layout"], "expected name=value"),
         (["--set", "budget=3"], "use --budgets"),
-        (["--budgets", "3,x"], "expected numbers"),
-        (["--budgets", "0"], "expected 1 forward pass"),
+        (["--budgets", "3,x"], "budgets is '3,x'; expected numbers"),
+        (["--budgets", "0"], "budgets has 0; expected 1 or more forward passes"),
         (
             ["--method", "sequential", "-n", 3],
             "--workers 3 is not for --method sequential hint: leave it out, or ask for --method hogwild",
@@ -99,7 +99,7 @@ def test_an_exam_from_the_first_question_to_the_page(exam: Cli, cli: Cli, tmp_pa
             ["--endpoint", "http://x/v1", "--method", "sequential", "--budgets", 3],
             "an endpoint has no use for --set end.finisher_tokens=3, --model",
         ),
-        (["--method", "bogwild"], "is not one of"),
+        (["--method", "bogwild"], "method is 'bogwild'; expected one of"),
         (["--method", "shared_prefix"], "2 budgets were given for shared_prefix, expected one"),
     ],
 )

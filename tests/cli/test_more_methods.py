@@ -15,13 +15,13 @@ from manyhands.prompts.skeleton import SkeletonPrompt
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.replay.trace import read_trace
 from manyhands.strategies.account import Account
-from manyhands.strategies.attempt_settings import BestSettings, VoteSettings
 from manyhands.strategies.events import Event
 from manyhands.strategies.methods import METHODS
+from manyhands.strategies.settings import BestSettings, SkeletonSettings, VoteSettings
 from manyhands.strategies.skeleton import skeleton
-from manyhands.strategies.skeleton_settings import SkeletonSettings
 from tests.cli.conftest import Cli
 from tests.cli.scripted import TEXT, scripted
+from tests.strategies.specs import spec_of
 
 NEW = ("skeleton", "self_consistency", "best_of_n")
 
@@ -46,9 +46,10 @@ def test_help_names_the_defaults_that_the_settings_have(
     shown = cli("solve", "--help").stdout
     settings, votes = SkeletonSettings(), VoteSettings()
     for default in (settings.outline_tokens, settings.max_points, settings.thread_tokens):
-        assert f"[default: ({default})]" in shown
-    assert f"[default: ({votes.mode})]" in shown
-    assert f"of independent attempts: {votes.workers}" in shown
+        assert f"[default: {default}]" in shown
+    assert f"[default: {votes.mode}]" in shown
+    told = f"skeleton: 0, one for each point; self_consistency, best_of_n: {votes.workers})"
+    assert told in " ".join(shown.replace("│", " ").split())
     for method in NEW:
         assert METHODS[method].about in " ".join(shown.replace("│", " ").split())
 
@@ -131,7 +132,7 @@ def test_drafts_with_every_method(solve: Cli, tmp_path: Path, method: str) -> No
 def test_the_account_of_a_skeleton() -> None:
     """What is known of a run that is cut short: everybody, by name, with their tokens."""
     settings, prompt = SkeletonSettings(workers=2, budget=60), SkeletonPrompt()
-    account = account_for(settings, prompt)
+    account = account_for(spec_of(settings, prompt, "who"))
     words = {
         "writer": " wind\n2. sun\n3. rain\n\n",
         "point 1": "blows",
@@ -160,7 +161,7 @@ def drive(account: Account, strategy: Any, words: dict[str, str]) -> Any:
 
 def test_the_accounts_of_attempts() -> None:
     for settings in (VoteSettings(workers=3), BestSettings(workers=3)):
-        account = account_for(settings, VotesPrompt())
+        account = account_for(spec_of(settings, VotesPrompt(), "who"))
         assert [hand.name for hand in account.hands] == ["Attempt 1", "Attempt 2", "Attempt 3"]
         method = METHODS[settings.method]
         words = {f"attempt {i}": f"\\boxed{{{i}}}" for i in (1, 2, 3)}

@@ -284,8 +284,13 @@ def test_what_the_command_leaves_open_is_as_recorded(changed: Callable[..., Path
     path = changed(_edit(weights="dummy", quantise="int4", fuse="on", context=300))
     trace = read_trace(path)
     found = as_recorded(ReplayOptions(trace=path), trace)
-    assert (found.load, found.quantise, found.fuse, found.context) == ("dummy", "int4", "on", 300)
-    said = ReplayOptions(trace=path, load="dummy", quantise="none", fuse="off", context=200)
+    assert (found.weights, found.quantise, found.fuse, found.context) == (
+        "dummy",
+        "int4",
+        "on",
+        300,
+    )
+    said = ReplayOptions(trace=path, weights="dummy", quantise="none", fuse="off", context=200)
     assert as_recorded(said, trace) == said
 
 

@@ -38,8 +38,9 @@ def test_help_names_the_defaults_that_the_settings_have(
     monkeypatch.setenv("COLUMNS", "200")
     shown = cli("solve", "--help").stdout
     team = TeamSettings()
-    for default in (team.workers, team.layout, team.check_every, team.headers):
-        assert f"[default: ({default})]" in shown
+    for default in (team.layout, team.check_every, team.headers):
+        assert f"[default: {default}]" in shown
+    assert f"[default: ({team.workers}; " in shown
 
 
 def test_every_option_reaches_the_settings(cli: Cli, solve: Cli, tmp_path: Path) -> None:

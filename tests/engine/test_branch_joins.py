@@ -19,8 +19,9 @@ from manyhands.cache.step import Choice, Step
 from manyhands.cache.view import Lanes
 from manyhands.engine.engine import Engine
 from manyhands.model.adapter import ModelAdapter
+from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.branches import branches
-from manyhands.strategies.settings import JOINS, BranchSettings
+from manyhands.strategies.settings import BranchSettings
 from tests.engine.test_branches import BYTES, PROMPT, SHORT, SKELETON, play
 from tests.model.dense_team import DenseRow, DenseTeam
 from tests.model.double import DoublePrecision

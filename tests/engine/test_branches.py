@@ -23,14 +23,16 @@ from manyhands.engine.sampling import choose
 from manyhands.model.adapter import ModelAdapter
 from manyhands.prompts.branches import BranchPrompt
 from manyhands.strategies.base import Reserve, Strategy
+from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.branches import BranchAnswer, branches, placeholder_tokens
-from manyhands.strategies.described import describe_run, strategy_from
 from manyhands.strategies.events import Event
-from manyhands.strategies.settings import JOINS, BranchSettings, EndSettings
+from manyhands.strategies.run_spec import RunSpec
+from manyhands.strategies.settings import BranchSettings, EndSettings
 from manyhands.text import Text
 from tests.engine.small import LETTERS, finish, small_engine
 from tests.engine.small import TEXT as BYTES
 from tests.model.families_zoo import tiny_model, tiny_models
+from tests.strategies.specs import spec_of
 from tests.text.small_tokenizers import sentence_piece
 
 PIECES = Text(sentence_piece())
@@ -126,8 +128,10 @@ def test_branches_are_independent_decodes(text: Text) -> None:
 def played_by(name: str, text: Text, choice: Choice) -> Played:
     """Run what a trace's header says, as it comes back from a file."""
     settings = BranchSettings(choice=choice, branch_tokens=24, budget=120, end=SHORT, max_blocks=1)
-    header = json.loads(json.dumps(describe_run("who", settings, PROMPT, context=None)))
-    return play(network_engine(name), strategy_from(header, text, None), text.encode(SKELETON))
+    header = json.loads(json.dumps(spec_of(settings, PROMPT, "who").to_plain()))
+    return play(
+        network_engine(name), RunSpec.from_plain(header).strategy(text), text.encode(SKELETON)
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,21 @@ from manyhands.prompts import Prompts
 from manyhands.prompts.skeleton import SkeletonPrompt
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.replay.trace import Line, parse_trace, record
-from manyhands.strategies.attempt_settings import BestSettings, VoteSettings
 from manyhands.strategies.base import Reserve, Sent, Strategy
-from manyhands.strategies.described import describe_run, strategy_from
 from manyhands.strategies.events import Event
 from manyhands.strategies.listening import Heard, Listen
-from manyhands.strategies.methods import Settings, method_of
-from manyhands.strategies.settings import EndSettings
-from manyhands.strategies.skeleton_settings import SkeletonSettings
+from manyhands.strategies.run_spec import RunSpec
+from manyhands.strategies.settings import (
+    BestSettings,
+    EndSettings,
+    Settings,
+    SkeletonSettings,
+    VoteSettings,
+)
 from manyhands.text import Text
 from tests.engine.small import CONTEXT, LETTERS, TEXT, finish, small_engine
 from tests.engine.test_branches import network_engine
+from tests.strategies.specs import method_of, spec_of
 from tests.text.small_tokenizers import sentence_piece
 
 FAMILIES = ("qwen3", "gpt_oss", "gemma3_text", "smollm3")
@@ -152,9 +156,9 @@ def test_a_run_that_was_cut_off_comes_back(settings: Settings) -> None:
     lines: list[Line] = []
     words = replace(PROMPTS, skeleton=ANY_LINES)
     prompt = getattr(words, method_of(settings).prompt)
-    header = describe_run("who", settings, prompt, context=CONTEXT)
+    header = spec_of(settings, prompt, "who", CONTEXT).to_plain()
     whole = small_engine().run(record(strategy(settings, prompts=words), header, lines.append))
     for share in (3, 2, 1.3):
         trace = parse_trace(lines[: int(len(lines) / share)])
-        engine, again = small_engine(), strategy_from(trace.header, TEXT, CONTEXT)
+        engine, again = small_engine(), RunSpec.from_plain(trace.header).strategy(TEXT)
         assert engine.run(engine.restore(again, trace)) == whole

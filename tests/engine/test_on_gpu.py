@@ -14,6 +14,7 @@ import torch
 
 import manyhands.bundled
 from manyhands.cache.block import Block
+from manyhands.cache.layouts import LAYOUTS
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
@@ -161,7 +162,7 @@ def bundled(*, graphs: bool, dtype: str = "float32") -> Engine:
     return Engine(LocalExecutor(adapter, settings, graphs=graphs), tokenizer)
 
 
-@pytest.mark.parametrize("layout", ["combined", "contiguous", "interleaved"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_recorded_passes_choose_the_same_tokens(layout: str) -> None:
     prompt = load_prompt(manyhands.bundled.path() / "manyhands.toml")
     question = problem_list(random.Random("graphs"), 5, "bare").question

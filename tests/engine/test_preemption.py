@@ -23,10 +23,11 @@ from manyhands.engine.run import Run, RunState
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.prompts import BranchPrompt
 from manyhands.strategies.base import Answer, Reserve, Strategy
+from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.branches import branches
 from manyhands.strategies.events import Event
-from manyhands.strategies.settings import JOINS, BranchSettings
-from manyhands.strategies.shared_prefix import Completions, SharedSettings, shared_prefix
+from manyhands.strategies.settings import BranchSettings, SharedSettings
+from manyhands.strategies.shared_prefix import Completions, shared_prefix
 from tests.engine.small import (
     LETTERS,
     SHORT_END,
@@ -48,8 +49,8 @@ Make = Callable[[], Strategy]
 
 def branching(join: str) -> Strategy:
     settings = BranchSettings(
-        60,
-        join,
+        budget=60,
+        join=join,
         branch_tokens=8,
         max_branches=3,
         choice=HASHES,

@@ -20,35 +20,47 @@ from manyhands.errors import BrokenTrace, ContextTooLong, OutOfMemory
 from manyhands.prompts import BranchPrompt, Prompts, TeamPrompt
 from manyhands.replay.trace import Trace, parse_trace, record
 from manyhands.strategies.base import Answer
-from manyhands.strategies.described import describe_run, strategy_from
+from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.events import Event
-from manyhands.strategies.methods import Settings, method_of
+from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import (
-    JOINS,
     BranchSettings,
     EndSettings,
+    Settings,
     SoloSettings,
     TeamSettings,
 )
 from tests.engine.small import CONTEXT, LETTERS, TEXT, small_engine, story
+from tests.strategies.specs import method_of, spec_of
 
 END = EndSettings(finisher_tokens=3, reply_tokens=4)
 SAMPLED = Choice(temperature=1.0, allowed=LETTERS)
 # Few enough tokens that random text holds whole blocks.
 HASHES = Choice(temperature=1.0, allowed=frozenset(TEXT.encode("#")[:1] + TEXT.encode("a:")))
 RUNS = {
-    "combined": TeamSettings(3, "combined", 24, check_every=10, snapshots=(9,), end=END),
-    "contiguous": TeamSettings(2, "contiguous", 24, end=END),
-    "interleaved": TeamSettings(2, "interleaved", 24, end=END),
-    "encoded again": TeamSettings(
-        3, "combined", 24, moves="reencode", choice=SAMPLED, seed=5, snapshots=(9,), end=END
+    "combined": TeamSettings(
+        workers=3, layout="combined", budget=24, check_every=10, snapshots=(9,), end=END
     ),
-    "sampled": TeamSettings(3, "combined", 24, choice=SAMPLED, seed=5, end=END),
-    "sequential": SoloSettings(24, choice=SAMPLED, snapshots=(9,), end=END),
+    "contiguous": TeamSettings(workers=2, layout="contiguous", budget=24, end=END),
+    "interleaved": TeamSettings(workers=2, layout="interleaved", budget=24, end=END),
+    "encoded again": TeamSettings(
+        workers=3,
+        layout="combined",
+        budget=24,
+        moves="reencode",
+        choice=SAMPLED,
+        seed=5,
+        snapshots=(9,),
+        end=END,
+    ),
+    "sampled": TeamSettings(
+        workers=3, layout="combined", budget=24, choice=SAMPLED, seed=5, end=END
+    ),
+    "sequential": SoloSettings(budget=24, choice=SAMPLED, snapshots=(9,), end=END),
     **{
         join: BranchSettings(
-            60,
-            join,
+            budget=60,
+            join=join,
             branch_tokens=8,
             max_branches=3,
             choice=HASHES,
@@ -67,15 +79,14 @@ def recorded(engine: Engine, settings: Settings) -> tuple[list[dict], object]:
     lines: list[dict] = []
     context = engine.facts.max_positions
     prompt = getattr(WORDS, method_of(settings).prompt)
-    header = describe_run("What is it?", settings, prompt, context=context)
-    strategy = strategy_from(header, TEXT, context)
-    answer = engine.run(record(strategy, header, lines.append))
+    spec = spec_of(settings, prompt, "What is it?", context)
+    answer = engine.run(record(spec.strategy(TEXT), spec.to_plain(), lines.append))
     return json.loads(json.dumps(lines)), answer
 
 
 def again(engine: Engine, trace: Trace, write=None):
     """The run of a trace, restored."""
-    strategy = strategy_from(trace.header, TEXT, engine.facts.max_positions)
+    strategy = RunSpec.from_plain(trace.header).strategy(TEXT)
     return engine.restore(strategy, trace, write=write)
 
 
@@ -111,9 +122,9 @@ def test_another_run_than_the_traces() -> None:
     engine = small_engine()
     lines, _ = recorded(engine, RUNS["combined"])
     trace = parse_trace(lines)
-    other = describe_run("Something else?", RUNS["combined"], TeamPrompt(), context=None)
+    other = spec_of(RUNS["combined"], TeamPrompt(), "Something else?")
     with pytest.raises(BrokenTrace, match="pass 1 of the trace is not what its strategy asks for"):
-        engine.run(engine.restore(strategy_from(other, TEXT, None), trace))
+        engine.run(engine.restore(other.strategy(TEXT), trace))
     vocabulary = engine.facts.vocab_size
     first = next(line for line in lines if line["kind"] == "pass")
     first["rows"][-1][2] = vocabulary

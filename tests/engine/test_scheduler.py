@@ -14,11 +14,13 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
-from manyhands.engine.scheduler import Run, Scheduler
+from manyhands.engine.run import Run
+from manyhands.engine.scheduler import Scheduler
 from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError, OutOfMemory
 from manyhands.strategies.base import Answer, Reserve, Strategy
 from manyhands.strategies.events import Event, StepEnded, TokenWritten, UsageCounted
-from manyhands.strategies.shared_prefix import SharedSettings, shared_prefix
+from manyhands.strategies.settings import SharedSettings
+from manyhands.strategies.shared_prefix import shared_prefix
 from tests.engine.small import (
     CONTEXT,
     LETTERS,

@@ -19,12 +19,8 @@ from manyhands.errors import ContextTooLong, InvalidRequest, OutOfMemory
 from manyhands.model.adapter import ModelAdapter
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.events import TokenWritten
-from manyhands.strategies.shared_prefix import (
-    Completions,
-    Prompt,
-    SharedSettings,
-    shared_prefix,
-)
+from manyhands.strategies.settings import SharedSettings
+from manyhands.strategies.shared_prefix import Completions, Prompt, shared_prefix
 from tests.engine.small import LETTERS, NUM_IDS, TEXT, finish, small_engine
 from tests.model.families_zoo import tiny_model, tiny_models
 from tests.poison import poison

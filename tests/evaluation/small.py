@@ -18,8 +18,8 @@ from manyhands.engine.scheduler import Scheduler
 from manyhands.errors import ManyhandsError
 from manyhands.evaluation.candidates import Answered, Asked
 from manyhands.evaluation.record import Header, Record, RecordFile
+from manyhands.schema.plain import to_plain
 from manyhands.strategies.base import FinishedStep
-from manyhands.strategies.plain import to_plain
 from manyhands.text import Text
 from tests.text.small_tokenizers import byte_level
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from manyhands.cache.layouts import LAYOUTS
 from manyhands.replay.forward import Replay, merge_trace, replay_logits
 from manyhands.replay.merged import side_by_side
 from manyhands.strategies.sequential import sequential
@@ -20,7 +21,6 @@ from tests.model.double import DoublePrecision
 from tests.replay.runs import SETTINGS, TEXT, network, recorded, team_run
 from tests.strategies.driver import PROMPT
 
-LAYOUTS = ("combined", "contiguous", "interleaved")
 FAMILIES = ("qwen3", "gemma3_text")  # the second has windows of 5 tokens, two ropes, three layers
 
 
@@ -76,7 +76,7 @@ def test_sinks_and_softcap():
 def test_one_alone(reencode):
     adapter = network("qwen3")
     end = EndSettings(finisher_tokens=4, reencode=reencode)
-    settings = SoloSettings(20, SETTINGS.choice, seed=1, snapshots=(7,), end=end)
+    settings = SoloSettings(budget=20, choice=SETTINGS.choice, seed=1, snapshots=(7,), end=end)
     trace, seen, _ = recorded(adapter, sequential("2+3", TEXT, settings, PROMPT))
     with torch.no_grad():
         assert worst(replay_logits(adapter, merge_trace(trace)), seen) < 2e-5

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from manyhands.cache.layouts import LAYOUTS
 from manyhands.replay.lessons import Batch, trace_lesson
 from manyhands.replay.train import batch_loss
 from tests.model.double import DoublePrecision
 from tests.replay.dense import Lines
 from tests.replay.runs import SETTINGS, network, team_run
 
-LAYOUTS = ("combined", "contiguous", "interleaved")
 SHORT = replace(SETTINGS, budget=9, check_every=8, snapshots=(4,), away=())
 
 

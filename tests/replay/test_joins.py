@@ -16,8 +16,9 @@ from manyhands.model.adapter import ModelAdapter
 from manyhands.replay.forward import merge_trace, replay_logits
 from manyhands.replay.joins import LogitsOf, causal_logits, join_distances, measure_joins
 from manyhands.replay.trace import Trace, parse_trace, record
+from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.branches import BranchAnswer, branches
-from manyhands.strategies.settings import JOINS, BranchSettings
+from manyhands.strategies.settings import BranchSettings
 from tests.engine.test_branches import BYTES, PROMPT, SHORT, SKELETON, play
 from tests.model.families_zoo import tiny_model
 from tests.replay.runs import network

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from manyhands.cache.layouts import LAYOUTS
 from manyhands.replay.forward import merge_trace, replay_logits
 from manyhands.replay.lessons import trace_lesson
 from manyhands.replay.simulate import Simulation
@@ -19,8 +20,6 @@ from manyhands.strategies.settings import TeamSettings
 from manyhands.tasks.arithmetic.problem_list import problem_list
 from tests.replay.runs import LIST_PROMPT, list_network, list_text
 
-LAYOUTS = ("combined", "contiguous", "interleaved")
-
 
 def simulation(layout: str, lines: list | None = None) -> Simulation:
     rng = random.Random(5)
@@ -28,7 +27,7 @@ def simulation(layout: str, lines: list | None = None) -> Simulation:
     settings = TeamSettings(workers=2, layout=layout, check_every=60, snapshots=(30,), budget=400)
     names = LIST_PROMPT.team(2)
     team = ArithmeticTeam(
-        problems, list_text(), names, LIST_PROMPT, rng, sees_desks=layout != "interleaved"
+        problems, list_text(), names, LIST_PROMPT, rng, sees_desks=LAYOUTS[layout].sees_desks
     )
     strategy = hogwild(problems.question, list_text(), settings, LIST_PROMPT)
     return Simulation(record(strategy, {}, (lines if lines is not None else []).append), team)

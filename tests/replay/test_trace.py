@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.cache.block import Block
+from manyhands.cache.layouts import LAYOUTS
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import BrokenTrace, InvalidRequest, OutOfMemory
@@ -57,7 +58,7 @@ def without_choices(passes: list[Pass]) -> list[Pass]:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("layout", ["combined", "contiguous", "interleaved"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_team_is_played_again(layout, workers):
     played, lines = team_run(layout=layout, workers=workers)
     trace = parse_trace(lines)
@@ -73,7 +74,7 @@ def test_one_alone_is_played_again():
     assert played_again(parse_trace(lines)) == without_choices(played.passes)
 
 
-@pytest.mark.parametrize("layout", ["combined", "contiguous", "interleaved"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_recorded_run_is_the_run(layout):
     team = replace(TEAM, layout=layout)
     plain = play(hogwild("2+3", TEXT, team, PROMPT), Dice(TEXT, boxes=0))

@@ -58,7 +58,7 @@ def team_of(
         settings["insertions"] = forced
     settings = {"budget": 3000, "check_every": 0, "end": NO_REPLY, **settings}
     names = LIST_PROMPT.team(workers)
-    sees_desks = layout != "interleaved"
+    sees_desks = LAYOUTS[layout].sees_desks
     team = ArithmeticTeam(
         problems, TEXT, names, LIST_PROMPT, rng, sees_desks=sees_desks, mischief=mischief
     )
@@ -87,7 +87,7 @@ def test_every_list_is_solved(layout, workers, trouble):
         answer = run.simulation.run()
         assert answer.finish_reason == "answer"
         assert run.grade(answer) == 1.0
-        if layout != "interleaved" and trouble in ("none", "pauses", "checks"):
+        if LAYOUTS[layout].sees_desks and trouble in ("none", "pauses", "checks"):
             assert run.solved_twice == 0
 
 
@@ -150,7 +150,7 @@ def test_one_alone():
         rng = random.Random(seed)
         problems = problem_list(rng, 4, "mixed")
         team = ArithmeticTeam(problems, TEXT, ["writer"], LIST_PROMPT, rng)
-        strategy = sequential(problems.question, TEXT, SoloSettings(2000), LIST_PROMPT)
+        strategy = sequential(problems.question, TEXT, SoloSettings(budget=2000), LIST_PROMPT)
         answer = Simulation(strategy, team).run()
         assert grade_list(answer.answer, problems.gold).value == 1.0
         assert answer.finish_reason == "answer"

@@ -20,11 +20,16 @@ from manyhands.school.parts import (
 )
 from manyhands.school.scripted import Script, ScriptedWriters
 from manyhands.strategies.base import Answer, Strategy
+from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.branches import branches
 from manyhands.strategies.sequential import sequential
-from manyhands.strategies.settings import JOINS, BranchSettings, EndSettings, SoloSettings
+from manyhands.strategies.settings import (
+    BranchSettings,
+    EndSettings,
+    SkeletonSettings,
+    SoloSettings,
+)
 from manyhands.strategies.skeleton import skeleton
-from manyhands.strategies.skeleton_settings import SkeletonSettings
 from manyhands.tasks.arithmetic.problem_list import problem_list
 from manyhands.tasks.retrieval import RetrievalQuestion, retrieval
 from tests.replay.runs import LIST_PROMPT, list_text
@@ -44,10 +49,10 @@ THREADS = SkeletonPrompt(
 
 def methods(question: str, parts: Parts, budget: int = 4000) -> Iterator[tuple[Strategy, Script]]:
     """Every way in which parts are worked through."""
-    solo = SoloSettings(budget, end=SILENT)
+    solo = SoloSettings(budget=budget, end=SILENT)
     yield sequential(question, TEXT, solo, LIST_PROMPT), Sequentially(parts)
     for join in JOINS:
-        settings = BranchSettings(budget, join=join, max_branches=32, end=SILENT)
+        settings = BranchSettings(budget=budget, join=join, max_branches=32, end=SILENT)
         yield branches(question, TEXT, settings, BRANCHES), InBranches(parts)
     for workers in (0, 2):
         chosen = SkeletonSettings(workers=workers, budget=budget, end=SILENT)

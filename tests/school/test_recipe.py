@@ -121,7 +121,7 @@ BOTH = MODEL + "[curriculum]\n[traces]\nfiles = []"
         (MODEL + "[curriculum]\n[training]\nprocesses = -1", "processes is -1; expected 0 or more"),
         ("model = 3\n[curriculum]", r"model is 3; expected a table, \[model\]"),
         (MODEL + '[curriculum]\nsolo = "x"', "solo in .curriculum. is 'x'; expected float"),
-        (MODEL + "[curriculum]\nsolo = 2", "solo is 2; expected a probability"),
+        (MODEL + "[curriculum]\nsolo = 2", "solo is 2.0; expected a probability"),
         (MODEL + "[curriculum]\nmost_workers = 0", "most_workers is 0; expected 1 or more"),
         (MODEL + "[curriculum]\nfewest_problems = 9", "problems range from 9 to 8"),
         (MODEL + '[traces]\nfiles = "a.jsonl"', "files in .traces. is 'a.jsonl'"),

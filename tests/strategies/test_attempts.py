@@ -13,13 +13,12 @@ import pytest
 from manyhands.cache.step import GREEDY, Choice, Step
 from manyhands.errors import InvalidRequest, UnsupportedModel
 from manyhands.prompts.votes import VotesPrompt
-from manyhands.strategies.attempt_settings import BestSettings, VoteSettings
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.best_of_n import best_of_n
 from manyhands.strategies.events import AnswerFound, ReplyWritten, WorkerStopped
 from manyhands.strategies.self_consistency import self_consistency
 from manyhands.strategies.sequential import sequential
-from manyhands.strategies.settings import EndSettings, SoloSettings
+from manyhands.strategies.settings import BestSettings, EndSettings, SoloSettings, VoteSettings
 from manyhands.text import Text
 from tests.strategies.driver import PROMPT as TEAM
 from tests.strategies.driver import Dice, Played, Scripts, SeenRow, feed, play, small_text

@@ -13,9 +13,10 @@ import pytest
 
 from manyhands.cache.step import Choice
 from manyhands.prompts.branches import BranchPrompt
+from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.branches import branches
 from manyhands.strategies.events import Snapshot
-from manyhands.strategies.settings import JOINS, BranchSettings, EndSettings
+from manyhands.strategies.settings import BranchSettings, EndSettings
 from tests.strategies.driver import Pass, Played, SeenRow, play
 from tests.strategies.test_branches import glued_text
 

@@ -11,6 +11,7 @@ from manyhands.cache.step import Choice, Step
 from manyhands.cache.view import Lanes
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.branches import BranchPrompt
+from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.branches import BranchAnswer, branches, placeholder_tokens
 from manyhands.strategies.events import (
     AnswerFound,
@@ -21,7 +22,7 @@ from manyhands.strategies.events import (
     WorkerJoined,
     WorkerStopped,
 )
-from manyhands.strategies.settings import JOINS, BranchSettings, EndSettings
+from manyhands.strategies.settings import BranchSettings, EndSettings
 from manyhands.text import Text
 from manyhands.text.markers import MarkerProfile
 from tests.strategies.driver import Played, Scripts, SeenRow, feed, play

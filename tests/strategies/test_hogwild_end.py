@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from manyhands.cache.layouts import LAYOUTS
 from manyhands.strategies.events import AnswerFound, ReplyWritten, TokenWritten
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.settings import Away, EndSettings, TeamSettings
 from tests.strategies.driver import PROMPT, Dice, Played, Scripts, play, small_text
 
 TEXT = small_text()
-LAYOUTS = ("combined", "contiguous", "interleaved")
 START = "user\nAlice and Bob: 2+3\nassistant\n\nPast"
 
 
@@ -96,7 +96,7 @@ def test_the_finisher_reads_everything(layout):
     first = played.passes[3]
     assert first.writers == ("finisher",)
     alice, bob = "\n\n**Alice [1]:**a.\n\n**Alice [2]:**b", "\n\n**Bob [1]:**xyz"
-    if layout == "contiguous":
+    if not LAYOUTS[layout].keeps_history:
         expected = f"{START}\nOthers{alice}<..>\nOwn{bob}"
     else:
         done, rest = alice[: alice.index(".")], alice[alice.index(".") :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from manyhands.cache.layouts import LAYOUTS
 from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest
 from manyhands.strategies.hogwild import hogwild
@@ -24,15 +25,15 @@ def run(settings: TeamSettings, predict=None) -> Played:
         ({"workers": 0}, "workers is 0; expected 1 to 256"),
         ({"workers": -3}, "workers is -3; expected 1 to 256"),
         ({"workers": 10_000}, "workers is 10000; expected 1 to 256"),
-        ({"budget": 0}, "budget is 0; expected 1 forward pass or more"),
-        ({"budget": -1}, "budget is -1; expected 1 forward pass or more"),
+        ({"budget": 0}, "budget is 0; expected 1 or more forward passes"),
+        ({"budget": -1}, "budget is -1; expected 1 or more forward passes"),
         ({"check_every": -1}, "check_every is -1; expected 0 (never) or more tokens"),
         (
             {"layout": "spiral"},
             "layout is 'spiral'; expected one of combined, contiguous, interleaved",
         ),
-        ({"headers": "both"}, "headers is 'both'; expected in_context or alone"),
-        ({"moves": "none"}, "moves is 'none'; expected rotate or reencode"),
+        ({"headers": "both"}, "headers is 'both'; expected one of in_context, alone"),
+        ({"moves": "none"}, "moves is 'none'; expected one of rotate, reencode"),
         (
             {"moves": "reencode", "layout": "contiguous"},
             "moves is 'reencode', and in the contiguous layout nothing moves",
@@ -57,7 +58,7 @@ def test_endings_have_room(name):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 40])
-@pytest.mark.parametrize("layout", ["combined", "contiguous", "interleaved"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_number_of_workers(layout, workers):
     settings = TeamSettings(workers=workers, layout=layout, budget=8, check_every=20)
     played = run(settings, Scripts(TEXT))
@@ -112,7 +113,7 @@ def test_finisher_and_reply_have_draws_of_their_own():
     )
 
 
-@pytest.mark.parametrize("layout", ["combined", "contiguous", "interleaved"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_what_is_reserved_suffices_for_ordinary_steps(workers, layout):
     """An estimate for steps of a dozen tokens or more; counted in tokens fed to living blocks."""

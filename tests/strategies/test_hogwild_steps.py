@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from manyhands.cache.layouts import LAYOUTS
 from manyhands.strategies.events import (
     AnswerFound,
     CheckAsked,
@@ -18,7 +19,6 @@ from manyhands.strategies.settings import Away, EndSettings, TeamSettings
 from tests.strategies.driver import PROMPT, Dice, Played, Scripts, play, small_text
 
 TEXT = small_text()
-LAYOUTS = ("combined", "contiguous", "interleaved")
 NO_END = EndSettings(finisher=False, reply=False)
 
 
@@ -81,8 +81,8 @@ def test_the_finished_desk_joins_the_history(layout, own_before, own_after):
     before, after = rows[1].blocks, rows[2].blocks
     assert before[-len(own_before) :] == own_before
     assert after[-1] == own_after
-    assert ("Alice 1" in after[:-1]) == (layout != "contiguous")
-    if layout != "contiguous":
+    assert ("Alice 1" in after[:-1]) == LAYOUTS[layout].keeps_history
+    if LAYOUTS[layout].keeps_history:
         assert after[1] == "Alice 1"  # right behind the prompt
 
 

@@ -9,21 +9,21 @@ import pytest
 
 from manyhands.cache.step import Step
 from manyhands.cli.screens import _more_of
-from manyhands.errors import InvalidRequest
 from manyhands.prompts.load import TABLES, Prompts
+from manyhands.schema.plain import from_plain, to_plain
 from manyhands.strategies.account import Account
 from manyhands.strategies.base import Answer
-from manyhands.strategies.described import describe_run, settings_from, strategy_from
 from manyhands.strategies.events import Event
 from manyhands.strategies.listening import Heard, Listen
-from manyhands.strategies.methods import METHODS, Method, method_of
-from manyhands.strategies.plain import from_plain, to_plain
+from manyhands.strategies.methods import METHODS, Method
+from manyhands.strategies.run_spec import RunSpec
+from manyhands.strategies.settings import Settings
 from manyhands.text import Text
 from tests.strategies.driver import feed
 from tests.text.small_tokenizers import byte_level
 
 TEXT = Text(byte_level())
-SHARED = {"budget", "choice", "seed", "snapshots", "end"}
+SHARED = {field.name for field in fields(Settings)}
 
 
 @pytest.fixture(params=METHODS)
@@ -40,30 +40,30 @@ def test_a_row_of_the_table(method: Method) -> None:
     assert {field.name for field in fields(method.settings)} >= SHARED
     assert issubclass(method.answer, Answer)
     settings = method.settings()
-    assert method_of(settings) is method
+    assert isinstance(settings, Settings)
     assert method.names(settings, getattr(Prompts(), method.prompt))
 
 
-def test_settings_of_nobody() -> None:
-    with pytest.raises(InvalidRequest, match="settings of no method"):
-        method_of(Answer(""))  # type: ignore[arg-type]  # the mistake under test
+def test_every_method_has_settings_of_its_own() -> None:
+    assert len({method.settings for method in METHODS.values()}) == len(METHODS)
 
 
 def test_a_run_is_told_by_its_header_and_its_events(method: Method) -> None:
     """Through JSON and back: the same requests, events, answer; and every event fits the account."""
     settings = replace(method.settings(), budget=12, snapshots=(5,), seed=3)
     prompt = getattr(Prompts(), method.prompt)
-    header = json.loads(json.dumps(describe_run("1 + 2", settings, prompt, context=None)))
-    assert settings_from(header) == settings
+    spec = RunSpec(method, settings, prompt, "1 + 2")
+    again = RunSpec.from_plain(json.loads(json.dumps(spec.to_plain())))
+    assert again == spec
     first = told(method.make("1 + 2", TEXT, settings, prompt, context=None))
-    second = told(strategy_from(header, TEXT, None))
+    second = told(again.strategy(TEXT))
     assert first == second
     *events, answer = first
     account = Account(method.names(settings, prompt), solo=method.solo)
     for event in events:
         if isinstance(event, Event):
-            again = json.loads(json.dumps(to_plain(event)))
-            assert from_plain(type(event), again) == event
+            plain = json.loads(json.dumps(to_plain(event)))
+            assert from_plain(type(event), plain) == event
             account.take(event)
     assert type(answer) is method.answer
     assert from_plain(method.answer, json.loads(json.dumps(to_plain(answer)))) == answer

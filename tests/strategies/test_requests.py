@@ -10,14 +10,9 @@ import pytest
 from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest
 from manyhands.schema.openai import CHAT, PLAIN, ChatRequest, PlainRequest, read_request
-from manyhands.strategies.requests import (
-    Defaults,
-    answer_body,
-    choice_of,
-    prompts_of,
-    settings_of,
-)
-from manyhands.strategies.shared_prefix import Completion, Completions, Prompt, SharedSettings
+from manyhands.strategies.requests import Defaults, answer_body, choice_of, prompts_of, settings_of
+from manyhands.strategies.settings import SharedSettings
+from manyhands.strategies.shared_prefix import Completion, Completions, Prompt
 from tests.strategies.driver import small_text
 
 TEXT = small_text()

@@ -133,7 +133,9 @@ def test_it_stops_in_time_for_its_ending(room):
         token = dice(row)
         return letter if token == closing else token
 
-    shortest = play(sequential("2+3", TEXT, SoloSettings(1, end=end), PROMPT), predict).longest_view
+    shortest = play(
+        sequential("2+3", TEXT, SoloSettings(budget=1, end=end), PROMPT), predict
+    ).longest_view
     context = shortest + room
     played = play(sequential("2+3", TEXT, settings, PROMPT, context=context), predict)
     assert played.answer.finish_reason == "context"
@@ -142,13 +144,15 @@ def test_it_stops_in_time_for_its_ending(room):
 
 def test_a_model_without_a_template():
     text = type(TEXT)(byte_level(template=None))
-    played = play(sequential("2+3", text, SoloSettings(2), PROMPT), Scripts(text, writer=["a"]))
+    played = play(
+        sequential("2+3", text, SoloSettings(budget=2), PROMPT), Scripts(text, writer=["a"])
+    )
     assert text.decode(played.rows("writer")[1].context) == "Alone: 2+3\n\na"
 
 
 def test_draws_are_seeded():
     def draws(seed: int, name: str = "writer") -> list[float]:
-        settings = SoloSettings(6, choice=Choice(temperature=1.0), seed=seed)
+        settings = SoloSettings(budget=6, choice=Choice(temperature=1.0), seed=seed)
         return [row.choice.draw for row in run(settings).rows(name)]
 
     assert draws(1) == draws(1)
@@ -166,7 +170,7 @@ def test_memory_reserved_covers_the_run():
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
-        ({"budget": 0}, "budget is 0; expected 1 forward pass or more"),
+        ({"budget": 0}, "budget is 0; expected 1 or more forward passes"),
         (
             {"budget": 5, "snapshots": (5,)},
             r"snapshots are \(5,\); expected passes below the budget of 5",

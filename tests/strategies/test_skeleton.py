@@ -18,9 +18,8 @@ from manyhands.strategies.events import (
     WorkerJoined,
     WorkerStopped,
 )
-from manyhands.strategies.settings import EndSettings
+from manyhands.strategies.settings import EndSettings, SkeletonSettings
 from manyhands.strategies.skeleton import dealt, skeleton
-from manyhands.strategies.skeleton_settings import SkeletonSettings
 from manyhands.text import Text
 from tests.strategies.driver import Dice, Played, Scripts, SeenRow, feed, play, small_text
 from tests.text.small_tokenizers import byte_level, sentence_piece

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from manyhands.cache.layouts import LAYOUTS
 from manyhands.cache.step import Choice
 from manyhands.strategies.events import Snapshot
 from manyhands.strategies.hogwild import hogwild
@@ -18,7 +19,6 @@ from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamS
 from tests.strategies.driver import PROMPT, Dice, Pass, Played, play, small_text
 
 TEXT = small_text()
-LAYOUTS = ("combined", "contiguous", "interleaved")
 ASKED = (1, 4, 9, 10, 17, 25)
 SAMPLED = Choice(temperature=1.0)
 

@@ -5,7 +5,7 @@
     interleaved   prompt, history, own header, own desk
 
 Others stand in ascending order. A view takes any number of workers, one included, and an empty block
-in it is legal: that is how somebody who has not come yet, or has left, is seen.
+in it is legal: so a worker is seen that has not come yet, or has left.
 
 In the contiguous layout nothing ever joins the history: each desk grows from start to end.
 In the interleaved one, others are seen only through the history, when a step is finished.
@@ -13,8 +13,9 @@ In the interleaved one, others are seen only through the history, when a step is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from manyhands.cache.block import Block
 from manyhands.cache.view import View
@@ -61,12 +62,34 @@ def interleaved(cast: Cast, worker: int) -> View:
     return View((cast.prompt, *cast.history, cast.own_header, cast.desks[worker]))
 
 
-Layout = Callable[[Cast, int], View]
-LAYOUTS: dict[str, Layout] = {
-    "combined": combined,
-    "contiguous": contiguous,
-    "interleaved": interleaved,
-}
+@dataclass(frozen=True)
+class Layout:
+    """A layout: the view of each worker, and what the rest of the house has to know of it.
+
+    `keeps_history`: a finished step joins the common history, and its worker goes on at a fresh desk.
+    `sees_desks`: what others have not finished yet is read, too.
+    """
+
+    view: Callable[[Cast, int], View]
+    keeps_history: bool
+    sees_desks: bool
+
+    def __call__(self, cast: Cast, worker: int) -> View:
+        """The view of one worker."""
+        return self.view(cast, worker)
+
+
+# A new layout is one function and one row.
+LAYOUTS: Mapping[str, Layout] = MappingProxyType(
+    {
+        layout.view.__name__: layout
+        for layout in (
+            Layout(combined, keeps_history=True, sees_desks=True),
+            Layout(contiguous, keeps_history=False, sees_desks=True),
+            Layout(interleaved, keeps_history=True, sees_desks=False),
+        )
+    }
+)
 
 
 def everything(cast: Cast, tails: Sequence[Block], *last: Block) -> View:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest
+from manyhands.schema.setting import check, setting
 
 
 @dataclass(frozen=True)
@@ -25,25 +26,18 @@ class Choice:
     `allowed` keeps only these token ids (one id: a forced token), `forbidden` removes some.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    draw: float = 0.0
-    allowed: frozenset[int] | None = None
-    forbidden: frozenset[int] = frozenset()
+    temperature: float = setting(0.0, "0 takes the likeliest token.", at_least=0)
+    top_k: int = setting(0, "Only the k likeliest.", at_least=0, zero="all")
+    top_p: float = setting(1.0, "Only the likeliest, up to this probability.", above=0, at_most=1)
+    min_p: float = setting(
+        0.0, "Only those at least this likely, relative to the likeliest.", at_least=0, at_most=1
+    )
+    draw: float = setting(0.0, "Picks from what is left.", at_least=0, below=1, by="code")
+    allowed: frozenset[int] | None = setting(None, "The only tokens to choose from.", by="code")
+    forbidden: frozenset[int] = setting(frozenset(), "Tokens that are not chosen.", by="code")
 
     def __post_init__(self) -> None:
-        limits = (
-            ("temperature", self.temperature, self.temperature >= 0, "0 or more"),
-            ("top_k", self.top_k, self.top_k >= 0, "0 (off) or more"),
-            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0, at most 1"),
-            ("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1"),
-            ("draw", self.draw, 0 <= self.draw < 1, "in [0, 1)"),
-        )
-        for name, value, ok, expected in limits:
-            if not ok:
-                raise InvalidRequest(f"{name} is {value}; expected {expected}")
+        check(self)
         if self.allowed is not None and not self.allowed - self.forbidden:
             raise InvalidRequest(
                 "no token is left to choose from: every allowed token is forbidden",

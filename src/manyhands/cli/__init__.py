@@ -1,7 +1,7 @@
 """The front door: `manyhands solve`, `replay`, `train`, `batch`, `eval`, `judge`, `report` and `prompts`.
 
     __init__.py  the commands and their exit codes
-    options.py   what can be asked for, as frozen dataclasses
+    options.py   what can be asked for, as frozen dataclasses; command.py makes commands of them
     solve.py     one problem, from the command line to the answer
     replay.py    a trace, read again
     train.py     a recipe into a model
@@ -36,8 +36,9 @@ try:
     import typer
 
     from manyhands.cli.batch_options import BatchOptions
+    from manyhands.cli.command import takes
     from manyhands.cli.exam_options import EvalOptions, JudgeOptions, ReportOptions
-    from manyhands.cli.guard import EXIT_INTERRUPTED, GuardedCommand, GuardedGroup, takes
+    from manyhands.cli.guard import EXIT_INTERRUPTED, GuardedCommand, GuardedGroup
     from manyhands.cli.options import (
         BenchOptions,
         PromptsOptions,

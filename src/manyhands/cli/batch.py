@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from manyhands.cache.step import Choice
 from manyhands.cli.batch_files import Input, Output, read_input
 from manyhands.cli.batch_lines import (
     Request,
@@ -25,11 +24,13 @@ from manyhands.cli.batch_lines import (
     understand,
 )
 from manyhands.cli.batch_options import BatchOptions
+from manyhands.cli.command import shared_of
 from manyhands.cli.guard import EXIT_INTERRUPTED, tell
 from manyhands.cli.loading import load_engine, name_of
 from manyhands.cli.output import Notes, say, say_json
 from manyhands.cli.running import StopRequest
 from manyhands.errors import InvalidRequest, ManyhandsError
+from manyhands.evaluation.shared import SHARED_PREFIX
 from manyhands.schema.lines import Line
 from manyhands.strategies.requests import Defaults
 
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 def batch(options: BatchOptions) -> None:
     """Do what the command says; see `manyhands batch --help`."""
     model = name_of(options.model)
-    defaults = Defaults(model, options.max_tokens, options.temperature, options.seed)
+    unsaid = shared_of(BatchOptions).settings_for(SHARED_PREFIX, options.chosen, options.listed)
+    defaults = Defaults(model, unsaid)
     _check(options)
     given = read_input(options.requests, defaults)
     notes = Notes()
@@ -81,7 +83,6 @@ def batch(options: BatchOptions) -> None:
 
 def _check(options: BatchOptions) -> None:
     """What would be wrong for every request is refused before any of them is put on record."""
-    Choice(temperature=options.temperature)
     if str(options.requests) == "-":
         raise InvalidRequest(
             "the requests are '-'; expected a file",

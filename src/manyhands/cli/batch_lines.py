@@ -20,8 +20,10 @@ from typing import Any
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.schema.lines import Line
 from manyhands.schema.openai import error_object, read_request, shown
+from manyhands.schema.plain import to_plain
 from manyhands.strategies.requests import Defaults, answer_body, prompts_of, settings_of
-from manyhands.strategies.shared_prefix import Completions, Prompt, SharedSettings
+from manyhands.strategies.settings import SharedSettings
+from manyhands.strategies.shared_prefix import Completions, Prompt
 from manyhands.text import Text
 
 MAX_NESTING = 64  # lists and objects in each other; far less than what JSON's own code bears
@@ -82,7 +84,7 @@ def _nested_too_deep(number: int) -> InvalidRequest:
 
 def fingerprint(line: object, defaults: Defaults) -> str:
     """What tells this request, put to this model with these defaults, from any other."""
-    of = [line, defaults.model, defaults.max_tokens, defaults.temperature, defaults.seed]
+    of = [line, defaults.model, to_plain(defaults.settings)]
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -97,7 +99,8 @@ def understand(
     if line.get("method", "POST") != "POST":
         raise InvalidRequest(f"method is {shown(line['method'])}; expected 'POST'")
     request, name = read_request(line.get("url"), line.get("body")), line["custom_id"]
-    own = replace(defaults, seed=int(_name_of(str(defaults.seed), name), 16))
+    seed = int(_name_of(str(defaults.settings.seed), name), 16)
+    own = replace(defaults, settings=replace(defaults.settings, seed=seed))
     return Request(
         number,
         name,

@@ -4,61 +4,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from manyhands.cli.options import ModelOptions
+from manyhands.cli.command import Chosen, options_of
+from manyhands.cli.options import SolveOptions
+from manyhands.evaluation.shared import SHARED_PREFIX
+from manyhands.model.settings import ModelSettings
+from manyhands.schema.setting import like, setting
+from manyhands.strategies.requests import UNSAID
 
 _LINES, _RUN = "Where a request says nothing", "How it is done"
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchOptions(ModelOptions):
+class BatchOptions(ModelSettings):
     """`manyhands batch`."""
 
-    requests: Annotated[
-        Path, typer.Argument(help="Requests, one JSON object a line (OpenAI's batch format).")
-    ]
-    answers: Annotated[
-        Path, typer.Argument(help="Answers, line by line. If there are some already, go on.")
-    ]
-    max_tokens: Annotated[
-        int, typer.Option(help="Tokens of a completion, at most.", min=1, rich_help_panel=_LINES)
-    ] = 1024
-    temperature: Annotated[
-        float, typer.Option(help="0 takes the likeliest token.", rich_help_panel=_LINES)
-    ] = 1.0
-    seed: Annotated[
-        int,
-        typer.Option(
-            help="Of all random numbers, together with the custom_id.", rich_help_panel=_LINES
-        ),
-    ] = 0
-    concurrency: Annotated[
-        int,
-        typer.Option(
-            help="Requests at the same time, at most; memory may admit fewer.",
-            min=1,
-            rich_help_panel=_RUN,
-        ),
-    ] = 64
-    retry_failures: Annotated[
-        bool,
-        typer.Option(
-            "--retry-failures",
-            help="Ask again where an answer says that it failed.",
-            rich_help_panel=_RUN,
-        ),
-    ] = False
-    isolate: Annotated[
-        bool,
-        typer.Option(
-            "--isolate",
-            help="Requests of different users (their field `user`) share nothing in memory.",
-            rich_help_panel=_RUN,
-        ),
-    ] = False
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the summary as JSON.", rich_help_panel=_RUN)
-    ] = False
+    requests: Path = setting(
+        ..., "Requests, one JSON object a line (OpenAI's batch format).", names=("requests",)
+    )
+    answers: Path = setting(
+        ..., "Answers, line by line. If there are some already, go on.", names=("answers",)
+    )
+    chosen: Chosen = options_of({SHARED_PREFIX: UNSAID}, panel=_LINES)
+    listed: tuple[str, ...] = like(
+        SolveOptions,
+        "listed",
+        help="Any setting of a request, as name=value, as often as needed.",
+        panel=_LINES,
+    )
+    concurrency: int = setting(
+        64, "Requests at the same time, at most; memory may admit fewer.", at_least=1, panel=_RUN
+    )
+    retry_failures: bool = setting(
+        False, "Ask again where an answer says that it failed.", panel=_RUN
+    )
+    isolate: bool = setting(
+        False,
+        "Requests of different users (their field `user`) share nothing in memory.",
+        panel=_RUN,
+    )
+    json: bool = like(SolveOptions, "json", help="Print the summary as JSON.", panel=_RUN)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands.cli.loading import load_wordless_engine, name_of, place_facts
 from manyhands.cli.options import BenchOptions
 from manyhands.cli.output import Notes, say, say_json
-from manyhands.errors import ContextTooLong, InvalidRequest, OutOfMemory
+from manyhands.errors import ContextTooLong, OutOfMemory
 
 if TYPE_CHECKING:
     from manyhands.engine.engine import Engine
@@ -28,8 +28,8 @@ def bench(options: BenchOptions) -> None:
     """Do what the command says; see `manyhands bench --help`."""
     from manyhands.evaluation.bench import bench
 
-    workers = _numbers(options.workers, "--workers")
-    wanted = _numbers(options.lengths, "--lengths") if options.lengths is not None else None
+    workers = tuple(sorted(set(options.workers)))
+    wanted = None if options.lengths is None else tuple(sorted(set(options.lengths)))
     notes = Notes()
     model = name_of(options.model)
     engine = load_wordless_engine(model, options, notes)
@@ -46,19 +46,6 @@ def bench(options: BenchOptions) -> None:
             say(_line(timing))
     if options.json:
         say_json(_report(model, engine, options, timings, notes))
-
-
-def _numbers(listed: str, option: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(number) for number in listed.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1:
-        raise InvalidRequest(
-            f"{option} is {listed!r}; expected whole numbers from 1, separated by commas",
-            hint=f"for example: {option} 1,4",
-        )
-    return tuple(sorted(set(numbers)))
 
 
 def _fitting(

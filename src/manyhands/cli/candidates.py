@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.cache.step import Choice
-from manyhands.cli.exam_options import EXAM_METHODS, EndpointChoice, EvalOptions, JudgeOptions
+from manyhands.cli.command import shared_of, told
+from manyhands.cli.exam_options import EndpointChoice, EvalOptions, JudgeOptions
 from manyhands.cli.guard import tell
 from manyhands.cli.loading import load_engine, name_of, place_facts, prompts_for
 from manyhands.cli.options import BUNDLED
@@ -26,7 +27,6 @@ from manyhands.evaluation.candidates import (
     MethodCandidate,
     check_endpoint,
 )
-from manyhands.evaluation.choices import choose, known, pairs
 from manyhands.evaluation.endpoint import NO_KEY, Endpoint, EndpointOptions
 from manyhands.evaluation.judge import needs_judge
 from manyhands.evaluation.record import Header
@@ -35,23 +35,15 @@ from manyhands.evaluation.shared import SHARED_PREFIX, check_budgets, shared_met
 from manyhands.evaluation.voices import EndpointVoice, EngineVoice, Voice
 from manyhands.prompts import Prompts, load_prompts
 from manyhands.prompts.chain_of_draft import drafted
+from manyhands.schema.choosing import pairs
+from manyhands.schema.plain import to_plain
 from manyhands.strategies.methods import Method
-from manyhands.strategies.plain import to_plain
-from manyhands.strategies.settings import EndSettings, SoloSettings
+from manyhands.strategies.settings import SAMPLED, EndSettings, Settings, SoloSettings, VoteSettings
 from manyhands.tasks.catalogue import make_task
 from manyhands.tasks.generated import BUNDLED_SENTENCES, Needles
 from manyhands.tasks.task import FIXTURE, Sample, Task, TaskOptions, UnusedOption
 from manyhands.tasks.world import outside_world
 from manyhands.text import Text
-
-# The settings that have an option of their own, each with its option.
-_OPTIONS = {
-    "workers": "workers",
-    "layout": "layout",
-    "seed": "seed",
-    "end.reply": "reply",
-    **{f"choice.{name}": name for name in ("temperature", "top_k", "top_p", "min_p")},
-}
 
 
 def task_of(options: EvalOptions) -> tuple[Task, Sequence[Sample]]:
@@ -159,55 +151,21 @@ def _check_documents(samples: Sequence[Sample], text: Text, context: int | None)
 
 def _settings(
     options: EvalOptions, method: Method, budgets: tuple[int, ...], samples: Sequence[Sample]
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[Settings, dict[str, Any]]:
     """The settings of the method, and what of them is worth a place in its label."""
-    changed: dict[str, Any] = dict(pairs(options.chosen or []))
+    listed = pairs(options.listed)
     for name in ("budget", "snapshots"):
-        if name in changed:
+        if name in listed:
             raise InvalidRequest(f"--set {name} is not for an exam", hint="use --budgets")
-    _check_given_once(options, changed)
-    names = known(method.settings)
-    for name in ("workers", "layout"):
-        value = getattr(options, name)
-        if value is None or (name not in names and (name, value) == ("workers", 1)):
-            continue
-        if name not in names:
-            raise InvalidRequest(
-                f"--{name} {value} is not for --method {method.name}",
-                hint=f"leave it out, or ask for {_methods_with(name)}",
-            )
-        changed[name] = value
-    for name, option in _OPTIONS.items():
-        if name.startswith("choice.") and getattr(options, option) is not None:
-            changed[name] = getattr(options, option)
-    is_judged = any(needs_judge(sample) for sample in samples)
-    reply = is_judged if options.reply is None else options.reply
-    # What --set says about the reply counts, too.
-    base = {"seed": options.seed or 0, "end.reply": reply, "budget": budgets[-1]}
-    settings = choose(method.settings, base | {"snapshots": budgets[:-1]} | changed)
-    changed.pop("workers", None)
-    return settings, changed
-
-
-def _check_given_once(options: EvalOptions, changed: dict[str, str]) -> None:
-    """One setting with two values is a mistake, even if one of them would win."""
-    for name, option in _OPTIONS.items():
-        value = getattr(options, option)
-        if name in changed and value is not None:
-            flag = option.replace("_", "-")
-            told = f"--{flag} {value}"
-            if isinstance(value, bool):
-                told = f"--{flag}" if value else f"--no-{flag}"
-            raise InvalidRequest(
-                f"{name} was given twice: --set {name}={changed[name]} and {told}",
-                hint="leave one of them out",
-            )
-
-
-def _methods_with(name: str) -> str:
-    """The methods whose settings have this name, as a user asks for them."""
-    methods = [method for method in EXAM_METHODS.values() if name in known(method.settings)]
-    return " or ".join(f"--method {method.name}" for method in methods)
+    settings = shared_of(EvalOptions).settings_for(method.name, options.chosen, options.listed)
+    chosen = {**listed, **options.chosen}
+    end = settings.end
+    if "end.reply" not in chosen:
+        end = replace(end, reply=any(needs_judge(sample) for sample in samples))
+    settings = replace(settings, budget=budgets[-1], snapshots=budgets[:-1], end=end)
+    # The workers stand in the label anyway; a seed or a reply makes no other method of it.
+    unnamed = ("workers", *(path for path in ("seed", "end.reply") if path in options.chosen))
+    return settings, {path: value for path, value in chosen.items() if path not in unnamed}
 
 
 def endpoint_candidate(
@@ -215,33 +173,36 @@ def endpoint_candidate(
 ) -> tuple[Candidate, Header]:
     """Somebody else's server, and how its records begin."""
     check_endpoint(method.name, budgets)
-    unused = [f"--set {pair}" for pair in options.chosen or []]
-    names = ("model", "layout", "top_k", "min_p", "reply", "transcripts")
-    unused += [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
+    used = ("workers", "seed", "choice.temperature", "choice.top_p")
+    unused = [f"--set {pair}" for pair in options.listed]
+    unused += [f"--{name}" for name in ("model", "transcripts") if getattr(options, name)]
+    unused += [told(path, value) for path, value in options.chosen.items() if path not in used]
     if unused:
         raise InvalidRequest(f"an endpoint has no use for {', '.join(unused)}", hint="leave it out")
+    asked, seed, temperature, top_p = (options.chosen.get(path) for path in used)
     is_vote = method.name == "self_consistency"
-    workers = (options.workers or 4) if is_vote else 1
-    if options.workers not in (None, workers):
+    workers = (asked or VoteSettings().workers) if is_vote else 1
+    if asked not in (None, workers):
         raise InvalidRequest(
-            f"--workers {options.workers} is not for one answer of an endpoint",
+            f"--workers {asked} is not for one answer of an endpoint",
             hint="ask for --method self_consistency",
         )
-    if workers > 1 and options.temperature == 0:
-        raise InvalidRequest("at temperature 0 all answers are the same", hint="choose 0.7")
-    chosen = _endpoint(options, options.temperature, budgets[-1])
-    chosen = replace(chosen, top_p=options.top_p)
+    if workers > 1 and temperature == 0:
+        raise InvalidRequest(
+            "at temperature 0 all answers are the same", hint=f"choose {SAMPLED.temperature}"
+        )
+    chosen = replace(_endpoint(options, temperature, budgets[-1]), top_p=top_p)
     prompts = load_prompts(options.prompts) if options.prompts else Prompts()
     prompt = _words(prompts, options, method)
     candidate = EndpointCandidate(
-        Endpoint(chosen), budgets[-1], workers, options.seed or 0, options.concurrency, prompt
+        Endpoint(chosen), budgets[-1], workers, seed or 0, options.concurrency, prompt
     )
     settings = {
         "budget": budgets[-1],
         "mode": "vote" if is_vote else "one",
-        "seed": options.seed or 0,
-        "temperature": options.temperature,
-        "top_p": options.top_p,
+        "seed": seed or 0,
+        "temperature": temperature,
+        "top_p": top_p,
     }
     label = f"{chosen.model} {_label(method.name, workers if is_vote else 0, {}, options.draft)}"
     return candidate, Header(
@@ -302,20 +263,6 @@ def _endpoint(
         timeout=options.timeout,
         retries=options.retries,
     )
-
-
-def budgets_of(listed: str) -> tuple[int, ...]:
-    """`64,128` as rising numbers; empty if nothing was listed."""
-    try:
-        budgets = sorted({int(number) for number in listed.split(",") if number.strip()})
-    except ValueError as error:
-        raise InvalidRequest(
-            f"--budgets is {listed!r}; expected numbers with commas between them",
-            hint="for example: --budgets 64,128,256",
-        ) from error
-    if budgets and budgets[0] < 1:
-        raise InvalidRequest(f"--budgets has {budgets[0]}; expected 1 forward pass or more")
-    return tuple(budgets)
 
 
 def _label(method: str, workers: int, changed: dict[str, Any], draft: bool = False) -> str:

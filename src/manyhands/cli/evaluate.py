@@ -22,7 +22,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from manyhands.cli.candidates import (
-    budgets_of,
     endpoint_candidate,
     facts_of_task,
     method_candidate,
@@ -58,7 +57,7 @@ _NAMED = 5  # samples without a vote that can be read
 def evaluate(options: EvalOptions) -> None:
     """Take an exam; see `manyhands eval --help`."""
     method = EXAM_METHODS[options.method]
-    budgets = budgets_of(options.budgets) or (method.settings().budget,)
+    budgets = tuple(sorted(set(options.budgets))) or (method.settings().budget,)
     task, samples = task_of(options)
     if options.endpoint is not None:
         candidate, header = endpoint_candidate(options, method, budgets)

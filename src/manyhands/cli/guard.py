@@ -1,18 +1,16 @@
 """Every way a command can fail, turned into its exit code. No user's mistake shows a traceback.
 
-`takes` makes a command of a function: its options are the fields of a dataclass, which reaches the
-function whole, and whatever it raises leaves through `guarded`. Help and version are written before any
-command begins: `GuardedGroup` and `GuardedCommand` let them leave by the same way.
+Whatever a command raises leaves through `guarded` (`command.py` sees to it). Help and version are written
+before any command begins: `GuardedGroup` and `GuardedCommand` let them leave by the same way.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, get_type_hints
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -21,29 +19,6 @@ from manyhands.errors import ManyhandsError, OutputFailed
 
 EXIT_INTERRUPTED = 130
 EXIT_READER_GONE = 141
-
-
-def takes(options: type | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command that takes `options`, a dataclass whose fields typer understands."""
-
-    def wrap(command: Callable[..., None]) -> Callable[..., None]:
-        def guarded_command(**given: Any) -> None:
-            with guarded():
-                command(*([options(**given)] if options else []))
-
-        guarded_command.__name__ = command.__name__
-        guarded_command.__doc__ = inspect.cleandoc(command.__doc__ or "")
-        # Typer reads a function's signature; let it read the dataclass's. The types are looked up where
-        # each field was written, since options may build on those of another module.
-        types = get_type_hints(options, include_extras=True) if options else {}
-        fields = inspect.signature(options).parameters.values() if options else ()
-        guarded_command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # typeshed lacks it
-            [field.replace(annotation=types[field.name]) for field in fields]
-        )
-        guarded_command.__annotations__ = types
-        return guarded_command
-
-    return wrap
 
 
 @contextmanager

@@ -6,22 +6,23 @@ import atexit
 import gc
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.cli.guard import tell
-from manyhands.cli.options import BUNDLED, ModelOptions
+from manyhands.cli.options import BUNDLED
 from manyhands.cli.output import Notes
 from manyhands.errors import ModelNotFound
+from manyhands.model.settings import ModelSettings
 from manyhands.prompts import Prompts, dump_prompts, load_prompts, model_prompts
-from manyhands.strategies.described import settings_from, strategy_from
 
 if TYPE_CHECKING:
     from manyhands.engine.engine import Engine
     from manyhands.model.adapter import ModelAdapter
     from manyhands.strategies.base import Strategy
+    from manyhands.strategies.run_spec import RunSpec
     from manyhands.text import Text
 
 
@@ -60,9 +61,9 @@ def words_of(model: str | None) -> str:
     return f"# {whose} Of another model: manyhands prompts --model NAME\n\n{dump_prompts(words)}"
 
 
-def load_engine(model: str, options: ModelOptions, notes: Notes) -> tuple[Engine, Text]:
+def load_engine(model: str, settings: ModelSettings, notes: Notes) -> tuple[Engine, Text]:
     """The engine for `model`, and the text side of its tokenizer."""
-    engine = load_wordless_engine(model, options, notes)
+    engine = load_wordless_engine(model, settings, notes)
     if engine.text is None:
         raise ModelNotFound(
             f"the model {model!r} has no tokenizer",
@@ -71,7 +72,7 @@ def load_engine(model: str, options: ModelOptions, notes: Notes) -> tuple[Engine
     return engine, engine.text
 
 
-def load_wordless_engine(model: str, options: ModelOptions, notes: Notes) -> Engine:
+def load_wordless_engine(model: str, settings: ModelSettings, notes: Notes) -> Engine:
     """The engine for `model`, whether it has a tokenizer or not."""
     is_watched = sys.stderr is not None and sys.stderr.isatty()
     if is_watched:
@@ -85,58 +86,58 @@ def load_wordless_engine(model: str, options: ModelOptions, notes: Notes) -> Eng
     with _noted(notes):
         engine = Engine.load(
             place_of(model),
-            device=options.device,
-            dtype=options.dtype,
-            backend=options.backend,
-            weights=options.load,
-            quantise=options.quantise,
-            fuse=options.fuse,
-            memory_tokens=options.memory_tokens,
-            context=options.context,
+            device=settings.device,
+            dtype=settings.dtype,
+            backend=settings.backend,
+            weights=settings.weights,
+            quantise=settings.quantise,
+            fuse=settings.fuse,
+            memory_tokens=settings.memory_tokens,
+            context=settings.context,
             downloads=is_watched,
         )
     is_slow = engine.facts.is_on_gpu and engine.facts.backend == "torch"
-    if is_slow and options.backend == "auto":
+    if is_slow and settings.backend == "auto":
         notes.warn(f"attention runs in plain torch, slowly: {engine.facts.backend_reason}")
     return engine
 
 
-def load_network(model: str, options: ModelOptions, notes: Notes) -> ModelAdapter:
+def load_network(model: str, settings: ModelSettings, notes: Notes) -> ModelAdapter:
     """The network alone, for a replay: it needs no memory and no tokenizer."""
     from manyhands.model.loading import load_adapter
 
     with _noted(notes):
         adapter, _ = load_adapter(
             place_of(model),
-            device=options.device,
-            dtype=options.dtype,
-            weights=options.load,
-            quantise=options.quantise,
-            context=options.context,
+            device=settings.device,
+            dtype=settings.dtype,
+            weights=settings.weights,
+            quantise=settings.quantise,
+            context=settings.context,
         )
     return adapter
 
 
-def strategy_for(engine: Engine, text: Text, header: Mapping[str, Any]) -> Strategy:
-    """The strategy that a trace's header describes, and what is to be measured of it besides."""
+def strategy_for(engine: Engine, text: Text, spec: RunSpec) -> Strategy:
+    """The strategy of a spec, and what is to be measured of it besides."""
     from manyhands.replay.joins import measure_joins
 
-    strategy = strategy_from(header, text, engine.facts.max_positions)
-    wanted = getattr(settings_from(header), "join_distance", False)
+    strategy = spec.strategy(text)
+    wanted = getattr(spec.settings, "join_distance", False)
     return measure_joins(strategy, engine.replay) if wanted else strategy
 
 
-def place_facts(engine: Engine, options: ModelOptions) -> dict[str, Any]:
+def place_facts(engine: Engine, settings: ModelSettings) -> dict[str, Any]:
     """Where and with what a run is computed, for its trace."""
     from manyhands.cli.output import version_of
 
     return {
-        "weights": options.load,
-        "quantise": options.quantise,
-        "fuse": options.fuse,
+        "weights": settings.weights,
+        "quantise": settings.quantise,
+        "fuse": settings.fuse,
         "device": engine.facts.device,
         "dtype": engine.facts.dtype,
-        "backend": options.backend,
+        "backend": settings.backend,
         "versions": {name: version_of(name) for name in ("manyhands", "torch", "transformers")},
     }
 

@@ -18,25 +18,20 @@ from manyhands.cli.outcome import INTERRUPTED
 from manyhands.cli.output import Notes, TraceFile, say, say_json
 from manyhands.cli.retold import account_from, answer_from
 from manyhands.cli.running import drive, screen_for
-from manyhands.cli.solve import facts_of, finish
+from manyhands.cli.solve import finish
 from manyhands.errors import BrokenTrace, InvalidRequest, ManyhandsError
 from manyhands.replay.trace import TRACE_LINES, Trace, read_trace
 from manyhands.schema.lines import read_lines
 from manyhands.strategies.account import Account
 from manyhands.strategies.base import Answer
 from manyhands.strategies.branches import BranchAnswer
-from manyhands.strategies.described import settings_from
+from manyhands.strategies.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from manyhands.cli.verify import Verification
 
-# What the command may leave open: the option, its name in a header, its type.
-_RECORDED = (
-    ("load", "weights", str),
-    ("quantise", "quantise", str),
-    ("fuse", "fuse", str),
-    ("context", "context", int),
-)
+# What the command may leave open, by its type.
+_RECORDED: dict[str, type] = {"weights": str, "quantise": str, "fuse": str, "context": int}
 _FACTS = ("model", "method", "workers", "layout", "seed", "settings", "problem", "versions")
 
 
@@ -85,22 +80,24 @@ def go_on(trace: Trace, options: ReplayOptions) -> None:
         raise InvalidRequest(
             "--transcript names the trace itself, which is kept as it is", hint="give another name"
         )
-    settings = settings_from(trace.header)
+    recorded = as_recorded(options, trace)
+    spec = RunSpec.from_plain(trace.header | {"context": recorded.context})
     account = account_from(trace)
     model, notes = _model_of(trace, options), Notes()
     screen = screen_for(
         account,
-        facts_of(model, settings),
+        {"model": model, **spec.facts()},
         notes,
         json=options.json,
         quiet=options.quiet,
-        budget=settings.budget,
+        budget=spec.settings.budget,
     )
     with TraceFile(options.transcript, notes) as file:
-        engine, text = load_engine(model, as_recorded(options, trace), notes)
+        engine, text = load_engine(model, recorded, notes)
         for line in read_lines(options.trace, TRACE_LINES):
             file.write(line)
-        strategy = strategy_for(engine, text, trace.header)
+        spec = replace(spec, context=engine.facts.max_positions)
+        strategy = strategy_for(engine, text, spec)
         restored = engine.restore(strategy, trace, write=file.write)
         outcome = drive(engine, restored, account, screen)
     finish(screen, outcome)
@@ -114,14 +111,15 @@ def as_recorded(options: ReplayOptions, trace: Trace) -> ReplayOptions:
     With other weights, or another context, the run would not come back token for token.
     """
     recorded: dict[str, Any] = {}
-    for name, key, kind in _RECORDED:
-        value = trace.header.get(key)
+    for name, kind in _RECORDED.items():
+        value = trace.header.get(name)
         if getattr(options, name) not in (None, "auto") or value is None:
             continue
+        flag = "--load" if name == "weights" else f"--{name}"
         if type(value) is not kind:
             raise BrokenTrace(
-                f"the trace's header has {key} {value!r}, expected {kind.__name__}",
-                hint=f"The file is damaged. Say it yourself: --{name}.",
+                f"the trace's header has {name} {value!r}, expected {kind.__name__}",
+                hint=f"The file is damaged. Say it yourself: {flag}.",
             )
         recorded[name] = value
     return replace(options, **recorded)
@@ -138,14 +136,15 @@ def _check(verified: Verification | None) -> None:
 
 
 def _verify(trace: Trace, options: ReplayOptions, notes: Notes) -> Verification:
-    settings = settings_from(trace.header)
+    recorded = as_recorded(options, trace)
+    settings = RunSpec.from_plain(trace.header | {"context": recorded.context}).settings
     if settings.choice.temperature > 0:
         raise InvalidRequest(
             f"the run was sampled at temperature {settings.choice.temperature}; only greedy runs, "
             "whose tokens follow from the logits alone, can be verified",
             hint="leave --verify out",
         )
-    adapter = load_network(_model_of(trace, options), as_recorded(options, trace), notes)
+    adapter = load_network(_model_of(trace, options), recorded, notes)
     from manyhands.cli.verify import verify
 
     return verify(adapter, trace, settings.choice)

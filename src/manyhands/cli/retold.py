@@ -8,11 +8,11 @@ from __future__ import annotations
 from manyhands.errors import BrokenTrace
 from manyhands.prompts import TeamPrompt
 from manyhands.replay.trace import Trace
+from manyhands.schema.plain import from_plain
 from manyhands.strategies.account import Account
 from manyhands.strategies.base import Answer
-from manyhands.strategies.described import prompt_from, settings_from
 from manyhands.strategies.methods import METHODS
-from manyhands.strategies.plain import from_plain
+from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import MAX_WORKERS
 
 
@@ -50,8 +50,7 @@ def _empty_account(trace: Trace) -> Account:
         raise _damaged("the header", f"it counts {workers!r} workers")
     if method is None or header.get("settings") is None or "prompt" not in header:
         return Account(TeamPrompt().team(workers), solo=method is not None and method.solo)
-    settings, prompt = settings_from(header), prompt_from(header)
-    return Account(method.names(settings, prompt), solo=method.solo)
+    return Account(RunSpec.from_plain(dict(header) | {"context": None}).names, solo=method.solo)
 
 
 def _damaged(what: str, why: object) -> BrokenTrace:

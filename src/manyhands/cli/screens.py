@@ -16,11 +16,11 @@ from typing import Any, Protocol, Self
 from manyhands.cli.guard import tell
 from manyhands.cli.outcome import Outcome
 from manyhands.cli.output import Notes, say, say_json
+from manyhands.schema.plain import to_plain
 from manyhands.strategies.account import Account
 from manyhands.strategies.base import Answer, FinishedStep
 from manyhands.strategies.branches import BranchAnswer
 from manyhands.strategies.events import Event, StepEnded
-from manyhands.strategies.plain import to_plain
 
 _REASONS = {
     "stopped": "every worker ended its turn without one",

@@ -7,13 +7,12 @@ before a model is loaded.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import typer
 
+from manyhands.cli.command import shared_of
 from manyhands.cli.guard import EXIT_INTERRUPTED, tell
 from manyhands.cli.loading import load_engine, name_of, place_facts, prompts_for, strategy_for
 from manyhands.cli.options import BUNDLED, SolveOptions
@@ -25,9 +24,9 @@ from manyhands.errors import InvalidRequest
 from manyhands.prompts.chain_of_draft import drafted
 from manyhands.replay.trace import record
 from manyhands.strategies.account import Account
-from manyhands.strategies.described import describe_run, layout_of, workers_of
-from manyhands.strategies.methods import METHODS, Method, Settings, method_of
-from manyhands.strategies.settings import EndSettings
+from manyhands.strategies.methods import METHODS
+from manyhands.strategies.run_spec import RunSpec
+from manyhands.strategies.settings import Settings
 from manyhands.tasks.arithmetic.problem_list import ask
 from manyhands.tasks.world import outside_world
 from manyhands.text import MAX_PROBLEM_CHARS, clean_problem
@@ -40,19 +39,20 @@ def solve(options: SolveOptions) -> None:
     model = name_of(options.model)
     prompts = prompts_for(model, options.prompts)
     prompts = drafted(prompts) if options.draft else prompts
-    prompt = getattr(prompts, method_of(settings).prompt)
+    method = METHODS[options.method]
+    spec = RunSpec(method, settings, getattr(prompts, method.prompt), problem)
     notes = Notes()
-    account = account_for(settings, prompt)
+    account = account_for(spec)
     screen = screen_for(
         account,
-        facts_of(model, settings),
+        {"model": model, **spec.facts()},
         notes,
         json=options.json,
         quiet=options.quiet,
         budget=settings.budget,
     )
     with TraceFile(options.transcript, notes) as file:
-        asked = (problem, workers_of(settings), options.method)
+        asked = (problem, spec.facts()["workers"], method.name)
         if model == BUNDLED and (reason := outside_world(*asked)):
             notes.warn(reason)
         try:
@@ -64,10 +64,10 @@ def solve(options: SolveOptions) -> None:
         except KeyboardInterrupt:
             outcome = Outcome(account.so_far(INTERRUPTED, 0))
         else:
-            run = describe_run(problem, settings, prompt, context=engine.facts.max_positions)
-            header = {"model": model, **place_facts(engine, options), **run}
-            strategy = strategy_for(engine, text, header)
+            spec = replace(spec, context=engine.facts.max_positions)
+            strategy = strategy_for(engine, text, spec)
             if options.transcript is not None:
+                header = {"model": model, **place_facts(engine, options), **spec.to_plain()}
                 strategy = record(strategy, header, file.write)
             outcome = drive(engine, strategy, account, screen)
             if talks and engine.executor.about is not None:
@@ -87,91 +87,17 @@ def finish(screen: Screen, outcome: Outcome) -> None:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def account_for(settings: Settings, prompt: Any) -> Account:
+def account_for(spec: RunSpec) -> Account:
     """An account with the names of the workers who are there from the start."""
-    method = method_of(settings)
-    return Account(method.names(settings, prompt), solo=method.solo)
-
-
-def facts_of(model: str, settings: Settings) -> dict[str, Any]:
-    """What the JSON object says about how the run was made."""
-    return {
-        "model": model,
-        "method": method_of(settings).name,
-        "workers": workers_of(settings),
-        "layout": layout_of(settings),
-        "seed": settings.seed,
-    }
+    return Account(spec.names, solo=spec.method.solo)
 
 
 def settings_of(options: SolveOptions) -> Settings:
     """The settings of the method that was asked for, checked by their own rules."""
-    method = METHODS[options.method]
-    own: Settings = method.settings()
-    names = ("temperature", "top_k", "top_p", "min_p")
-    end = EndSettings(
-        options.finisher,
-        options.finisher_tokens,
-        options.reencode,
-        options.reply,
-        options.reply_tokens,
-    )
-    settings: Settings = method.settings(
-        budget=options.budget,
-        choice=replace(own.choice, **_given(options, names)),
-        seed=options.seed,
-        snapshots=_snapshots(options.snapshots),
-        end=end,
-        **_of_method(options, method),
+    settings: Settings = shared_of(SolveOptions).settings_for(
+        options.method, options.chosen, options.listed
     )
     return settings
-
-
-def _of_method(options: SolveOptions, method: Method) -> dict[str, Any]:
-    """The options that not every method has. One of another method's is a mistake."""
-    owners = _owners()
-    given = _given(options, owners)
-    for name, value in given.items():
-        if name not in _fields(method.settings) and (name, value) != ("workers", 1):
-            others = " or ".join(f"--method {other}" for other in owners[name])
-            raise InvalidRequest(
-                f"--{name.replace('_', '-')} {value} is not for --method {method.name}",
-                hint=f"leave it out, or ask for {others}",
-            )
-    return {name: value for name, value in given.items() if name in _fields(method.settings)}
-
-
-def _owners() -> dict[str, list[str]]:
-    """The options that belong to some methods only, with the names of these."""
-    asked = [option for option in _fields(SolveOptions) if option not in _EVERYBODYS]
-    owners = {
-        option: [m.name for m in METHODS.values() if option in _fields(m.settings)]
-        for option in asked
-    }
-    return {option: names for option, names in owners.items() if names}
-
-
-_EVERYBODYS = ("budget", "choice", "seed", "snapshots", "end")
-
-
-def _fields(kind: type[Any]) -> list[str]:
-    return [field.name for field in fields(kind)]
-
-
-def _given(options: SolveOptions, names: Iterable[str]) -> dict[str, Any]:
-    """Those of these options that were given."""
-    found = {name: getattr(options, name) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _snapshots(listed: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(number) for number in listed.split(",") if listed.strip())
-    except ValueError as error:
-        raise InvalidRequest(
-            f"--snapshots is {listed!r}; expected numbers with commas between them",
-            hint="for example: --snapshots 100,200",
-        ) from error
 
 
 def read_problem(options: SolveOptions) -> str:

@@ -176,7 +176,7 @@ class Engine:
     ) -> Strategy:
         """`strategy`, made anew, as one that goes on where `trace`, a recorded run of it, ends.
 
-        See `engine/restore.py`. `strategies.described.strategy_from(trace.header, ...)` makes it.
+        See `engine/restore.py`. `RunSpec.from_plain(trace.header).strategy(text)` makes it.
         `write` is given the lines that continue the trace.
         """
         return restore(strategy, trace, self.executor, self.pool, write=write)

@@ -18,9 +18,9 @@ from manyhands.evaluation.record import Key
 from manyhands.evaluation.sitting import Sitting, sit
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.votes import VotesPrompt
+from manyhands.schema.plain import to_plain
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.methods import Method
-from manyhands.strategies.plain import to_plain
 from manyhands.tasks.needles import ask
 from manyhands.tasks.task import Sample
 from manyhands.text import Text, clean_problem

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.schema.lines import Format, Line, LineFile, read_lines
-from manyhands.strategies.plain import to_plain
+from manyhands.schema.plain import to_plain
 
 Key = tuple[str, int]  # sample id, repeat
 SCHEMA = 1

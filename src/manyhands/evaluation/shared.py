@@ -38,7 +38,8 @@ def shared_method(tree: PrefixTree | None = None) -> Method:
         *,
         context: int | None = None,
     ) -> Strategy:
-        from manyhands.strategies.shared_prefix import SharedSettings, shared_prefix
+        from manyhands.strategies.settings import SharedSettings
+        from manyhands.strategies.shared_prefix import shared_prefix
 
         shared = SharedSettings(
             max_tokens=settings.budget, choice=settings.choice, seed=settings.seed

@@ -23,7 +23,7 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, get_args
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from manyhands.model.products import fuse_mlps, join_qkv, shared_weights
 from manyhands.model.quiet import quiet
 from manyhands.model.ropes import attention_factors, rotary_module
 from manyhands.model.self_test import BREAKS, deviation, exact_attention, tiny_network, tiny_tokens
+from manyhands.model.settings import Fuse
 from manyhands.model.skinny import SkinnyLinear, fuse_linears
 
 _ROTATE = "apply_rotary_pos_emb"  # what every family calls its rotation
@@ -114,8 +115,8 @@ def fuse_modules(adapter: ModelAdapter, fuse: str = "auto") -> FuseReport:
 
 
 def check_fuse(fuse: str) -> None:
-    """Raise `InvalidRequest` for a word other than auto, on and off."""
-    if fuse not in ("auto", "on", "off"):
+    """Raise `InvalidRequest` for a word that is not one of `Fuse`."""
+    if fuse not in get_args(Fuse):
         raise InvalidRequest(f"fuse is {fuse!r}", hint="choose auto, on or off")
 
 

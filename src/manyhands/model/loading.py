@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -43,20 +43,14 @@ from manyhands.model.checkpoint import (
 )
 from manyhands.model.devices import host_bytes, resolve_device, resolve_dtype, too_small
 from manyhands.model.dummy import dummy_model
-from manyhands.model.families import (
-    FAMILIES,
-    Family,
-    language_model,
-    reach,
-    reject,
-    supported,
-)
+from manyhands.model.families import FAMILIES, Family, language_model, reach, reject, supported
 from manyhands.model.fusion import is_fused
 from manyhands.model.quantised.packed_checkpoint import load_packed
 from manyhands.model.quantised.packing import Packing, read_packing
 from manyhands.model.quantised.quantise import KINDS, check_quantise, quantise_network
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import self_test
+from manyhands.model.settings import Weights
 
 _SIZES = (
     "hidden_size",
@@ -108,7 +102,7 @@ def load_adapter(
         downloads: Show progress bars for files that are fetched from the hub.
 
     """
-    if weights not in ("auto", "dummy"):
+    if weights not in get_args(Weights):
         raise InvalidRequest(f"weights {weights!r} are unknown", hint='choose "auto" or "dummy"')
     check_quantise(quantise)
     if isinstance(model, PreTrainedModel):

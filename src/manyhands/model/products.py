@@ -13,14 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from manyhands.model.layers import (
-    GatedMLP,
-    HeadNorms,
-    Norm,
-    Part,
-    Products,
-    activation_name,
-)
+from manyhands.model.layers import GatedMLP, HeadNorms, Norm, Part, Products, activation_name
 from manyhands.model.quantised.linear import Quantised
 
 

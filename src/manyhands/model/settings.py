@@ -1,46 +1,100 @@
-"""What can be chosen about a model and the engine around it: each choice with its default, once.
+"""All choices of a model: which one, where it is computed, and with what.
 
-    settings = ModelSettings("Qwen/Qwen3-8B", dtype="bfloat16", context=32768)
-    engine = Engine.load(settings)          # the same as Engine.load("Qwen/Qwen3-8B", dtype=..., context=...)
+    Engine.load("Qwen/Qwen3-8B", dtype="bfloat16", memory_tokens=65536)
+    manyhands solve --model Qwen/Qwen3-8B --dtype bfloat16 --memory-tokens 65536
 
-Plain data, frozen, without torch. A value is checked where it is used first: a name of a device in
-`model/devices.py`, of a backend in `engine/backends.py`, and so on; all of them before weights are read.
+Defaults, help and ranges stand here alone; every command that loads a model has these options. Nothing
+heavy is imported: an option that cannot be is refused before torch is loaded.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
+
+from manyhands.errors import InvalidRequest
+from manyhands.schema.setting import check, setting
+
+Weights = Literal["auto", "dummy"]
+Quantise = Literal["auto", "none", "fp8", "int4"]
+Fuse = Literal["auto", "on", "off"]
+BACKENDS = ("triton", "torch", "reference")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+_MODEL = "Model"
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Which model, where, and with how much memory.
+    """Which model computes, where and how.
 
-    Args:
-        model: A folder, a name on the Hugging Face hub, or a causal language model already built.
-        device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
-        dtype: "auto" (the checkpoint's on a GPU, float32 on the CPU) or the name of a dtype.
-        backend: Which attention: "auto", "triton", "torch" or "reference" (`engine/backends.py`).
-        weights: "auto", or "dummy" for random weights in the real architecture.
-        quantise: How linear layers keep their weights: "auto", "none", "fp8" or "int4" (`load_adapter`).
-        fuse: Whether modules are fused: "auto", "on" or "off" (`model/fusion.py`).
-        memory_tokens: Tokens whose keys and values fit in memory; None: as many as there is room for.
-        context: The longest view in tokens; None: all the model was made for.
-        overcommit: Runs are admitted until their reservations come to so many times the memory; those
-            that then do not fit leave for a while and come back (`engine/guests.py`). 1: never.
-        max_tokens_per_pass: Tokens fed by one forward pass at most, which bounds its activations.
-
+    `model`: a folder, a name on the Hugging Face hub, or a causal language model already built; None is
+    the bundled one, where there is a command line. `overcommit`: runs are admitted until their
+    reservations come to so many times the memory; those that then do not fit are preempted and come back.
+    `max_tokens_per_pass` bounds the activations of one pass.
     """
 
-    model: Any = ""
-    device: str = "auto"
-    dtype: str = "auto"
-    backend: str = "auto"
-    weights: str = "auto"
-    quantise: str = "auto"
-    fuse: str = "auto"
-    memory_tokens: int | None = None
-    context: int | None = None
-    overcommit: float = 1.5
-    max_tokens_per_pass: int = 8192
+    model: Any = setting(
+        None,
+        "A folder, or a name on the Hugging Face hub such as Qwen/Qwen3-8B.",
+        unset="bundled, a small model that comes with manyhands",
+        panel=_MODEL,
+    )
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N.", panel=_MODEL)
+    dtype: str = setting(
+        "auto",
+        "Of weights and activations: the checkpoint's on a GPU, float32 on a CPU (auto), or this one.",
+        one_of=("auto", *DTYPES),
+        panel=_MODEL,
+    )
+    backend: str = setting(
+        "auto",
+        "What computes attention: the kernels where they can run (auto), or this one.",
+        one_of=("auto", *BACKENDS),
+        panel=_MODEL,
+    )
+    weights: Weights = setting(
+        "auto",
+        "Weights: the model's own, or random ones (dummy).",
+        one_of=get_args(Weights),
+        names=("--load",),
+        panel=_MODEL,
+    )
+    quantise: Quantise = setting(
+        "auto",
+        "Weights in fewer bits: as the checkpoint has them (auto; AWQ and GPTQ in four), none, or "
+        "rounded to fp8 or int4.",
+        one_of=get_args(Quantise),
+        panel=_MODEL,
+    )
+    fuse: Fuse = setting(
+        "auto",
+        "Join small operations of each layer: auto is on for GPUs.",
+        one_of=get_args(Fuse),
+        panel=_MODEL,
+    )
+    memory_tokens: int | None = setting(
+        None,
+        "Tokens whose keys and values are held.",
+        at_least=1,
+        unset="what fits half of the free memory",
+        panel=_MODEL,
+    )
+    context: int | None = setting(
+        None, "Longest view of a worker.", at_least=1, unset="the model's own", panel=_MODEL
+    )
+    overcommit: float = setting(1.5, "Reservations, over memory.", at_least=1, by="code")
+    max_tokens_per_pass: int = setting(8192, "Tokens fed in one pass.", at_least=1, by="code")
+
+    def __post_init__(self) -> None:
+        check(self)
+        check_named(self.model)
+
+
+def check_named(model: object) -> None:
+    """Raise InvalidRequest for a name of blanks, such as a shell's variable that is not set."""
+    if isinstance(model, str) and not model.strip():
+        raise InvalidRequest(
+            "model is empty; expected a folder or a name on the Hugging Face hub",
+            hint="give one, or leave it out",
+        )

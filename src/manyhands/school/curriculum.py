@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, fields
 
+from manyhands.cache.layouts import LAYOUTS
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.replay.simulate import Lesson, Simulation
@@ -76,7 +77,7 @@ class Curriculum:
         self, rng: random.Random, problems: ProblemList, text: Text, prompt: TeamPrompt
     ) -> Lesson:
         budget = self._budget(rng, problems, workers=1)
-        settings = SoloSettings(budget, snapshots=self._snapshots(rng, problems, 1, budget))
+        settings = SoloSettings(budget=budget, snapshots=self._snapshots(rng, problems, 1, budget))
         team = ArithmeticTeam(problems, text, ["writer"], prompt, rng)
         return _lesson(sequential(problems.question, text, settings, prompt), team)
 
@@ -104,7 +105,7 @@ class Curriculum:
             prompt.team(workers),
             prompt,
             rng,
-            sees_desks=layout != "interleaved",
+            sees_desks=LAYOUTS[layout].sees_desks,
             mischief=self._mischief(rng),
         )
         return _lesson(hogwild(problems.question, text, settings, prompt), team)

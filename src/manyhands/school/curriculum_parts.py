@@ -32,15 +32,21 @@ from manyhands.school.parts import (
     StudentParts,
 )
 from manyhands.school.scripted import Script, ScriptedWriters
-from manyhands.strategies.attempt_settings import BestSettings, VoteSettings
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.best_of_n import best_of_n
+from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.branches import branches
 from manyhands.strategies.self_consistency import self_consistency
 from manyhands.strategies.sequential import sequential
-from manyhands.strategies.settings import JOINS, BranchSettings, EndSettings, SoloSettings
+from manyhands.strategies.settings import (
+    BestSettings,
+    BranchSettings,
+    EndSettings,
+    SkeletonSettings,
+    SoloSettings,
+    VoteSettings,
+)
 from manyhands.strategies.skeleton import skeleton
-from manyhands.strategies.skeleton_settings import SkeletonSettings
 from manyhands.tasks.arithmetic.problem_list import ListKind, problem_list
 from manyhands.tasks.needles import ask, haystack
 from manyhands.tasks.retrieval import retrieval
@@ -115,7 +121,7 @@ class PartsMix:
         if not brief and rng.random() < self.bare:
             prompts = replace(prompts, team=replace(prompts.team, solo_rules="{problem}"))
         budget = self._budget(rng, 4 * len(parts.titles))
-        settings = SoloSettings(budget, end=_NO_REPLY)
+        settings = SoloSettings(budget=budget, end=_NO_REPLY)
         strategy = sequential(asked.question, text, settings, prompts.team)
         return _lesson(strategy, text, Sequentially(parts))
 
@@ -161,11 +167,13 @@ class PartsMix:
         budget, end = self._budget(rng, 60), replace(_NO_REPLY, reply=rng.random() < 0.5)
         roll = rng.random()
         if roll < 0.3:
-            graded = BestSettings(count, budget, end=end)
+            graded = BestSettings(workers=count, budget=budget, end=end)
             return _lesson(best_of_n(question, text, graded, prompts.votes), text, script)
         snapshots = (rng.randint(1, 59),) if rng.random() < 0.5 else ()
         mode = "final" if roll < 0.9 else "vote"
-        settings = VoteSettings(count, budget, snapshots=snapshots, end=end, mode=mode)
+        settings = VoteSettings(
+            workers=count, budget=budget, snapshots=snapshots, end=end, mode=mode
+        )
         return _lesson(self_consistency(question, text, settings, prompts.votes), text, script)
 
     def _branches(
@@ -173,7 +181,7 @@ class PartsMix:
     ) -> Lesson:
         settings = BranchSettings(
             budget=self._budget(rng, 4 * len(parts.titles)),
-            join=rng.choice(JOINS),
+            join=rng.choice(tuple(JOINS)),
             max_branches=self.most_students + 2,
             end=_NO_REPLY,
         )

@@ -32,6 +32,7 @@ from manyhands.prompts.load import TABLES, Prompts
 from manyhands.replay.lessons import Lessons, Recorded
 from manyhands.replay.trace import read_trace
 from manyhands.replay.train import TrainSettings
+from manyhands.schema.plain import from_plain
 from manyhands.school.curriculum import Curriculum
 from manyhands.school.curriculum_parts import PartsMix
 from manyhands.school.simulated import Simulated
@@ -171,26 +172,15 @@ def _filled(kind: type[Table], values: object, table: str) -> Table:
     hint = f"[{table}] has: {', '.join(sorted(types))}."
     if not isinstance(values, dict):
         raise InvalidRequest(f"{table} is {values!r}; expected a table, [{table}]", hint=hint)
+    given: dict[str, Any] = {}
     for name, value in values.items():
         if name not in types:
             raise InvalidRequest(f"[{table}] has the key {name!r}", hint=hint)
-        if not _fits(value, types[name]):
-            expected = getattr(types[name], "__name__", str(types[name]))
-            raise InvalidRequest(f"{name} in [{table}] is {value!r}; expected {expected}")
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        try:
+            given[name] = from_plain(types[name], value, f"{name} in [{table}]")
+        except TypeError as error:
+            raise InvalidRequest(str(error), hint=hint) from error
     try:
-        return kind(**values | lists)
+        return kind(**given)
     except TypeError as error:
         raise InvalidRequest(f"[{table}] is incomplete: {error}", hint=hint) from error
-
-
-def _fits(value: object, expected: Any) -> bool:
-    if expected is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if expected is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if expected is str:
-        return isinstance(value, str)
-    if expected == tuple[str, ...]:
-        return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    return isinstance(value, dict)

@@ -21,10 +21,10 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import Item, View
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.votes import VotesPrompt
-from manyhands.strategies.attempt_settings import AttemptSettings
 from manyhands.strategies.budgeted import BudgetedRun
 from manyhands.strategies.ending import Ending, Scene, Stretch, Work, scene_of
 from manyhands.strategies.events import AnswerFound, Event, ReplyWritten, StepEnded, WorkerStopped
+from manyhands.strategies.settings import AttemptSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 

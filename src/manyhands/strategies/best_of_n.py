@@ -19,10 +19,10 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import Choice
 from manyhands.errors import UnsupportedModel
 from manyhands.prompts.votes import VotesPrompt
-from manyhands.strategies.attempt_settings import BestSettings
 from manyhands.strategies.attempts import Attempts, Verdict
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.ending import Ending, Scene, Work
+from manyhands.strategies.settings import BestSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 

@@ -48,6 +48,7 @@ def keep(trunk: tuple[Item, ...], team: Sequence[Stretch]) -> Joined:
     ]
 
 
-JOIN_RULES: Mapping[str, Join] = MappingProxyType(
-    {"reencode": reencode, "stitch": stitch, "keep": keep}
+# A new join is one function and one name.
+JOINS: Mapping[str, Join] = MappingProxyType(
+    {join.__name__: join for join in (reencode, stitch, keep)}
 )

@@ -29,7 +29,7 @@ from manyhands.cache.step import Row
 from manyhands.cache.view import Item, View
 from manyhands.prompts.branches import BranchPrompt
 from manyhands.strategies.base import Answer, FinishedStep, Reserve, Strategy
-from manyhands.strategies.branch_joins import JOIN_RULES
+from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.ending import Scene, Stretch, Work, scene_of
 from manyhands.strategies.events import (
     Event,
@@ -192,7 +192,7 @@ class _Run(LineRun):
         self.between = text.encode(profile.between_titles())
         self.close = text.encode(profile.terminator + "\n")
         self.banned = placeholder_tokens(text, profile.placeholder)
-        self.join = JOIN_RULES[settings.join]
+        self.join = JOINS[settings.join]
         self.num_blocks = 0
         self.reader: TitleReader | None = None  # of the title that is written now
         self.titles: list[str] = []  # those of the open block that are complete

@@ -11,44 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from manyhands.cache.block import Block
-from manyhands.cache.step import Choice, Row, Step
+from manyhands.cache.step import Row, Step
 from manyhands.cache.view import Item, View, blocks_of
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.base import Asked, Sent
 from manyhands.strategies.events import ReplyWritten
-from manyhands.strategies.settings import EndSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import BoxWatch, Text
 
 T = TypeVar("T")
 Work = Generator[Asked, Sent, T]  # part of a strategy; T is what comes of it
-
-
-class Settings(Protocol):
-    """What the settings of every method have; each is a frozen dataclass."""
-
-    @property
-    def budget(self) -> int:
-        """Forward passes, at most."""
-
-    @property
-    def choice(self) -> Choice:
-        """How tokens are chosen."""
-
-    @property
-    def seed(self) -> int:
-        """Of all random numbers."""
-
-    @property
-    def snapshots(self) -> tuple[int, ...]:
-        """Smaller budgets at which the answer is also wanted."""
-
-    @property
-    def end(self) -> EndSettings:
-        """How the run ends."""
 
 
 @dataclass(frozen=True)

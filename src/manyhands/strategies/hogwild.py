@@ -97,7 +97,7 @@ class _Team(BudgetedRun):
         self.prompt = prompt
         self.names = [*prompt.team(settings.workers)]
         self.view_of = LAYOUTS[settings.layout]
-        self.has_history = settings.layout != "contiguous"
+        self.has_history = self.view_of.keeps_history
         self.writers = [self.new_writer(name) for name in self.names]
         self.desks = [Block(f"{name} 1") for name in self.names]
         self.step_numbers = [1] * settings.workers

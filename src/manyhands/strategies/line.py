@@ -27,8 +27,7 @@ from manyhands.strategies.events import (
     TokenWritten,
     WorkerStopped,
 )
-from manyhands.strategies.settings import BranchSettings, SoloSettings
-from manyhands.strategies.skeleton_settings import SkeletonSettings
+from manyhands.strategies.settings import BranchSettings, SkeletonSettings, SoloSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import BoxWatch, Text
 from manyhands.text.markers import MarkerWatch

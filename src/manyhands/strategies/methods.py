@@ -4,7 +4,7 @@
     strategy = method.make(question, text, method.settings(budget=500), prompts.branches)
 
 The command line, traces, the exam and the report look here and know no strategy by themselves. A new
-one is a row of this table; its options on the command line are the fields of its settings.
+one is a row of this table; its options on the command line are made of the fields of its settings.
 """
 
 from __future__ import annotations
@@ -14,19 +14,24 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from manyhands.errors import InvalidRequest
 from manyhands.prompts.hogwild import TeamPrompt
-from manyhands.strategies.attempt_settings import AttemptSettings, BestSettings, VoteSettings
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.best_of_n import best_of_n
 from manyhands.strategies.branches import BranchAnswer, branches
-from manyhands.strategies.ending import Settings as Settings
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.self_consistency import self_consistency
 from manyhands.strategies.sequential import sequential
-from manyhands.strategies.settings import BranchSettings, SoloSettings, TeamSettings
+from manyhands.strategies.settings import (
+    AttemptSettings,
+    BestSettings,
+    BranchSettings,
+    Settings,
+    SkeletonSettings,
+    SoloSettings,
+    TeamSettings,
+    VoteSettings,
+)
 from manyhands.strategies.skeleton import skeleton
-from manyhands.strategies.skeleton_settings import SkeletonSettings
 
 LONE_WORKER = "Writer"
 
@@ -46,7 +51,7 @@ class Method:
 
     name: str
     about: str  # one line
-    settings: type[Any]
+    settings: type[Settings]
     prompt: str
     make: Callable[..., Strategy]  # (question, text, settings, prompt, *, context=None)
     answer: type[Answer] = Answer
@@ -118,14 +123,3 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         )
     }
 )
-
-
-def method_of(settings: Settings) -> Method:
-    """The method that these settings are for."""
-    for method in METHODS.values():
-        if type(settings) is method.settings:
-            return method
-    known = ", ".join(method.settings.__name__ for method in METHODS.values())
-    raise InvalidRequest(
-        f"{type(settings).__name__} are the settings of no method", hint=f"known: {known}"
-    )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 from manyhands.errors import BrokenTrace, InvalidRequest
-from manyhands.strategies.plain import from_plain, to_plain
+from manyhands.schema.plain import from_plain, to_plain
 
 Kind = TypeVar("Kind")
 

@@ -12,7 +12,7 @@ come through here, so that a request means the same at every door.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from manyhands.cache.step import Choice
@@ -25,18 +25,20 @@ from manyhands.schema.openai import (
     completion,
     shown,
 )
-from manyhands.strategies.shared_prefix import Completions, Prompt, SharedSettings
+from manyhands.strategies.settings import SharedSettings
+from manyhands.strategies.shared_prefix import Completions, Prompt
 from manyhands.text import Text
+
+# As OpenAI's API has it, but for a limit of tokens.
+UNSAID = SharedSettings(max_tokens=1024, choice=Choice(temperature=1.0))
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a request is answered with where it says nothing. The rest is as in OpenAI's API."""
+    """What a request is answered with where it says nothing."""
 
     model: str
-    max_tokens: int = 1024
-    temperature: float = 1.0
-    seed: int = 0
+    settings: SharedSettings = UNSAID
 
 
 def choice_of(request: Request, defaults: Defaults) -> Choice:
@@ -48,17 +50,18 @@ def choice_of(request: Request, defaults: Defaults) -> Choice:
         "min_p": request.min_p,
     }
     asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return Choice(**{"temperature": defaults.temperature, **asked})
+    return replace(defaults.settings.choice, **asked)
 
 
 def settings_of(request: Request, defaults: Defaults, *, isolate: bool = False) -> SharedSettings:
     """All settings of a request. `isolate`: requests of different `user`s share nothing."""
-    most, seed = request.most_tokens, request.seed
-    return SharedSettings(
+    unsaid, most, seed = defaults.settings, request.most_tokens, request.seed
+    return replace(
+        unsaid,
         samples=1 if request.n is None else request.n,
-        max_tokens=defaults.max_tokens if most is None else most,
+        max_tokens=unsaid.max_tokens if most is None else most,
         choice=choice_of(request, defaults),
-        seed=defaults.seed if seed is None else seed,
+        seed=unsaid.seed if seed is None else seed,
         stop=request.stops,
         tenant=request.user if isolate else None,
     )

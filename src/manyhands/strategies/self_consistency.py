@@ -16,10 +16,10 @@ written only if every worker has ended its turn in time.
 from __future__ import annotations
 
 from manyhands.prompts.votes import VotesPrompt
-from manyhands.strategies.attempt_settings import VoteSettings
 from manyhands.strategies.attempts import Attempts, Verdict
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.ending import Ending, Work
+from manyhands.strategies.settings import VoteSettings
 from manyhands.strategies.voting import majority
 from manyhands.text import Text
 

@@ -1,50 +1,77 @@
-"""All choices of the strategies, as frozen dataclasses that are checked when they are made.
+"""All choices of the strategies: frozen dataclasses that are checked when they are made.
 
-The words are the same everywhere: a `budget` counts forward passes, `snapshots` are smaller budgets at
-which the answer is also wanted, `choice` says how tokens are chosen and `seed` drives every draw.
+    settings = TeamSettings(workers=3, budget=500, choice=Choice(temperature=0.6))
+
+`Settings` has what every method has; each method adds its own. Default, help and range of a field stand
+at the field and nowhere else: errors quote them, `--set` reads by them, and the options of
+`manyhands solve`, `eval` and `batch` are made of them (`cli/command.py`). So a new choice of a strategy is
+a field here, and needs no other line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 from manyhands.cache.layouts import LAYOUTS
 from manyhands.cache.step import GREEDY, Choice
 from manyhands.errors import InvalidRequest
+from manyhands.schema.setting import check, like, setting
+from manyhands.strategies.branch_joins import JOINS
 from manyhands.text.markers import MarkerProfile
 
 MAX_WORKERS = 256
 HEADER_MODES = ("in_context", "alone")
 MOVES = ("rotate", "reencode")
-JOINS = ("reencode", "stitch", "keep")
+MODES = ("final", "vote")
+SAMPLED = Choice(temperature=0.7)  # what Wang et al. (2022) mostly sample with
 
-
-def check_budget(budget: int, snapshots: tuple[int, ...]) -> None:
-    """InvalidRequest unless `budget` is a number of passes, and all snapshots are smaller ones."""
-    if budget < 1:
-        raise InvalidRequest(f"budget is {budget}; expected 1 forward pass or more")
-    if not all(0 < snapshot < budget for snapshot in snapshots):
-        raise InvalidRequest(
-            f"snapshots are {snapshots}; expected passes below the budget of {budget}"
-        )
+_SAMPLING, _END = "Choice of tokens", "How it ends"  # groups of options in the help
 
 
 @dataclass(frozen=True)
 class EndSettings:
-    """How to end. The paper allows 16 tokens for integers, 64 for formulae, 1024 for code."""
+    """How to end. The paper allows 16 tokens for integers, 64 for formulae, 1024 for code.
 
-    finisher: bool = True  # ask for the answer when the budget is spent
-    finisher_tokens: int = 64
-    # The finisher encodes all text anew, as one ordinary sequence; the reply reads the blocks.
-    reencode: bool = False
-    reply: bool = True  # write a reply to the user
-    reply_tokens: int = 512
+    The finisher encodes all text anew with `reencode`, as one ordinary sequence; the reply reads the
+    blocks in any case.
+    """
+
+    finisher: bool = setting(True, "Without an answer at the end, ask for one.")
+    finisher_tokens: int = setting(64, "Tokens for that answer, at most.", at_least=1)
+    reencode: bool = setting(False, "Ask over text that is encoded anew, as one ordinary sequence.")
+    reply: bool = setting(True, "Write a reply to the user at the end.")
+    reply_tokens: int = setting(512, "Tokens for that reply, at most.", at_least=1)
 
     def __post_init__(self) -> None:
-        for name in ("finisher_tokens", "reply_tokens"):
-            if getattr(self, name) < 1:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}; expected 1 or more")
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the settings of every method have.
+
+    `budget` counts forward passes, `choice` says how tokens are chosen, `seed` drives every draw.
+    `snapshots` are smaller budgets at which the answer is also wanted, `end` says how the run ends.
+    """
+
+    budget: int = setting(2048, "Forward passes, at most.", at_least=1, unit="forward passes")
+    choice: Choice = setting(GREEDY, "How tokens are chosen.", panel=_SAMPLING)
+    seed: int = setting(0, "Of all random numbers.", panel=_SAMPLING)
+    snapshots: tuple[int, ...] = setting(
+        (),
+        "Smaller budgets whose answers are also wanted: 100,200. A run that ends before has none.",
+        panel=_END,
+    )
+    end: EndSettings = setting(EndSettings(), "How the run ends.", panel=_END)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not all(0 < snapshot < self.budget for snapshot in self.snapshots):
+            raise InvalidRequest(
+                f"snapshots are {self.snapshots}; expected passes below the budget of {self.budget}"
+            )
 
 
 @dataclass(frozen=True)
@@ -56,95 +83,152 @@ class Away:
     last: int
 
 
-@dataclass(frozen=True)
-class TeamSettings:
+@dataclass(frozen=True, kw_only=True)
+class TeamSettings(Settings):
     """All choices of a team run.
 
-    `budget` counts forward passes. `check_every` is the number of tokens, over all workers, between
-    redundancy checks; 0 asks for none. `snapshots` are smaller budgets at which the answer is also
-    wanted. `headers` says whether section headers are encoded after the prompt (`in_context`) or by
-    themselves (`alone`, as the authors' first code did). `moves` says how a finished step comes into
-    the history: its keys are turned (`rotate`), or its text is fed once more where it now stands
+    `headers` says whether section headers are encoded after the prompt (`in_context`) or by themselves
+    (`alone`, as the authors' first code did). `moves` says how a finished step comes into the history:
+    its keys are rotated to where it now stands (`rotate`), or its text is fed once more there
     (`reencode`, the ablation of app. E.1). `insertions` put words in a worker's mouth at the beginning
     of a step: (worker, step from 1) -> text.
     """
 
-    workers: int = 2
-    layout: str = "combined"
-    budget: int = 2048
-    check_every: int = 1024
-    headers: str = "in_context"
-    moves: str = "rotate"
-    choice: Choice = GREEDY
-    seed: int = 0
-    snapshots: tuple[int, ...] = ()
-    away: tuple[Away, ...] = ()
-    insertions: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    end: EndSettings = field(default_factory=EndSettings)
+    workers: int = setting(
+        2, "How many.", at_least=1, at_most=MAX_WORKERS, names=("--workers", "-n")
+    )
+    layout: str = setting("combined", "Who reads what, in which order.", one_of=LAYOUTS)
+    check_every: int = setting(
+        1024,
+        "Tokens, over all workers, between the questions whether work is redundant.",
+        at_least=0,
+        zero="never",
+        unit="tokens",
+    )
+    headers: str = setting("in_context", "How section headers are encoded.", one_of=HEADER_MODES)
+    moves: str = setting(
+        "rotate", "How a finished step comes into the history.", one_of=MOVES, by="set"
+    )
+    away: tuple[Away, ...] = setting((), "Pauses of workers.", by="code")
+    insertions: Mapping[tuple[int, int], str] = setting(
+        {}, "Words that begin a worker's step.", by="code"
+    )
 
     def __post_init__(self) -> None:
-        limits = (
-            ("workers", self.workers, 1 <= self.workers <= MAX_WORKERS, f"1 to {MAX_WORKERS}"),
-            ("check_every", self.check_every, self.check_every >= 0, "0 (never) or more tokens"),
-            ("layout", self.layout, self.layout in LAYOUTS, f"one of {', '.join(LAYOUTS)}"),
-            ("headers", self.headers, self.headers in HEADER_MODES, "in_context or alone"),
-            ("moves", self.moves, self.moves in MOVES, "rotate or reencode"),
-        )
-        for name, value, ok, expected in limits:
-            if not ok:
-                raise InvalidRequest(f"{name} is {value!r}; expected {expected}")
-        check_budget(self.budget, self.snapshots)
-        if self.moves == "reencode" and self.layout == "contiguous":
+        super().__post_init__()
+        if self.moves == "reencode" and not LAYOUTS[self.layout].keeps_history:
             raise InvalidRequest(
-                "moves is 'reencode', and in the contiguous layout nothing moves",
-                hint="choose the layout combined or interleaved",
+                f"moves is 'reencode', and in the {self.layout} layout nothing moves",
+                hint="choose a layout that keeps a history: "
+                + ", ".join(name for name, layout in LAYOUTS.items() if layout.keeps_history),
             )
 
 
-@dataclass(frozen=True)
-class SoloSettings:
-    """All choices of a sequential run; the same words as in `TeamSettings`."""
-
-    budget: int = 2048
-    choice: Choice = GREEDY
-    seed: int = 0
-    snapshots: tuple[int, ...] = ()
-    end: EndSettings = field(default_factory=EndSettings)
-
-    def __post_init__(self) -> None:
-        check_budget(self.budget, self.snapshots)
+@dataclass(frozen=True, kw_only=True)
+class SoloSettings(Settings):
+    """All choices of a sequential run."""
 
 
-@dataclass(frozen=True)
-class BranchSettings:
-    """All choices of a run with parallel branches; the other words as in `SoloSettings`.
+@dataclass(frozen=True, kw_only=True)
+class BranchSettings(Settings):
+    """All choices of a run with parallel branches.
 
-    `join` says how finished branches become one text again: `reencode`, `stitch` or `keep` (see
-    `strategies/branch_joins.py`). A block holds at most `max_branches` titles of `title_tokens` each,
-    a branch writes at most `branch_tokens`. After `max_blocks` blocks, or with 0 of them, the run is
-    ordinary sequential decoding. With `join_distance`, whoever runs this is asked to measure how far
-    each join was from the exact text (`replay/joins.py`); the run itself stays as it is.
+    `join` says how finished branches become one text again (`strategies/branch_joins.py`). With no
+    blocks allowed, and after the last of them, the run is ordinary sequential decoding. With
+    `join_distance`, whatever drives the run is asked to measure how far each join was from the exact text
+    (`replay/joins.py`); the run itself stays as it is.
     """
 
-    budget: int = 2048
-    join: str = "reencode"
-    max_blocks: int = 4
-    max_branches: int = 16
-    branch_tokens: int = 256
-    title_tokens: int = 48
-    choice: Choice = GREEDY
-    seed: int = 0
-    snapshots: tuple[int, ...] = ()
-    join_distance: bool = False
-    markers: MarkerProfile = field(default_factory=MarkerProfile)
-    end: EndSettings = field(default_factory=EndSettings)
+    join: str = setting("reencode", "How branches become one text again.", one_of=JOINS)
+    max_blocks: int = setting(4, "Blocks of branches, at most.", at_least=0, zero="none")
+    max_branches: int = setting(16, "Branches of one block, at most.", at_least=1)
+    branch_tokens: int = setting(256, "Tokens of one branch, at most.", at_least=1)
+    title_tokens: int = setting(48, "Tokens of one title, at most.", at_least=1)
+    join_distance: bool = setting(
+        False, "At the end, compute how far each join was from the exact text."
+    )
+    markers: MarkerProfile = setting(MarkerProfile(), "The marks of branches.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkeletonSettings(Settings):
+    """All choices of a run of skeleton-of-thought.
+
+    Of k workers, worker i takes points i, i + k, i + 2k, …, one after another. An outline that is not
+    closed within its tokens is taken for ordinary text.
+    """
+
+    workers: int = like(TeamSettings, "workers", default=0, at_least=0, zero="one for each point")
+    outline_tokens: int = setting(256, "Tokens until the outline is closed, at most.", at_least=1)
+    title_tokens: int = like(BranchSettings, "title_tokens")
+    max_points: int = setting(32, "Points that are worked out, at most.", at_least=1)
+    thread_tokens: int = setting(1024, "Tokens of one point, at most.", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptSettings(Settings):
+    """What the methods of independent attempts share.
+
+    The likeliest tokens are the same for everybody, so more than one worker needs a temperature.
+    """
+
+    method: ClassVar[str]
+
+    workers: int = like(TeamSettings, "workers", default=4)
+    choice: Choice = like(Settings, "choice", default=SAMPLED)
 
     def __post_init__(self) -> None:
-        if self.join not in JOINS:
-            raise InvalidRequest(f"join is {self.join!r}; expected one of {', '.join(JOINS)}")
-        if self.max_blocks < 0:
-            raise InvalidRequest(f"max_blocks is {self.max_blocks}; expected 0 (none) or more")
-        for name in ("max_branches", "branch_tokens", "title_tokens"):
-            if getattr(self, name) < 1:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}; expected 1 or more")
-        check_budget(self.budget, self.snapshots)
+        super().__post_init__()
+        if self.workers > 1 and self.choice.temperature == 0:
+            raise InvalidRequest(
+                f"{self.method} was given {self.workers} workers at temperature 0, who would all "
+                "write the same",
+                hint=f"Set a temperature, {SAMPLED.temperature} for instance.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoteSettings(AttemptSettings):
+    """All choices of self-consistency."""
+
+    method: ClassVar[str] = "self_consistency"
+
+    mode: str = setting(
+        "final",
+        "One answer from all attempts: a final row that reads them, or a vote.",
+        one_of=MODES,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestSettings(AttemptSettings):
+    """All choices of best-of-n."""
+
+    method: ClassVar[str] = "best_of_n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedSettings:
+    """All choices of a batch of completions.
+
+    Together, `rows` and `prefill` should stay below what the engine feeds in one pass. `stop` are texts
+    that end a completion and are no part of it. A `tenant` shares with nobody but itself.
+    """
+
+    samples: int = setting(1, "Completions of one prompt.", at_least=1, by="code")
+    max_tokens: int = setting(256, "Tokens of a completion, at most.", at_least=1)
+    choice: Choice = setting(GREEDY, "How tokens are chosen.")
+    seed: int = like(Settings, "seed")
+    stop: tuple[str, ...] = setting((), "Texts at which a completion ends.", by="code")
+    rows: int = setting(
+        256, "Completions of one request written at the same time, at most.", at_least=1, by="set"
+    )
+    prefill: int = setting(
+        4096, "Tokens of prompts that are fed in one pass, at most.", at_least=1, by="set"
+    )
+    tenant: str | None = setting(None, "Shares keys and values with nobody else.", by="code")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not all(self.stop):
+            raise InvalidRequest("a text to stop at is empty", hint="Leave it out.")

@@ -27,11 +27,12 @@ from functools import partial
 
 from manyhands.cache.block import Block
 from manyhands.cache.prefixes import Lease, PrefixTree
-from manyhands.cache.step import GREEDY, Choice, Row, Step
+from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import ContextTooLong, InvalidRequest
 from manyhands.strategies.base import Answer, Reserve, Strategy
 from manyhands.strategies.events import Event, TokenWritten, WorkerStopped
+from manyhands.strategies.settings import SharedSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 from manyhands.text.markers import MarkerWatch
@@ -43,32 +44,6 @@ class Prompt:
 
     tokens: tuple[int, ...]
     thinking: bool = False
-
-
-@dataclass(frozen=True)
-class SharedSettings:
-    """All choices of a batch.
-
-    `rows` samples write at the same time at most, and `prefill` tokens of prompts are fed in one pass
-    at most; both together should stay below what the engine feeds in one pass. `stop` are texts that
-    end a completion and are no part of it. A `tenant` shares with nobody but itself.
-    """
-
-    samples: int = 1
-    max_tokens: int = 256
-    choice: Choice = GREEDY
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-    rows: int = 256
-    prefill: int = 4096
-    tenant: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("samples", "max_tokens", "rows", "prefill"):
-            if getattr(self, name) < 1:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}; expected 1 or more")
-        if not all(self.stop):
-            raise InvalidRequest("a text to stop at is empty", hint="Leave it out.")
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from manyhands.strategies.events import (
     WorkerStopped,
 )
 from manyhands.strategies.line import SLACK, Line, LineRun, SideLine
-from manyhands.strategies.skeleton_settings import SkeletonSettings
+from manyhands.strategies.settings import SkeletonSettings
 from manyhands.text import Text
 from manyhands.text.markers import MarkerWatch
 

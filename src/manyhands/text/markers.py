@@ -16,16 +16,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from manyhands.errors import InvalidRequest
+from manyhands.schema.setting import setting
 
 
 @dataclass(frozen=True)
 class MarkerProfile:
     """The four marks. A model that was trained on others gets a profile of its own."""
 
-    marker: str = "####"
-    title_end: str = ":"
-    placeholder: str = "......"
-    terminator: str = "####%%%%"
+    marker: str = setting("####", "Opens a title.", by="set")
+    title_end: str = setting(":", "Closes a title.", by="set")
+    placeholder: str = setting("......", "Stands behind a title until its branch begins.", by="set")
+    terminator: str = setting("####%%%%", "Closes a block of branches.", by="set")
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.errors import InvalidRequest
-from manyhands.tasks.arithmetic.bare import bare_problem
+from manyhands.tasks.arithmetic.bare import bare_problem, solve_bare
 from manyhands.tasks.arithmetic.problem_list import (
     ListKind,
     ProblemList,
     parse_question,
     problem_list,
-    solve_bare,
 )
 from manyhands.tasks.arithmetic.words import held_out_templates
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from torch import nn
 from manyhands.errors import InvalidRequest
 from manyhands.model.quantised.linear import Float8Linear, Quantised
 from manyhands.model.quantised.w4a16 import Int4Linear, group_for
+from manyhands.model.settings import Quantise
 
 KINDS: MappingProxyType[str, type[Quantised]] = MappingProxyType(
     {"fp8": Float8Linear, "int4": Int4Linear}
@@ -33,10 +34,10 @@ class LinearAt(NamedTuple):
 
 
 def check_quantise(quantise: str) -> None:
-    """Raise `InvalidRequest` for a word other than auto, none and those of `KINDS`."""
-    if quantise not in ("auto", "none", *KINDS):
+    """Raise `InvalidRequest` for a word that is not one of `Quantise`."""
+    if quantise not in get_args(Quantise):
         raise InvalidRequest(
-            f"quantise {quantise!r} is unknown", hint=f"choose auto, none, {', '.join(KINDS)}"
+            f"quantise {quantise!r} is unknown", hint=f"choose {', '.join(get_args(Quantise))}"
         )
 
 

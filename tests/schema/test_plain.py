@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from manyhands.strategies.plain import from_plain, to_plain
+from manyhands.schema.plain import from_plain, to_plain
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _wrong(kind: Any, value: Any, place: str) -> Any:
-    raise TypeError(f"{place or 'the value'} is {value!r}, expected {_named(kind)}")
+    raise TypeError(f"{place or 'the value'} is {value!r}; expected {_named(kind)}")
 
 
 def _named(kind: Any) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from manyhands.errors import InvalidRequest
-from manyhands.evaluation.choices import choose, known, pairs
+from manyhands.schema.choosing import choosable, choose, pairs
 from manyhands.strategies.methods import METHODS
 from manyhands.strategies.settings import SoloSettings, TeamSettings
 
 
 def test_values_get_the_types_of_their_fields() -> None:
     chosen = pairs(["workers=3", "layout=contiguous", "end.finisher=no", "choice.temperature=0.6"])
-    settings = choose(TeamSettings, {**chosen, "end.finisher_tokens": "16", "snapshots": "2,4"})
+    settings = choose(TeamSettings(), {**chosen, "end.finisher_tokens": "16", "snapshots": "2,4"})
     assert (settings.workers, settings.layout, settings.snapshots) == (3, "contiguous", (2, 4))
     assert settings.end.finisher is False
     assert settings.end.finisher_tokens == 16
@@ -26,16 +26,18 @@ def test_values_get_the_types_of_their_fields() -> None:
         ({"wrkers": "3"}, "TeamSettings have no 'wrkers'"),
         ({"end": "no"}, "have no 'end'"),
         ({"end.nothing": "1"}, "have no 'end.nothing'"),
-        ({"workers": "three"}, "workers is 'three'; expected int"),
-        ({"end.finisher": "maybe"}, "end.finisher is 'maybe'; expected bool"),
+        ({"workers": "three"}, "workers is 'three'; expected a whole number"),
+        ({"end.finisher": "maybe"}, "end.finisher is 'maybe'; expected true or false"),
         ({"choice.draw": "0.5"}, "have no 'choice.draw'"),
         ({"layout": "round"}, "layout is 'round'; expected one of"),
-        ({"workers": "0"}, "workers is 0"),
+        ({"workers": "0"}, "workers is 0; expected 1 to 256"),
+        ({"snapshots": "1,x"}, "snapshots is '1,x'; expected numbers with commas"),
+        ({"away": "1"}, "have no 'away'"),
     ],
 )
 def test_what_cannot_be_is_said(chosen: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidRequest, match=said) as found:
-        choose(TeamSettings, chosen)
+        choose(TeamSettings(), chosen)
     if "have no" in said:
         assert "check_every" in found.value.hint
         assert "draw" not in found.value.hint
@@ -50,12 +52,12 @@ def test_a_pair_needs_a_sign() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_can_be_given_what_an_exam_gives(method: str) -> None:
-    kind = METHODS[method].settings
-    settings = choose(kind, {"budget": 9, "snapshots": (3,), "seed": 1, "end.reply": False})
+    own = METHODS[method].settings()
+    settings = choose(own, {"budget": 9, "snapshots": (3,), "seed": 1, "end.reply": False})
     assert (settings.budget, settings.snapshots, settings.end.reply) == (9, (3,), False)
-    assert "choice.temperature" in known(kind)
+    assert "choice.temperature" in choosable(own)
 
 
 def test_one_alone_has_no_layout() -> None:
     with pytest.raises(InvalidRequest, match="SoloSettings have no 'layout'"):
-        choose(SoloSettings, {"layout": "combined"})
+        choose(SoloSettings(), {"layout": "combined"})

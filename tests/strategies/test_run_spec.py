@@ -1,8 +1,9 @@
-"""A described run is the same run: through JSON and back, token for token."""
+"""A spec that went through a file is the same spec, and makes the same run, token for token."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,29 +11,25 @@ import pytest
 from manyhands.cache.step import Choice, Step
 from manyhands.errors import BrokenTrace
 from manyhands.prompts import BranchPrompt, TeamPrompt
+from manyhands.schema.plain import to_plain
 from manyhands.strategies.base import Sent, Strategy
 from manyhands.strategies.branches import branches
-from manyhands.strategies.described import (
-    describe,
-    describe_run,
-    prompt_from,
-    settings_from,
-    strategy_from,
-)
 from manyhands.strategies.events import Event
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.listening import Heard, Listen
-from manyhands.strategies.methods import Settings
+from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import (
     Away,
     BranchSettings,
     EndSettings,
+    Settings,
     SoloSettings,
     TeamSettings,
 )
 from manyhands.text import Text
 from manyhands.text.markers import MarkerProfile
+from tests.strategies.specs import spec_of
 from tests.text.small_tokenizers import byte_level
 
 TEXT = Text(byte_level())
@@ -56,7 +53,7 @@ WORDS = TeamPrompt(names=("Ada", "Ben"), step_prefix="{name}:")
 
 
 def through_json(settings: Settings) -> dict[str, Any]:
-    header = describe_run("1 + 2", settings, WORDS, context=900)
+    header = spec_of(settings, WORDS, "1 + 2", 900).to_plain()
     loaded: dict[str, Any] = json.loads(json.dumps(header))
     assert loaded == json.loads(json.dumps(loaded))
     return loaded
@@ -65,27 +62,38 @@ def through_json(settings: Settings) -> dict[str, Any]:
 @pytest.mark.parametrize("settings", [TEAM, SOLO, TeamSettings(), SoloSettings()])
 def test_there_and_back(settings: Settings) -> None:
     header = through_json(settings)
-    assert settings_from(header) == settings
-    assert prompt_from(header) == WORDS
-    assert header["settings"] == describe(settings)
+    assert RunSpec.from_plain(header) == spec_of(settings, WORDS, "1 + 2", 900)
+    assert header["settings"] == json.loads(json.dumps(to_plain(settings)))
     assert (header["problem"], header["context"]) == ("1 + 2", 900)
+    assert header["seed"] == settings.seed
 
 
 MARKS = MarkerProfile("@@", "=>", "....", "@@end")
 BRANCHES = BranchSettings(
-    30, "keep", 2, 5, 9, 11, CHOICE, 4, (3, 8), join_distance=True, markers=MARKS, end=END
+    budget=30,
+    join="keep",
+    max_blocks=2,
+    max_branches=5,
+    branch_tokens=9,
+    title_tokens=11,
+    choice=CHOICE,
+    seed=4,
+    snapshots=(3, 8),
+    join_distance=True,
+    markers=MARKS,
+    end=END,
 )
 
 
 @pytest.mark.parametrize("settings", [BRANCHES, BranchSettings()])
 def test_branches_there_and_back(settings: BranchSettings) -> None:
     words = BranchPrompt("{marker} {question}", finisher="Well: \\boxed{")
-    header = json.loads(json.dumps(describe_run("1 + 2", settings, words, context=None)))
-    assert header["method"] == "branches"
-    assert settings_from(header) == settings
-    assert prompt_from(header) == words
+    spec = spec_of(settings, words, "1 + 2")
+    again = RunSpec.from_plain(json.loads(json.dumps(spec.to_plain())))
+    assert again == spec
+    assert again.method.name == "branches"
     made = branches("1 + 2", TEXT, settings, words)
-    assert told(strategy_from(header, TEXT, None)) == told(made)
+    assert told(again.strategy(TEXT)) == told(made)
 
 
 def test_a_header_of_the_first_days_is_read() -> None:
@@ -105,21 +113,21 @@ def test_a_header_of_the_first_days_is_read() -> None:
         "prompt": {"rules": "{names}: {problem}", "names": ["Ada", "Ben"]},
         "problem": "1 + 2",
     }
-    settings = settings_from(header)
-    assert settings == TeamSettings(
+    spec = RunSpec.from_plain(header)
+    assert spec.settings == TeamSettings(
         insertions={(0, 1): " Hi."},
         away=(Away(1, 1, 3),),
         snapshots=(3,),
         choice=Choice(forbidden=frozenset({4})),
     )
-    assert prompt_from(header) == TeamPrompt(rules="{names}: {problem}", names=("Ada", "Ben"))
+    assert spec.prompt == TeamPrompt(rules="{names}: {problem}", names=("Ada", "Ben"))
 
 
 def test_every_field_is_described() -> None:
     from dataclasses import fields
 
     for settings in (TEAM, SOLO):
-        described = describe(settings)
+        described = to_plain(settings)
         assert set(described) == {field.name for field in fields(settings)}
         assert set(described["choice"]) == {field.name for field in fields(Choice)}
         assert set(described["end"]) == {field.name for field in fields(EndSettings)}
@@ -144,18 +152,23 @@ def told(strategy: Strategy) -> list[Any]:
         return [*seen, end.value]
 
 
+def through_a_file(settings: Settings, context: int | None) -> Strategy:
+    """The context is that of the engine which goes on with it."""
+    return replace(RunSpec.from_plain(through_json(settings)), context=context).strategy(TEXT)
+
+
 @pytest.mark.parametrize("context", [None, 300])
 def test_the_same_strategy(context: int | None) -> None:
     team = hogwild("1 + 2", TEXT, TEAM, WORDS, context=context)
-    assert told(strategy_from(through_json(TEAM), TEXT, context)) == told(team)
+    assert told(through_a_file(TEAM, context)) == told(team)
     solo = sequential("1 + 2", TEXT, SOLO, WORDS, context=context)
-    assert told(strategy_from(through_json(SOLO), TEXT, context)) == told(solo)
+    assert told(through_a_file(SOLO, context)) == told(solo)
 
 
 def test_a_setting_that_is_left_out_has_its_default() -> None:
     header = through_json(TeamSettings())
     header["settings"] = {"workers": 4}
-    assert settings_from(header) == TeamSettings(workers=4)
+    assert RunSpec.from_plain(header).settings == TeamSettings(workers=4)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +195,12 @@ def test_a_setting_that_is_left_out_has_its_default() -> None:
         ("prompt", {"rules": "no problem here"}),
         ("prompt", {"colour": "red"}),
         ("problem", 12),
+        ("problem", None),
+        ("context", "900"),
+        ("context", 1.5),
     ],
 )
 def test_headers_that_do_not_describe_a_run(place: str, value: Any) -> None:
     header = through_json(TEAM) | {place: value}
     with pytest.raises(BrokenTrace, match=f"field '{place}'"):
-        strategy_from(header, TEXT, None)
+        RunSpec.from_plain(header)

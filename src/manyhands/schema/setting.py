@@ -1,0 +1,173 @@
+"""A setting: one choice of a user, declared once, at the field that holds it.
+
+    @dataclass(frozen=True)
+    class TeamSettings:
+        workers: int = setting(2, "How many.", at_least=1, at_most=256, names=("--workers", "-n"))
+        layout: str = setting("combined", "Who reads what, in which order.", one_of=LAYOUTS)
+
+        def __post_init__(self) -> None:
+            check(self)
+
+    TeamSettings(workers=0)     InvalidRequest: workers is 0; expected 1 to 256
+
+The field stays an ordinary field of an ordinary dataclass. Its default, its help, its range and its names
+stand nowhere else: the command line makes its options of them (`cli/command.py`), `--set` reads values by
+them (`choosing.py`), recipes are checked by them, errors quote them. What binds several fields together is
+checked by hand, behind `check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, dataclass, field, fields, replace
+from math import inf
+from typing import Any, Literal
+
+from manyhands.errors import InvalidRequest
+
+_KEY = "setting"  # of a field's metadata
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is known of a field besides its name, its type and its default.
+
+    `at_least`, `at_most`, `above` and `below` bound a number, or every number of a tuple; `one_of` lists
+    the words that are allowed. `unit` is what a number counts and `zero` what 0 means, both for errors and
+    help. `unset` says what stands in where the default is None or empty.
+
+    For the command line: `names` of the option where they do not follow from the field's name (a name
+    without dashes is a positional argument), and `panel`, the group in which its help appears; a field that
+    holds settings itself hands its panel down. `by` says how a user can choose: by an `option` and by
+    --set, by --set alone (`set`), or in Python alone (`code`).
+    """
+
+    help: str
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    one_of: tuple[str, ...] = ()
+    unit: str = ""
+    zero: str = ""
+    unset: str = ""
+    names: tuple[str, ...] = ()
+    panel: str = ""
+    by: Literal["option", "set", "code"] = "option"
+
+    def allows(self, value: Any) -> bool:
+        """Whether the value lies in the range, or is one of the words."""
+        try:
+            return self.test()(value)
+        except TypeError:  # it cannot be compared
+            return False
+
+    def test(self) -> Callable[[Any], bool]:
+        """`allows` as one short function; it raises TypeError for what has no order. nan is refused."""
+        if self.one_of:
+            words = frozenset(self.one_of)
+            return lambda value: value in words
+        low = self.above if self.at_least is None else self.at_least
+        high = self.below if self.at_most is None else self.at_most
+        least, most = -inf if low is None else low, inf if high is None else high
+        if self.above is not None:
+            return lambda value: least < value <= most
+        if self.below is not None:
+            return lambda value: least <= value < most
+        return lambda value: least <= value <= most
+
+    @property
+    def expected(self) -> str:
+        """The range in words: `1 to 256`, `0 (never) or more tokens`, `above 0, at most 1`."""
+        if self.one_of:
+            return f"one of {', '.join(self.one_of)}"
+        low = "" if self.at_least is None else f"{self.at_least:g}"
+        low += f" ({self.zero})" if self.zero else ""
+        if self.at_least is not None and self.at_most is not None:
+            words = f"{low} to {self.at_most:g}"
+        else:
+            bounds = (
+                low and f"{low} or more",
+                "" if self.above is None else f"above {self.above:g}",
+                "" if self.below is None else f"below {self.below:g}",
+                "" if self.at_most is None else f"at most {self.at_most:g}",
+            )
+            words = ", ".join(filter(None, bounds))
+        return f"{words} {self.unit}".strip()
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there are values that it does not allow."""
+        bounds = (self.at_least, self.at_most, self.above, self.below)
+        return bool(self.one_of) or any(bound is not None for bound in bounds)
+
+
+def setting(default: Any, help: str, *, one_of: Iterable[str] = (), **declared: Any) -> Any:
+    """The field of a setting. `default` is its value, or `...` for one that has to be given.
+
+    `declared` are fields of `Setting`. A registry may be `one_of` as it is: its names are taken.
+    """
+    found = Setting(help, one_of=tuple(one_of), **declared)
+    return _field(default, found)
+
+
+def like(kind: type[Any], name: str, *, default: Any = MISSING, **changes: Any) -> Any:
+    """The field of a setting that is declared elsewhere, with what differs here.
+
+    model: str | None = like(ModelSettings, "model", unset="the trace's")
+    """
+    (there,) = (one for one in fields(kind) if one.name == name)
+    own = there.default if default is MISSING else default
+    return _field(own, replace(settings_of(kind)[name], **changes))
+
+
+def _field(default: Any, declared: Setting) -> Any:
+    metadata = {_KEY: declared}
+    if default is ...:
+        return field(metadata=metadata)
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def settings_of(kind: type[Any]) -> dict[str, Setting]:
+    """The settings of a dataclass by the names of their fields."""
+    return {one.name: one.metadata[_KEY] for one in fields(kind) if _KEY in one.metadata}
+
+
+def check(settings: Any) -> None:
+    """Raise InvalidRequest for the first value that its field does not allow.
+
+    None is allowed where it is the default. Of a tuple every item is checked.
+    """
+    kind = type(settings)
+    if kind not in _BOUNDED:
+        _BOUNDED[kind] = [
+            (one.name, declared.test())
+            for one in fields(kind)
+            if (declared := one.metadata.get(_KEY)) is not None and declared.is_bounded
+        ]
+    for name, allows in _BOUNDED[kind]:
+        value = getattr(settings, name)
+        try:
+            if allows(value):
+                continue
+        except TypeError:  # a tuple, None, or no number at all
+            pass
+        _check_closely(kind, name, value)
+
+
+# The fields to check, by class: made once, since a `Choice` is made for every token.
+_BOUNDED: dict[type[Any], list[tuple[str, Callable[[Any], bool]]]] = {}
+
+
+def _check_closely(kind: type[Any], name: str, value: Any) -> None:
+    (own,) = (one for one in fields(kind) if one.name == name)
+    declared: Setting = own.metadata[_KEY]
+    if value is None and own.default is None:
+        return
+    items = value if isinstance(value, tuple) else (value,)
+    for item in items:
+        if not declared.allows(item):
+            verb = "has" if items is value else "is"
+            raise InvalidRequest(f"{name} {verb} {item!r}; expected {declared.expected}")

@@ -1,0 +1,100 @@
+"""A run before it begins: everything that a strategy is made of.
+
+    spec = RunSpec(METHODS["branches"], BranchSettings(budget=500), prompts.branches, "What is ...?")
+    strategy = spec.strategy(text)
+    RunSpec.from_plain(json.loads(json.dumps(spec.to_plain()))) == spec
+
+A spec is made at the door, from options or from a trace's header, and goes as it is to where the strategy
+is made. It becomes plain data only when a file is written. Nothing is said here of any one method:
+`methods.py` knows what belongs to each. A header that does not make a spec is a `BrokenTrace`; a setting
+that it leaves out has its default, so that traces outlive a new setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from manyhands.errors import BrokenTrace, InvalidRequest
+from manyhands.prompts.load import TABLES
+from manyhands.schema.plain import from_plain, to_plain
+from manyhands.strategies.base import Strategy
+from manyhands.strategies.methods import METHODS, Method
+from manyhands.strategies.settings import Settings
+from manyhands.text import Text
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What is asked, how it is thought about, and with which words.
+
+    `prompt` is the table of `Prompts` that the method reads. `context` is the longest view that the model
+    bears, in tokens; None: any.
+    """
+
+    method: Method
+    settings: Settings
+    prompt: Any
+    problem: str
+    context: int | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The workers who are there from the start; others may come while it runs."""
+        return self.method.names(self.settings, self.prompt)
+
+    def strategy(self, text: Text) -> Strategy:
+        """The strategy at its beginning."""
+        return self.method.make(
+            self.problem, text, self.settings, self.prompt, context=self.context
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """What is said first of a run: its method, how many work from the start, layout and seed."""
+        return {
+            "method": self.method.name,
+            "workers": getattr(self.settings, "workers", 1),
+            "layout": getattr(self.settings, "layout", None),
+            "seed": self.settings.seed,
+        }
+
+    def to_plain(self) -> dict[str, Any]:
+        """All of it as numbers, words, lists and dictionaries: a trace's header."""
+        return {
+            **self.facts(),
+            "settings": to_plain(self.settings),
+            "context": self.context,
+            "prompt": to_plain(self.prompt),
+            "problem": self.problem,
+        }
+
+    @classmethod
+    def from_plain(cls, header: Mapping[str, Any]) -> RunSpec:
+        """`to_plain` backwards; what else stands in the header is left alone. Raises BrokenTrace."""
+        name = header.get("method")
+        if not isinstance(name, str) or name not in METHODS:
+            raise _unclear("method", name)
+        method = METHODS[name]
+        return cls(
+            method,
+            _part(header, "settings", method.settings),
+            _part(header, "prompt", TABLES[method.prompt]),
+            _part(header, "problem", str),
+            _part(header, "context", int | None),
+        )
+
+
+def _part(header: Mapping[str, Any], field: str, kind: Any) -> Any:
+    try:
+        return from_plain(kind, header.get(field), field)
+    except (TypeError, ValueError, InvalidRequest) as error:
+        raise _unclear(field, error) from error
+
+
+def _unclear(field: str, found: object) -> BrokenTrace:
+    reason = str(found) if isinstance(found, Exception) else f"found {found!r}"
+    return BrokenTrace(
+        f"the trace's header does not say how to run it again: field '{field}', {reason[:200]}",
+        hint="The file is damaged, or comes from another version of manyhands.",
+    )

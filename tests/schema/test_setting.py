@@ -1,0 +1,94 @@
+"""A setting is declared at its field: default, help and range are checked and quoted from there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+import pytest
+
+from manyhands.cache.layouts import LAYOUTS
+from manyhands.errors import InvalidRequest
+from manyhands.schema.setting import Setting, check, like, setting, settings_of
+
+
+@dataclass(frozen=True)
+class Small:
+    workers: int = setting(2, "How many.", at_least=1, at_most=256, names=("--workers", "-n"))
+    every: int = setting(10, "How often.", at_least=0, zero="never", unit="tokens")
+    share: float = setting(0.5, "How much.", above=0, at_most=1)
+    draw: float = setting(0.0, "Luck.", at_least=0, below=1)
+    layout: str = setting("combined", "Who reads what.", one_of=LAYOUTS)
+    lengths: tuple[int, ...] = setting((), "Of texts.", at_least=1)
+    memory: int | None = setting(None, "Tokens held.", at_least=1, unset="what fits")
+    words: dict[int, str] = setting({}, "Said first.", by="code")
+    free: str = "no setting"
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"workers": 0}, "workers is 0; expected 1 to 256"),
+        ({"workers": 257}, "workers is 257; expected 1 to 256"),
+        ({"workers": None}, "workers is None; expected 1 to 256"),
+        ({"workers": "2"}, "workers is '2'; expected 1 to 256"),
+        ({"every": -1}, "every is -1; expected 0 (never) or more tokens"),
+        ({"share": 0.0}, "share is 0.0; expected above 0, at most 1"),
+        ({"share": math.nan}, "share is nan; expected above 0, at most 1"),
+        ({"draw": 1.0}, "draw is 1.0; expected 0 or more, below 1"),
+        ({"layout": "round"}, "layout is 'round'; expected one of " + ", ".join(LAYOUTS)),
+        ({"layout": ["combined"]}, "layout is ['combined']; expected one of " + ", ".join(LAYOUTS)),
+        ({"lengths": (3, 0)}, "lengths has 0; expected 1 or more"),
+        ({"memory": 0}, "memory is 0; expected 1 or more"),
+    ],
+)
+def test_what_is_out_of_range(given: dict[str, object], said: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Small(**given)  # type: ignore[arg-type]  # wrong on purpose
+    assert str(caught.value) == said
+
+
+def test_the_ends_of_a_range_belong_to_it() -> None:
+    for given in ({"workers": 256}, {"every": 0}, {"share": 1.0}, {"lengths": (1,)}):
+        assert Small(**given) == replace(Small(), **given)  # type: ignore[arg-type]  # of many types
+
+
+def test_the_field_stays_an_ordinary_one() -> None:
+    assert Small() == Small(2, 10, 0.5, 0.0, "combined", (), None, {})
+    assert Small().words is not Small().words
+    assert set(settings_of(Small)) == {one.name for one in fields(Small)} - {"free"}
+    assert settings_of(Small)["workers"].help == "How many."
+
+
+def test_a_setting_that_has_to_be_given() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Asked:
+        task: str = setting(..., "What is asked.")
+
+    with pytest.raises(TypeError, match="task"):
+        Asked()
+    assert Asked(task="x").task == "x"
+
+
+def test_a_setting_like_another() -> None:
+    @dataclass(frozen=True)
+    class Other:
+        workers: int = like(Small, "workers", default=0, at_least=0, zero="one for each")
+
+        def __post_init__(self) -> None:
+            check(self)
+
+    own, first = settings_of(Other)["workers"], settings_of(Small)["workers"]
+    assert Other().workers == 0
+    assert own == replace(first, at_least=0, zero="one for each")
+    with pytest.raises(InvalidRequest, match=r"workers is 300; expected 0 \(one for each\) to 256"):
+        Other(300)
+
+
+def test_what_cannot_be_declared() -> None:
+    with pytest.raises(TypeError, match="at_lest"):
+        setting(1, "How many.", at_lest=1)
+    assert not Setting("No bounds.").is_bounded
