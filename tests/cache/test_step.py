@@ -61,13 +61,13 @@ def test_rows_may_read_what_others_write():
     [
         ({"temperature": -0.1}, "temperature is -0.1; expected 0 or more"),
         ({"temperature": float("nan")}, "temperature is nan; expected 0 or more"),
-        ({"top_k": -1}, "top_k is -1; expected 0 (off) or more"),
+        ({"top_k": -1}, "top_k is -1; expected 0 (all) or more"),
         ({"top_p": 0.0}, "top_p is 0.0; expected above 0, at most 1"),
         ({"top_p": 1.1}, "top_p is 1.1; expected above 0, at most 1"),
-        ({"min_p": -0.5}, "min_p is -0.5; expected between 0 and 1"),
-        ({"min_p": 2.0}, "min_p is 2.0; expected between 0 and 1"),
-        ({"draw": 1.0}, "draw is 1.0; expected in [0, 1)"),
-        ({"draw": -0.01}, "draw is -0.01; expected in [0, 1)"),
+        ({"min_p": -0.5}, "min_p is -0.5; expected 0 to 1"),
+        ({"min_p": 2.0}, "min_p is 2.0; expected 0 to 1"),
+        ({"draw": 1.0}, "draw is 1.0; expected 0 or more, below 1"),
+        ({"draw": -0.01}, "draw is -0.01; expected 0 or more, below 1"),
     ],
 )
 def test_a_choice_out_of_range(setting, expected):

@@ -129,7 +129,7 @@ def test_nested_fields_come_back_as_they_were() -> None:
         ({"forward_pass": 1}, "the event None is unknown"),
         ({"event": ["StepEnded"]}, "is unknown"),
         ({"event": "StepEnded", "forward_pass": 1}, "StepEnded does not fit its class"),
-        ({"event": "Queued", "forward_pass": "1"}, "forward_pass is '1', expected int"),
+        ({"event": "Queued", "forward_pass": "1"}, "forward_pass is '1'; expected int"),
         ({"event": "Queued", "forward_pass": 1, "more": 2}, "Queued has no field 'more'"),
     ],
 )

@@ -35,7 +35,7 @@ from tests.strategies.driver import PROMPT, Played, Scripts, SeenRow, play, smal
 
 TEXT = small_text()
 PASSES = 10
-TEAM = TeamSettings(3, budget=PASSES)
+TEAM = TeamSettings(workers=3, budget=PASSES)
 DANA = Said("Take <|im_end|> 7.", "Dana")
 ROSTER: dict[str, Sequence[Item]] = {
     "said": [DANA],

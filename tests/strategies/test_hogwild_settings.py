@@ -8,6 +8,7 @@ from manyhands.cache.layouts import LAYOUTS
 from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest
 from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.listening import Heard, Listen
 from manyhands.strategies.settings import Away, EndSettings, TeamSettings
 from tests.strategies.driver import PROMPT, Dice, Played, Scripts, play, small_text
 
@@ -134,7 +135,9 @@ def test_default_settings_run():
 
 def test_closing_the_generator_ends_the_run():
     strategy = hogwild("2+3", TEXT, TeamSettings(), PROMPT)
-    for _ in range(4):  # what it reserves, two steps begun, the first pass
+    assert isinstance(next(strategy), Listen)
+    strategy.send(Heard())  # answered with what it reserves; then two steps begun, the first pass
+    for _ in range(3):
         next(strategy)
     strategy.close()
     with pytest.raises(StopIteration):

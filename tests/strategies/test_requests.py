@@ -16,7 +16,9 @@ from manyhands.strategies.shared_prefix import Completion, Completions, Prompt
 from tests.strategies.driver import small_text
 
 TEXT = small_text()
-DEFAULTS = Defaults("our-model", max_tokens=77, temperature=0.5, seed=3)
+DEFAULTS = Defaults(
+    "our-model", SharedSettings(max_tokens=77, choice=Choice(temperature=0.5), seed=3)
+)
 
 
 def request(url: str = CHAT, **body: Any) -> ChatRequest | PlainRequest:

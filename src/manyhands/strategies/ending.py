@@ -19,6 +19,7 @@ from manyhands.cache.view import Item, View, blocks_of
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.base import Asked, Sent
 from manyhands.strategies.events import ReplyWritten
+from manyhands.strategies.settings import Settings
 from manyhands.strategies.writer import Writer
 from manyhands.text import BoxWatch, Text
 
