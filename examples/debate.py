@@ -3,7 +3,7 @@
 from manyhands import Block, Engine, SoloSettings, View, bundled
 from manyhands.prompts import model_prompt
 from manyhands.strategies.budgeted import BudgetedRun
-from manyhands.strategies.ending import Stretch, scene_of
+from manyhands.strategies.scene import Stretch, scene_of
 
 
 class Debate(BudgetedRun):  # budget, context, snapshots, finisher and reply come from there

@@ -22,8 +22,9 @@ from manyhands.cache.view import Item, View
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.strategies.budgeted import BudgetedRun
-from manyhands.strategies.ending import Ending, Scene, Stretch, Work, scene_of
+from manyhands.strategies.ending import Ending, Work
 from manyhands.strategies.events import AnswerFound, Event, ReplyWritten, StepEnded, WorkerStopped
+from manyhands.strategies.scene import Scene, Stretch, scene_of
 from manyhands.strategies.settings import AttemptSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text

@@ -21,7 +21,8 @@ from manyhands.errors import UnsupportedModel
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.strategies.attempts import Attempts, Verdict
 from manyhands.strategies.base import Strategy
-from manyhands.strategies.ending import Ending, Scene, Work
+from manyhands.strategies.ending import Ending, Work
+from manyhands.strategies.scene import Scene
 from manyhands.strategies.settings import BestSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text

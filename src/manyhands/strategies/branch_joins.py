@@ -19,7 +19,7 @@ from types import MappingProxyType
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row
 from manyhands.cache.view import Item, Lanes, View, blocks_of
-from manyhands.strategies.ending import Stretch
+from manyhands.strategies.scene import Stretch
 
 # From the trunk and the branches to what stands behind the trunk, and the rows to be fed for it.
 Joined = tuple[tuple[Item, ...], list[Row]]

@@ -30,7 +30,7 @@ from manyhands.cache.view import Item, View
 from manyhands.prompts.branches import BranchPrompt
 from manyhands.strategies.base import Answer, FinishedStep, Reserve, Strategy
 from manyhands.strategies.branch_joins import JOINS
-from manyhands.strategies.ending import Scene, Stretch, Work, scene_of
+from manyhands.strategies.ending import Work
 from manyhands.strategies.events import (
     Event,
     StepBegun,
@@ -40,6 +40,7 @@ from manyhands.strategies.events import (
     WorkerStopped,
 )
 from manyhands.strategies.line import SLACK, Line, LineRun, SideLine, tokens_behind
+from manyhands.strategies.scene import Scene, Stretch, scene_of
 from manyhands.strategies.settings import BranchSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text

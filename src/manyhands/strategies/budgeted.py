@@ -49,8 +49,9 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.base import Answer, FinishedStep, Reserve, Strategy
-from manyhands.strategies.ending import Ending, Scene, Work
+from manyhands.strategies.ending import Ending, Work
 from manyhands.strategies.events import AnswerFound, Event, Snapshot, TokenWritten
+from manyhands.strategies.scene import Scene
 from manyhands.strategies.settings import Settings
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text

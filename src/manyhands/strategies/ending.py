@@ -4,88 +4,27 @@ The finisher (Hogwild! Inference, section 4.1 and app. C) is one row that reads 
 far and is made to fill in a box. It works on what is already in memory: nothing is encoded again,
 unless asked for. The writers' newest tokens, which no row has fed yet, enter through blocks of
 their own, the tails; so a run can be asked for its answer at any time and goes on as if it had not.
-A `Scene` is what an ending reads, and is made of `Stretch`es: blocks, and the tokens still to be fed.
+What an ending reads is a `Scene` (`strategies/scene.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator
 from typing import TypeVar
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
-from manyhands.cache.view import Item, View, blocks_of
+from manyhands.cache.view import View
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.base import Asked, Sent
 from manyhands.strategies.events import ReplyWritten
+from manyhands.strategies.scene import Scene
 from manyhands.strategies.settings import Settings
 from manyhands.strategies.writer import Writer
 from manyhands.text import BoxWatch, Text
 
 T = TypeVar("T")
 Work = Generator[Asked, Sent, T]  # part of a strategy; T is what comes of it
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """A stretch of text: where it lies in memory, and the tokens behind it that no row has fed yet."""
-
-    items: tuple[Item, ...]
-    unfed: tuple[int, ...] = ()
-
-    def tokens(self) -> tuple[int, ...]:
-        """All of it as one ordinary sequence."""
-        return (*(t for block in blocks_of(self.items) for t in block.tokens), *self.unfed)
-
-    def fed(self, before: tuple[Item, ...] = ()) -> tuple[tuple[Item, ...], list[Row]]:
-        """Its blocks, a tail for the unfed tokens, and the row that feeds them behind `before`."""
-        if not self.unfed:
-            return self.items, []
-        items = (*self.items, Block("newest"))
-        return items, [Row(View((*before, *items)), self.unfed)]
-
-
-@dataclass(frozen=True, eq=False)
-class Scene:
-    """Where an ending reads: all blocks in order, and the rows that feed what is not fed yet.
-
-    The rows write to blocks that stand among `items`: tails, or what the run would feed next.
-    `said` are the blocks that are encoded where all text is encoded anew; None: all of `items`.
-    """
-
-    items: tuple[Item, ...]
-    rows: tuple[Row, ...] = ()
-    said: tuple[Block, ...] | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        """All that stands there, what is not fed yet included."""
-        fed = sum(block.num_tokens for block in blocks_of(self.items))
-        return fed + sum(len(row.feed) for row in self.rows)
-
-    def view(self, *last: Block) -> View:
-        """Reads everything, then the blocks `last`, and writes to the last of them."""
-        return View((*self.items, *last))
-
-    def tokens(self) -> tuple[int, ...]:
-        """All text as one ordinary sequence."""
-        unfed = {row.view.own: row.feed for row in self.rows}
-        said = blocks_of(self.items) if self.said is None else self.said
-        return tuple(t for block in said for t in (*block.tokens, *unfed.get(block, ())))
-
-
-def scene_of(trunk: Stretch, others: Sequence[Stretch] = (), opening: Sequence[Row] = ()) -> Scene:
-    """The scene of `trunk`, and behind it of `others`, each of which has read the trunk alone.
-
-    `opening` are rows that write to blocks of these stretches and have not been asked for either.
-    """
-    ground, rows = trunk.fed()
-    items = ground
-    for other in others:
-        more, tail = other.fed(ground)
-        items, rows = items + more, rows + tail
-    return Scene(items, (*opening, *rows))
 
 
 class Ending:

@@ -30,7 +30,7 @@ from manyhands.cache.view import View
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.base import Reserve, Strategy
 from manyhands.strategies.budgeted import BudgetedRun
-from manyhands.strategies.ending import Scene, Work
+from manyhands.strategies.ending import Work
 from manyhands.strategies.events import (
     AnswerFound,
     CheckAsked,
@@ -54,6 +54,7 @@ from manyhands.strategies.listening import (
     ResumeWorker,
     Said,
 )
+from manyhands.strategies.scene import Scene
 from manyhands.strategies.settings import MAX_WORKERS, TeamSettings
 from manyhands.text import Text
 

@@ -19,7 +19,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.view import Item, View
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.budgeted import BudgetedRun
-from manyhands.strategies.ending import Scene, Stretch, Work, scene_of
+from manyhands.strategies.ending import Work
 from manyhands.strategies.events import (
     AnswerFound,
     Event,
@@ -27,6 +27,7 @@ from manyhands.strategies.events import (
     TokenWritten,
     WorkerStopped,
 )
+from manyhands.strategies.scene import Scene, Stretch, scene_of
 from manyhands.strategies.settings import BranchSettings, SkeletonSettings, SoloSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import BoxWatch, Text

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from manyhands.cache.view import Item
 from manyhands.prompts.skeleton import SkeletonPrompt
 from manyhands.strategies.base import Reserve, Strategy
-from manyhands.strategies.ending import Scene, Stretch, Work, scene_of
+from manyhands.strategies.ending import Work
 from manyhands.strategies.events import (
     Event,
     StepBegun,
@@ -36,6 +36,7 @@ from manyhands.strategies.events import (
     WorkerStopped,
 )
 from manyhands.strategies.line import SLACK, Line, LineRun, SideLine
+from manyhands.strategies.scene import Scene, Stretch, scene_of
 from manyhands.strategies.settings import SkeletonSettings
 from manyhands.text import Text
 from manyhands.text.markers import MarkerWatch
