@@ -55,7 +55,7 @@ def test_what_is_left_out_has_its_default() -> None:
         ({"temperature": -1}, "temperature is -1.0; expected 0 or more"),
         ({"top_p": 0}, r"top_p is 0.0; expected above 0"),
         ({"top_k": -1}, "top_k is -1; expected 0"),
-        ({"min_p": 2}, "min_p is 2.0; expected between 0 and 1"),
+        ({"min_p": 2}, "min_p is 2.0; expected 0 to 1"),
         ({"stop": ["a", ""]}, "a text to stop at is empty"),
         ({"max_tokens": 5, "max_completion_tokens": 5}, "both max_tokens and max_completion"),
     ],
