@@ -140,7 +140,7 @@ def _commit() -> str:
 
 def _version(package: str) -> str | None:
     try:
-        return metadata.version(package)
+        return metadata.version("manyhands-llm" if package == "manyhands" else package)
     except metadata.PackageNotFoundError:
         return None
 

@@ -93,7 +93,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_the_version_is_the_installed_one() -> None:
-    assert manyhands.__version__ == metadata.version("manyhands")
+    assert manyhands.__version__ == metadata.version("manyhands-llm")
 
 
 def test_importing_the_package_imports_nothing_else() -> None:

@@ -130,7 +130,7 @@ def __getattr__(name: str) -> object:
     """Fetch a name from its room the first time it is asked for (PEP 562)."""
     found: object
     if name == "__version__":
-        found = import_module("importlib.metadata").version("manyhands")
+        found = import_module("importlib.metadata").version("manyhands-llm")
     elif name in _ROOMS:
         found = getattr(import_module(f"manyhands.{_ROOMS[name]}"), name)
     else:

@@ -45,9 +45,9 @@ def say_json(value: dict[str, Any]) -> None:
 
 
 def version_of(package: str) -> str:
-    """The installed version of a package."""
+    """The installed version of a package; ours is distributed as manyhands-llm."""
     try:
-        return metadata.version(package)
+        return metadata.version("manyhands-llm" if package == "manyhands" else package)
     except metadata.PackageNotFoundError:
         return "unknown"
 

@@ -155,12 +155,15 @@ def _sample(scores: Tensor, choices: Sequence[Choice], *, is_whole: bool) -> tup
     count = weights.shape[1]
     rank = torch.arange(count, device=scores.device)
     in_top_k = (top_k == 0) | (rank < top_k)
-    # `top_p` is a share of what `top_k` leaves, as in Hugging Face's and vLLM's sampling.
-    left = torch.where(top_k == 0, 1.0, (weights * in_top_k).sum(dim=-1, keepdim=True))
+    has_both = any(choice.top_k and choice.top_p < 1 for choice in choices)
+    most = top_p
+    if (
+        has_both
+    ):  # `top_p` is a share of what `top_k` leaves, as in Hugging Face's sampling and vLLM's
+        left = (weights * in_top_k).sum(dim=-1, keepdim=True)
+        most = torch.where(top_k == 0, top_p, top_p * left)
     kept = (
-        in_top_k
-        & (weights.cumsum(dim=-1) - weights < top_p * left)
-        & (weights >= min_p * weights[:, :1])
+        in_top_k & (weights.cumsum(dim=-1) - weights < most) & (weights >= min_p * weights[:, :1])
     )
     sums = (weights * kept).cumsum(dim=-1)
     total = sums[:, -1:]
@@ -170,7 +173,8 @@ def _sample(scores: Tensor, choices: Sequence[Choice], *, is_whole: bool) -> tup
         is_uncut = (top_k == 0) & (top_p == 1) & (min_p == 0)
         total = torch.where(may_go_on & is_uncut, 1.0, total)
         is_decided = ~may_go_on | (is_uncut & (draw * total < sums[:, -1:]))
-        is_decided &= (top_k <= count) | (top_p == 1)  # or what is left is not known
+        if has_both:
+            is_decided &= (top_k <= count) | (top_p == 1)  # or what is left is not known
     picked = (sums <= draw * total).sum(dim=-1)
     # Kept tokens stand first; rounding must not step past them (of broken logits, none is kept).
     last = (kept.sum(dim=-1) - 1).clamp(min=0)
