@@ -65,8 +65,8 @@ class ModelOptions:
         Literal["auto", "none", "fp8", "int4"],
         _option(
             _MODEL,
-            "Weights in fewer bits: as the checkpoint has them (auto; AWQ and GPTQ in four), none, "
-            "or rounded to fp8 or int4.",
+            "Weights in fewer bits: as the checkpoint has them (auto; AWQ and GPTQ in four, FP8 in eight on "
+            "GPUs that multiply them), none, or rounded to fp8 or int4.",
         ),
     ] = "auto"
     fuse: Annotated[
