@@ -29,16 +29,12 @@ from manyhands.errors import (
     OutOfMemory,
     UnsupportedModel,
 )
+from manyhands.hub import damaged, in_short, incomplete, is_local, not_found
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.checkpoint import (
     check_dtypes,
     check_folder,
     check_tokenizer,
-    damaged,
-    in_short,
-    incomplete,
-    is_local,
-    not_found,
     read_headers,
 )
 from manyhands.model.devices import host_bytes, resolve_device, resolve_dtype, too_small

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.errors import UnsupportedModel
-from manyhands.model.checkpoint import damaged, in_short, incomplete, not_found
+from manyhands.hub import damaged, in_short, incomplete, not_found
 from manyhands.model.devices import too_small
 from manyhands.model.dummy import bare_model, mend_buffers
 from manyhands.model.quantised.linear import Quantised
