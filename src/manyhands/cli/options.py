@@ -187,7 +187,7 @@ class SolveOptions(ModelOptions):
         _option(
             _METHOD,
             "The words, a TOML file (see: manyhands prompts). What it leaves out is the model's own.",
-            show_default="the model's own, if its folder has a manyhands.toml",
+            show_default="the model's own, if it brings a manyhands.toml",
         ),
     ] = None
 
