@@ -20,6 +20,8 @@ PACKAGE = "manyhands"
 SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 FLOORS = {
     "errors": 0,
+    "hub": 0,
+    "sandbox": 0,
     "schema": 0,
     "text": 1,
     "prompts": 1,
@@ -37,7 +39,17 @@ FLOORS = {
     "cli": 8,
     "__main__": 8,
 }
-WITHOUT_TORCH = {"errors", "schema", "text", "prompts", "tasks", "cache", "strategies"}
+WITHOUT_TORCH = {
+    "errors",
+    "hub",
+    "sandbox",
+    "schema",
+    "text",
+    "prompts",
+    "tasks",
+    "cache",
+    "strategies",
+}
 TORCH = {"torch", "transformers"}  # the second imports the first
 # Doors that floors alone would leave open.
 CLOSED = {
@@ -48,8 +60,8 @@ CLOSED = {
 # What the engine knows of strategies: their contract, what they report, what is said to them.
 _CONTRACT = {f"{PACKAGE}.strategies.{file}" for file in ("base", "events", "listening")}
 ONLY_DOOR = {("engine", "strategies"): _CONTRACT}
-# `python -m manyhands` is the command; on the ground, forms of data raise errors.
-SAME_FLOOR = {("__main__", "cli"), ("schema", "errors")}
+# `python -m manyhands` is the command; on the ground, all the others raise errors.
+SAME_FLOOR = {("__main__", "cli"), ("hub", "errors"), ("sandbox", "errors"), ("schema", "errors")}
 
 
 def violations(source: Path) -> list[str]:

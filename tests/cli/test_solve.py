@@ -19,6 +19,7 @@ from manyhands.tasks.arithmetic.problem_list import ask
 from manyhands.tasks.world import outside_world
 from manyhands.text import printable
 from tests.cli.conftest import CONTEXT, Cli
+from tests.hub_cache import keep
 
 
 def as_json(result: Any) -> dict[str, Any]:
@@ -172,7 +173,6 @@ def test_prompts_can_be_printed_edited_and_used(
     words = tmp_path / "words.toml"
     words.write_text(cli("prompts", "--model", model).stdout, encoding="utf-8")
     assert load_prompts(words) == Prompts()
-    assert "Qwen/Qwen3-8B" in cli("prompts", "--model", "Qwen/Qwen3-8B").stdout
     for wrong, code in (("./none", 3), ("", 2)):
         assert cli("prompts", "--model", wrong).exit_code == code
     told = cli("prompts").stdout
@@ -182,6 +182,26 @@ def test_prompts_can_be_printed_edited_and_used(
     words.write_text('[team]\nnames = ["Ada", "Ben"]\n', encoding="utf-8")
     shown = solve("1 + 2", "--prompts", words, "--temperature", 1, "--seed", 3).stdout
     assert shown.startswith("Ada [1]: ")
+
+
+def test_prompts_of_a_model_on_the_hub(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache without a network: one model brings words, one none, a third is not here."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    own = TeamPrompt(names=("Uwe",))
+    keep(tmp_path, "some/trained", {"config.json": "{}", "manyhands.toml": dump_prompt(own)})
+    keep(tmp_path, "some/plain", {"config.json": "{}"})
+    trained = cli("prompts", "--model", "some/trained").stdout
+    assert trained.startswith("# The words of some/trained.")
+    assert 'names = ["Uwe"]' in trained
+    plain = cli("prompts", "--model", "some/plain").stdout
+    assert plain.startswith("# some/plain brings no words: ours.")
+    missing = cli("prompts", "--model", "no/such-model")
+    assert missing.exit_code == 3
+    assert "the model 'no/such-model' is not here" in missing.stderr
+    assert missing.stdout == ""
 
 
 def test_a_model_brings_its_own_words(solve: Cli, copy: Path, tmp_path: Path) -> None:

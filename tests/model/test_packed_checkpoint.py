@@ -17,7 +17,7 @@ from manyhands.errors import InvalidRequest, ManyhandsError, ModelNotFound, Unsu
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.loading import load_adapter
 from manyhands.model.quantised.linear import Quantised
-from manyhands.model.quantised.packing import Packing, from_layer, read_packing, to_layer
+from manyhands.model.quantised.packing import Packing, from_layer, read_packing
 from manyhands.model.quantised.w4a16 import Int4Linear, unpack
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
@@ -46,14 +46,13 @@ def _same_numbers() -> None:
 def test_awq_by_hand() -> None:
     """Eight outputs to an int32, in the order 0 2 4 6 1 3 5 7."""
     q = torch.arange(8)[:, None].expand(8, 32).int()  # output n has the number n everywhere
-    layer = to_layer(
+    layer = AWQ.to_layer(
         {
             "qweight": torch.full((32, 1), 0x75316420, dtype=torch.int32),
             "qzeros": torch.full((1, 1), 0x75316420, dtype=torch.int32),
             "scales": torch.ones(1, 8, dtype=torch.float16),
         },
         None,
-        AWQ,
     )
     assert torch.equal(unpack(layer.packed, 32), q.to(torch.uint8))
     assert layer.zeros.tolist() == [list(range(8))]
@@ -68,10 +67,10 @@ def test_gptq_by_hand() -> None:
         "scales": torch.full((1, 8), 0.5, dtype=torch.float16),
         "g_idx": torch.zeros(32, dtype=torch.int32),
     }
-    weight = to_layer(tensors, None, GPTQ).dequantised(torch.float32)
+    weight = GPTQ.to_layer(tensors, None).dequantised(torch.float32)
     k, n = torch.arange(32) % 8, torch.arange(8)
     assert torch.equal(weight, 0.5 * (k[None, :] - (n[:, None] + 1)))
-    weight = to_layer(tensors, None, replace(GPTQ, zeros_less_one=False)).dequantised(torch.float32)
+    weight = replace(GPTQ, zeros_less_one=False).dequantised(tensors, torch.float32)
     assert torch.equal(weight, 0.5 * (k[None, :] - n[:, None]))
 
 
@@ -81,7 +80,7 @@ def test_there_and_back(layout: str, inputs: int) -> None:
     packing, _ = LAYOUTS[layout]
     layer = Int4Linear.from_weight(torch.randn(24, inputs), None)
     published = from_layer(layer, packing)
-    again = to_layer(published, None, packing)
+    again = packing.to_layer(published, None)
     assert torch.equal(again.dequantised(torch.float32), layer.dequantised(torch.float32))
     assert again.order is None
     for name, tensor in from_layer(again, packing).items():
@@ -98,7 +97,7 @@ def test_larger_groups_are_cut(group: int) -> None:
     )
     published = from_layer(layer, AWQ)
     published |= {name: published[name][::repeats] for name in ("scales", "qzeros")}
-    again = to_layer(published, None, AWQ)
+    again = AWQ.to_layer(published, None)
     assert again.group == 128
     assert torch.equal(again.dequantised(torch.float32), layer.dequantised(torch.float32))
 
@@ -108,7 +107,7 @@ def test_inputs_in_another_order() -> None:
     layer = Int4Linear.from_weight(torch.randn(24, 256), torch.randn(24))
     layer.order = torch.randperm(256).int()
     published = from_layer(layer, GPTQ)
-    again = to_layer(published, layer.bias, GPTQ)
+    again = GPTQ.to_layer(published, layer.bias)
     assert again.order is not None
     weight = layer.dequantised(torch.float64)
     assert torch.equal(again.dequantised(torch.float64), weight)
@@ -162,7 +161,7 @@ def test_odd_layers() -> None:
     }
     for words, tensors in cases.items():
         with pytest.raises(UnsupportedModel, match=words):
-            to_layer(tensors, None, GPTQ)
+            GPTQ.to_layer(tensors, None)
 
 
 # -- checkpoints -----------------------------------------------------------------------------------

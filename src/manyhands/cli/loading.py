@@ -44,7 +44,7 @@ def name_of(model: str | None) -> str:
 
 
 def prompts_for(model: str, file: Path | None) -> Prompts:
-    """The words: those of `file`, else those that the model's folder brings, else our own."""
+    """The words: those of `file`, else those that the model brings, else our own."""
     own = model_prompts(place_of(model))
     return load_prompts(file, own) if file is not None else own
 
@@ -52,10 +52,6 @@ def prompts_for(model: str, file: Path | None) -> Prompts:
 def words_of(model: str | None) -> str:
     """The words that a model brings, or our own, as a file; above them whose they are."""
     name = name_of(model)
-    if name.startswith(("/", ".", "~")) and not Path(name).is_dir():
-        raise ModelNotFound(
-            f"there is no folder {name!r}", hint="give a model's folder, or a name on the hub"
-        )
     words = prompts_for(name, None)
     whose = f"The words of {name}." if words != Prompts() else f"{name} brings no words: ours."
     return f"# {whose} Of another model: manyhands prompts --model NAME\n\n{dump_prompts(words)}"

@@ -40,7 +40,7 @@ class SolveOptions(ModelSettings):
     prompts: Path | None = setting(
         None,
         "The words, a TOML file (see: manyhands prompts). What it leaves out is the model's own.",
-        unset="the model's own, if its folder has a manyhands.toml",
+        unset="the model's own, if it brings a manyhands.toml",
         panel=_METHOD,
     )
     listed: tuple[str, ...] = setting(

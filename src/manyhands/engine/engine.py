@@ -47,7 +47,7 @@ from manyhands.replay.trace import Trace
 from manyhands.schema.lines import Line
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.events import Event, UsageCounted
-from manyhands.text import Text
+from manyhands.text import Text, templates
 
 
 class Engine:
@@ -102,6 +102,7 @@ class Engine:
         InvalidRequest, OutOfMemory.
         """
         settings = model if isinstance(model, ModelSettings) else ModelSettings(model, **choices)
+        templates.start()  # it gets ready while the model is loaded
         executor, tokenizer = LocalExecutor.load(settings, downloads=downloads)
         return cls(executor, tokenizer, settings)
 

@@ -29,24 +29,21 @@ from manyhands.errors import (
     OutOfMemory,
     UnsupportedModel,
 )
+from manyhands.hub import damaged, in_short, incomplete, is_local, not_found
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.checkpoint import (
     check_dtypes,
     check_folder,
     check_tokenizer,
-    damaged,
-    in_short,
-    incomplete,
-    is_local,
-    not_found,
     read_headers,
 )
 from manyhands.model.devices import host_bytes, resolve_device, resolve_dtype, too_small
 from manyhands.model.dummy import dummy_model
 from manyhands.model.families import FAMILIES, Family, language_model, reach, reject, supported
 from manyhands.model.fusion import is_fused
-from manyhands.model.quantised.packed_checkpoint import load_packed
-from manyhands.model.quantised.packing import Packing, read_packing
+from manyhands.model.quantised.block_scales import read_block_scales
+from manyhands.model.quantised.packed_checkpoint import Layout, load_packed
+from manyhands.model.quantised.packing import read_packing
 from manyhands.model.quantised.quantise import KINDS, check_quantise, quantise_network
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import self_test
@@ -63,6 +60,7 @@ _SIZES = (
     "max_position_embeddings",
 )
 _LARGEST = 1 << 31
+_BITS = {"int4": "four", "fp8": "eight"}
 
 # How Gemma 3's composites name the weights of their language model: as published, and as transformers
 # holds them. Alone it has these names already, and the patterns find nothing.
@@ -94,8 +92,9 @@ def load_adapter(
         weights: "auto", or "dummy" for random weights in the real architecture; then a config.json
             is enough, and the tokenizer is None where there is none.
         quantise: How linear layers keep their weights: "auto" (as the checkpoint does: AWQ and GPTQ
-            in four bits, others ordinary), "none" (ordinary ones, whatever the checkpoint does),
-            "fp8" or "int4" (rounded to nearest, from an ordinary checkpoint).
+            in four bits, FP8 in eight where the device multiplies them, others ordinary), "none"
+            (ordinary ones, whatever the checkpoint does), "fp8" or "int4" (the checkpoint's own bits
+            if it has so many, or rounded to nearest from an ordinary one).
         context: The longest view that will be asked for; default: all the model was made for.
             Longrope models choose their frequencies by it, once.
         tokenizer: Used instead of the one found with the model.
@@ -170,33 +169,33 @@ def _network(
     dtype: torch.dtype,
     notes: list[str],
 ) -> PreTrainedModel:
-    packing = _packing(name, config)
-    if packing is not None and quantise == "fp8" and weights == "auto":
-        raise InvalidRequest(
-            f"the weights of {name!r} have four bits already ({packing.method.upper()})",
-            hint='leave quantise out, or say "none" to have them unpacked',
-        )
-    kind = "none" if quantise == "auto" else quantise
-    if packing is not None and quantise == "auto":
-        kind = "int4"
+    layout = _layout(name, config)
+    kind = quantise
+    if quantise == "auto":
+        kind = "none" if layout is None else layout.kind_on(device)
     if weights == "dummy":
         return dummy_model(config, device=device, dtype=dtype, quantise=kind)
-    if packing is not None:
+    if layout is not None and kind not in ("none", layout.kind):
+        raise InvalidRequest(
+            f"the weights of {name!r} have {_BITS[layout.kind]} bits already ({layout.method.upper()})",
+            hint='leave quantise out, or say "none" to have them unpacked',
+        )
+    if layout is not None:
         return load_packed(
-            name, config, packing, device=device, dtype=dtype, unpacked=kind == "none"
+            name, config, layout, device=device, dtype=dtype, unpacked=kind == "none"
         )
     return _place(_pretrained(name, config, dtype, notes), device, kind)
 
 
-def _packing(name: str, config: Any) -> Packing | None:
-    """The four-bit packing of the checkpoint, if it has one."""
+def _layout(name: str, config: Any) -> Layout | None:
+    """How the checkpoint packs its layers, if it does so in a way of ours."""
     quantization = getattr(config, "quantization_config", None)
     if quantization is None:
         return None
     if not isinstance(quantization, dict):
         quantization = quantization.to_dict()
     try:
-        return read_packing(quantization)
+        return read_packing(quantization) or read_block_scales(quantization)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{name!r} cannot be read: {error}", hint=error.hint) from error
 

@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from huggingface_hub.utils import logging as hub_logging
-from huggingface_hub.utils.tqdm import (
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-)
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
 from transformers.utils import logging
+
+from manyhands.hub import silent_hub
 
 _logs: Any = logging  # documented, but without types
 
@@ -25,24 +22,17 @@ def quiet(*, downloads: bool = False) -> Iterator[None]:
     With `downloads` the bars of files that are being fetched from the hub stay: a first load of a
     large model takes minutes.
     """
-    verbosity, hub_verbosity = _logs.get_verbosity(), hub_logging.get_verbosity()
-    had_bars = _logs.is_progress_bar_enabled()
-    hub_had_bars = not are_progress_bars_disabled()
-    _logs.set_verbosity(_logs.log_levels["critical"])
-    hub_logging.set_verbosity(_logs.log_levels["critical"])
-    _logs.disable_progress_bar()
-    if downloads and hub_had_bars:
-        enable_progress_bars()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        _logs.set_verbosity(verbosity)
-        hub_logging.set_verbosity(hub_verbosity)
-        if had_bars:
-            _logs.enable_progress_bar()
-        if hub_had_bars:
+    shows = downloads and not are_progress_bars_disabled()
+    verbosity, had_bars = _logs.get_verbosity(), _logs.is_progress_bar_enabled()
+    with silent_hub(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _logs.set_verbosity(_logs.log_levels["critical"])
+        _logs.disable_progress_bar()
+        if shows:
             enable_progress_bars()
-        else:
-            disable_progress_bars()
+        try:
+            yield
+        finally:
+            _logs.set_verbosity(verbosity)
+            if had_bars:
+                _logs.enable_progress_bar()

@@ -62,7 +62,8 @@ class ModelSettings:
     )
     quantise: Quantise = setting(
         "auto",
-        "Weights in fewer bits: as the checkpoint has them (auto; AWQ and GPTQ in four), none, or "
+        "Weights in fewer bits: as the checkpoint has them (auto; AWQ and GPTQ in four, FP8 in "
+        "eight on GPUs that multiply them), none, or "
         "rounded to fp8 or int4.",
         one_of=get_args(Quantise),
         panel=_MODEL,

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.errors import InvalidRequest
+from manyhands.hub import file_of
 from manyhands.prompts.branches import BranchPrompt
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.skeleton import SkeletonPrompt
 from manyhands.prompts.votes import VotesPrompt
 
-PROMPT_FILE = "manyhands.toml"  # in a model's folder
+PROMPT_FILE = "manyhands.toml"  # beside a model's weights
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
 
 
@@ -82,15 +83,19 @@ def load_prompt(path: str | Path) -> TeamPrompt:
     return load_prompts(path).team
 
 
-def model_prompts(folder: str | Path) -> Prompts:
-    """The words that the model in `folder` was trained with, if it brings any; else the defaults."""
-    own = Path(folder).expanduser() / PROMPT_FILE
-    return load_prompts(own) if own.is_file() else Prompts()
+def model_prompts(model: str | Path) -> Prompts:
+    """The words that `model` was trained with, if it brings any; else the defaults.
+
+    A folder, or a name on the hub, of which this one file is fetched. ModelNotFound if there is no such
+    model or it cannot be reached.
+    """
+    own = file_of(str(model), PROMPT_FILE)
+    return load_prompts(own) if own is not None else Prompts()
 
 
-def model_prompt(folder: str | Path) -> TeamPrompt:
-    """The words for a team, or one worker alone, that the model in `folder` was trained with."""
-    return model_prompts(folder).team
+def model_prompt(model: str | Path) -> TeamPrompt:
+    """The words for a team, or one worker alone, that `model` was trained with."""
+    return model_prompts(model).team
 
 
 def dump_prompts(prompts: Prompts) -> str:

@@ -15,7 +15,6 @@ What they share:
     graders.py         how right an answer is: lists, numbers, names, words
     numbers.py         numbers as people write them
     formulae.py        formulae by their meaning, by the algebra of algebra.py
-    sandbox.py         a function under limits of time and memory, in a process that may be killed
 
 The small world of the bundled model: lists of short, independent arithmetic problems, a stand-in for
 the five GSM8K problems that the Hogwild! paper packs into one prompt (section 4.1), students and dogs.

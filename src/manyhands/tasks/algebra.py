@@ -3,7 +3,7 @@ r"""Do two formulae mean the same? math-verify says so, and is not believed blin
     compare(r"\frac12", "0.5")   ->   (True, "the same value")
 
 This file alone imports math-verify, and it is imported in the sandbox alone: algebra may take all time
-and all memory (`tasks/formulae.py` asks, `tasks/sandbox.py` keeps the limits).
+and all memory (`tasks/formulae.py` asks, `manyhands.sandbox` keeps the limits).
 
 math-verify is asked in ways that keep its known mistakes out:
 

@@ -2,7 +2,7 @@ r"""Grades formulae by their meaning.
 
 `\frac{1}{2}` and `0.5`, `1 \pm \sqrt{19}` and `1-\sqrt{19}, 1+\sqrt{19}`: whether a boxed formula is
 the right one is a question for computer algebra (MATH-500, LIMO). That algebra can run for ever and eat
-all memory, so it runs in a sandbox (`tasks/sandbox.py`); a formula that could not be compared is graded
+all memory, so it runs in a sandbox (`manyhands.sandbox`); a formula that could not be compared is graded
 0, and the score says why. What needs no algebra never gets there: equal texts, and two plain numbers.
 
     FormulaGrader().grade("0.5", r"\frac{1}{2}")  # 1.0, "the same number"
@@ -13,10 +13,10 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from manyhands.errors import InvalidRequest
+from manyhands.sandbox import Failed, Limits, Sandbox
 from manyhands.tasks.graders import Score
 from manyhands.tasks.loading import INSTALL_EXAM
 from manyhands.tasks.numbers import read_number
-from manyhands.tasks.sandbox import Failed, Limits, Sandbox
 
 SECONDS = 10.0  # for one comparison
 LONGEST = 2000  # characters of an answer; a formula that is longer is a text

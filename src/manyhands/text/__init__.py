@@ -1,12 +1,13 @@
 """From text to tokens and back, and the small rules that read a worker's text while it grows.
 
-    tokens.py   `Text`: one model's tokenizer and chat template
-    stream.py   `StreamDecoder`: tokens to text, one by one
-    steps.py    `StepEnd`: is the worker's paragraph, and with it the step, complete?
-    boxed.py    `boxed_answer`, `BoxWatch`: the final answer inside a box
-    clean.py    `clean_problem` for what comes in, `printable` for what goes to a terminal
+    tokens.py      `Text`: one model's tokenizer and chat template
+    templates.py   renders a chat template under limits, in a child process; jinja.py is its other side
+    stream.py      `StreamDecoder`: tokens to text, one by one
+    steps.py       `StepEnd`: is the worker's paragraph, and with it the step, complete?
+    boxed.py       `boxed_answer`, `BoxWatch`: the final answer inside a box
+    clean.py       `clean_problem` for what comes in, `printable` for what goes to a terminal
 
-No torch and no transformers here: whoever has a tokenizer hands it in.
+No torch and no transformers here: the caller hands a tokenizer in.
 """
 
 from manyhands.text.boxed import BoxWatch, boxed_answer

@@ -30,8 +30,10 @@ from typing import Any, Protocol
 
 from manyhands.errors import InvalidRequest, UnsupportedModel
 from manyhands.text.clean import well_formed
+from manyhands.text.templates import TemplateFailed, render
 
 _MESSAGE = "TheUserMessageStandsHere"  # stands in the rendered template for the user's message
+_REPAIR = "repair `chat_template` in the model's folder or use another model"
 _MARKUP = re.compile(r"\s*[<\[{\uff5c].*[>\]}\uff5c]\s*", re.DOTALL)  # <tag>, [TAG], {tag}
 
 
@@ -71,8 +73,12 @@ class Tokenizer(Protocol):
         """A list of ids to text."""
 
     @property
-    def apply_chat_template(self) -> Callable[..., Any]:
-        """A list of messages to the text a model expects."""
+    def get_chat_template(self) -> Callable[..., Any]:
+        """The one Jinja source for conversations; ValueError where there are several."""
+
+    @property
+    def special_tokens_map(self) -> Any:
+        """What templates may call by name, as `eos_token`."""
 
 
 @dataclass(frozen=True)
@@ -225,21 +231,19 @@ class Text:
 
     def _render(self, habit: _Thinking | None, thinking: bool) -> tuple[tuple[str, ...], bool]:
         """The template around a message, and whether it leaves the thinking open."""
-        from jinja2 import TemplateError  # here, because `--help` comes through this room
-
         chat = [{"role": "user", "content": _MESSAGE}]
         try:
             text = self._template(chat)
-        except TemplateError as error:
+        except (TemplateFailed, ValueError) as error:
             raise UnsupportedModel(
                 f"the model's chat template cannot be rendered: {error}",
-                hint="repair `chat_template` in the model's folder or use another model",
+                hint=_REPAIR,
             ) from error
-        frame = tuple(str(text).split(_MESSAGE))
+        frame = tuple(text.split(_MESSAGE))
         if len(frame) < 2:
             raise UnsupportedModel(
                 "the model's chat template leaves the user's message out",
-                hint="repair `chat_template` in the model's folder or use another model",
+                hint=_REPAIR,
             )
         if habit is None:
             return frame, False
@@ -251,16 +255,11 @@ class Text:
         return frame, habit.is_open_in(answer)
 
     def _template(self, chat: list[dict[str, str]]) -> str:
-        return str(
-            self.tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=True, **self._switches
-            )
-        )
+        words = {**self.tokenizer.special_tokens_map, **self._switches}
+        return render(self.tokenizer.get_chat_template(), chat, words)
 
     def _conversation_frame(self, roles: Sequence[str]) -> list[str]:
         """The template around messages of these roles."""
-        from jinja2 import TemplateError
-
         if not self._frame:
             raise InvalidRequest(
                 "the model has no chat template, and a conversation was asked for",
@@ -270,7 +269,11 @@ class Text:
         chat = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
         try:
             rest = self._template(chat) + self._opens
-        except TemplateError as error:
+        except TemplateFailed as error:
+            if error.kind != "error":
+                raise UnsupportedModel(
+                    f"the model's chat template cannot be rendered: {error}", hint=_REPAIR
+                ) from error
             raise InvalidRequest(
                 f"the model's chat template does not take the roles {', '.join(roles)}: {error}",
                 hint="most templates take a system message first, then user and assistant in turn",

@@ -4,5 +4,6 @@ linear.py              what such layers share, and the one of eight bits (`Float
 w4a16.py               the one of four bits (`Int4Linear`); its kernel is `model/kernels/w4a16.py`
 quantise.py            replaces the linear layers of a loaded network
 packing.py             how published checkpoints pack four bits, and to our layout
-packed_checkpoint.py   loads such a checkpoint
+block_scales.py        how they scale eight bits, and to our layout
+packed_checkpoint.py   loads a checkpoint of either kind
 """

@@ -3,7 +3,7 @@
 At a decode step a layer's time is the time to read its weights, so half the bytes are nearly half the
 time. Two kinds: `Float8Linear` here (one byte, both sides of the product in e4m3) and `Int4Linear` in
 `w4a16` (half a byte, activations as they are). Either is made from an ordinary layer, directly with
-random values, or (four bits) read from a published checkpoint (`packed_checkpoint`).
+random values, or read from a published checkpoint (`packed_checkpoint`).
 
     N  outputs      K  inputs      T  tokens
 """
@@ -40,6 +40,11 @@ class Quantised(nn.Module):
         self.in_features = in_features
         self.out_features = out_features
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+
+    @staticmethod
+    @abstractmethod
+    def fits(outputs: int, inputs: int) -> bool:
+        """Whether such a layer may have a weight of this shape."""
 
     @classmethod
     @abstractmethod
@@ -98,6 +103,11 @@ class Float8Linear(Quantised):
         tiles = self.out_features // _SMALLEST_TILE + 1
         self.register_buffer("arrived", torch.zeros(tiles, dtype=torch.int32, device=weight.device))
 
+    @staticmethod
+    def fits(outputs: int, inputs: int) -> bool:
+        """Float8 products take sizes in sixteens."""
+        return inputs % 16 == 0 and outputs % 16 == 0
+
     @classmethod
     def from_weight(cls, weight: Tensor, bias: Tensor | None) -> Self:
         """Each row's largest value becomes 448."""
@@ -138,7 +148,8 @@ class Float8Linear(Quantised):
     def forward(self, x: Tensor) -> Tensor:
         """X [..., K] -> [..., N] in x's dtype."""
         rows = x.reshape(-1, self.in_features)
-        if _scaled_products(x) and self._fits():
+        fits = self.fits(self.out_features, self.in_features)
+        if fits and kernels.usable(x) and multiplies_float8(x.device):
             out = self._scaled_product(rows)
         else:
             values, scales = _plain_rows(rows)
@@ -147,9 +158,6 @@ class Float8Linear(Quantised):
             out = (out * scales[:, None] * self.scales).to(x.dtype)
             out = out if self.bias is None else out + self.bias.to(x.dtype)
         return out.view(*x.shape[:-1], self.out_features)
-
-    def _fits(self) -> bool:
-        return self.in_features % 16 == 0 and self.out_features % 16 == 0
 
     def _scaled_product(self, rows: Tensor) -> Tensor:
         from manyhands.model.kernels.rows import quantise_rows
@@ -190,6 +198,6 @@ def _plain_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return values, scales
 
 
-def _scaled_products(x: Tensor) -> bool:
-    """Whether the device multiplies float8 by itself."""
-    return kernels.usable(x) and torch.cuda.get_device_capability(x.device) >= (9, 0)
+def multiplies_float8(device: torch.device) -> bool:
+    """Whether the device multiplies float8 by itself; elsewhere such layers save memory and no time."""
+    return kernels.run_on(device) and torch.cuda.get_device_capability(device) >= (9, 0)

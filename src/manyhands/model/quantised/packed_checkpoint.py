@@ -1,7 +1,8 @@
-"""Checkpoints in four bits (AWQ, GPTQ) read without the packages that made them.
+"""Checkpoints in four bits (AWQ, GPTQ) and in eight (FP8) read without the packages that made them.
 
 The network is built on the meta device, and each linear layer for which the checkpoint has packed
-numbers becomes a layer of ours on its device, one at a time. All other tensors are copied as they
+numbers becomes a layer of ours on its device, one at a time. A `Layout` says how one layer is packed:
+`packing.Packing` and `block_scales.BlockScales` are such. All other tensors are copied as they
 are. Every tensor must find its place and every place its tensor: what is missing or left over is an
 error with its name. (Transformers would send these checkpoints to packages that need another torch.)
 """
@@ -9,10 +10,10 @@ error with its name. (Transformers would send these checkpoints to packages that
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from huggingface_hub import snapshot_download
@@ -22,25 +23,55 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.errors import UnsupportedModel
-from manyhands.model.checkpoint import damaged, in_short, incomplete, not_found
+from manyhands.hub import damaged, in_short, incomplete, not_found
 from manyhands.model.devices import too_small
 from manyhands.model.dummy import bare_model, mend_buffers
-from manyhands.model.quantised.packing import Packing, to_layer
+from manyhands.model.quantised.linear import Quantised
 
 _FILES = ("*.safetensors", "*.safetensors.index.json")
 _NOT_NEEDED = ("rotary_emb.inv_freq", "self_attn.masked_bias")  # buffers of old checkpoints
+_PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+class Layout(Protocol):
+    """How a checkpoint keeps the weight of one layer in fewer bits."""
+
+    @property
+    def method(self) -> str:
+        """As its `quantization_config` names it."""
+
+    @property
+    def kind(self) -> str:
+        """The layers that keep its bits: "int4" or "fp8"."""
+
+    @property
+    def mark(self) -> str:
+        """The one of its tensors that every packed layer has, and no other."""
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """The names that take the place of `weight`."""
+
+    def kind_on(self, device: torch.device) -> str:
+        """The layers to be made on this device unless others are asked for: `kind`, or "none"."""
+
+    def to_layer(self, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Quantised | None:
+        """A layer that keeps the bits; None where such a layer cannot have the shape."""
+
+    def dequantised(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """The weight [N, K] as ordinary numbers."""
 
 
 def load_packed(
     name: str,
     config: Any,
-    packing: Packing,
+    layout: Layout,
     *,
     device: torch.device,
     dtype: torch.dtype,
     unpacked: bool = False,
 ) -> PreTrainedModel:
-    """The network of a four-bit checkpoint, a folder or a name on the hub.
+    """The network of such a checkpoint, a folder or a name on the hub.
 
     With `unpacked` its layers are ordinary ones of `dtype` that hold the same numbers. Raises
     ModelNotFound, UnsupportedModel, OutOfMemory.
@@ -53,7 +84,7 @@ def load_packed(
                 for path in _shards(name, folder)
             ]
             tensors = _Tensors(name, {key: file for file in files for key in file.keys()})  # noqa: SIM118  # not a dict
-            model = _load(tensors, config, packing, device, dtype, unpacked)
+            model = _load(tensors, config, layout, device, dtype, unpacked)
     except SafetensorError as error:
         raise damaged(name, f"unreadable weights ({in_short(error)})") from error
     except torch.OutOfMemoryError as error:
@@ -83,15 +114,16 @@ class _Tensors:
 def _load(
     tensors: _Tensors,
     config: Any,
-    packing: Packing,
+    layout: Layout,
     device: torch.device,
     dtype: torch.dtype,
     unpacked: bool,
 ) -> Any:
     model: Any = bare_model(config, dtype)
-    names = [key.removesuffix(".qweight") for key in tensors.left if key.endswith(".qweight")]
+    mark = f".{layout.mark}"
+    names = [key.removesuffix(mark) for key in tensors.left if key.endswith(mark)]
     if not names:
-        raise incomplete(tensors.name, f"packed layers ({packing.method})")
+        raise incomplete(tensors.name, f"packed layers ({layout.method}: *{mark})")
     linears = {name: _linear(model, name) for name in names}
     for name in names:
         model.set_submodule(name, nn.Identity())  # no memory for what comes packed
@@ -101,7 +133,7 @@ def _load(
         mend_buffers(model)
         _copy(tensors, model)
         for name, linear in linears.items():
-            model.set_submodule(name, _layer(tensors, name, linear, packing, dtype, unpacked))
+            model.set_submodule(name, _layer(tensors, name, linear, layout, dtype, unpacked))
     tensors.drop(key for key in list(tensors.left) if key.endswith(_NOT_NEEDED))
     if tensors.left:
         some = ", ".join(sorted(tensors.left)[:3])
@@ -127,6 +159,8 @@ def _copy(tensors: _Tensors, model: nn.Module) -> None:
     """Everything that is not packed; tied weights are one tensor, and may be stored once or twice."""
     for key, parameter in model.named_parameters():
         value = tensors.take(key)
+        if value.dtype not in _PLAIN:
+            raise damaged(tensors.name, f"packed weights without scales ({key}: {value.dtype})")
         if value.shape != parameter.shape:
             raise damaged(
                 tensors.name,
@@ -141,17 +175,23 @@ def _layer(
     tensors: _Tensors,
     name: str,
     linear: Any,
-    packing: Packing,
+    layout: Layout,
     dtype: torch.dtype,
     unpacked: bool,
 ) -> nn.Module:
-    found = {key: tensors.take(f"{name}.{key}") for key in sorted(packing.tensors)}
+    found = {key: tensors.take(f"{name}.{key}") for key in sorted(layout.tensors)}
     bias = tensors.take(f"{name}.bias") if f"{name}.bias" in tensors.left else None
     if linear.bias is None and bias is not None and not bool(bias.any()):
         bias = None  # some writers give every layer one, of zeros
     if linear.bias is not None and bias is None:
         raise damaged(tensors.name, f"no weights for {name}.bias")
-    layer = to_layer(found, None if bias is None else bias.to(dtype), packing)
+    bias = None if bias is None else bias.to(dtype)
+    try:
+        layer: Any = None if unpacked else layout.to_layer(found, bias)
+        if layer is None:
+            layer = _ordinary(layout.dequantised(found, dtype), bias)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{tensors.name!r}, {name}: {error}", hint=error.hint) from error
     if (layer.out_features, layer.in_features) != (linear.out_features, linear.in_features):
         raise damaged(
             tensors.name,
@@ -159,14 +199,16 @@ def _layer(
             f"({layer.out_features}, {layer.in_features}), "
             f"expected ({linear.out_features}, {linear.in_features})",
         )
-    if not unpacked:
-        return layer
-    ordinary: Any = nn.Linear(1, 1, bias=False, device="meta")
-    ordinary.out_features, ordinary.in_features = layer.out_features, layer.in_features
-    ordinary.weight = nn.Parameter(layer.dequantised(dtype))
-    ordinary.bias = layer.bias
-    typed: nn.Module = ordinary
-    return typed
+    made: nn.Module = layer
+    return made
+
+
+def _ordinary(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    made = nn.Linear(1, 1, bias=False, device="meta")
+    made.out_features, made.in_features = weight.shape
+    made.weight = nn.Parameter(weight)
+    made.register_parameter("bias", None if bias is None else nn.Parameter(bias))
+    return made
 
 
 def _folder(name: str) -> Path:

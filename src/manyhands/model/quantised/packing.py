@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -34,12 +34,48 @@ class Packing:
 
     method: Literal["awq", "gptq"]
     zeros_less_one: bool = False
+    kind: ClassVar[str] = "int4"
+    mark: ClassVar[str] = "qweight"
 
     @property
     def tensors(self) -> frozenset[str]:
         """The names that take the place of `weight`."""
         names = {"qweight", "qzeros", "scales"}
         return frozenset(names | {"g_idx"} if self.method == "gptq" else names)
+
+    def kind_on(self, device: torch.device) -> str:
+        """Four bits everywhere."""
+        return self.kind
+
+    def to_layer(self, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Int4Linear:
+        """Our layer with the same numbers; raises `UnsupportedModel` for odd shapes."""
+        qweight, scales = tensors["qweight"], tensors["scales"]
+        outputs, groups = scales.shape[1], scales.shape[0]
+        order = None
+        if self.method == "awq":
+            q = _unpack(qweight, _AWQ_ORDER).t()
+            zeros = _unpack(tensors["qzeros"], _AWQ_ORDER)
+        else:
+            q = _unpack(qweight.t().contiguous(), _IN_ORDER)
+            zeros = _unpack(tensors["qzeros"], _IN_ORDER)
+            zeros = (zeros + 1) & 0xF if self.zeros_less_one else zeros
+            order = _order(tensors["g_idx"], groups)
+            q = q if order is None else q[:, order.long()]
+        inputs = q.shape[1]
+        if q.shape[0] != outputs or zeros.shape != scales.shape or inputs % groups:
+            raise UnsupportedModel(
+                f"a packed layer has {tuple(q.shape)} weights, {tuple(zeros.shape)} zeros and "
+                f"{tuple(scales.shape)} scales, which do not belong together",
+                hint=_HINT,
+            )
+        repeat = _repeat(inputs, inputs // groups)
+        scales, zeros = (x.repeat_interleave(repeat, dim=0) for x in (scales, zeros))
+        packed = pack(q, inputs // scales.shape[0])
+        return Int4Linear(packed, scales, zeros.to(torch.uint8), bias, order)
+
+    def dequantised(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """The weight [N, K] as ordinary numbers."""
+        return self.to_layer(tensors, None).dequantised(dtype)
 
 
 def read_packing(quantization: Mapping[str, Any]) -> Packing | None:
@@ -63,35 +99,8 @@ def read_packing(quantization: Mapping[str, Any]) -> Packing | None:
     return Packing("gptq", zeros_less_one=layout == "gptq")
 
 
-def to_layer(tensors: Mapping[str, Tensor], bias: Tensor | None, packing: Packing) -> Int4Linear:
-    """Our layer with the numbers of a published one; raises `UnsupportedModel` for odd shapes."""
-    qweight, scales = tensors["qweight"], tensors["scales"]
-    outputs, groups = scales.shape[1], scales.shape[0]
-    order = None
-    if packing.method == "awq":
-        q = _unpack(qweight, _AWQ_ORDER).t()
-        zeros = _unpack(tensors["qzeros"], _AWQ_ORDER)
-    else:
-        q = _unpack(qweight.t().contiguous(), _IN_ORDER)
-        zeros = _unpack(tensors["qzeros"], _IN_ORDER)
-        zeros = (zeros + 1) & 0xF if packing.zeros_less_one else zeros
-        order = _order(tensors["g_idx"], groups)
-        q = q if order is None else q[:, order.long()]
-    inputs = q.shape[1]
-    if q.shape[0] != outputs or zeros.shape != scales.shape or inputs % groups:
-        raise UnsupportedModel(
-            f"a packed layer has {tuple(q.shape)} weights, {tuple(zeros.shape)} zeros and "
-            f"{tuple(scales.shape)} scales, which do not belong together",
-            hint=_HINT,
-        )
-    repeat = _repeat(inputs, inputs // groups)
-    scales, zeros = (x.repeat_interleave(repeat, dim=0) for x in (scales, zeros))
-    packed = pack(q, inputs // scales.shape[0])
-    return Int4Linear(packed, scales, zeros.to(torch.uint8), bias, order)
-
-
 def from_layer(layer: Int4Linear, packing: Packing) -> dict[str, Tensor]:
-    """A layer of ours as a published one: the way back, for tests and for who wants to publish."""
+    """A layer of ours as a published one: the way back, for tests and for writers of checkpoints."""
     from manyhands.model.quantised.w4a16 import unpack
 
     q, zeros = unpack(layer.packed, layer.group).int(), layer.zeros.int()

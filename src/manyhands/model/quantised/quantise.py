@@ -16,7 +16,7 @@ from torch import nn
 
 from manyhands.errors import InvalidRequest
 from manyhands.model.quantised.linear import Float8Linear, Quantised
-from manyhands.model.quantised.w4a16 import Int4Linear, group_for
+from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.settings import Quantise
 
 KINDS: MappingProxyType[str, type[Quantised]] = MappingProxyType(
@@ -68,15 +68,10 @@ def _linears(model: Any, kind: str) -> Iterator[LinearAt]:
     for layer in getattr(model.base_model, "layers", ()):
         for holder in list(layer.modules()):
             for name, child in list(holder.named_children()):
-                if type(child) is nn.Linear and not name.endswith(_CHOOSERS) and _fits(child, kind):
+                if type(child) is not nn.Linear or name.endswith(_CHOOSERS):
+                    continue
+                if KINDS[kind].fits(*child.weight.shape):
                     yield LinearAt(holder, name, child)
-
-
-def _fits(linear: nn.Linear, kind: str) -> bool:
-    outputs, inputs = linear.weight.shape
-    if kind == "int4":
-        return group_for(inputs) is not None
-    return inputs % 16 == 0 and outputs % 16 == 0
 
 
 def _require(linears: list[LinearAt], model: Any, kind: str) -> None:

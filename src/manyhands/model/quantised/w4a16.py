@@ -55,11 +55,16 @@ class Int4Linear(Quantised):
         tiles = (self.out_features // 32 + 1) * (_MOST_TOKENS // 16)
         self.register_buffer("arrived", packed.new_zeros(tiles, dtype=torch.int32))
 
+    @staticmethod
+    def fits(outputs: int, inputs: int) -> bool:
+        """Groups of inputs must come out even."""
+        return group_for(inputs) is not None
+
     @classmethod
     def from_weight(cls, weight: Tensor, bias: Tensor | None) -> Self:
         """Round to nearest: each group's smallest and largest value become 0 and 15."""
         group = group_for(weight.shape[1])
-        assert group is not None, "the caller asks `group_for` first"
+        assert group is not None, "the caller asks `fits` first"
         grouped = weight.detach().to(torch.float32).reshape(weight.shape[0], -1, group)
         low = grouped.amin(dim=-1).clamp(max=0)
         high = grouped.amax(dim=-1).clamp(min=0)

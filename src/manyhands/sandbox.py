@@ -1,7 +1,7 @@
 r"""A function run under limits of time, memory and output, in a process that may be killed.
 
-Computer algebra can run for ever or eat all memory, and a program that a model wrote can do anything
-of the kind. So it is called in a child process:
+Computer algebra can run for ever or eat all memory; so can the chat template of a checkpoint, or a program
+that a model wrote. So it is called in a child process:
 
     with Sandbox("manyhands.tasks.algebra:compare", Limits(seconds=10)) as sandbox:
         outcome = sandbox.run(r"\frac12", "0.5")  # Returned([True, "the same value"])
@@ -134,15 +134,34 @@ class Sandbox:
                 self._stop()
         return outcome
 
+    def start(self) -> None:
+        """Begin to start the child, without waiting until it is ready.
+
+        InvalidRequest if there can be no process.
+        """
+        with self._lock:
+            self._begun()
+
     def close(self) -> None:
         """End the child, if there is one. The next call starts another."""
         with self._lock:
             self._stop()
 
-    def _started(self) -> _Child:
+    def _begun(self) -> _Child:
         if self._child is None:
-            self._child = child = _Child(self.function, self.limits)
-            self._end = weakref.finalize(self, child.kill)
+            try:
+                self._child = _Child(self.function, self.limits)
+            except OSError as error:
+                raise InvalidRequest(
+                    f"the sandbox of {self.function} did not start: {error}",
+                    hint="allow this program to start another process",
+                ) from error
+            self._end = weakref.finalize(self, self._child.kill)
+        return self._child
+
+    def _started(self) -> _Child:
+        child = self._begun()
+        if not child.is_ready:
             ready = child.read(START_SECONDS)
             if isinstance(ready, Failed):
                 self._stop()
@@ -151,7 +170,8 @@ class Sandbox:
                     f"the sandbox of {self.function} did not start: it {ready.why}",
                     hint=f"It said last: {said.splitlines()[-1]}" if said else "",
                 )
-        return self._child
+            child.is_ready = True
+        return child
 
     def _stop(self) -> None:
         if self._end is not None:
@@ -165,10 +185,11 @@ class _Child:
     def __init__(self, function: str, limits: Limits) -> None:
         self.limits = limits
         self.printed = bytearray()  # its end
+        self.is_ready = False  # it has said that its function is imported
         self.is_spent = False  # no further call: it failed, or it started processes of its own
         self._num_printed = 0  # bytes since the call began
         self._killed_for: FailureKind | None = None
-        program = "from manyhands.tasks.sandbox import serve; serve()"
+        program = "from manyhands.sandbox import serve; serve()"
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", program, function, json.dumps(asdict(limits))],
             stdin=subprocess.PIPE,

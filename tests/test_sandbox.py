@@ -18,9 +18,9 @@ from threading import Thread
 import pytest
 
 from manyhands.errors import InvalidRequest
-from manyhands.tasks.sandbox import Failed, Limits, Returned, Sandbox
+from manyhands.sandbox import Failed, Limits, Returned, Sandbox
 
-HERE = "tests.tasks.test_sandbox"
+HERE = "tests.test_sandbox"
 QUICK = Limits(seconds=1.0, memory_bytes=1 << 30, output_bytes=10_000, file_bytes=100_000)
 
 
@@ -152,6 +152,28 @@ def test_the_limit_of_processor_time_moves_with_every_call() -> None:
     assert 31 <= first.value < second.value <= 35
 
 
+def test_a_child_may_be_started_before_it_is_needed() -> None:
+    with Sandbox(f"{HERE}:evaluate", QUICK) as made:
+        began = time.monotonic()
+        made.start()
+        made.start()
+        waited = time.monotonic() - began
+        first = made.run("os.getpid()")
+        assert made.run("os.getpid()") == first
+    assert waited < 0.1  # its imports take longer
+    with Sandbox("no.module:here", QUICK) as made:
+        made.start()
+        with pytest.raises(InvalidRequest, match="did not start"):
+            made.run()
+
+
+def test_a_machine_that_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(InvalidRequest, match=r"did not start: .*/no/such/python") as caught:
+        Sandbox(f"{HERE}:evaluate", QUICK).run("1")
+    assert "another process" in caught.value.hint
+
+
 def test_threads_take_turns(sandbox: Sandbox) -> None:
     found: list[object] = []
     threads = [
@@ -185,7 +207,7 @@ def test_a_child_killed_between_two_calls_is_replaced(sandbox: Sandbox) -> None:
     outcome = sandbox.run("os.getpid()")
     assert isinstance(outcome, Returned)
     os.kill(outcome.value, signal.SIGKILL)
-    assert gone(outcome.value)
+    os.waitid(os.P_PID, outcome.value, os.WEXITED | os.WNOWAIT)  # all its threads, and so its pipes
     assert sandbox.run("1 + 1") == Returned(2)
 
 
@@ -206,7 +228,7 @@ def test_no_process_is_left_behind() -> None:
 
 CALLER = f"""
 import sys, threading, time
-from manyhands.tasks.sandbox import Limits, Sandbox
+from manyhands.sandbox import Limits, Sandbox
 sandbox = Sandbox("{HERE}:spin_with_a_child", Limits(60))
 print("ready", flush=True)
 sandbox.run(sys.argv[1])

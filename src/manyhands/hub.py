@@ -1,0 +1,171 @@
+"""Names of models: a folder or a name on the hub, one file of it, and the error where it cannot be had.
+
+Names on the hub are left to huggingface_hub, which reads HF_HOME, HF_TOKEN and HF_HUB_OFFLINE itself; its
+reasons are found in the chain of the error's causes. It is imported only where something is fetched, since
+it takes a tenth of a second.
+
+    file_of("Qwen/Qwen3-8B", "config.json")   # its path in the cache, fetched if need be
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from manyhands.errors import ModelNotFound
+
+_LONGEST_NAME = 255  # bytes of one part of a path, on every common file system
+
+
+def is_local(name: str) -> bool:
+    """Whether `name` means a folder: it exists, or no name on the hub could look like it."""
+    looks_like_path = name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1
+    return looks_like_path or exists(Path(name))
+
+
+def exists(path: Path) -> bool:
+    """Whether there is such a path. A name that no file system can have is refused."""
+    long = max((len(os.fsencode(part)) for part in path.parts), default=0)
+    if long > _LONGEST_NAME or "\0" in str(path):
+        found = f"{textwrap.shorten(str(path), 60, placeholder=' ...')!r}"[:70]
+        raise ModelNotFound(
+            f"the model {found} is no folder and no name on the hub: part of it has {long} bytes, "
+            f"at most {_LONGEST_NAME} are possible",
+            hint="give an existing folder, or a name on the Hugging Face hub like Qwen/Qwen3-0.6B",
+        )
+    return path.expanduser().exists()
+
+
+def check_there(folder: Path) -> None:
+    """Raise `ModelNotFound` unless this is a folder."""
+    if not exists(folder):
+        raise ModelNotFound(
+            f"no folder {str(folder)!r}",
+            hint="give an existing folder, or a name on the Hugging Face hub like Qwen/Qwen3-0.6B",
+        )
+    if not folder.is_dir():
+        raise ModelNotFound(f"{str(folder)!r} is a file", hint="give the folder that contains it")
+
+
+def file_of(model: str, file: str) -> Path | None:
+    """One file of a model, a folder or a name on the hub; None if the model has no such file.
+
+    Without the hub, a model that is kept here has the files that are kept here. Raises ModelNotFound.
+    """
+    if is_local(model):
+        folder = Path(model).expanduser()
+        check_there(folder)
+        return folder / file if (folder / file).is_file() else None
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
+
+    try:
+        with silent_hub():
+            return Path(hf_hub_download(model, file))
+    except HFValidationError as error:
+        raise not_found(model, error) from error
+    except (OSError, ValueError, EntryNotFoundError) as error:
+        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+            return None
+        kept = [try_to_load_from_cache(model, name) for name in (file, "config.json")]
+        if isinstance(kept[0], str):
+            return Path(kept[0])
+        if isinstance(kept[1], str):
+            return None
+        raise not_found(model, error) from error
+
+
+@contextmanager
+def silent_hub() -> Iterator[None]:
+    """No log lines and no progress bars of huggingface_hub inside; everything as it was, afterwards."""
+    from huggingface_hub.utils import logging as hub_logging
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    verbosity, had_bars = hub_logging.get_verbosity(), not are_progress_bars_disabled()
+    hub_logging.set_verbosity(logging.CRITICAL)
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        hub_logging.set_verbosity(verbosity)
+        if had_bars:
+            enable_progress_bars()
+        else:
+            disable_progress_bars()
+
+
+def incomplete(name: str, missing: str, cause: BaseException | None = None) -> ModelNotFound:
+    """The error for a checkpoint that lacks something."""
+    detail = f": {in_short(cause)}" if cause else ""
+    return ModelNotFound(
+        f"the model {name!r} lacks {missing}{detail}",
+        hint="a model needs config.json, its weights and its tokenizer in one place; "
+        "random weights (dummy) need config.json alone",
+    )
+
+
+def damaged(name: str, what: str) -> ModelNotFound:
+    """The error for a checkpoint whose weights are there but cannot be right."""
+    return ModelNotFound(
+        f"the model {name!r} has {what}",
+        hint="the files are truncated or belong to another model; download them again",
+    )
+
+
+def not_found(name: str, error: BaseException) -> ModelNotFound:
+    """What kept a checkpoint from being found, out of the chain of causes of `error`."""
+    from huggingface_hub import is_offline_mode
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    chain = list(_causes(error))
+
+    def any_of(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(link, kinds) for link in chain)
+
+    if any_of(GatedRepoError):
+        problem = f"the model {name!r} is gated: its owner must grant access"
+        hint = f"ask for access at https://huggingface.co/{name} and set HF_TOKEN to your token"
+    elif any_of(RepositoryNotFoundError, HFValidationError):
+        problem = f"there is no model {name!r} on the Hugging Face hub, or it is private"
+        hint = "check the name; for a private model set HF_TOKEN; for a folder give its path"
+    elif any_of(OfflineModeIsEnabled) or is_offline_mode():
+        problem = f"the model {name!r} is not here, and HF_HUB_OFFLINE forbids to fetch it"
+        hint = "unset HF_HUB_OFFLINE, or give the path of a folder"
+    elif any_of(EntryNotFoundError) and not any_of(LocalEntryNotFoundError):
+        return incomplete(name, "a file that it needs", error)
+    elif Path(name).is_dir():
+        return damaged(name, f"files that cannot be read ({in_short(error)})")
+    else:
+        problem = f"the model {name!r} could not be fetched from the Hugging Face hub"
+        hint = "check the network, or give the path of a folder"
+    return ModelNotFound(problem, hint=hint)
+
+
+def in_short(error: BaseException) -> str:
+    """The error's message on one line of bearable length."""
+    return textwrap.shorten(str(error) or repr(error), width=200, placeholder=" ...")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,125 @@
+"""Names of models: what is a folder, what the hub has of a model, and why it cannot be had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.utils import are_progress_bars_disabled
+
+from manyhands.errors import ModelNotFound
+from manyhands.hub import file_of
+from manyhands.prompts import Prompts, TeamPrompt, dump_prompt, model_prompts
+from tests.hub_cache import keep
+
+WORDS = "manyhands.toml"
+RESPONSE: Any = SimpleNamespace(headers={}, request=None)  # what these errors look at
+
+
+class Hub:
+    """In the place of `hf_hub_download`: it returns a path, or raises."""
+
+    def __init__(self, outcome: Path | Exception) -> None:
+        self.outcome = outcome
+        self.asked: list[tuple[str, str]] = []
+
+    def __call__(self, model: str, file: str) -> str:
+        self.asked.append((model, file))
+        assert are_progress_bars_disabled()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return str(self.outcome)
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+
+
+def _answers(monkeypatch: pytest.MonkeyPatch, outcome: Path | Exception) -> Hub:
+    hub = Hub(outcome)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hub)
+    return hub
+
+
+def test_files_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = _answers(monkeypatch, AssertionError("asked"))
+    assert file_of(str(tmp_path), WORDS) is None
+    (tmp_path / WORDS).write_text("")
+    assert file_of(str(tmp_path), WORDS) == tmp_path / WORDS
+    for name, said in ((tmp_path / "none", "no folder"), (tmp_path / WORDS, "is a file")):
+        with pytest.raises(ModelNotFound, match=said):
+            file_of(str(name), WORDS)
+    assert hub.asked == []
+
+
+def test_a_model_by_name_brings_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = TeamPrompt(names=("Uwe",))
+    (tmp_path / "fetched").write_text(dump_prompt(own))
+    hub = _answers(monkeypatch, tmp_path / "fetched")
+    had_no_bars = are_progress_bars_disabled()
+    assert model_prompts("some/model") == Prompts(team=own)
+    assert hub.asked == [("some/model", WORDS)]
+    assert are_progress_bars_disabled() == had_no_bars
+
+
+def test_a_model_without_the_file_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    _answers(monkeypatch, RemoteEntryNotFoundError("no", response=RESPONSE))
+    assert file_of("some/model", WORDS) is None
+    assert model_prompts("some/model") == Prompts()
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (RepositoryNotFoundError("no", response=RESPONSE), "there is no model 'no/such'"),
+        (GatedRepoError("no", response=RESPONSE), "is gated"),
+        (OfflineModeIsEnabled("no"), "HF_HUB_OFFLINE forbids"),
+        (LocalEntryNotFoundError("no network"), "could not be fetched"),
+        (TimeoutError("no network"), "could not be fetched"),
+    ],
+)
+def test_why_a_file_cannot_be_had(
+    cause: Exception, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    _answers(monkeypatch, cause)
+    with pytest.raises(ModelNotFound, match=said) as caught:
+        model_prompts("no/such")
+    assert caught.value.hint
+    # A model that is kept here has what is kept here.
+    folder = keep(tmp_path / "cache", "no/such", {"config.json": "{}"})
+    assert file_of("no/such", WORDS) is None
+    (folder / WORDS).write_text("")
+    assert file_of("no/such", WORDS) == folder / WORDS
+
+
+def test_a_name_that_the_hub_cannot_have() -> None:
+    with pytest.raises(ModelNotFound, match="there is no model 'a b/c'"):
+        file_of("a b/c", WORDS)
+
+
+def test_offline_nothing_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real huggingface_hub, without a network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def knock(*args: Any, **keys: Any) -> None:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr("socket.socket.connect", knock)
+    monkeypatch.setattr("socket.getaddrinfo", knock)
+    with pytest.raises(ModelNotFound, match="HF_HUB_OFFLINE forbids"):
+        file_of("some/model", WORDS)
+    folder = keep(tmp_path / "cache", "some/model", {"config.json": "{}"})
+    assert file_of("some/model", WORDS) is None
+    assert file_of("some/model", "config.json") == folder / "config.json"
