@@ -114,7 +114,7 @@ def circumstances(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%d"),
         "command": _command(),
-        "commit": arguments.commit or _commit(),
+        "commit": arguments.commit or commit_of(ROOT),
         "hardware": _hardware(arguments.device),
         "versions": {
             "python": platform.python_version(),
@@ -130,9 +130,10 @@ def _command() -> str:
     return re.sub(r" --out[ =]\S+", "", words)
 
 
-def _commit() -> str:
+def commit_of(checkout: Path) -> str:
+    """The commit that is checked out in a folder; "unknown" without git."""
     try:
-        asked = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+        asked = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
         return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
