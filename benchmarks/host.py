@@ -1,11 +1,12 @@
 """What a forward pass costs the host, over the number of runs: the scheduler, and the planner with it.
 
-    python -m benchmarks.host
-    python -m benchmarks.host --before FOLDER/host_time.json      the same of another commit, kept beside it
+    python -m benchmarks.host                       this commit; the numbers before it stay as they are
+    python -m benchmarks.host --against FOLDER      and another checkout, in turns with this one
 
 No network runs: `predict` gives every row token 7, at no cost or after planning. Every run decodes one
 row, a token a pass. Times are CPU time of the thread, so that other work on the machine counts
-little: the median over 32 passes, the least of three. Four situations, for n runs:
+little: the median over 32 passes, then the median over five processes. With `--against` a process of
+each checkout follows one of the other. Four situations, for n runs:
 
     running     all n take part in every pass
     planned     the same, and the planner makes the plan of the pass
@@ -16,13 +17,16 @@ little: the median over 32 passes, the least of three. Four situations, for n ru
 from __future__ import annotations
 
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import Clock, Results, parser
+from benchmarks.results import ROOT, Clock, Results, commit_of, parser
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.planner import Planner
@@ -35,6 +39,7 @@ NUM_RUNS = (1, 32, 256, 1024)
 FEW = 32  # runs of a bounded pass
 SITUATIONS = ("running", "planned", "waiting", "bounded")
 PAGE_SIZE = 16
+Line = dict[str, Any]
 
 
 def decoding(reserve: Reserve | None = None) -> Strategy:
@@ -54,12 +59,14 @@ def scheduler_in(situation: str, num_runs: int) -> Scheduler:
     """A scheduler with so many runs in a situation, on pages for them all."""
     pool = PagePool(64 * num_runs, PAGE_SIZE)
     planner = Planner(pool)
+    keep = getattr(pool, "keep", lambda: None)  # in older checkouts a reservation is no promise
 
     def predict(step: Step) -> tuple[int, ...]:
         if situation == "planned":
             planner.plan(step)
             for row in step.rows:
                 row.view.own.tokens.extend(row.feed)
+            keep()
         return (7,) * len(step.rows)
 
     scheduler = Scheduler(predict, pool, 3 * FEW if situation == "bounded" else 1 << 20)
@@ -83,25 +90,70 @@ def milliseconds_per_pass(situation: str, num_runs: int, num_passes: int) -> flo
     return 1e3 * statistics.median(seconds[warm_up:])
 
 
+def measured(sizes: Sequence[int], num_passes: int) -> list[Line]:
+    """The milliseconds of every situation, a line for each number of runs."""
+    return [
+        {
+            "runs": num_runs,
+            **{
+                f"ms_{each}": milliseconds_per_pass(each, num_runs, num_passes)
+                for each in SITUATIONS
+            },
+        }
+        for num_runs in sizes
+    ]
+
+
+def measured_apart(checkout: Path, sizes: Sequence[int], num_passes: int) -> list[Line]:
+    """The same in a process of its own, with the code of a checkout."""
+    call = f"from benchmarks import host; host.print_measured({tuple(sizes)}, {num_passes})"
+    done = subprocess.run(
+        [sys.executable, "-c", call],
+        env={**os.environ, "PYTHONPATH": f"{checkout / 'src'}{os.pathsep}{ROOT}"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    lines: list[Line] = json.loads(done.stdout)
+    return lines
+
+
+def print_measured(sizes: Sequence[int], num_passes: int) -> None:
+    """`measured`, as JSON, for the process that waits for it; only what comes from one checkout."""
+    print(json.dumps(measured(sizes, num_passes)))
+
+
+def medians(rounds: Sequence[Sequence[Line]]) -> list[Line]:
+    """Of each number the median over the rounds."""
+    return [
+        {name: round(statistics.median(line[name] for line in same), 4) for name in same[0]}
+        for same in zip(*rounds, strict=True)
+    ]
+
+
 def main(words: list[str] | None = None) -> None:
     """Measure."""
-    options = parser(__doc__, minutes=5.0)
+    options = parser(__doc__, minutes=15.0)
     options.set_defaults(device="cpu")
-    options.add_argument("--before", type=Path, help="this benchmark's file of another commit")
+    options.add_argument("--against", type=Path, help="another checkout, measured as `before`")
     arguments = options.parse_args(words)
     results = Results("host_time", arguments, Clock(arguments.minutes))
-    num_times, num_passes = (1, 3) if arguments.tiny else (3, 32)
-    for num_runs in NUM_RUNS[:2] if arguments.tiny else NUM_RUNS:
-        times = {
-            f"ms_{each}": min(
-                milliseconds_per_pass(each, num_runs, num_passes) for _ in range(num_times)
-            )
-            for each in SITUATIONS
-        }
-        rounded = {name: round(value, 4) for name, value in times.items()}
-        results.add("lines", runs=num_runs, **rounded)
-    if arguments.before is not None:
-        results.put(before=json.loads(arguments.before.read_text(encoding="utf-8")))
+    num_rounds, num_passes = (1, 3) if arguments.tiny else (5, 32)
+    sizes = NUM_RUNS[:2] if arguments.tiny else NUM_RUNS
+    checkouts = {"after": ROOT}
+    if arguments.against is not None:
+        checkouts["before"] = arguments.against.resolve()
+    elif results.path.exists() and (before := json.loads(results.path.read_text()).get("before")):
+        results.put(before=before)
+    rounds: dict[str, list[list[Line]]] = {side: [] for side in checkouts}
+    for number in range(num_rounds):
+        for side in sorted(checkouts, reverse=number % 2 == 0):
+            rounds[side].append(measured_apart(checkouts[side], sizes, num_passes))
+    for line in medians(rounds["after"]):
+        results.add("lines", **line)
+    if arguments.against is not None:
+        theirs = {**results.content, "commit": commit_of(checkouts["before"])}
+        results.put(before={**theirs, "lines": medians(rounds["before"])})
 
 
 if __name__ == "__main__":

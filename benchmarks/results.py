@@ -114,7 +114,7 @@ def circumstances(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%d"),
         "command": _command(),
-        "commit": arguments.commit or _commit(),
+        "commit": arguments.commit or commit_of(ROOT),
         "hardware": _hardware(arguments.device),
         "versions": {
             "python": platform.python_version(),
@@ -124,15 +124,16 @@ def circumstances(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _command() -> str:
-    """How it was called, without the folder it wrote to."""
+    """How it was called, without the folders it read and wrote."""
     module = f"benchmarks.{Path(sys.argv[0]).stem}"
     words = " ".join(["python", "-m", module, *sys.argv[1:]])
-    return re.sub(r" --out[ =]\S+", "", words)
+    return re.sub(r"(--against)[ =]\S+", r"\1 FOLDER", re.sub(r" --out[ =]\S+", "", words))
 
 
-def _commit() -> str:
+def commit_of(checkout: Path) -> str:
+    """The commit that is checked out in a folder; "unknown" without git."""
     try:
-        asked = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+        asked = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
         return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -110,11 +110,14 @@ def test_tables_and_pictures_are_made_of_it(
 def test_the_time_of_the_host_before_and_after(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(host, "commit_of", lambda checkout: "old")
     common = ["--tiny", "--out", str(tmp_path), "--commit"]
-    host.main([*common, "old"])
-    host.main([*common, "new", "--before", str(tmp_path / "host_time.json")])
+    host.main([*common, "new", "--against", str(host.ROOT)])
+    first = read(tmp_path)["host_time"]
+    assert (first["before"]["commit"], first["commit"]) == ("old", "new")
+    host.main([*common, "newer"])
     found = read(tmp_path)["host_time"]
-    assert (found["before"]["commit"], found["commit"]) == ("old", "new")
+    assert (found["before"], found["commit"]) == (first["before"], "newer")
     assert [line["runs"] for line in found["lines"]] == [1, 32]
     assert all(line[f"ms_{name}"] > 0 for line in found["lines"] for name in host.SITUATIONS)
     monkeypatch.setattr(performance, "RESULTS", tmp_path)

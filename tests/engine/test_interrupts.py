@@ -4,12 +4,16 @@
 that was interrupted is asked for again, as a scheduler asks, and the story goes on. The executor is a double
 without a network: a slot of its memory holds a token and the offset that its key was rotated by, and its
 "logits" are the tokens that a row reads, in order. So what is compared is exact.
+
+The same for whole runs, at any line of the scheduler too: driven on by `step`, they are told the tokens that
+an undisturbed engine tells them, and nothing is fed twice.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence, Set
+from dataclasses import replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -23,6 +27,10 @@ from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import ModelFacts
+from manyhands.engine.past import Past
+from manyhands.engine.run import Run
+from manyhands.engine.scheduler import Scheduler
+from manyhands.strategies.base import Answer, Reserve, Strategy
 
 Read = tuple[int, ...]  # tokens, in the order of their positions
 Line = tuple[CodeType, int]
@@ -61,8 +69,10 @@ class Ledger:
     def run(
         self, plan: Plan, choices: Sequence[Choice] = (), *, lookahead: bool = False
     ) -> tuple[int, ...]:
-        self.logits(plan)
-        return ()
+        read = self.logits(plan)
+        return tuple(sum(n * token for n, token in enumerate(row, 1)) % 100 for row in read) * bool(
+            choices
+        )
 
     def logits(self, plan: Plan) -> Any:
         fed = zip(plan.token_ids.tolist(), plan.offsets.tolist(), strict=True)
@@ -96,8 +106,13 @@ WATCHED_CODE = {
 class Interrupter:
     """Counts the lines run in what is watched; raises at one of them."""
 
-    def __init__(self, at: int | None = None) -> None:
-        self.at = at
+    def __init__(
+        self,
+        at: int | None = None,
+        code: Set[CodeType] = WATCHED_CODE,
+        files: Set[str] = WATCHED_FILES,
+    ) -> None:
+        self.at, self.code, self.files = at, code, files
         self.lines: list[Line] = []
 
     def __enter__(self) -> Interrupter:
@@ -109,7 +124,7 @@ class Interrupter:
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
-        return self._line if code in WATCHED_CODE or code.co_filename in WATCHED_FILES else None
+        return self._line if code in self.code or code.co_filename in self.files else None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line":
@@ -164,11 +179,6 @@ def story(
 def undisturbed() -> tuple[list[list[Read]], tuple[int, int], list[int]]:
     """The story, and where to interrupt it: the first and the last time that each line is run."""
     read, held, watch = story()
-    first: dict[Line, int] = {}
-    last: dict[Line, int] = {}
-    for index, line in enumerate(watch.lines):
-        first.setdefault(line, index)
-        last[line] = index
     names = {code.co_name for code, _ in watch.lines}
     assert names >= {
         "plan",
@@ -182,7 +192,13 @@ def undisturbed() -> tuple[list[list[Read]], tuple[int, int], list[int]]:
     }
     assert names >= {"in_chunks", "move"}
     assert read[0] == [(3, 1, 4, 1, 5) * 3 + (9,) * 40, (3, 1, 4, 1, 5) * 3 + (9,) * 40 + (2, 6)]
-    return read, held, sorted({*first.values(), *last.values()})
+    return read, held, first_and_last(watch.lines)
+
+
+def first_and_last(lines: Sequence[Line]) -> list[int]:
+    """Where each line is run for the first time, and where for the last."""
+    backwards = {line: index for index, line in reversed(list(enumerate(lines)))}
+    return sorted({*backwards.values(), *{line: n for n, line in enumerate(lines)}.values()})
 
 
 def test_an_interrupt_at_any_line_loses_nothing(
@@ -206,3 +222,115 @@ def test_control_a_move_that_is_forgotten_is_noticed(
         except (KeyError, AssertionError):  # nothing was put there, or another key
             noticed += 1
     assert noticed > 5
+
+
+# -- whole runs --------------------------------------------------------------------------------------
+
+
+WATCHED_CODE_OF_A_STEP = {
+    function.__code__
+    for function in (
+        Scheduler.step,
+        Scheduler.settle,
+        Scheduler._answer,
+        Scheduler._pass,
+        Scheduler._take,
+        Scheduler._tell,
+        Run.answer,
+        Past.remember,
+        Engine._predict,
+        Engine._feeding.__wrapped__,  # type: ignore[attr-defined]  # of the context manager
+        Engine._fed,
+        Engine._usage_of_each,
+        pages.PagePool.keep,
+        pages.PagePool.take_back,
+    )
+}
+
+
+def writing(told: list[tuple[int, ...]], prompt: int, reserve: Reserve, num_rows: int) -> Strategy:
+    """A strategy whose rows read each other; what it was told, as it came."""
+
+    def strategy() -> Generator[Any, Any, Answer]:
+        yield reserve
+        start = Block()
+        blocks = [Block() for _ in range(num_rows)]
+        tokens = yield Step([Row(View([start]), tuple(range(prompt)))])
+        told.append(tokens)
+        start.freeze()
+        views = [View([start, *blocks[n + 1 :], *blocks[: n + 1]]) for n in range(num_rows)]
+        tokens *= num_rows
+        for _ in range(9):
+            tokens = yield Step(Row(v, (t,)) for v, t in zip(views, tokens, strict=True))
+            told.append(tokens)
+        return Answer(text=str([block.tokens for block in blocks]))
+
+    return strategy()
+
+
+Outcome = list[tuple[list[tuple[int, ...]], str, int, int]]
+
+
+def crowd(at: int | None = None) -> tuple[Outcome, bool, Interrupter]:
+    """Four runs: a prompt in chunks, several rows, and too many for the memory, so that one is preempted.
+
+    What each was told and fed, its passes, its tokens; whether one was preempted; the lines that were run.
+    """
+    ledger: Any = Ledger()
+    ledger.facts = replace(ledger.facts, num_pages=28)
+    ledger.write = lambda *_: None
+    engine = Engine(ledger, max_tokens_per_pass=24, overcommit=2.0)
+    engine._scheduler.preemption.rebuild = lambda past, blocks: rebuilt(engine, past)
+    told: list[list[tuple[int, ...]]] = [[] for _ in range(4)]
+    shapes = ((30, 2), (5, 3), (13, 1), (9, 2))
+    runs = [
+        engine.submit(writing(told[n], prompt, Reserve(prompt + 9 * rows, rows + 1), rows))
+        for n, (prompt, rows) in enumerate(shapes)
+    ]
+    with Interrupter(at, WATCHED_CODE_OF_A_STEP, set()) as watch:
+        for _ in range(200):
+            try:
+                if not engine.step():
+                    break
+            except KeyboardInterrupt:
+                pass
+    engine.pool.take_back()
+    assert engine.pool.num_free_pages == engine.pool.num_pages
+    outcome = [
+        (told[n], run.result().text, run.num_passes, run.usage.tokens_fed)
+        for n, run in enumerate(runs)
+    ]
+    return outcome, any(run.num_preemptions for run in runs), watch
+
+
+def rebuilt(engine: Engine, past: Past) -> None:
+    """The keys of a run that comes back: the double's memory is told where they lie now."""
+    ledger: Any = engine.executor
+    for block in past.blocks().values():
+        place = engine.pool.place(block)
+        slots = engine.pool.slots(place.strip, place.offset, place.offset + block.num_tokens)
+        for n, slot in enumerate(slots.tolist()):
+            ledger.memory[slot] = block.tokens[n], place.offset + n
+
+
+def test_runs_that_an_interrupt_struck_are_told_the_same_tokens() -> None:
+    expected, was_preempted, watch = crowd()
+    assert was_preempted
+    assert {code for code, _ in watch.lines} == WATCHED_CODE_OF_A_STEP
+    for at in first_and_last(watch.lines):
+        outcome, _, struck = crowd(at)
+        code, line = struck.lines[at]
+        assert outcome == expected, f"{code.co_qualname}, line {line}"
+
+
+def test_control_without_the_tokens_of_a_kept_step_it_is_fed_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected, _, watch = crowd()
+
+    def forgetful(scheduler: Scheduler) -> None:
+        scheduler._asked = None
+
+    places = [n for n, (code, _) in enumerate(watch.lines) if code is Scheduler._take.__code__]
+    monkeypatch.setattr(Scheduler, "settle", forgetful)
+    assert crowd(places[0])[0] != expected

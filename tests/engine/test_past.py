@@ -20,6 +20,7 @@ SAMPLED = Choice(temperature=1.0, allowed=LETTERS)
 def followed(strategy: Strategy, past: Past) -> Strategy:
     """The same strategy; its passes are remembered as the scheduler does."""
     tokens: tuple[int, ...] | None = None
+    num_passes = 0
     while True:
         try:
             asked = strategy.send(tokens)
@@ -27,7 +28,8 @@ def followed(strategy: Strategy, past: Past) -> Strategy:
             return end.value
         tokens = yield asked
         if isinstance(asked, Step):
-            past.remember(asked)
+            past.remember(asked, num_passes)
+            num_passes += 1
 
 
 def test_it_remembers_what_a_trace_does() -> None:
@@ -54,7 +56,7 @@ def feed(past: Past, *rows: tuple[View, tuple[int, ...]]) -> None:
     step = Step(Row(view, tokens) for view, tokens in rows)
     for row in step.rows:
         row.view.own.tokens.extend(row.feed)
-    past.remember(step)
+    past.remember(step, len(past._num_rows))
 
 
 def test_only_what_the_run_wrote_alone_is_ours() -> None:

@@ -20,7 +20,7 @@ earlier one that came to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,28 +31,34 @@ class Journal:
     """The notes of one change at a time. Entered, it begins a change; left, the change has happened."""
 
     def __init__(self) -> None:
-        self._notes: list[Callable[[], object]] = []  # each makes one part what it was
+        self.notes: list[Callable[[], object]] = []  # each makes one part what it was
 
     def keep(self, thing: Any, *names: str) -> None:
         """Note attributes of `thing`."""
         for name in names:
-            self._notes.append(partial(setattr, thing, name, getattr(thing, name)))
+            self.notes.append(partial(setattr, thing, name, getattr(thing, name)))
+
+    def keep_each(self, name: str, things: Sequence[Any]) -> None:
+        """Note one attribute of many things; one note for all, where `keep` makes one for each."""
+        self.notes.append(
+            partial(_set_each, name, [(each, getattr(each, name)) for each in things])
+        )
 
     def keep_tail(self, items: list[Any], start: int = 0) -> None:
         """Note what `items` holds from index `start` on; what stands before it must not change."""
-        self._notes.append(partial(items.__setitem__, slice(start, None), items[start:]))
+        self.notes.append(partial(items.__setitem__, slice(start, None), items[start:]))
 
     def keep_item(self, mapping: dict[Any, Any], key: Any) -> None:
         """Note the item of `mapping` under `key`, or that there is none."""
         old = mapping.get(key, _NOTHING)
         undo = partial(mapping.pop, key, None)
-        self._notes.append(undo if old is _NOTHING else partial(mapping.__setitem__, key, old))
+        self.notes.append(undo if old is _NOTHING else partial(mapping.__setitem__, key, old))
 
     def take_back(self) -> None:
         """Make everything what it was, the newest note first."""
-        while self._notes:
-            self._notes[-1]()
-            self._notes.pop()
+        while self.notes:
+            self.notes[-1]()
+            self.notes.pop()
 
     def __enter__(self) -> Journal:
         self.take_back()
@@ -61,4 +67,9 @@ class Journal:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.take_back()
-        self._notes = []
+        self.notes = []
+
+
+def _set_each(name: str, values: Iterable[tuple[Any, object]]) -> None:
+    for thing, value in values:
+        setattr(thing, name, value)

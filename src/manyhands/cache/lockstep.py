@@ -41,7 +41,9 @@ class Lockstep:
         writers = {row.view.own for row in step.rows}
         self._lengths = [row.view.own.num_tokens for row in step.rows]  # before the first pass
         self._others = [(weakref.ref(b), b.num_tokens) for b in live if b not in writers]
-        self._last_index = _last_index(plan, max_positions)
+        self._last_index = min(
+            _last_index(plan, max_positions), min(map(pool.num_slots_left, self._strips))
+        )
 
     def follow(self, step: Step) -> Plan | None:
         """The plan of this step if it is the last one again, one token later; room is reserved.
@@ -57,26 +59,21 @@ class Lockstep:
     @property
     def has_room(self) -> bool:
         """Whether there are positions for one token more each, and slots on the pages in use."""
-        size = self.pool.page_size
-        return self.plan.lockstep_index < self._last_index and all(
-            strip.num_tokens < len(strip.pages) * size for strip in self._strips
-        )
+        return self.plan.lockstep_index < self._last_index
 
     def _is_next(self, step: Step) -> bool:
+        if not self.has_room or len(step.rows) != len(self._views):
+            return False
         index = self.plan.lockstep_index + 1
-        return (
-            self.has_room
-            and len(step.rows) == len(self._views)
-            and all(
-                row.view is view()
-                and len(row.feed) == 1
-                and row.view.own.num_tokens == length + index
-                for row, view, length in zip(step.rows, self._views, self._lengths, strict=True)
-            )
-            and all(
-                (block := other()) is not None and block.num_tokens == length
-                for other, length in self._others
-            )
+        for row, known, length in zip(step.rows, self._views, self._lengths, strict=True):
+            view = row.view
+            if view is not known() or len(row.feed) != 1:
+                return False
+            if len(view.own.tokens) != length + index:
+                return False
+        return all(
+            (block := other()) is not None and block.num_tokens == length
+            for other, length in self._others
         )
 
     def _advanced(self, token_ids: list[int]) -> Plan:

@@ -23,7 +23,8 @@ complete or has not happened (`cache/journal.py`). What a step reserves is a pro
 succeeded:
 
     reserve    room for the feeds; the lengths of their blocks are noted
-    keep       the pass succeeded and the feeds have joined their blocks
+    keep       the pass succeeded and the feeds have joined their blocks; this one store decides it,
+               for `chosen` too: tokens that are there before it are lost neither with the feeds nor alone
     take_back  it did not: blocks have the tokens they had, and the pages behind them are free
 
 This file only does the accounting; the tensors are moved by `model/memory.py`. Moves wait in a queue
@@ -33,7 +34,7 @@ until they have been made (`make_moves`), whatever becomes of the step that foun
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -114,6 +115,8 @@ class PagePool:
         self._gone: list[weakref.ref[Block]] = []  # blocks that died, until their pages are freed
         self._moves: list[Move] = []  # owed: found by `join`, not made yet
         self._promises: dict[Block, int] = {}  # growing blocks: their lengths before the step
+        # What the newest step chose, stored before `keep`; a step that is taken back has chosen nothing.
+        self.chosen: tuple[int, ...] | None = None
         self._journal = Journal()
         self.generation = 0  # whenever it grows, places and lengths that were looked up are stale
 
@@ -135,7 +138,8 @@ class PagePool:
 
     def place(self, block: Block) -> Place:
         """Where `block` lies; a block seen for the first time gets a strip of its own."""
-        self._journal.take_back()  # what an interrupt has left
+        if self._journal.notes:
+            self._journal.take_back()  # what an interrupt has left
         found = self._places.get(weakref.ref(block))
         if found is None:
             found = Place(Strip())
@@ -157,14 +161,19 @@ class PagePool:
 
     def promise(self, growth: Iterable[tuple[Block, int]]) -> None:
         """`reserve` for a step: open until `keep` or `take_back`."""
+        growth = list(growth)
         asked = self._with_room(growth)
         # Noted before anything grows: taking back what was not given does nothing.
-        self._promises = {block: block.num_tokens for block, _ in asked} | self._promises
+        self._promises = {block: len(block.tokens) for block, _ in growth} | self._promises
         self._grow_all(asked)
 
-    def _with_room(self, growth: Iterable[tuple[Block, int]]) -> list[tuple[Block, int]]:
-        asked = list(growth)
-        num_pages = sum(self._pages_to_add(self.place(block).strip, size) for block, size in asked)
+    def _with_room(self, growth: Iterable[tuple[Block, int]]) -> list[tuple[Strip, int]]:
+        """The strips that shall grow, and by how much; there are pages for all of them."""
+        asked = [(self.place(block).strip, num_tokens) for block, num_tokens in growth]
+        num_pages = 0
+        for strip, num_tokens in asked:
+            if strip.num_tokens + num_tokens > len(strip.pages) * self.page_size:
+                num_pages += self._pages_to_add(strip, num_tokens)
         if not self.make_room(num_pages):
             raise OutOfMemory(
                 f"this step needs {num_pages} more pages of {self.page_size} tokens, and "
@@ -173,10 +182,13 @@ class PagePool:
             )
         return asked
 
-    def _grow_all(self, asked: Iterable[tuple[Block, int]]) -> None:
-        with self._journal:
-            for block, num_tokens in asked:
-                self._grow(self._places[weakref.ref(block)].strip, num_tokens)
+    def _grow_all(self, asked: Sequence[tuple[Strip, int]]) -> None:
+        with self._journal as journal:
+            journal.keep_each("num_tokens", [strip for strip, _ in asked])
+            for strip, num_tokens in asked:
+                if strip.num_tokens + num_tokens > len(strip.pages) * self.page_size:
+                    self._add_pages(strip, self._pages_to_add(strip, num_tokens))
+                strip.num_tokens += num_tokens
 
     def keep(self) -> None:
         """The step has succeeded: its feeds have joined their blocks, and the promise is fulfilled."""
@@ -189,6 +201,7 @@ class PagePool:
         """
         if not self._promises:
             return
+        self.chosen = None
         self.generation += 1
         for block, size in self._promises.items():
             del block.tokens[size:]
@@ -226,14 +239,16 @@ class PagePool:
             journal.keep(there, "size")
             journal.keep(left, "left")
             journal.keep_tail(there.strip.places, len(there.strip.places))
-            self._grow(there.strip, size)
+            journal.keep(there.strip, "num_tokens")
+            self._add_pages(there.strip, self._pages_to_add(there.strip, size))
+            there.strip.num_tokens += size
             move = Move(sources, self.slots(there.strip, end, end + size), end - here.offset)
-            left.left = True
             self._leave(here)
             here.strip, here.offset, here.size = there.strip, end, size
             there.size = before.num_tokens
             there.strip.places.append(here)
             self._moves.append(move)
+            left.left = True
         return move
 
     def make_moves(self, make: Callable[[Move], None]) -> None:
@@ -292,9 +307,7 @@ class PagePool:
                 f"{self.num_free_pages} of {self.num_pages} are free",
                 hint="Give the engine more memory (memory_tokens), or run fewer strategies at once.",
             )
-        with self._journal:
-            for strip in growth:
-                self._grow(strip, 0)
+        self._grow_all(list(growth.items()))
 
     def num_pages_to_add(self, growth: Mapping[Strip, int]) -> int:
         """Pages that strips need to grow by so many tokens; an evicted one needs all of its pages."""
@@ -315,20 +328,20 @@ class PagePool:
         pages = np.asarray(strip.pages, dtype=np.int64)
         return pages[index // self.page_size] * self.page_size + index % self.page_size
 
+    def num_slots_left(self, strip: Strip) -> int:
+        """By how many tokens the strip can grow without another page."""
+        return len(strip.pages) * self.page_size - strip.num_tokens
+
     def _pages_to_add(self, strip: Strip, num_tokens: int) -> int:
         return -(-(strip.num_tokens + num_tokens) // self.page_size) - len(strip.pages)
 
     # Inside a change only, so that it can be taken back:
 
-    def _grow(self, strip: Strip, num_tokens: int) -> None:
-        num_pages = self._pages_to_add(strip, num_tokens)
-        if num_pages > 0:
-            self._journal.keep_tail(strip.pages, len(strip.pages))
-            self._journal.keep_tail(self._free, len(self._free) - num_pages)
-            for _ in range(num_pages):
-                strip.pages.append(self._free.pop())
-        self._journal.keep(strip, "num_tokens")
-        strip.num_tokens += num_tokens
+    def _add_pages(self, strip: Strip, num_pages: int) -> None:
+        self._journal.keep_tail(strip.pages, len(strip.pages))
+        self._journal.keep_tail(self._free, len(self._free) - num_pages)
+        for _ in range(num_pages):
+            strip.pages.append(self._free.pop())
 
     def _shrink(self, strip: Strip, num_tokens: int, *, recycle: bool = True) -> None:
         """Take the pages behind so many tokens off a strip."""

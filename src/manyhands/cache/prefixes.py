@@ -30,13 +30,15 @@ import heapq
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from manyhands.cache.block import Block
-from manyhands.cache.pages import PagePool
 from manyhands.cache.prefix_nodes import Node, Tokens, common_length, is_current
 from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from manyhands.cache.pages import PagePool
 
 
 class Need(NamedTuple):

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-import numpy as np
-
-from manyhands.cache.pages import Ints
-from manyhands.cache.plan import Plan
 from manyhands.cache.step import Step
+
+if TYPE_CHECKING:  # a command line that asks for help needs no arrays
+    from manyhands.cache.pages import Ints
+    from manyhands.cache.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,15 @@ class Usage:
     prefix_tokens_fed: int = 0
 
     def __add__(self, other: Self) -> Self:
-        names = [field.name for field in fields(self)]
-        return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
+        return type(self)(  # written out: every run of every pass is charged by it
+            self.forward_passes + other.forward_passes,
+            self.tokens_fed + other.tokens_fed,
+            self.tokens_chosen + other.tokens_chosen,
+            self.kv_bytes_loaded + other.kv_bytes_loaded,
+            self.kv_bytes_saved + other.kv_bytes_saved,
+            self.prefix_tokens_found + other.prefix_tokens_found,
+            self.prefix_tokens_fed + other.prefix_tokens_fed,
+        )
 
     def __sub__(self, other: Self) -> Self:
         names = [field.name for field in fields(self)]
@@ -65,12 +72,19 @@ def usage_of(plan: Plan, step: Step, token_bytes: int) -> Usage:
 
 
 def usage_of_each(
-    plan: Plan, step: Step, owner: Sequence[int], num_owners: int, token_bytes: int
+    plan: Plan,
+    owner: Sequence[int],
+    is_written: Sequence[bool],
+    num_owners: int,
+    token_bytes: int,
 ) -> list[Usage]:
     """The same for each of those whose rows were fed together; bytes add up to it, but for rounding.
 
-    `owner` says whose each row of `step` is. Who has no row in it has made no pass.
+    Of each row of the plan, `owner` says whose it is, `is_written` whether its token is for a writer
+    (`Row.writer`). An owner without a row has made no pass.
     """
+    import numpy as np
+
     owners = np.asarray(owner)
     reads = plan.reads
     sizes = reads.high - reads.low
@@ -86,7 +100,7 @@ def usage_of_each(
     sums = zip(
         each(owners),
         each(owners, np.diff(plan.row_indptr)),
-        each(owners, np.array([row.writer is not None for row in step.rows])),
+        each(owners, np.asarray(is_written)),
         each(readers, loaded),
         each(readers, sizes),
         strict=True,

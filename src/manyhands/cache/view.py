@@ -60,7 +60,7 @@ class View:
     view more than once (a separator, say); the own block may not.
     """
 
-    __slots__ = ("__weakref__", "beside_others", "blocks", "items")
+    __slots__ = ("__weakref__", "beside_others", "blocks", "items", "own")
 
     def __init__(self, items: Iterable[Item]) -> None:
         self.items = tuple(items)
@@ -83,16 +83,12 @@ class View:
                 "a view ends with lanes",
                 hint="Let a block of its own follow them: the row writes to it.",
             )
+        self.own = self.blocks[-1]  # the block this view's row writes to
         if self.own in self.blocks[:-1]:
             raise InvalidRequest(
                 f"{self.own!r} is both read and written by one view",
                 hint="The last block of a view is the row's own and must not stand before itself.",
             )
-
-    @property
-    def own(self) -> Block:
-        """The block this view's row writes to."""
-        return self.blocks[-1]
 
     @property
     def num_tokens(self) -> int:

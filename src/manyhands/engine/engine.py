@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,9 @@ from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.events import Event, UsageCounted
 from manyhands.text import Text, templates
 
+# A pass, its rows as (identity of the own block, whether it writes for somebody), and what it cost.
+_Counted = tuple[Plan, list[tuple[int, bool]], Usage]
+
 
 class Engine:
     """One model, one memory, any number of runs. Not thread-safe: drive it from one thread.
@@ -78,8 +83,7 @@ class Engine:
         self.planner = Planner(self.pool, self.facts.max_positions)
         self.prefixes = PrefixTree(self.pool)  # beginnings of prompts, kept while there is room
         self._usage = Usage()
-        # The passes of the newest step, until they are charged for.
-        self._newest: list[tuple[Plan, Step, Usage]] = []
+        self._newest: list[_Counted] = []  # the passes of the newest step
         self._scheduler = Scheduler(
             self._predict,
             self.pool,
@@ -134,10 +138,9 @@ class Engine:
 
         Each row's feed is appended to its own block. If this raises, no block has changed.
         """
+        self._scheduler.settle()  # tokens of its own that an interrupt has kept from it
         with self._feeding(step) as (_, plan):
-            logits = self.executor.logits(plan)
-        self._newest.clear()  # or it would hold the blocks
-        return logits
+            return self.executor.logits(plan)
 
     def replay(self, merged: Merged, rows: Sequence[int] | None = None) -> Tensor:
         """Logits [len(rows), vocab] of the given rows of a whole run (default: all), in one forward.
@@ -200,7 +203,11 @@ class Engine:
     def _predict(self, step: Step) -> tuple[int, ...]:
         with self._feeding(step) as (rest, plan):
             choices = [row.choice for row in rest.rows]
-            return self.executor.run(plan, choices, lookahead=self.planner.can_look_ahead)
+            chosen = self.executor.run(plan, choices, lookahead=self.planner.can_look_ahead)
+            self.pool.chosen = (
+                chosen  # before the feeds are kept: an interrupt behind that finds it
+            )
+        return chosen
 
     @contextmanager
     def _feeding(self, step: Step) -> Iterator[tuple[Step, Plan]]:
@@ -224,7 +231,6 @@ class Engine:
             self.pool.keep()
         except BaseException:
             self.pool.take_back()
-            self._newest.clear()
             raise
 
     def _plan(self, step: Step) -> Plan:
@@ -238,7 +244,8 @@ class Engine:
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
         usage = usage_of(plan, step, self.facts.token_bytes)
-        self._newest.append((plan, step, usage))
+        rows = [(id(row.view.own), row.writer is not None) for row in step.rows]
+        self._newest.append((plan, rows, usage))
         self._usage += usage
 
     def _rebuild(self, past: Past, evicted: Collection[Block]) -> None:
@@ -247,16 +254,20 @@ class Engine:
 
     def _usage_of_each(self, steps: Sequence[Step]) -> list[Usage]:
         """What each of the steps that were fed together just now has cost, chunks included."""
-        newest, self._newest = self._newest, []
-        if len(steps) == 1:
-            return [sum((usage for _, _, usage in newest), Usage())]
-        owners = {row.view.own: index for index, step in enumerate(steps) for row in step.rows}
-        each = [Usage()] * len(steps)
-        for plan, step, _ in newest:
-            owner = [owners[row.view.own] for row in step.rows]
-            costs = usage_of_each(plan, step, owner, len(steps), self.facts.token_bytes)
-            each = [usage + cost for usage, cost in zip(each, costs, strict=True)]
-        return each
+        owners = {id(row.view.own): n for n, step in enumerate(steps) for row in step.rows}
+        costs = [
+            usage_of_each(
+                plan,
+                [owners[own] for own, _ in rows],
+                [is_written for _, is_written in rows],
+                len(steps),
+                self.facts.token_bytes,
+            )
+            if len(steps) > 1
+            else [usage]
+            for plan, rows, usage in self._newest
+        ]
+        return [reduce(add, each) for each in zip(*costs, strict=True)]
 
     def _check_tokens(self, step: Step) -> None:
         size = self.facts.vocab_size

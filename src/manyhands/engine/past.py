@@ -40,10 +40,17 @@ class Past(Recorder):
         self._sizes = array("q")  # and its number of tokens
         self._tokens = array("q")  # of all rows
         self._newly: dict[Block, int] = {}
+        self._has_gap = False  # a pass was not noted to its end
         self._held: list[Block] = []  # found, and to be read again when the run comes back
 
-    def remember(self, step: Step) -> None:
-        """One forward pass, after its feeds have joined their blocks."""
+    def remember(self, step: Step, num_passes: int) -> None:
+        """One forward pass, after its feeds have joined their blocks; `num_passes` came before it.
+
+        Nothing is noted twice. Interrupted, a Past has a gap for good: its run is preempted no more.
+        """
+        if self._has_gap or len(self._num_rows) > num_passes:
+            return
+        self._has_gap = True
         views = self._views
         for row in step.rows:
             number = views.get(row.view)
@@ -53,6 +60,7 @@ class Past(Recorder):
             self._sizes.append(len(row.feed))
             self._tokens.extend(row.feed)
         self._num_rows.append(len(step.rows))
+        self._has_gap = False
 
     def _meet(self, view: View, step: Step) -> int:
         self._newly = {row.view.own: len(row.feed) for row in step.rows}
@@ -81,8 +89,10 @@ class Past(Recorder):
 
     def ours(self, pool: PagePool, is_read: Callable[[Block], bool]) -> list[Block] | None:
         """The blocks whose pages can be freed. None if the run could not come back: it has read what
-        is gone, or what another run writes too. `is_read`: whether another run is about to read it.
+        is gone, or what another run writes too, or a pass is missing. `is_read`: whether another run is about to read it.
         """
+        if self._has_gap:
+            return None
         known = list(self._blocks.items())
         fed = self._num_fed()
         alive = {number for _, number in known}

@@ -16,6 +16,7 @@ import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Mapping
 from enum import Enum, auto
+from typing import Any
 
 from manyhands.cache.pages import Strip
 from manyhands.cache.step import Step
@@ -152,14 +153,23 @@ class Run:
         if self._seating is not None:
             self.events.append(kind(self.num_passes))
 
-    def resume(self, tokens: tuple[int, ...] | None) -> None:
-        """Send tokens in; take what comes out, up to the next step, reservation or end."""
-        self.num_passes += tokens is not None
-        self._advance(lambda: self.strategy.send(tokens))
+    def resume(self) -> None:
+        """Begin, or go on with what was reserved, up to the next step, reservation or end."""
+        self._advance(self.strategy.send, None)
+
+    def answer(self, tokens: tuple[int, ...], usage: Usage) -> None:
+        """Go on with the tokens of the step, which was fed; `usage` is that of the run up to here.
+
+        Interrupted before the strategy goes on, it can be called again.
+        """
+        self.usage = usage
+        if self.past is not None and self.step is not None:
+            self.past.remember(self.step, self.num_passes)
+        self._advance(self.strategy.send, tokens, num_passes=1)
 
     def fail(self, error: ManyhandsError) -> None:
         """Throw an error in; the strategy may handle it and go on."""
-        self._advance(lambda: self.strategy.throw(error))
+        self._advance(self.strategy.throw, error)
 
     def cancel(self) -> None:
         """End the run; its blocks are freed. An error of the strategy's farewell is kept."""
@@ -183,11 +193,12 @@ class Run:
             )
         return self.outcome
 
-    def _advance(self, move: Callable[[], Asked]) -> None:
-        self.request = None
+    def _advance(self, move: Callable[[Any], Asked], sent: object, *, num_passes: int = 0) -> None:
         try:
-            asked = move()
-            while isinstance(asked, Event | Listen):
+            self.num_passes += num_passes
+            self.request = None
+            asked = move(sent)
+            while isinstance(asked, (Event, Listen)):
                 asked = self.strategy.send(self._reply(asked))
         except StopIteration as end:
             self._end(end.value)

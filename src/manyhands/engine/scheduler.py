@@ -16,6 +16,9 @@ a little beyond, as a preemptible one: reservations are upper bounds, and most r
 reach theirs. Until then it waits, in order. One that could never fit is told so at once. A run that
 asks again, for no more than it has, goes on before the next pass: it has only waited for others.
 
+An interrupt may strike anywhere. A pass whose feeds have joined their blocks has left its tokens in
+`PagePool.chosen` before, and the next step tells the runs what they were not told: nothing is fed twice.
+
 A pass costs the host what its own rows cost, and the blocked runs one question each: a queue is never
 walked from end to end, and sums over all runs are kept (`tests/engine/test_scheduler_cost.py`).
 """
@@ -24,7 +27,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import chain, islice
+from itertools import chain
 
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Step
@@ -37,11 +40,15 @@ from manyhands.strategies.events import Admitted
 
 __all__ = ["Run", "RunState", "Scheduler"]
 
+# Of a run: the passes before this one, the tokens of this one, and what the run has used with it.
+_Untold = tuple[Run, int, tuple[int, ...], Usage]
+
 
 class Scheduler:
     """Drives runs. `predict` runs the model on a step and returns one token per row.
 
-    It must change nothing if it raises: the steps of the other runs are then asked for again.
+    It must change nothing if it raises: the steps of the other runs are then asked for again. Only an
+    interrupt may be raised behind a pass that happened, if the tokens stand in `pool.chosen`.
     `usage_of_each` says what the steps of the newest pass have cost, for the runs' own accounts.
     `rebuild` and `overcommit`: see `engine/preemption.py`. Without `rebuild` no run is preemptible.
     """
@@ -68,7 +75,8 @@ class Scheduler:
         self._preempted = queues[RunState.PREEMPTED]
         self._done = queues[RunState.DONE]  # until they are swept
         self._queues = queues
-        self._untold: deque[tuple[Run, tuple[int, ...]]] = deque()  # chosen, and not sent yet
+        self._asked: tuple[Sequence[Run], list[Step]] | None = None  # by the pass that goes on
+        self._untold: deque[_Untold] = deque()  # chosen, and not sent yet
 
     @property
     def runs(self) -> list[Run]:
@@ -78,17 +86,18 @@ class Scheduler:
     def submit(self, strategy: Strategy, *, lifecycle: bool = False) -> Run:
         """Begin a strategy; it takes part from the next pass on. `lifecycle`: see Run."""
         run = Run(strategy, self._queues, lifecycle=lifecycle)
-        run.resume(None)
+        run.resume()
         return run
 
     def step(self) -> bool:
         """One forward pass for all runs that wait for one; False when no run is left."""
+        self.settle()
         self._tell()  # runs that an interrupt kept from their tokens
         self._admit()
         self.preemption.bring_back()
         self._answer(self._gather())
         self._sweep()
-        return any((self._waiting, self._running, self._blocked, self._preempted))
+        return bool(self._running or self._waiting or self._blocked or self._preempted)
 
     def cancel(self, run: Run) -> None:
         """End a run before its time; the tokens of the others do not change."""
@@ -101,29 +110,27 @@ class Scheduler:
         num_tokens = 0
         for run in self._running:
             assert isinstance(run.request, Step), "a running run has a step"
-            num_tokens += sum(len(row.feed) for row in run.request.rows)
+            for row in run.request.rows:
+                num_tokens += len(row.feed)
             if ready and num_tokens > self.max_tokens_per_pass:
                 break
-            ready.append(run)
-        for run in ready if len(ready) < len(self._running) else ():
-            self._running.move_to_end(run)
-        for run in ready:
             if run.age is None:
                 run.happened(Admitted)
                 self.preemption.admit(run)
+            ready.append(run)
+        for run in ready if len(ready) < len(self._running) else ():
+            self._running.move_to_end(run)
         return ready
 
     def _answer(self, ready: Sequence[Run]) -> None:
         """One pass for them. Where memory does not suffice, the youngest preemptible run leaves."""
         while ready:
             try:
-                answers = self._pass(ready)
+                self._pass(ready)
             except ManyhandsError as error:
                 problem = error.with_traceback(None)  # its way through the engine would hold blocks
+                self._asked = None
             else:
-                for run, tokens in zip(ready, answers, strict=True):
-                    run.request = None  # it was fed, and must not be asked for again
-                    self._untold.append((run, tokens))
                 self._tell()
                 return
             if not isinstance(problem, OutOfMemory) or not self._make_room(ready):
@@ -142,24 +149,46 @@ class Scheduler:
         most = max(self.preemption.num_pages_at_least(step) for step in steps)
         return most <= self.pool.num_pages and self.preemption.preempt()
 
-    def _pass(self, ready: Sequence[Run]) -> list[tuple[int, ...]]:
-        """Each run's own tokens, by one forward pass over the rows of all of them."""
+    def _pass(self, ready: Sequence[Run]) -> None:
+        """One forward pass over the rows of all of them; their tokens wait to be told."""
         steps = [run.request for run in ready if isinstance(run.request, Step)]
-        tokens = iter(self.predict(Step(row for step in steps for row in step.rows)))
+        step = Step([row for step in steps for row in step.rows])
+        self.pool.chosen = None
+        self._asked = ready, steps
+        self._take(self.predict(step))
+
+    def settle(self) -> None:
+        """Take the tokens of a pass that an interrupt has struck, if its feeds were kept."""
+        if self._asked is not None:
+            self.pool.take_back()  # does nothing to feeds that were kept
+            if self.pool.chosen is not None:
+                self._take(self.pool.chosen)
+            self._asked = None
+
+    def _take(self, tokens: tuple[int, ...]) -> None:
+        """Divide the tokens of the pass among its runs: all of them, in one store, or none."""
+        assert self._asked is not None, "only what was asked for is answered"
+        ready, steps = self._asked
+        costs: Sequence[Usage | None] = [None] * len(steps)
         if self.usage_of_each is not None:
-            for run, usage in zip(ready, self.usage_of_each(steps), strict=True):
-                run.usage += usage
-        for run, step in zip(ready, steps, strict=True):
-            if run.past is not None:
-                run.past.remember(step)
-        return [tuple(islice(tokens, len(step.rows))) for step in steps]
+            costs = self.usage_of_each(steps)
+        untold: list[_Untold] = []
+        start = 0
+        for run, step, cost in zip(ready, steps, costs, strict=True):
+            end = start + len(step.rows)
+            usage = run.usage if cost is None else run.usage + cost
+            untold.append((run, run.num_passes, tokens[start:end], usage))
+            start = end
+        self._untold.extend(untold)
+        self._asked = None
 
     def _tell(self) -> None:
-        """Send the runs the tokens that were chosen for them: what was fed is fed once."""
+        """Send the runs the tokens that were chosen for them: each once, whatever strikes in between."""
         while self._untold:
-            run, tokens = self._untold.popleft()
-            if not run.done:
-                run.resume(tokens)
+            run, num_passes, tokens, usage = self._untold[0]
+            if run.num_passes == num_passes and not run.done:  # else it was told, or cancelled
+                run.answer(tokens, usage)
+            self._untold.popleft()
 
     def _admit(self) -> None:
         """Grant reservations that fit: to blocked runs, and if all of these can go on, to new ones."""
@@ -195,7 +224,7 @@ class Scheduler:
             run.happened(Admitted)
         while True:
             self.preemption.reserve(run, pages)
-            run.resume(None)
+            run.resume()
             if run.asked is None or (pages := self._pages(run.asked.now())) >= run.reserved_pages:
                 break
         if run.age is None and not run.done:
