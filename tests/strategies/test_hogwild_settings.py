@@ -7,6 +7,7 @@ import pytest
 from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest
 from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.listening import Heard
 from manyhands.strategies.settings import Away, EndSettings, TeamSettings
 from tests.strategies.driver import PROMPT, Dice, Played, Scripts, play, small_text
 
@@ -133,7 +134,9 @@ def test_default_settings_run():
 
 def test_closing_the_generator_ends_the_run():
     strategy = hogwild("2+3", TEXT, TeamSettings(), PROMPT)
-    for _ in range(4):  # what it reserves, two steps begun, the first pass
+    next(strategy)  # it listens
+    strategy.send(Heard())
+    for _ in range(3):  # what it reserves, two steps begun; the first pass
         next(strategy)
     strategy.close()
     with pytest.raises(StopIteration):

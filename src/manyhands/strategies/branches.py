@@ -39,9 +39,9 @@ from manyhands.strategies.events import (
     WorkerJoined,
     WorkerStopped,
 )
-from manyhands.strategies.line import SLACK, Line, LineRun, SideLine, tokens_behind
+from manyhands.strategies.line import SLACK, Line, LineRun, SideLine
 from manyhands.strategies.settings import BranchSettings
-from manyhands.strategies.writer import Writer
+from manyhands.strategies.writer import Writer, tokens_behind
 from manyhands.text import Text
 from manyhands.text.markers import MarkerProfile, TitleReader
 

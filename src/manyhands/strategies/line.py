@@ -29,20 +29,13 @@ from manyhands.strategies.events import (
 )
 from manyhands.strategies.settings import BranchSettings, SoloSettings
 from manyhands.strategies.skeleton_settings import SkeletonSettings
-from manyhands.strategies.writer import Writer
+from manyhands.strategies.writer import Writer, tokens_behind
 from manyhands.text import BoxWatch, Text
 from manyhands.text.markers import MarkerWatch
 
 LINE = "writer"  # the main line's writer
 # A side line's next token, its line break, and what a token that shares text with a mark may cost more.
 SLACK = 6
-
-
-def tokens_behind(text: Text, words: str) -> tuple[int, ...]:
-    """The tokens of `words` behind other text: some tokenizers put a blank before a line break."""
-    before, whole = text.encode("x"), text.encode("x" + words)
-    size = len(before)
-    return whole[size:] if whole[:size] == before else text.encode(words)
 
 
 class Line:
