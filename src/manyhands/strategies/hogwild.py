@@ -105,7 +105,7 @@ class _Team(BudgetedRun):
         prompt: TeamPrompt,
         context: int | None,
     ) -> None:
-        super().__init__(text, settings, prompt, context)
+        super().__init__(text, settings, prompt, context, problem)
         self.prompt = prompt
         self.names = [*prompt.team(settings.workers)]
         self.view_of = LAYOUTS[settings.layout]

@@ -17,6 +17,7 @@ from manyhands.text.markers import MarkerProfile
 MAX_WORKERS = 256
 HEADER_MODES = ("in_context", "alone")
 MOVES = ("rotate", "reencode")
+ANSWERS = ("boxed", "none", "auto")
 JOINS = ("reencode", "stitch", "keep")
 
 
@@ -32,7 +33,13 @@ def check_budget(budget: int, snapshots: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True)
 class EndSettings:
-    """How to end. The paper allows 16 tokens for integers, 64 for formulae, 1024 for code."""
+    """How to end. The paper allows 16 tokens for integers, 64 for formulae, 1024 for code.
+
+    `answer` says whether an answer in a box is asked for: `boxed`; `none`, for open questions, whose
+    answer is the reply; or `auto`, boxed where the problem speaks of a box or holds a digit. `total`
+    bounds the passes of the whole run: the work ends in time for the finisher, which is followed by a
+    reply as far as passes are left. Snapshots count, too.
+    """
 
     finisher: bool = True  # ask for the answer when the budget is spent
     finisher_tokens: int = 64
@@ -40,11 +47,22 @@ class EndSettings:
     reencode: bool = False
     reply: bool = True  # write a reply to the user
     reply_tokens: int = 512
+    answer: str = "boxed"
+    total: int | None = None  # passes of work, snapshots, finisher and reply; None: no bound
 
     def __post_init__(self) -> None:
         for name in ("finisher_tokens", "reply_tokens"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; expected 1 or more")
+        if self.total is not None and self.total < 1:
+            raise InvalidRequest(f"total is {self.total}; expected 1 forward pass or more, or none")
+        if self.answer not in ANSWERS:
+            raise InvalidRequest(f"answer is {self.answer!r}; expected one of {', '.join(ANSWERS)}")
+
+    def asks(self, problem: str) -> bool:
+        """Whether an answer to this problem is asked for, if none was found."""
+        has_box = "boxed" in problem or any(char.isdigit() for char in problem)
+        return self.finisher and (self.answer == "boxed" or (self.answer == "auto" and has_box))
 
 
 @dataclass(frozen=True)
