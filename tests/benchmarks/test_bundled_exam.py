@@ -37,7 +37,7 @@ def test_rows_have_names_of_their_own() -> None:
 def test_a_row_can_be_asked(row: Row, tmp_path: Path) -> None:
     _, samples = task_of(bundled_exam.options(row, arguments(tmp_path)))
     assert len(samples) == 2
-    settings = choose(EXAM_METHODS[row.method].settings, row.settings | {"budget": row.budget})
+    settings = choose(EXAM_METHODS[row.method].settings(), row.settings | {"budget": row.budget})
     assert sorted({*row.curve, row.budget}) == [*row.curve, settings.budget]
 
 

@@ -13,6 +13,7 @@ from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.scheduler import Run
 from manyhands.model.adapter import ModelAdapter
+from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.base import Answer, Reserve, Strategy
 from manyhands.strategies.events import Event, TokenWritten, UsageCounted
 from manyhands.strategies.hogwild import hogwild
@@ -30,6 +31,10 @@ PROBLEM = "1. 2+3\n2. 3+4"
 SHORT_END = EndSettings(finisher_tokens=4, reply_tokens=5)
 # Few enough tokens that a network of random weights often finishes a paragraph.
 LETTERS = frozenset(token for letter in "abc.!\n" for token in TEXT.encode(letter))
+
+FEW = Choice(
+    temperature=1.0, allowed=frozenset(t for letter in "ac\n" for t in TEXT.encode(letter))
+)
 
 
 def small_engine(memory_tokens: int = 8192, overcommit: float = 1.0, **choices: Any) -> Engine:
@@ -61,6 +66,13 @@ def team(workers: int, *, choice: Choice = GREEDY, seed: int = 0, **more: Any) -
         **more,
     )
     return hogwild(PROBLEM, TEXT, settings)
+
+
+def cut_team(mark: str = "c", **more: Any) -> Strategy:
+    """A team whose structure is so plain that random letters often make a line of it."""
+    settings = TeamSettings(**{"budget": 30, "choice": FEW, "end": SHORT_END, **more})
+    words = TeamPrompt(step_prefix="{name}!", names=("a", "b"), more_to_come=mark)
+    return hogwild(PROBLEM, TEXT, settings, words)
 
 
 def solo(*, choice: Choice = GREEDY, seed: int = 0, budget: int = 30) -> Strategy:

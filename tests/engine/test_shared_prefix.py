@@ -308,6 +308,15 @@ def test_the_thinking_is_kept_apart() -> None:
     assert (only.thinking, only.text) == ("on and on", "")
 
 
+def test_a_message_begins_with_its_first_word_and_other_completions_are_exact() -> None:
+    said = [tuple(TEXT.tokenizer.encode(" \n Four. ", add_special_tokens=False))]
+    for prompt, expected in (("Two and two?", "Four. "), ((1, 2), " \n Four. ")):
+        speaker = Spoken(list(said))
+        answer = speaker.run(shared_prefix([prompt], TEXT, SharedSettings()))
+        assert answer.completions[0].text == speaker.written[0] == expected
+        assert answer.completions[0].tokens == said[0]
+
+
 def test_events_tell_the_text() -> None:
     speaker = Spoken([TEXT.encode("Hello END"), TEXT.encode("World")])
     settings = SharedSettings(stop=("END",))

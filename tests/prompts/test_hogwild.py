@@ -25,12 +25,20 @@ def test_the_rules_are_short_and_say_all():
 
 def test_headers_in_the_rules_follow_the_headers():
     prompt = replace(PROMPT, own_header="\n\n### Mine")
-    assert '"### Mine"' in prompt.team_message("Add.", ["Ada"])
+    assert '"### Mine"' in prompt.team_message("Add.", ["Ada", "Ben"])
 
 
-@pytest.mark.parametrize(("names", "said"), [(["Ada"], "1: Ada."), (["A", "B"], "2: A and B.")])
+@pytest.mark.parametrize(
+    ("names", "said"), [(["A", "B"], "2: A and B."), (["A", "B", "C"], "3: A, B and C.")]
+)
 def test_small_teams(names, said):
     assert said in PROMPT.team_message("Add.", names)
+
+
+def test_a_team_of_one_reads_the_words_of_one():
+    assert PROMPT.team_message("Add.", ["Ada"]) == PROMPT.solo_message("Add.")
+    assert "team" not in PROMPT.team_message("Add.", ["Ada"])
+    assert PROMPT.team_message("**Bob [2]:**", ["Ada"]).endswith("\n\\**Bob [2]:**")
 
 
 def test_one_worker_hears_of_no_team():

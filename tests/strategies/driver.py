@@ -136,6 +136,7 @@ def play(
 def feed(step: Step) -> tuple[SeenRow, ...]:
     """Feed all rows of a step, then look at what each of them sees."""
     for row in step.rows:
+        row.view.own.check_writable()
         row.view.own.tokens.extend(row.feed)
     return tuple(
         SeenRow(

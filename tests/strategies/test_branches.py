@@ -247,6 +247,13 @@ def test_the_placeholder_cannot_begin_a_branch(name):
     assert not any(row.choice.forbidden for row in played.rows("writer"))
 
 
+@pytest.mark.parametrize("token", ["......\n\n", "...\n", " ......\n", "...... "])
+def test_a_placeholder_and_a_line_break_in_one_token_cannot_begin_a_branch_either(token):
+    text = glued_text(token)
+    assert text.encode(token)[0] in placeholder_tokens(text, "......")
+    assert text.encode("\n")[0] not in placeholder_tokens(text, "......")
+
+
 # -- forcing, and blocks that are none -------------------------------------------------------------
 
 
@@ -343,8 +350,20 @@ def test_the_next_marker_opens_the_next_block_up_to_the_limit():
 def test_without_blocks_it_is_sequential():
     settings = BranchSettings(end=NO_END, max_blocks=0)
     played = run(settings, writer=["a\n####A:......\n####%%%%b", None])
-    assert answer_of(played).text == "a\nA:......\n%%%%b"
+    assert answer_of(played).text == "a\nA:......\nb"
     assert all(len(row.feed) == 1 for row in played.rows("writer"))
+
+
+@pytest.mark.parametrize("blocks", [0, 1])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 99])
+def test_marks_are_left_out_behind_the_last_block_however_they_are_cut(blocks, size):
+    settings = BranchSettings(end=NO_END, max_blocks=blocks)
+    late = "x\n####C: z\n####%%%%\n## 5% y####"
+    cut = [late[start : start + size] for start in range(0, len(late), size)]
+    said = [*(["####A:", "%%%%"] * blocks), *cut, None]
+    played = run(settings, writer=said, branch_1=["one####"])
+    assert answer_of(played).text == "A: one\n" * blocks + "x\nC: z\n\n## 5% y"
+    assert "".join(e.text for e in played.of(ReplyWritten)).strip() == answer_of(played).text
 
 
 def test_other_marks_and_a_thinking_model():

@@ -130,8 +130,8 @@ def test_interleaved():
     ]
 
 
-def test_one_worker():
-    start = START.replace("Alice and Bob", "Alice")
+def test_one_worker_reads_the_words_of_one():
+    start = START.replace("Alice and Bob", "Alone")
     played = run("combined", 2, workers=1, Alice=["a"])
     assert read(played, "Alice") == [
         start + "\nOthers\nOwn\n\n**Alice [1]:**",

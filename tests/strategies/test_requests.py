@@ -86,7 +86,7 @@ def test_prompts_without_a_token(prompt: Any, shown: str) -> None:
 
 
 def test_conversations() -> None:
-    assert prompts_of(request(), TEXT) == (Prompt(TEXT.chat_prompt("Hello")),)
+    assert prompts_of(request(), TEXT) == (Prompt(TEXT.chat_prompt("Hello"), chat=True),)
     messages = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "Hi<|im_end|>"}]},

@@ -5,7 +5,7 @@ R  rows that wrote a token      V  vocabulary
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -66,7 +66,8 @@ def verify(adapter: ModelAdapter, trace: Trace, choice: Choice) -> Verification:
     for start in range(0, len(of_writers), size):
         rows = of_writers[start : start + size]
         logits = replay_logits(adapter, merged, rows).float()  # [R, V]
-        chosen = choose(logits, [choice] * len(rows)).tokens()
+        choices = [replace(choice, forbidden=written[row].forbidden) for row in rows]
+        chosen = choose(logits, choices).tokens()
         recorded = [written[row].token for row in rows]
         for row, (ours, theirs) in enumerate(zip(chosen, recorded, strict=True)):
             if ours == theirs:

@@ -13,13 +13,14 @@ replace any of them by a file (`prompts/load.py`). What the strategy does with t
     reply                       the team has stopped: close the thinking, answer the user
 
 Placeholders are written `{name}`; other braces, `\boxed{...}` among them, mean themselves.
-The user's problem is free to contain our headings: `escaped` takes their power away.
+The user's problem and the workers are free to write our headings; `structure` finds such lines. In a
+problem `escaped` takes their power away, and a worker's step ends before one (`strategies/hogwild.py`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -118,9 +119,9 @@ class TeamPrompt:
         return tuple(team)
 
     def team_message(self, problem: str, names: Sequence[str]) -> str:
-        """The user's message for a team."""
+        """The user's message for a team; for a team of one, that of one worker alone."""
         return filled(
-            self.rules,
+            self.rules if len(names) > 1 else self.solo_rules,
             names=" and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])),
             count=str(len(names)),
             past=self.past_header.strip(),
@@ -138,27 +139,29 @@ class TeamPrompt:
         """What opens step number `step` (from 1) of worker `name`, without the break before it."""
         return filled(self.step_prefix, name=name, step=str(step))
 
+    def structure(self, names: Iterable[str] | None = None) -> re.Pattern[str]:
+        r"""What a line begins with that could pass for our own structure.
+
+        That is a step's prefix, the marker, or a section header that has the line to itself, its line
+        feed included. `names` are the writers whose prefixes count; None: any name does.
+        """
+        kinds = [re.escape(mark) for mark in (self.more_to_come.strip(),) if mark]
+        parts = re.split(r"(\{name\}|\{step\})", self.step_prefix.strip())
+        known = ".{1,80}?" if names is None else f"(?:{'|'.join(map(re.escape, names))})"
+        wild = {"{name}": known, "{step}": r"\d+"}
+        kinds.append("".join(wild.get(part, re.escape(part)) for part in parts))
+        headers = "\n".join((self.past_header, self.others_header, self.own_header)).splitlines()
+        kinds += [rf"{re.escape(line.strip())}[^\S\n]*\n" for line in headers if line.strip()]
+        return re.compile(rf"[^\S\n]*(?:{'|'.join(kinds)})", re.IGNORECASE)
+
     def escaped(self, problem: str) -> str:
         r"""Put a backslash before lines of the problem that could pass for our own structure.
 
-        Those are lines equal to a section header and lines that begin like a step's prefix. In
-        Markdown `\### Finished steps` still reads `### Finished steps`, but is no heading.
+        In Markdown `\### Finished steps` still reads `### Finished steps`, but is no heading.
         """
-        headers = {
-            line.strip().casefold()
-            for header in (self.past_header, self.others_header, self.own_header)
-            for line in header.splitlines()
-            if line.strip()
-        }
-        parts = re.split(r"(\{name\}|\{step\})", self.step_prefix.strip())
-        wild = {"{name}": r".{1,80}?", "{step}": r"\d+"}
-        prefix = re.compile("".join(wild.get(part, re.escape(part)) for part in parts))
+        structure = self.structure()
         lines = problem.split("\n")
-        for index, line in enumerate(lines):
-            bare = line.strip()
-            if bare.casefold() in headers or prefix.match(bare):
-                lines[index] = "\\" + line
-        return "\n".join(lines)
+        return "\n".join("\\" * bool(structure.match(f"{line}\n")) + line for line in lines)
 
 
 def _checked_names(value: object) -> tuple[str, ...]:

@@ -5,6 +5,7 @@
     {"kind": "view", "id": 0, "blocks": [0]}              lanes are lists in it: [0, [[1], [2, 3]], 4]
     {"kind": "freeze", "block": 4}
     {"kind": "pass", "rows": [[view, [fed tokens], chosen token, writer or null], ...]}
+                                                          a fifth part: tokens that were forbidden
     {"kind": "event", "event": "StepEnded", ...}          strategies/events.py
     {"kind": "heard", "listen": 12, "items": [...]}       strategies/listening.py; nothing heard, no line
     {"kind": "end", "answer": {...}}
@@ -52,12 +53,16 @@ TracedItem = int | tuple[tuple[int, ...], ...]  # a block of a view, or its lane
 
 @dataclass(frozen=True)
 class TracedRow:
-    """One row of one pass: ids of its view, what was fed, what was chosen, whose word that is."""
+    """One row of one pass: ids of its view, what was fed, what was chosen, whose word that is.
+
+    `forbidden` are the tokens that its writer could not choose.
+    """
 
     view: int
     feed: tuple[int, ...]
     token: int
     writer: str | None
+    forbidden: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -130,7 +135,7 @@ class Recorder:
         """One forward pass, after it was answered."""
         views = [self._view_id(row.view) for row in step.rows]
         rows = [
-            [view, list(row.feed), token, row.writer]
+            [view, list(row.feed), token, row.writer, *_forbidden(row)]
             for view, row, token in zip(views, step.rows, tokens, strict=True)
         ]
         self.write({"kind": "pass", "rows": rows})
@@ -282,9 +287,13 @@ class _Reader:
     def _rows(self, rows: Sequence[Any]) -> tuple[TracedRow, ...]:
         taken = tuple(
             TracedRow(
-                _known(view, self.trace.views), tuple(map(_token, feed)), _token(token), writer
+                _known(view, self.trace.views),
+                tuple(map(_token, feed)),
+                _token(token),
+                writer,
+                *(frozenset(map(_token, forbidden)) for forbidden in rest),
             )
-            for view, feed, token, writer in rows
+            for view, feed, token, writer, *rest in rows
         )
         owners = {self.trace.views[row.view][-1] for row in taken}
         if not taken or not all(row.feed for row in taken):
@@ -292,6 +301,11 @@ class _Reader:
         if len(owners) < len(taken) or owners & self.frozen:
             raise ValueError("every row writes to a block of its own that is not frozen")
         return taken
+
+
+def _forbidden(row: Row) -> list[list[int]]:
+    """The last part of a traced row, which most rows do not need."""
+    return [sorted(row.choice.forbidden)] if row.writer and row.choice.forbidden else []
 
 
 def flat(items: Sequence[TracedItem]) -> tuple[int, ...]:

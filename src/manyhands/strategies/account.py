@@ -24,6 +24,7 @@ from manyhands.strategies.events import (
     ReplyWritten,
     Snapshot,
     StepBegun,
+    StepCut,
     StepEnded,
     TokenWritten,
     WorkerJoined,
@@ -92,6 +93,9 @@ class Account:
                 hand = self.hands[event.worker]
                 hand.text += event.text
                 hand.num_tokens += 1
+            case StepCut():
+                hand = self.hands[event.worker]
+                hand.text = hand.text.removesuffix(event.text)
             case StepEnded():
                 hand = self.hands[event.worker]
                 hand.steps.append(_step(event.worker, hand, event.text, event.forward_pass))

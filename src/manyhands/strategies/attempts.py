@@ -91,7 +91,7 @@ class Attempts(BudgetedRun):
         context: int | None,
     ) -> None:
         words = TeamPrompt(finisher=finisher, reply=prompt.reply)
-        super().__init__(text, settings, words, context)
+        super().__init__(text, settings, words, context, question)
         self.prompt, self.prompt_tokens = prompt, text.chat_prompt(prompt.message(question))
         self.start = self.prefill(self.prompt_tokens)
         names = (f"attempt {number}" for number in range(1, settings.workers + 1))
@@ -173,32 +173,29 @@ class Attempts(BudgetedRun):
 
     def ask(self, parts: Iterable[Work[None]]) -> Work[None]:
         """Let endings write, side by side; their passes are charged to no method."""
-        self.extra_passes += yield from abreast(parts)
+        yield from self.apart(abreast(parts))
 
     def settle(self, endings: Sequence[Ending], scenes: Sequence[Scene]) -> Work[None]:
         """Every attempt's answer, in `answer` of its ending: its own, or one that it is asked for."""
         asked = []
         for attempt, ending, scene in zip(self.attempts, endings, scenes, strict=True):
             ending.answer = attempt.answer
-            if attempt.answer is None and self.settings.end.finisher:
+            if attempt.answer is None and self.asks:
                 asked.append(ending.finish(scene))
         yield from self.ask(asked)
 
 
-def abreast(parts: Iterable[Work[None]]) -> Work[int]:
-    """Several lines of steps in the same passes; how many passes it took."""
-    passes = 0
+def abreast(parts: Iterable[Work[None]]) -> Work[None]:
+    """Several lines of steps in the same passes."""
     live: list[tuple[Work[None], Step]] = []
     for part in parts:
         live += yield from _next_step(part, None)
     while live:
         answered = yield Step(row for _, step in live for row in step.rows)
         assert isinstance(answered, tuple), "a step is answered with one token per row"
-        passes += 1
         tokens, waiting, live = iter(answered), live, []
         for part, step in waiting:
             live += yield from _next_step(part, tuple(islice(tokens, len(step.rows))))
-    return passes
 
 
 def _next_step(

@@ -60,6 +60,11 @@ class _Best(Attempts):
         worker = max(range(len(endings)), key=lambda i: endings[i].rank)  # the first of equals
         return Verdict(endings[worker].answer, worker, endings[worker], scenes[worker])
 
+    @property
+    def finisher_passes(self) -> int:
+        """The grades take one more."""
+        return super().finisher_passes + 1
+
     @cached_property
     def ending_tokens(self) -> int:
         """A finisher, the grade and a reply."""

@@ -39,13 +39,14 @@ from manyhands.strategies.events import (
     WorkerJoined,
     WorkerStopped,
 )
-from manyhands.strategies.line import SLACK, Line, LineRun, SideLine, tokens_behind
+from manyhands.strategies.line import SLACK, Line, LineRun, SideLine
 from manyhands.strategies.scene import Scene, Stretch, scene_of
 from manyhands.strategies.settings import BranchSettings
-from manyhands.strategies.writer import Writer
+from manyhands.strategies.writer import Writer, tokens_behind
 from manyhands.text import Text
-from manyhands.text.markers import MarkerProfile, TitleReader
+from manyhands.text.markers import MarkEraser, MarkerProfile, TitleReader
 
+_TAILS = ("", " ", "\n", "\n\n", " \n", " \n\n")  # may be one token with the end of a placeholder
 BRANCH = "branch "  # how names of branches' writers begin; a number follows
 
 
@@ -107,15 +108,16 @@ def branches(
 def placeholder_tokens(text: Text, placeholder: str) -> frozenset[int]:
     """The tokens that may not begin a branch: those that could begin the placeholder.
 
-    They are found by encoding runs of the placeholder of every length, with and without a blank
-    before it, so the tokenizer itself says which tokens it has. A token counts if its text, less
+    They are found by encoding runs of the placeholder of every length, with and without blanks before
+    and line breaks behind, so the tokenizer itself says which tokens it has. A token counts if its text, less
     blanks, begins the placeholder or begins with it. Blanks alone are free; therefore the ban holds
     as long as the branch has written nothing else.
     """
     found: set[int] = set()
     for lead in ("", " ", "\n"):
         for size in range(1, 2 * len(placeholder) + 1):
-            found.update(text.encode(lead + (2 * placeholder)[:size]))
+            dots = lead + (2 * placeholder)[:size]
+            found.update(t for tail in _TAILS for t in text.encode(dots + tail))
     words = {token: text.decode([token]).strip() for token in found}
     return frozenset(
         token
@@ -189,7 +191,9 @@ class _Run(LineRun):
             terminator=profile.terminator,
         )
         start = text.chat_prompt(message)
-        super().__init__(start, text, settings, prompt.finisher, context, (profile.marker,))
+        marks = (profile.marker,) if settings.max_blocks else ()
+        super().__init__(start, text, settings, prompt.finisher, context, marks, question)
+        self.eraser = MarkEraser(profile)
         self.between = text.encode(profile.between_titles())
         self.close = text.encode(profile.terminator + "\n")
         self.banned = placeholder_tokens(text, profile.placeholder)
@@ -212,15 +216,12 @@ class _Run(LineRun):
             titles = yield from self._skeleton()
             if titles:
                 yield from self._part(titles)
-        yield from self.say(self.line.watch.pending)
+        yield from self.say(self.line.watch.pending + self.eraser.rest)
         self.end_segment()
 
     def certain(self, piece: str) -> str:
-        """Once there have been enough blocks, a marker is only left out of the text."""
-        line = self.line
-        while line.watch.found is not None and self.num_blocks >= self.settings.max_blocks:
-            piece += line.overlook(line.watch.rest)
-        return piece
+        """Once there have been enough blocks, marks are only left out of the text."""
+        return piece if self.marks else self.eraser.push(piece)
 
     def look_around(self) -> Work[None]:
         """Is it over? Not while a block is open: then it is for `_skeleton` to say."""
@@ -340,6 +341,8 @@ class _Run(LineRun):
         items, rows = self._joined()
         self.opening += rows
         self.writer.stopped = False
+        if self.num_blocks >= self.settings.max_blocks:
+            self.marks = ()
         self.line = Line(self.writer, self.marks, items, self.close)
         for branch in self.team:
             text, worker, block = branch.text.strip(), branch.worker, self.num_blocks
@@ -380,7 +383,8 @@ class _Run(LineRun):
             return "".join(self._joined_text())
         if self.titles:
             return ""
-        return self.line.watch.pending if self.reader is None else self.reader.words
+        pending = self.line.watch.pending + self.eraser.rest
+        return pending if self.reader is None else self.reader.words
 
     def reserve(self) -> Reserve:
         """What can be in memory at once: all text, and one block of branches twice (`reencode`)."""

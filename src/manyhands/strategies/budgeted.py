@@ -48,7 +48,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.prompts.hogwild import TeamPrompt
-from manyhands.strategies.base import Answer, FinishedStep, Reserve, Strategy
+from manyhands.strategies.base import Answer, FinishedStep, Reserve, Sent, Strategy
 from manyhands.strategies.ending import Ending, Work
 from manyhands.strategies.events import AnswerFound, Event, Snapshot, TokenWritten
 from manyhands.strategies.scene import Scene
@@ -65,9 +65,15 @@ class BudgetedRun(ABC):
     """
 
     def __init__(
-        self, text: Text, settings: Settings, words: TeamPrompt, context: int | None
+        self,
+        text: Text,
+        settings: Settings,
+        words: TeamPrompt,
+        context: int | None,
+        problem: str | None = None,
     ) -> None:
         self.text, self.settings, self.words, self.context = text, settings, words, context
+        self.asks = settings.end.finisher if problem is None else settings.end.asks(problem)
         self.writers: list[Writer] = []
         self.opening: list[Row] = []  # fed along with the next pass, besides the rows that write
         self.passes = self.extra_passes = 0
@@ -139,7 +145,9 @@ class BudgetedRun(ABC):
         """
         if self.finish_reason:
             return
-        if self.passes >= self.settings.budget:
+        total, spent = self.settings.end.total, self.passes + self.extra_passes
+        is_due = total is not None and spent + self.finisher_passes >= total
+        if self.passes >= self.settings.budget or is_due:
             self.finish_reason = "budget"
         elif self.context is not None and num_tokens + self.ending_tokens > self.context:
             self.finish_reason = "context"
@@ -161,28 +169,47 @@ class BudgetedRun(ABC):
 
     def answer_now(self) -> Work[str | None]:
         """The answer if the run ended here: the one there is, or the finisher's. Nothing changes."""
-        if self.answer is not None or not self.settings.end.finisher:
+        if self.answer is not None or not self.asks:
             return self.answer
         ending = self.ending()
-        yield from ending.finish(self.scene())
-        self.extra_passes += ending.passes
+        yield from self.apart(ending.finish(self.scene()))
         return ending.answer
 
     def end(self) -> Work[None]:
         """Ask for an answer if there is none, then write the reply to the user."""
         ending, scene = self.ending(), self.scene()
-        if self.answer is None and self.settings.end.finisher:
-            yield from ending.finish(scene)
+        if self.answer is None and self.asks:
+            yield from self.apart(ending.finish(scene))
             self.answer = ending.answer
             yield AnswerFound(self.passes, None, self.answer)
         if self.settings.end.reply:
-            yield from ending.write_reply(scene, self.passes)
+            yield from self.apart(ending.write_reply(scene, self.passes))
             self.reply = ending.reply
-        self.extra_passes += ending.passes
+
+    def apart(self, part: Work[None]) -> Work[None]:
+        """Let an ending write. Its passes are counted apart, and it is cut short where `total` is spent."""
+        sent: Sent = None
+        total = self.settings.end.total
+        while True:
+            try:
+                asked = part.send(sent)
+            except StopIteration:
+                return
+            is_pass = isinstance(asked, Step)
+            if is_pass and total is not None and self.passes + self.extra_passes >= total:
+                part.close()
+                return
+            sent = yield asked
+            self.extra_passes += is_pass
 
     def ending(self) -> Ending:
         """A finisher and a reply."""
         return Ending(self.text, self.words, self.settings)
+
+    @property
+    def finisher_passes(self) -> int:
+        """At most so many passes are made between the end of the work and the answer."""
+        return self.settings.end.finisher_tokens if self.asks else 0
 
     @cached_property
     def ending_tokens(self) -> int:

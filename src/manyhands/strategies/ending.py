@@ -28,7 +28,7 @@ Work = Generator[Asked, Sent, T]  # part of a strategy; T is what comes of it
 
 
 class Ending:
-    """The end of one run. Counts its passes, which are charged to no method.
+    """The end of one run. Its passes are charged to no method (`BudgetedRun.apart` counts them).
 
     `words` are those of the finisher and of the reply. `owner` names whose end it is, where there are
     several: each has random numbers of its own.
@@ -37,7 +37,6 @@ class Ending:
     def __init__(self, text: Text, words: TeamPrompt, settings: Settings, owner: str = "") -> None:
         self.text, self.words, self.settings = text, words, settings
         self.owner = f"{owner}'s " if owner else ""
-        self.passes = 0
         self.answer: str | None = None
         self.reply = ""
         self._read: tuple[Block, ...] = ()  # what the reply reads besides the scene
@@ -112,6 +111,5 @@ class Ending:
             rows.append(self._last_row)
             self._last_row = None
         tokens = yield Step((*rows, writer.row()))
-        self.passes += 1
         assert isinstance(tokens, tuple), "a step is answered with one token per row"
         return tokens[-1]

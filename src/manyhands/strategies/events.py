@@ -80,6 +80,19 @@ class StepEnded(Event):
 
 
 @dataclass(frozen=True)
+class StepCut(Event):
+    """A worker wrote a line that could pass for the team's own structure, and the step ends before it.
+
+    `text` is what was dropped: the end of all that the worker has written in this step. A step without
+    any other text does not end, it is begun again.
+    """
+
+    worker: int
+    step: int
+    text: str
+
+
+@dataclass(frozen=True)
 class CheckAsked(Event):
     """A worker was asked whether its work is redundant, at the beginning of this step."""
 

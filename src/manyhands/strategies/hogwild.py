@@ -7,6 +7,15 @@ prefix, so no pass is lost. Now and then a worker that begins a step is asked wh
 redundant (section 3.3). The run ends when somebody closes a box with an answer in it, when all have
 ended their turn, or when the budget of forward passes is spent.
 
+A step ends before a line that could pass for the team's own structure (`**Carol [4]:**` written by Alice,
+a section header, the marker): all would read it as if others had said it. The line is dropped with all
+that comes behind it, and what was fed cannot be unfed. So the text before the line is fed once more:
+
+    combined, interleaved    into a fresh block at the end of the history, by a row of its own
+    contiguous               into a fresh desk, by the row that opens the worker's next step
+
+A step without any text before the line is begun again, and may not begin with that token once more.
+
 Before each pass the team listens (`strategies/listening.py`). A person's words are a finished step of a
 writer with a name of its own, as a teammate would write it. One row feeds them in the next pass:
 
@@ -21,6 +30,7 @@ is done.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 
 from manyhands.cache.block import Block
@@ -37,6 +47,7 @@ from manyhands.strategies.events import (
     Event,
     RequestRefused,
     StepBegun,
+    StepCut,
     StepEnded,
     WorkerJoined,
     WorkerPaused,
@@ -56,6 +67,7 @@ from manyhands.strategies.listening import (
 )
 from manyhands.strategies.scene import Scene
 from manyhands.strategies.settings import MAX_WORKERS, TeamSettings
+from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 
 _SHORTEST_USUAL_STEP = 12  # tokens; for the estimate of memory only
@@ -94,11 +106,12 @@ class _Team(BudgetedRun):
         prompt: TeamPrompt,
         context: int | None,
     ) -> None:
-        super().__init__(text, settings, prompt, context)
+        super().__init__(text, settings, prompt, context, problem)
         self.prompt = prompt
         self.names = [*prompt.team(settings.workers)]
         self.view_of = LAYOUTS[settings.layout]
         self.has_history = self.view_of.keeps_history
+        self.structure = self._structure()
         self.writers = [self.new_writer(name) for name in self.names]
         self.desks = [Block(f"{name} 1") for name in self.names]
         self.step_numbers = [1] * settings.workers
@@ -136,6 +149,7 @@ class _Team(BudgetedRun):
         for index in range(len(self.writers)):
             yield self._step_begun(index)
         while (yield from self._listen()) and (present := (yield from self._present())):
+            self._keep_readable(present)
             for i in present:
                 self.first_passes[i] = self.first_passes[i] or self.passes + 1
             self.num_fed += sum(len(self.writers[i].feed) for i in present)
@@ -143,6 +157,13 @@ class _Team(BudgetedRun):
             yield from self.write(present)
             self._look_around()
             yield from self.look()
+
+    def _keep_readable(self, present: list[int]) -> None:
+        """Feed a desk that is written anew (`_cut_step`) though its worker is away: others read it."""
+        for index, worker in enumerate(self.writers):
+            if index not in present and len(worker.unread) > 1:
+                self._put(worker.view, worker.unread)
+                worker.feed, worker.unread = worker.feed[len(worker.unread) :], ()
 
     def _present(self) -> Work[list[int]]:
         """The workers that write in the next pass; none if all have stopped or are away for good.
@@ -209,9 +230,51 @@ class _Team(BudgetedRun):
         if answer is not None and self.answer is None:
             self.answer = answer
             yield AnswerFound(self.passes, index, answer)
+        cut = None if self.answer is not None else self._structure_in(worker, piece)
+        if cut is not None:
+            yield from self._cut_step(index, cut)
         if worker.stopped:
             yield WorkerStopped(self.passes, index)
-        elif worker.ends_step(piece):
+        elif cut is None and worker.ends_step(piece):
+            yield from self._end_step(index)
+
+    def _structure(self) -> re.Pattern[str]:
+        """What no worker may begin a line with."""
+        return self.prompt.structure({*self.prompt.names, *self.names})
+
+    def _structure_in(self, worker: Writer, piece: str) -> int | None:
+        """Where in the step's text a line begins that could pass for our structure, as of this piece."""
+        text = worker.step_text
+        start = text.rfind("\n", 0, len(text) - len(piece)) + 1
+        text += "\n" * worker.stopped  # the end of a turn ends the line, too
+        while start < len(text):
+            if self.structure.match(text, start):
+                return start
+            start = text.find("\n", start) + 1 or len(text)
+        return None
+
+    def _cut_step(self, index: int, start: int) -> Generator[Event, None, None]:
+        """The step ends before the line that begins there; what stands before it is fed once more."""
+        worker, desk = self.writers[index], self.desks[index]
+        yield StepCut(self.passes, index, self.step_numbers[index], worker.step_text[start:])
+        written = worker.step_text[:start].rstrip()
+        num_before = desk.num_tokens + len(worker.unread) - len(worker.step_tokens)
+        kept = (*desk.tokens[:num_before], *worker.tokens_of(len(written)))
+        forbidden = worker.forbidden.union(worker.step_tokens[:1])
+        self.num_fed -= desk.num_tokens
+        self.desks[index] = fresh = Block(desk.name)
+        self._seat()
+        worker.step_text, worker.unread = written, ()
+        if worker.stopped:
+            self._put(worker.view, kept)
+        elif not written:
+            worker.begin_step(worker.view, kept, forbidden)
+        else:
+            if self.has_history:
+                self._put_into_history(fresh, kept)
+            else:
+                worker.unread = kept
+            worker.feed = (*worker.unread, *self.text.encode(self.prompt.step_break))
             yield from self._end_step(index)
 
     def _end_step(self, index: int) -> Generator[Event, None, None]:
@@ -225,7 +288,8 @@ class _Team(BudgetedRun):
         feed = worker.feed + self._prefix_tokens(index, check=asked)
         worker.begin_step(worker.view, feed)
         if self.has_history:
-            self.history.append(self.desks[index].freeze())
+            if (desk := self.desks[index]) not in self.unfrozen:
+                self.history.append(desk.freeze())
             self.desks[index] = Block(f"{self.names[index]} {self.step_numbers[index]}")
             self._seat()
         yield self._step_begun(index)
@@ -302,9 +366,11 @@ class _Team(BudgetedRun):
         """Follow what was said; whether the work goes on."""
         if self.finish_reason:
             return False
+        unfed = {row.view.own for row in self.opening}
         for block in self.unfrozen:
-            block.freeze()
-        self.unfrozen = []
+            if block not in unfed:
+                block.freeze()
+        self.unfrozen = [block for block in self.unfrozen if block in unfed]
         items, self.unheard = self.unheard + (yield from self._hear()), ()
         for item in items:
             if reason := self._reason_against(item):
@@ -425,6 +491,7 @@ class _Team(BudgetedRun):
         self.desks.append(Block(f"{name} 1"))
         self.step_numbers.append(1)
         self.first_passes.append(0)
+        self.structure = self._structure()
         return len(self.names) - 1
 
     def _dismiss(self, index: int) -> Work[None]:
@@ -442,7 +509,7 @@ class _Team(BudgetedRun):
                 self.seats.remove(index)
             else:  # an ending reads a last desk, be it empty
                 self.desks[index] = Block(f"{self.names[index]}'s empty desk")
-            if desk.tokens or unread:
+            if desk.tokens or unread or any(row.view.own is desk for row in self.opening):
                 self._put_into_history(desk, unread)
         worker.stopped = True
         self.paused.discard(index)

@@ -29,20 +29,13 @@ from manyhands.strategies.events import (
 )
 from manyhands.strategies.scene import Scene, Stretch, scene_of
 from manyhands.strategies.settings import BranchSettings, SkeletonSettings, SoloSettings
-from manyhands.strategies.writer import Writer
+from manyhands.strategies.writer import Writer, tokens_behind
 from manyhands.text import BoxWatch, Text
 from manyhands.text.markers import MarkerWatch
 
 LINE = "writer"  # the main line's writer
 # A side line's next token, its line break, and what a token that shares text with a mark may cost more.
 SLACK = 6
-
-
-def tokens_behind(text: Text, words: str) -> tuple[int, ...]:
-    """The tokens of `words` behind other text: some tokenizers put a blank before a line break."""
-    before, whole = text.encode("x"), text.encode("x" + words)
-    size = len(before)
-    return whole[size:] if whole[:size] == before else text.encode(words)
 
 
 class Line:
@@ -187,9 +180,10 @@ class LineRun(BudgetedRun):
         finisher: str,
         context: int | None,
         marks: Sequence[str] = (),
+        problem: str | None = None,
     ) -> None:
-        super().__init__(text, settings, TeamPrompt(finisher=finisher), context)
-        self.prompt_tokens, self.marks = prompt, marks
+        super().__init__(text, settings, TeamPrompt(finisher=finisher), context, problem)
+        self.prompt_tokens, self.marks = prompt, tuple(marks)
         self.writer = self.new_writer(LINE)
         self.writers = [self.writer]
         self.line = Line(self.writer, marks, (self.prefill(prompt),), prompt[-1:])
@@ -282,14 +276,14 @@ class LineRun(BudgetedRun):
 
     def end(self) -> Work[None]:
         """Ask for the answer if there is none. The line is the reply: none is written."""
-        if self.answer is None and self.settings.end.finisher:
+        if self.answer is None and self.asks:
             self.answer = yield from super().answer_now()
             yield AnswerFound(self.passes, None, self.answer)
 
     @cached_property
     def ending_tokens(self) -> int:
         """The finisher's alone."""
-        return self.ending().num_finisher_tokens if self.settings.end.finisher else 0
+        return self.ending().num_finisher_tokens if self.asks else 0
 
     def told(self) -> str:
         """All that was said, thoughts included."""

@@ -74,7 +74,7 @@ def prompts_of(request: ChatRequest | PlainRequest, text: Text) -> tuple[Prompt,
             ("system" if message.role == "developer" else message.role, message.text)
             for message in request.messages
         ]
-        return (Prompt(text.conversation(said), text.thinking),)
+        return (Prompt(text.conversation(said), text.thinking, chat=True),)
     return tuple(Prompt(_tokens(prompt, text)) for prompt in request.prompts)
 
 

@@ -62,7 +62,7 @@ class _Final(Attempts):
         ending, scene, (first, *others) = self.ending(), self.scene(), self.attempts
         if first.answer is not None and not others:  # there is nothing to compare
             return Verdict(first.answer, 0, ending, scene)
-        if self.settings.end.finisher or all(writer.stopped for writer in self.writers):
+        if self.asks or all(writer.stopped for writer in self.writers):
             yield from self.ask([ending.finish(scene)])
         return Verdict(ending.answer, None, ending, scene)
 

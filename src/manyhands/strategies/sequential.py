@@ -28,4 +28,4 @@ def sequential(
     """
     settings, prompt = settings or SoloSettings(), prompt or TeamPrompt()
     start = text.chat_prompt(prompt.solo_message(problem))
-    return LineRun(start, text, settings, prompt.finisher, context).play()
+    return LineRun(start, text, settings, prompt.finisher, context, problem=problem).play()

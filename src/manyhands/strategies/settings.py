@@ -26,6 +26,7 @@ HEADER_MODES = ("in_context", "alone")
 MOVES = ("rotate", "reencode")
 MODES = ("final", "vote")
 SAMPLED = Choice(temperature=0.7)  # what Wang et al. (2022) mostly sample with
+ANSWERS = ("boxed", "none", "auto")
 
 _SAMPLING, _END = "Choice of tokens", "How it ends"  # groups of options in the help
 
@@ -35,7 +36,8 @@ class EndSettings:
     """How to end. The paper allows 16 tokens for integers, 64 for formulae, 1024 for code.
 
     The finisher encodes all text anew with `reencode`, as one ordinary sequence; the reply reads the
-    blocks in any case.
+    blocks in any case. With a `total`, the work ends in time for the finisher, which is followed by a reply
+    as far as passes are left; snapshots count, too.
     """
 
     finisher: bool = setting(True, "Without an answer at the end, ask for one.")
@@ -43,9 +45,27 @@ class EndSettings:
     reencode: bool = setting(False, "Ask over text that is encoded anew, as one ordinary sequence.")
     reply: bool = setting(True, "Write a reply to the user at the end.")
     reply_tokens: int = setting(512, "Tokens for that reply, at most.", at_least=1)
+    answer: str = setting(
+        "boxed",
+        "Whether an answer in a box is asked for: boxed; none, for open questions; or auto, if the problem "
+        "speaks of a box or holds a digit.",
+        one_of=ANSWERS,
+    )
+    total: int | None = setting(
+        None,
+        "Passes of the whole run, at most: work, snapshots, finisher and reply.",
+        at_least=1,
+        unit="forward passes",
+        unset="no bound",
+    )
 
     def __post_init__(self) -> None:
         check(self)
+
+    def asks(self, problem: str) -> bool:
+        """Whether an answer to this problem is asked for, if none was found."""
+        has_box = "boxed" in problem or any(char.isdigit() for char in problem)
+        return self.finisher and (self.answer == "boxed" or (self.answer == "auto" and has_box))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,10 +40,14 @@ from manyhands.text.markers import MarkerWatch
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is completed. `thinking`: it leaves a thinking open, and the reply comes behind that."""
+    """What is completed. `thinking`: it leaves a thinking open, and the reply comes behind that.
+
+    `chat`: what is written is a message, which begins with its first word. Other completions are exact.
+    """
 
     tokens: tuple[int, ...]
     thinking: bool = False
+    chat: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ def shared_prefix(
 
 def _prompt(prompt: str | Sequence[int] | Prompt, text: Text) -> Prompt:
     if isinstance(prompt, str):
-        prompt = Prompt(text.chat_prompt(prompt), text.thinking)
+        prompt = Prompt(text.chat_prompt(prompt), text.thinking, chat=True)
     elif not isinstance(prompt, Prompt):
         prompt = Prompt(tuple(prompt))
     if not prompt.tokens:
@@ -134,7 +138,8 @@ class _Line:
         self.prompt, self.sample = index
         self.writer = Writer(text, settings.choice, settings.seed, f"sample {self.sample}")
         self.writer.name = f"prompt {self.prompt}, sample {self.sample}"
-        self.thinking = self._began_thinking = prompt.thinking
+        self.thinking = prompt.thinking
+        self._is_message = prompt.chat or prompt.thinking
         self.tokens: list[int] = []
         self.texts = {True: "", False: ""}  # of the thinking, of the reply
         self.finish_reason = ""
@@ -160,6 +165,8 @@ class _Line:
             self.finish_reason = "length"
         if self.finish_reason and self._watch.found is None:
             certain += self._watch.pending
+        if self._is_message and not self.thinking and not self.texts[False]:
+            certain = certain.lstrip()
         self.texts[self.thinking] += certain
         if token == self._text.think_end:
             self.thinking = False
@@ -171,9 +178,7 @@ class _Line:
 
     def completion(self) -> Completion:
         """What it came to. Blanks around the thinking belong to neither part."""
-        thinking, text = self.texts[True].strip(), self.texts[False]
-        text = text.lstrip() if self._began_thinking else text
-        tokens = tuple(self.tokens)
+        thinking, text, tokens = self.texts[True].strip(), self.texts[False], tuple(self.tokens)
         return Completion(self.prompt, self.sample, text, thinking, tokens, self.finish_reason)
 
 

@@ -108,7 +108,7 @@ class _Run(LineRun):
     ) -> None:
         opening = text.encode(prompt.opening)
         start = text.chat_prompt(prompt.message(question)) + opening
-        super().__init__(start, text, settings, prompt.finisher, context, (prompt.close,))
+        super().__init__(start, text, settings, prompt.finisher, context, (prompt.close,), question)
         self.writer.follow(opening)
         self.prompt = prompt
         self.inserted = prompt.opening  # before the outline, not written by the model

@@ -17,6 +17,13 @@ from manyhands.cache.view import View
 from manyhands.text import BoxWatch, StepEnd, StreamDecoder, Text
 
 
+def tokens_behind(text: Text, words: str) -> tuple[int, ...]:
+    """The tokens of `words` behind other text: some tokenizers put a blank before a line break."""
+    before, whole = text.encode("x"), text.encode("x" + words)
+    size = len(before)
+    return whole[size:] if whole[:size] == before else text.encode(words)
+
+
 class Writer:
     """One row's worth of thinking, from its first token to its last."""
 
@@ -31,11 +38,15 @@ class Writer:
         self.stopped = False
         self.begin_step(View((Block(f"{name} 1"),)), ())
 
-    def begin_step(self, view: View, feed: tuple[int, ...]) -> None:
-        """Go on at the end of `view`, feeding `feed` first."""
+    def begin_step(
+        self, view: View, feed: tuple[int, ...], forbidden: frozenset[int] = frozenset()
+    ) -> None:
+        """Go on at the end of `view`, feeding `feed` first. A `forbidden` token may not come first."""
         self.view = view
         self.feed = feed
+        self.forbidden = forbidden
         self.step_text = ""
+        self.step_tokens: list[int] = []
         self.box = BoxWatch()
         self._step_end = StepEnd()
         self._decoder = StreamDecoder(self.vocabulary)
@@ -53,6 +64,8 @@ class Writer:
         choice = self.choice
         if choice.temperature > 0:
             choice = replace(choice, draw=self.random.random())
+        if self.forbidden and not self.step_tokens:
+            choice = replace(choice, forbidden=choice.forbidden | self.forbidden)
         return Row(self.view, self.feed, choice, self.name)
 
     def read(self, token: int, turn_end: frozenset[int]) -> str:
@@ -63,10 +76,28 @@ class Writer:
             piece = self._decoder.flush()
         else:
             self.num_tokens += 1
+            self.step_tokens.append(token)
             self.feed = self.unread = (token,)
             piece = self._decoder.push(token)
         self.step_text += piece
         return piece
+
+    def tokens_of(self, size: int) -> tuple[int, ...]:
+        """The tokens of the first `size` characters of the step's text.
+
+        They are those that were written; where a token goes on behind these characters, what it has of
+        them is encoded anew.
+        """
+        decoder, num_chars = StreamDecoder(self.vocabulary), 0
+        num_whole = num_tokens = 0  # characters, and the tokens that hold them and nothing else
+        for number, token in enumerate(self.step_tokens, 1):
+            if num_chars >= size:
+                break
+            num_chars += len(decoder.push(token))
+            if num_chars <= size and decoder.is_settled:
+                num_whole, num_tokens = num_chars, number
+        words = self.step_text[num_whole:size]
+        return (*self.step_tokens[:num_tokens], *tokens_behind(self.vocabulary, words))
 
     def ends_step(self, piece: str) -> bool:
         """Whether the piece completes the step."""

@@ -12,6 +12,7 @@ may become one; `TitleReader` reads what stands behind a marker.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
@@ -79,6 +80,30 @@ class MarkerWatch:
         held = max((_overlap(text, mark) for mark in self._marks), default=0)
         self.pending = text[len(text) - held :]
         return text[: len(text) - held]
+
+
+class MarkEraser:
+    """Leaves markers and terminators out of running text, where they have no meaning any more.
+
+    `push` returns text that is certain; `rest` is the text that is held back, should nothing follow.
+    """
+
+    def __init__(self, profile: MarkerProfile) -> None:
+        self._marks = (profile.terminator, profile.marker)  # the longer one first
+        self._pattern = re.compile("|".join(map(re.escape, self._marks)))
+        self._pending = ""
+
+    def push(self, piece: str) -> str:
+        """Read on, and return what became certain."""
+        text = self._pending + piece
+        size = len(text) - max(_overlap(text, mark) for mark in self._marks)
+        self._pending = text[size:]
+        return self._pattern.sub("", text[:size])
+
+    @property
+    def rest(self) -> str:
+        """What is held back, without the marks in it."""
+        return self._pattern.sub("", self._pending)
 
 
 class TitleReader:

@@ -27,6 +27,11 @@ class StreamDecoder:
         self._waiting: list[int] = []
         self._given = 0  # characters of decode(settled + waiting) that were given out
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all text of all tokens was given out: none ends within a character."""
+        return not self._waiting
+
     def push(self, token: int) -> str:
         """The text that this token makes certain, often its own, sometimes empty."""
         if not self._special and self._text.hides(token):
