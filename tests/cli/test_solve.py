@@ -49,7 +49,7 @@ def test_every_option_reaches_the_settings(cli: Cli, solve: Cli, tmp_path: Path)
     options = (
         "--workers 3 --layout interleaved --check-every 5 --headers alone --budget 7 --seed 4 "
         "--temperature 0.9 --top-k 30 --top-p 0.8 --min-p 0.01 --snapshots 2,4 --no-finisher "
-        "--finisher-tokens 3 --reencode --no-reply --reply-tokens 9 --device cpu --dtype float64 "
+        "--finisher-tokens 3 --reencode --no-reply --reply-tokens 9 --answer auto --total 90 --device cpu --dtype float64 "
         "--backend reference --memory-tokens 4000 --context 900"
     )
     found = as_json(solve("1 + 2", "--json", "--transcript", trace, *options.split()))
@@ -76,6 +76,8 @@ def test_every_option_reaches_the_settings(cli: Cli, solve: Cli, tmp_path: Path)
         "reencode": True,
         "reply": False,
         "reply_tokens": 9,
+        "answer": "auto",
+        "total": 90,
     }
     assert (header["device"], header["dtype"], header["backend"]) == ("cpu", "float64", "reference")
     assert (header["context"], header["weights"], header["problem"]) == (900, "auto", "1 + 2")

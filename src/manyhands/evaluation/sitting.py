@@ -20,13 +20,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from manyhands.engine.loop import Packs, run_passes
-from manyhands.engine.run import Run
 from manyhands.errors import ManyhandsError
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.events import Event, Snapshot, TokenWritten, WorkerJoined
+
+if TYPE_CHECKING:  # the help of a command needs no engine
+    from manyhands.engine.loop import Packs
+    from manyhands.engine.run import Run
 
 
 @dataclass
@@ -98,6 +100,8 @@ def sit(
     Those that are `watched` keep what was written in which pass. An error that belongs to one run
     comes back with it; any other is raised. Closing the iterator cancels what is under way.
     """
+    from manyhands.engine.loop import run_passes
+
     _forget_peak(engine)
     sittings = (
         (Sitting(key, writing=[] if watched(key) else None), strategy)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from manyhands.engine.loop import Packs
 from manyhands.errors import ManyhandsError
 from manyhands.evaluation.endpoint import Endpoint, at_once
 from manyhands.evaluation.record import Key
@@ -20,6 +19,9 @@ from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import SoloSettings
 from manyhands.text import Text
 from manyhands.text.boxed import boxed_answer
+
+if TYPE_CHECKING:
+    from manyhands.engine.loop import Packs
 
 Ballot = tuple[Key, int]  # whose work, and which vote
 
