@@ -36,6 +36,19 @@ def test_help_imports_nothing_heavy() -> None:
     assert shown.stdout.endswith("[]\n"), shown
 
 
+def test_a_model_that_is_not_there_is_said_before_torch_is_imported() -> None:
+    code = (
+        "import sys\n"
+        "from manyhands.cli import app\n"
+        "try:\n    app(['solve', '1 + 2', '--model', '/no/such/folder'], standalone_mode=False)\n"
+        "except BaseException: pass\n"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "no folder '/no/such/folder'" in shown.stderr, shown
+    assert shown.stdout == "[]\n", shown
+
+
 @pytest.mark.parametrize("words", SAYING)
 def test_the_reader_goes_away(words: str) -> None:
     process = subprocess.Popen(

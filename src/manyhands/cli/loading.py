@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from manyhands.cli.guard import tell
 from manyhands.cli.options import BUNDLED
 from manyhands.cli.output import Notes
 from manyhands.errors import ModelNotFound
+from manyhands.hub import is_local
+from manyhands.model.checkpoint import check_folder
 from manyhands.model.settings import ModelSettings
 from manyhands.prompts import Prompts, dump_prompts, load_prompts, model_prompts
 
@@ -70,6 +73,9 @@ def load_engine(model: str, settings: ModelSettings, notes: Notes) -> tuple[Engi
 
 def load_wordless_engine(model: str, settings: ModelSettings, notes: Notes) -> Engine:
     """The engine for `model`, whether it has a tokenizer or not."""
+    place = place_of(model)
+    if is_local(place):  # before torch is imported, which takes seconds
+        check_folder(Path(place).expanduser(), with_weights=settings.weights == "auto")
     is_watched = sys.stderr is not None and sys.stderr.isatty()
     if is_watched:
         tell(f"loading {model}")
@@ -80,18 +86,7 @@ def load_wordless_engine(model: str, settings: ModelSettings, notes: Notes) -> E
     gc.freeze()
     atexit.register(gc.unfreeze)  # or libraries complain of what they think is leaked
     with _noted(notes):
-        engine = Engine.load(
-            place_of(model),
-            device=settings.device,
-            dtype=settings.dtype,
-            backend=settings.backend,
-            weights=settings.weights,
-            quantise=settings.quantise,
-            fuse=settings.fuse,
-            memory_tokens=settings.memory_tokens,
-            context=settings.context,
-            downloads=is_watched,
-        )
+        engine = Engine.load(replace(settings, model=place), downloads=is_watched)
     is_slow = engine.facts.is_on_gpu and engine.facts.backend == "torch"
     if is_slow and settings.backend == "auto":
         notes.warn(f"attention runs in plain torch, slowly: {engine.facts.backend_reason}")

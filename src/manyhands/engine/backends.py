@@ -16,8 +16,7 @@ from manyhands.engine.passes import Passes
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
-
-BACKENDS = ("triton", "torch", "reference")
+from manyhands.model.settings import BACKENDS
 
 
 @dataclass(frozen=True)

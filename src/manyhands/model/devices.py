@@ -8,13 +8,9 @@ import warnings
 import torch
 
 from manyhands.errors import InvalidRequest, OutOfMemory
+from manyhands.model.settings import DTYPES
 
-DTYPES: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
 
 def devices_here() -> list[str]:
@@ -83,7 +79,7 @@ def resolve_dtype(
         raise InvalidRequest(
             f"dtype {name!r} is not available", hint=f"available: auto, {', '.join(DTYPES)}"
         )
-    return DTYPES[name]
+    return _DTYPES[name]
 
 
 def too_small(device: torch.device, model: str) -> OutOfMemory:

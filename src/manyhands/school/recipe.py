@@ -28,6 +28,7 @@ from manyhands.errors import InvalidRequest, ModelNotFound
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.devices import resolve_device
 from manyhands.model.loading import load_adapter
+from manyhands.model.settings import DTYPES
 from manyhands.prompts.load import TABLES, Prompts
 from manyhands.replay.lessons import Lessons, Recorded
 from manyhands.replay.trace import read_trace
@@ -38,7 +39,7 @@ from manyhands.school.curriculum_parts import PartsMix
 from manyhands.school.simulated import Simulated
 from manyhands.text import Text
 
-_DTYPES = ("float32", "bfloat16", "float16")
+_DTYPES = tuple(name for name in DTYPES if name != "float64")
 
 
 @dataclass(frozen=True)
