@@ -50,7 +50,7 @@ def test_what_a_request_says() -> None:
     assert (settings.max_tokens, settings.samples, settings.seed) == (7, 2, 4)
     assert (settings.choice.temperature, settings.choice.top_p) == (0.5, 0.9)
     assert (settings.stop, settings.tenant) == (("END",), None)
-    assert given.prompts == (Prompt(TEXT.chat_prompt("Hello")),)
+    assert given.prompts == (Prompt(TEXT.chat_prompt("Hello"), chat=True),)
     assert (given.custom_id, given.number, given.url) == ("a", 3, CHAT)
     assert request(user="anna", isolate=True).settings.tenant == "anna"
 
