@@ -16,9 +16,7 @@ class Debate(BudgetedRun):  # budget, context, snapshots, finisher and reply com
 
     def begin_round(self, number):
         self.number, self.speaking = number, {0, 1}
-        for (
-            writer
-        ) in self.writers:  # its last token goes along with the words that open a paragraph
+        for writer in self.writers:  # its last token goes along with the words of a new paragraph
             opening = self.text.encode(f"\n\n{self.words.prefix(writer.name, number)}")
             writer.begin_step(View((*self.heard, Block(writer.name))), writer.feed + opening)
 
