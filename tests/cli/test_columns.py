@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from manyhands.cli.columns import picture
@@ -35,6 +35,7 @@ def written(workers: int, texts: list[str], reply: str = "") -> Account:
     return account
 
 
+@example(1, ["\u200d\u200d:::::::::::::"], "", "", 5, 6)  # joiners without a width
 @settings(max_examples=150, deadline=None)
 @given(
     workers=st.integers(1, 30),

@@ -90,8 +90,7 @@ def _title(hand: Hand, index: int, width: int) -> Text:
     name = printable(hand.name) if hand.came_late else f"{printable(hand.name)} [{hand.step}]"
     title = Text(name, f"bold {_STYLES[index % len(_STYLES)]}")
     title.append(state, "dim")
-    title.truncate(width, overflow="ellipsis")
-    return title
+    return _within(title, width)
 
 
 def _one_line_each(hands: _Hands, width: int, height: int) -> list[Text]:
@@ -117,7 +116,19 @@ def _reply(reply: str, width: int, height: int) -> list[Text]:
 
 def _line(text: str, width: int, style: str = "") -> Text:
     line = Text(" ".join(printable(text).split()), style, no_wrap=True)
-    line.truncate(width, overflow="ellipsis")
+    return _within(line, width)
+
+
+def _within(line: Text, width: int) -> Text:
+    """The line, cut to at most `width` cells.
+
+    Characters behind joiners without a width count otherwise once their neighbours are cut off, so what was
+    cut is measured again.
+    """
+    if line.cell_len > width:
+        line.truncate(width, overflow="ellipsis")
+    while line.cell_len > width:
+        line.right_crop(1)
     return line
 
 
@@ -127,4 +138,4 @@ def _wrapped(text: str, width: int, height: int, style: str = "") -> list[Text]:
         return []
     end = printable(text[-width * height :]).rstrip("\n")
     lines = Text(end, style).wrap(_PLAIN, width, overflow="fold", tab_size=4)
-    return list(lines)[-height:]
+    return [_within(line, width) for line in list(lines)[-height:]]
