@@ -284,8 +284,8 @@ def test_control_the_others_newest_token_is_not_seen(
 def test_control_a_moved_key_is_rotated_twice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = Memory.move
 
-    def twice(self: Memory, moves: Sequence[Move]) -> None:
-        right(self, [replace(move, shift=2 * move.shift) for move in moves])
+    def twice(self: Memory, move: Move) -> None:
+        right(self, replace(move, shift=2 * move.shift))
 
     monkeypatch.setattr(Memory, "move", twice)
     assert _worst(name, 2) > VISIBLE

@@ -36,7 +36,8 @@ def test_every_kind_of_run_is_drawn():
     }
     assert "Solve this list alone." in spoken["solo"]
     assert not any(name in spoken["solo"] for name in team)
-    assert "Alice solve this list" in spoken["one worker"]
+    assert "Solve this list alone." in spoken["one worker"]  # the words of one, the steps of a team
+    assert "Alice" in spoken["one worker"]
     assert "Bob" not in spoken["one worker"]
     assert "taken." in spoken["forced"]
     assert LIST_PROMPT.redundancy_check in spoken["checks"]
