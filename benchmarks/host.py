@@ -1,4 +1,4 @@
-"""What a forward pass costs the host, over the number of runs: the scheduler, and the planner with it.
+"""The host's time for a forward pass, over the number of runs: the scheduler, and the planner with it.
 
     python -m benchmarks.host                       this commit; the numbers before it stay as they are
     python -m benchmarks.host --against FOLDER      and another checkout, in turns with this one

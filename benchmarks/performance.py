@@ -254,7 +254,7 @@ def prefix() -> str:
 
 
 def host() -> str:
-    """What a pass costs the host over the number of runs, before and after the queues."""
+    """The host's time for a pass over the number of runs, before and after the queues."""
     found = result("host_time")
     if found is None:
         return NOTHING_YET

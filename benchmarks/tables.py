@@ -104,7 +104,7 @@ def source() -> str:
 
 
 def examined(page: str, task: str) -> list[Row]:
-    """What came of a task on one page (`benchmarks/summaries.py`), in the order of the labels."""
+    """The results of a task on one page (`benchmarks/summaries.py`), in the order of the labels."""
     lines = json.loads((RESULTS / f"{page}.json").read_text())
     return sorted(
         (line for line in lines if line["task"] == task), key=lambda line: in_order(line["label"])

@@ -178,7 +178,7 @@ class TritonBackend:
 
 
 _Items = tuple[Tensor, int, bool]  # a list of items, rows of their tiles, whether these are large
-# What differs between the kernels that attend: the function, how it is given keys and values, its options.
+# The kernels that attend differ in these: the function, how it is given keys and values, its options.
 _Kernel = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 

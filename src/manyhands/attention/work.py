@@ -207,7 +207,7 @@ def _occupancy(num_items: int, tiling: Tiling) -> Occupancy:
 
 
 def _num_splits(tiles: _Tiles, size: int, tiling: Tiling) -> Ints:
-    """Splits of each tile. What is left over and fits one iteration of the inner loop stays with the last."""
+    """Splits of each tile. A rest that fits one iteration of the inner loop stays with the last."""
     splits: Ints = np.maximum(1, -(-(tiles.num_keys - tiling.key_tile) // size))
     return splits
 

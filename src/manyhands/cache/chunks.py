@@ -16,7 +16,7 @@ from manyhands.cache.step import Row, Step
 
 
 def in_chunks(step: Step, most_tokens: int) -> tuple[list[Step], Step]:
-    """What is fed early, in order, and the step that is left: together they feed what `step` feeds.
+    """The steps that are fed early, in order, and the step that is left: together they feed what `step` feeds.
 
     The step that is left has all rows, and no pass has more than `most_tokens` tokens, unless rows
     must be fed together that are longer. Rows that are fed early write for nobody: nothing is chosen.

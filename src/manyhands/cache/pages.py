@@ -115,7 +115,7 @@ class PagePool:
         self._gone: list[weakref.ref[Block]] = []  # blocks that died, until their pages are freed
         self._moves: list[Move] = []  # owed: found by `join`, not made yet
         self._promises: dict[Block, int] = {}  # growing blocks: their lengths before the step
-        # What the newest step chose, stored before `keep`; a step that is taken back has chosen nothing.
+        # Tokens that the newest step chose, stored before `keep`; a step that is taken back has none.
         self.chosen: tuple[int, ...] | None = None
         self._journal = Journal()
         self.generation = 0  # whenever it grows, places and lengths that were looked up are stale

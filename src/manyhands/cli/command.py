@@ -57,7 +57,7 @@ class Option:
         return self.place.replace(".", "__")
 
     def parameter(self) -> inspect.Parameter:
-        """What typer reads."""
+        """The parameter as typer reads it."""
         told, default = _told_to_typer(self), self.default
         if isinstance(default, tuple):
             default = ",".join(map(str, default)) or None
