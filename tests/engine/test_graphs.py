@@ -43,9 +43,9 @@ def small_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "_LEAST", few)
     wide = graphs.wide_capacity
 
-    def less_wide(tokens: int, tiling: Tiling) -> Capacity:
+    def less_wide(tokens: int, tiling: Tiling, *, has_large: bool = False) -> Capacity:
         sizes = {"entries": 32, "pages": 16, "small": 16, "partials": 64, "most_partials": 8}
-        return replace(wide(tokens, tiling), **sizes)
+        return replace(wide(tokens, tiling, has_large=has_large), **sizes)
 
     monkeypatch.setattr(graphs, "wide_capacity", less_wide)
     monkeypatch.setattr(graphs, "_uncommon", lambda tiling: [less_wide(2, tiling)])

@@ -19,7 +19,8 @@ TILINGS = [
 
 
 def fits(plan: Plan, tiling: Tiling) -> bool:
-    wide = wide_capacity(rounded_tokens(plan.num_tokens), tiling)
+    has_large = len(cut(plan, tiling).large) > 0 and plan.num_tokens > 32
+    wide = wide_capacity(rounded_tokens(plan.num_tokens), tiling, has_large=has_large)
     work = cut(plan, tiling, wide.cutting)
     assert (work.small_rows, work.occupancy) == (wide.small_rows, wide.occupancy)
     assert wide.large or not len(work.large)

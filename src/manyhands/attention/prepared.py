@@ -25,7 +25,7 @@ from manyhands.attention.work import ITEM_FIELDS, Cutting, Occupancy, Work
 from manyhands.cache.plan import Plan
 
 _CHOSEN_BY = ("small_rows", "large_rows", "occupancy")  # fields of a capacity: its launches
-_SIZES = ("tokens", "rows", "entries", "pages", "small", "large", "partials", "most_partials")
+_SIZES = ("tokens", "rows", "entries", "pages", "small", "large", "partials")
 Int32s = NDArray[np.int32]
 _ALIGNED = 4
 _COSTLY = 128  # tokens, from which on a pass takes longer the more it has
@@ -89,13 +89,17 @@ class Capacity:
         return Cutting(self.small_rows, large_rows, Occupancy(self.occupancy))
 
     def holds(self, other: Capacity) -> bool:
-        """Whether a plan of the other capacity, which was cut for these kernels, fits, whatever it costs."""
+        """Whether a plan of the other capacity, which was cut for these kernels, fits, whatever it costs.
+
+        Partials are merged in as many rounds as a token has, so the most of one token need not fit.
+        """
         return all(getattr(self, name) >= getattr(other, name) for name in _SIZES)
 
     def serves(self, other: Capacity) -> bool:
         """Whether passes of the other capacity can be run with this one, at not much more than their cost."""
         return (
             self.holds(other)
+            and self.most_partials >= other.most_partials
             and all(getattr(self, name) == getattr(other, name) for name in _CHOSEN_BY)
             and self.tokens <= max(16, other.tokens)
             and bool(self.small) == bool(other.small)

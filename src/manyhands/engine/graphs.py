@@ -74,7 +74,8 @@ _SURE_ENOUGH = 0.99  # share of right guesses from which on whole passes are beg
 # wider, or a wide one that was made ahead.
 _OFTEN, _VERY_OFTEN = 32, 256
 _AHEAD = 768  # tokens of the largest wide recording: a part of a prompt, and what many others write
-_ALL_SMALL = 32  # tokens of a pass, up to which a wide recording has small tiles alone
+# Tokens of a pass up to which a wide recording has small tiles alone, and up to which one of these is made.
+_ALL_SMALL, _MOST_ALONE = 32, 256
 _GUESSES = 32  # about so many of the last ones count
 _HEAD_BYTES = (
     3 << 30
@@ -107,7 +108,8 @@ class GraphedPasses(Passes):
         self.trouble: str | None = None
         self.seconds_recording = 0.0
         self._graphs: dict[Capacity, _Graph] = {}
-        self._ahead: dict[int, _Graph] = {}  # of those the wide ones, by their tokens
+        # Of those the wide ones: by their tokens, and whether they have large tiles.
+        self._ahead: dict[tuple[int, bool], _Graph] = {}
         self._seen: Counter[Capacity] = Counter()
         self._newest: tuple[_Graph, Plan] | None = None
         self._lookahead: _Lookahead | None = None
@@ -214,14 +216,15 @@ class GraphedPasses(Passes):
                 graph for known, graph in self._graphs.items() if known.serves(capacity)
             ]:
                 return min(fitting, key=lambda graph: graph.capacity.num_integers), work
-            if (wide := self._wide(plan)) is not None:
+            has_large = len(work.large) > 0 and plan.num_tokens > _ALL_SMALL
+            if (wide := self._wide(plan, has_large)) is not None:
                 return wide
         graph = self._record(plan.page_size, capacity) if times > 1 else None
         return None if graph is None else (graph, work)
 
-    def _wide(self, plan: Plan) -> tuple[_Graph, Work] | None:
-        """The wide recording for so many tokens, if the plan fits into it."""
-        graph = self._ahead.get(rounded_tokens(plan.num_tokens))
+    def _wide(self, plan: Plan, has_large: bool) -> tuple[_Graph, Work] | None:
+        """The wide recording for so many tokens, with large tiles or without, if the plan fits into it."""
+        graph = self._ahead.get((rounded_tokens(plan.num_tokens), has_large))
         if graph is None:
             return None
         work = cut(plan, self.backend.tiling, graph.capacity.cutting)
@@ -229,14 +232,14 @@ class GraphedPasses(Passes):
 
     def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:
         """Make the wide recordings; `told` how many of how many are made. Stops where one cannot be made."""
-        sizes = sorted({rounded_tokens(count) for count in range(1, _AHEAD + 1)})
-        for index, tokens in enumerate(sizes):
+        sizes = kinds_ahead(_AHEAD)
+        for index, (tokens, has_large) in enumerate(sizes):
             told(index, len(sizes))
-            if tokens in self._ahead or self.trouble is not None:
+            if (tokens, has_large) in self._ahead or self.trouble is not None:
                 continue
-            graph = self._record(page_size, wide_capacity(tokens, self.backend.tiling))
-            if graph is not None:
-                self._ahead[tokens] = graph
+            capacity = wide_capacity(tokens, self.backend.tiling, has_large=has_large)
+            if (graph := self._record(page_size, capacity)) is not None:
+                self._ahead[tokens, has_large] = graph
         # On several ranks all would have to try them out together.
         can_try = self.trouble is None and self.others is ALONE
         for capacity in _uncommon(self.backend.tiling) if can_try else ():
@@ -384,7 +387,17 @@ class _Graph:
         return PassOutcome(self.logits[:rows], torch.cat((tokens, sound.min().view(1))))
 
 
-def wide_capacity(tokens: int, tiling: Tiling) -> Capacity:
+def kinds_ahead(most: int) -> list[tuple[int, bool]]:
+    """The wide recordings: their tokens, and whether they have large tiles.
+
+    Rows that write alone are many small tiles; a part of a prompt makes large ones.
+    """
+    sizes = sorted({rounded_tokens(count) for count in range(1, most + 1)})
+    without = [(tokens, False) for tokens in sizes if tokens <= _MOST_ALONE]
+    return without + [(tokens, True) for tokens in sizes if tokens > _ALL_SMALL]
+
+
+def wide_capacity(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
     """Room for whatever a pass of so many tokens may bring: teams with many desks, a long history, parts of prompts.
 
     Padding costs a pass microseconds per layer, for programs that find nothing to do.
@@ -398,19 +411,19 @@ def wide_capacity(tokens: int, tiling: Tiling) -> Capacity:
         rows=min(tokens, 256),
         entries=max(256, 64 * many),
         pages=_LEAST.pages * (8 if is_narrow else 16),
-        small=max(_LEAST.small, 16 * many),
-        large=0 if is_narrow else 64,
+        small=max(_LEAST.small, 16 * many if is_narrow else 8 * many),
+        large=64 if has_large else 0,
         partials=max(1024, 64 * many),
-        most_partials=128,
+        most_partials=32 if is_narrow else 8,
         small_rows=rows if is_narrow else min(rows, max(least, 32)),
-        large_rows=0 if is_narrow else power_of_two(max(tiling.large_rows, tiling.group)),
+        large_rows=power_of_two(max(tiling.large_rows, tiling.group)) if has_large else 0,
         occupancy=Occupancy.FEW if is_narrow else Occupancy.MANY,
     )
 
 
 def _uncommon(tiling: Tiling) -> list[Capacity]:
     """Small capacities that between them launch every kernel which a recording made later may need."""
-    wide = wide_capacity(2 * _ALL_SMALL, tiling)
+    wide = wide_capacity(2 * _ALL_SMALL, tiling, has_large=True)
     least = power_of_two(max(tiling.least_rows, tiling.group))
     rows = [size for size in (16, 32, 64) if least <= size <= tiling.most_small_rows]
     kinds = [(size, occupancy) for size in rows for occupancy in Occupancy]
