@@ -62,14 +62,14 @@ class Batch:
     weights: Tensor
 
     @classmethod
-    def of(cls, lessons: Sequence[Lesson], budget: int) -> Batch:
-        """Put lessons into one batch, on the CPU."""
+    def of(cls, lessons: Sequence[Lesson], budget: int, *, fused: bool = False) -> Batch:
+        """Put lessons into one batch, on the CPU. `fused`: see `Replay.of`."""
         targets = np.concatenate([lesson.targets for lesson in lessons])
         weights = np.concatenate([lesson.weights for lesson in lessons])
         rows = weights.nonzero()[0]
         merged = side_by_side([lesson.merged for lesson in lessons])
         return cls(
-            Replay.of(merged, rows, budget),
+            Replay.of(merged, rows, budget, fused=fused),
             torch.as_tensor(targets[rows]),
             torch.as_tensor(weights[rows]),
         )
@@ -87,8 +87,18 @@ class Batch:
 class Batches(Dataset[Batch]):
     """Batch number i of a training, for any i. At least `num_tokens` tokens each."""
 
-    def __init__(self, lessons: Lessons, seed: int, num_tokens: int, budget: int = 1 << 26) -> None:
+    def __init__(
+        self,
+        lessons: Lessons,
+        seed: int,
+        num_tokens: int,
+        budget: int = 1 << 26,
+        *,
+        fused: bool = False,
+    ) -> None:
+        """`budget`, `fused`: see `Replay.of`."""
         self.lessons = lessons
+        self.fused = fused
         self.seed = seed
         self.num_tokens = num_tokens
         self.budget = budget
@@ -97,4 +107,4 @@ class Batches(Dataset[Batch]):
         drawn: list[Lesson] = []
         while sum(lesson.num_tokens for lesson in drawn) < self.num_tokens:
             drawn.append(self.lessons.draw(f"{self.seed}/{step}/{len(drawn)}"))
-        return Batch.of(drawn, self.budget)
+        return Batch.of(drawn, self.budget, fused=self.fused)
