@@ -223,6 +223,7 @@ def _options(q: Tensor, keys: Tensor, values: Tensor, call: LayerCall) -> dict[s
         "DV": padded[1],
         "ENTRIES": _TILE,
         "KEYS": _TILE,
+        "PRECISION": "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
         "num_warps": 4,
         "num_stages": 2,
     }

@@ -133,6 +133,7 @@ def load_network(
         context=settings.context,
         downloads=downloads,
         collectives=collectives,
+        adapted=None if settings.adapter is None else Path(settings.adapter).expanduser(),
     )
     return Network(adapter, tokenizer, fuse_modules(adapter, settings.fuse))
 

@@ -79,13 +79,18 @@ class Batch:
         return Batch(self.replay.to(device), self.targets.to(device), self.weights.to(device))
 
     @property
+    def weight(self) -> float:
+        """Of all its tokens together."""
+        return float(self.weights.sum())
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the forward pass."""
         return len(self.replay.token_ids)
 
 
-class Batches(Dataset[Batch]):
-    """Batch number i of a training, for any i. At least `num_tokens` tokens each."""
+class Batches(Dataset[list[Batch]]):
+    """Batch number i of a training, in its parts, for any i. At least `num_tokens` tokens each."""
 
     def __init__(
         self,
@@ -95,16 +100,19 @@ class Batches(Dataset[Batch]):
         budget: int = 1 << 26,
         *,
         fused: bool = False,
+        parts: int = 1,
     ) -> None:
-        """`budget`, `fused`: see `Replay.of`."""
+        """`budget`, `fused`: see `Replay.of`. `parts`: into how many each batch is divided."""
+        self.parts = parts
         self.lessons = lessons
         self.fused = fused
         self.seed = seed
         self.num_tokens = num_tokens
         self.budget = budget
 
-    def __getitem__(self, step: int) -> Batch:
+    def __getitem__(self, step: int) -> list[Batch]:
         drawn: list[Lesson] = []
         while sum(lesson.num_tokens for lesson in drawn) < self.num_tokens:
             drawn.append(self.lessons.draw(f"{self.seed}/{step}/{len(drawn)}"))
-        return Batch.of(drawn, self.budget, fused=self.fused)
+        divided = [drawn[part :: self.parts] for part in range(self.parts)]
+        return [Batch.of(part, self.budget, fused=self.fused) for part in divided if part]

@@ -48,6 +48,7 @@ def forward_kernel(
     DV: tl.constexpr,
     ENTRIES: tl.constexpr,
     KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,  # of products of float32 numbers
 ):
     """Program (tile, query head)."""
     tile, head = tl.program_id(0), tl.program_id(1)
@@ -77,12 +78,12 @@ def forward_kernel(
             values + at * VALUE_DIM + dv, mask=is_key[:, None] & (dv < VALUE_DIM), other=0.0
         )
         seen = _seen(key, is_key, offset, low, high, is_entry, window)
-        scores = tl.where(seen, tl.dot(q, tl.trans(k)) * scaling, -1e30)
+        scores = tl.where(seen, tl.dot(q, tl.trans(k), input_precision=PRECISION) * scaling, -1e30)
         new = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.where(seen, tl.exp(scores - new[:, None]), 0.0)
         kept = tl.exp(largest - new)
         total = total * kept + tl.sum(weights, 1)
-        summed = summed * kept[:, None] + tl.dot(weights.to(v.dtype), v)
+        summed = summed * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         largest = new
     sees = total > 0
     total = tl.where(sees, total, 1.0)
@@ -120,6 +121,7 @@ def of_queries_kernel(
     DV: tl.constexpr,
     ENTRIES: tl.constexpr,
     KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,  # of products of float32 numbers
 ):
     """Program (tile, query head)."""
     tile, head = tl.program_id(0), tl.program_id(1)
@@ -156,10 +158,10 @@ def of_queries_kernel(
             values + at * VALUE_DIM + dv, mask=is_key[:, None] & (dv < VALUE_DIM), other=0.0
         )
         seen = _seen(key, is_key, offset, low, high, is_entry, window)
-        scores = tl.dot(q, tl.trans(k)) * scaling
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scaling
         p = tl.where(seen, tl.exp(tl.where(seen, scores - lse[:, None], 0.0)), 0.0)
-        ds = p * (tl.dot(do, tl.trans(v)) - delta[:, None]) * scaling
-        dq += tl.dot(ds.to(k.dtype), k)
+        ds = p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None]) * scaling
+        dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
     tl.store(of_queries + row * DIM + d, dq, mask=is_entry[:, None] & (d < DIM))
 
 
@@ -189,6 +191,7 @@ def of_keys_kernel(
     DV: tl.constexpr,
     ENTRIES: tl.constexpr,
     KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,  # of products of float32 numbers
 ):
     """Program (tile, key/value head)."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
@@ -226,10 +229,10 @@ def of_keys_kernel(
             )
             lse = tl.load(lses + whole, mask=is_entry, other=0.0)
             delta = tl.load(deltas + whole, mask=is_entry, other=0.0)
-            scores = tl.dot(q, tl.trans(k)) * scaling
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scaling
             p = tl.where(seen, tl.exp(tl.where(seen, scores - lse[:, None], 0.0)), 0.0)
-            dvalue += tl.dot(tl.trans(p.to(do.dtype)), do)
-            ds = p * (tl.dot(do, tl.trans(v)) - delta[:, None]) * scaling
-            dk += tl.dot(tl.trans(ds.to(q.dtype)), q)
+            dvalue += tl.dot(tl.trans(p.to(do.dtype)), do, input_precision=PRECISION)
+            ds = p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None]) * scaling
+            dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)
     tl.store(of_keys + at * DIM + d, dk, mask=is_key[:, None] & (d < DIM))
     tl.store(of_values + at * VALUE_DIM + dv, dvalue, mask=is_key[:, None] & (dv < VALUE_DIM))
