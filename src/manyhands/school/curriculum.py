@@ -40,7 +40,6 @@ class Curriculum:
     stories: TaughtStories = setting(
         "known", "Of which stories word problems are made.", one_of=get_args(TaughtStories)
     )
-    )
     solo: float = probability(0.08, "The sequential method.")
     contiguous: float = probability(0.14, "Teams in this layout.")
     interleaved: float = probability(0.08, "Teams in this layout; the others are combined.")
