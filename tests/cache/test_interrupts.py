@@ -12,7 +12,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from functools import cache
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -31,8 +32,18 @@ WATCHED = frozenset(module.__file__ for module in (journal, lockstep, pages, pla
 Line = tuple[str, int]
 
 
+@cache
+def lines_of(code: CodeType) -> frozenset[Line]:
+    """The lines of one function, without those of functions within it."""
+    return frozenset((code.co_filename, line) for _, _, line in code.co_lines() if line)
+
+
 class Interrupter:
-    """Raises when `line` is run for the `time`-th time; and once more `again` lines later."""
+    """Raises when `line` is run for the `time`-th time; and once more `again` lines later.
+
+    Without a line it counts them all. Tracing costs more than what is traced, so functions without the line are
+    left alone where there is nothing to be counted in them, and everything is when the last strike is over.
+    """
 
     def __init__(self, line: Line | None = None, time: int = 1, again: int | None = None) -> None:
         self.line, self.time, self.again = line, time, again
@@ -41,10 +52,13 @@ class Interrupter:
         self._until_again: int | None = None
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename not in WATCHED:
+        code = frame.f_code
+        if code.co_filename not in WATCHED or self.is_over:
             return None
+        if event == "call" and self.line is not None and self.again is None:
+            return self if self.line in lines_of(code) else None
         if event == "line":
-            line = frame.f_code.co_filename, frame.f_lineno
+            line = code.co_filename, frame.f_lineno
             self.times[line] += 1
             if line == self.line and self.times[line] == self.time:
                 self._until_again = self.again
@@ -55,13 +69,19 @@ class Interrupter:
                     self.strike()
         return self
 
+    @property
+    def is_over(self) -> bool:
+        """Nothing is left to be struck."""
+        return self.num_strikes > (self.again is not None)
+
     def strike(self) -> None:
         self.num_strikes += 1
         raise KeyboardInterrupt
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        sys.settrace(self)
+        if not self.is_over:
+            sys.settrace(self)
         try:
             yield
         finally:
