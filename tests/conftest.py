@@ -1,5 +1,6 @@
 """Without a GPU the kernels run under Triton's interpreter, which must be asked for before the import."""
 
+import gc
 import inspect
 import math
 import os
@@ -7,6 +8,17 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: a collection of garbage, which tests ask for, need not look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """At the end of the process everything is looked at, as usual."""
+    gc.unfreeze()
 
 
 def quick_interpreter() -> None:

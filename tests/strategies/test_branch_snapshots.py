@@ -89,12 +89,14 @@ def test_snapshots_are_the_answers_of_smaller_budgets(join: str, variant: str) -
         assert asked.answer.extra_passes == len(asked.passes) - len(work_of(asked))
         assert {e.forward_pass: e.answer for e in asked.of(Snapshot)} == asked.answer.snapshots
         for at, answer in asked.answer.snapshots.items():
-            smaller = run(seed, replace(settings, budget=at), boxes)
-            assert smaller.answer.answer == answer, (seed, at)
-            answers.add(answer)
             writers = work_of(asked)[at - 1].writers
             in_branches += "branch 1" in writers
             in_block += "writer" in writers
+            if (at + seed) % 3:  # each budget with four of the seeds
+                continue
+            smaller = run(seed, replace(settings, budget=at), boxes)
+            assert smaller.answer.answer == answer, (seed, at)
+            answers.add(answer)
     assert len(answers) > (1 if variant == "no finisher" else 2)
     assert in_branches
     assert in_block
