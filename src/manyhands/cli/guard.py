@@ -14,6 +14,8 @@ from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command_from_info
+from typer.models import CommandInfo
 
 from manyhands.cli.stopping import exit_code_of, interruptible, number_of, word_for
 from manyhands.errors import ManyhandsError, OutOfMemory, OutputFailed
@@ -84,10 +86,38 @@ def _address_space() -> int | None:
 
 
 class GuardedCommand(TyperCommand):
-    """A command whose help leaves through `guarded`, as the command itself does."""
+    """A command whose help leaves through `guarded`, as the command itself does.
+
+    A callback with an attribute `whole` (`command.py::takes`) stands for a function that is made when the
+    parameters are first looked at: the list of all commands needs their names and first sentences alone.
+    """
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self._late = getattr(more["callback"], "whole", None)
+        super().__init__(*args, **more)
+
+    @property
+    def params(self) -> list[Any]:
+        """Typer's parameters, made when they are first asked for."""
+        if self._late is not None:
+            whole = get_command_from_info(
+                CommandInfo(name=self.name, callback=self._late()),
+                pretty_exceptions_short=True,
+                rich_markup_mode=self.rich_markup_mode,
+            )
+            self._params, self.callback, self._late = whole.params, whole.callback, None
+        return self._params
+
+    @params.setter
+    def params(self, params: list[Any]) -> None:
+        self._params = params
 
     def make_context(self, *args: Any, **more: Any) -> Any:
         """Read the arguments; if they ask for help, write it and leave."""
+        with guarded():
+            assert (
+                self.params is not None
+            )  # imports what the options need, whose errors are not the help's
         with guarded(), _help_written():
             return super().make_context(*args, **more)
 
