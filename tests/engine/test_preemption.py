@@ -261,7 +261,7 @@ def stories() -> dict[str, list[Event | Answer]]:
     return {name: story(engine, make()) for name, make in KINDS.items()}
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(crowd=crowds())
 def test_any_crowd_in_little_memory(
     stories: dict[str, list[Event | Answer]], crowd: tuple[bool, int, float, int, list[Any]]
