@@ -184,6 +184,8 @@ def method_candidate(
     place = place_facts(engine, options)
     if options.quantise != "auto":  # other numbers are another model
         place["weights"] += f", {options.quantise}"
+    if options.kv_cache_dtype != "auto":
+        place["weights"] += f", keys in {options.kv_cache_dtype}"
     return candidate, Header.of(
         spec,
         task=options.task,

@@ -180,6 +180,7 @@ def place_facts(engine: Engine, settings: ModelSettings) -> dict[str, Any]:
     return {
         "weights": settings.weights,
         "quantise": settings.quantise,
+        "kv_cache_dtype": settings.kv_cache_dtype,
         "fuse": settings.fuse,
         "thinking": settings.thinking,
         "device": engine.facts.device,

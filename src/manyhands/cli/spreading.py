@@ -40,5 +40,6 @@ def spread(
 def facts_of(engine: Engine, settings: ModelSettings) -> dict[str, Any]:
     """What has to be equal on all machines, so that the same answers come."""
     place = place_facts(engine, settings)
-    facts = {name: place[name] for name in ("dtype", "quantise", "backend", "versions")}
+    names = ("dtype", "quantise", "kv_cache_dtype", "backend", "versions")
+    facts = {name: place[name] for name in names}
     return {**facts, "weights": engine.executor.fingerprint()}
