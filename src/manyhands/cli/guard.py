@@ -148,7 +148,7 @@ def _help_written() -> Iterator[None]:
 
 
 def unwritten(reason: str | None) -> OutputFailed:
-    """What is said when nothing can be written on stdout."""
+    """The error of an output that cannot be written."""
     return OutputFailed(
         f"the output could not be written: {reason}",
         hint="make room on its disk, or send it elsewhere",

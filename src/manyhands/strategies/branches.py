@@ -338,14 +338,14 @@ class _Run(ForkRun[_Branch]):
         yield from self.go_on_joined(self.num_blocks)
 
     def _joined_text(self) -> list[str]:
-        """What is said when the branches are joined: each on lines of its own."""
+        """The text of a join: each branch on lines of its own."""
         before = "" if (self.said + self._stop.pending).endswith("\n") else "\n"
         return [before, *(branch.visible() for branch in self.team)]
 
     # -- the account -----------------------------------------------------------------------------
 
     def scene(self) -> Scene:
-        """What would stand there if the budget ended here.
+        """The text that would stand there if the budget ended here.
 
         Branches would be joined as far as they go. An open block with titles would be dropped; without
         one, it is text like any other.
@@ -355,7 +355,7 @@ class _Run(ForkRun[_Branch]):
         return super().scene()
 
     def unsaid(self) -> str:
-        """What would be said if the budget ended here, in the same three cases."""
+        """The text that would be said if the budget ended here, in the same three cases."""
         held = super().unsaid()
         if self.team:
             return held + "".join(self._joined_text())
@@ -365,7 +365,7 @@ class _Run(ForkRun[_Branch]):
         return held + (pending if self.reader is None else self.reader.words)
 
     def reserve(self) -> Reserve:
-        """What can be in memory at once: all text, and one block of branches twice (`reencode`)."""
+        """The most that can be in memory at once: all text, and one block of branches twice (`reencode`)."""
         s = self.settings
         title = len(self.between) + s.title_tokens + SLACK
         branches = s.max_branches * (min(s.branch_tokens, s.budget) + title)
@@ -377,5 +377,5 @@ class _Run(ForkRun[_Branch]):
         return (self.writer.num_tokens, *(branch.num_tokens for branch in self.finished))
 
     def result(self) -> BranchAnswer:
-        """What the run comes back with, the branches too."""
+        """The answer, the branches too."""
         return BranchAnswer(**vars(super().result()), branches=tuple(self.finished))

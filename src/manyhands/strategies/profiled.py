@@ -93,7 +93,7 @@ class _Part(Part):
 
     @property
     def ending(self) -> str:
-        """What stands behind its text: the mark, which it may have left out."""
+        """The text behind its own: the mark, which it may have left out."""
         missing = self.profile.missing_end if self.finish_reason != "marker" else ""
         return missing + self.profile.end
 
@@ -245,7 +245,7 @@ class _Run(ForkRun[_Part]):
     # -- the account -------------------------------------------------------------------------------
 
     def unsaid(self) -> str:
-        """What would be said if the budget ended here."""
+        """The text that would be said if the budget ended here."""
         return self._joined_text() if self.team else super().unsaid()
 
     def reserve(self) -> Reserve:
@@ -262,7 +262,7 @@ class _Run(ForkRun[_Part]):
         return (self.writer.num_tokens, *self.part_tokens)
 
     def result(self) -> Answer:
-        """What the run comes back with. Its text has no marks; as it is streamed, it has them."""
+        """The answer. Its text has no marks; as it is streamed, it has them."""
         found = super().result()
         return replace(found, text=self._bare(found.text))
 

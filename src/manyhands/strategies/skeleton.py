@@ -272,7 +272,7 @@ class _Run(PartsRun):
         return scene_of(self.trunk, [thread.strand.stretch() for thread in self.threads])
 
     def reserve(self) -> Reserve:
-        """What can be in memory at once: all text, every thread as long as it may become."""
+        """The most that can be in memory at once: all text, every thread as long as it may become."""
         s = self.settings
         heading = len(self.text.encode(self.prompt.heading(s.max_points, ""))) + SLACK
         threads = s.max_points * (min(s.thread_tokens, s.budget) + heading) + s.outline_tokens
