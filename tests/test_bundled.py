@@ -5,12 +5,12 @@ A few lists each; how good it is on hundreds of them is the exam's matter (`benc
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 import re
 import tomllib
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -75,22 +75,25 @@ ASKED = [*lists("bare", 5, 2), *lists("word", 5, 2), *lists("bare", 8, 1)]
 
 @pytest.fixture(scope="module")
 def solved_by(engine: Engine, prompt: TeamPrompt) -> Callable[[int], list[Answer]]:
-    """The answers of a team of so many to the lists above."""
-    return cache(lambda n: solve(engine, prompt, ASKED, TeamSettings(workers=n, end=SILENT)))
+    """The answers to `ASKED` of a team of so many workers, made once."""
+    return functools.cache(
+        lambda workers: solve(engine, prompt, ASKED, TeamSettings(workers=workers, end=SILENT))
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_a_team_solves_bare_and_word_problems(
     solved_by: Callable[[int], list[Answer]], workers: int
 ) -> None:
-    assert_right(ASKED, solved_by(workers))
-    for answer in solved_by(workers):
+    asked, answers = ASKED, solved_by(workers)
+    assert_right(asked, answers)
+    for answer in answers:
         solved = [k for step in answer.steps for k in re.findall(r"#(\d) is", step.text)]
         assert len(solved) == len(set(solved)), "somebody did what another had done"
 
 
 def test_more_workers_need_fewer_passes(solved_by: Callable[[int], list[Answer]]) -> None:
-    passes = [sum(answer.forward_passes for answer in solved_by(n)[:2]) for n in (1, 2, 4)]
+    passes = [sum(a.forward_passes for a in solved_by(workers)[:2]) for workers in (1, 2, 4)]
     assert passes[1] < 0.7 * passes[0]
     assert passes[2] < 0.5 * passes[0]
 

@@ -62,9 +62,9 @@ class Kept:
 
 
 @pytest.mark.parametrize(
-    ("layer", "num_steps"),  # fifteen: every desk fills its page
+    ("layer", "num_steps"),  # sixteen: every desk fills its page
     [
-        ({}, 15),
+        ({}, 16),
         ({"window": 9, "sinks": torch.tensor([0.5, 0, 1, 2.0])}, 6),
         ({"query_scale": QueryScale(1, 4)}, 6),
     ],

@@ -42,7 +42,7 @@ FEW = Choice(
 
 
 def small_config(heads: int = 4, kv_heads: int = 2) -> hf.Qwen3Config:
-    """Two layers with a byte as their token."""
+    """A Qwen3 of two layers."""
     return hf.Qwen3Config(
         vocab_size=NUM_IDS,
         hidden_size=32,
@@ -60,6 +60,7 @@ def small_config(heads: int = 4, kv_heads: int = 2) -> hf.Qwen3Config:
 def small_engine(
     memory_tokens: int = 8192,
     overcommit: float = 1.0,
+    *,
     config: hf.Qwen3Config | None = None,
     **choices: Any,
 ) -> Engine:

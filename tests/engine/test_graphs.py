@@ -111,7 +111,7 @@ class Full(Again):
 
 
 def plain_engine(**choices: Any) -> Engine:
-    """One key head: each costs the interpreter a program of every launch."""
+    """One key/value head: the interpreter runs a program for each."""
     return small_engine(config=small_config(heads=2, kv_heads=1), **choices)
 
 
@@ -151,10 +151,10 @@ def a_team_of(num_rows: int) -> list[View]:
     return [View([prompt, *(d for d in desks if d is not own), own]) for own in desks]
 
 
-@pytest.mark.parametrize("forced", [{}, {4: 3, 5: 5, 7: 4}])
+@pytest.mark.parametrize("forced", [{}, {4: 3, 5: 5, 8: 4}])
 def test_running_ahead_changes_no_token(forced: dict[int, int]) -> None:
     plain, graphed = plain_engine(), graphed_engine()
-    answers = [engine.run(walking(a_team_of(2), 9, forced)) for engine in (plain, graphed)]
+    answers = [engine.run(walking(a_team_of(2), 10, forced)) for engine in (plain, graphed)]
     assert answers[0] == answers[1]
     passes = passes_of(graphed)
     assert passes.trouble is None
@@ -188,11 +188,11 @@ def test_running_ahead_of_a_draw_that_candidates_leave_undecided(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What stood on the device was a guess, and what was begun with it is dropped."""
-    expected = plain_engine().run(walking(a_team_of(2), 8, {}, temperature=2.0))
+    expected = plain_engine().run(walking(a_team_of(2), 9, {}, temperature=2.0))
     monkeypatch.setattr(sampling, "_SORTED", 0)
     monkeypatch.setattr(sampling, "_CANDIDATES", 3)
     graphed = graphed_engine()
-    assert graphed.run(walking(a_team_of(2), 8, {}, temperature=2.0)) == expected
+    assert graphed.run(walking(a_team_of(2), 9, {}, temperature=2.0)) == expected
     assert passes_of(graphed).counts.lookaheads > 2
     assert passes_of(graphed).counts.dropped > 1
 

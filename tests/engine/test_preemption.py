@@ -269,7 +269,13 @@ def crowds(draw: st.DrawFn) -> tuple[bool, int, float, int, int, list[tuple[str,
     )
 
 
-@settings(max_examples=5, deadline=None, derandomize=True)
+@pytest.fixture(scope="module")
+def stories() -> dict[str, list[Event | Answer]]:
+    engine = small_engine()
+    return {name: story(engine, make()) for name, make in KINDS.items()}
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(crowd=crowds())
 def test_any_crowd_in_little_memory(
     stories: dict[str, list[Event | Answer]], crowd: tuple[bool, int, float, int, list[Any]]

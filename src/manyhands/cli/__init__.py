@@ -122,7 +122,7 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """What can stand before a command."""
+    """The options that stand before a command."""
 
 
 @_command()

@@ -97,7 +97,7 @@ class Shared:
     panel: str = ""
 
     def options(self) -> list[Option]:
-        """What few methods have first, then what all have."""
+        """All options: those of few methods first, then those of all."""
         found: dict[str, dict[str, Choosable]] = {}
         for method, settings in self.settings.items():
             for path, one in choosable(settings).items():
@@ -169,7 +169,7 @@ def options_of(settings: Mapping[str, Any], **more: Any) -> Any:
 
 
 def shared_of(options: type[Any]) -> Shared:
-    """What `options_of` was given in this dataclass."""
+    """The argument of `options_of` in this dataclass."""
     (found,) = (f.metadata[_SHARED] for f in dataclasses.fields(options) if _SHARED in f.metadata)
     return found  # type: ignore[no-any-return]  # metadata is untyped
 
@@ -234,7 +234,7 @@ def _whole(command: Callable[..., None], options: type[Any]) -> Callable[..., No
 def _gathered(
     options: type[Any], known: list[Option], context: typer.Context, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What typer has read, as the fields of the dataclass. Of a method's options: those that were given."""
+    """The fields of the dataclass from what typer has read. Of a method's options: those that were given."""
     found: dict[str, Any] = {}
     chosen: dict[str, Any] = {}
     for option in known:

@@ -6,8 +6,10 @@ before any command begins: `GuardedGroup` and `GuardedCommand` let them leave by
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +20,7 @@ from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
 from manyhands.cli.stopping import exit_code_of, interruptible, number_of, word_for
-from manyhands.errors import ManyhandsError, OutOfMemory, OutputFailed
+from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory, OutputFailed
 
 EXIT_NO_ANSWER = 9  # behind those of `errors.py`: the run is over, and has none
 EXIT_READER_GONE = 141
@@ -45,11 +47,11 @@ def guarded() -> Iterator[None]:
         hush(sys.stdout)
         raise typer.Exit(EXIT_READER_GONE) from error
     except (MemoryError, ImportError, SystemError, OSError, RuntimeError) as error:
-        short = out_of_memory(error)
-        if short is None:
+        told = out_of_memory(error) or impossible_path(error)
+        if told is None:
             raise
-        complain(short)
-        raise typer.Exit(short.exit_code) from None
+        complain(told)
+        raise typer.Exit(told.exit_code) from None
     except SystemExit as error:  # rich leaves by itself when the reader is gone
         if not isinstance(error.__context__, BrokenPipeError):
             raise
@@ -72,6 +74,17 @@ def out_of_memory(error: BaseException) -> OutOfMemory | None:
     return OutOfMemory(
         f"the {limit / 1e6:.0f} MB of address space that this process may use do not suffice: {reason}",
         hint="Raise the limit (`ulimit -v unlimited`); torch alone needs a few thousand MB.",
+    )
+
+
+def impossible_path(error: BaseException) -> InvalidRequest | None:
+    """The error of a path that no file can have, wherever it was first looked at; None for other errors."""
+    if not isinstance(error, OSError) or error.errno != errno.ENAMETOOLONG:
+        return None
+    found = textwrap.shorten(str(error.filename), 60, placeholder=" ...")[:60]
+    return InvalidRequest(
+        f"the path {found!r} has {len(str(error.filename))} characters, more than a file system takes",
+        hint="give the path of a file or folder, or a shorter one",
     )
 
 
@@ -115,7 +128,9 @@ class GuardedCommand(TyperCommand):
     def make_context(self, *args: Any, **more: Any) -> Any:
         """Read the arguments; if they ask for help, write it and leave."""
         with guarded():
-            _ = self.params  # makes them: an error of this import is not one of writing help
+            assert (
+                self.params is not None
+            )  # imports what the options need, whose errors are not the help's
         with guarded(), _help_written():
             return super().make_context(*args, **more)
 
@@ -146,7 +161,7 @@ def _help_written() -> Iterator[None]:
 
 
 def unwritten(reason: str | None) -> OutputFailed:
-    """What is said when nothing can be written on stdout."""
+    """The error of an output that cannot be written."""
     return OutputFailed(
         f"the output could not be written: {reason}",
         hint="make room on its disk, or send it elsewhere",
