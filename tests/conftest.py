@@ -10,6 +10,17 @@ from typing import Any
 import torch
 
 
+def pytest_collection_finish() -> None:
+    """Modules stay: a collection of garbage, which tests ask for, need not look at them again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """At the end of the process they are looked at, as usual."""
+    gc.unfreeze()
+
+
 def quick_interpreter() -> None:
     """Let the interpreter make once what it makes at every operation: that halves its time.
 

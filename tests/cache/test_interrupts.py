@@ -38,11 +38,7 @@ def lines_of(code: CodeType) -> frozenset[int | None]:
 
 
 class Interrupter:
-    """Raises when `line` is run for the `time`-th time; and once more `again` lines later.
-
-    Without a line it counts them all. Tracing costs more than what is traced, so functions without the line are
-    left alone where there is nothing to be counted in them, and everything is when the last strike is over.
-    """
+    """Raises when `line` is run for the `time`-th time; and once more `again` lines later."""
 
     def __init__(self, line: Line | None = None, time: int = 1, again: int | None = None) -> None:
         self.line, self.time, self.again = line, time, again
@@ -61,10 +57,8 @@ class Interrupter:
             return None
         if self.line is not None and self.again is None and not self._may_strike_in(frame.f_code):
             return None
-        if event == "call" and self.line is not None and self.again is None:
-            return self if self.line in lines_of(code) else None
         if event == "line":
-            line = code.co_filename, frame.f_lineno
+            line = frame.f_code.co_filename, frame.f_lineno
             self.times[line] += 1
             if line == self.line and self.times[line] == self.time:
                 self._until_again = self.again
@@ -74,11 +68,6 @@ class Interrupter:
                 if not self._until_again:
                     self.strike()
         return self
-
-    @property
-    def is_over(self) -> bool:
-        """Nothing is left to be struck."""
-        return self.num_strikes > (self.again is not None)
 
     def strike(self) -> None:
         self.num_strikes += 1

@@ -54,11 +54,14 @@ def a_mixed_crowd(choice: Choice) -> dict[str, Callable[[], Strategy]]:
     }
 
 
+CHOICES = {"greedy": GREEDY, "sampled": SAMPLED}
+
+
 @cache
-def alone(choice: Choice) -> dict[str, list[Event | Answer]]:
-    """What each of them tells, alone on its engine."""
-    engine = small_engine(16384)
-    told = {name: story(engine, make()) for name, make in a_mixed_crowd(choice).items()}
+def alone(choice: str = "sampled") -> dict[str, list[Event | Answer]]:
+    """The story of each of them without the others."""
+    engine, crowd = small_engine(16384), a_mixed_crowd(CHOICES[choice])
+    told = {name: story(engine, make()) for name, make in crowd.items()}
     assert everything_is_free(engine)
     return told
 
@@ -71,12 +74,12 @@ def everything_is_free(engine: Engine) -> bool:
 # -- together and alone ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("choice", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_many_together_are_each_alone(choice: Choice) -> None:
-    crowd = a_mixed_crowd(choice)
+@pytest.mark.parametrize("choice", CHOICES)
+def test_many_together_are_each_alone(choice: str) -> None:
+    crowd = a_mixed_crowd(CHOICES[choice])
     engine = small_engine(16384)
     ended = [e for events in alone(choice).values() for e in events if isinstance(e, StepEnded)]
-    assert choice is GREEDY or len(ended) >= 5, "finished steps were meant to be part of this"
+    assert choice == "greedy" or len(ended) >= 5, "finished steps were meant to be part of this"
     runs = {name: engine.submit(make()) for name, make in crowd.items()}
     finish(engine, *runs.values())
     for name, run in runs.items():
@@ -88,7 +91,7 @@ def test_run_all_answers_in_order() -> None:
     crowd = a_mixed_crowd(SAMPLED)
     engine = small_engine(16384)
     together = engine.run_all(make() for make in crowd.values())
-    assert together == [told[-1] for told in alone(SAMPLED).values()]
+    assert together == [told[-1] for told in alone().values()]
     assert engine.run_all([]) == []
 
 
@@ -116,7 +119,7 @@ def test_cancelling_one_leaves_the_others_alone(victim: str) -> None:
     assert engine.pool.num_free_pages > before
     others = {name: run for name, run in runs.items() if name != victim}
     finish(engine, *others.values())
-    expected = {name: told for name, told in alone(SAMPLED).items() if name != victim}
+    expected = {name: told for name, told in alone().items() if name != victim}
     assert {name: story_of(run) for name, run in others.items()} == expected
     assert everything_is_free(engine)
     with pytest.raises(InvalidRequest, match="was cancelled"):
@@ -167,7 +170,7 @@ def test_a_small_pass_changes_nothing(limit: int) -> None:
     engine = small_engine(16384, max_tokens_per_pass=limit)
     runs = [engine.submit(make()) for make in crowd.values()]
     finish(engine, *runs)
-    assert [story_of(run) for run in runs] == list(alone(SAMPLED).values())
+    assert [story_of(run) for run in runs] == list(alone().values())
 
 
 def test_a_small_pass_is_shared_fairly() -> None:
