@@ -38,15 +38,22 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 try:
     import typer
 
-    from manyhands.cli.batch_options import BatchOptions
     from manyhands.cli.command import takes
-    from manyhands.cli.exam_options import EvalOptions, JudgeOptions, ReportOptions
     from manyhands.cli.guard import GuardedCommand, GuardedGroup
+    from manyhands.cli.stopping import exit_code_of, number_of
+    from manyhands.engine.ranks.other_rank import follow_if_other
+    from manyhands.errors import InvalidRequest, OutOfMemory
+except KeyboardInterrupt:  # Ctrl-C this early: nothing has begun, and there is nothing to say
+    sys.exit(130)
+
+if TYPE_CHECKING:
+    from manyhands.cli.batch_options import BatchOptions
+    from manyhands.cli.exam_options import EvalOptions, JudgeOptions, ReportOptions
     from manyhands.cli.options import (
         BenchOptions,
         ChatOptions,
@@ -57,11 +64,6 @@ try:
         ViewOptions,
     )
     from manyhands.cli.serve_options import ServeOptions
-    from manyhands.cli.stopping import exit_code_of, number_of
-    from manyhands.engine.ranks.other_rank import follow_if_other
-    from manyhands.errors import InvalidRequest, OutOfMemory
-except KeyboardInterrupt:  # Ctrl-C this early: nothing has begun, and there is nothing to say
-    sys.exit(130)
 
 __all__ = ["app", "main"]
 
@@ -120,11 +122,11 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """What can stand before a command."""
+    """The options that stand before a command."""
 
 
 @_command()
-@takes(SolveOptions)
+@takes("options.SolveOptions")
 def solve(options: SolveOptions) -> None:
     """Solve a problem: a team of workers, or one alone, thinks about it and replies.
 
@@ -136,7 +138,7 @@ def solve(options: SolveOptions) -> None:
 
 
 @_command()
-@takes(ChatOptions)
+@takes("options.ChatOptions")
 def chat(options: ChatOptions) -> None:
     """Talk with a team, or one worker, over several turns; what was said stays in the cache.
 
@@ -148,7 +150,7 @@ def chat(options: ChatOptions) -> None:
 
 
 @_command()
-@takes(ReplayOptions)
+@takes("options.ReplayOptions")
 def replay(options: ReplayOptions) -> None:
     """Read a saved run: its summary, its text, and on request its proof or its continuation."""
     from manyhands.cli.replay import replay
@@ -157,7 +159,7 @@ def replay(options: ReplayOptions) -> None:
 
 
 @_command()
-@takes(ViewOptions)
+@takes("options.ViewOptions")
 def view(options: ViewOptions) -> None:
     """Show a saved run on a page: every pass again, and who saw what."""
     from manyhands.cli.view import view
@@ -166,7 +168,7 @@ def view(options: ViewOptions) -> None:
 
 
 @_command()
-@takes(BatchOptions)
+@takes("batch_options.BatchOptions")
 def batch(options: BatchOptions) -> None:
     """Answer a file of requests (OpenAI's batch format); what they have in common is read once.
 
@@ -178,7 +180,7 @@ def batch(options: BatchOptions) -> None:
 
 
 @_command()
-@takes(ServeOptions)
+@takes("serve_options.ServeOptions")
 def serve(options: ServeOptions) -> None:
     """Serve a model over HTTP, to programs that speak OpenAI's API and to people with a browser.
 
@@ -190,7 +192,7 @@ def serve(options: ServeOptions) -> None:
 
 
 @_command()
-@takes(TrainOptions)
+@takes("options.TrainOptions")
 def train(options: TrainOptions) -> None:
     """Train a model on runs, recorded or simulated; one that was interrupted goes on."""
     from manyhands.cli.train import train
@@ -199,7 +201,7 @@ def train(options: TrainOptions) -> None:
 
 
 @_command()
-@takes(BenchOptions)
+@takes("options.BenchOptions")
 def bench(options: BenchOptions) -> None:
     """Time a model on this machine: forward passes of teams over histories, beside what is possible."""
     from manyhands.cli.bench import bench
@@ -208,7 +210,7 @@ def bench(options: BenchOptions) -> None:
 
 
 @_command("eval")
-@takes(EvalOptions)
+@takes("exam_options.EvalOptions")
 def evaluate(options: EvalOptions) -> None:
     """Take an exam: a task, a method, and the answers at many budgets in one run.
 
@@ -220,7 +222,7 @@ def evaluate(options: EvalOptions) -> None:
 
 
 @_command()
-@takes(JudgeOptions)
+@takes("exam_options.JudgeOptions")
 def judge(options: JudgeOptions) -> None:
     """Have another model judge the records of an exam: teamwork, or the quality of answers."""
     from manyhands.cli.evaluate import judge
@@ -229,7 +231,7 @@ def judge(options: JudgeOptions) -> None:
 
 
 @_command()
-@takes(ReportOptions)
+@takes("exam_options.ReportOptions")
 def report(options: ReportOptions) -> None:
     """Write all records of an exam as one page, with pictures of the curves."""
     from manyhands.cli.evaluate import report
@@ -238,7 +240,7 @@ def report(options: ReportOptions) -> None:
 
 
 @_command()
-@takes(PromptsOptions)
+@takes("options.PromptsOptions")
 def prompts(options: PromptsOptions) -> None:
     """Print the words that a model reads, for every method: a TOML file to edit for solve --prompts."""
     from manyhands.cli.loading import words_of

@@ -1,4 +1,4 @@
-"""What can be asked for of the exam: `manyhands eval`, `judge` and `report`."""
+"""The options of the exam: `manyhands eval`, `judge` and `report`."""
 
 from __future__ import annotations
 
