@@ -2,9 +2,9 @@
 
     python -m benchmarks.life --models qwen3-8b,qwq-32b --minutes 8
 
-What the situations are: `manyhands/evaluation/life.py`. Each is measured twice in one process: the first
-time kernels are compiled and graphs recorded on the way (`fresh`), the second time they are there (`warm`).
-Of the fresh figures only the first situation's are those of a fresh process: what one has compiled serves
+What the situations are: `manyhands/evaluation/life.py`. Each is measured twice in one process that got ready as
+a server does (`Engine.get_ready`): the first time it meets its passes (`fresh`), and once more (`warm`).
+Of the fresh figures only the first situation's are those of a fresh process: what one has recorded serves
 the next. Beside each stands the floor of its own passes: linear layers alone at so many tokens, plus the keys
 and values that were read, at the speed of a copy. The gate: tokens of a mixed crowd of a tiny network equal
 those of each of its runs alone.
@@ -16,6 +16,7 @@ import argparse
 import bisect
 import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -97,6 +98,9 @@ class Life:
                 memory_tokens=4096 if self.arguments.tiny else MEMORY[self.name],
             )
             self.results.put(backend=engine.facts.backend, load=round(self.clock.spent, 1))
+            began = time.perf_counter()
+            engine.get_ready()
+            self.results.put(get_ready_seconds=round(time.perf_counter() - began, 2))
             for situation in self.situations:
                 for when in ("fresh", "warm"):
                     if not self.clock.allows(5):

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Move, PagePool
+from manyhands.cache.pages import Move, PagePool, Place
 from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
+from manyhands.cache.trunks import Trunks
 from manyhands.cache.view import Item, Lanes, View
 from manyhands.errors import ContextTooLong, OutOfMemory
 
@@ -207,6 +208,49 @@ def test_a_growing_history_is_read_in_one_piece():
         worker = step % 2
         history.append(desks[worker].freeze())
         desks[worker] = Block(f"{'ab'[worker]} {step + 2}")
+
+
+def test_a_step_that_ends_costs_no_walk_over_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All views of a team are new then; of what they begin with, only what is new is looked up."""
+    pool = PagePool(400, 4)
+    ledger = Ledger(pool)
+    prompt, marker = Block("prompt"), Block("marker")
+    ledger.play(Step([Row(View([prompt]), (1, 2)), Row(View([prompt, marker]), (3,))]))
+    prompt.freeze()
+    marker.freeze()
+    history: list[Block] = []
+    looked_up = [0]
+    place = pool.place
+
+    def counted(block: Block) -> Place:
+        looked_up[0] += 1
+        return place(block)
+
+    monkeypatch.setattr(pool, "place", counted)
+    costs = []
+    for _ in range(30):
+        desks = [Block(f"desk {n}") for n in range(6)]
+        views = [
+            View([prompt, *history, marker, *(d for d in desks if d is not own), own])
+            for own in desks
+        ]
+        ledger.play(Step([Row(view, (4, 5)) for view in views]))
+        looked_up[0] = 0
+        ledger.play(Step([Row(view, (6,)) for view in views]))
+        costs.append(looked_up[0])
+        history += [desk.freeze() for desk in desks]
+        again = [View([prompt, *history, marker, Block("next")]) for _ in desks]
+        looked_up[0] = 0
+        ledger.planner.plan(Step([Row(view, (7,)) for view in again]))
+        ledger.planner.pool.take_back()
+        costs.append(looked_up[0])
+    assert costs[-1] <= costs[5] + 6, "it grows with the history"
+
+
+def test_control_without_trunks_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trunks, "add", lambda trunks, trunk: None)
+    with pytest.raises(AssertionError, match="grows with the history"):
+        test_a_step_that_ends_costs_no_walk_over_the_history(monkeypatch)
 
 
 def test_integers_of_two_workers_by_hand():

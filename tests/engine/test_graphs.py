@@ -16,6 +16,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
+from manyhands.attention.prepared import Capacity, rounded_tokens
 from manyhands.attention.work import Occupancy, Tiling, cut
 from manyhands.cache.block import Block
 from manyhands.cache.step import Choice, Row, Step
@@ -40,6 +41,14 @@ def small_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding costs the interpreter time."""
     few = replace(graphs._LEAST, entries=4, pages=4, small=4, partials=8, most_partials=4)
     monkeypatch.setattr(graphs, "_LEAST", few)
+    wide = graphs.wide_capacity
+
+    def less_wide(tokens: int, tiling: Tiling, *, has_large: bool = False) -> Capacity:
+        sizes = {"entries": 32, "pages": 16, "small": 16, "partials": 64, "most_partials": 8}
+        return replace(wide(tokens, tiling, has_large=has_large), **sizes)
+
+    monkeypatch.setattr(graphs, "wide_capacity", less_wide)
+    monkeypatch.setattr(graphs, "_uncommon", lambda tiling: [less_wide(2, tiling)])
 
 
 Work = Callable[[Callable[[], None]], tuple[Tensor, ...]]
@@ -243,6 +252,57 @@ def test_nothing_is_begun_beyond_the_pages_in_use() -> None:
     passes.look_ahead = watched  # type: ignore[method-assign]
     engine.run(walking(views, 7, {}))
     assert seen == list(range(size - 3, size + 4)), "spare pages count"
+
+
+def test_what_was_recorded_ahead_serves_every_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is run launch by launch or recorded behind it, and tokens are those of plain passes."""
+    monkeypatch.setattr(graphs, "_AHEAD", 4)
+    strategies = [
+        lambda: walking(a_team_of(3), 6, {2: 5}),
+        lambda: walking(a_team_of(1), 4, {}, 0.7),
+    ]
+    engine, plain = graphed_engine(), small_engine(backend="triton")
+    made: list[tuple[int, int]] = []
+    engine.get_ready(lambda done, whole: made.append((done, whole)))
+    passes = passes_of(engine)
+    assert made == [(done, 3) for done in range(4)]
+    assert passes.num_graphs == 3
+    answers = [answer.text for answer in engine.run_all(make() for make in strategies)]
+    assert passes.counts.eager == 0
+    assert passes.counts.recorded == passes.num_graphs == 3
+    assert passes.counts.replayed > 0 < passes.counts.followed
+    assert answers == [answer.text for answer in plain.run_all(make() for make in strategies)]
+
+
+def test_a_plan_beyond_what_was_recorded_ahead_is_run_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graphs, "_AHEAD", 1)
+    engine = graphed_engine()
+    engine.get_ready()
+    engine.run(walking(a_team_of(3), 3, {}))
+    assert passes_of(engine).counts.eager == 1  # the first of a capacity; then it is recorded
+    assert passes_of(engine).num_graphs == 2
+
+
+def test_a_capacity_that_is_met_again_and_again_gets_a_recording_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graphs, "_AHEAD", 2)
+    monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
+    engine = graphed_engine()
+    engine.get_ready()
+    views = a_team_of(2)
+    for index in range(5):
+        engine.run(walking(views, 1, {0: index + 1}))
+        assert passes_of(engine).num_graphs == (2 if index < 2 else 3)
+    assert passes_of(engine).counts.eager == 0
+
+
+def test_sizes_of_passes_are_tiles_apart() -> None:
+    assert [rounded_tokens(n) for n in (1, 3, 128, 129, 192, 193, 513, 1024, 1025, 2048)] == [
+        *(1, 4, 128, 192, 192, 256, 576, 1024, 1152, 2048)
+    ]
 
 
 def test_an_empty_list_of_tiles_is_not_padded() -> None:

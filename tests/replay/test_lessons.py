@@ -57,7 +57,7 @@ def test_batch_i_is_batch_i():
 
 def test_a_batch_is_as_large_as_asked():
     for num_tokens in (1, 600, 2000):
-        assert batches(num_tokens=num_tokens)[0].num_tokens >= num_tokens
+        assert batches(num_tokens=num_tokens)[0][0].num_tokens >= num_tokens
 
 
 def test_only_rows_with_a_weight_are_predicted():

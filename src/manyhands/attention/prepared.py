@@ -21,14 +21,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from manyhands.attention.rotary import Rope
-from manyhands.attention.work import ITEM_FIELDS, Work
+from manyhands.attention.work import ITEM_FIELDS, Cutting, Occupancy, Work
 from manyhands.cache.plan import Plan
 
 _CHOSEN_BY = ("small_rows", "large_rows", "occupancy")  # fields of a capacity: its launches
-_SIZES = ("tokens", "rows", "entries", "pages", "small", "large", "partials", "most_partials")
+_SIZES = ("tokens", "rows", "entries", "pages", "small", "large", "partials")
 Int32s = NDArray[np.int32]
 _ALIGNED = 4
-_COSTLY = 256  # tokens, from which on a pass takes longer the more it has
+_COSTLY = 128  # tokens, from which on a pass takes longer the more it has
+_TOKENS_APART = 64  # sizes of passes beyond that; a tile of a product
 NO_PAGE = -1  # in `key_page`: a token of padding, whose key is not stored
 
 
@@ -68,8 +69,8 @@ class Capacity:
     def rounded(self) -> Capacity:
         """With every size rounded up to a power of two, so that few capacities serve many passes.
 
-        Tokens are rounded up to three quarters of such powers, too, where they cost: the products of 192 take
-        less time than those of 256. The facts by which launches are chosen stay as they are: rows are such
+        Tokens are rounded up to tiles of the products where they cost: those of 576 take three quarters of the
+        time of those of 768. The facts by which launches are chosen stay as they are: rows are such
         powers, and occupancy is less than three.
         """
 
@@ -77,15 +78,28 @@ class Capacity:
             return 1 << (size - 1).bit_length() if size else 0
 
         sizes = {field.name: up(getattr(self, field.name)) for field in fields(self)}
-        if sizes["tokens"] >= _COSTLY and self.tokens <= 3 * sizes["tokens"] // 4:
-            sizes["tokens"] = 3 * sizes["tokens"] // 4
+        sizes["tokens"] = rounded_tokens(self.tokens)
         # One partial per token would be taken to be the output itself, and padding has none.
         return Capacity(**sizes | {"most_partials": max(2, sizes["most_partials"])})
+
+    @property
+    def cutting(self) -> Cutting:
+        """The kernels that are launched with this capacity: a plan is to be cut for them."""
+        large_rows = self.large_rows if self.large else 0
+        return Cutting(self.small_rows, large_rows, Occupancy(self.occupancy))
+
+    def holds(self, other: Capacity) -> bool:
+        """Whether a plan of the other capacity, which was cut for these kernels, fits, whatever it costs.
+
+        Partials are merged in as many rounds as a token has, so the most of one token need not fit.
+        """
+        return all(getattr(self, name) >= getattr(other, name) for name in _SIZES)
 
     def serves(self, other: Capacity) -> bool:
         """Whether passes of the other capacity can be run with this one, at not much more than their cost."""
         return (
-            all(getattr(self, name) >= getattr(other, name) for name in _SIZES)
+            self.holds(other)
+            and self.most_partials >= other.most_partials
             and all(getattr(self, name) == getattr(other, name) for name in _CHOSEN_BY)
             and self.tokens <= max(16, other.tokens)
             and bool(self.small) == bool(other.small)
@@ -124,6 +138,14 @@ class Capacity:
     def num_integers(self) -> int:
         """Size of the buffer."""
         return sum(-(-size // _ALIGNED) * _ALIGNED for _, size in self._sizes())
+
+
+def rounded_tokens(count: int) -> int:
+    """The size of a recorded pass of so many tokens: a power of two, then a multiple of a tile."""
+    if count <= _COSTLY:
+        return 1 << (count - 1).bit_length()
+    apart = max(_TOKENS_APART, (1 << (count - 1).bit_length()) // 16)
+    return -(-count // apart) * apart
 
 
 def pack(plan: Plan, work: Work, capacity: Capacity, buffer: Int32s) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,17 @@ class Occupancy(IntEnum):
     """Programs of small tiles that a processor holds: few, some, or enough to hide each other's waiting."""
 
     FEW, SOME, MANY = range(3)
+
+
+class Cutting(NamedTuple):
+    """For which kernels a plan is cut; without one, the plan's own best are found.
+
+    A recording that shall serve many plans has one of its own.
+    """
+
+    small_rows: int
+    large_rows: int  # 0: all tiles are small ones
+    occupancy: Occupancy
 
 
 @dataclass(frozen=True)
@@ -81,8 +93,8 @@ class Work:
         return int(np.diff(self.partial_indptr).max())
 
 
-def cut(plan: Plan, tiling: Tiling) -> Work:
-    """The work list of a plan."""
+def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
+    """The work list of a plan, for the kernels that are best for it or for those that are `wanted`."""
     entries = Entries.of(plan)
     sizes = [len(table) for table in plan.reads.pages]
     first_page = np.cumsum([0, *sizes])
@@ -96,26 +108,30 @@ def cut(plan: Plan, tiling: Tiling) -> Work:
     # A strip as short as one iteration of the inner loop may as well be loaded several times.
     if np.all(is_small | (keys <= tiling.key_tile)):
         is_small[:] = True
-    small_rows = _small_rows(rows[is_small], keys[is_small], tiling)
-    large_rows = _large_rows(rows[~is_small], keys[~is_small], tiling)
+    if wanted is None:
+        small_rows = _small_rows(rows[is_small], keys[is_small], tiling)
+        large_rows = _large_rows(rows[~is_small], keys[~is_small], tiling)
+    else:
+        is_small |= not wanted.large_rows
+        small_rows, large_rows = wanted.small_rows, wanted.large_rows or tiling.group
     small = _tiles(entries, is_small.nonzero()[0], small_rows // tiling.group, tiling)
     large = _tiles(entries, (~is_small).nonzero()[0], large_rows // tiling.group, tiling)
     num_splits = np.zeros(len(entries.token), dtype=np.int64)
     lists = []
-    for tiles, wanted in (
+    for tiles, size in (
         (small, _small_split(small, tiling)),
         (large, _large_split(large, tiling)),
     ):
-        splits = _num_splits(tiles, wanted, tiling)
+        splits = _num_splits(tiles, size, tiling)
         for_entries = np.repeat(splits, tiles.count)
         num_splits[_ranges(tiles.first, tiles.count)] = for_entries
-        lists.append(_items(tiles, splits, wanted, first_page))
+        lists.append(_items(tiles, splits, size, first_page))
     entry_partial, partial_indptr = _partials(entries.token, num_splits, plan.num_tokens)
     own = np.zeros(plan.num_rows, dtype=np.int64) if plan.own_strip is None else plan.own_strip
     return Work(
         small_rows=small_rows,
         large_rows=large_rows,
-        occupancy=_occupancy(len(lists[0]), tiling),
+        occupancy=_occupancy(len(lists[0]), tiling) if wanted is None else wanted.occupancy,
         small=lists[0],
         large=lists[1],
         entries=entries,

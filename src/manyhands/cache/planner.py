@@ -8,7 +8,7 @@ token by token, less: the next plan is the last one, one token later (`cache/loc
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
@@ -20,16 +20,9 @@ from manyhands.cache.lockstep import Lockstep
 from manyhands.cache.pages import Ints, PagePool, Place, Strip
 from manyhands.cache.plan import Growth, Plan, Reads
 from manyhands.cache.step import Step
+from manyhands.cache.trunks import Stretch, Trunk, Trunks
 from manyhands.cache.view import Item, Lanes, View
 from manyhands.errors import ContextTooLong, InvalidRequest
-
-
-class _Stretch(NamedTuple):
-    """Neighbouring frozen blocks of a view that lie in one piece: `size` keys of `strip` from `low`."""
-
-    strip: Strip
-    low: int
-    size: int
 
 
 class _Live(NamedTuple):
@@ -57,7 +50,7 @@ class _Mark(Enum):
         return (fork if self is _Mark.LANE else longest), fork, longest
 
 
-_Route = tuple[_Stretch | _Live | _Mark, ...]
+_Route = tuple[Stretch | _Live | _Mark, ...]
 
 
 @dataclass(eq=False)
@@ -114,6 +107,7 @@ class Planner:
         self.pool = pool
         self.max_positions = max_positions
         self._readers: weakref.WeakKeyDictionary[View, _Reader] = weakref.WeakKeyDictionary()
+        self._trunks = Trunks()
         self._lockstep: Lockstep | None = None
         self._generation = pool.generation
         self._number = 0  # of the last plan, those that were followed included
@@ -167,6 +161,7 @@ class Planner:
     def _forget(self) -> None:
         """Blocks were evicted and may lie elsewhere now, or the last step was taken back."""
         self._readers.clear()
+        self._trunks.forget()
         self._lockstep = None
         self._after = {}
         self._generation = self.pool.generation
@@ -199,7 +194,7 @@ class Planner:
                 (start, start_growth), fork, longest = piece.behind(here, fork, longest)
                 continue
             grows = 0
-            if isinstance(piece, _Stretch):
+            if isinstance(piece, Stretch):
                 strip, low, size = piece
             else:
                 block = piece.block
@@ -244,6 +239,7 @@ class Planner:
         again until all are up to date; each move joins two strips for good, so this ends.
         """
         views = [row.view for row in step.rows]
+        lying: dict[Block, _Live] = {}  # views of a team read the same blocks: looked up once
         found = [self._readers.get(view) for view in views]
         while True:
             num_joined = self.pool.num_joined
@@ -252,46 +248,66 @@ class Planner:
                     continue
                 if reader is None or any(strip.left for strip in reader.strips.values()):
                     view = views[index]
-                    route = self._prepare(view)
-                    strips = {p.strip.number: p.strip for p in route if isinstance(p, _Stretch)}
+                    route = self._prepare(view, lying)
+                    strips = {p.strip.number: p.strip for p in route if isinstance(p, Stretch)}
                     reader = _Reader(route, self.pool.place(view.own), strips=strips)
                     found[index] = self._readers[view] = reader
                 reader.joined = num_joined
             if num_joined == self.pool.num_joined:
                 return [reader for reader in found if reader is not None]
 
-    def _prepare(self, view: View) -> _Route:
-        """Walk the view once: compact frozen neighbours, fuse those that lie in one piece."""
-        pieces: list[_Stretch | _Live | _Mark] = []
-        previous: Block | None = None
-        for block in _marked(view.items):
+    def _prepare(self, view: View, lying: dict[Block, _Live]) -> _Route:
+        """Walk the view once: compact frozen neighbours, fuse those that lie in one piece.
+
+        What it shares with a view that was walked before is not walked again (`cache/trunks.py`).
+        """
+        trunk = self._trunks.shared(view.items)
+        blocks, ends = list(trunk.blocks), list(trunk.ends)
+        pieces: list[Stretch | _Live | _Mark] = list(trunk.stretches)
+        previous = blocks[-1]() if blocks else None
+        begins = len(pieces)  # how many pieces the trunk takes; it ends with the first other piece
+        for block in _marked(view.items[len(blocks) :]):
             if isinstance(block, _Mark):
                 pieces.append(block)
                 previous = None
                 continue
-            if self.pool.is_evicted(block):
-                raise InvalidRequest(
-                    f"the block {block.name!r} is read, and the run that wrote it was preempted",
-                    hint="Let runs share what they both read through the engine's prefixes.",
-                )
-            if not block.frozen or not block.num_tokens:
-                pieces.append(_Live(block, self.pool.place(block)))
+            lies = lying.get(block)
+            if lies is None:
+                lies = lying[block] = _Live(block, self._place(block))
+            if not block.frozen or not block.tokens:
+                pieces.append(lies)
                 previous = None
                 continue
             if previous is not None:
                 self.pool.join(block, previous)
-            place = self.pool.place(block)
+            place = lies.place
+            is_behind = begins == len(pieces)
             last = pieces[-1] if pieces else None
             if (
-                isinstance(last, _Stretch)
+                isinstance(last, Stretch)
                 and last.strip is place.strip
                 and last.low + last.size == place.offset
             ):
                 pieces[-1] = last._replace(size=last.size + block.num_tokens)
             else:
-                pieces.append(_Stretch(place.strip, place.offset, block.num_tokens))
+                pieces.append(Stretch(place.strip, place.offset, block.num_tokens))
+            if is_behind:
+                begins = len(pieces)
+                blocks.append(weakref.ref(block))
+                ends.append((ends[-1] if ends else 0) + block.num_tokens)
             previous = block
+        if len(blocks) > len(trunk.blocks):
+            self._trunks.add(Trunk(tuple(blocks), _stretches(pieces[:begins]), tuple(ends)))
         return tuple(pieces)
+
+    def _place(self, block: Block) -> Place:
+        """Where a block lies that shall be read. Raises InvalidRequest where its keys are gone."""
+        if self.pool.is_evicted(block):
+            raise InvalidRequest(
+                f"the block {block.name!r} is read, and the run that wrote it was preempted",
+                hint="Let runs share what they both read through the engine's prefixes.",
+            )
+        return self.pool.place(block)
 
     def _assemble(self, step: Step, readers: Sequence[_Reader]) -> Plan:
         """Lay the lists out as arrays. Room has been reserved: strips have their final pages."""
@@ -353,6 +369,10 @@ class Planner:
             else None,
             num_drafted=np.array(drafted, dtype=np.int64) if any(drafted) else None,
         )
+
+
+def _stretches(pieces: Iterable[Stretch | _Live | _Mark]) -> tuple[Stretch, ...]:
+    return tuple(piece for piece in pieces if isinstance(piece, Stretch))
 
 
 def _marked(items: Sequence[Item]) -> Iterator[Block | _Mark]:

@@ -17,6 +17,7 @@ from the same position on; a row behind them sees all of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from manyhands.cache.block import Block
 from manyhands.errors import InvalidRequest
@@ -64,15 +65,19 @@ class View:
 
     def __init__(self, items: Iterable[Item]) -> None:
         self.items = tuple(items)
-        self.blocks = blocks_of(self.items)  # all of them, in the order in which they are read
-        lanes = [item for item in self.items if isinstance(item, Lanes)]
+        # Views are made anew for all rows whenever a step ends: nothing here walks them block by block.
+        kinds = set(map(type, self.items))
+        plain: Sequence[Any] = self.items
+        # all of them, in the order in which they are read
+        self.blocks: tuple[Block, ...] = blocks_of(self.items) if Lanes in kinds else tuple(plain)
+        lanes = [item for item in self.items if isinstance(item, Lanes)] if Lanes in kinds else []
         self.beside_others = blocks_of(lanes)  # those that stand in lanes
         if not self.blocks:
             raise InvalidRequest(
                 "a view was made of no blocks",
                 hint="Give at least the block that the row writes to.",
             )
-        for block in self.blocks:
+        for block in self.blocks if kinds != {Block} else ():
             if not isinstance(block, Block):
                 raise InvalidRequest(
                     f"a view was made of {type(block).__name__} where a Block was expected",

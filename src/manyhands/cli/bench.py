@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from manyhands.cli.loading import load_wordless_engine, name_of, place_facts
+from manyhands.cli.loading import get_ready, load_wordless_engine, name_of, place_facts
 from manyhands.cli.options import LIFE_PASSES, LOCKSTEP_PASSES, BenchOptions
 from manyhands.cli.output import Notes, say, say_json
 from manyhands.errors import ContextTooLong, OutOfMemory
@@ -81,6 +81,7 @@ def _life(options: BenchOptions) -> None:
     if not options.json:
         say(f"{_what(model, engine, options)}; {passes} passes each, milliseconds")
         say(_LIFE_HEAD)
+    get_ready(engine)
     floor_of = at_best(engine)
     found: list[dict[str, Any]] = []
     for situation in everyday(passes, small=not engine.facts.is_on_gpu):

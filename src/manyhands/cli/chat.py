@@ -20,7 +20,14 @@ import typer
 from manyhands.cache.step import GREEDY
 from manyhands.cli.command import shared_of
 from manyhands.cli.guard import complain, tell
-from manyhands.cli.loading import load_engine, name_of, place_of, prompts_for, strategy_for
+from manyhands.cli.loading import (
+    get_ready,
+    load_engine,
+    name_of,
+    place_of,
+    prompts_for,
+    strategy_for,
+)
 from manyhands.cli.options import BUNDLED, ChatOptions
 from manyhands.cli.outcome import Outcome
 from manyhands.cli.output import Notes
@@ -57,6 +64,7 @@ def chat(options: ChatOptions) -> None:
         raise InvalidRequest("there is no input to read messages from")
     model, notes = name_of(options.model), Notes()
     engine, text = load_engine(model, options, notes)
+    get_ready(engine)
     is_typed = sys.stdin.isatty()
     told = f"{model}: {talk.method.name}. /help says what else there is."
     if model == BUNDLED:

@@ -114,6 +114,18 @@ def load_engine(model: str, settings: ModelSettings, notes: Notes) -> tuple[Engi
     return engine, engine.text
 
 
+def get_ready(engine: Engine) -> None:
+    """Compile and record now what passes need on a GPU, so that no answer waits for it later; shows how far it is."""
+    if not engine.facts.is_on_gpu:
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("getting ready")
+        engine.get_ready(lambda done, whole: progress.update(task, completed=done, total=whole))
+
+
 def load_wordless_engine(model: str, settings: ModelSettings, notes: Notes) -> Engine:
     """The engine for `model`, whether it has a tokenizer or not."""
     place = place_of(model)

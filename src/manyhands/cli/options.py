@@ -255,6 +255,11 @@ class TrainOptions:
 
     recipe: Path = setting(..., "What is trained, on what, and how (TOML).", names=("recipe",))
     out: Path = setting(..., "Folder for the model, its log and its checkpoint.")
+    model: str | None = setting(
+        None,
+        "The model to start from: a folder, a GGUF file, or a name on the hub.",
+        unset=_RECIPES,
+    )
     device: str = like(ModelSettings, "device", panel="")
     steps: int | None = like(TrainSettings, "steps", default=None, unset=_RECIPES)
     minutes: float | None = like(TrainSettings, "minutes", default=None, unset=_RECIPES)

@@ -15,7 +15,7 @@ import typer
 
 from manyhands.cli.command import shared_of
 from manyhands.cli.guard import tell
-from manyhands.cli.loading import load_engine, name_of, place_of, prompts_for, sampled
+from manyhands.cli.loading import get_ready, load_engine, name_of, place_of, prompts_for, sampled
 from manyhands.cli.options import BUNDLED
 from manyhands.cli.output import Notes
 from manyhands.cli.serve_options import ServeOptions
@@ -81,6 +81,7 @@ def make_front(options: ServeOptions, keys: Keys, mark: str = "") -> Front:
     unsaid = sampled(unsaid, model, options)
     prompts = prompts_for(model, options.prompts)
     engine, text = load_engine(model, options, Notes())
+    get_ready(engine)
     for sentence in engine.about:
         tell(sentence)
     served = Served(

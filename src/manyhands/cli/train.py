@@ -48,6 +48,8 @@ def train(options: TrainOptions) -> None:
     from manyhands.school.recipe import read_recipe
 
     recipe = read_recipe(options.recipe)
+    if options.model is not None:
+        recipe = replace(recipe, model=replace(recipe.model, start=options.model, config={}))
     settings = recipe.training
     changes = {name: getattr(options, name) for name in ("minutes", "steps", "processes")}
     settings = replace(settings, **{k: v for k, v in changes.items() if v is not None})
@@ -154,9 +156,14 @@ def _described(progress: training.Progress) -> str:
 def _save(recipe: Recipe, adapter: ModelAdapter, tokenizer: Any, out: Path) -> None:
     import torch
 
-    network = adapter.model.to(getattr(torch, recipe.model.saved_dtype))
-    network.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    from manyhands.model.lora import save_lora
+
+    dtype = getattr(torch, recipe.model.saved_dtype)
+    if recipe.lora.rank:
+        save_lora(adapter.model, out, base=Path(recipe.model.start).name, dtype=dtype)
+    else:
+        adapter.model.to(dtype).save_pretrained(out)
+        tokenizer.save_pretrained(out)
     (out / PROMPT_FILE).write_text(dump_prompts(recipe.prompts), encoding="utf-8")
 
 
@@ -187,6 +194,7 @@ def _account(
         "seconds": round(run.seconds, 1),
         "last": last,
         "model": asdict(recipe.model),
+        "lora": asdict(recipe.lora) if recipe.lora.rank else None,
         "curriculum": asdict(recipe.curriculum) if recipe.curriculum else None,
         "parts": asdict(recipe.parts),
         "traces": asdict(recipe.traces) if recipe.traces else None,

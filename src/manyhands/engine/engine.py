@@ -174,6 +174,14 @@ class Engine:
             tokens_accepted=self._speculation.num_accepted if self._speculation else 0,
         )
 
+    def get_ready(self, told: Callable[[int, int], None] | None = None) -> None:
+        """Compile kernels and record passes of all sizes now, so that no run has to wait for it later.
+
+        For whatever serves for long: on a GPU it takes seconds, elsewhere there is nothing to do. `told` is
+        called with how much of how much is done.
+        """
+        self.executor.record_ahead(told or (lambda done, whole: None))
+
     def forward(self, step: Step) -> Tensor:
         """Feed all rows of `step`, then let all attend: logits [rows, vocab] of their last tokens.
 

@@ -133,6 +133,7 @@ def load_network(
         context=settings.context,
         downloads=downloads,
         collectives=collectives,
+        adapted=None if settings.adapter is None else Path(settings.adapter).expanduser(),
     )
     return Network(adapter, tokenizer, fuse_modules(adapter, settings.fuse))
 
@@ -213,6 +214,12 @@ class Executor(Protocol):
         """One token by each of the `choices`, without a pass: from logits that are kept, by their numbers.
 
         Drafted tokens are numbered in the order in which they were fed. `weighing` as in `run`.
+        """
+
+    def record_ahead(self, told: Callable[[int, int], None]) -> None:
+        """Get ready for passes of all sizes, so that none has to wait for it later.
+
+        `told` is called with how much of how much is done.
         """
 
     def logits(self, plan: Plan) -> Tensor:
@@ -394,6 +401,11 @@ class LocalExecutor:
             first, stop = np.searchsorted(rows, (row, row + 1))
             by_row[row] = tuple(told[first:stop])
         return Tokens(tokens, tokens.logprobs if isinstance(tokens, Tokens) else {}, by_row)
+
+    @torch.inference_mode()
+    def record_ahead(self, told: Callable[[int, int], None]) -> None:
+        """See `Executor.record_ahead`."""
+        self.passes.record_ahead(self.facts.page_size, told)
 
     @torch.inference_mode()
     def logits(self, plan: Plan) -> Tensor:

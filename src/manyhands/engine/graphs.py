@@ -18,7 +18,12 @@ A dropped pass costs its time. So a recording has two parts, and before the host
 is begun: the first few layers, about as long as the host takes. The tail follows when the guess was right.
 While guesses have been right ninety-nine times of a hundred, the whole pass is begun at once.
 
-A capacity is recorded when it is asked for the second time, so that widths that come up once cost
+**Ahead of time.** A recording takes a tenth of a second, and everybody who writes waits for it. `record_ahead` makes
+one *wide* recording for every number of tokens that passes come in, with room for long lists of everything
+else, before there is anything to serve; plans are cut for its kernels (`Cutting`). A plan that
+meets its own capacity again and again gets a recording of its own.
+
+Without wide recordings a capacity is recorded when it is asked for the second time, so that widths that come up once cost
 nothing; or later, while a recording that is a little wider serves it. Where recording fails (no memory left, a network that waits for the device in its forward),
 passes go on launch by launch, and `trouble` says why.
 """
@@ -28,15 +33,16 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
+from itertools import cycle
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from manyhands.attention.prepared import Capacity, Prepared, pack, pack_growth
+from manyhands.attention.prepared import Capacity, Prepared, pack, pack_growth, rounded_tokens
 from manyhands.attention.triton_backend import TritonBackend
-from manyhands.attention.work import Occupancy, Work, cut
+from manyhands.attention.work import Occupancy, Tiling, Work, cut, power_of_two
 from manyhands.cache.logprobs import Targets
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
@@ -64,9 +70,12 @@ _LEAST = Capacity(
 )
 _FEW_PARTIALS = 4  # of a token, as completions have; merged by programs of several heads
 _SURE_ENOUGH = 0.99  # share of right guesses from which on whole passes are begun
-_OFTEN = (
-    32  # times that a capacity is asked for, until it gets a recording beside one that serves it
-)
+# Times that a capacity is asked for, until it gets a recording beside one that serves it: one that is a little
+# wider, or a wide one that was made ahead.
+_OFTEN, _VERY_OFTEN = 32, 256
+_AHEAD = 768  # tokens of the largest wide recording: a part of a prompt, and what many others write
+# Tokens of a pass up to which a wide recording has small tiles alone, and up to which one of these is made.
+_ALL_SMALL, _MOST_ALONE = 32, 256
 _GUESSES = 32  # about so many of the last ones count
 _HEAD_BYTES = (
     3 << 30
@@ -99,6 +108,8 @@ class GraphedPasses(Passes):
         self.trouble: str | None = None
         self.seconds_recording = 0.0
         self._graphs: dict[Capacity, _Graph] = {}
+        # Of those the wide ones: by their tokens, and whether they have large tiles.
+        self._ahead: dict[tuple[int, bool], _Graph] = {}
         self._seen: Counter[Capacity] = Counter()
         self._newest: tuple[_Graph, Plan] | None = None
         self._lookahead: _Lookahead | None = None
@@ -128,6 +139,7 @@ class GraphedPasses(Passes):
     def forget(self) -> None:
         """Drop all recordings, and what was begun with them."""
         self._graphs.clear()
+        self._ahead.clear()
         self._newest = self._lookahead = None
 
     def run(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
@@ -141,14 +153,12 @@ class GraphedPasses(Passes):
             return outcome
         if plan.num_tokens > MOST_TOKENS or self.trouble is not None:
             return self.launch(plan)
-        work = cut(plan, self.backend.tiling)
-        capacity = _capacity(plan, work)
-        recorded = self._graphs.get(capacity) or self._serving(plan, capacity)
-        if recorded is None:
+        if (found := self._recorded(plan)) is None:
             return self.launch(plan)
-        self._newest = recorded, plan
+        graph, work = found
+        self._newest = graph, plan
         self.counts.replayed += 1
-        return recorded.start(plan, work)
+        return graph.start(plan, work)
 
     def _next(self, plan: Plan) -> PassOutcome | None:
         """The pass that follows the newest one, perhaps begun already; None if this is another."""
@@ -190,13 +200,51 @@ class GraphedPasses(Passes):
         self.counts.dropped += not is_right
         return is_right
 
-    def _serving(self, plan: Plan, capacity: Capacity) -> _Graph | None:
-        """A recording for this capacity: one that is a little wider, while the capacity is rare, or its own."""
+    def _recorded(self, plan: Plan) -> tuple[_Graph, Work] | None:
+        """A recording that serves this plan, and the plan cut for it; it may be made here.
+
+        Its own; or while its capacity is rare, one that is a little wider, or a wide one.
+        """
+        work = cut(plan, self.backend.tiling)
+        capacity = _capacity(plan, work)
+        if (own := self._graphs.get(capacity)) is not None:
+            return own, work
         self._seen[capacity] += 1
-        fitting = [graph for known, graph in self._graphs.items() if known.serves(capacity)]
-        if fitting and self._seen[capacity] < _OFTEN:
-            return min(fitting, key=lambda graph: graph.capacity.num_integers)
-        return self._record(plan, capacity) if self._seen[capacity] > 1 else None
+        times = self._seen[capacity]
+        if times < (_VERY_OFTEN if self._ahead else _OFTEN):
+            if fitting := [
+                graph for known, graph in self._graphs.items() if known.serves(capacity)
+            ]:
+                return min(fitting, key=lambda graph: graph.capacity.num_integers), work
+            has_large = len(work.large) > 0 and plan.num_tokens > _ALL_SMALL
+            if (wide := self._wide(plan, has_large)) is not None:
+                return wide
+        graph = self._record(plan.page_size, capacity) if times > 1 else None
+        return None if graph is None else (graph, work)
+
+    def _wide(self, plan: Plan, has_large: bool) -> tuple[_Graph, Work] | None:
+        """The wide recording for so many tokens, with large tiles or without, if the plan fits into it."""
+        graph = self._ahead.get((rounded_tokens(plan.num_tokens), has_large))
+        if graph is None:
+            return None
+        work = cut(plan, self.backend.tiling, graph.capacity.cutting)
+        return (graph, work) if graph.capacity.holds(Capacity.of(plan, work)) else None
+
+    def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:
+        """Make the wide recordings; `told` how many of how many are made. Stops where one cannot be made."""
+        sizes = kinds_ahead(_AHEAD)
+        for index, (tokens, has_large) in enumerate(sizes):
+            told(index, len(sizes))
+            if (tokens, has_large) in self._ahead or self.trouble is not None:
+                continue
+            capacity = wide_capacity(tokens, self.backend.tiling, has_large=has_large)
+            if (graph := self._record(page_size, capacity)) is not None:
+                self._ahead[tokens, has_large] = graph
+        # On several ranks all would have to try them out together.
+        can_try = self.trouble is None and self.others is ALONE
+        for capacity in _uncommon(self.backend.tiling) if can_try else ():
+            _Graph(self, capacity, page_size).try_out(self)  # compiles their kernels
+        told(len(sizes), len(sizes))
 
     def _tried(self, work: Callable[[], T]) -> T | None:
         """What this part of a recording gives; None, with the trouble, if a rank cannot have it."""
@@ -212,9 +260,9 @@ class GraphedPasses(Passes):
         self.trouble = f"passes are not recorded as CUDA graphs: {trouble}"
         return None
 
-    def _record(self, plan: Plan, capacity: Capacity) -> _Graph | None:
-        self.others.record(astuple(capacity), plan.page_size, self.head_layers)
-        return self.record(capacity, plan.page_size)
+    def _record(self, page_size: int, capacity: Capacity) -> _Graph | None:
+        self.others.record(astuple(capacity), page_size, self.head_layers)
+        return self.record(capacity, page_size)
 
     def record(self, capacity: Capacity, page_size: int) -> _Graph | None:
         """A recording of this capacity, if it can be made on all ranks; its number is the next one.
@@ -253,6 +301,11 @@ class _Graph:
         self.recording = passes.recorder.record(lambda cut: self._pass(passes, cut))
         self.logits, self.greedy = self.recording.results
         return self
+
+    def try_out(self, passes: GraphedPasses) -> None:
+        """Run the pass once, with nothing but padding, and record nothing."""
+        with torch.inference_mode():
+            self._pass(passes, lambda: None)
 
     def _make_harmless(self) -> None:
         """All padding: nothing is stored or read while the launches are tried out."""
@@ -332,6 +385,58 @@ class _Graph:
         rows = len(plan.heads)
         tokens, sound = self.greedy[0, :rows], self.greedy[1, :rows]
         return PassOutcome(self.logits[:rows], torch.cat((tokens, sound.min().view(1))))
+
+
+def kinds_ahead(most: int) -> list[tuple[int, bool]]:
+    """The wide recordings: their tokens, and whether they have large tiles.
+
+    Rows that write alone are many small tiles; a part of a prompt makes large ones.
+    """
+    sizes = sorted({rounded_tokens(count) for count in range(1, most + 1)})
+    without = [(tokens, False) for tokens in sizes if tokens <= _MOST_ALONE]
+    return without + [(tokens, True) for tokens in sizes if tokens > _ALL_SMALL]
+
+
+def wide_capacity(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
+    """Room for whatever a pass of so many tokens may bring: teams with many desks, a long history, parts of prompts.
+
+    Padding costs a pass microseconds per layer, for programs that find nothing to do.
+    """
+    least = power_of_two(max(tiling.least_rows, tiling.group))
+    is_narrow = tokens <= _ALL_SMALL
+    rows = power_of_two(max(least, min(tokens * tiling.group, tiling.most_small_rows)))
+    many = min(tokens, 64)
+    return Capacity(
+        tokens=tokens,
+        rows=min(tokens, 256),
+        entries=max(256, 64 * many),
+        pages=_LEAST.pages * (8 if is_narrow else 16),
+        small=max(_LEAST.small, 16 * many if is_narrow else 8 * many),
+        large=64 if has_large else 0,
+        partials=max(1024, 64 * many),
+        most_partials=32 if is_narrow else 8,
+        small_rows=rows if is_narrow else min(rows, max(least, 32)),
+        large_rows=power_of_two(max(tiling.large_rows, tiling.group)) if has_large else 0,
+        occupancy=Occupancy.FEW if is_narrow else Occupancy.MANY,
+    )
+
+
+def _uncommon(tiling: Tiling) -> list[Capacity]:
+    """Small capacities that between them launch every kernel which a recording made later may need."""
+    wide = wide_capacity(2 * _ALL_SMALL, tiling, has_large=True)
+    least = power_of_two(max(tiling.least_rows, tiling.group))
+    rows = [size for size in (16, 32, 64) if least <= size <= tiling.most_small_rows]
+    kinds = [(size, occupancy) for size in rows for occupancy in Occupancy]
+    if tiling.group == 1:
+        kinds.append((1, Occupancy.MANY))
+    merges = cycle((2, 4, 8, 16, 32, 64))
+    found = [
+        replace(wide, small_rows=size, occupancy=occupancy, most_partials=next(merges))
+        for size, occupancy in kinds
+    ]
+    if tiling.specialised_rows:
+        found.append(replace(wide, large_rows=tiling.specialised_rows))
+    return found
 
 
 def head_layers(num_bytes: int, num_layers: int) -> int:

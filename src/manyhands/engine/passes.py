@@ -126,6 +126,9 @@ class Passes:
         gained by it, so nothing is begun.
         """
 
+    def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:
+        """Get ready for passes of all sizes; `told` how far that has come. Launch by launch nothing is needed."""
+
     def run(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
         """The pass itself; the moves that it relies on have been made."""
         return self.launch(plan, targets)

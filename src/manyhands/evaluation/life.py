@@ -62,7 +62,7 @@ class Situation:
     """A crowd: kinds of runs, and how many of each are under way at a time.
 
     With `history`, one run alone goes on behind so many made-up tokens. Those that are under way at the
-    beginning have part of their life behind them.
+    beginning have part of their life behind them, unless all `begin_together`.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Situation:
     num_passes: int
     history: int = 0
     warm_up: int = 20  # passes that are not counted
+    begin_together: bool = False
 
 
 def _team(workers: int, step: int, **choices: Any) -> Kind:
@@ -91,7 +92,8 @@ RAGGED = Situation(
     "32 teams of 4, ragged",
     ((32, _team(4, 0, prompt=(2000, 2000), passes=(600, 600), desk=(65, 190))),),
     200,
-    warm_up=140,
+    warm_up=280,  # by then all prompts are fed
+    begin_together=True,
 )
 TEAMS = Situation("32 teams of 4, come and go", ((32, _TEAM),), 500, warm_up=100)
 LONES = Situation(
@@ -244,7 +246,8 @@ class _Crowd:
         if not self.next:
             return None
         kind = self.next.pop()
-        share = self.rng.random() if self.num_first > 0 else 1.0
+        is_under_way = self.num_first > 0 and not self.situation.begin_together
+        share = self.rng.random() if is_under_way else 1.0
         self.num_first -= 1
         passes = max(2, round(share * self.rng.randint(*kind.passes)))
         rng = random.Random(self.rng.random())

@@ -44,6 +44,7 @@ from manyhands.model.dummy import dummy_model
 from manyhands.model.families import FAMILIES, Family, language_model, reach, reject, supported
 from manyhands.model.fusion import is_fused
 from manyhands.model.gguf.network import GgufFile
+from manyhands.model.lora import check_lora, merge_lora
 from manyhands.model.parallel.collectives import Collectives
 from manyhands.model.parallel.cuts import Cutting
 from manyhands.model.parallel.reading import read_part
@@ -88,6 +89,7 @@ def load_adapter(
     tokenizer: PreTrainedTokenizerBase | None = None,
     downloads: bool = False,
     collectives: Collectives | None = None,
+    adapted: Path | None = None,
 ) -> tuple[ModelAdapter, PreTrainedTokenizerBase | None]:
     """A network ready to attend through our hook, and its tokenizer.
 
@@ -109,18 +111,30 @@ def load_adapter(
         downloads: Show progress bars for files that are fetched from the hub.
         collectives: What joins this process to the other ranks of one network; then its part is loaded
             (`model/parallel/`), and every rank must load the same.
+        adapted: A folder with a LoRA adapter that is added to the weights (`model/lora.py`).
 
     """
     if weights not in get_args(Weights):
         raise InvalidRequest(f"weights {weights!r} are unknown", hint='choose "auto" or "dummy"')
     check_quantise(quantise)
+    if adapted is not None and (collectives is not None or quantise not in ("auto", "none")):
+        raise InvalidRequest(
+            "an adapter was asked for together with several ranks or weights in fewer bits",
+            hint="merge it first: manyhands train writes whole models, too, and peft has merge_and_unload",
+        )
+    if adapted is not None:
+        check_lora(adapted)  # before the model is read
+        quantise = "none"
     if isinstance(model, PreTrainedModel):
         if collectives is not None:
             raise InvalidRequest(
                 "a network that is built already cannot be cut over several ranks",
                 hint="give its folder or its name: each rank reads its own part",
             )
-        return _adopt(model, device, dtype, context, quantise), tokenizer
+        taken = _adopt(model, device, dtype, context, quantise)
+        if adapted is not None:
+            merge_lora(taken.model, adapted)
+        return taken, tokenizer
     place = resolve_device(device)
     with quiet(downloads=downloads):
         found = find_format(model, with_weights=weights == "auto")
@@ -132,6 +146,8 @@ def load_adapter(
         notes: list[str] = []
         cutting = None if collectives is None else Cutting(found.config, collectives)
         network = _network(found, weights, quantise, place, precision, notes, cutting)
+        if adapted is not None:
+            merge_lora(network, adapted)
         adapter = ModelAdapter(network, name=str(model), context=context, family=family)
     for note in notes:
         warnings.warn(note, stacklevel=2)

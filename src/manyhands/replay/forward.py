@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from manyhands.attention import strips
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.rotary import Rotations
 from manyhands.attention.store import LayerStore
+from manyhands.attention.strips import Strips
 from manyhands.attention.torch_backend import Prepared, TorchBackend
 from manyhands.cache.pages import Ints
 from manyhands.model.adapter import ModelAdapter
@@ -42,20 +45,31 @@ class Replay:
     slot_token: Tensor  # [S]
     slot_offset: Tensor  # [S]
     keep: Tensor  # packed indices whose logits are wanted
-    prepared: Prepared
+    prepared: Prepared | Strips
 
     @classmethod
     def of(
-        cls, merged: Merged, rows: Sequence[int] | Ints | None = None, budget: int = 1 << 22
+        cls,
+        merged: Merged,
+        rows: Sequence[int] | Ints | None = None,
+        budget: int = 1 << 22,
+        *,
+        fused: bool = False,
     ) -> Replay:
-        """For the logits of `rows` (default: all R), on the CPU. `budget`: see `TorchBackend`."""
+        """For the logits of `rows` (default: all R), on the CPU.
+
+        `budget`: see `TorchBackend`. `fused`: by kernels with gradients (`attention/strips.py`) instead of that
+        backend; for networks all of whose layers they know (`fits_kernels`).
+        """
         last = merged.plan.last if rows is None else merged.plan.last[np.asarray(rows)]
         return cls(
             token_ids=torch.as_tensor(merged.plan.token_ids),
             slot_token=torch.as_tensor(merged.slot_token),
             slot_offset=torch.as_tensor(merged.slot_offset),
             keep=torch.as_tensor(last),
-            prepared=TorchBackend(budget).prepare(merged.plan, torch.device("cpu")),
+            prepared=Strips.of(merged.plan)
+            if fused
+            else TorchBackend(budget).prepare(merged.plan, torch.device("cpu")),
         )
 
     def to(self, device: torch.device) -> Replay:
@@ -86,11 +100,28 @@ class Replay:
                 k, v = torch.cat((k, found_k)), torch.cat((v, found_v))
             # Keys are not stored: each slot takes the key of the token that lay there, as it lay.
             rope = adapter.ropes[call.layer]
-            keys = rotations.rotate(k[self.slot_token], rope)  # [S, G, D]
-            store = LayerStore(keys, v[self.slot_token], rope)
+            keys = rotations.rotate(k.index_select(0, self.slot_token), rope)  # [S, G, D]
+            store = LayerStore(keys, v.index_select(0, self.slot_token), rope)
+            if isinstance(self.prepared, Strips):
+                return strips.attend(store, q, self.prepared, call)
             return _BACKEND.attend(store, q, self.prepared, call)
 
         return adapter.forward(self.token_ids, self.keep, attend)
+
+
+@torch.no_grad()
+def fits_kernels(adapter: ModelAdapter) -> bool:
+    """Whether a fused replay can serve all layers of this network on its device."""
+    if adapter.device.type != "cuda" or find_spec("triton") is None:
+        return False
+    calls: list[LayerCall] = []
+
+    def noted(q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
+        calls.append(call)
+        return q.new_zeros(*q.shape[:2], v.shape[-1])
+
+    adapter.forward(torch.zeros(1, dtype=torch.int64, device=adapter.device), None, noted)
+    return all(strips.can_attend(call, adapter.dtype) for call in calls)
 
 
 def replay_logits(

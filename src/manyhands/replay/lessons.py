@@ -62,14 +62,14 @@ class Batch:
     weights: Tensor
 
     @classmethod
-    def of(cls, lessons: Sequence[Lesson], budget: int) -> Batch:
-        """Put lessons into one batch, on the CPU."""
+    def of(cls, lessons: Sequence[Lesson], budget: int, *, fused: bool = False) -> Batch:
+        """Put lessons into one batch, on the CPU. `fused`: see `Replay.of`."""
         targets = np.concatenate([lesson.targets for lesson in lessons])
         weights = np.concatenate([lesson.weights for lesson in lessons])
         rows = weights.nonzero()[0]
         merged = side_by_side([lesson.merged for lesson in lessons])
         return cls(
-            Replay.of(merged, rows, budget),
+            Replay.of(merged, rows, budget, fused=fused),
             torch.as_tensor(targets[rows]),
             torch.as_tensor(weights[rows]),
         )
@@ -79,22 +79,40 @@ class Batch:
         return Batch(self.replay.to(device), self.targets.to(device), self.weights.to(device))
 
     @property
+    def weight(self) -> float:
+        """Of all its tokens together."""
+        return float(self.weights.sum())
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the forward pass."""
         return len(self.replay.token_ids)
 
 
-class Batches(Dataset[Batch]):
-    """Batch number i of a training, for any i. At least `num_tokens` tokens each."""
+class Batches(Dataset[list[Batch]]):
+    """Batch number i of a training, in its parts, for any i. At least `num_tokens` tokens each."""
 
-    def __init__(self, lessons: Lessons, seed: int, num_tokens: int, budget: int = 1 << 26) -> None:
+    def __init__(
+        self,
+        lessons: Lessons,
+        seed: int,
+        num_tokens: int,
+        budget: int = 1 << 26,
+        *,
+        fused: bool = False,
+        parts: int = 1,
+    ) -> None:
+        """`budget`, `fused`: see `Replay.of`. `parts`: into how many each batch is divided."""
+        self.parts = parts
         self.lessons = lessons
+        self.fused = fused
         self.seed = seed
         self.num_tokens = num_tokens
         self.budget = budget
 
-    def __getitem__(self, step: int) -> Batch:
+    def __getitem__(self, step: int) -> list[Batch]:
         drawn: list[Lesson] = []
         while sum(lesson.num_tokens for lesson in drawn) < self.num_tokens:
             drawn.append(self.lessons.draw(f"{self.seed}/{step}/{len(drawn)}"))
-        return Batch.of(drawn, self.budget)
+        divided = [drawn[part :: self.parts] for part in range(self.parts)]
+        return [Batch.of(part, self.budget, fused=self.fused) for part in divided if part]

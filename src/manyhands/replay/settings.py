@@ -19,6 +19,15 @@ class TrainSettings:
     constant: float = setting(0.3, "Share before the rate falls.", at_least=0, below=1)
     weight_decay: float = setting(0.05, "Of matrices; norms and biases have none.", at_least=0)
     clip: float = setting(1.0, "The longest gradient.", above=0)
+    products: str = setting(
+        "float32",
+        "Dtype of matrix products; weights and their averages stay float32.",
+        one_of=("float32", "bfloat16"),
+    )
+    parts: int = setting(1, "Parts of a batch, one after the other: less memory.", at_least=1)
+    recompute: bool = setting(
+        False, "Whether layers are computed again on the way back: less memory, a third slower."
+    )
     seed: int = setting(0, "Of the weights of a new model, and of the lessons.")
     processes: int = setting(
         0, "Processes that make batches.", at_least=0, zero="the training's own"

@@ -14,16 +14,19 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from manyhands.model.adapter import ModelAdapter
+from manyhands.replay.forward import fits_kernels
 from manyhands.replay.lessons import Batch, Batches, Lessons
 from manyhands.replay.settings import TrainSettings
 from manyhands.schema.lines import Format, LineFile
@@ -61,7 +64,13 @@ class Training:
     ) -> None:
         self.adapter = adapter
         self.settings = settings
-        self.batches = Batches(lessons, settings.seed, settings.tokens_per_step)
+        self.batches = Batches(
+            lessons,
+            settings.seed,
+            settings.tokens_per_step,
+            fused=fits_kernels(adapter),
+            parts=settings.parts,
+        )
         self.folder = folder
         self.step = 0
         self.tokens = 0
@@ -76,7 +85,10 @@ class Training:
             ],
             lr=settings.learning_rate,
             betas=(0.9, 0.98),
+            fused=adapter.device.type == "cuda",
         )
+        if settings.recompute:
+            recompute_layers(adapter)
         folder.mkdir(parents=True, exist_ok=True)
         if self.checkpoint.exists():
             self._resume()
@@ -118,9 +130,9 @@ class Training:
         torch.set_float32_matmul_precision("high")  # TF32 on a GPU: enough for gradients
         try:
             while self.done < 1:
-                batch = next(batches).to(self.adapter.device)
-                loss, right = self._learn(batch)
-                self.tokens += batch.num_tokens
+                parts = next(batches)
+                loss, right = self._learn(parts)
+                self.tokens += sum(part.num_tokens for part in parts)
                 self.seconds = time.monotonic() - began
                 is_logged = self.step % self.settings.log_every == 0 or self.done >= 1
                 # Between lines of the log only now and then: reading the loss waits for the device.
@@ -137,17 +149,26 @@ class Training:
             torch.set_float32_matmul_precision(precision)
             self.save()
 
-    def _learn(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step; what `batch_loss` says of it, still on the device."""
+    def _learn(self, parts: Sequence[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step over the parts of its batch; what `batch_loss` says of it, still on the device."""
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
-        loss, right = batch_loss(self.adapter, batch)
         self.optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
+        whole = sum(part.weight for part in parts)
+        device, losses, rights = self.adapter.device, [], []
+        for part in parts:
+            share = part.weight / whole
+            with torch.autocast(
+                device.type, torch.bfloat16, enabled=self.settings.products == "bfloat16"
+            ):
+                loss, right = batch_loss(self.adapter, part.to(device))
+            torch.autograd.backward(loss * share)
+            losses.append(loss.detach() * share)
+            rights.append(right * share)
         torch.nn.utils.clip_grad_norm_(self.adapter.model.parameters(), self.settings.clip)
         self.optimizer.step()
         self.step += 1
-        return loss.detach(), right
+        return torch.stack(losses).sum(), torch.stack(rights).sum(dim=0)
 
     def _rate(self) -> float:
         """The learning rate at this moment."""
@@ -159,7 +180,7 @@ class Training:
     def _seconds_left(self) -> float:
         return self.seconds * (1 - self.done) / max(self.done, 1e-9)
 
-    def _load(self) -> Iterator[Batch]:
+    def _load(self) -> Iterator[list[Batch]]:
         # More than there are processors would only wait for each other; the batches are the same.
         processes = min(self.settings.processes, os.cpu_count() or 1)
         loader: Any = DataLoader(
@@ -187,7 +208,7 @@ class Training:
     def save(self) -> None:
         """Write the checkpoint; the old one stays until the new one is whole."""
         state = {
-            "model": self.adapter.model.state_dict(),
+            "model": trained(self.adapter.model),
             "optimizer": self.optimizer.state_dict(),
             "step": self.step,
             "tokens": self.tokens,
@@ -202,9 +223,22 @@ class Training:
 
     def _resume(self) -> None:
         state = torch.load(self.checkpoint, map_location=self.adapter.device, weights_only=True)
-        self.adapter.model.load_state_dict(state["model"])
+        self.adapter.model.load_state_dict(state["model"], strict=False)
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
+
+
+def trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The weights that a training changes, and buffers, by their names."""
+    frozen = {name for name, weight in model.named_parameters() if not weight.requires_grad}
+    return {name: value for name, value in model.state_dict().items() if name not in frozen}
+
+
+def recompute_layers(adapter: ModelAdapter) -> None:
+    """Have each layer keep its input alone, and be computed once more on the way back."""
+    base: Any = adapter.model.base_model
+    for layer in base.layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def _leave_interrupts_to_the_training(number: int) -> None:

@@ -7,6 +7,7 @@
     [curriculum]   lessons made by the scripted team; and with it
     [parts]        how many lessons are of other methods (`PartsMix`); or
     [traces]       files = ["runs/*.jsonl"]
+    [lora]         rank and alpha: an adapter is trained, and the model's own weights stay as they are
     [training]     the fields of TrainSettings
 
 Nothing heavy is imported before a recipe has been read and checked. Every table is a dataclass: a key that it does not have, or a value of another type, is an error that
@@ -65,6 +66,19 @@ class ModelTable:
 
 
 @dataclass(frozen=True)
+class LoraTable:
+    """An adapter beside frozen weights (`model/lora.py`)."""
+
+    rank: int = setting(
+        0, "Numbers between the two small matrices.", at_least=0, zero="all weights are trained"
+    )
+    alpha: float = setting(64.0, "Times 1 / rank: how much the adapter counts.", above=0)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
 class TracesTable:
     """Which recorded runs are learned: paths or patterns, from the recipe's folder."""
 
@@ -84,10 +98,22 @@ class Recipe:
     curriculum: Curriculum | None
     parts: PartsMix
     traces: TracesTable | None
+    lora: LoraTable
     training: TrainSettings
 
     def load(self, device: str = "auto") -> tuple[ModelAdapter, Any]:
-        """The model to train, in float32, and its tokenizer."""
+        """The model to train, with its adapter if it gets one, and its tokenizer.
+
+        Weights that are trained are float32; frozen ones have the dtype of the products.
+        """
+        from manyhands.model.lora import add_lora
+
+        adapter, tokenizer = self._load(device)
+        if self.lora.rank:
+            add_lora(adapter.model, self.lora.rank, self.lora.alpha, seed=self.training.seed)
+        return adapter, tokenizer
+
+    def _load(self, device: str) -> tuple[ModelAdapter, Any]:
         place = self.folder / self.model.tokenizer
         if not self.model.start and not place.is_dir():
             raise ModelNotFound(
@@ -101,7 +127,8 @@ class Recipe:
         from manyhands.model.loading import load_adapter
 
         if self.model.start:
-            return load_adapter(self.model.start, device=device, dtype="float32")
+            dtype = self.training.products if self.lora.rank else "float32"
+            return load_adapter(self.model.start, device=device, dtype=dtype, quantise="none")
         tokenizer = AutoTokenizer.from_pretrained(place)
         torch.manual_seed(self.training.seed)
         made: Any = AutoModelForCausalLM  # transformers leaves from_config untyped
@@ -170,6 +197,7 @@ def read_recipe(path: Path) -> Recipe:
         else None,
         parts=_filled(PartsMix, tables.get("parts", {}), "parts"),
         traces=_filled(TracesTable, tables["traces"], "traces") if "traces" in tables else None,
+        lora=_filled(LoraTable, tables.get("lora", {}), "lora"),
         training=_filled(TrainSettings, tables.get("training", {}), "training"),
     )
 

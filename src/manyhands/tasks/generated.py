@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from random import Random
 
 from manyhands.tasks.arithmetic.problem_list import ListKind, problem_list
+from manyhands.tasks.arithmetic.words import Stories
 from manyhands.tasks.graders import Score, grade_list, grade_names, grade_word
 from manyhands.tasks.needles import COLOURS, PARTS, haystack
 from manyhands.tasks.retrieval import retrieval
@@ -23,7 +24,15 @@ QUESTIONS = 256  # about one document, as in Hydragen
 SENTENCES_PER_QUESTION = 6  # 256 questions then stand in about 20 k tokens, as in Hydragen
 KNOWN, HELD_OUT = "known", "held-out"
 BUNDLED_SENTENCES = 40  # the longest text that the bundled model was trained on has 48
-_LISTS: dict[str, ListKind] = {"bare": "bare", "word": "word", "mixed": "mixed", HELD_OUT: "word"}
+_LISTS: dict[str, ListKind] = {
+    "bare": "bare",
+    "word": "word",
+    "mixed": "mixed",
+    HELD_OUT: "word",
+    "taught": "word",
+    "unseen": "word",
+}
+_STORIES: dict[str, Stories] = {HELD_OUT: "held-out", "taught": "taught", "unseen": "unseen"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,7 @@ class Arithmetic:
 
     @property
     def kind(self) -> str:
-        """`bare`, `word`, `mixed`, or `held-out` stories."""
+        """`bare`, `word`, `mixed`, or stories that are `held-out`, `taught` or `unseen` (`words.py`)."""
         return self.options.kind or "bare"
 
     def samples(self) -> Sequence[Sample]:
@@ -55,7 +64,8 @@ class Arithmetic:
         count = self.options.count or PROBLEMS_PER_LIST
         name = f"{self.kind}-{count}-{self.options.seed}-{number}"
         rng = Random(f"arithmetic/{name}")
-        made = problem_list(rng, count, _LISTS[self.kind], held_out=self.kind == HELD_OUT)
+        stories = _STORIES.get(self.kind, "known")
+        made = problem_list(rng, count, _LISTS[self.kind], stories)
         return Sample(name, made.question, list(made.gold), {"kind": self.kind, "count": count})
 
 

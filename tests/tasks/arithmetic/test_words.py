@@ -18,6 +18,7 @@ from manyhands.tasks.arithmetic.words import (
     held_out_templates,
     is_known_story,
     known_templates,
+    told_apart,
     vocabulary,
     word_problem,
 )
@@ -123,10 +124,26 @@ def test_names_and_things_are_many_and_plain() -> None:
 def test_word_problems_come_from_the_right_side(held_out: bool) -> None:
     rng = Random(7)
     expected = held_out_templates() if held_out else known_templates()
-    drawn = {word_problem(rng, held_out).template for _ in range(1500)}
+    drawn = {word_problem(rng, "held-out" if held_out else "known").template for _ in range(1500)}
     assert drawn == {template.name for template in expected}
 
 
 def test_a_seed_decides_everything() -> None:
     assert word_problem(Random(3)) == word_problem(Random(3))
     assert word_problem(Random(3)) != word_problem(Random(4))
+
+
+_WORDS_OF_TEMPLATES = frozenset(WORD.findall(" ".join(template.text for template in ALL)))
+
+
+def test_what_is_unseen_has_nothing_of_what_is_taught() -> None:
+    taught, unseen = told_apart()
+    for own, other in zip(taught, unseen, strict=True):
+        assert not set(own) & set(other)
+    assert len(unseen.templates) >= 0.3 * len(known_templates() + held_out_templates())
+    assert {t.num_steps for t in unseen.templates} == {t.num_steps for t in taught.templates}
+    rng = Random(5)
+    for _ in range(200):
+        words = set(WORD.findall(word_problem(rng, "unseen").text))
+        assert words.isdisjoint(taught.names)
+        assert words.isdisjoint(set(taught.things) - _WORDS_OF_TEMPLATES)

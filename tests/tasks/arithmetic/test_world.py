@@ -48,7 +48,7 @@ def test_no_held_out_story_is_inside(template: Template) -> None:
 
 @given(st.integers(0, 2**32), st.integers(2, 8))
 def test_no_held_out_list_is_inside(seed: int, count: int) -> None:
-    question = problem_list(Random(seed), count, "word", held_out=True).question
+    question = problem_list(Random(seed), count, "word", "held-out").question
     assert outside_world(question) == f"Problem 1 {UNSEEN}"
 
 

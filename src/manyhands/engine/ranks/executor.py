@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -127,6 +127,11 @@ class RankedExecutor(LocalExecutor):
             return super().run(
                 plan, choices, lookahead=lookahead, weighing=weighing, targets=targets
             )
+
+    def record_ahead(self, told: Callable[[int, int], None]) -> None:
+        """See `Executor.record_ahead`."""
+        with self.world.whole():
+            super().record_ahead(told)
 
     def logits(self, plan: Plan) -> Tensor:
         """See `Executor.logits`."""

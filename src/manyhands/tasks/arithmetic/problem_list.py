@@ -18,7 +18,7 @@ from typing import Literal
 from manyhands.errors import InvalidRequest
 from manyhands.tasks.arithmetic.bare import bare_problem, solve_bare
 from manyhands.tasks.arithmetic.problem import Problem
-from manyhands.tasks.arithmetic.words import word_problem
+from manyhands.tasks.arithmetic.words import Stories, word_problem
 
 __all__ = [
     "INTRODUCTION",
@@ -59,20 +59,22 @@ def ask(lines: Sequence[str]) -> str:
     return "\n".join([INTRODUCTION, *(f"{n}. {line}" for n, line in enumerate(lines, start=1))])
 
 
-def problem_list(rng: Random, count: int, kind: ListKind, held_out: bool = False) -> ProblemList:
-    """`count` fresh problems, no two alike; `held_out` draws word problems never trained on."""
+def problem_list(
+    rng: Random, count: int, kind: ListKind, stories: Stories = "known"
+) -> ProblemList:
+    """`count` fresh problems, no two alike; `stories`: of which word problems are made (`words.py`)."""
     if count < 1:
         raise InvalidRequest(f"a list of {count} problems was asked for", hint="ask for 1 or more")
     problems: dict[str, Problem] = {}  # by text
     while len(problems) < count:
-        problem = _one_problem(rng, kind, held_out)
+        problem = _one_problem(rng, kind, stories)
         problems.setdefault(problem.text, problem)
     return ProblemList(tuple(problems.values()))
 
 
-def _one_problem(rng: Random, kind: ListKind, held_out: bool) -> Problem:
+def _one_problem(rng: Random, kind: ListKind, stories: Stories) -> Problem:
     wordy = rng.random() < 0.5 if kind == "mixed" else kind == "word"
-    return word_problem(rng, held_out) if wordy else bare_problem(rng)
+    return word_problem(rng, stories) if wordy else bare_problem(rng)
 
 
 def parse_question(question: str) -> list[str] | None:

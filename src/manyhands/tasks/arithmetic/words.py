@@ -1,7 +1,11 @@
 """Word problems: the arithmetic of bare lines told in plain English.
 
-A tenth of the templates is held out: the bundled model never meets them in training, so they show
-whether it reads or only recognises.
+Some stories are kept from training, so that an exam shows whether a model reads or only recognises. There are
+two ways to part them:
+
+    known, held-out   of the bundled model: a tenth of the templates is held out
+    taught, unseen    of models that could read before: a third of the templates, half of the names and
+                      a third of the things are unseen, and no story has anything of both sides
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from random import Random
+from typing import Literal, NamedTuple
 
 from manyhands.tasks.arithmetic.problem import Problem
 from manyhands.tasks.arithmetic.templates.nouns import NAMES, THINGS
@@ -19,6 +24,7 @@ from manyhands.tasks.arithmetic.templates.two_steps import TWO_STEPS
 
 _TEMPLATES: tuple[Template, ...] = (*ONE_STEP, *TWO_STEPS, *THREE_STEPS)
 
+Stories = Literal["known", "held-out", "taught", "unseen"]
 WORD = re.compile(r"[A-Za-z]+")
 
 
@@ -46,6 +52,42 @@ def is_known_story(text: str) -> bool:
     return any(template.tells(text) for template in known_templates())
 
 
-def word_problem(rng: Random, held_out: bool = False) -> Problem:
+def word_problem(rng: Random, stories: Stories = "known") -> Problem:
     """A fresh problem of one to three steps; every template is equally likely."""
-    return rng.choice(held_out_templates() if held_out else known_templates()).problem(rng)
+    told = _told(stories)
+    return rng.choice(told.templates).problem(rng, told.names, told.things)
+
+
+class Told(NamedTuple):
+    """What stories are made of."""
+
+    templates: tuple[Template, ...]
+    names: tuple[str, ...]
+    things: tuple[str, ...]
+
+
+@cache
+def _told(stories: Stories) -> Told:
+    if stories in ("known", "held-out"):
+        own = known_templates() if stories == "known" else held_out_templates()
+        return Told(own, NAMES, THINGS)
+    return told_apart()[stories == "unseen"]
+
+
+@cache
+def told_apart() -> tuple[Told, Told]:
+    """What is taught, and what is unseen; of each number of steps a third of the templates."""
+    unseen = {
+        template.name
+        for steps in (ONE_STEP, TWO_STEPS, THREE_STEPS)
+        for template in sorted(steps, key=lambda each: each.name)[::3]
+    }
+
+    def side(is_unseen: bool) -> Told:
+        return Told(
+            tuple(t for t in _TEMPLATES if (t.name in unseen) is is_unseen),
+            tuple(name for n, name in enumerate(NAMES) if bool(n % 2) is is_unseen),
+            tuple(thing for n, thing in enumerate(THINGS) if (n % 3 == 1) is is_unseen),
+        )
+
+    return side(is_unseen=False), side(is_unseen=True)

@@ -11,6 +11,7 @@ semicolons; their results are called p, q and r, for use by later ones: "a * b; 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import add, mul, sub
@@ -50,15 +51,17 @@ class Template:
         """How many operations the work has."""
         return len(self.work.split(";"))
 
-    def problem(self, rng: Random) -> Problem:
+    def problem(
+        self, rng: Random, names: Sequence[str] = NAMES, things: Sequence[str] = THINGS
+    ) -> Problem:
         """Fill the gaps. Numbers are drawn again until every step stays in the small world."""
         work: tuple[str, ...] | None = None
         while work is None:
             numbers = {letter: rng.randint(*bounds) for letter, bounds in self.ranges.items()}
             work = self._solve(numbers)
         gaps = {letter: str(number) for letter, number in numbers.items()}
-        gaps.update(zip(PEOPLE, rng.sample(NAMES, len(PEOPLE)), strict=True))
-        gaps["things"] = rng.choice(THINGS)
+        gaps.update(zip(PEOPLE, rng.sample(names, len(PEOPLE)), strict=True))
+        gaps["things"] = rng.choice(things)
         text = PLACEHOLDER.sub(lambda gap: gaps[gap[1]], self.text)
         answer = int(work[-1].partition("=")[2])
         return Problem(text, work, answer, kind="word", template=self.name)

@@ -1,0 +1,116 @@
+"""Trunks: how views begin, walked once and remembered for the views to come.
+
+Whenever a worker ends a step, all views of its team are made anew, and all of them begin with the same prompt
+and the same long history. Walking that history block by block for every view would cost workers times steps
+each time, so a team would become slower with every step that it has finished. The run of finished blocks with
+which a view begins, its *trunk*, is kept together with the stretches that it lies in; the next view walks only
+what it has beyond the longest trunk that it shares.
+
+    one view      prompt  step 1  step 2  others' header  ...
+    the next      prompt  step 1  step 2  step 3  others' header  ...
+                  '-- shared: not walked --'
+
+Blocks are held weakly, as everywhere in planning: a trunk keeps no keys in memory.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from manyhands.cache.block import Block
+from manyhands.cache.pages import Strip
+from manyhands.cache.view import Item, Lanes
+
+_MOST = 64  # trunks that begin with one block, as those of teams under one system prompt do
+
+
+class Stretch(NamedTuple):
+    """Neighbouring frozen blocks of a view that lie in one piece: `size` keys of `strip` from `low`."""
+
+    strip: Strip
+    low: int
+    size: int
+
+
+class Trunk(NamedTuple):
+    """Finished blocks with which a view begins, and the pieces they lie in."""
+
+    blocks: tuple[weakref.ref[Block], ...]
+    stretches: tuple[Stretch, ...]
+    ends: tuple[int, ...]  # per block: keys of the view up to its end
+
+    def upto(self, count: int) -> Trunk:
+        """The trunk of the first `count` blocks."""
+        if count == len(self.blocks):
+            return self
+        num_keys = self.ends[count - 1] if count else 0
+        kept: list[Stretch] = []
+        for stretch in self.stretches:
+            if num_keys <= 0:
+                break
+            kept.append(stretch._replace(size=min(stretch.size, num_keys)))
+            num_keys -= stretch.size
+        return Trunk(self.blocks[:count], tuple(kept), self.ends[:count])
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether a block of it was moved behind another one since."""
+        return any(stretch.strip.left for stretch in self.stretches)
+
+
+NOTHING = Trunk((), (), ())
+
+
+class Trunks:
+    """The trunks of all views that were walked lately."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[Block, tuple[Trunk, ...]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def shared(self, items: Sequence[Item]) -> Trunk:
+        """The longest beginning of a view, of blocks that lie where they lay, that is known already."""
+        first = items[0]
+        if not isinstance(first, Block) or not (known := self._known.get(first)):
+            return NOTHING
+        kinds = list(map(type, items))
+        in_row = items[: kinds.index(Lanes)] if Lanes in kinds else items
+        blocks: tuple[weakref.ref[Any], ...] = tuple(map(weakref.ref, in_row))
+        counts = [_num_shared(trunk.blocks, blocks) for trunk in known]
+        longest = max(range(len(known)), key=counts.__getitem__)
+        trunk = known[longest].upto(counts[longest])
+        return NOTHING if trunk.has_moved else trunk
+
+    def add(self, trunk: Trunk) -> None:
+        """Remember it, in place of those that it goes on from and of those that are gone."""
+        first = trunk.blocks[0]() if trunk.blocks else None
+        if first is None:
+            return
+        others = [
+            known
+            for known in self._known.get(first, ())
+            if known.blocks[-1]() is not None
+            and known.blocks[:-1] != trunk.blocks[: len(known.blocks) - 1]
+        ]
+        self._known[first] = (trunk, *others[: _MOST - 1])
+
+    def forget(self) -> None:
+        """Blocks were evicted, and may lie elsewhere."""
+        self._known.clear()
+
+
+def _num_shared(blocks: Sequence[weakref.ref[Any]], others: Sequence[weakref.ref[Any]]) -> int:
+    """How many of the first ones are the same. Halves are compared whole, which is one call each."""
+    low, high = 0, min(len(blocks), len(others))
+    if blocks[:high] == others[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if blocks[low:middle] == others[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,176 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021): a few numbers beside frozen weights, trained, shipped and merged.
+
+A layer with weights W [out, in] gets two small ones, A [rank, in] and B [out, rank], and computes
+W x + (alpha / rank) B A x. Only A and B are trained. On disk they are what the library `peft` writes and reads, a
+folder with adapter_config.json and adapter_model.safetensors; loaded for inference they are added to W, once, so
+that a model with an adapter is as fast as without.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from manyhands.errors import InvalidRequest, ModelNotFound, UnsupportedModel
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_SIDES = ("lora_A", "lora_B")
+
+
+class LoraLinear(nn.Module):
+    """A frozen linear layer and its adapter. A begins random, B at zero: nothing changes at first."""
+
+    def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.base = base
+        self.scaling = alpha / rank
+        device = base.weight.device
+        self.lora_A = nn.Parameter(torch.empty(rank, base.in_features, device=device))
+        self.lora_B = nn.Parameter(torch.zeros(base.out_features, rank, device=device))
+        nn.init.kaiming_uniform_(self.lora_A, a=5**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of x [..., in]: [..., out], in the dtype that the base gives."""
+        out: Tensor = self.base(x)
+        if not torch.is_autocast_enabled(x.device.type):
+            x = x.to(self.lora_A.dtype)
+        low = nn.functional.linear(x, self.lora_A) * self.scaling
+        return out + nn.functional.linear(low, self.lora_B).to(out.dtype)
+
+
+def add_lora(model: nn.Module, rank: int, alpha: float, *, seed: int = 0) -> None:
+    """Freeze the network and give every linear layer but the last one, which makes logits, an adapter."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    model.requires_grad_(requires_grad=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for parent, name, layer in list(_linears(model)):
+            if layer is not head:
+                setattr(parent, name, LoraLinear(layer, rank, alpha))
+
+
+def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    for parent in model.modules():
+        for name, layer in parent.named_children():
+            if isinstance(layer, nn.Linear):
+                yield parent, name, layer
+
+
+def lora_layers(model: nn.Module) -> dict[str, LoraLinear]:
+    """The layers with an adapter, by their names in the network."""
+    return {name: part for name, part in model.named_modules() if isinstance(part, LoraLinear)}
+
+
+def save_lora(model: nn.Module, folder: Path, *, base: str, dtype: torch.dtype) -> None:
+    """Write the adapters of a network as `peft` does; `base` names the model that they belong to."""
+    layers = lora_layers(model)
+    assert layers, "a network without adapters has none to save"
+    rank = len(next(iter(layers.values())).lora_A)
+    alpha = next(iter(layers.values())).scaling * rank
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"{_PREFIX}{name}.{side}.weight": getattr(layer, side)
+        .detach()
+        .to("cpu", dtype)
+        .contiguous()
+        for name, layer in layers.items()
+        for side in _SIDES
+    }
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({name.rpartition(".")[2] for name in layers}),
+        "inference_mode": True,
+    }
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def check_lora(folder: Path) -> None:
+    """Raise ModelNotFound where the folder holds no adapter."""
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise ModelNotFound(
+                f"there is no adapter at {str(folder)!r}: {name} is missing",
+                hint="give a folder as `manyhands train` with [lora], or `peft`, writes it",
+            )
+
+
+def merge_lora(model: nn.Module, folder: Path) -> None:
+    """Add an adapter to the weights of a network.
+
+    Raises ModelNotFound where the folder has none, UnsupportedModel where it is of another kind, or does not fit.
+    """
+    config, tensors = _read(folder)
+    scaling = _scaling(config, folder)
+    layers = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    sides: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        name, _, rest = key.removeprefix(_PREFIX).rpartition(".lora_")
+        side = f"lora_{rest.partition('.')[0]}"
+        if not name or side not in _SIDES:
+            raise UnsupportedModel(
+                f"the adapter at {folder} has {key!r}; expected pairs of lora_A and lora_B alone",
+                hint="save it as LoRA, without trained embeddings or other modules",
+            )
+        sides.setdefault(name, {})[side] = tensor
+    for name, found in sides.items():
+        _merge_layer(layers.get(name), name, found, scaling, folder)
+
+
+def _merge_layer(
+    layer: nn.Linear | None, name: str, found: dict[str, Tensor], scaling: float, folder: Path
+) -> None:
+    if layer is None:
+        raise UnsupportedModel(
+            f"the adapter at {folder} is for a layer {name!r}, and the model has no such linear layer",
+            hint="give the model that the adapter was trained for, with --quantise none if it is packed",
+        )
+    if set(found) != set(_SIDES):
+        raise UnsupportedModel(f"the adapter at {folder} has one half only of {name!r}")
+    a, b = (found[side].to(layer.weight.device, torch.float32) for side in _SIDES)
+    if b.shape[0] != layer.out_features or a.shape[1] != layer.in_features or len(a) != b.shape[1]:
+        raise UnsupportedModel(
+            f"the adapter at {folder} changes {name!r} from {a.shape[1]} to {b.shape[0]} numbers; the "
+            f"model's layer goes from {layer.in_features} to {layer.out_features}",
+            hint="give the model that the adapter was trained for",
+        )
+    with torch.no_grad():
+        layer.weight.copy_(layer.weight.float() + scaling * (b @ a))
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    check_lora(folder)
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        tensors = load_file(folder / WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UnsupportedModel(f"the adapter at {folder} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise UnsupportedModel(f"{folder / CONFIG} holds no table")
+    return config, tensors
+
+
+def _scaling(config: dict[str, Any], folder: Path) -> float:
+    kind, rank, alpha = (config.get(name) for name in ("peft_type", "r", "lora_alpha"))
+    if kind != "LORA" or config.get("use_dora") or config.get("bias", "none") != "none":
+        raise UnsupportedModel(
+            f"the adapter at {folder} is of the kind {kind!r}, with bias or DoRA; expected plain LoRA",
+            hint="merge it with the library that made it, and load the merged model",
+        )
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+        raise InvalidRequest(f"{folder / CONFIG} has r = {rank!r} and lora_alpha = {alpha!r}")
+    return float(alpha) / (rank**0.5 if config.get("use_rslora") else rank)

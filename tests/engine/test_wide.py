@@ -1,0 +1,44 @@
+"""A wide recording has room for what passes of so many tokens bring in life."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton comes for Linux only")
+
+from manyhands.attention.prepared import Capacity, rounded_tokens
+from manyhands.attention.work import Tiling, cut
+from manyhands.cache.plan import Plan
+from manyhands.engine.graphs import wide_capacity
+from tests.attention.test_work import a_team, completions
+
+TILINGS = [
+    Tiling(group, num_kv_heads=8, num_processors=132, large_rows=64, specialised_rows=128)
+    for group in (1, 4, 5, 8)
+]
+
+
+def fits(plan: Plan, tiling: Tiling) -> bool:
+    has_large = len(cut(plan, tiling).large) > 0 and plan.num_tokens > 32
+    wide = wide_capacity(rounded_tokens(plan.num_tokens), tiling, has_large=has_large)
+    work = cut(plan, tiling, wide.cutting)
+    assert (work.small_rows, work.occupancy) == (wide.small_rows, wide.occupancy)
+    assert wide.large or not len(work.large)
+    return wide.holds(Capacity.of(plan, work))
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"group {tiling.group}")
+@pytest.mark.parametrize("workers", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("history", [64, 16384])
+def test_a_team_fits(workers: int, history: int, tiling: Tiling) -> None:
+    assert fits(a_team(workers, history, 150), tiling)
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"group {tiling.group}")
+@pytest.mark.parametrize("rows", [8, 32, 128, 256])
+def test_completions_fit(rows: int, tiling: Tiling) -> None:
+    assert fits(completions(rows, 2048), tiling)
+
+
+def test_control_more_than_there_is_room_for() -> None:
+    assert not fits(completions(512, 512), TILINGS[1]), "its rows"

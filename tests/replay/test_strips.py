@@ -1,0 +1,70 @@
+"""The kernels of training against the torch backend: outputs and gradients of whole networks.
+
+In float32 both differ by the order of sums alone: below 2e-5 of the largest number of a gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton comes for Linux only")
+
+from manyhands.attention import strips
+from manyhands.replay.lessons import Batch, trace_lesson
+from manyhands.replay.train import batch_loss
+from tests.replay.runs import SETTINGS, network, team_run
+
+SHORT = replace(SETTINGS, budget=7, check_every=6, snapshots=(), away=(), workers=2)
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NEAR = 2e-5
+
+
+def gradients(family: str, *, fused: bool) -> tuple[float, dict[str, torch.Tensor]]:
+    adapter = network(family)
+    trace, _, _ = team_run(adapter, SHORT)
+    adapter.model.to(DEVICE)
+    batch = Batch.of([trace_lesson(trace)] * 2, budget=1 << 20, fused=fused).to(DEVICE)
+    loss, _ = batch_loss(adapter, batch)
+    named = dict(adapter.model.named_parameters())
+    found = torch.autograd.grad(loss, list(named.values()))
+    adapter.model.to("cpu")
+    return float(loss.detach()), dict(zip(named, found, strict=True))
+
+
+# queries in groups; a window; pairs side by side, heads in part
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "glm4"])
+def test_gradients_are_those_of_the_torch_backend(family: str) -> None:
+    loss, found = gradients(family, fused=True)
+    expected_loss, expected = gradients(family, fused=False)
+    assert loss == pytest.approx(expected_loss, abs=1e-5)
+    for name, gradient in expected.items():
+        error = (found[name] - gradient).abs().max() / gradient.abs().max().clamp(min=1e-9)
+        assert error < NEAR, name
+    assert all(float(gradient.abs().max()) > 1e-7 for gradient in expected.values())
+
+
+def test_control_a_key_seen_too_late_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every entry loses the last key it sees on its way back, and forward."""
+    right = strips.Strips.of
+
+    def wrong(plan):  # type: ignore[no-untyped-def]
+        found = right(plan)
+        return replace(found, highs=found.highs - 1)
+
+    monkeypatch.setattr(strips.Strips, "of", staticmethod(wrong))
+    loss, _ = gradients("qwen3", fused=True)
+    monkeypatch.undo()
+    assert abs(loss - gradients("qwen3", fused=False)[0]) > 1e-3
+
+
+def test_the_kernels_are_for_layers_they_know() -> None:
+    from manyhands.attention.attend import LayerCall
+
+    plain = LayerCall(0, 1.0)
+    assert strips.can_attend(plain, torch.bfloat16)
+    assert not strips.can_attend(replace(plain, softcap=30.0), torch.float32)
+    assert not strips.can_attend(replace(plain, sinks=torch.zeros(2)), torch.float32)
+    assert not strips.can_attend(plain, torch.float64)
