@@ -62,14 +62,21 @@ class Batch:
     weights: Tensor
 
     @classmethod
-    def of(cls, lessons: Sequence[Lesson], budget: int, *, fused: bool = False) -> Batch:
-        """Put lessons into one batch, on the CPU. `fused`: see `Replay.of`."""
+    def of(
+        cls,
+        lessons: Sequence[Lesson],
+        budget: int,
+        *,
+        fused: bool = False,
+        group: int | None = None,
+    ) -> Batch:
+        """Put lessons into one batch, on the CPU. `fused`, `group`: see `Replay.of`."""
         targets = np.concatenate([lesson.targets for lesson in lessons])
         weights = np.concatenate([lesson.weights for lesson in lessons])
         rows = weights.nonzero()[0]
         merged = side_by_side([lesson.merged for lesson in lessons])
         return cls(
-            Replay.of(merged, rows, budget, fused=fused),
+            Replay.of(merged, rows, budget, fused=fused, group=group),
             torch.as_tensor(targets[rows]),
             torch.as_tensor(weights[rows]),
         )
@@ -100,10 +107,12 @@ class Batches(Dataset[list[Batch]]):
         budget: int = 1 << 26,
         *,
         fused: bool = False,
+        group: int | None = None,
         parts: int = 1,
     ) -> None:
-        """`budget`, `fused`: see `Replay.of`. `parts`: into how many each batch is divided."""
+        """`budget`, `fused`, `group`: see `Replay.of`. `parts`: into how many each batch is divided."""
         self.parts = parts
+        self.group = group
         self.lessons = lessons
         self.fused = fused
         self.seed = seed
@@ -115,4 +124,4 @@ class Batches(Dataset[list[Batch]]):
         while sum(lesson.num_tokens for lesson in drawn) < self.num_tokens:
             drawn.append(self.lessons.draw(f"{self.seed}/{step}/{len(drawn)}"))
         divided = [drawn[part :: self.parts] for part in range(self.parts)]
-        return [Batch.of(part, self.budget, fused=self.fused) for part in divided if part]
+        return [Batch.of(part, self.budget, fused=self.fused, group=self.group) for part in divided if part]
