@@ -215,8 +215,10 @@ def top(action: Callable[[], int]) -> list[str]:
     rows = sorted(made.key_averages(), key=lambda row: -row.self_device_time_total)
     total = sum(row.self_device_time_total for row in rows)
     lines = [f"device time of a step: {total / 1e3:.1f} ms"]
-    for row in rows[:12]:
-        lines.append(f"  {row.self_device_time_total / 1e3:8.2f} ms {row.count:6d}x {row.key[:90]}")
+    lines += [
+        f"  {row.self_device_time_total / 1e3:8.2f} ms {row.count:6d}x {row.key[:90]}"
+        for row in rows[:12]
+    ]
     return lines
 
 

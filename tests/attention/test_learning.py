@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ def test_outputs_and_gradients_are_those_of_plain_torch(used, call):
 def test_no_part_of_the_call_is_idle():
     """The control: each of the calls above gives other numbers than the one before it, in plain torch."""
     results = [by_torch(runs(), used, call) for used, call in CALLS]
-    for one, other in zip(results, results[1:], strict=False):
+    for one, other in pairwise(results):
         assert all(float((x - y).abs().max()) > 1e-2 for x, y in zip(one, other, strict=True))
 
 

@@ -76,24 +76,25 @@ class Intervals:
         tile_low, tile_high = _tiles(low, high, group)
         first_tile, last_tile = _readers(tile_low, tile_high, int(sizes.sum()))
         counts = np.bincount(token, minlength=plan.num_tokens)
+        arrays: dict[str, Any] = {
+            name: torch.as_tensor(array.astype(np.int32))
+            for name, array in {
+                "token": token,
+                "offset": offset,
+                "low": low,
+                "high": high,
+                "place": place,
+                "by_token": np.argsort(token, kind="stable"),
+                "token_indptr": np.concatenate(([0], np.cumsum(counts))),
+                "tile_low": tile_low,
+                "tile_high": tile_high,
+                "first_tile": first_tile,
+                "last_tile": last_tile,
+            }.items()
+        }
         return cls(
             slots=torch.as_tensor(np.concatenate(plan.reads.pages)),
-            **{
-                name: torch.as_tensor(array.astype(np.int32))
-                for name, array in {
-                    "token": token,
-                    "offset": offset,
-                    "low": low,
-                    "high": high,
-                    "place": place,
-                    "by_token": np.argsort(token, kind="stable"),
-                    "token_indptr": np.concatenate(([0], np.cumsum(counts))),
-                    "tile_low": tile_low,
-                    "tile_high": tile_high,
-                    "first_tile": first_tile,
-                    "last_tile": last_tile,
-                }.items()
-            },
+            **arrays,
             positions=torch.as_tensor(plan.positions),
             num_offsets=int(offset.max()) + 1,
         )
@@ -137,13 +138,14 @@ def attend_intervals(
 
     All of one dtype, float32 or bfloat16; sums are float32. Differentiable in q, keys and values.
     """
-    assert call.softcap is None and call.sinks is None, "softcaps and sinks are TorchBackend's"
+    assert call.softcap is None, "softcaps are TorchBackend's"
+    assert call.sinks is None, "sinks are TorchBackend's"
     if call.query_scale is not None:
         q = call.query_scale.apply(q.float(), layout.positions).to(q.dtype)
     low = layout.low
     if call.window is not None:  # a key is seen at a distance below the window
         low = torch.maximum(low, layout.place - call.window + 1)
-    out: Tensor = _Attend.apply(q, keys, values, layout, rope, low, call.scaling)
+    out: Tensor = _Attend.apply(q, keys, values, layout, rope, low, call.scaling)  # type: ignore[no-untyped-call]
     return out
 
 

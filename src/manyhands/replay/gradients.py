@@ -28,6 +28,7 @@ class Learned:
     """Sums over the learned tokens of a step, on the device: [6] float64, see the properties."""
 
     sums: Tensor
+    num_tokens: int  # of the forward passes, in all processes
 
     @property
     def loss(self) -> float:
@@ -63,15 +64,19 @@ def learn(
     sums = torch.zeros(6, dtype=torch.float64, device=device)
     for part in parts:
         sums += _add_gradients(adapter, part.to(device), products)
+    num_tokens = sum(part.num_tokens for part in parts)
     if distributed.is_initialized():
         distributed.all_reduce(sums)
+        fed = torch.tensor(num_tokens, device=device)
+        distributed.all_reduce(fed)
+        num_tokens = int(fed)
         for weight in trained:
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             distributed.all_reduce(weight.grad)
     for weight in trained:
         if weight.grad is not None:
             weight.grad.div_(sums[1].to(weight.grad.dtype))
-    return Learned(sums)
+    return Learned(sums, num_tokens)
 
 
 def _add_gradients(adapter: ModelAdapter, batch: Batch, products: torch.dtype | None) -> Tensor:
@@ -97,7 +102,9 @@ def _add_gradients(adapter: ModelAdapter, batch: Batch, products: torch.dtype | 
         right = logits.detach().argmax(-1) == targets
         decisive = weights >= DECISIVE
         counted = (loss.detach(), weights.sum(), right.sum(), torch.ones_like(right).sum())
-        sums += torch.stack([x.double() for x in (*counted, (right & decisive).sum(), decisive.sum())])
+        sums += torch.stack(
+            [x.double() for x in (*counted, (right & decisive).sum(), decisive.sum())]
+        )
         del logits, losses, loss
     torch.autograd.backward(learned, leaf.grad)
     return sums

@@ -109,9 +109,15 @@ class Batches(Dataset[list[Batch]]):
         fused: bool = False,
         group: int | None = None,
         parts: int = 1,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
-        """`budget`, `fused`, `group`: see `Replay.of`. `parts`: into how many each batch is divided."""
+        """`budget`, `fused`, `group`: see `Replay.of`. `parts`: into how many each batch is divided.
+
+        Of `ranks` processes that train together, number `rank` makes every `ranks`-th part, from its own number on.
+        """
         self.parts = parts
+        self.mine = range(rank, parts, ranks)
         self.group = group
         self.lessons = lessons
         self.fused = fused
@@ -123,5 +129,9 @@ class Batches(Dataset[list[Batch]]):
         drawn: list[Lesson] = []
         while sum(lesson.num_tokens for lesson in drawn) < self.num_tokens:
             drawn.append(self.lessons.draw(f"{self.seed}/{step}/{len(drawn)}"))
-        divided = [drawn[part :: self.parts] for part in range(self.parts)]
-        return [Batch.of(part, self.budget, fused=self.fused, group=self.group) for part in divided if part]
+        divided = [drawn[part :: self.parts] for part in self.mine]
+        return [
+            Batch.of(part, self.budget, fused=self.fused, group=self.group)
+            for part in divided
+            if part
+        ]

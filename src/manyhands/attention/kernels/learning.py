@@ -29,7 +29,16 @@ NOTHING = tl.constexpr(-1e30)
 
 @triton.jit
 def _turned(
-    x, at, offset, is_row, cos, sin, d, HALF: tl.constexpr, PAIR: tl.constexpr, ROTATES: tl.constexpr
+    x,
+    at,
+    offset,
+    is_row,
+    cos,
+    sin,
+    d,
+    HALF: tl.constexpr,
+    PAIR: tl.constexpr,
+    ROTATES: tl.constexpr,
 ):
     """Both halves [rows, D / 2] of queries at `at` [rows], rotated by `offset`, in their dtype.
 
