@@ -22,7 +22,7 @@ from manyhands.hub import is_gguf, is_local
 from manyhands.model.checkpoint import check_place
 from manyhands.model.generation import GENERATION_FILE, about, own_choice
 from manyhands.model.settings import ModelSettings
-from manyhands.prompts import Prompts, dump_prompts, load_prompts, model_prompts
+from manyhands.prompts import PROMPT_FILE, Prompts, dump_prompts, load_prompts, model_prompts
 from manyhands.schema.choosing import pairs
 from manyhands.strategies.settings import Settings, SharedSettings
 
@@ -69,10 +69,20 @@ def name_of(model: str | None) -> str:
     return str(place.resolve()) if place.is_dir() or is_gguf(model) else model
 
 
-def prompts_for(model: str, file: Path | None) -> Prompts:
-    """The words: those of `file`, else those that the model brings, else our own."""
-    own = model_prompts(place_of(model))
+def prompts_for(model: str, file: Path | None, adapter: str | None = None) -> Prompts:
+    """The words: those of `file`, else those that the adapter or the model brings, else our own."""
+    own = model_prompts(_words_at(model, adapter))
     return load_prompts(file, own) if file is not None else own
+
+
+def _words_at(model: str, adapter: str | None) -> str:
+    """Where words are looked for: beside an adapter that has some, else with the model."""
+    if (
+        adapter is not None
+        and (folder := Path(adapter).expanduser()).joinpath(PROMPT_FILE).is_file()
+    ):
+        return str(folder)
+    return place_of(model)
 
 
 def words_of(model: str | None) -> str:
