@@ -236,5 +236,6 @@ def _account(
         "curriculum": asdict(recipe.curriculum) if recipe.curriculum else None,
         "parts": asdict(recipe.parts),
         "traces": asdict(recipe.traces) if recipe.traces else None,
+        "reading": asdict(recipe.reading) if recipe.reading else None,
         "training": asdict(run.settings),
     }
