@@ -1,7 +1,12 @@
-"""The exam of the bundled model: rows of `manyhands eval`, and one line of numbers from each.
+"""The exams of the models that were taught here: rows of `manyhands eval`, and one line of numbers from each.
 
     python -m benchmarks.bundled_exam teams --processes 2 --out benchmarks/results/bundled_exam.json
     python -m benchmarks.bundled_exam parts --processes 2 --out build/bundled_parts.json
+    python -m benchmarks.bundled_exam stories --model SmolLM2-135M-Instruct.Q4_1.gguf --adapter build/smollm2 \
+        --device cuda --processes 6 --out benchmarks/results/smollm2_exam.json
+
+The first two are of the bundled model. `stories` is of SmolLM2 with an adapter (docs/smollm2.md); without one it
+shows what the model was before.
 
 A row is a task, a method and its settings, asked n times, greedy, without a reply. Its records lie
 under --records, so an exam that was stopped goes on, and `manyhands report` makes a page of them. A
@@ -139,7 +144,31 @@ def parts() -> list[Row]:
     return [*rows, strangers]
 
 
-EXAMS = {"teams": teams, "parts": parts}
+def stories() -> list[Row]:
+    """Five problems for teams of one to four: stories made of nothing that was taught, taught ones, sums."""
+    return [
+        Row(
+            f"{kind} 5, {workers}",
+            "arithmetic",
+            "hogwild",
+            {"workers": workers},
+            count=5,
+            kind=kind,
+            curve=_looks(workers) if kind == "unseen" else (),
+            budget=500,
+        )
+        for kind in ("unseen", "taught", "bare")
+        for workers in range(1, 5)
+    ]
+
+
+def _looks(workers: int) -> tuple[int, ...]:
+    """Budgets around where a team of so many is ready."""
+    first, last = ((100, 280), (50, 170), (30, 140), (24, 120))[workers - 1]
+    return tuple(range(first, last, (last - first) // 18))
+
+
+EXAMS = {"teams": teams, "parts": parts, "stories": stories}
 
 
 def budgets(kind: str, workers: int) -> tuple[int, ...]:
@@ -183,7 +212,8 @@ def options(row: Row, arguments: argparse.Namespace) -> EvalOptions:
     """The row as `manyhands eval` would be asked for it."""
     return EvalOptions(
         model=str(arguments.model),
-        device="cpu",
+        device=arguments.device,
+        adapter=arguments.adapter,
         memory_tokens=1 << 17,
         task=row.task,
         out=arguments.records,
@@ -273,6 +303,23 @@ def cpu() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def hardware(arguments: argparse.Namespace) -> str:
+    """What the exam runs on."""
+    if arguments.device != "cpu":
+        return torch.cuda.get_device_name()
+    return f"{cpu()}, {arguments.processes} of {os.cpu_count()} cores"
+
+
+def weights_of(model: Path, adapter: str | None) -> str:
+    """A few digits that stand for the weights of a folder or a file, with those of an adapter."""
+    files = [model / "model.safetensors" if model.is_dir() else model]
+    files += [] if adapter is None else [Path(adapter) / "adapter_model.safetensors"]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def _job(row: Row, arguments: argparse.Namespace) -> dict[str, Any]:
     return line(row, sit(row, arguments))
 
@@ -284,11 +331,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--records", type=Path, default=Path("build/bundled_exam"))
     parser.add_argument("--model", type=Path, default=bundled.path())
+    parser.add_argument("--adapter", default=None)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--n", type=int, default=256)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", default="", help="lines whose name contains one of these, by ;")
     arguments = parser.parse_args()
-    weights = hashlib.sha256((arguments.model / "model.safetensors").read_bytes()).hexdigest()[:16]
+    weights = weights_of(arguments.model, arguments.adapter)
     known = json.loads(arguments.out.read_text())["lines"] if arguments.out.exists() else []
     lines = {one["name"]: one for one in known if one["weights"] == weights}
     wanted = [name.strip() for name in arguments.only.split(";")]
@@ -296,7 +345,7 @@ def main() -> None:
     rows = [r for r in every if r.name not in lines and any(name in r.name for name in wanted)]
     where = {
         "date": time.strftime("%Y-%m-%d"),
-        "hardware": f"{cpu()}, {arguments.processes} of {os.cpu_count()} cores",
+        "hardware": hardware(arguments),
         "versions": {name: metadata.version(name) for name in ("torch", "transformers")},
         "weights": weights,
     }

@@ -99,6 +99,34 @@ def save_lora(model: nn.Module, folder: Path, *, base: str, dtype: torch.dtype) 
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
+def load_lora(model: nn.Module, folder: Path) -> None:
+    """Give the adapters of a network the numbers of one that was saved, to train it further.
+
+    Raises ModelNotFound, UnsupportedModel where it is none, or of other layers or another rank.
+    """
+    config, tensors = _read(folder)
+    layers = lora_layers(model)
+    wanted = {f"{_PREFIX}{name}.{side}.weight" for name in layers for side in _SIDES}
+    if wanted != set(tensors):
+        odd = sorted(wanted ^ set(tensors))[0]
+        raise UnsupportedModel(
+            f"the adapter at {folder} cannot be gone on from: {odd!r} is on one side only",
+            hint="give an adapter that was trained for the same model",
+        )
+    for name, layer in layers.items():
+        for side in _SIDES:
+            own, found = getattr(layer, side), tensors[f"{_PREFIX}{name}.{side}.weight"]
+            if own.shape != found.shape or _scaling(config, folder) != layer.scaling:
+                raise UnsupportedModel(
+                    f"the adapter at {folder} has {tuple(found.shape)} numbers and counts "
+                    f"{_scaling(config, folder)} times in {name!r}; the recipe's has {tuple(own.shape)} "
+                    f"and counts {layer.scaling} times",
+                    hint="give the recipe the rank and alpha of the adapter",
+                )
+            with torch.no_grad():
+                own.copy_(found)
+
+
 def check_lora(folder: Path) -> None:
     """Raise ModelNotFound where the folder holds no adapter."""
     for name in (CONFIG, WEIGHTS):

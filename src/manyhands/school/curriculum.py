@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from manyhands.cache.layouts import LAYOUTS
 from manyhands.errors import InvalidRequest
@@ -21,9 +22,9 @@ from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings
 from manyhands.tasks.arithmetic.problem_list import ProblemList, problem_list
-from manyhands.tasks.arithmetic.words import Stories
 from manyhands.text import Text
 
+TaughtStories = Literal["known", "taught", "composed"]
 _LONGEST = 4000  # passes; every scripted run is over long before
 
 
@@ -36,8 +37,8 @@ class Curriculum:
     most_workers: int = setting(4, "Of a team.", at_least=1)
     word_problems: float = probability(0.55, "Lists of word problems.")
     mixed_lists: float = probability(0.1, "Lists of both kinds of problems.")
-    stories: str = setting(
-        "known", "Of which stories word problems are made.", one_of=("known", "taught")
+    stories: TaughtStories = setting(
+        "known", "Of which stories word problems are made.", one_of=get_args(TaughtStories)
     )
     solo: float = probability(0.08, "The sequential method.")
     contiguous: float = probability(0.14, "Teams in this layout.")
@@ -68,7 +69,7 @@ class Curriculum:
         # five and eight are what is examined most
         counts = [*range(self.fewest_problems, self.most_problems + 1), 5, 5, 5, self.most_problems]
         count, roll = rng.choice(counts), rng.random()
-        stories: Stories = "taught" if self.stories == "taught" else "known"
+        stories = self.stories
         if roll < self.mixed_lists:
             return problem_list(rng, count, "mixed", stories)
         words = roll < self.mixed_lists + self.word_problems

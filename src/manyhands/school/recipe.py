@@ -74,6 +74,9 @@ class LoraTable:
     rank: int = setting(
         0, "Numbers between the two small matrices.", at_least=0, zero="all weights are trained"
     )
+    start: str = setting(
+        "", "A folder, from the recipe's own or the working one, with an adapter to go on from."
+    )
     alpha: float = setting(64.0, "Times 1 / rank: how much the adapter counts.", above=0)
 
     def __post_init__(self) -> None:
@@ -136,11 +139,13 @@ class Recipe:
 
         Weights that are trained are float32; frozen ones have the dtype of the products.
         """
-        from manyhands.model.lora import add_lora
+        from manyhands.model.lora import add_lora, load_lora
 
         adapter, tokenizer = self._load(device)
         if self.lora.rank:
             add_lora(adapter.model, self.lora.rank, self.lora.alpha, seed=self.training.seed)
+        if self.lora.start:
+            load_lora(adapter.model, Path(self.lora.start))
         return adapter, tokenizer
 
     def _load(self, device: str) -> tuple[ModelAdapter, Any]:

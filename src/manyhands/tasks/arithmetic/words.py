@@ -16,6 +16,7 @@ from random import Random
 from typing import Literal, NamedTuple
 
 from manyhands.tasks.arithmetic.problem import Problem
+from manyhands.tasks.arithmetic.templates.composed import composed
 from manyhands.tasks.arithmetic.templates.nouns import NAMES, THINGS
 from manyhands.tasks.arithmetic.templates.one_step import ONE_STEP
 from manyhands.tasks.arithmetic.templates.template import PLACEHOLDER, Template
@@ -24,7 +25,8 @@ from manyhands.tasks.arithmetic.templates.two_steps import TWO_STEPS
 
 _TEMPLATES: tuple[Template, ...] = (*ONE_STEP, *TWO_STEPS, *THREE_STEPS)
 
-Stories = Literal["known", "held-out", "taught", "unseen"]
+Stories = Literal["known", "held-out", "taught", "composed", "unseen"]
+COMPOSED = 0.75  # of the stories that are mostly composed
 WORD = re.compile(r"[A-Za-z]+")
 
 
@@ -53,8 +55,13 @@ def is_known_story(text: str) -> bool:
 
 
 def word_problem(rng: Random, stories: Stories = "known") -> Problem:
-    """A fresh problem of one to three steps; every template is equally likely."""
-    told = _told(stories)
+    """A fresh problem of one to three steps; every template is equally likely.
+
+    Of `composed` ones most are put together of sentences (`templates/composed.py`), the others are taught.
+    """
+    told = _told("taught" if stories == "composed" else stories)
+    if stories == "composed" and rng.random() < COMPOSED:
+        return composed(rng, told.names, told.things)
     return rng.choice(told.templates).problem(rng, told.names, told.things)
 
 
