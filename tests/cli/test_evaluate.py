@@ -16,6 +16,7 @@ from manyhands.evaluation.judge import votes_file
 from manyhands.evaluation.record import EXAM_LINES, read_results, result_files
 from manyhands.prompts import Prompts
 from manyhands.prompts.chain_of_draft import drafted
+from manyhands.replay.trace import read_trace
 from manyhands.schema.lines import read_lines
 from manyhands.strategies.methods import METHODS
 from manyhands.tasks.catalogue import make_task
@@ -49,6 +50,22 @@ def test_an_answer_that_is_asked_for_has_the_tokens_that_its_task_needs() -> Non
 
     assert (tokens("aime25"), tokens("math500")) == (16, 64)
     assert tokens("aime25", "end.finisher_tokens=5") == 5
+
+
+def test_traces_of_an_exam_are_kept_with_their_scores(exam: Cli, tmp_path: Path) -> None:
+    """Each is the run of its record, and a training takes it; the report looks past them."""
+    assert exam("-n", 2, "--traces", "--label", "team").exit_code == 0
+    folder = tmp_path / "out" / "arithmetic"
+    assert [path.name for path in result_files(tmp_path / "out")] == ["team.jsonl"]
+    assert result_files(folder) == [folder / "team.jsonl"]
+    records = read_results(folder / "team.jsonl").records
+    assert len(list((folder / "traces" / "team").iterdir())) == len(records) == 3
+    for each in records:
+        trace = read_trace(folder / "traces" / "team" / f"{each.sample}.{each.repeat}.jsonl")
+        assert trace.is_complete
+        assert trace.score == each.value(6)
+        assert len(trace.header["vocabulary"]) == 16
+        assert trace.header["problem"] == each.question
 
 
 def test_an_exam_from_the_first_question_to_the_page(exam: Cli, cli: Cli, tmp_path: Path) -> None:

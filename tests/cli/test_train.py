@@ -85,6 +85,26 @@ def test_a_training_goes_on_where_it_was(cli: Cli, recipe: Path, tmp_path: Path)
     assert json.loads((twice / "training.json").read_text())["steps"] == 4
 
 
+def test_a_pause_and_an_end(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    """A pause leaves a checkpoint and no model; at the end there is a model and no optimizer."""
+    out = tmp_path / "made"
+    command = ("train", recipe, "--out", out, "--device", "cpu")
+    paused = cli(*command, "--pause", 1e-9)
+    assert paused.exit_code == 0
+    assert "paused after 0 steps; the same command goes on from there" in paused.output
+    assert not (out / "model.safetensors").exists()
+    assert cli(*command).exit_code == 0
+    model = (out / "model.safetensors").stat()
+    left = sum(path.stat().st_size for path in (out / "checkpoint").iterdir())
+    assert left < 0.1 * model.st_size
+    again = cli(*command)
+    assert "the training has ended after 2 steps" in again.output
+    assert (out / "model.safetensors").stat().st_mtime_ns == model.st_mtime_ns
+    further = cli(*command, "--steps", 9)
+    assert further.exit_code == 2
+    assert "what it would need to go on" in further.output
+
+
 def test_interrupted_it_leaves_a_checkpoint(recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "made"
     command = [*MANYHANDS, "train", str(recipe), "--out", str(out)]

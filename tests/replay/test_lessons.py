@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from manyhands.cache.block import Block
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
 from manyhands.prompts.hogwild import TeamPrompt
-from manyhands.replay.lessons import Batch, Batches, Recorded, trace_lesson
+from manyhands.replay.forward import replay_logits
+from manyhands.replay.lessons import Batch, Batches, Mixed, Reading, Recorded, trace_lesson
+from manyhands.replay.merged import merge_passes
 from manyhands.replay.simulate import Lesson
 from manyhands.school.curriculum import Curriculum
 from manyhands.school.simulated import Simulated
@@ -49,10 +54,10 @@ def equal(one: Batch, other: Batch) -> bool:
 
 
 def test_batch_i_is_batch_i():
-    made = [batches()[step] for step in range(3)]
-    assert equal(batches()[2], made[2])
+    made = [batches()[step][0] for step in range(3)]
+    assert equal(batches()[2][0], made[2])
     assert not equal(made[0], made[1])
-    assert not equal(batches(seed=2)[0], made[0])
+    assert not equal(batches(seed=2)[0][0], made[0])
 
 
 def test_a_batch_is_as_large_as_asked():
@@ -91,3 +96,29 @@ def test_recorded_runs_are_drawn_by_seed(trace):
     sizes = [lessons.draw(f"{seed}").num_tokens for seed in range(12)]
     assert set(sizes) == {trace.num_tokens, shorter.num_tokens}
     assert sizes == [lessons.draw(f"{seed}").num_tokens for seed in range(12)]
+
+
+# -- ordinary text -------------------------------------------------------------------------------
+
+
+def test_text_is_read_as_one_causal_sequence():
+    """Logits are those of the network over the piece, and each token is learned but the first."""
+    adapter = network("qwen3")
+    tokens = [5, 9, 2, 30, 8, 1, 77]
+    lesson = Reading([tokens, [3]], num_tokens=20).draw("any")
+    assert lesson.targets.tolist() == tokens[1:]
+    assert lesson.weights.tolist() == [1.0] * 6
+    with torch.no_grad():
+        together = replay_logits(adapter, lesson.merged)
+        whole = merge_passes([Step([Row(View([Block("text")]), tokens[:-1])])], 6)
+        assert torch.allclose(together[-1], replay_logits(adapter, whole)[0], atol=1e-5)
+    pieces = {len(Reading([tokens], 3).draw(f"{n}").targets) for n in range(9)}
+    assert pieces == {3}
+
+
+def test_kinds_are_mixed_by_their_shares(trace):
+    mixed = Mixed([(Recorded([trace]), 0.8), (Reading([[1, 2, 3]], 2), 0.2)])
+    sizes = [mixed.draw(f"{seed}").num_tokens for seed in range(400)]
+    assert sizes == [mixed.draw(f"{seed}").num_tokens for seed in range(400)]
+    assert 50 < sizes.count(2) < 110
+    assert set(sizes) == {2, trace.num_tokens}

@@ -145,12 +145,13 @@ def test_batches_made_by_processes_are_the_same(tmp_path):
 
 
 def test_a_trace_can_be_learned_by_heart(tmp_path):
-    """Fine-tuning on recorded runs: what the run wrote becomes likelier."""
+    """Fine-tuning on recorded runs, one of them graded: what they wrote becomes likelier."""
     adapter = network.__wrapped__("qwen3")  # a network of our own: training changes it
     trace, _, _ = team_run(network("qwen3"), SETTINGS)
+    graded = replace(trace, header=trace.header | {"score": 0.5})
     settings = TrainSettings(steps=12, tokens_per_step=1, warmup_steps=1, log_every=1)
     reports: list[Progress] = []
-    Training(adapter, Recorded([trace]), settings, tmp_path).run(reports.append)
+    Training(adapter, Recorded([trace, graded]), settings, tmp_path).run(reports.append)
     assert reports[-1].loss < 0.5 * reports[0].loss
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from manyhands.errors import BrokenTrace, InvalidRequest, UnsupportedModel
-from manyhands.replay.lessons import Recorded
+from manyhands.replay.lessons import Mixed, Reading, Recorded
 from manyhands.replay.trace import record
 from manyhands.school.recipe import read_recipe
 from manyhands.school.simulated import Simulated
@@ -102,7 +102,68 @@ def test_recorded_traces(tmp_path):
         recipe.lessons(list_text())
 
 
-BOTH = MODEL + "[curriculum]\n[traces]\nfiles = []"
+def graded(folder: Path, name: str, **header: object) -> Path:
+    """A short run of a team, with more in its header."""
+    lines: list[dict] = []
+    strategy = hogwild("1. 2 + 3", list_text(), TeamSettings(budget=3), LIST_PROMPT)
+    play(record(strategy, header, lines.append), Scripts(list_text()))
+    path = folder / name
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+TRACES = '[traces]\nfiles = ["*.jsonl"]\nleast_score = 0.5\n'
+
+
+def test_graded_traces_are_kept_by_score_and_weighted(tmp_path):
+    recipe = read_recipe(write(tmp_path, MODEL + TRACES))
+    for score in (0.0, 0.49, 0.5, 1.0):
+        graded(tmp_path, f"{score}.jsonl", score=score, vocabulary=list_text().vocabulary)
+    graded(tmp_path, "plain.jsonl")
+    lessons = recipe.lessons(list_text())
+    assert isinstance(lessons, Recorded)
+    assert [one.weights.max() for one in lessons.lessons] == [0.5, 1.0, 1.0]
+    for name in ("0.5", "1.0", "plain"):
+        (tmp_path / f"{name}.jsonl").unlink()
+    with pytest.raises(
+        InvalidRequest, match=r"none of 2 traces .* 0\.5 or more; the best has 0\.49"
+    ):
+        recipe.lessons(list_text())
+
+
+@pytest.mark.parametrize("header", [{"vocabulary": "0" * 16}, {}])
+def test_a_trace_of_another_tokenizer_is_refused_by_name(tmp_path, header):
+    """By its mark; and where an old trace has none, by a token that the vocabulary lacks."""
+    recipe = read_recipe(write(tmp_path, MODEL + TRACES))
+    graded(tmp_path, "a.jsonl", model="some/model", **header)
+    text = list_text() if header else Text(byte_level())
+    size = len(text.tokenizer.get_vocab())
+    if not header:
+        lines = (tmp_path / "a.jsonl").read_text()
+        assert f"[{size}" not in lines
+        (tmp_path / "a.jsonl").write_text(
+            lines.replace('"rows": [[0, [', f'"rows": [[0, [{size}, ', 1)
+        )
+    with pytest.raises(
+        InvalidRequest, match=r"a\.jsonl was recorded with the tokenizer of some/mo"
+    ):
+        recipe.lessons(text)
+
+
+def test_text_and_traces_are_mixed_into_a_curriculum(tmp_path):
+    (tmp_path / "a.txt").write_text("1. 2 + 3 = 5. " * 20)
+    (tmp_path / "b.jsonl").write_text('{"text": "4 + 4 = 8"}\n\n{"text": "7"}\n')
+    graded(tmp_path, "run.trace")
+    both = '[traces]\nfiles = ["*.trace"]\nshare = 0.4\n'
+    reading = '[reading]\nfiles = ["*.txt", "*.jsonl"]\nshare = 0.25\ntokens = 8\n'
+    recipe = read_recipe(write(tmp_path, MODEL + "[curriculum]\n" + both + reading))
+    lessons = recipe.lessons(list_text())
+    assert isinstance(lessons, Mixed)
+    assert lessons.shares == pytest.approx([0.45, 0.3, 0.25])
+    assert [type(kind) for kind in lessons.kinds] == [Simulated, Recorded, Reading]
+    (tmp_path / "b.jsonl").write_text('{"words": 1}')
+    with pytest.raises(InvalidRequest, match=r"b\.jsonl cannot be read as text"):
+        recipe.lessons(list_text())
 
 
 @pytest.mark.parametrize(
@@ -114,8 +175,10 @@ BOTH = MODEL + "[curriculum]\n[traces]\nfiles = []"
             '[model]\nstart = "x"\n[model.config]\nmodel_type = "qwen3"\n[curriculum]',
             "neither or both",
         ),
-        (MODEL, "needs one of"),
-        (BOTH, "needs one of"),
+        (MODEL, r"needs \[curriculum\] or \[traces\]"),
+        (MODEL + "[traces]\nfiles = []\nleast_score = 2", "least_score is 2.0; expected above 0"),
+        (MODEL + "[traces]\nfiles = []\n[parts]", r"mixes \[parts\] into \[traces\]"),
+        (MODEL + "[curriculum]\n[reading]\n", r"\[reading\] is incomplete"),
         (MODEL + "[curriculum]\n[surprise]", r"has 'surprise'"),
         (MODEL + "[curriculum]\nspeed = 1", r"\[curriculum\] has the key 'speed'"),
         (MODEL + "[curriculum]\n[training]\nepochs = 1", r"\[training\] has the key 'epochs'"),

@@ -180,8 +180,9 @@ def method_candidate(
     watched = frozenset(sample.id for sample in samples[: options.transcripts])
     spec = RunSpec(method, settings, prompt, context=engine.facts.max_positions)
     tree = None if options.cache is None else engine.prefixes
-    candidate = MethodCandidate(engine, text, spec, options.concurrency, watched, tree)
     place = place_facts(engine, options)
+    traced = {"model": model, **place} if options.traces else None
+    candidate = MethodCandidate(engine, text, spec, options.concurrency, watched, tree, traced)
     if options.quantise != "auto":  # other numbers are another model
         place["weights"] += f", {options.quantise}"
     if options.kv_cache_dtype != "auto":
@@ -250,7 +251,7 @@ def endpoint_candidate(
     check_endpoint(method.name, budgets)
     used = ("workers", "seed", "choice.temperature", "choice.top_p")
     unused = [f"--set {pair}" for pair in options.listed]
-    others = ("model", "transcripts", "greedy", "ray")
+    others = ("model", "transcripts", "traces", "greedy", "ray")
     unused += [f"--{name}" for name in others if getattr(options, name)]
     unused += [told(path, value) for path, value in options.chosen.items() if path not in used]
     if unused:

@@ -98,6 +98,9 @@ class EvalOptions(ModelSettings, EndpointChoice, ClusterSettings):
     transcripts: int = setting(
         0, "Keep every token of the first so many samples.", at_least=0, panel=_EXAM
     )
+    traces: bool = setting(
+        False, "Keep the trace of every run with its score, to learn from.", panel=_EXAM
+    )
     label: str | None = setting(
         None, "Name of this line of the exam.", unset="method and choices", panel=_EXAM
     )

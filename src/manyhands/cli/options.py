@@ -264,6 +264,12 @@ class TrainOptions:
     steps: int | None = like(TrainSettings, "steps", default=None, unset=_RECIPES)
     minutes: float | None = like(TrainSettings, "minutes", default=None, unset=_RECIPES)
     processes: int | None = like(TrainSettings, "processes", default=None, unset=_RECIPES)
+    pause: float = setting(
+        0.0,
+        "Minutes after which this command stops for now; the same command goes on from there.",
+        at_least=0,
+        zero="never",
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -85,7 +85,12 @@ def solve(options: SolveOptions) -> None:
             spec = replace(spec, context=engine.facts.max_positions)
             strategy = strategy_for(engine, text, spec)
             if options.transcript is not None:
-                header = {"model": model, **place_facts(engine, options), **spec.to_plain()}
+                header = {
+                    "model": model,
+                    "vocabulary": text.vocabulary,
+                    **place_facts(engine, options),
+                    **spec.to_plain(),
+                }
                 strategy = record(strategy, header, file.write)
             if options.cache is not None:
                 strategy = share_prompt(strategy, engine.prefixes)

@@ -58,31 +58,66 @@ def train(options: TrainOptions) -> None:
     from manyhands.model.quiet import quiet
     from manyhands.replay.train import LOG_LINES, Training
 
-    with quiet():
-        adapter, tokenizer = recipe.load(options.device)
-    if tokenizer is None:
-        raise InvalidRequest("the model to train has no tokenizer")
-    with _writing(options.out):
-        options.out.mkdir(parents=True, exist_ok=True)
-        # Batches come from other processes; with many of them, descriptors would run out.
-        processes: Any = torch.multiprocessing  # torch leaves it untyped
-        processes.set_sharing_strategy("file_system")
-        run = Training(
-            adapter, recipe.lessons(Text(tokenizer)), settings, options.out / "checkpoint"
-        )
-        _announce(run, adapter)
-        try:
-            with _reporting() as report:
-                run.run(report)
-        except KeyboardInterrupt as error:
-            tell(f"interrupted after {run.step} steps; the same command goes on from there")
-            raise typer.Exit(exit_code_of(number_of(error))) from error
+    with _together(options.device) as (device, rank):
         with quiet():
-            _save(recipe, adapter, tokenizer, options.out)
-        shutil.copy(run.log, options.out / "log.jsonl")
-        last = read_lines(run.log, LOG_LINES)[-1]
-        account = _account(options, recipe, adapter, run, last)
-        (options.out / "training.json").write_text(json.dumps(account, indent=2) + "\n")
+            adapter, tokenizer = recipe.load(device)
+        if tokenizer is None:
+            raise InvalidRequest("the model to train has no tokenizer")
+        with _writing(options.out):
+            options.out.mkdir(parents=True, exist_ok=True)
+            # Batches come from other processes; with many of them, descriptors would run out.
+            processes: Any = torch.multiprocessing  # torch leaves it untyped
+            processes.set_sharing_strategy("file_system")
+            run = Training(
+                adapter, recipe.lessons(Text(tokenizer)), settings, options.out / "checkpoint"
+            )
+            if run.has_ended:
+                if not rank:
+                    tell(
+                        f"the training has ended after {run.step} steps: {options.out} has its model"
+                    )
+                return
+            if not rank:
+                _announce(run, adapter)
+            try:
+                with _reporting(is_silent=bool(rank)) as report:
+                    run.run(report, pause=options.pause)
+            except KeyboardInterrupt as error:
+                tell(f"interrupted after {run.step} steps; the same command goes on from there")
+                raise typer.Exit(exit_code_of(number_of(error))) from error
+            if rank:
+                return
+            if run.done < 1:
+                tell(f"paused after {run.step} steps; the same command goes on from there")
+                return
+            with quiet():
+                _save(recipe, adapter, tokenizer, options.out)
+            shutil.copy(run.log, options.out / "log.jsonl")
+            last = read_lines(run.log, LOG_LINES)[-1]
+            account = _account(options, recipe, adapter, run, last)
+            (options.out / "training.json").write_text(json.dumps(account, indent=2) + "\n")
+            run.end()
+
+
+@contextmanager
+def _together(device: str) -> Iterator[tuple[str, int]]:
+    """The device and the number of this process, among those that `torchrun` has started."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield device, 0
+        return
+    import torch
+
+    from manyhands.model.devices import resolve_device
+
+    on_gpu = resolve_device(device).type == "cuda"
+    if on_gpu:
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        torch.cuda.set_device(device)
+    torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
+    try:
+        yield device, torch.distributed.get_rank()
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def _announce(run: training.Training, adapter: ModelAdapter) -> None:
@@ -112,8 +147,11 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _reporting() -> Iterator[Callable[[training.Progress], None]]:
+def _reporting(*, is_silent: bool = False) -> Iterator[Callable[[training.Progress], None]]:
     """A progress bar on a terminal, a line now and then elsewhere; both on stderr."""
+    if is_silent:
+        yield lambda _: None
+        return
     console = Console(stderr=True)
     if not console.is_terminal:
         last = 0.0
@@ -198,5 +236,6 @@ def _account(
         "curriculum": asdict(recipe.curriculum) if recipe.curriculum else None,
         "parts": asdict(recipe.parts),
         "traces": asdict(recipe.traces) if recipe.traces else None,
+        "reading": asdict(recipe.reading) if recipe.reading else None,
         "training": asdict(run.settings),
     }

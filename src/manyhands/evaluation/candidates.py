@@ -8,7 +8,7 @@ for the grader to say (`run.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from manyhands.cache.prefixes import PrefixTree
@@ -19,6 +19,8 @@ from manyhands.evaluation.record import Key
 from manyhands.evaluation.sitting import Sitting, sit
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.votes import VotesPrompt
+from manyhands.replay.trace import record
+from manyhands.schema.lines import Line
 from manyhands.schema.plain import to_plain
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.prompt_sharing import share_prompt
@@ -68,6 +70,7 @@ class Answered:
     steps: Sequence[Mapping[str, Any]] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     writing: Sequence[Sequence[Any]] = ()
+    trace: Sequence[Line] = ()
 
 
 class Candidate(Protocol):
@@ -83,7 +86,8 @@ class MethodCandidate:
 
     `spec` says how each question is answered; its own problem is not asked. Its settings hold the budgets:
     the largest as budget, the others as snapshots. Repeats differ by their seed. The first repeat of the
-    samples in `watched` keeps its writing. With a `tree`, prompts are found in it and left there.
+    samples in `watched` keeps its writing. With a `tree`, prompts are found in it and left there. With `traced`, all that
+    stands in a trace's header besides the run itself, every answer brings its trace.
     """
 
     engine: Packs
@@ -92,23 +96,29 @@ class MethodCandidate:
     concurrency: int = 16
     watched: frozenset[str] = frozenset()
     tree: PrefixTree | None = None
+    traced: Mapping[str, Any] | None = None
 
     def answered(self, asked: Iterable[Asked | None]) -> Iterator[Answered]:
         """Continuous batching: whenever one has ended, the next one begins. None: there is none as yet."""
         failed: list[Answered] = []
+        traces: dict[Key, list[Line]] = {}
         sittings = sit(
             self.engine,
-            self._strategies(asked, failed),
+            self._strategies(asked, failed, traces),
             self.concurrency,
             lambda one: one.repeat == 0 and one.sample.id in self.watched,
         )
         for sitting in sittings:
             yield from _emptied(failed)
-            yield self._answered(sitting)
+            trace = traces.pop(sitting.key.key, [])
+            yield replace(self._answered(sitting), trace=trace)
         yield from _emptied(failed)
 
     def _strategies(
-        self, asked: Iterable[Asked | None], failed: list[Answered]
+        self,
+        asked: Iterable[Asked | None],
+        failed: list[Answered],
+        traces: dict[Key, list[Line]],
     ) -> Iterator[tuple[Asked, Strategy] | None]:
         for one in asked:
             if one is None:
@@ -120,6 +130,10 @@ class MethodCandidate:
             except ManyhandsError as error:
                 failed.append(Answered(one, error))
             else:
+                if self.traced is not None:
+                    header = {**self.traced, "vocabulary": self.text.vocabulary, **spec.to_plain()}
+                    lines = traces[one.key] = []
+                    strategy = record(strategy, header, lines.append)
                 yield one, strategy if self.tree is None else share_prompt(strategy, self.tree)
 
     def _answered(self, sitting: Sitting) -> Answered:

@@ -2,6 +2,7 @@
 
     DIR/<task>/<label>.jsonl                          header, records
     DIR/<task>/judgements/<rubric>/<label>.jsonl      header, judgements (judge.py)
+    DIR/<task>/traces/<label>/<sample>.<repeat>.jsonl one run's trace, graded (--traces)
 
 A record holds everything that the report, a judge or a doubting reader wants to know: question and
 gold, answer and text, what it cost, and a score for every budget. A run that failed is a record too:
@@ -13,10 +14,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
+from manyhands.replay.trace import SCORE, TRACE_LINES
 from manyhands.schema.lines import Format, Line, LineFile, read_lines
 from manyhands.schema.plain import from_plain, to_plain
 from manyhands.strategies.base import FinishedStep
@@ -26,6 +30,7 @@ Key = tuple[str, int]  # sample id, repeat
 Kind = TypeVar("Kind")
 _HUGE = 1e18  # more than any pass, token or second that can be counted
 SCHEMA = 1
+TRACES = "traces"  # the folder of an exam's traces, beside its records
 EXAM_LINES = Format(
     "a file of an exam",
     line="a line of an exam",
@@ -248,6 +253,22 @@ def read_results(path: Path) -> Results:
     line, *lines = read_lines(path, EXAM_LINES)
     header: Header = EXAM_LINES.checked(path, 1, lambda: Header.from_line(line))
     return Results(path, header, tuple(_by_key(path, lines, header.budgets).values()))
+
+
+def keep_trace(records: Path, key: Key, lines: Sequence[Line], value: float) -> Path:
+    """Keep a run's trace with the score of its answer: what it wrote can be learned (`replay/lessons.py`).
+
+    Raises OutputFailed where it cannot be written.
+    """
+    sample, repeat = key
+    folder = records.parent / TRACES / records.stem
+    path = folder / f"{quote(sample, safe='')}.{repeat}.jsonl"
+    header, *others = lines
+    with closing(LineFile(path, TRACE_LINES, sync=False, make_folder=True)) as file:
+        file.clear()
+        for line in ({**header, SCORE: value}, *others):
+            file.append(line)
+    return path
 
 
 def header_line(facts: Mapping[str, Any]) -> Line:

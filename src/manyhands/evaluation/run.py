@@ -23,7 +23,7 @@ from typing import Any
 from manyhands.errors import InvalidRequest
 from manyhands.evaluation.candidates import Answered, Asked, Candidate
 from manyhands.evaluation.grading import GraderFailed, Grading
-from manyhands.evaluation.record import Key, Record, RecordFile
+from manyhands.evaluation.record import Key, Record, RecordFile, keep_trace
 from manyhands.tasks.graders import Score
 from manyhands.tasks.task import Sample, Task
 
@@ -71,6 +71,8 @@ def examine(exam: Exam, file: RecordFile, grading: Grading) -> Iterator[Moment]:
         now = time.perf_counter()
         record = _record(answered, scores, failure, now - before)
         before = now
+        if answered.trace and failure is None:
+            keep_trace(file.path, record.key, answered.trace, record.value(exam.budgets[-1]))
         file.append(record)
         left.discard(record.key)
         yield _moment(record, file, keys, left, known, exam)

@@ -13,12 +13,14 @@ exactly once: q and k arrive unrotated, and all rotations happen in our code, fr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.attention.attend import AttendFn, LayerCall, QueryScale
@@ -107,15 +109,33 @@ class ModelAdapter:
         `token_ids` [T] are the new tokens of all rows, one after the other. Nothing is cached here
         and nothing waits for the device: who reads what is the business of `attend`.
         """
-        out = self.model(
-            input_ids=token_ids[None],
-            position_ids=torch.zeros_like(token_ids)[None],
-            use_cache=False,
-            logits_to_keep=0 if keep is None else keep,
-            manyhands_attend=_Hook(attend, self.gains, self.query_scale),
-        )
+        given = self._given(token_ids, attend)
+        out = self.model(**given, logits_to_keep=0 if keep is None else keep)
         logits: Tensor = out.logits[0]
         return logits
+
+    def states(self, token_ids: Tensor, attend: AttendFn) -> Tensor:
+        """What the layers make of the tokens, behind the last norm: [T, hidden size]. See `forward`."""
+        base: Any = self.model.base_model
+        states: Tensor = base(**self._given(token_ids, attend)).last_hidden_state[0]
+        return states
+
+    def head(self, states: Tensor) -> Tensor:
+        """Logits [n, vocab] of `states` [n, hidden size]; gradients reach the states and the head."""
+        base: Any = self.model.base_model
+        made = BaseModelOutputWithPast(last_hidden_state=states[None])
+        with _standing_in(base, made):
+            nothing = torch.zeros(1, len(states), dtype=torch.long, device=states.device)
+            logits: Tensor = self.model(input_ids=nothing, use_cache=False).logits[0]
+        return logits
+
+    def _given(self, token_ids: Tensor, attend: AttendFn) -> dict[str, Any]:
+        return {
+            "input_ids": token_ids[None],
+            "position_ids": torch.zeros_like(token_ids)[None],
+            "use_cache": False,
+            "manyhands_attend": _Hook(attend, self.gains, self.query_scale),
+        }
 
     def forward_in_parts(
         self, token_ids: Tensor, keeps: Sequence[Tensor], attend: AttendFn
@@ -135,19 +155,28 @@ class ModelAdapter:
             caught.remove()
         yield logits
         del logits
-        own = vars(base).get("forward")
         for keep in others:
-            # The family's own code does all that comes behind the layers: a head, a scale, a cap.
-            base.forward = lambda *_, **__: outcome[0]
-            try:
+            with _standing_in(base, outcome[0]):
                 logits = self.forward(token_ids, keep, attend)
-            finally:
-                if own is None:
-                    del base.forward
-                else:
-                    base.forward = own
             yield logits
             del logits
+
+
+@contextmanager
+def _standing_in(base: Any, outcome: Any) -> Iterator[None]:
+    """The layers are not run: their outcome is this one.
+
+    The family's own code does all that comes behind the layers: a head, a scale, a cap.
+    """
+    own = vars(base).get("forward")
+    base.forward = lambda *_, **__: outcome
+    try:
+        yield
+    finally:
+        if own is None:
+            del base.forward
+        else:
+            base.forward = own
 
 
 def weight_bytes(adapter: ModelAdapter) -> int:

@@ -155,13 +155,26 @@ def merge_lora(model: nn.Module, folder: Path) -> None:
                 hint="save it as LoRA, without trained embeddings or other modules",
             )
         sides.setdefault(name, {})[side] = tensor
-    for name, found in sides.items():
-        _merge_layer(layers.get(name), name, found, scaling, folder)
+    if not sides:
+        raise UnsupportedModel(
+            f"the adapter at {folder} has no tensors", hint="copy or train it again"
+        )
+    # All is looked at before the first weight changes.
+    pairs = [
+        (layers.get(name), _checked(layers.get(name), name, found, config["r"], folder))
+        for name, found in sides.items()
+    ]
+    with torch.no_grad():
+        for layer, (a, b) in pairs:
+            assert layer is not None, "looked at before"
+            a, b = (side.to(layer.weight.device, torch.float32) for side in (a, b))
+            layer.weight.copy_(layer.weight.float() + scaling * (b @ a))
 
 
-def _merge_layer(
-    layer: nn.Linear | None, name: str, found: dict[str, Tensor], scaling: float, folder: Path
-) -> None:
+def _checked(
+    layer: nn.Linear | None, name: str, found: dict[str, Tensor], rank: int, folder: Path
+) -> tuple[Tensor, Tensor]:
+    """A and B of one layer, which fit it."""
     if layer is None:
         raise UnsupportedModel(
             f"the adapter at {folder} is for a layer {name!r}, and the model has no such linear layer",
@@ -169,15 +182,19 @@ def _merge_layer(
         )
     if set(found) != set(_SIDES):
         raise UnsupportedModel(f"the adapter at {folder} has one half only of {name!r}")
-    a, b = (found[side].to(layer.weight.device, torch.float32) for side in _SIDES)
-    if b.shape[0] != layer.out_features or a.shape[1] != layer.in_features or len(a) != b.shape[1]:
+    a, b = (found[side] for side in _SIDES)
+    if a.dim() != 2 or b.dim() != 2 or len(a) != rank or b.shape[1] != rank:
+        raise UnsupportedModel(
+            f"the adapter at {folder} has {name!r} of rank {len(a)}, and its configuration says {rank}",
+            hint="copy both files of one adapter",
+        )
+    if b.shape[0] != layer.out_features or a.shape[1] != layer.in_features:
         raise UnsupportedModel(
             f"the adapter at {folder} changes {name!r} from {a.shape[1]} to {b.shape[0]} numbers; the "
             f"model's layer goes from {layer.in_features} to {layer.out_features}",
             hint="give the model that the adapter was trained for",
         )
-    with torch.no_grad():
-        layer.weight.copy_(layer.weight.float() + scaling * (b @ a))
+    return a, b
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -199,6 +216,12 @@ def _scaling(config: dict[str, Any], folder: Path) -> float:
             f"the adapter at {folder} is of the kind {kind!r}, with bias or DoRA; expected plain LoRA",
             hint="merge it with the library that made it, and load the merged model",
         )
+    for name in ("rank_pattern", "alpha_pattern", "fan_in_fan_out"):
+        if config.get(name):
+            raise UnsupportedModel(
+                f"the adapter at {folder} has {name} = {config[name]!r}; expected one rank and one alpha for all layers",
+                hint="merge it with the library that made it, and load the merged model",
+            )
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
         raise InvalidRequest(f"{folder / CONFIG} has r = {rank!r} and lora_alpha = {alpha!r}")
     return float(alpha) / (rank**0.5 if config.get("use_rslora") else rank)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from manyhands.attention import strips
-from manyhands.attention.attend import LayerCall
+from manyhands.attention.attend import AttendFn, LayerCall
+from manyhands.attention.learning import Intervals, attend_intervals
 from manyhands.attention.rotary import Rotations
 from manyhands.attention.store import LayerStore
 from manyhands.attention.strips import Strips
@@ -45,7 +46,7 @@ class Replay:
     slot_token: Tensor  # [S]
     slot_offset: Tensor  # [S]
     keep: Tensor  # packed indices whose logits are wanted
-    prepared: Prepared | Strips
+    prepared: Prepared | Strips | Intervals
 
     @classmethod
     def of(
@@ -55,21 +56,30 @@ class Replay:
         budget: int = 1 << 22,
         *,
         fused: bool = False,
+        group: int | None = None,
     ) -> Replay:
         """For the logits of `rows` (default: all R), on the CPU.
 
         `budget`: see `TorchBackend`. `fused`: by kernels with gradients (`attention/strips.py`) instead of that
-        backend; for networks all of whose layers they know (`fits_kernels`).
+        backend; for networks all of whose layers they know (`fits_kernels`). `group`: fused, by intervals
+        (`attention/learning.py`), for layers with so many query heads to a key head.
         """
         last = merged.plan.last if rows is None else merged.plan.last[np.asarray(rows)]
+        slot_token, slot_offset = map(torch.as_tensor, (merged.slot_token, merged.slot_offset))
+        prepared: Prepared | Strips | Intervals
+        if fused and group is not None:
+            prepared = Intervals.of(merged.plan, group)
+            slot_token, slot_offset = slot_token[prepared.slots], slot_offset[prepared.slots]
+        elif fused:
+            prepared = Strips.of(merged.plan)
+        else:
+            prepared = TorchBackend(budget).prepare(merged.plan, torch.device("cpu"))
         return cls(
             token_ids=torch.as_tensor(merged.plan.token_ids),
-            slot_token=torch.as_tensor(merged.slot_token),
-            slot_offset=torch.as_tensor(merged.slot_offset),
+            slot_token=slot_token,
+            slot_offset=slot_offset,
             keep=torch.as_tensor(last),
-            prepared=Strips.of(merged.plan)
-            if fused
-            else TorchBackend(budget).prepare(merged.plan, torch.device("cpu")),
+            prepared=prepared,
         )
 
     def to(self, device: torch.device) -> Replay:
@@ -90,7 +100,13 @@ class Replay:
         `keep` is shown every layer's k [T, G, D] and v [T, G, Dv], not rotated; `find` gives those of
         the tokens that were there before (`found` in `merge_passes`).
         """
-        rotations = Rotations(self.slot_offset)
+        return adapter.forward(self.token_ids, self.keep, self.attention(adapter, keep, find))
+
+    def attention(
+        self, adapter: ModelAdapter, keep: Keep | None = None, find: Find | None = None
+    ) -> AttendFn:
+        """The function by which the network's layers attend; `keep` and `find` as in `logits`."""
+        rotations, prepared = Rotations(self.slot_offset), self.prepared
 
         def attend(q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
             if keep is not None:
@@ -101,12 +117,15 @@ class Replay:
             # Keys are not stored: each slot takes the key of the token that lay there, as it lay.
             rope = adapter.ropes[call.layer]
             keys = rotations.rotate(k.index_select(0, self.slot_token), rope)  # [S, G, D]
-            store = LayerStore(keys, v.index_select(0, self.slot_token), rope)
-            if isinstance(self.prepared, Strips):
-                return strips.attend(store, q, self.prepared, call)
-            return _BACKEND.attend(store, q, self.prepared, call)
+            values = v.index_select(0, self.slot_token)
+            if isinstance(prepared, Intervals):
+                return attend_intervals(q, keys, values, prepared, rope, call)
+            store = LayerStore(keys, values, rope)
+            if isinstance(prepared, Strips):
+                return strips.attend(store, q, prepared, call)
+            return _BACKEND.attend(store, q, prepared, call)
 
-        return adapter.forward(self.token_ids, self.keep, attend)
+        return attend
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Batches of lessons, the same for the same seed and step.
 
-Lessons come from recorded traces (`Recorded`), or from scripted runs (`school/simulated.py`).
+Lessons come from recorded traces (`Recorded`), from scripted runs (`school/simulated.py`), from ordinary text (`Reading`), or
+from several of these (`Mixed`).
 
 A batch depends on the seed and the number of its training step alone, not on how many processes make
 batches or where training was resumed. Making one (simulation, planning, laying out) is work for the
@@ -19,8 +20,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from manyhands.cache.block import Block
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
 from manyhands.replay.forward import Replay, merge_trace
-from manyhands.replay.merged import side_by_side
+from manyhands.replay.merged import merge_passes, side_by_side
 from manyhands.replay.simulate import Lesson
 from manyhands.replay.trace import Trace
 
@@ -33,7 +37,10 @@ class Lessons(Protocol):
 
 
 class Recorded:
-    """Runs that happened; every token that a writer wrote is learned, one as much as another."""
+    """Runs that happened; every token that a writer wrote is learned, as much as its run's score.
+
+    A run that was not graded counts as 1.
+    """
 
     def __init__(self, traces: Sequence[Trace]) -> None:
         self.lessons = [trace_lesson(trace) for trace in traces]
@@ -44,13 +51,52 @@ class Recorded:
 
 
 def trace_lesson(trace: Trace) -> Lesson:
-    """A recorded run as a lesson."""
+    """A recorded run as a lesson; a run of score 0 has nothing to learn."""
     rows = [row for rows in trace.passes for row in rows]
+    weight = 1.0 if trace.score is None else trace.score
     return Lesson(
         merge_trace(trace),
         np.array([row.token for row in rows], dtype=np.int64),
-        np.array([row.writer is not None for row in rows], dtype=np.float32),
+        np.array([weight * (row.writer is not None) for row in rows], dtype=np.float32),
     )
+
+
+class Reading:
+    """Ordinary text, read causally: every token of a piece is learned but the first.
+
+    It keeps a model from forgetting what it knew. `documents` are token ids, one list for each text.
+    """
+
+    def __init__(self, documents: Sequence[Sequence[int]], num_tokens: int) -> None:
+        self.documents = [tuple(one) for one in documents if len(one) > 1]
+        self.num_tokens = num_tokens
+
+    def draw(self, seed: str) -> Lesson:
+        """See `Lessons`: a piece of at most `num_tokens` tokens, each document as likely as its length."""
+        rng = random.Random(seed)
+        document = rng.choices(self.documents, [len(one) for one in self.documents])[0]
+        first = rng.randrange(max(1, len(document) - self.num_tokens))
+        piece = document[first : first + self.num_tokens + 1]
+        view = View([Block("text")])
+        steps = (Step([Row(view, (token,))]) for token in piece[:-1])
+        return Lesson(
+            merge_passes(steps, len(piece) - 1),
+            np.array(piece[1:], dtype=np.int64),
+            np.ones(len(piece) - 1, dtype=np.float32),
+        )
+
+
+class Mixed:
+    """Lessons of several kinds, each drawn with its share."""
+
+    def __init__(self, kinds: Sequence[tuple[Lessons, float]]) -> None:
+        self.kinds = [kind for kind, _ in kinds]
+        self.shares = [share for _, share in kinds]
+
+    def draw(self, seed: str) -> Lesson:
+        """See `Lessons`."""
+        (kind,) = random.Random(f"{seed}/kind").choices(self.kinds, self.shares)
+        return kind.draw(seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,14 +108,21 @@ class Batch:
     weights: Tensor
 
     @classmethod
-    def of(cls, lessons: Sequence[Lesson], budget: int, *, fused: bool = False) -> Batch:
-        """Put lessons into one batch, on the CPU. `fused`: see `Replay.of`."""
+    def of(
+        cls,
+        lessons: Sequence[Lesson],
+        budget: int,
+        *,
+        fused: bool = False,
+        group: int | None = None,
+    ) -> Batch:
+        """Put lessons into one batch, on the CPU. `fused`, `group`: see `Replay.of`."""
         targets = np.concatenate([lesson.targets for lesson in lessons])
         weights = np.concatenate([lesson.weights for lesson in lessons])
         rows = weights.nonzero()[0]
         merged = side_by_side([lesson.merged for lesson in lessons])
         return cls(
-            Replay.of(merged, rows, budget, fused=fused),
+            Replay.of(merged, rows, budget, fused=fused, group=group),
             torch.as_tensor(targets[rows]),
             torch.as_tensor(weights[rows]),
         )
@@ -100,10 +153,18 @@ class Batches(Dataset[list[Batch]]):
         budget: int = 1 << 26,
         *,
         fused: bool = False,
+        group: int | None = None,
         parts: int = 1,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
-        """`budget`, `fused`: see `Replay.of`. `parts`: into how many each batch is divided."""
+        """`budget`, `fused`, `group`: see `Replay.of`. `parts`: into how many each batch is divided.
+
+        Of `ranks` processes that train together, number `rank` makes every `ranks`-th part, from its own number on.
+        """
         self.parts = parts
+        self.mine = range(rank, parts, ranks)
+        self.group = group
         self.lessons = lessons
         self.fused = fused
         self.seed = seed
@@ -114,5 +175,9 @@ class Batches(Dataset[list[Batch]]):
         drawn: list[Lesson] = []
         while sum(lesson.num_tokens for lesson in drawn) < self.num_tokens:
             drawn.append(self.lessons.draw(f"{self.seed}/{step}/{len(drawn)}"))
-        divided = [drawn[part :: self.parts] for part in range(self.parts)]
-        return [Batch.of(part, self.budget, fused=self.fused) for part in divided if part]
+        divided = [drawn[part :: self.parts] for part in self.mine]
+        return [
+            Batch.of(part, self.budget, fused=self.fused, group=self.group)
+            for part in divided
+            if part
+        ]

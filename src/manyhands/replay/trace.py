@@ -47,6 +47,7 @@ TRACE_LINES = Format(
     error=BrokenTrace,
     hint="The file is damaged, or is no trace of manyhands.",
 )
+SCORE = "score"  # in the header of a run that was graded: 0 to 1
 _LARGEST_TOKEN = 1 << 31
 TracedItem = int | tuple[tuple[int, ...], ...]  # a block of a view, or its lanes
 
@@ -91,6 +92,12 @@ class Trace:
     def is_complete(self) -> bool:
         """Whether the run ended by itself."""
         return self.answer is not None
+
+    @property
+    def score(self) -> float | None:
+        """How right its answer is, 0 to 1; None where it was not graded."""
+        value = self.header.get(SCORE)
+        return None if value is None else float(value)
 
     @property
     def num_tokens(self) -> int:

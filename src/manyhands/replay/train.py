@@ -5,12 +5,15 @@ run: same blocks, same positions, same half-written words of others (Hogwild! In
 
 The learning rate warms up, stays, and falls linearly to zero. How far training is counts in steps,
 or in minutes if those run out first, so that a training can be given a fixed time. Checkpoints hold
-everything: a training that was ended, by a person or a power cut, goes on where it was.
+everything: a training that was ended, by a person or a power cut, goes on where it was. At the end they are
+three times the model, and `Training.end` leaves nothing of them but how far it came.
+
+Several processes of `torch.distributed` train one model together: each learns its share of every batch,
+all make the same step, and the first one writes log and checkpoint.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import time
@@ -21,12 +24,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import distributed
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
+from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
 from manyhands.replay.forward import fits_kernels
+from manyhands.replay.gradients import DECISIVE, Learned, learn
 from manyhands.replay.lessons import Batch, Batches, Lessons
 from manyhands.replay.settings import TrainSettings
 from manyhands.schema.lines import Format, LineFile
@@ -39,7 +45,6 @@ LOG_LINES = Format(
     hint="remove it; the training goes on from its checkpoint",
 )
 _SECONDS_BETWEEN_REPORTS = 2.0
-_DECISIVE = 4.0  # tokens of this weight or more are watched by themselves
 
 
 @dataclass(frozen=True)
@@ -64,17 +69,23 @@ class Training:
     ) -> None:
         self.adapter = adapter
         self.settings = settings
+        together = distributed.is_initialized()
+        self.rank = distributed.get_rank() if together else 0
+        ranks = distributed.get_world_size() if together else 1
         self.batches = Batches(
             lessons,
             settings.seed,
             settings.tokens_per_step,
             fused=fits_kernels(adapter),
-            parts=settings.parts,
+            parts=-(-settings.parts // ranks) * ranks,  # as many for each
+            rank=self.rank,
+            ranks=ranks,
         )
         self.folder = folder
         self.step = 0
         self.tokens = 0
         self.seconds = 0.0
+        self.has_ended = False  # and nothing is left to go on from
         parameters = [p for p in adapter.model.parameters() if p.requires_grad]
         decayed = [p for p in parameters if p.ndim > 1]
         others = [p for p in parameters if p.ndim <= 1]  # norms and biases
@@ -110,36 +121,40 @@ class Training:
         by_time = self.seconds / 60 / self.settings.minutes if self.settings.minutes else 0.0
         return min(1.0, max(by_steps, by_time))
 
-    def run(self, report: Callable[[Progress], None] = lambda _: None) -> None:
+    def run(
+        self, report: Callable[[Progress], None] = lambda _: None, *, pause: float = 0.0
+    ) -> None:
         """Train to the end. Interrupted or failing, it leaves a checkpoint of the last whole step.
 
-        InvalidRequest if another training writes to the same folder, OutputFailed if its log cannot be
+        `pause`: minutes after which it stops for now, with a checkpoint (0: never). InvalidRequest if another training writes to the same folder, OutputFailed if its log cannot be
         written.
         """
+        until = time.monotonic() + 60 * pause if pause else float("inf")
+        if self.rank:
+            self._run(None, report, until)
+            return
         # What a power cut may take from the log is said nowhere else, and not worth waiting for the disk.
         with LineFile(self.log, LOG_LINES, sync=False) as log:
             log.resume()
             log.keep(lambda line: line["step"] <= self.step)  # later steps are made again
-            self._run(log, report)
+            self._run(log, report, until)
 
-    def _run(self, log: LineFile, report: Callable[[Progress], None]) -> None:
+    def _run(self, log: LineFile | None, report: Callable[[Progress], None], until: float) -> None:
         began = time.monotonic() - self.seconds
         saved = told = time.monotonic()
         batches = self._load()
         precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")  # TF32 on a GPU: enough for gradients
         try:
-            while self.done < 1:
-                parts = next(batches)
-                loss, right = self._learn(parts)
-                self.tokens += sum(part.num_tokens for part in parts)
-                self.seconds = time.monotonic() - began
+            while self.done < 1 and time.monotonic() < until:
+                learned = self._learn(next(batches))
+                self.seconds, until = self._same_time(time.monotonic() - began, until)
                 is_logged = self.step % self.settings.log_every == 0 or self.done >= 1
                 # Between lines of the log only now and then: reading the loss waits for the device.
                 if is_logged or time.monotonic() - told > _SECONDS_BETWEEN_REPORTS:
-                    progress = self._progress(float(loss), right.tolist())
+                    progress = self._progress(learned)
                     told = time.monotonic()
-                    if is_logged:
+                    if is_logged and log is not None:
                         log.append(asdict(progress))
                     report(progress)
                 if time.monotonic() - saved > 60 * self.settings.checkpoint_minutes:
@@ -149,26 +164,27 @@ class Training:
             torch.set_float32_matmul_precision(precision)
             self.save()
 
-    def _learn(self, parts: Sequence[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step over the parts of its batch; what `batch_loss` says of it, still on the device."""
+    def _same_time(self, seconds: float, until: float) -> tuple[float, float]:
+        """The first process's clock, for all: they end, and pause, at the same step."""
+        if not distributed.is_initialized():
+            return seconds, until
+        is_over = float(time.monotonic() >= until)
+        told = torch.tensor([seconds, is_over], dtype=torch.float64, device=self.adapter.device)
+        distributed.broadcast(told, 0)
+        seconds, is_over = told.tolist()
+        return seconds, 0.0 if is_over else float("inf")
+
+    def _learn(self, parts: Sequence[Batch]) -> Learned:
+        """One step over the parts of its batch; what was learned, still on the device."""
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
-        self.optimizer.zero_grad(set_to_none=True)
-        whole = sum(part.weight for part in parts)
-        device, losses, rights = self.adapter.device, [], []
-        for part in parts:
-            share = part.weight / whole
-            with torch.autocast(
-                device.type, torch.bfloat16, enabled=self.settings.products == "bfloat16"
-            ):
-                loss, right = batch_loss(self.adapter, part.to(device))
-            torch.autograd.backward(loss * share)
-            losses.append(loss.detach() * share)
-            rights.append(right * share)
+        products = torch.bfloat16 if self.settings.products == "bfloat16" else None
+        learned = learn(self.adapter, parts, products)
         torch.nn.utils.clip_grad_norm_(self.adapter.model.parameters(), self.settings.clip)
         self.optimizer.step()
         self.step += 1
-        return torch.stack(losses).sum(), torch.stack(rights).sum(dim=0)
+        self.tokens += learned.num_tokens
+        return learned
 
     def _rate(self) -> float:
         """The learning rate at this moment."""
@@ -193,27 +209,33 @@ class Training:
         )
         return iter(loader)
 
-    def _progress(self, loss: float, right: list[float]) -> Progress:
+    def _progress(self, learned: Learned) -> Progress:
         return Progress(
             step=self.step,
-            loss=loss,
-            accuracy=right[0],
+            loss=learned.loss,
+            accuracy=learned.accuracy,
             learning_rate=self._rate(),
             tokens=self.tokens,
             seconds=self.seconds,
             seconds_left=self._seconds_left(),
-            decisive=None if math.isnan(right[1]) else right[1],
+            decisive=learned.decisive,
         )
 
     def save(self) -> None:
         """Write the checkpoint; the old one stays until the new one is whole."""
-        state = {
-            "model": trained(self.adapter.model),
-            "optimizer": self.optimizer.state_dict(),
-            "step": self.step,
-            "tokens": self.tokens,
-            "seconds": self.seconds,
-        }
+        if self.has_ended or self.rank:
+            return
+        model, optimizer = trained(self.adapter.model), self.optimizer.state_dict()
+        self._write({"model": model, "optimizer": optimizer})
+
+    def end(self) -> None:
+        """Leave nothing of the checkpoint but how far the training came: its model was saved elsewhere."""
+        self.has_ended = True
+        if not self.rank:
+            self._write({})
+
+    def _write(self, state: dict[str, Any]) -> None:
+        state |= {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
         fresh = self.checkpoint.with_suffix(".new")
         with fresh.open("wb") as file:
             torch.save(state, file)
@@ -223,9 +245,25 @@ class Training:
 
     def _resume(self) -> None:
         state = torch.load(self.checkpoint, map_location=self.adapter.device, weights_only=True)
+        self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
+        if "optimizer" not in state:
+            self.has_ended = True
+            if self.done < 1:
+                raise InvalidRequest(
+                    f"the training in {self.folder} has ended after {self.step} steps, and what it would need to go on "
+                    "is gone",
+                    hint="begin another, elsewhere, that starts from its model",
+                )
+            return
+        wanted, found = set(trained(self.adapter.model)), set(state["model"])
+        if wanted != found:
+            name = min(wanted ^ found)
+            raise InvalidRequest(
+                f"the checkpoint in {self.folder} is of another training: {name!r} is trained by only one of the two",
+                hint="give the recipe that began it, or another folder",
+            )
         self.adapter.model.load_state_dict(state["model"], strict=False)
         self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
 
 
 def trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -255,5 +293,5 @@ def batch_loss(adapter: ModelAdapter, batch: Batch) -> tuple[torch.Tensor, torch
     losses = functional.cross_entropy(logits, batch.targets, reduction="none")
     loss = (losses * batch.weights).sum() / batch.weights.sum()
     right = (logits.argmax(-1) == batch.targets).float()
-    decisive = batch.weights >= _DECISIVE
+    decisive = batch.weights >= DECISIVE
     return loss, torch.stack((right.mean(), (right * decisive).sum() / decisive.sum()))

@@ -6,7 +6,8 @@
     [team], [branches], ...   the model's words, as in a prompt file: what differs from the defaults
     [curriculum]   lessons made by the scripted team; and with it
     [parts]        how many lessons are of other methods (`PartsMix`); or
-    [traces]       files = ["runs/*.jsonl"]
+    [traces]       files = ["runs/*.jsonl"]: recorded runs, the good ones of those that were graded
+    [reading]      files = ["text/*.txt"]: ordinary text, mixed in
     [lora]         rank and alpha: an adapter is trained, and the model's own weights stay as they are
     [training]     the fields of TrainSettings
 
@@ -16,8 +17,9 @@ says what it does have.
 
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
@@ -26,7 +28,7 @@ from manyhands.errors import InvalidRequest, ModelNotFound
 from manyhands.model.settings import DTYPES
 from manyhands.prompts.load import TABLES, Prompts
 from manyhands.replay.settings import TrainSettings
-from manyhands.replay.trace import read_trace
+from manyhands.replay.trace import Trace, read_trace
 from manyhands.schema.plain import from_plain
 from manyhands.schema.setting import check, setting
 from manyhands.school.arithmetic_team import check_tokenizer
@@ -83,9 +85,36 @@ class LoraTable:
 
 @dataclass(frozen=True)
 class TracesTable:
-    """Which recorded runs are learned: paths or patterns, from the recipe's folder."""
+    """Which recorded runs are learned: paths or patterns, from the recipe's folder.
+
+    A run that was graded (`manyhands eval --traces`) counts as much as its score.
+    """
 
     files: tuple[str, ...]
+    least_score: float = setting(
+        1.0, "Graded runs with a lower score are left out.", above=0, at_most=1
+    )
+    share: float = setting(
+        0.5, "Of the lessons, where a curriculum makes others.", above=0, below=1
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class ReadingTable:
+    """Ordinary text among the lessons: paths or patterns, from the recipe's folder.
+
+    A file is one text, or with the ending .jsonl one object a line with the key `text`.
+    """
+
+    files: tuple[str, ...]
+    share: float = setting(0.1, "Of all lessons.", above=0, below=1)
+    tokens: int = setting(512, "Tokens of one piece, at most.", at_least=1)
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 Table = TypeVar("Table")
@@ -93,7 +122,7 @@ Table = TypeVar("Table")
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """A recipe, read and checked. It has a curriculum or traces."""
+    """A recipe, read and checked. It has a curriculum, or traces, or both."""
 
     folder: Path
     model: ModelTable
@@ -101,6 +130,7 @@ class Recipe:
     curriculum: Curriculum | None
     parts: PartsMix
     traces: TracesTable | None
+    reading: ReadingTable | None
     lora: LoraTable
     training: TrainSettings
 
@@ -142,20 +172,88 @@ class Recipe:
 
     def lessons(self, text: Text) -> Lessons:
         """Where the lessons come from."""
-        from manyhands.replay.lessons import Recorded
+        from manyhands.replay.lessons import Mixed, Recorded
 
+        kinds: list[tuple[Lessons, float]] = []
         if self.curriculum is not None:
             check_tokenizer(text)
-            return Simulated(self.curriculum, text, self.prompts, self.parts)
-        assert self.traces is not None, "a recipe has a curriculum or traces"
-        files = self.traces.files
+            kinds.append((Simulated(self.curriculum, text, self.prompts, self.parts), 1.0))
+        if self.traces is not None:
+            share = self.traces.share
+            kinds = [(kind, 1 - share) for kind, _ in kinds]
+            kinds.append((Recorded(self._kept(self.traces, text)), share if kinds else 1.0))
+        if self.reading is not None:
+            kinds = [(kind, share * (1 - self.reading.share)) for kind, share in kinds]
+            kinds.append((self._texts(self.reading, text), self.reading.share))
+        return kinds[0][0] if len(kinds) == 1 else Mixed(kinds)
+
+    def _kept(self, table: TracesTable, text: Text) -> list[Trace]:
+        """The traces that are good enough, each of this tokenizer."""
+        found = [(path, read_trace(path)) for path in self._matches(table.files, "trace")]
+        for path, trace in found:
+            _check_vocabulary(path, trace, text)
+        kept = [t for _, t in found if t.score is None or t.score >= table.least_score]
+        if not kept:
+            best = max(trace.score or 0.0 for _, trace in found)
+            raise InvalidRequest(
+                f"none of {len(found)} traces has a score of {table.least_score:g} or more; the best has {best:g}",
+                hint="lower least_score in [traces], or record better runs",
+            )
+        return kept
+
+    def _texts(self, table: ReadingTable, text: Text) -> Lessons:
+        from manyhands.replay.lessons import Reading
+
+        texts: list[str] = []
+        for path in self._matches(table.files, "text"):
+            texts += _texts_of(path)
+        documents = [text.encode(one) for one in texts]
+        if not any(len(one) > 1 for one in documents):
+            raise InvalidRequest(
+                f"the files of [reading] hold no text: {', '.join(table.files)}",
+                hint="give files with text in them, or leave the table out",
+            )
+        return Reading(documents, table.tokens)
+
+    def _matches(self, files: Sequence[str], what: str) -> list[Path]:
         paths = [path for pattern in files for path in sorted(self.folder.glob(pattern))]
         if not paths:
+            hints = {
+                "trace": "Record some with `manyhands solve --transcript FILE`, or `manyhands eval --traces`.",
+                "text": "Give paths or patterns, from the recipe's folder.",
+            }
             raise InvalidRequest(
-                f"no trace matches {', '.join(files)} in {self.folder}",
-                hint="Record some with `manyhands solve --transcript FILE`.",
+                f"no {what} matches {', '.join(files)} in {self.folder}", hint=hints[what]
             )
-        return Recorded([read_trace(path) for path in paths])
+        return paths
+
+
+def _check_vocabulary(path: Path, trace: Trace, text: Text) -> None:
+    """Raise InvalidRequest for a run of a model with other tokens: its numbers would be other words."""
+    named = trace.header.get("vocabulary")
+    size = len(text.tokenizer.get_vocab())
+    rows = [row for rows in trace.passes for row in rows]
+    largest = max((token for row in rows for token in (*row.feed, row.token)), default=0)
+    if named not in (None, text.vocabulary) or largest >= size:
+        model = trace.header.get("model", "another model")
+        raise InvalidRequest(
+            f"the trace {path} was recorded with the tokenizer of {model!s}; the model to train has another one",
+            hint="record runs with the model that is trained, or with one of the same tokenizer",
+        )
+
+
+def _texts_of(path: Path) -> list[str]:
+    """The texts of one file."""
+    try:
+        whole = path.read_text(encoding="utf-8")
+        if path.suffix != ".jsonl":
+            return [whole]
+        return [str(json.loads(line)["text"]) for line in whole.splitlines() if line.strip()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidRequest(
+            f"{path} cannot be read as text: {error!r}",
+            hint='expected UTF-8; a .jsonl file has one {"text": ...} a line',
+        ) from error
 
 
 def _config(described: Mapping[str, Any], tokenizer: Any) -> Any:
@@ -185,9 +283,9 @@ def read_recipe(path: Path) -> Recipe:
             raise InvalidRequest(
                 f"the recipe has {name!r}", hint=f"Known tables: {', '.join(sorted(kinds))}."
             )
-    if ("curriculum" in tables) == ("traces" in tables):
-        raise InvalidRequest("the recipe needs one of [curriculum] and [traces]")
-    if "parts" in tables and "traces" in tables:
+    if "curriculum" not in tables and "traces" not in tables:
+        raise InvalidRequest("the recipe needs [curriculum] or [traces]")
+    if "parts" in tables and "curriculum" not in tables:
         raise InvalidRequest(
             "the recipe mixes [parts] into [traces]", hint="[parts] belong to a [curriculum]"
         )
@@ -202,6 +300,9 @@ def read_recipe(path: Path) -> Recipe:
         else None,
         parts=_filled(PartsMix, tables.get("parts", {}), "parts"),
         traces=_filled(TracesTable, tables["traces"], "traces") if "traces" in tables else None,
+        reading=_filled(ReadingTable, tables["reading"], "reading")
+        if "reading" in tables
+        else None,
         lora=_filled(LoraTable, tables.get("lora", {}), "lora"),
         training=_filled(TrainSettings, tables.get("training", {}), "training"),
     )

@@ -21,6 +21,8 @@ vocabulary lacks, and some models end documents with the same token (SmolLM2's u
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -77,6 +79,10 @@ class Tokenizer(Protocol):
     @property
     def convert_ids_to_tokens(self) -> Callable[..., Any]:
         """An id to its name in the vocabulary."""
+
+    @property
+    def get_vocab(self) -> Callable[[], Any]:
+        """Every token's name and its id."""
 
     @property
     def get_chat_template(self) -> Callable[..., Any]:
@@ -150,6 +156,12 @@ class Text:
         if tokenizer.chat_template:
             self._frame, self.thinking = self._render(habit, thinking)
         self._closing = self._raw(habit.closes + habit.replies) if habit and self.thinking else ()
+
+    @cached_property
+    def vocabulary(self) -> str:
+        """16 hex digits that stand for all tokens and their ids: traces of one model are read by another only if equal."""
+        listed = sorted((token, str(word)) for word, token in self.tokenizer.get_vocab().items())
+        return hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:16]
 
     # -- text to tokens ------------------------------------------------------------------------
 

@@ -1,0 +1,197 @@
+"""Adapters: beside frozen weights, on disk as `peft` has them, and added to the weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from manyhands.errors import InvalidRequest, ModelNotFound, UnsupportedModel
+from manyhands.model.adapter import ModelAdapter
+from manyhands.model.lora import (
+    CONFIG,
+    WEIGHTS,
+    LoraLinear,
+    add_lora,
+    lora_layers,
+    merge_lora,
+    save_lora,
+)
+from manyhands.replay.lessons import Recorded
+from manyhands.replay.settings import TrainSettings
+from manyhands.replay.train import Training
+from tests.replay.runs import SETTINGS, network, team_run
+
+RANK, ALPHA = 3, 6.0
+
+
+def model(width: int = 16, layers: int = 1) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=30,
+        hidden_size=width,
+        intermediate_size=24,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return LlamaForCausalLM(config).eval()
+
+
+def adapted() -> LlamaForCausalLM:
+    """With an adapter that does something."""
+    made = model()
+    add_lora(made, RANK, ALPHA)
+    generator = torch.Generator().manual_seed(5)
+    for layer in lora_layers(made).values():
+        layer.lora_B.data.normal_(generator=generator)
+    return made
+
+
+def logits(made: LlamaForCausalLM) -> torch.Tensor:
+    with torch.inference_mode():
+        return made(input_ids=torch.arange(10)[None]).logits
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    save_lora(adapted(), tmp_path, base="a/model", dtype=torch.float32)
+    return tmp_path
+
+
+def test_at_first_nothing_changes_and_the_head_is_left_alone():
+    made = model()
+    add_lora(made, RANK, ALPHA)
+    assert torch.equal(logits(made), logits(model()))
+    assert not isinstance(made.lm_head, LoraLinear)
+    trained = {name for name, weight in made.named_parameters() if weight.requires_grad}
+    assert {name.rpartition(".")[2] for name in trained} == {"lora_A", "lora_B"}
+    assert len(trained) == 2 * 7  # of q, k, v, o, gate, up and down
+
+
+def test_merged_logits_are_those_beside_the_weights(saved: Path):
+    merged, beside = model(), logits(adapted())
+    assert float((logits(merged) - beside).abs().max()) > 0.1  # the control: not merged yet
+    merge_lora(merged, saved)
+    assert float((logits(merged) - beside).abs().max()) < 1e-5
+
+
+def test_the_files_are_those_of_peft(saved: Path):
+    """Names, shapes and configuration as peft writes them for a causal language model."""
+    config = json.loads((saved / CONFIG).read_text())
+    assert (config["peft_type"], config["task_type"]) == ("LORA", "CAUSAL_LM")
+    assert (config["r"], config["lora_alpha"]) == (RANK, ALPHA)
+    assert config["base_model_name_or_path"] == "a/model"
+    assert set(config["target_modules"]) == {
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    }
+    tensors = load_file(saved / WEIGHTS)
+    first = "base_model.model.model.layers.0.self_attn.k_proj"
+    assert tensors[f"{first}.lora_A.weight"].shape == (RANK, 16)
+    assert tensors[f"{first}.lora_B.weight"].shape == (8, RANK)
+    assert len(tensors) == 2 * 7
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of peft, to transformers
+def test_peft_reads_it_and_we_read_what_peft_writes(saved: Path, tmp_path: Path):
+    peft = pytest.importorskip("peft")
+    theirs = peft.PeftModel.from_pretrained(model(), saved)
+    assert float((logits(theirs) - logits(adapted())).abs().max()) < 1e-5
+    theirs.save_pretrained(tmp_path / "theirs", save_embedding_layers=False)
+    merged = model()
+    merge_lora(merged, tmp_path / "theirs")
+    assert float((logits(merged) - logits(adapted())).abs().max()) < 1e-5
+
+
+def changed(folder: Path, **entries: object) -> None:
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(config | entries))
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ({"peft_type": "IA3"}, "expected plain LoRA"),
+        ({"use_dora": True}, "expected plain LoRA"),
+        ({"bias": "all"}, "expected plain LoRA"),
+        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
+        ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"r": RANK + 1}, "rank 3, and its configuration says 4"),
+    ],
+)
+def test_another_kind_is_refused_by_name(saved: Path, entries: dict[str, object], says: str):
+    changed(saved, **entries)
+    made = model()
+    with pytest.raises(UnsupportedModel, match=says):
+        merge_lora(made, saved)
+    assert torch.equal(logits(made), logits(model()))
+
+
+def test_another_base_is_refused_and_stays_as_it_is(saved: Path):
+    for other, says in (
+        (model(width=32), "the model's layer goes from"),
+        (torch.nn.ReLU(), "no such"),
+    ):
+        before = [weight.clone() for weight in other.parameters()]
+        with pytest.raises(UnsupportedModel, match=says):
+            merge_lora(other, saved)
+        assert all(map(torch.equal, before, other.parameters()))
+
+
+def test_an_adapter_without_tensors_or_files_is_refused(saved: Path, tmp_path: Path):
+    save_file({}, saved / WEIGHTS)
+    with pytest.raises(UnsupportedModel, match="has no tensors"):
+        merge_lora(model(), saved)
+    with pytest.raises(ModelNotFound, match=r"adapter_config\.json is missing"):
+        merge_lora(model(), tmp_path / "nowhere")
+
+
+def test_a_training_of_an_adapter_goes_on_where_it_was(tmp_path: Path):
+    """Only the adapter is in the checkpoint, and a training with other weights cannot take it."""
+    trace, _, _ = team_run(network("qwen3"), SETTINGS)
+    settings = TrainSettings(steps=4, tokens_per_step=1, warmup_steps=1, log_every=1)
+
+    def begun(folder: str, rank: int = 2) -> Training:
+        adapter = network.__wrapped__("qwen3")
+        if rank:
+            add_lora(adapter.model, rank, 4.0)
+        return Training(adapter, Recorded([trace]), settings, tmp_path / folder)
+
+    whole, broken = begun("whole"), begun("broken")
+    whole.run()
+
+    def stop(progress: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken.run(stop)
+    held = torch.load(broken.checkpoint, weights_only=True)["model"]
+    assert {name.rpartition(".")[2] for name in held if "lora" in name} == {"lora_A", "lora_B"}
+    assert sum(value.numel() for value in held.values()) < 0.5 * _size(broken.adapter)
+    resumed = begun("broken")
+    assert resumed.step == 1
+    resumed.run()
+    for one, other in zip(_trained(resumed), _trained(whole), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(InvalidRequest, match="of another training"):
+        begun("whole", rank=0)
+    resumed.end()
+    assert "optimizer" not in torch.load(resumed.checkpoint, weights_only=True)
+    assert begun("broken").has_ended
+
+
+def _size(adapter: ModelAdapter) -> int:
+    return sum(weight.numel() for weight in adapter.model.parameters())
+
+
+def _trained(training: Training) -> list[torch.Tensor]:
+    return [weight for weight in training.adapter.model.parameters() if weight.requires_grad]
