@@ -159,7 +159,7 @@ def compare(options: CompareOptions) -> None:
     for cost in found.costs:
         if cost.ratio is not None:
             say(
-                f"{cost.what} until {cost.target:.3f}: {cost.ratio:.2f} times fewer "
+                f"{cost.what} until a value of {cost.target:.3f}, A over B: {cost.ratio:.2f} "
                 f"(95 % {cost.low:.2f} to {cost.high:.2f})"
             )
     if any(found.alone):
