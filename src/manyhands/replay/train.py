@@ -126,8 +126,8 @@ class Training:
     ) -> None:
         """Train to the end. Interrupted or failing, it leaves a checkpoint of the last whole step.
 
-        `pause`: minutes after which it stops for now, with a checkpoint (0: never). InvalidRequest if another training writes to the same folder, OutputFailed if its log cannot be
-        written.
+        `pause`: minutes after which it stops for now, with a checkpoint (0: never). Raises InvalidRequest if
+        another training writes to the same folder, OutputFailed if its log cannot be written.
         """
         until = time.monotonic() + 60 * pause if pause else float("inf")
         if self.rank:
