@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = tuple(
     ROOT / "docs" / name
-    for name in ("bundled_model.md", "performance.md", "scale.md", "serving.md")
+    for name in ("bundled_model.md", "performance.md", "scale.md", "serving.md", "smollm2.md")
 )
 Row = dict[str, Any]
 
@@ -64,6 +64,67 @@ def teams() -> str:
         "solved twice",
     ]
     return table(head, rows)
+
+
+_STORIES = {
+    "smollm2_untrained": "as it comes",
+    "smollm2_exam_templates": "taught templates",
+    "smollm2_exam": "and composed stories",
+}
+_SHARE = 0.97  # of one worker's own final accuracy, whose first budget is looked for
+
+
+def smollm2() -> str:
+    """SmolLM2 before and after it was taught: accuracy per question, by what is asked."""
+    head = [
+        "SmolLM2",
+        "workers",
+        "n",
+        "unseen stories",
+        "taught stories",
+        "sums",
+        "passes",
+        "twice",
+    ]
+    rows = []
+    for file, name in _STORIES.items():
+        lines = _lines(file)
+        for workers in range(1, 5):
+            unseen = lines.get(f"unseen 5, {workers}")
+            if unseen is None:
+                continue
+            others = [lines.get(f"{kind} 5, {workers}") for kind in ("taught", "bare")]
+            rows.append(
+                [
+                    name if workers == 1 else "",
+                    str(workers),
+                    str(unseen["n"]),
+                    f"{unseen['accuracy']:.1%}",
+                    *(f"{line['accuracy']:.1%}" if line else "" for line in others),
+                    f"{unseen['passes']:.0f}",
+                    f"{unseen['solved_twice']:.1%}",
+                ]
+            )
+    return table(head, rows)
+
+
+def smollm2_budgets() -> str:
+    """The first budget at which a team has nearly what one worker has in the end."""
+    lines = _lines("smollm2_exam")
+    wanted = _SHARE * lines["unseen 5, 1"]["accuracy"]
+    rows, alone = [], None
+    for workers in range(1, 5):
+        curve = lines[f"unseen 5, {workers}"]["curve"]
+        first = min((int(b) for b, value in curve.items() if value >= wanted), default=None)
+        alone = first if workers == 1 else alone
+        ratio = f"{first / alone:.2f}" if first and alone else ""
+        rows.append([str(workers), str(first or "not reached"), ratio])
+    return table(["workers", "first budget", "over one worker's"], rows)
+
+
+def _lines(name: str) -> dict[str, Row]:
+    lines = json.loads((RESULTS / f"{name}.json").read_text())["lines"]
+    return {line["name"]: line for line in lines}
 
 
 def circumstances() -> str:
@@ -259,6 +320,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "guesses": guesses,
     "teams": teams,
     "circumstances": circumstances,
+    "smollm2": smollm2,
+    "smollm2_budgets": smollm2_budgets,
     "curves": curves,
     "source": source,
     "methods": methods,

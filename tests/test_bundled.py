@@ -5,11 +5,12 @@ A few lists each; how good it is on hundreds of them is the exam's matter (`benc
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -69,31 +70,37 @@ def assert_right(asked: Sequence[ProblemList], answers: Sequence[Answer]) -> Non
 # -- what it solves --------------------------------------------------------------------------------
 
 
+ASKED = [*lists("bare", 5, 2), *lists("word", 5, 2), *lists("bare", 8, 1)]
+
+
+@pytest.fixture(scope="module")
+def solved_by(engine: Engine, prompt: TeamPrompt) -> Callable[[int], list[Answer]]:
+    """The answers to `ASKED` of a team of so many workers, made once."""
+    return functools.cache(
+        lambda workers: solve(engine, prompt, ASKED, TeamSettings(workers=workers, end=SILENT))
+    )
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_a_team_solves_bare_and_word_problems(
-    engine: Engine, prompt: TeamPrompt, workers: int
+    solved_by: Callable[[int], list[Answer]], workers: int
 ) -> None:
-    asked = [*lists("bare", 5, 2), *lists("word", 5, 2), *lists("bare", 8, 1)]
-    answers = solve(engine, prompt, asked, TeamSettings(workers=workers, end=SILENT))
+    asked, answers = ASKED, solved_by(workers)
     assert_right(asked, answers)
     for answer in answers:
         solved = [k for step in answer.steps for k in re.findall(r"#(\d) is", step.text)]
         assert len(solved) == len(set(solved)), "somebody did what another had done"
 
 
-def test_more_workers_need_fewer_passes(engine: Engine, prompt: TeamPrompt) -> None:
-    asked = lists("bare", 5, 2)
-    passes = []
-    for workers in (1, 2, 4):
-        answers = solve(engine, prompt, asked, TeamSettings(workers=workers, end=SILENT))
-        passes.append(sum(answer.forward_passes for answer in answers))
+def test_more_workers_need_fewer_passes(solved_by: Callable[[int], list[Answer]]) -> None:
+    passes = [sum(a.forward_passes for a in solved_by(workers)[:2]) for workers in (1, 2, 4)]
     assert passes[1] < 0.7 * passes[0]
     assert passes[2] < 0.5 * passes[0]
 
 
 @pytest.mark.parametrize("pause", [Away(1, 1, 12), Away(0, 40, 51), Away(2, 60, 71)])
 def test_a_stalled_worker_is_no_harm(engine: Engine, prompt: TeamPrompt, pause: Away) -> None:
-    asked = lists("bare", 5, 3)
+    asked = lists("bare", 5, 2)
     settings = TeamSettings(workers=3, away=(pause,), end=SILENT)
     assert_right(asked, solve(engine, prompt, asked, settings))
 
@@ -101,13 +108,14 @@ def test_a_stalled_worker_is_no_harm(engine: Engine, prompt: TeamPrompt, pause: 
 def test_a_forced_claim_is_dropped_when_it_is_taken(engine: Engine, prompt: TeamPrompt) -> None:
     """Three workers' first claims are the three longest problems; then one has a taken one to do."""
     asked = lists("bare", 5, 4)
-    answers = []
+    teams = []
     for problems in asked:
         work = [len(problem.work) for problem in problems.problems]
         first_claims = sorted(range(5), key=lambda k: (-work[k], k))[:3]
         insertions = {(2, 2): f" #{first_claims[0] + 1}:"}  # Carol, whose own was the shortest
         settings = TeamSettings(workers=3, insertions=insertions, end=SILENT)
-        answers += solve(engine, prompt, [problems], settings)
+        teams.append(hogwild(problems.question, engine.text, settings, prompt))
+    answers = engine.run_all(teams)
     assert_right(asked, answers)
     for answer in answers:
         (forced,) = [step.text for step in answer.steps if (step.worker, step.step) == (2, 2)]

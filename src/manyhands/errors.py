@@ -68,7 +68,7 @@ class BrokenTrace(ManyhandsError):
 
 
 def place_or_room(error: OSError) -> str:
-    """What helps where a file cannot be written: another place, or room on the disk."""
+    """The hint where a file cannot be written: another place, or room on the disk."""
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "choose a place that you may write to"
     return "make room"

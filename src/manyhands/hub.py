@@ -149,7 +149,7 @@ def damaged(name: str, what: str) -> ModelNotFound:
 
 
 def not_found(name: str, error: BaseException) -> ModelNotFound:
-    """What kept a checkpoint from being found, out of the chain of causes of `error`."""
+    """The reason why a checkpoint was not found, out of the chain of causes of `error`."""
     from huggingface_hub import is_offline_mode
     from huggingface_hub.errors import (
         EntryNotFoundError,

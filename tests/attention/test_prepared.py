@@ -62,11 +62,11 @@ class Kept:
 
 
 @pytest.mark.parametrize(
-    ("layer", "num_steps"),  # twenty: every desk fills its page
+    ("layer", "num_steps"),  # sixteen: every desk fills its page
     [
-        ({}, 20),
-        ({"window": 9, "sinks": torch.tensor([0.5, 0, 1, 2.0])}, 8),
-        ({"query_scale": QueryScale(1, 4)}, 8),
+        ({}, 16),
+        ({"window": 9, "sinks": torch.tensor([0.5, 0, 1, 2.0])}, 6),
+        ({"query_scale": QueryScale(1, 4)}, 6),
     ],
 )
 def test_a_team_decodes_from_a_buffer_that_grows_by_itself(

@@ -91,7 +91,6 @@ needs_maps = pytest.mark.skipif(
     DEVICE.type == "cuda" and torch.cuda.get_device_capability() < (9, 0),
     reason="tensor maps begin with Hopper",
 )
-MAPPED = pytest.param(True, marks=needs_maps)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +129,10 @@ def test_transposed_tiles(layer: str, rope: str) -> None:
     assert worst_error(backend, shape, *layers, seed=9, num_steps=4, device=DEVICE) < 2e-5
 
 
-@pytest.mark.parametrize("mapped", [False, MAPPED])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "mapped"),
+    [(torch.bfloat16, False), pytest.param(torch.float16, True, marks=needs_maps)],
+)
 def test_transposed_tiles_with_and_without_tensor_maps(dtype: torch.dtype, mapped: bool) -> None:
     backend = kernels(WITH_MAPS, dtype, most_small_rows=128)
     transpose_small_tiles(backend)
@@ -188,8 +189,9 @@ def test_lone_rows(layer: str, rope: str) -> None:
     assert lone_error(ROPES[rope], LAYERS[layer], torch.float32) < 2e-5
 
 
-@pytest.mark.parametrize("page_size", [4, 32])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "page_size"), [(torch.bfloat16, 4), (torch.float16, 32)], ids=str
+)
 def test_lone_rows_of_sixteen_bits(dtype: torch.dtype, page_size: int) -> None:
     layer = LAYERS["all at once"]
     error = lone_error(ROPES["half-split"], layer, dtype, page_size)
@@ -235,14 +237,13 @@ def test_tiles_do_not_change_the_result(tiling: dict[str, int]) -> None:
     assert error_of(SHAPES["gqa"], "half-split", "window", torch.float32, 5, **tiling) < 2e-5
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 2**32), layer=st.sampled_from(sorted(LAYERS)))
 def test_random_conversations(seed: int, layer: str) -> None:
     assert error_of(SHAPES["odd group"], "half-split", layer, torch.float32, seed) < 2e-5
 
 
-@pytest.mark.parametrize("head_dim", [32, 40, 64])
-@pytest.mark.parametrize("size", [1, 63, 129])
+@pytest.mark.parametrize(("size", "head_dim"), [(1, 40), (63, 32), (63, 64), (129, 40)])
 def test_awkward_sizes_and_an_empty_block(size: int, head_dim: int) -> None:
     """129 tokens fill more than two key tiles; 40 dims fill no power of two."""
     shape, call = Shape(4, 2, head_dim, head_dim), LayerCall(layer=0, scaling=0.3)

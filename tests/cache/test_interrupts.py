@@ -7,12 +7,13 @@ which slot, so keys that are lost, forgotten moves and pages used twice are foun
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -31,6 +32,11 @@ WATCHED = frozenset(module.__file__ for module in (journal, lockstep, pages, pla
 Line = tuple[str, int]
 
 
+@functools.cache
+def lines_of(code: CodeType) -> frozenset[int | None]:
+    return frozenset(line for _, _, line in code.co_lines())
+
+
 class Interrupter:
     """Raises when `line` is run for the `time`-th time; and once more `again` lines later."""
 
@@ -39,9 +45,17 @@ class Interrupter:
         self.times: Counter[Line] = Counter()
         self.num_strikes = 0
         self._until_again: int | None = None
+        self._is_over = False  # nothing is left to raise: the rest is run without being watched
+
+    def _may_strike_in(self, code: CodeType) -> bool:
+        assert self.line is not None
+        file, line = self.line
+        return code.co_filename == file and line in lines_of(code)
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename not in WATCHED:
+        if frame.f_code.co_filename not in WATCHED or self._is_over:
+            return None
+        if self.line is not None and self.again is None and not self._may_strike_in(frame.f_code):
             return None
         if event == "line":
             line = frame.f_code.co_filename, frame.f_lineno
@@ -57,11 +71,12 @@ class Interrupter:
 
     def strike(self) -> None:
         self.num_strikes += 1
+        self._is_over = self.num_strikes == (1 if self.again is None else 2)
         raise KeyboardInterrupt
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        sys.settrace(self)
+        sys.settrace(None if self._is_over else self)
         try:
             yield
         finally:

@@ -273,3 +273,24 @@ def test_ctrl_c_while_the_model_is_loaded(
     assert solve("1 + 2").exit_code == 130
     monkeypatch.setattr(loading, "place_of", interrupted)
     assert solve("1 + 2").exit_code == 130
+
+
+LONG = "a" * 300
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        ("solve 1+2 --model", 3, "no folder and no name on the hub"),
+        ("prompts --model", 3, "no folder and no name on the hub"),
+        ("serve --port 0 --model", 3, "no folder and no name on the hub"),
+        ("eval --task arithmetic --limit 1 --out t --model", 3, "no name on the hub"),
+        ("eval --task gsm8k --out t --source", 2, "has 300 characters"),
+        ("report", 2, "has 300 characters"),
+        ("judge --rubric quality --model bundled", 2, "has 300 characters"),
+    ],
+)
+def test_a_path_that_no_file_can_have(cli: Cli, args: str, code: int, words: str) -> None:
+    result = cli(*args.split(), LONG)
+    assert result.exit_code == code, result.output
+    assert words in result.stderr

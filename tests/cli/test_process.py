@@ -22,17 +22,20 @@ import pytest
 from manyhands.replay.trace import read_trace
 from tests.cli.conftest import MANYHANDS
 
-SAYING = ("prompts", "--version", "--help", "solve --help")
-
-
 HEAVY = ("torch", "transformers", "numpy", "jinja2", "openai", "pyarrow", "matplotlib")
 LOADING = HEAVY[:2]
+# What the list of all commands can do without: typer imports pydantic for a command's own help.
+WHOLE = ("pydantic", "huggingface_hub", "asyncio", "rich.live", "rich.progress")
+ROOMS = tuple(
+    f"manyhands.{room}"
+    for room in ("strategies", "tasks", "evaluation", "prompts", "text", "cluster", "cache", "hub")
+)
 
 
 @pytest.mark.parametrize(
     ("words", "heavy", "said"),
     [
-        ("--help", (*HEAVY, "pydantic"), ""),  # of a command typer itself imports pydantic
+        ("--help", (*HEAVY, *ROOMS, *WHOLE), ""),
         ("solve --help", HEAVY, ""),
         ("eval --help", HEAVY, ""),
         ("solve 1+2 --workers 0", HEAVY, "workers is 0"),
@@ -69,7 +72,7 @@ def test_too_little_memory_is_one_clear_error() -> None:
     assert "Traceback" not in found.stderr
 
 
-@pytest.mark.parametrize("words", SAYING)
+@pytest.mark.parametrize("words", ["prompts", "solve --help"])
 def test_the_reader_goes_away(words: str) -> None:
     process = subprocess.Popen(
         [*MANYHANDS, *words.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -82,7 +85,7 @@ def test_the_reader_goes_away(words: str) -> None:
     process.stderr.close()
 
 
-@pytest.mark.parametrize("words", SAYING)
+@pytest.mark.parametrize("words", ["--version", "--help"])
 def test_a_full_disk_under_the_output(words: str) -> None:
     with open("/dev/full", "w") as full:
         process = subprocess.run(
@@ -98,7 +101,7 @@ def test_a_full_disk_under_the_output(words: str) -> None:
     assert "Traceback" not in process.stderr
 
 
-@pytest.mark.parametrize("words", SAYING)
+@pytest.mark.parametrize("words", ["prompts", "--help"])
 def test_nothing_is_said_into_a_closed_output(words: str) -> None:
     command = " ".join(f"'{word}'" for word in (*MANYHANDS, *words.split()))
     process = subprocess.run(

@@ -283,20 +283,32 @@ def test_a_run_comes_back_with_the_weights_and_the_context_it_had(
 
 
 def test_what_the_command_leaves_open_is_as_recorded(changed: Callable[..., Path]) -> None:
-    path = changed(_edit(weights="dummy", quantise="int4", fuse="on", context=300))
+    path = changed(
+        _edit(weights="dummy", quantise="int4", kv_cache_dtype="int8", fuse="on", context=300)
+    )
     trace = read_trace(path)
     found = as_recorded(ReplayOptions(trace=path), trace)
-    assert (found.weights, found.quantise, found.fuse, found.context) == (
+    assert (found.weights, found.quantise, found.kv_cache_dtype, found.fuse, found.context) == (
         "dummy",
         "int4",
+        "int8",
         "on",
         300,
     )
-    said = ReplayOptions(trace=path, weights="dummy", quantise="none", fuse="off", context=200)
+    said = ReplayOptions(
+        trace=path,
+        weights="dummy",
+        quantise="none",
+        kv_cache_dtype="int8",
+        fuse="off",
+        context=200,
+    )
     assert as_recorded(said, trace) == said
 
 
-@pytest.mark.parametrize("damage", [{"context": "long"}, {"quantise": 4}, {"fuse": True}])
+@pytest.mark.parametrize(
+    "damage", [{"context": "long"}, {"quantise": 4}, {"kv_cache_dtype": 8}, {"fuse": True}]
+)
 def test_weights_that_a_header_does_not_name_in_words(
     cli: Cli, changed: Callable[..., Path], damage: dict[str, Any]
 ) -> None:

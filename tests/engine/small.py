@@ -41,20 +41,30 @@ FEW = Choice(
 )
 
 
-def small_engine(memory_tokens: int = 8192, overcommit: float = 1.0, **choices: Any) -> Engine:
-    config = hf.Qwen3Config(
+def small_config(heads: int = 4, kv_heads: int = 2) -> hf.Qwen3Config:
+    """A Qwen3 of two layers."""
+    return hf.Qwen3Config(
         vocab_size=NUM_IDS,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
         head_dim=8,
         max_position_embeddings=CONTEXT,
         eos_token_id=TOKENIZER.eos_token_id,
         tie_word_embeddings=False,
     )
-    adapter = ModelAdapter(tiny_model(config))
+
+
+def small_engine(
+    memory_tokens: int = 8192,
+    overcommit: float = 1.0,
+    *,
+    config: hf.Qwen3Config | None = None,
+    **choices: Any,
+) -> Engine:
+    adapter = ModelAdapter(tiny_model(config or small_config()))
     return Engine(adapter, TOKENIZER, memory_tokens=memory_tokens, overcommit=overcommit, **choices)
 
 

@@ -29,7 +29,7 @@ from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.settings import SharedSettings
 from manyhands.strategies.shared_prefix import Completions, Prompt, shared_prefix
 from tests.attention.test_work import a_team, completions
-from tests.engine.small import TEXT, finish, small_engine
+from tests.engine.small import TEXT, finish, small_config, small_engine
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernels are compiled here, and run on the GPU only"
@@ -110,8 +110,13 @@ class Full(Again):
         return super().record(work)
 
 
+def plain_engine(**choices: Any) -> Engine:
+    """One key/value head: the interpreter runs a program for each."""
+    return small_engine(config=small_config(heads=2, kv_heads=1), **choices)
+
+
 def graphed_engine(recorder: Again | None = None) -> Engine:
-    engine = small_engine(backend="triton")
+    engine = plain_engine(backend="triton")
     assert not isinstance(engine.executor.passes, GraphedPasses)
     recorder = recorder or Again()
     executor: Any = engine.executor
@@ -146,14 +151,14 @@ def a_team_of(num_rows: int) -> list[View]:
     return [View([prompt, *(d for d in desks if d is not own), own]) for own in desks]
 
 
-@pytest.mark.parametrize("forced", [{}, {5: 3, 6: 5, 9: 4}])
+@pytest.mark.parametrize("forced", [{}, {4: 3, 5: 5, 8: 4}])
 def test_running_ahead_changes_no_token(forced: dict[int, int]) -> None:
-    plain, graphed = small_engine(), graphed_engine()
-    answers = [engine.run(walking(a_team_of(2), 12, forced)) for engine in (plain, graphed)]
+    plain, graphed = plain_engine(), graphed_engine()
+    answers = [engine.run(walking(a_team_of(2), 10, forced)) for engine in (plain, graphed)]
     assert answers[0] == answers[1]
     passes = passes_of(graphed)
     assert passes.trouble is None
-    assert passes.counts.lookaheads > 5
+    assert passes.counts.lookaheads > 4
     # the last pass of the run is never asked for either
     assert len(forced) <= passes.counts.dropped <= len(forced) + 1
 
@@ -170,9 +175,9 @@ def test_out_of_memory_while_recording_changes_no_token(
 ) -> None:
     """Launch by launch it goes on, for the pass that was to be recorded and all that follow."""
     recorder = Full(room, error)
-    plain, graphed = small_engine(), graphed_engine(recorder)
+    plain, graphed = plain_engine(), graphed_engine(recorder)
     for num_rows in (2, 3):
-        answers = [e.run(walking(a_team_of(num_rows), 6, {})) for e in (plain, graphed)]
+        answers = [e.run(walking(a_team_of(num_rows), 4, {})) for e in (plain, graphed)]
         assert answers[0] == answers[1]
     assert passes_of(graphed).trouble == f"passes are not recorded as CUDA graphs: {said}"
     assert passes_of(graphed).num_graphs == room
@@ -183,18 +188,18 @@ def test_running_ahead_of_a_draw_that_candidates_leave_undecided(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What stood on the device was a guess, and what was begun with it is dropped."""
-    expected = small_engine().run(walking(a_team_of(2), 12, {}, temperature=2.0))
+    expected = plain_engine().run(walking(a_team_of(2), 9, {}, temperature=2.0))
     monkeypatch.setattr(sampling, "_SORTED", 0)
     monkeypatch.setattr(sampling, "_CANDIDATES", 3)
     graphed = graphed_engine()
-    assert graphed.run(walking(a_team_of(2), 12, {}, temperature=2.0)) == expected
+    assert graphed.run(walking(a_team_of(2), 9, {}, temperature=2.0)) == expected
     assert passes_of(graphed).counts.lookaheads > 2
     assert passes_of(graphed).counts.dropped > 1
 
 
 def test_rows_come_and_go() -> None:
     """What was begun in vain leaves no trace, neither with those who go on nor with who is new."""
-    plain, graphed = small_engine(), graphed_engine()
+    plain, graphed = plain_engine(), graphed_engine()
     stories = []
     for engine in (plain, graphed):
         long = engine.submit(walking(a_team_of(2), 9, {7: 5}))
@@ -211,9 +216,9 @@ def test_rows_come_and_go() -> None:
 def test_after_a_wrong_guess_heads_alone_are_begun() -> None:
     """A whole pass in vain costs a pass, a head in vain a part of one."""
     engine = graphed_engine()
-    engine.run(walking(a_team_of(1), 12, {index: index for index in range(3, 12)}))
+    engine.run(walking(a_team_of(1), 9, {index: index for index in range(3, 9)}))
     counts = passes_of(engine).counts
-    assert counts.dropped > 6
+    assert counts.dropped > 3
     assert 0 < counts.lookaheads - counts.heads < 3, "one wrong guess is enough"
     before = engine.executor.counts
     engine.run(walking(a_team_of(1), 6, {}))
@@ -261,7 +266,7 @@ def test_what_was_recorded_ahead_serves_every_pass(monkeypatch: pytest.MonkeyPat
         lambda: walking(a_team_of(3), 6, {2: 5}),
         lambda: walking(a_team_of(1), 4, {}, 0.7),
     ]
-    engine, plain = graphed_engine(), small_engine(backend="triton")
+    engine, plain = graphed_engine(), plain_engine(backend="triton")
     made: list[tuple[int, int]] = []
     engine.get_ready(lambda done, whole: made.append((done, whole)))
     passes = passes_of(engine)
@@ -366,7 +371,7 @@ def test_running_ahead_of_penalties_and_logprobs() -> None:
         Choice(temperature=1.0, frequency_penalty=0.5, logprobs=0),
     ]
     told = []
-    plain, graphed = small_engine(), graphed_engine()
+    plain, graphed = plain_engine(), graphed_engine()
     for engine in (plain, graphed):
         runs = [engine.submit(completing(replace(choice, min_tokens=6))) for choice in choices]
         for _ in range(5):

@@ -376,6 +376,14 @@ def test_every_method_writes_the_same(engines: tuple[Engine, Engine], name: str)
     assert stories[0] == stories[1]
 
 
+def test_keys_in_eight_bits_are_the_same_with_guesses() -> None:
+    """A token's keys are rounded by themselves, so a pass with several tokens rounds them as one with one."""
+    engines = [small_engine(kv_cache_dtype="int8", speculate=size) for size in (0, 8)]
+    stories = [story(engine, completions(engine, choice=FEW)) for engine in engines]
+    assert stories[0] == stories[1]
+    assert engines[1].usage.tokens_accepted > 0
+
+
 def test_logprobs_are_those_of_the_place(engines: tuple[Engine, Engine]) -> None:
     told = []
     for engine in engines:

@@ -53,7 +53,7 @@ class QueryScale:
 
 @dataclass(frozen=True, eq=False)
 class LayerCall:
-    """What one layer asks of attention besides q, k and v."""
+    """The demands of one layer on attention, besides q, k and v."""
 
     layer: int
     scaling: float

@@ -176,7 +176,7 @@ def pack(plan: Plan, work: Work, capacity: Capacity, buffer: Int32s) -> None:
 
 
 def pack_growth(plan: Plan, work: Work, capacity: Capacity, buffer: Int32s) -> None:
-    """What every integer grows by from one step of plain decoding to the next."""
+    """The growth of every integer from one step of plain decoding to the next."""
     assert plan.growth is not None, "a replayed plan does not grow"
     read = work.entries.read
     row = plan.reads.row[read]

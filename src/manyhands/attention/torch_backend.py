@@ -263,7 +263,7 @@ def _of_like_size(sizes: Ints) -> list[Ints]:
 
 
 def _cost(queries: Ints, keys: Ints) -> Ints:
-    """What a group costs: its scores, and loading its keys."""
+    """The cost of a group: its scores, and loading its keys."""
     cost: Ints = (queries + 1) * keys
     return cost
 

@@ -124,7 +124,7 @@ HEADERS: Mapping[str, Callable[[Block, Block], tuple[Block, ...]]] = MappingProx
 
 
 def everything(cast: Cast, tails: Sequence[Block], *last: Block) -> View:
-    """What the finisher and the final reply read: all that was written, then what they write.
+    """The view of the finisher and the final reply: all that was written, then what they write.
 
     This is the last worker's view in the combined layout (paper, app. C, early stopping), whatever
     the layout of the run: at the end no unfinished step may be lost. A tail holds what its

@@ -42,7 +42,7 @@ class Reads:
 
 @dataclass(frozen=True, eq=False)
 class Growth:
-    """What every number grows by when the same views are fed one token each once more.
+    """The growth of every number when the same views are fed one token each once more.
 
     All of a plan is linear in time as long as nothing else happens, so a device can keep its own copy
     up to date without being told (cache/lockstep.py, engine/graphs.py).

@@ -180,7 +180,7 @@ class Planner:
         return (after.keys() | {id(block) for block in growth}) - regular
 
     def _read(self, reader: _Reader, view: View, growth: dict[Block, int]) -> None:
-        """What the row reads in this plan. Raises ContextTooLong."""
+        """The reads of the row in this plan. Raises ContextTooLong."""
         reader.is_known = False
         table: list[tuple[int, int, int, int, int, int]] = []
         strips: dict[int, Strip] = {}

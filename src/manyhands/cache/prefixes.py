@@ -87,7 +87,7 @@ class PrefixTree:
             pool.keepers.add(self)
 
     def need(self, prompts: Sequence[Tokens], tenant: str | None = None) -> Need:
-        """What a lease on these prompts would hold that no other lease holds already."""
+        """The blocks that a lease on these prompts would hold and no other lease holds already."""
         num_tokens = num_blocks = 0
         before: Tokens = ()
         for tokens in sorted(prompts):  # so that what two of them share, two neighbours share
@@ -365,7 +365,7 @@ class Lease:
         return tuple(map(sum, zip(self._found, fetched, strict=True)))
 
     def feeds(self, wanted: Iterable[int], max_tokens: int) -> list[Feed]:
-        """What to feed in the next pass, `max_tokens` at most, so that these prompts can be read soon.
+        """The rows to feed in the next pass, `max_tokens` at most, so that these prompts can be read soon.
 
         A child may be fed in the same pass as its parent: all rows write before any of them reads.
         """

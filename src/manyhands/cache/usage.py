@@ -1,4 +1,4 @@
-"""What was computed, in numbers: passes, tokens, and the keys and values that were read for them.
+"""Counts of what was computed: passes, tokens, and the keys and values that were read for them.
 
 Every row of a pass reads all of its view. Keys of one strip are loaded once for all rows that read
 it; `kv_bytes_saved` is what it would have cost to load it for each of them. Counted from the integers
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # a command line that asks for help needs no arrays
 
 @dataclass(frozen=True)
 class Usage:
-    """What an engine, or one run, has computed so far.
+    """The work of an engine, or of one run, so far.
 
     `tokens_chosen` counts rows that have a writer (`Row.writer`). `prefix_tokens_found` and
     `prefix_tokens_fed` are those of the engine's prefix tree: of all prompts that asked there, what was
@@ -65,7 +65,7 @@ class Usage:
 
 
 def usage_of(plan: Plan, step: Step, token_bytes: int) -> Usage:
-    """What one pass computes; `token_bytes` are those of one token's keys and values in all layers."""
+    """The work of one pass; `token_bytes` are those of one token's keys and values in all layers."""
     loaded = plan.num_keys_loaded
     return Usage(
         1,

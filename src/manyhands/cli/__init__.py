@@ -11,7 +11,7 @@
     serve.py     a model over HTTP (the room `server`); serve_ray.py: on a cluster
     spreading.py what commands have in common that spread their work over a cluster (the room `cluster`)
     bench.py     how fast this machine is
-    evaluate.py  an exam, its judges and its report; its options are in exam_options.py, and
+    evaluate.py  an exam, its judges, its report, two methods compared; its options are in exam_options.py, and
     candidates.py makes of them who takes the exam
     loading.py   options into an engine: which model, which words
     running.py   drives a run, and ends it well on Ctrl-C
@@ -38,15 +38,22 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 try:
     import typer
 
-    from manyhands.cli.batch_options import BatchOptions
     from manyhands.cli.command import takes
-    from manyhands.cli.exam_options import EvalOptions, JudgeOptions, ReportOptions
     from manyhands.cli.guard import GuardedCommand, GuardedGroup
+    from manyhands.cli.stopping import exit_code_of, number_of
+    from manyhands.engine.ranks.other_rank import follow_if_other
+    from manyhands.errors import InvalidRequest, OutOfMemory
+except KeyboardInterrupt:  # Ctrl-C this early: nothing has begun, and there is nothing to say
+    sys.exit(130)
+
+if TYPE_CHECKING:
+    from manyhands.cli.batch_options import BatchOptions
+    from manyhands.cli.exam_options import CompareOptions, EvalOptions, JudgeOptions, ReportOptions
     from manyhands.cli.options import (
         BenchOptions,
         ChatOptions,
@@ -57,11 +64,6 @@ try:
         ViewOptions,
     )
     from manyhands.cli.serve_options import ServeOptions
-    from manyhands.cli.stopping import exit_code_of, number_of
-    from manyhands.engine.ranks.other_rank import follow_if_other
-    from manyhands.errors import InvalidRequest, OutOfMemory
-except KeyboardInterrupt:  # Ctrl-C this early: nothing has begun, and there is nothing to say
-    sys.exit(130)
 
 __all__ = ["app", "main"]
 
@@ -70,7 +72,8 @@ Exit codes: 0 done. 1 other errors. 2 an option, argument or prompt that cannot 
 3 no such model, or it is incomplete. 4 an architecture that is not supported. \
 5 longer than the model's context. 6 not enough memory. 7 a broken trace. \
 8 something could not be written (disk full, no permission). \
-9 the run is over and has no answer. 70 the engine failed while it served. \
+9 the run is over and has no answer. \
+10 compare: the second is worse. 70 the engine failed while it served. \
 129 the terminal went away. 130 interrupted by Ctrl-C. \
 141 the reader of the output went away. 143 interrupted by SIGTERM."""
 
@@ -120,11 +123,11 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """What can stand before a command."""
+    """The options that stand before a command."""
 
 
 @_command()
-@takes(SolveOptions)
+@takes("options.SolveOptions")
 def solve(options: SolveOptions) -> None:
     """Solve a problem: a team of workers, or one alone, thinks about it and replies.
 
@@ -136,7 +139,7 @@ def solve(options: SolveOptions) -> None:
 
 
 @_command()
-@takes(ChatOptions)
+@takes("options.ChatOptions")
 def chat(options: ChatOptions) -> None:
     """Talk with a team, or one worker, over several turns; what was said stays in the cache.
 
@@ -148,7 +151,7 @@ def chat(options: ChatOptions) -> None:
 
 
 @_command()
-@takes(ReplayOptions)
+@takes("options.ReplayOptions")
 def replay(options: ReplayOptions) -> None:
     """Read a saved run: its summary, its text, and on request its proof or its continuation."""
     from manyhands.cli.replay import replay
@@ -157,7 +160,7 @@ def replay(options: ReplayOptions) -> None:
 
 
 @_command()
-@takes(ViewOptions)
+@takes("options.ViewOptions")
 def view(options: ViewOptions) -> None:
     """Show a saved run on a page: every pass again, and who saw what."""
     from manyhands.cli.view import view
@@ -166,7 +169,7 @@ def view(options: ViewOptions) -> None:
 
 
 @_command()
-@takes(BatchOptions)
+@takes("batch_options.BatchOptions")
 def batch(options: BatchOptions) -> None:
     """Answer a file of requests (OpenAI's batch format); what they have in common is read once.
 
@@ -178,7 +181,7 @@ def batch(options: BatchOptions) -> None:
 
 
 @_command()
-@takes(ServeOptions)
+@takes("serve_options.ServeOptions")
 def serve(options: ServeOptions) -> None:
     """Serve a model over HTTP, to programs that speak OpenAI's API and to people with a browser.
 
@@ -190,7 +193,7 @@ def serve(options: ServeOptions) -> None:
 
 
 @_command()
-@takes(TrainOptions)
+@takes("options.TrainOptions")
 def train(options: TrainOptions) -> None:
     """Train a model on runs, recorded or simulated; one that was interrupted goes on."""
     from manyhands.cli.train import train
@@ -199,7 +202,7 @@ def train(options: TrainOptions) -> None:
 
 
 @_command()
-@takes(BenchOptions)
+@takes("options.BenchOptions")
 def bench(options: BenchOptions) -> None:
     """Time a model on this machine: forward passes of teams over histories, beside what is possible."""
     from manyhands.cli.bench import bench
@@ -208,7 +211,7 @@ def bench(options: BenchOptions) -> None:
 
 
 @_command("eval")
-@takes(EvalOptions)
+@takes("exam_options.EvalOptions")
 def evaluate(options: EvalOptions) -> None:
     """Take an exam: a task, a method, and the answers at many budgets in one run.
 
@@ -220,7 +223,7 @@ def evaluate(options: EvalOptions) -> None:
 
 
 @_command()
-@takes(JudgeOptions)
+@takes("exam_options.JudgeOptions")
 def judge(options: JudgeOptions) -> None:
     """Have another model judge the records of an exam: teamwork, or the quality of answers."""
     from manyhands.cli.evaluate import judge
@@ -229,7 +232,7 @@ def judge(options: JudgeOptions) -> None:
 
 
 @_command()
-@takes(ReportOptions)
+@takes("exam_options.ReportOptions")
 def report(options: ReportOptions) -> None:
     """Write all records of an exam as one page, with pictures of the curves."""
     from manyhands.cli.evaluate import report
@@ -238,7 +241,19 @@ def report(options: ReportOptions) -> None:
 
 
 @_command()
-@takes(PromptsOptions)
+@takes("exam_options.CompareOptions")
+def compare(options: CompareOptions) -> None:
+    """Compare two files of records, sample by sample: B minus A at every budget.
+
+    The exit code is 10 if B is worse at the largest budget that both have, else 0.
+    """
+    from manyhands.cli.evaluate import compare
+
+    compare(options)
+
+
+@_command()
+@takes("options.PromptsOptions")
 def prompts(options: PromptsOptions) -> None:
     """Print the words that a model reads, for every method: a TOML file to edit for solve --prompts."""
     from manyhands.cli.loading import words_of

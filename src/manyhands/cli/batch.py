@@ -76,7 +76,7 @@ def batch(options: BatchOptions) -> None:
 
 
 def _check(options: BatchOptions) -> None:
-    """What would be wrong for every request is refused before any of them is put on record."""
+    """A mistake that every request would share is refused before any of them is put on record."""
     if str(options.requests) == "-":
         raise InvalidRequest(
             "the requests are '-'; expected a file",
@@ -132,7 +132,7 @@ def _answer(
 def _work(
     defaults: Defaults, options: BatchOptions, notes: Notes
 ) -> Iterator[tuple[Callable[[list[Numbered]], Generator[Found, None, None]], Callable[[], Usage]]]:
-    """What makes answers of requests, here or on a cluster; and what it has computed so far."""
+    """The way from requests to answers, here or on a cluster, and the usage so far."""
     if options.ray is None:
         from manyhands.cli.batch_run import BatchWork
 

@@ -84,7 +84,7 @@ def task_of(options: EvalOptions) -> tuple[Task, Sequence[Sample]]:
 
 
 def facts_of_task(options: EvalOptions) -> dict[str, Any]:
-    """What makes the samples what they are; how many of them are asked may change."""
+    """The choices that decide the samples; how many of them are asked may change."""
     source = options.source
     if source not in (None, FIXTURE) and Path(source).exists():
         source = str(Path(source).resolve())
@@ -185,6 +185,8 @@ def method_candidate(
     candidate = MethodCandidate(engine, text, spec, options.concurrency, watched, tree, traced)
     if options.quantise != "auto":  # other numbers are another model
         place["weights"] += f", {options.quantise}"
+    if options.kv_cache_dtype != "auto":
+        place["weights"] += f", keys in {options.kv_cache_dtype}"
     return candidate, Header.of(
         spec,
         task=options.task,
@@ -199,7 +201,7 @@ def method_candidate(
 
 
 def _words(prompts: Prompts, options: EvalOptions, method: Method) -> Any:
-    """What is said to the model: the table of this method."""
+    """The words for the model: the table of this method."""
     return getattr(drafted(prompts) if options.draft else prompts, method.prompt)
 
 

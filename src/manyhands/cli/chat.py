@@ -127,7 +127,7 @@ def talk_of(options: ChatOptions) -> Talk:
 
 
 def _messages(is_typed: bool) -> Iterator[str]:
-    """What the user says, message by message; blank ones say nothing."""
+    """The messages of the user, one by one; blank ones say nothing."""
     lines = _typed() if is_typed else _piped()
     for line in lines:
         message = line.strip()

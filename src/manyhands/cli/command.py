@@ -5,13 +5,16 @@
         file: Path | None = setting(None, "Read the problem from this file.", panel="Method")
         chosen: Mapping[str, Any] = options_of({name: m.settings() for name, m in METHODS.items()})
 
-    @takes(SolveOptions)
+    @takes("options.SolveOptions")
     def solve(options: SolveOptions) -> None: ...
 
 Each field with a setting becomes an option of its name, type, default and help. `options_of` stands for
 all options that belong to the settings of some methods: an option that one method alone has appears under
 a panel of its own, one that several have says whose it is, and a default that differs is told for each.
 Typer reads types alone; whether a value is allowed is checked by the settings, with their own error.
+
+A dataclass that is named, not given, is imported when its command is asked for: the methods, the tasks and the
+model's choices cost `manyhands --help` nothing (`guard.py::GuardedCommand`).
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Optional, TypeVar, get_args, get_type_hints
@@ -93,7 +97,7 @@ class Shared:
     panel: str = ""
 
     def options(self) -> list[Option]:
-        """What few methods have first, then what all have."""
+        """All options: those of few methods first, then those of all."""
         found: dict[str, dict[str, Choosable]] = {}
         for method, settings in self.settings.items():
             for path, one in choosable(settings).items():
@@ -165,7 +169,7 @@ def options_of(settings: Mapping[str, Any], **more: Any) -> Any:
 
 
 def shared_of(options: type[Any]) -> Shared:
-    """What `options_of` was given in this dataclass."""
+    """The argument of `options_of` in this dataclass."""
     (found,) = (f.metadata[_SHARED] for f in dataclasses.fields(options) if _SHARED in f.metadata)
     return found  # type: ignore[no-any-return]  # metadata is untyped
 
@@ -181,34 +185,56 @@ def options_in(options: type[Any]) -> Iterator[Option]:
             yield Option(one.name, kinds[one.name], default, declared[one.name])
 
 
-def takes(options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command that takes `options`, a dataclass of settings, which reaches it whole."""
-    known = list(options_in(options))
+def takes(options: type[Any] | str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command that takes `options`, a dataclass of settings, which reaches it whole.
+
+    A text names the dataclass by its file in `manyhands.cli`, as in `options.SolveOptions`; the command is
+    then made when its first parameter is looked at, by a `GuardedCommand`.
+    """
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
-        def guarded_command(typer_context: typer.Context, **given: Any) -> None:
-            with guarded():
-                command(options(**_gathered(options, known, typer_context, given)))
+        if not isinstance(options, str):
+            return _whole(command, options)
+        file, _, name = options.partition(".")
 
-        parameters = [
-            inspect.Parameter(
-                "typer_context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
-            ),
-            *(option.parameter() for option in known),
-        ]
-        guarded_command.__name__ = command.__name__
-        guarded_command.__doc__ = inspect.cleandoc(command.__doc__ or "")
-        guarded_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typeshed lacks it
-        guarded_command.__annotations__ = {one.name: one.annotation for one in parameters}
-        return guarded_command
+        def whole() -> Callable[..., None]:
+            return _whole(command, getattr(import_module(f"manyhands.cli.{file}"), name))
+
+        def late() -> None:
+            raise AssertionError("a GuardedCommand calls the whole command in place of this one")
+
+        late.__name__, late.__doc__ = command.__name__, inspect.cleandoc(command.__doc__ or "")
+        late.whole = whole  # type: ignore[attr-defined]  # read by GuardedCommand
+        return late
 
     return wrap
+
+
+def _whole(command: Callable[..., None], options: type[Any]) -> Callable[..., None]:
+    """The function that typer reads: a parameter for each option of `options`."""
+    known = list(options_in(options))
+
+    def guarded_command(typer_context: typer.Context, **given: Any) -> None:
+        with guarded():
+            command(options(**_gathered(options, known, typer_context, given)))
+
+    parameters = [
+        inspect.Parameter(
+            "typer_context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+        ),
+        *(option.parameter() for option in known),
+    ]
+    guarded_command.__name__ = command.__name__
+    guarded_command.__doc__ = inspect.cleandoc(command.__doc__ or "")
+    guarded_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typeshed lacks it
+    guarded_command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return guarded_command
 
 
 def _gathered(
     options: type[Any], known: list[Option], context: typer.Context, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What typer has read, as the fields of the dataclass. Of a method's options: those that were given."""
+    """The fields of the dataclass from what typer has read. Of a method's options: those that were given."""
     found: dict[str, Any] = {}
     chosen: dict[str, Any] = {}
     for option in known:

@@ -6,17 +6,21 @@ before any command begins: `GuardedGroup` and `GuardedCommand` let them leave by
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command_from_info
+from typer.models import CommandInfo
 
 from manyhands.cli.stopping import exit_code_of, interruptible, number_of, word_for
-from manyhands.errors import ManyhandsError, OutOfMemory, OutputFailed
+from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory, OutputFailed
 
 EXIT_NO_ANSWER = 9  # behind those of `errors.py`: the run is over, and has none
 EXIT_READER_GONE = 141
@@ -43,11 +47,11 @@ def guarded() -> Iterator[None]:
         hush(sys.stdout)
         raise typer.Exit(EXIT_READER_GONE) from error
     except (MemoryError, ImportError, SystemError, OSError, RuntimeError) as error:
-        short = out_of_memory(error)
-        if short is None:
+        told = out_of_memory(error) or impossible_path(error)
+        if told is None:
             raise
-        complain(short)
-        raise typer.Exit(short.exit_code) from None
+        complain(told)
+        raise typer.Exit(told.exit_code) from None
     except SystemExit as error:  # rich leaves by itself when the reader is gone
         if not isinstance(error.__context__, BrokenPipeError):
             raise
@@ -73,6 +77,17 @@ def out_of_memory(error: BaseException) -> OutOfMemory | None:
     )
 
 
+def impossible_path(error: BaseException) -> InvalidRequest | None:
+    """The error of a path that no file can have, wherever it was first looked at; None for other errors."""
+    if not isinstance(error, OSError) or error.errno != errno.ENAMETOOLONG:
+        return None
+    found = textwrap.shorten(str(error.filename), 60, placeholder=" ...")[:60]
+    return InvalidRequest(
+        f"the path {found!r} has {len(str(error.filename))} characters, more than a file system takes",
+        hint="give the path of a file or folder, or a shorter one",
+    )
+
+
 def _address_space() -> int | None:
     """Bytes of address space that this process may use, if they are limited to what may be too little."""
     try:
@@ -84,10 +99,38 @@ def _address_space() -> int | None:
 
 
 class GuardedCommand(TyperCommand):
-    """A command whose help leaves through `guarded`, as the command itself does."""
+    """A command whose help leaves through `guarded`, as the command itself does.
+
+    A callback with an attribute `whole` (`command.py::takes`) stands for a function that is made when the
+    parameters are first looked at: the list of all commands needs their names and first sentences alone.
+    """
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self._late = getattr(more["callback"], "whole", None)
+        super().__init__(*args, **more)
+
+    @property
+    def params(self) -> list[Any]:
+        """Typer's parameters, made when they are first asked for."""
+        if self._late is not None:
+            whole = get_command_from_info(
+                CommandInfo(name=self.name, callback=self._late()),
+                pretty_exceptions_short=True,
+                rich_markup_mode=self.rich_markup_mode,
+            )
+            self._params, self.callback, self._late = whole.params, whole.callback, None
+        return self._params
+
+    @params.setter
+    def params(self, params: list[Any]) -> None:
+        self._params = params
 
     def make_context(self, *args: Any, **more: Any) -> Any:
         """Read the arguments; if they ask for help, write it and leave."""
+        with guarded():
+            assert (
+                self.params is not None
+            )  # imports what the options need, whose errors are not the help's
         with guarded(), _help_written():
             return super().make_context(*args, **more)
 
@@ -118,7 +161,7 @@ def _help_written() -> Iterator[None]:
 
 
 def unwritten(reason: str | None) -> OutputFailed:
-    """What is said when nothing can be written on stdout."""
+    """The error of an output that cannot be written."""
     return OutputFailed(
         f"the output could not be written: {reason}",
         hint="make room on its disk, or send it elsewhere",

@@ -18,7 +18,7 @@ from manyhands.cli.guard import tell
 from manyhands.cli.options import BUNDLED
 from manyhands.cli.output import Notes
 from manyhands.errors import InvalidRequest, ModelNotFound
-from manyhands.hub import is_gguf, is_local
+from manyhands.hub import exists, is_gguf, is_local
 from manyhands.model.checkpoint import check_place
 from manyhands.model.generation import GENERATION_FILE, about, own_choice
 from manyhands.model.settings import ModelSettings
@@ -66,7 +66,8 @@ def name_of(model: str | None) -> str:
     if model is None or model == BUNDLED:
         return BUNDLED
     place = Path(model).expanduser()
-    return str(place.resolve()) if place.is_dir() or is_gguf(model) else model
+    is_folder = exists(place) and place.is_dir()
+    return str(place.resolve()) if is_folder or is_gguf(model) else model
 
 
 def prompts_for(model: str, file: Path | None, adapter: str | None = None) -> Prompts:
@@ -202,6 +203,7 @@ def place_facts(engine: Engine, settings: ModelSettings) -> dict[str, Any]:
     return {
         "weights": settings.weights,
         "quantise": settings.quantise,
+        "kv_cache_dtype": settings.kv_cache_dtype,
         "fuse": settings.fuse,
         "thinking": settings.thinking,
         "device": engine.facts.device,

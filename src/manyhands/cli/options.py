@@ -1,4 +1,4 @@
-"""What can be asked for on the command line: one frozen dataclass per command.
+"""The options of the command line: one frozen dataclass per command.
 
 Each field is a setting (`schema/setting.py`) and becomes an option (`command.py`). What is declared
 elsewhere is taken from there: the model's choices from `ModelSettings`, those of all methods by

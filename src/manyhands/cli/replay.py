@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _RECORDED: dict[str, type] = {
     "weights": str,
     "quantise": str,
+    "kv_cache_dtype": str,
     "fuse": str,
     "thinking": str,
     "context": int,

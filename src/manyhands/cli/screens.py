@@ -1,4 +1,4 @@
-"""What a user sees of a run. A screen is shown every event, after the account has taken it.
+"""The view of a run that a user has. A screen is shown every event, after the account has taken it.
 
 JsonScreen   nothing, and one object at the end
 EventScreen  every event as a line of JSON, and that object as the last line
@@ -131,7 +131,7 @@ class EventScreen(JsonScreen):
 
 
 def _more_of(answer: Answer) -> dict[str, Any]:
-    """What the answer of this method says besides what all answers say."""
+    """The facts that the answers of this method have besides those of all answers."""
     common = {field.name for field in fields(Answer)}
     said: dict[str, Any] = to_plain(answer)
     return {name: value for name, value in said.items() if name not in common}

@@ -1,4 +1,4 @@
-"""What can be asked of `manyhands serve`, as a frozen dataclass."""
+"""The options of `manyhands serve`, as a frozen dataclass."""
 
 from __future__ import annotations
 

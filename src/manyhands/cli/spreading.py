@@ -1,4 +1,4 @@
-"""What commands have in common that spread their work over a cluster."""
+"""The common part of commands that spread their work over a cluster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def spread(
 
 
 def facts_of(engine: Engine, settings: ModelSettings) -> dict[str, Any]:
-    """What has to be equal on all machines, so that the same answers come."""
+    """The facts that are equal on all machines, so that the same answers come."""
     place = place_facts(engine, settings)
-    facts = {name: place[name] for name in ("dtype", "quantise", "backend", "versions")}
+    names = ("dtype", "quantise", "kv_cache_dtype", "backend", "versions")
+    facts = {name: place[name] for name in names}
     return {**facts, "weights": engine.executor.fingerprint()}

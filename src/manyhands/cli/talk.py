@@ -55,7 +55,7 @@ class Talk:
 
     @property
     def earlier(self) -> tuple[Message, ...]:
-        """What stands before the next message."""
+        """The text that stands before the next message."""
         told = [Message(SYSTEM, self.system)] if self.system else []
         return (*told, *self.turns)
 
@@ -97,7 +97,7 @@ class Talk:
         return f"{self.method.name}: {self.method.about}{self._unused()}"
 
     def _unused(self) -> str:
-        """What was chosen and is not for this method."""
+        """The choices that are not for this method."""
         unused = [path for path in self.chosen if path not in choosable(self.method.settings())]
         return f" (without {', '.join(map(flag_of, unused))})" if unused else ""
 

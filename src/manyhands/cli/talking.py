@@ -81,7 +81,7 @@ class Talk:
             self.note = f"{error} {error.hint}".strip()
 
     def item_of(self, line: str) -> Item | None:
-        """What a line says to the run; None if it asks for help. InvalidRequest if it cannot be said."""
+        """The item that a line says to the run; None if it asks for help. InvalidRequest if it cannot be said."""
         if not line.startswith("/") or line.startswith("//"):
             return Said(line.removeprefix("/"), self.name)
         word, _, rest = line[1:].strip().partition(" ")

@@ -121,7 +121,7 @@ def _together(device: str) -> Iterator[tuple[str, int]]:
 
 
 def _announce(run: training.Training, adapter: ModelAdapter) -> None:
-    """What begins now: a first step can take a while, most of all on a CPU."""
+    """A notice of what begins: a first step can take a while, most of all on a CPU."""
     settings, device = run.settings, adapter.device.type
     limit = f" or {settings.minutes:g} minutes" if settings.minutes else ""
     size = settings.tokens_per_step

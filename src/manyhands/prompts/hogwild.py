@@ -181,15 +181,15 @@ class TeamPrompt:
         return put(asked, self.solo_message, self.rules_in)
 
     def prefix(self, name: str, step: int) -> str:
-        """What opens step number `step` (from 1) of worker `name`, without the break before it."""
+        """The words that open step number `step` (from 1) of worker `name`, without the break before it."""
         return filled(self.step_prefix, name=name, step=str(step))
 
     def opening(self, index: int) -> str:
-        """What begins the first step of worker `index` behind its prefix; empty: nothing does."""
+        """The words that begin the first step of worker `index` behind its prefix; empty: nothing does."""
         return self.first_words[index % len(self.first_words)] if self.first_words else ""
 
     def structure(self, names: Iterable[str] | None = None) -> re.Pattern[str]:
-        r"""What a line begins with that could pass for our own structure.
+        r"""The beginnings of lines that could pass for our own structure.
 
         That is a step's prefix, the marker, or a section header that has the line to itself, its line
         feed included. `names` are the writers whose prefixes count; None: any name does.

@@ -105,7 +105,7 @@ REQUIRED: Placeholders = MappingProxyType(
 
 @dataclass(frozen=True)
 class JudgingPrompt:
-    """What the judges are told, checked when made. Braces other than the placeholders are text."""
+    """The words for the judges, checked when made. Braces other than the placeholders are text."""
 
     collaborativeness: str = COLLABORATIVENESS
     quality: str = QUALITY
@@ -114,7 +114,7 @@ class JudgingPrompt:
         check_texts(self, PLACEHOLDERS, REQUIRED)
 
     def message(self, rubric: str, **values: str) -> str:
-        """What one judge reads. The values are never searched for placeholders."""
+        """The text that one judge reads. The values are never searched for placeholders."""
         return filled(getattr(self, rubric), **values)
 
 

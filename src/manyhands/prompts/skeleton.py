@@ -102,7 +102,7 @@ class SkeletonPrompt:
         return filled(self.rules, question=question)
 
     def heading(self, number: int, title: str) -> str:
-        """What opens the thread of point `number` (from 1)."""
+        """The words that open the thread of point `number` (from 1)."""
         return filled(self.thread, number=str(number), title=title)
 
     def titles(self, outline: str) -> list[str]:

@@ -1,4 +1,4 @@
-r"""What all prompts have in common: texts with placeholders, checked when a prompt is made; and where
+r"""The common part of all prompts: texts with placeholders, checked when a prompt is made; and where
 their rules stand in a conversation.
 
 Placeholders are written `{name}`; other braces, `\boxed{...}` among them, mean themselves. A prompt is

@@ -150,7 +150,7 @@ class Recorder:
         self.write({"kind": "pass", "rows": rows})
 
     def record_heard(self, heard: Heard) -> None:
-        """What one Listen was told. Listens are counted, so that only some need a line."""
+        """The items that one Listen was told. Listens are counted, so that only some need a line."""
         listen = next(self._listens)
         if heard.items:
             items = [ITEMS.to_line(item) for item in heard.items]

@@ -1,4 +1,4 @@
-"""What closes a program in: bubblewrap where it works, else unshare, else limits alone.
+"""The walls around a program: bubblewrap where it works, else unshare, else limits alone.
 
     Isolation      network   files of others         processes
     bubblewrap     none      none but Python's own   a world of their own, all end together
@@ -51,7 +51,7 @@ class Isolation:
 
     @property
     def about(self) -> str:
-        """What holds, in words."""
+        """The walls that hold, in words."""
         return _ABOUT[self.kind]
 
     @property

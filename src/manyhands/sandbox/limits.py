@@ -1,4 +1,4 @@
-"""What a call or a program may take, and what may come of it: shared by both kinds of sandbox."""
+"""Limits of a call or a program, and the outcomes there are: shared by both kinds of sandbox."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FailureKind = Literal["timeout", "memory", "output", "crash", "error"]
 
 @dataclass(frozen=True)
 class Limits:
-    """What one call, or one program, may take."""
+    """The most that one call, or one program, may take."""
 
     seconds: float = 10.0  # of the wall clock; CPU time may be one second more
     memory_bytes: int = 4 << 30  # address space of one process, libraries included

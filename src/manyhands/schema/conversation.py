@@ -90,7 +90,7 @@ class Conversation:
         return replace(self, earlier=(told, *rest))
 
     def replied(self, reply: str) -> tuple[Message, ...]:
-        """What is `earlier` in the next turn, once this has been the reply."""
+        """The value of `earlier` in the next turn, once this has been the reply."""
         return (*self.messages, Message(ASSISTANT, self.prefill + reply))
 
 

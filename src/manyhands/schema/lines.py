@@ -56,7 +56,7 @@ _TOO_LONG = "is longer than any line may be"
 
 @dataclass(frozen=True)
 class Format:
-    """What the lines of a file are.
+    """The kind of the lines of a file.
 
     `name` and `line` are the words of errors: "a trace", "a line of a trace". Every line has the `fields`,
     and `begins` is how the first line begins as this program writes it; without a header, every line.
@@ -77,7 +77,7 @@ class Format:
         return self.error(f"line {number} of {str(path)!r} {reason}", hint=self.hint)
 
     def checked(self, path: Path | str, number: int, read: Callable[[], Any]) -> Any:
-        """What `read` makes of a line; its complaint, if it has one, names the place."""
+        """A line as `read` returns it; its complaint, if it has one, names the place."""
         try:
             return read()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -196,7 +196,7 @@ class LineFile:
             raise
 
     def resume(self, header: Mapping[str, Any] | None = None) -> list[Line]:
-        """What the file holds, header left out; a torn last line is cut off, a missing header written.
+        """The lines of the file, header left out; a torn last line is cut off, a missing header written.
 
         Raises the format's error for lines that are not of the format, InvalidRequest for another header.
         """

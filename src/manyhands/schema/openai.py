@@ -159,7 +159,7 @@ class StructuredOutputs(Shape):
 
 
 class Request(Shape):
-    """What chat completions and completions have in common."""
+    """The fields that chat completions and completions have in common."""
 
     model: str | None = asked("a text")
     n: int | None = asked(f"a whole number, 1 to {MAX_SAMPLES}", ge=1, le=MAX_SAMPLES)
@@ -355,7 +355,7 @@ def read_shape(shape: type[Read], body: object) -> Read:
 def _invalid(
     shape: type[BaseModel], body: Mapping[str, Any], error: ValidationError
 ) -> InvalidField:
-    """What pydantic found first, in our words."""
+    """The first mistake that pydantic found, in our words."""
     found = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place, value, field, names = _place(shape, body, found["loc"])
     if found["type"] == "extra_forbidden":

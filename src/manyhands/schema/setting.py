@@ -30,7 +30,7 @@ _KEY = "setting"  # of a field's metadata
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known of a field besides its name, its type and its default.
+    """The declaration of a field, besides its name, its type and its default.
 
     `at_least`, `at_most`, `above` and `below` bound a number, or every number of a tuple; `one_of` lists
     the words that are allowed. `unit` is what a number counts and `zero` what 0 means, both for errors and

@@ -31,20 +31,18 @@ from manyhands.cache.view import Item, View
 from manyhands.prompts.branches import BranchPrompt
 from manyhands.prompts.template import put
 from manyhands.schema.conversation import Conversation, conversation_of
-from manyhands.strategies.base import Answer, FinishedStep, Reserve, Strategy
+from manyhands.strategies.base import Answer, Reserve, Strategy
 from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.ending import Work
 from manyhands.strategies.events import (
     Event,
-    StepBegun,
     StepEnded,
     TokenWritten,
-    WorkerJoined,
-    WorkerStopped,
 )
+from manyhands.strategies.parting import ForkRun, WorkerStrand
 from manyhands.strategies.scene import Scene, Stretch, scene_of
 from manyhands.strategies.settings import BranchSettings
-from manyhands.strategies.strand import SLACK, SideStrand, Strand, StrandRun
+from manyhands.strategies.strand import SLACK
 from manyhands.strategies.writer import Writer, tokens_behind
 from manyhands.text import Text
 from manyhands.text.markers import MarkEraser, MarkerProfile, TitleReader
@@ -129,7 +127,7 @@ def placeholder_tokens(text: Text, placeholder: str) -> frozenset[int]:
     )
 
 
-class _Branch(SideStrand):
+class _Branch(WorkerStrand):
     """A worker with one title to fill."""
 
     def __init__(
@@ -138,20 +136,23 @@ class _Branch(SideStrand):
         profile: MarkerProfile,
         trunk: Sequence[Item],
         title: str,
+        banned: frozenset[int],
         worker: int,
         first_pass: int,
         max_tokens: int,
     ) -> None:
         marks, opening = (profile.marker, profile.terminator), profile.title(title)
-        super().__init__(writer, marks, trunk, opening, first_pass, max_tokens)
-        self.profile, self.title, self.worker, self.last_pass = profile, title, worker, 0
+        heading, strand = title + profile.title_end, (writer, marks, trunk, opening)
+        super().__init__(worker, title, heading, *strand, first_pass, max_tokens)
+        self.profile, self.title, self.banned = profile, title, banned
 
-    def row(self, banned: frozenset[int]) -> Row:
-        """The next row; `banned` may not begin the text."""
-        row = self.writer.row()
+    def row(self) -> Row:
+        """The next row; the tokens `banned` may not begin the text."""
+        row = super().row()
         if (self.text + self.watch.pending).strip():
             return row
-        return replace(row, choice=replace(row.choice, forbidden=row.choice.forbidden | banned))
+        forbidden = row.choice.forbidden | self.banned
+        return replace(row, choice=replace(row.choice, forbidden=forbidden))
 
     def mark_reason(self) -> str:
         """A branch may be ended by the terminator, too."""
@@ -172,7 +173,7 @@ class _Branch(SideStrand):
         return f"{self.title}{self.profile.title_end} {text}".rstrip() + "\n"
 
 
-class _Run(StrandRun):
+class _Run(ForkRun[_Branch]):
     """The state of one run."""
 
     settings: BranchSettings
@@ -204,14 +205,12 @@ class _Run(StrandRun):
         )
         self.eraser = MarkEraser(profile)
         self.between = text.encode(profile.between_titles())
-        self.close = text.encode(profile.terminator + "\n")
+        self.after = text.encode(profile.terminator + "\n")
         self.banned = placeholder_tokens(text, profile.placeholder)
         self.join = JOINS[settings.join]
         self.num_blocks = 0
         self.reader: TitleReader | None = None  # of the title that is written now
         self.titles: list[str] = []  # those of the open block that are complete
-        self.trunk: tuple[Item, ...] = ()  # what the branches read
-        self.team: list[_Branch] = []  # while they are written
         self.finished: list[FinishedBranch] = []
 
     # -- the strand --------------------------------------------------------------------------------
@@ -278,7 +277,7 @@ class _Run(StrandRun):
         """How many tokens a strand has that goes on behind a block without titles."""
         front = self.text.encode(self.strand.front)
         num_trunk = sum(block.num_tokens for block in self.strand.view.blocks[:-1])
-        return num_trunk + len(front) + len(self.close) + 1
+        return num_trunk + len(front) + len(self.after) + 1
 
     def _forced(self, reader: TitleReader) -> tuple[int, ...]:
         """The end of a title, and what must follow it. A token that says more is cut."""
@@ -302,23 +301,8 @@ class _Run(StrandRun):
             yield StepEnded(self.passes, 0, self.num_segments, said)
         fixed = self._empty_join_size()
         self.trunk = self._before_the_block()
-        team = self.team = [self._branch(title, index) for index, title in enumerate(titles, 1)]
-        for branch in team:
-            title = branch.title + self.profile.title_end
-            yield WorkerJoined(self.passes, branch.worker, branch.title)
-            yield StepBegun(self.passes, branch.worker, self.num_blocks, title)
-        while live := [branch for branch in team if not branch.finish_reason]:
-            tokens = yield from self.forward([branch.row(self.banned) for branch in live])
-            for branch, token, told in zip(live, tokens, self.logprobs, strict=True):
-                text = branch.read(token, self.text.turn_end)
-                yield TokenWritten(self.passes, branch.worker, token, text, told)
-            self.check(fixed + sum(branch.num_joined + SLACK for branch in team))
-            for branch in live:
-                if self.finish_reason and not branch.finish_reason:
-                    branch.finish(self.finish_reason)
-                if branch.finish_reason:
-                    yield from self._leave(branch)
-            yield from self.look()
+        team = [self._branch(title, index) for index, title in enumerate(titles, 1)]
+        yield from self.write_parts(team, self.num_blocks, fixed)
         yield from self._join()
 
     def _before_the_block(self) -> tuple[Item, ...]:
@@ -334,13 +318,8 @@ class _Run(StrandRun):
     def _branch(self, title: str, index: int) -> _Branch:
         worker, most = len(self.finished) + index, self.settings.branch_tokens
         writer = self.new_writer(f"{BRANCH}{worker}")
-        return _Branch(writer, self.profile, self.trunk, title, worker, self.passes + 1, most)
-
-    def _leave(self, branch: _Branch) -> Generator[Event, None, None]:
-        """A branch has ended."""
-        branch.last_pass = self.passes
-        yield StepEnded(self.passes, branch.worker, self.num_blocks, branch.text.strip())
-        yield WorkerStopped(self.passes, branch.worker, branch.finish_reason)
+        told = (writer, self.profile, self.trunk, title, self.banned)
+        return _Branch(*told, worker, self.passes + 1, most)
 
     # -- stage 3: join ---------------------------------------------------------------------------
 
@@ -349,47 +328,34 @@ class _Run(StrandRun):
         for words in self._joined_text():
             yield from self.say(self.cut(words))
         self.end_at_stop()
-        items, rows = self._joined()
-        self.opening += rows
-        self.writer.stopped = False
         if self.num_blocks >= self.settings.max_blocks:
             self.marks = ()
-        self.strand = Strand(self.writer, self.marks, items, self.close)
         for branch in self.team:
-            text, worker, block = branch.text.strip(), branch.worker, self.num_blocks
-            step = FinishedStep(worker, block, text, branch.first_pass, branch.last_pass)
-            self.steps.append(step)
             reason, size = branch.finish_reason, branch.writer.num_tokens
-            self.finished.append(FinishedBranch(worker, block, branch.title, text, reason, size))
-        self.team = []
-        self.begin_segment()
-        yield StepBegun(self.passes, 0, self.num_segments + 1, "")
-
-    def _joined(self) -> tuple[tuple[Item, ...], list[Row]]:
-        """The trunk and the branches as far as they go, and the rows to be fed for it."""
-        items, rows = self.join(self.trunk, [branch.stretch() for branch in self.team])
-        return (*self.trunk, *items), rows
+            text, block = branch.text.strip(), self.num_blocks
+            told = FinishedBranch(branch.worker, block, branch.title, text, reason, size)
+            self.finished.append(told)
+        yield from self.go_on_joined(self.num_blocks)
 
     def _joined_text(self) -> list[str]:
-        """What is said when the branches are joined: each on lines of its own."""
+        """The text of a join: each branch on lines of its own."""
         before = "" if (self.said + self._stop.pending).endswith("\n") else "\n"
         return [before, *(branch.visible() for branch in self.team)]
 
     # -- the account -----------------------------------------------------------------------------
 
     def scene(self) -> Scene:
-        """What would stand there if the budget ended here.
+        """The text that would stand there if the budget ended here.
 
         Branches would be joined as far as they go. An open block with titles would be dropped; without
         one, it is text like any other.
         """
-        if self.team:
-            items, rows = self._joined()
-            return scene_of(Stretch(items, self.close), opening=rows)
-        return scene_of(self.strand.without_mark()) if self.titles else super().scene()
+        if self.titles and not self.team:
+            return scene_of(self.strand.without_mark())
+        return super().scene()
 
     def unsaid(self) -> str:
-        """What would be said if the budget ended here, in the same three cases."""
+        """The text that would be said if the budget ended here, in the same three cases."""
         held = super().unsaid()
         if self.team:
             return held + "".join(self._joined_text())
@@ -399,7 +365,7 @@ class _Run(StrandRun):
         return held + (pending if self.reader is None else self.reader.words)
 
     def reserve(self) -> Reserve:
-        """What can be in memory at once: all text, and one block of branches twice (`reencode`)."""
+        """The most that can be in memory at once: all text, and one block of branches twice (`reencode`)."""
         s = self.settings
         title = len(self.between) + s.title_tokens + SLACK
         branches = s.max_branches * (min(s.branch_tokens, s.budget) + title)
@@ -411,5 +377,5 @@ class _Run(StrandRun):
         return (self.writer.num_tokens, *(branch.num_tokens for branch in self.finished))
 
     def result(self) -> BranchAnswer:
-        """What the run comes back with, the branches too."""
+        """The answer, the branches too."""
         return BranchAnswer(**vars(super().result()), branches=tuple(self.finished))

@@ -23,21 +23,18 @@ from manyhands.cache.view import Item, View
 from manyhands.prompts.profiled import ProfilePrompt
 from manyhands.prompts.template import put
 from manyhands.schema.conversation import Conversation, conversation_of
-from manyhands.strategies.base import Answer, FinishedStep, Reserve, Strategy
+from manyhands.strategies.base import Answer, Reserve, Strategy
 from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.ending import Work
 from manyhands.strategies.events import (
     Event,
-    StepBegun,
     StepEnded,
-    TokenWritten,
-    WorkerJoined,
-    WorkerStopped,
 )
+from manyhands.strategies.parting import ForkRun, WorkerStrand
 from manyhands.strategies.profiles import PROFILES, Profile
-from manyhands.strategies.scene import Scene, Stretch, scene_of
+from manyhands.strategies.scene import Stretch
 from manyhands.strategies.settings import ProfileSettings
-from manyhands.strategies.strand import SLACK, SideStrand, Strand, StrandRun
+from manyhands.strategies.strand import SLACK
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 
@@ -55,7 +52,7 @@ def profiled(
     return _Run(conversation_of(question), text, settings, prompt, context).play()
 
 
-class _Part(SideStrand):
+class _Part(WorkerStrand):
     """A worker with one part."""
 
     def __init__(
@@ -69,9 +66,10 @@ class _Part(SideStrand):
         first_pass: int,
         max_tokens: int,
     ) -> None:
-        self.header = profile.header.replace("{name}", name)
-        super().__init__(writer, (profile.end,), trunk, self.header, first_pass, max_tokens)
-        self.profile, self.name, self.worker, self.last_pass = profile, name, worker, 0
+        header = self.header = profile.header.replace("{name}", name)
+        told = (f"part {name or worker}", header.strip(), writer, (profile.end,), trunk, header)
+        super().__init__(worker, *told, first_pass, max_tokens)
+        self.profile = profile
         self.is_first = index == 0
         end = writer.vocabulary.markup(profile.end)
         self.end_token = end[0] if len(end) == 1 else None
@@ -95,7 +93,7 @@ class _Part(SideStrand):
 
     @property
     def ending(self) -> str:
-        """What stands behind its text: the mark, which it may have left out."""
+        """The text behind its own: the mark, which it may have left out."""
         missing = self.profile.missing_end if self.finish_reason != "marker" else ""
         return missing + self.profile.end
 
@@ -113,7 +111,7 @@ class _Part(SideStrand):
         return f"{header}{self.text}{pending}{self.ending}"
 
 
-class _Run(StrandRun):
+class _Run(ForkRun[_Part]):
     """The state of one run."""
 
     settings: ProfileSettings
@@ -138,8 +136,6 @@ class _Run(StrandRun):
         self.num_forks = 0
         self.num_parts = 0
         self.num_scanned = 0  # characters of `line` in which no fork is looked for any more
-        self.trunk: tuple[Item, ...] = ()  # what the parts read
-        self.team: list[_Part] = []  # while they are written
         self.part_tokens: list[int] = []  # written by each part so far
 
     # -- the line ----------------------------------------------------------------------------------
@@ -189,22 +185,8 @@ class _Run(StrandRun):
             yield StepEnded(self.passes, 0, self.num_segments, said)
         self.trunk = self._fed_trunk()
         fixed = sum(block.num_tokens for block in self.strand.view.blocks) + len(self.after) + 2
-        team = self.team = [self._new_part(name, index) for index, name in enumerate(names)]
-        for part in team:
-            yield WorkerJoined(self.passes, part.worker, f"part {part.name or part.worker}")
-            yield StepBegun(self.passes, part.worker, self.num_forks, part.header.strip())
-        while live := [part for part in team if not part.finish_reason]:
-            tokens = yield from self.forward([part.writer.row() for part in live])
-            for part, token, told in zip(live, tokens, self.logprobs, strict=True):
-                piece = part.read(token, self.text.turn_end)
-                yield TokenWritten(self.passes, part.worker, token, piece, told)
-            self.check(fixed + sum(part.num_joined + SLACK for part in team))
-            for part in live:
-                if self.finish_reason and not part.finish_reason:
-                    part.finish(self.finish_reason)
-                if part.finish_reason:
-                    yield from self._leave(part)
-            yield from self.look()
+        team = [self._new_part(name, index) for index, name in enumerate(names)]
+        yield from self.write_parts(team, self.num_forks, fixed)
         yield from self._join()
 
     def _fed_trunk(self) -> tuple[Item, ...]:
@@ -243,11 +225,6 @@ class _Run(StrandRun):
             choice = replace(choice, repetition_penalty=profile.repetition_penalty)
         return choice
 
-    def _leave(self, part: _Part) -> Generator[Event, None, None]:
-        part.last_pass = self.passes
-        yield StepEnded(self.passes, part.worker, self.num_forks, part.text.strip())
-        yield WorkerStopped(self.passes, part.worker, part.finish_reason)
-
     # -- the join ----------------------------------------------------------------------------------
 
     def _join(self) -> Generator[Event, None, None]:
@@ -256,41 +233,19 @@ class _Run(StrandRun):
         yield from self.say(joined)
         self.line += joined
         self.num_scanned = len(self.line)
-        items, rows = self._joined()
-        self.opening += rows
-        self.writer.stopped = False
-        self.strand = Strand(self.writer, self.marks, items, self.after)
         if self.profile.stops_on_cut and any(part.is_cut for part in self.team):
             self.finish_reason = self.finish_reason or "stopped"
-        for part in self.team:
-            text, number = part.text.strip(), self.num_forks
-            step = FinishedStep(part.worker, number, text, part.first_pass, part.last_pass)
-            self.steps.append(step)
-            self.part_tokens.append(part.writer.num_tokens)
+        self.part_tokens += (part.writer.num_tokens for part in self.team)
         self.num_parts += len(self.team)
-        self.team = []
-        self.begin_segment()
-        yield StepBegun(self.passes, 0, self.num_segments + 1, "")
-
-    def _joined(self) -> tuple[tuple[Item, ...], list[Row]]:
-        """The trunk and the parts as far as they go, and the rows to be fed for it."""
-        items, rows = self.join(self.trunk, [part.stretch() for part in self.team])
-        return (*self.trunk, *items), rows
+        yield from self.go_on_joined(self.num_forks)
 
     def _joined_text(self) -> str:
         return "".join(part.visible() for part in self.team) + self.profile.after
 
     # -- the account -------------------------------------------------------------------------------
 
-    def scene(self) -> Scene:
-        """What would stand there if the budget ended here: parts joined as far as they go."""
-        if self.team:
-            items, rows = self._joined()
-            return scene_of(Stretch(items, self.after), opening=rows)
-        return super().scene()
-
     def unsaid(self) -> str:
-        """What would be said if the budget ended here."""
+        """The text that would be said if the budget ended here."""
         return self._joined_text() if self.team else super().unsaid()
 
     def reserve(self) -> Reserve:
@@ -307,7 +262,7 @@ class _Run(StrandRun):
         return (self.writer.num_tokens, *self.part_tokens)
 
     def result(self) -> Answer:
-        """What the run comes back with. Its text has no marks; as it is streamed, it has them."""
+        """The answer. Its text has no marks; as it is streamed, it has them."""
         found = super().result()
         return replace(found, text=self._bare(found.text))
 

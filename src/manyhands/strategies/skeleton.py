@@ -35,11 +35,11 @@ from manyhands.strategies.events import (
     StepEnded,
     TokenWritten,
     WorkerJoined,
-    WorkerStopped,
 )
+from manyhands.strategies.parting import StrandsRun, WorkerStrand
 from manyhands.strategies.scene import Scene, Stretch, scene_of
 from manyhands.strategies.settings import SkeletonSettings
-from manyhands.strategies.strand import SLACK, SideStrand, Strand, StrandRun
+from manyhands.strategies.strand import SLACK, Strand
 from manyhands.text import Text
 from manyhands.text.markers import MarkerWatch
 
@@ -88,14 +88,14 @@ class Thread:
 
     point: Point
     heading: str
-    strand: SideStrand
+    strand: WorkerStrand
 
     def visible(self) -> str:
         """As it stands in the main strand."""
         return self.heading + self.strand.text.strip()
 
 
-class _Run(StrandRun):
+class _Run(StrandsRun):
     """The state of one run."""
 
     settings: SkeletonSettings
@@ -207,14 +207,11 @@ class _Run(StrandRun):
         while live:
             for thread in live:
                 if not thread.strand.writer.num_tokens:
-                    point, heading = thread.point, thread.heading.strip()
-                    yield StepBegun(self.passes, point.worker, point.turn, heading)
-            tokens = yield from self.forward([thread.strand.writer.row() for thread in live])
+                    point = thread.point
+                    yield StepBegun(self.passes, point.worker, point.turn, thread.strand.heading)
+            strands = [thread.strand for thread in live]
+            yield from self.write_together(strands, lambda part: bool(waiting[part.worker]))
             self.trunk = Stretch(trunk)
-            for thread, token, told in zip(live, tokens, self.logprobs, strict=True):
-                piece, worker = thread.strand.read(token, self.text.turn_end), thread.point.worker
-                if not (thread.strand.writer.stopped and waiting[worker]):  # its own turn goes on
-                    yield TokenWritten(self.passes, worker, token, piece, told)
             self.check(self._joined_size())
             for thread in live:
                 yield from self._look_at(thread, waiting[thread.point.worker])
@@ -236,20 +233,17 @@ class _Run(StrandRun):
         writer = self.new_writer(f"point {point.number}")
         marks = (self.prompt.stop,) if self.prompt.stop else ()
         heading, most = self.prompt.heading(point.number, point.title), self.settings.thread_tokens
-        strand = SideStrand(writer, marks, trunk, heading, self.passes + 1, most)
+        told = (point.worker, point.title, heading.strip())
+        strand = WorkerStrand(*told, writer, marks, trunk, heading, self.passes + 1, most)
         self.threads.append(Thread(point, heading, strand))
         return self.threads[-1]
 
     def _look_at(self, thread: Thread, waiting: list[Point]) -> Generator[Event, None, None]:
         """Has it ended, or must it? Then its worker may have been the last to leave."""
-        strand, worker, turn = thread.strand, thread.point.worker, thread.point.turn
-        if self.finish_reason and not strand.finish_reason:
-            strand.finish(self.finish_reason)
+        strand, turn = thread.strand, thread.point.turn
+        yield from self.let_leave(strand, turn, goes_on=bool(waiting))
         if strand.finish_reason:
-            self.record(worker, turn, strand.text, strand.first_pass)
-            yield StepEnded(self.passes, worker, turn, strand.text.strip())
-            if not waiting or self.finish_reason:
-                yield WorkerStopped(self.passes, worker, strand.finish_reason)
+            self.record(strand.worker, turn, strand.text, strand.first_pass)
 
     # -- stage 3: together -----------------------------------------------------------------------
 
@@ -278,7 +272,7 @@ class _Run(StrandRun):
         return scene_of(self.trunk, [thread.strand.stretch() for thread in self.threads])
 
     def reserve(self) -> Reserve:
-        """What can be in memory at once: all text, every thread as long as it may become."""
+        """The most that can be in memory at once: all text, every thread as long as it may become."""
         s = self.settings
         heading = len(self.text.encode(self.prompt.heading(s.max_points, ""))) + SLACK
         threads = s.max_points * (min(s.thread_tokens, s.budget) + heading) + s.outline_tokens

@@ -68,7 +68,7 @@ class Strand:
 
     @property
     def view(self) -> View:
-        """What its writer reads."""
+        """The view of its writer."""
         return self.writer.view
 
     def read(self, token: int, turn_end: frozenset[int]) -> str:
@@ -236,11 +236,11 @@ class StrandRun(BudgetedRun):
         yield from self.look_around()
 
     def certain(self, piece: str) -> str:
-        """What of the strand's new text is text, where marks have no meaning."""
+        """The part of the strand's new text that is text, where marks have no meaning."""
         return piece
 
     def cut(self, text: str) -> str:
-        """What of the strand's new text is certain, where a stop text ends the reply."""
+        """The part of the strand's new text that is certain, where a stop text ends the reply."""
         is_early = self.writer.num_tokens <= self.settings.choice.min_tokens
         may_stop = not self.thinking and (not is_early or self.writer.stopped)
         kept = self._stop.push(text) if may_stop else text
@@ -287,11 +287,11 @@ class StrandRun(BudgetedRun):
             yield ReplyWritten(self.passes, text)
 
     def unsaid(self) -> str:
-        """What would be said if the budget ended here."""
+        """The text that would be said if the budget ended here."""
         return self._stop.pending
 
     def end_segment(self) -> str:
-        """What the strand said since its last step is a step, if it has text."""
+        """The text that the strand said since its last step is a step, if it has text."""
         body = self._segment.strip()
         if body:
             self.num_segments += 1
@@ -300,7 +300,7 @@ class StrandRun(BudgetedRun):
         return body
 
     def begin_segment(self) -> None:
-        """What the strand says from the next pass on is its next step."""
+        """The next step begins with the next pass."""
         self._segment, self._first_pass = "", self.passes + 1
 
     # -- the end -----------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def _differ_in_value(ours: Any, theirs: Any) -> bool:
 
 
 def _difference_of_looks(gold: str, answer: str) -> str:
-    """What math-verify does not look at. Empty if nothing speaks against the answer."""
+    """The objection that math-verify does not look for. Empty if nothing speaks against the answer."""
     plain_gold, plain_answer = (_plain(text) for text in (gold, answer))
     if plain_gold.replace("-", "+").lstrip("+") == plain_answer.replace("-", "+").lstrip("+"):
         odd = (plain_gold.count("-") - plain_answer.count("-")) % 2

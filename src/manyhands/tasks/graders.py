@@ -173,7 +173,7 @@ def _last_line(text: str) -> str:
 
 
 def _complaint(place: int, found: str | None, expected: object) -> str:
-    """What is wrong at one place, in words."""
+    """The mistake at one place, in words."""
     if expected is None:
         return f"{place}: {found or 'nothing'} is one too many"
     return f"{place}: {found or 'missing'}, expected {expected}"

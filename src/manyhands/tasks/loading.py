@@ -62,7 +62,7 @@ def load_examples(dataset: Dataset, options: TaskOptions) -> list[Example]:
 
 
 def missing_package(package: str) -> InvalidRequest:
-    """What to say when a package of the extra "exam" is not there."""
+    """The error when a package of the extra "exam" is not there."""
     return InvalidRequest(
         f"this task needs the package {package}, which is not installed",
         hint=INSTALL_EXAM,

@@ -176,7 +176,7 @@ def _sample(example: Example) -> Sample:
 
 
 def _told(kind: str, unit: str, several: bool) -> str:
-    """What form the answer has; the unit is told, as the dataset's own prompt tells it."""
+    """The form of the answer; the unit is told, as the dataset's own prompt tells it."""
     forms = {
         "Numerical": "a number",
         "Expression": "an expression",

@@ -44,7 +44,7 @@ sys.setrecursionlimit(50_000)
 
 @dataclass(frozen=True)
 class PrintTest:
-    """What is given on the standard input, and what has to be printed."""
+    """The standard input, and the output that has to be printed."""
 
     given: str
     expected: str

@@ -90,7 +90,7 @@ class RetrievalQuestion:
 
     @property
     def boxed(self) -> str:
-        """What stands in the box of a right answer."""
+        """The content of the box of a right answer."""
         return ",".join(self.gold) or NOBODY
 
 

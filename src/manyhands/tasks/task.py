@@ -1,4 +1,4 @@
-"""What an exam is made of: a Task gives Samples, and grades the answers to them.
+"""The parts of an exam: a Task gives Samples, and grades the answers to them.
 
     for sample in task.samples():
         answer = ...                                       # any method, any model

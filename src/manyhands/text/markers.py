@@ -44,7 +44,7 @@ class MarkerProfile:
 
     @property
     def closing(self) -> str:
-        """What closes a block behind a marker: the terminator, less the marker it begins with."""
+        """The text that closes a block behind a marker: the terminator, less the marker it begins with."""
         return self.terminator.removeprefix(self.marker)
 
     def title(self, title: str) -> str:
@@ -102,7 +102,7 @@ class MarkEraser:
 
     @property
     def rest(self) -> str:
-        """What is held back, without the marks in it."""
+        """The text that is held back, without the marks in it."""
         return self._pattern.sub("", self._pending)
 
 
@@ -122,7 +122,7 @@ class TitleReader:
 
     @property
     def words(self) -> str:
-        """What was read, less a terminator: text like any other if the marker before it was none."""
+        """The text that was read, less a terminator: text like any other if the marker before it was none."""
         return self.rest if self.outcome == "closed" else self.text
 
     def push(self, piece: str) -> None:

@@ -22,7 +22,7 @@ class StopWatch(MarkerWatch):
         return super().push(piece) if self.found is None else ""
 
     def release(self) -> str:
-        """What was held back: nothing follows that could make a stop text of it."""
+        """The text that was held back: nothing follows that could make a stop text of it."""
         held, self.pending = self.pending, ""
         return held
 

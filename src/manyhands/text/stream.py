@@ -48,7 +48,7 @@ class StreamDecoder:
         return piece
 
     def flush(self) -> str:
-        """What still waits, incomplete as it may be."""
+        """The text that still waits, incomplete as it may be."""
         piece = self._decode(self._settled + self._waiting)[self._given :]
         self._settle(len(self._waiting))
         return piece

@@ -42,7 +42,7 @@ _MARKUP = re.compile(r"\s*[<\[{\uff5c].*[>\]}\uff5c]\s*", re.DOTALL)  # <tag>, [
 
 
 class Tokenizer(Protocol):
-    """What we ask of a tokenizer: a part of transformers' `PreTrainedTokenizerBase`."""
+    """The protocol of a tokenizer: a part of transformers' `PreTrainedTokenizerBase`."""
 
     @property
     def chat_template(self) -> Any:
@@ -90,7 +90,7 @@ class Tokenizer(Protocol):
 
     @property
     def special_tokens_map(self) -> Any:
-        """What templates may call by name, as `eos_token`."""
+        """The tokens that templates may call by name, as `eos_token`."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class Text:
         return tokens + self.prefill(asked.prefill)
 
     def prefill(self, words: str) -> tuple[int, ...]:
-        """What begins a reply behind a prompt, as it is fed: an open thinking is closed before it."""
+        """The tokens that begin a reply behind a prompt, as they are fed: an open thinking is closed before it."""
         if not words:
             return ()
         closed = self.reply("\n{think_end}\n\n") if self.thinking else ()
@@ -268,7 +268,7 @@ class Text:
         return self._beginning() + self.encode(text, opening=True)
 
     def reply(self, template: str) -> tuple[int, ...]:
-        """What ends the thinking and begins the reply: `{think_end}` is where thinking closes."""
+        """The words that end the thinking and begin the reply: `{think_end}` is where thinking closes."""
         before, _, after = template.partition("{think_end}")
         if not self._closing:
             return self.encode(before + after)

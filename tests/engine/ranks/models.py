@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import transformers as hf
-
 from manyhands.engine.engine import Engine
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.world import World
 from manyhands.model.quiet import quiet
 from manyhands.model.settings import ModelSettings
-from tests.engine.small import CONTEXT, NUM_IDS, TOKENIZER
+from tests.engine.small import TOKENIZER, small_config
 from tests.model.families_zoo import tiny_model, tiny_models
 
 
@@ -26,20 +24,8 @@ def family_folder(name: str, folder: Path) -> Path:
 
 def small_folder(folder: Path) -> Path:
     """The random Qwen3 of the engine's tests, saved."""
-    config = hf.Qwen3Config(
-        vocab_size=NUM_IDS,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=CONTEXT,
-        eos_token_id=TOKENIZER.eos_token_id,
-        tie_word_embeddings=False,
-    )
     with quiet():
-        tiny_model(config).save_pretrained(folder)
+        tiny_model(small_config()).save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
     return folder
 

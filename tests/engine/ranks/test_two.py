@@ -117,6 +117,17 @@ def test_guesses_are_checked_by_all_ranks(world: World, small: Path) -> None:
     assert guessing.usage.tokens_accepted > 0
 
 
+def test_keys_in_eight_bits_are_the_same(world: World, small: Path) -> None:
+    """A scale is of one head, which lies on one rank; the keys in memory are compared, too."""
+    rounded = {"memory_tokens": 2048, "kv_cache_dtype": "int8"}
+    one, two = alone(small, **rounded), ranked(world, small, check_ranks=True, **rounded)
+    assert story(two, solo(choice=FEW)) == story(one, solo(choice=FEW))
+    keys = [engine.executor.memory.stores[0].keys for engine in (one, two)]
+    assert [part.dtype for part in keys] == [torch.int8] * 2
+    assert keys[1].shape[1] * 2 == keys[0].shape[1]
+    assert two.facts.token_bytes * 2 == one.facts.token_bytes
+
+
 def test_preempted_runs_come_back(world: World, small: Path) -> None:
     def make() -> list[Strategy]:
         return [*(team(2, choice=SAMPLED, seed=seed, budget=20) for seed in range(3)), solo()]

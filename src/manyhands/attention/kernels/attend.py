@@ -38,7 +38,7 @@ def scores_of(products, softcap, HAS_SOFTCAP: tl.constexpr):
 
 @triton.jit
 def _of_rows(x, TRANSPOSED: tl.constexpr):
-    """What every row has one of [ROWS], as the scores of a tile stand."""
+    """Values of which every row has one [ROWS], as the scores of a tile stand."""
     if TRANSPOSED:
         return x[None, :]
     else:
@@ -47,7 +47,7 @@ def _of_rows(x, TRANSPOSED: tl.constexpr):
 
 @triton.jit
 def _of_keys(x, TRANSPOSED: tl.constexpr):
-    """What every key has one of [KEYS], as the scores of a tile stand."""
+    """Values of which every key has one [KEYS], as the scores of a tile stand."""
     if TRANSPOSED:
         return x[:, None]
     else:

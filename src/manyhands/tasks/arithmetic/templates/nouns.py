@@ -1,4 +1,4 @@
-"""Who and what the stories are about: first names of many languages, and things one can count.
+"""Persons and things of the stories: first names of many languages, and things one can count.
 
 All names are short and plain ASCII. All things are plural, small enough to collect, lose, buy and
 give away, and none of them is a container that a story also uses (boxes, bags, shelves).
