@@ -19,7 +19,7 @@ from manyhands.evaluation.summary import Summary
 
 @dataclass(frozen=True)
 class Pair:
-    """What came of it: the second minus the first at every budget, and the cost of nearly the same value."""
+    """The outcome: the second minus the first at every budget, and the cost of nearly the same value."""
 
     first: Summary
     second: Summary
