@@ -75,7 +75,7 @@ class LoraTable:
         0, "Numbers between the two small matrices.", at_least=0, zero="all weights are trained"
     )
     start: str = setting(
-        "", "A folder, from the recipe's own or the working one, with an adapter to go on from."
+        "", "A folder with an adapter to go on from, as seen from the working directory."
     )
     alpha: float = setting(64.0, "Times 1 / rank: how much the adapter counts.", above=0)
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.tasks.arithmetic.problem import Problem
+from manyhands.tasks.arithmetic.templates.composed import composed
 from manyhands.tasks.arithmetic.templates.nouns import NAMES, THINGS
 from manyhands.tasks.arithmetic.templates.template import PLACEHOLDER, Template
 from manyhands.tasks.arithmetic.words import (
@@ -147,3 +148,36 @@ def test_what_is_unseen_has_nothing_of_what_is_taught() -> None:
         words = set(WORD.findall(word_problem(rng, "unseen").text))
         assert words.isdisjoint(taught.names)
         assert words.isdisjoint(set(taught.things) - _WORDS_OF_TEMPLATES)
+
+
+def test_composed_stories_are_worked_out_from_their_numbers() -> None:
+    """Every equation is right, the last one is the answer, and no operand comes from nowhere."""
+    taught, unseen = told_apart()
+    rng = Random(8)
+    texts = set()
+    for _ in range(600):
+        problem = composed(rng, taught.names, taught.things)
+        assert 1 <= problem.num_steps <= 3
+        known = {int(number) for number in re.findall(r"\d+", problem.text)}
+        known |= {2} if re.search("twice|double|two", problem.text) else set()
+        for line in problem.work:
+            found = EQUATION.fullmatch(line)
+            assert found is not None
+            left, sign, right, result = found[1], found[2], found[3], int(found[4])
+            assert {int(left), int(right)} <= known, problem
+            assert result == {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}[sign](
+                int(left), int(right)
+            )
+            known.add(result)
+        assert problem.answer == result
+        assert set(WORD.findall(problem.text)).isdisjoint(unseen.names)
+        assert not any(template.tells(problem.text) for template in unseen.templates)
+        texts.add(re.sub(r"\d+", "n", problem.text))
+    assert len(texts) > 590, "hardly two are worded alike"
+
+
+def test_most_of_composed_lists_are_composed() -> None:
+    rng = Random(3)
+    drawn = [word_problem(rng, "composed").template for _ in range(400)]
+    assert 0.65 < drawn.count("composed") / len(drawn) < 0.85
+    assert "composed" not in {word_problem(rng, "taught").template for _ in range(200)}
