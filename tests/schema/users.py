@@ -191,16 +191,17 @@ def write_log(path: Path, count: int, tell: Tell) -> None:
     """A real training whose steps teach nothing; its log is `log.jsonl` beside `path`."""
     import torch
 
+    from manyhands.replay.gradients import Learned
     from manyhands.replay.settings import TrainSettings
     from manyhands.replay.train import Training
 
     class Idle(Training):
         def _load(self) -> Iterator[Any]:
-            return repeat(SimpleNamespace(to=lambda device: SimpleNamespace(num_tokens=1)))
+            return repeat(None)
 
-        def _learn(self, batch: object) -> tuple[torch.Tensor, torch.Tensor]:
+        def _learn(self, parts: object) -> Learned:
             self.step += 1
-            return torch.zeros(()), torch.zeros(2)
+            return Learned(torch.ones(6, dtype=torch.float64), num_tokens=1)
 
     adapter: Any = SimpleNamespace(model=torch.nn.Linear(1, 1), device=torch.device("cpu"))
     lessons: Any = None
