@@ -475,9 +475,10 @@ def test_auto_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"num_hidden_layers": -1}, "num_hidden_layers"),
         ({"vocab_size": 1 << 40}, "vocab_size is 1099511627776; expected 1 to"),
         ({"hidden_size": 1_000_000, "intermediate_size": 4_000_000}, "GiB, and this machine has"),
-        ({"dtype": "evil"}, "cannot be used"),
-        ({"quantization_config": 5}, "cannot be used"),
-        ({"quantization_config": []}, "cannot be used"),
+        ({"dtype": "evil"}, "dtype is 'evil'; expected the name of a dtype"),
+        ({"torch_dtype": 7}, "torch_dtype is 7; expected"),
+        ({"quantization_config": 5}, "quantization_config is 5; expected a table"),
+        ({"quantization_config": []}, r"quantization_config is \[\]; expected a table"),
     ],
 )
 def test_a_configuration_that_makes_no_network_is_named(

@@ -9,6 +9,7 @@ here each has one clear error.
 
 from __future__ import annotations
 
+import json
 import pickle
 import warnings
 from dataclasses import dataclass
@@ -211,6 +212,35 @@ def check_sizes(name: str, config: Any) -> None:
         )
 
 
+def check_written(name: str) -> None:
+    """Raise UnsupportedModel where a folder's config.json has entries of a kind that none can have.
+
+    The library that reads it would speak of its own insides.
+    """
+    try:
+        written = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # on the hub, or no JSON: what reads it next says so
+    if not isinstance(written, dict):
+        return
+    for field in ("dtype", "torch_dtype"):
+        dtype = written.get(field)
+        known = isinstance(dtype, str) and getattr(torch, dtype.removeprefix("torch."), None)
+        if dtype is not None and not isinstance(known, torch.dtype):
+            raise UnsupportedModel(
+                f"the configuration of {name!r} cannot be used: {field} is {dtype!r}; expected the name of a "
+                "dtype such as bfloat16 or float32",
+                hint="download config.json again, or repair it",
+            )
+    packing = written.get("quantization_config")
+    if packing is not None and not isinstance(packing, dict):
+        raise UnsupportedModel(
+            f"the configuration of {name!r} cannot be used: quantization_config is {packing!r}; expected "
+            "a table",
+            hint="download config.json again, or repair it",
+        )
+
+
 def judge(config: Any, context: int | None = None) -> Family:
     """Whether this configuration can work here, and how it rotates; raises if it cannot."""
     reject(config)
@@ -331,6 +361,7 @@ def _adopt(
 
 
 def _config(name: str) -> Any:
+    check_written(name)
     try:
         return language_model(AutoConfig.from_pretrained(name, trust_remote_code=False))
     except OSError as error:
