@@ -215,7 +215,7 @@ def lone_error(
     memory = {"num_pages": 1280 // page_size, "page_size": page_size}
     product = Layer(backend, shape, rope, call, dtype=dtype, device=DEVICE, **memory)
     oracle = DenseOracle(rope, call)
-    prompt, endings = Block(), [Block() for _ in range(9)]
+    prompt, endings = Block(), [Block() for _ in range(18)]
     sizes = [1, 13, 25, *[1] * (len(endings) - 3)]
     worst = 0.0
     for rows in (

@@ -39,7 +39,7 @@ from manyhands.strategies.events import (
     StepEnded,
     TokenWritten,
 )
-from manyhands.strategies.parting import ForkRun, Part
+from manyhands.strategies.parting import ForkRun, WorkerStrand
 from manyhands.strategies.scene import Scene, Stretch, scene_of
 from manyhands.strategies.settings import BranchSettings
 from manyhands.strategies.strand import SLACK
@@ -127,7 +127,7 @@ def placeholder_tokens(text: Text, placeholder: str) -> frozenset[int]:
     )
 
 
-class _Branch(Part):
+class _Branch(WorkerStrand):
     """A worker with one title to fill."""
 
     def __init__(

@@ -2,7 +2,7 @@
 
 A *part* is a strand of a worker of its own beside the main strand. All live parts write in one pass; a part ends
 at its mark, at its turn's end, when its tokens are spent or when the run ends, and leaves the step
-(`PartsRun`). In a *fork* the main strand waits for all of them and goes on behind their join (`ForkRun`). A
+(`StrandsRun`). In a *fork* the main strand waits for all of them and goes on behind their join (`ForkRun`). A
 strategy adds its views: the marks that open a fork, what a part reads, and how the text of a join looks.
 """
 
@@ -29,7 +29,7 @@ from manyhands.strategies.strand import SLACK, SideStrand, Strand, StrandRun
 from manyhands.strategies.writer import Writer
 
 
-class Part(SideStrand):
+class WorkerStrand(SideStrand):
     """A side strand of a worker of its own.
 
     `name` is its worker's, `heading` opens its step for a person who watches, `last_pass` is the pass in which it
@@ -56,14 +56,16 @@ class Part(SideStrand):
         return self.writer.row()
 
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=WorkerStrand)
 
 
-class PartsRun(StrandRun):
+class StrandsRun(StrandRun):
     """A run in which several parts write at the same time."""
 
     def write_together(
-        self, parts: Sequence[Part], goes_on: Callable[[Part], bool] = lambda part: False
+        self,
+        parts: Sequence[WorkerStrand],
+        goes_on: Callable[[WorkerStrand], bool] = lambda part: False,
     ) -> Work[None]:
         """One pass of all these parts. A turn's end is not told of a worker that `goes_on` with another part."""
         tokens = yield from self.forward([part.row() for part in parts])
@@ -73,7 +75,7 @@ class PartsRun(StrandRun):
                 yield TokenWritten(self.passes, part.worker, token, piece, told)
 
     def let_leave(
-        self, part: Part, step: int, *, goes_on: bool = False
+        self, part: WorkerStrand, step: int, *, goes_on: bool = False
     ) -> Generator[Event, None, None]:
         """If the part has ended, or has to because the run has: its step ends, and its worker stops.
 
@@ -88,7 +90,7 @@ class PartsRun(StrandRun):
                 yield WorkerStopped(self.passes, part.worker, part.finish_reason)
 
 
-class ForkRun(PartsRun, Generic[P]):
+class ForkRun(StrandsRun, Generic[P]):
     """A run whose main strand parts and is joined again, as often as it likes.
 
     `trunk` is what the parts of the open fork read, `team` are those parts, empty while the main strand writes;

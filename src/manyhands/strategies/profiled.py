@@ -30,7 +30,7 @@ from manyhands.strategies.events import (
     Event,
     StepEnded,
 )
-from manyhands.strategies.parting import ForkRun, Part
+from manyhands.strategies.parting import ForkRun, WorkerStrand
 from manyhands.strategies.profiles import PROFILES, Profile
 from manyhands.strategies.scene import Stretch
 from manyhands.strategies.settings import ProfileSettings
@@ -52,7 +52,7 @@ def profiled(
     return _Run(conversation_of(question), text, settings, prompt, context).play()
 
 
-class _Part(Part):
+class _Part(WorkerStrand):
     """A worker with one part."""
 
     def __init__(

@@ -36,7 +36,7 @@ from manyhands.strategies.events import (
     TokenWritten,
     WorkerJoined,
 )
-from manyhands.strategies.parting import Part, PartsRun
+from manyhands.strategies.parting import StrandsRun, WorkerStrand
 from manyhands.strategies.scene import Scene, Stretch, scene_of
 from manyhands.strategies.settings import SkeletonSettings
 from manyhands.strategies.strand import SLACK, Strand
@@ -88,14 +88,14 @@ class Thread:
 
     point: Point
     heading: str
-    strand: Part
+    strand: WorkerStrand
 
     def visible(self) -> str:
         """As it stands in the main strand."""
         return self.heading + self.strand.text.strip()
 
 
-class _Run(PartsRun):
+class _Run(StrandsRun):
     """The state of one run."""
 
     settings: SkeletonSettings
@@ -234,7 +234,7 @@ class _Run(PartsRun):
         marks = (self.prompt.stop,) if self.prompt.stop else ()
         heading, most = self.prompt.heading(point.number, point.title), self.settings.thread_tokens
         told = (point.worker, point.title, heading.strip())
-        strand = Part(*told, writer, marks, trunk, heading, self.passes + 1, most)
+        strand = WorkerStrand(*told, writer, marks, trunk, heading, self.passes + 1, most)
         self.threads.append(Thread(point, heading, strand))
         return self.threads[-1]
 
