@@ -269,12 +269,6 @@ def crowds(draw: st.DrawFn) -> tuple[bool, int, float, int, int, list[tuple[str,
     )
 
 
-@pytest.fixture(scope="module")
-def stories() -> dict[str, list[Event | Answer]]:
-    engine = small_engine()
-    return {name: story(engine, make()) for name, make in KINDS.items()}
-
-
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(crowd=crowds())
 def test_any_crowd_in_little_memory(
