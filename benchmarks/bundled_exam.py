@@ -213,7 +213,7 @@ def options(row: Row, arguments: argparse.Namespace) -> EvalOptions:
     return EvalOptions(
         model=str(arguments.model),
         device=arguments.device,
-        adapter=arguments.adapter,
+        lora=arguments.adapter,
         memory_tokens=1 << 17,
         task=row.task,
         out=arguments.records,
@@ -304,7 +304,7 @@ def cpu() -> str:
 
 
 def hardware(arguments: argparse.Namespace) -> str:
-    """What the exam runs on."""
+    """The processor or the GPU that the exam runs on."""
     if arguments.device != "cpu":
         return torch.cuda.get_device_name()
     return f"{cpu()}, {arguments.processes} of {os.cpu_count()} cores"

@@ -24,7 +24,6 @@ from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.shapes import SHAPES
-from manyhands.attention.learning import can_attend
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.lora import add_lora
 from manyhands.replay.gradients import learn
@@ -81,12 +80,9 @@ def network(config: dict[str, Any], device: torch.device, dtype: torch.dtype) ->
 
 def kinds(adapter: ModelAdapter) -> dict[str, dict[str, Any]]:
     """The ways to attend that there are here: what `Batch.of` is given."""
-    group = adapter.layers[0].group
     found: dict[str, dict[str, Any]] = {"torch": {}}
     if adapter.device.type == "cuda":
         found["strips"] = {"fused": True}
-        if all(map(can_attend, adapter.layers, adapter.ropes)):
-            found["intervals"] = {"fused": True, "group": group}
     return found
 
 

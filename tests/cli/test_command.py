@@ -17,7 +17,13 @@ from manyhands.cache.layouts import LAYOUTS
 from manyhands.cli import app
 from manyhands.cli.batch_options import BatchOptions
 from manyhands.cli.command import Chosen, Shared, options_in, options_of, shared_of, takes, told
-from manyhands.cli.exam_options import EXAM_METHODS, EvalOptions, JudgeOptions, ReportOptions
+from manyhands.cli.exam_options import (
+    EXAM_METHODS,
+    CompareOptions,
+    EvalOptions,
+    JudgeOptions,
+    ReportOptions,
+)
 from manyhands.cli.options import (
     BenchOptions,
     ChatOptions,
@@ -47,6 +53,7 @@ COMMANDS: Mapping[str, type[Any]] = {
     "eval": EvalOptions,
     "judge": JudgeOptions,
     "report": ReportOptions,
+    "compare": CompareOptions,
     "prompts": PromptsOptions,
     "view": ViewOptions,
 }

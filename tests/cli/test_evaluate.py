@@ -518,6 +518,24 @@ def test_the_baseline_can_be_chosen(cli: Cli, tmp_path: Path) -> None:
     assert "there is no method 'hogwild' to compare with" in result.output
 
 
+def test_compare_says_the_difference_and_its_exit_code_says_a_loss(
+    cli: Cli, tmp_path: Path
+) -> None:
+    good, bad = (
+        write(tmp_path, header(label), [record(f"d{n}", value) for n in range(9)])
+        for label, value in (("sequential", 1.0), ("hogwild-2", 0.0))
+    )
+    worse = cli("compare", good, bad)
+    assert worse.exit_code == 10
+    assert "8 passes: -1.000 (95 % -1.000 to -1.000), better 0, same 0, worse 9" in worse.output
+    assert cli("compare", bad, good).exit_code == cli("compare", good, good).exit_code == 0
+    other = write(tmp_path, header(task="triples"), [record("d1")])
+    refused = cli("compare", good, other)
+    assert refused.exit_code == 2
+    assert "'triples'" in refused.output
+    assert cli("compare", good, tmp_path / "none.jsonl").exit_code == 2
+
+
 def test_a_folder_without_records(cli: Cli, tmp_path: Path) -> None:
     assert cli("report", tmp_path).exit_code == 2
     assert cli("judge", tmp_path, "--rubric", "quality").exit_code == 2

@@ -261,7 +261,7 @@ def test_nothing_is_begun_beyond_the_pages_in_use() -> None:
 
 def test_what_was_recorded_ahead_serves_every_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is run launch by launch or recorded behind it, and tokens are those of plain passes."""
-    monkeypatch.setattr(graphs, "_AHEAD", 4)
+    monkeypatch.setattr(graphs, "AHEAD", 4)
     strategies = [
         lambda: walking(a_team_of(3), 6, {2: 5}),
         lambda: walking(a_team_of(1), 4, {}, 0.7),
@@ -282,7 +282,7 @@ def test_what_was_recorded_ahead_serves_every_pass(monkeypatch: pytest.MonkeyPat
 def test_a_plan_beyond_what_was_recorded_ahead_is_run_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(graphs, "_AHEAD", 1)
+    monkeypatch.setattr(graphs, "AHEAD", 1)
     engine = graphed_engine()
     engine.get_ready()
     engine.run(walking(a_team_of(3), 3, {}))
@@ -293,7 +293,7 @@ def test_a_plan_beyond_what_was_recorded_ahead_is_run_all_the_same(
 def test_a_capacity_that_is_met_again_and_again_gets_a_recording_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(graphs, "_AHEAD", 2)
+    monkeypatch.setattr(graphs, "AHEAD", 2)
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
     engine = graphed_engine()
     engine.get_ready()

@@ -252,10 +252,16 @@ def weighed(engine: Engine, how: Choice) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(
     "how",
     [
-        Choice(repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.3),
-        Choice(temperature=0.9, top_p=0.95, repetition_penalty=1.1, logit_bias={70: 3.0, 71: -9.0}),
+        Choice(repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.3, min_tokens=60),
+        Choice(
+            temperature=0.9,
+            top_p=0.95,
+            repetition_penalty=1.1,
+            logit_bias={70: 3.0, 71: -9.0},
+            min_tokens=60,
+        ),
         Choice(logprobs=5, min_tokens=60),
-        Choice(temperature=1.2, top_k=40, logprobs=2, frequency_penalty=0.7),
+        Choice(temperature=1.2, top_k=40, logprobs=2, frequency_penalty=0.7, min_tokens=60),
     ],
     ids=["penalties", "sampled", "logprobs", "all"],
 )

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 from manyhands.attention.prepared import Capacity, rounded_tokens
 from manyhands.attention.work import Tiling, cut
 from manyhands.cache.plan import Plan
-from manyhands.engine.graphs import wide_capacity
+from manyhands.engine.graphs import AHEAD, has_large_ahead, kinds_ahead, wide_capacity
 from tests.attention.test_work import a_team, completions
 
 TILINGS = [
@@ -19,8 +19,10 @@ TILINGS = [
 
 
 def fits(plan: Plan, tiling: Tiling) -> bool:
-    has_large = len(cut(plan, tiling).large) > 0 and plan.num_tokens > 32
-    wide = wide_capacity(rounded_tokens(plan.num_tokens), tiling, has_large=has_large)
+    has_large = has_large_ahead(plan, cut(plan, tiling))
+    tokens = rounded_tokens(plan.num_tokens)
+    assert tokens > AHEAD or (tokens, has_large) in kinds_ahead(AHEAD)
+    wide = wide_capacity(tokens, tiling, has_large=has_large)
     work = cut(plan, tiling, wide.cutting)
     assert (work.small_rows, work.occupancy) == (wide.small_rows, wide.occupancy)
     assert wide.large or not len(work.large)
@@ -35,7 +37,7 @@ def test_a_team_fits(workers: int, history: int, tiling: Tiling) -> None:
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"group {tiling.group}")
-@pytest.mark.parametrize("rows", [8, 32, 128, 256])
+@pytest.mark.parametrize("rows", [8, 32, 128, 250, 256])
 def test_completions_fit(rows: int, tiling: Tiling) -> None:
     assert fits(completions(rows, 2048), tiling)
 

@@ -11,7 +11,7 @@
     serve.py     a model over HTTP (the room `server`); serve_ray.py: on a cluster
     spreading.py what commands have in common that spread their work over a cluster (the room `cluster`)
     bench.py     how fast this machine is
-    evaluate.py  an exam, its judges and its report; its options are in exam_options.py, and
+    evaluate.py  an exam, its judges, its report, two methods compared; its options are in exam_options.py, and
     candidates.py makes of them who takes the exam
     loading.py   options into an engine: which model, which words
     running.py   drives a run, and ends it well on Ctrl-C
@@ -53,7 +53,7 @@ except KeyboardInterrupt:  # Ctrl-C this early: nothing has begun, and there is 
 
 if TYPE_CHECKING:
     from manyhands.cli.batch_options import BatchOptions
-    from manyhands.cli.exam_options import EvalOptions, JudgeOptions, ReportOptions
+    from manyhands.cli.exam_options import CompareOptions, EvalOptions, JudgeOptions, ReportOptions
     from manyhands.cli.options import (
         BenchOptions,
         ChatOptions,
@@ -72,7 +72,8 @@ Exit codes: 0 done. 1 other errors. 2 an option, argument or prompt that cannot 
 3 no such model, or it is incomplete. 4 an architecture that is not supported. \
 5 longer than the model's context. 6 not enough memory. 7 a broken trace. \
 8 something could not be written (disk full, no permission). \
-9 the run is over and has no answer. 70 the engine failed while it served. \
+9 the run is over and has no answer. \
+10 compare: the second is worse. 70 the engine failed while it served. \
 129 the terminal went away. 130 interrupted by Ctrl-C. \
 141 the reader of the output went away. 143 interrupted by SIGTERM."""
 
@@ -237,6 +238,18 @@ def report(options: ReportOptions) -> None:
     from manyhands.cli.evaluate import report
 
     report(options)
+
+
+@_command()
+@takes("exam_options.CompareOptions")
+def compare(options: CompareOptions) -> None:
+    """Compare two files of records, sample by sample: B minus A at every budget.
+
+    The exit code is 10 if B is worse at the largest budget that both have, else 0.
+    """
+    from manyhands.cli.evaluate import compare
+
+    compare(options)
 
 
 @_command()

@@ -170,7 +170,7 @@ def method_candidate(
         check_budgets(budgets)
     if model == BUNDLED and (reason := outside_world(Asked(samples[0]).text, workers, method.name)):
         tell(reason, "warning: ", "yellow")
-    prompt = _words(prompts_for(model, options.prompts, options.adapter), options, method)
+    prompt = _words(prompts_for(model, options.prompts, options.lora), options, method)
     engine, text = load_engine(model, options, Notes())
     if method.name == SHARED_PREFIX:
         method = shared_method(engine.prefixes)

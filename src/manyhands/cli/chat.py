@@ -116,7 +116,7 @@ def _turn(
 def talk_of(options: ChatOptions) -> Talk:
     """A chat before its first turn; all that can be wrong with its options is."""
     shared_of(ChatOptions).settings_for(options.method, options.chosen, options.listed)
-    prompts = prompts_for(name_of(options.model), options.prompts, options.adapter)
+    prompts = prompts_for(name_of(options.model), options.prompts, options.lora)
     prompts = drafted(prompts) if options.draft else prompts
     own = None if options.greedy else own_choice(place_of(name_of(options.model)))
     given = {f"choice.{name}": value for name, value in vars(own or GREEDY).items()}

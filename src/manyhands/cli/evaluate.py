@@ -1,4 +1,4 @@
-"""`manyhands eval`, `judge` and `report`: an exam from the command line to the page.
+"""`manyhands eval`, `judge`, `report` and `compare`: an exam from the command line to the page.
 
 What can be wrong is looked at in the order of its cost: choices and samples before a model is loaded,
 and everything before the first question is asked.
@@ -22,7 +22,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from manyhands.cli.candidates import candidate_of, facts_of_task, task_of, voice_of
-from manyhands.cli.exam_options import EXAM_METHODS, EvalOptions, JudgeOptions, ReportOptions
+from manyhands.cli.exam_options import (
+    EXAM_METHODS,
+    CompareOptions,
+    EvalOptions,
+    JudgeOptions,
+    ReportOptions,
+)
 from manyhands.cli.guard import tell
 from manyhands.cli.output import say
 from manyhands.cli.stopping import exit_code_of, number_of, word_for
@@ -48,6 +54,7 @@ from manyhands.tasks.task import Sample, Task, TaskProtocol, protocol_of
 _SECONDS_BETWEEN_LINES = 10.0  # where there is no terminal
 _WIDTH = 100  # cells of the table; a terminal that has fewer wraps it
 _LISTED = 20  # failures; all of them are on record
+EXIT_WORSE = 10  # of `compare`: B is worse than A
 _NAMED = 5  # samples without a vote that can be read
 
 
@@ -134,6 +141,32 @@ def report(options: ReportOptions) -> None:
     out = options.out or options.folder / "report.html"
     for path in write_report(options.folder, out, options.baseline):
         say(str(path))
+
+
+def compare(options: CompareOptions) -> None:
+    """Say how much better B is than A; see `manyhands compare --help`."""
+    from manyhands.evaluation.pair import pair_of
+
+    found = pair_of(options.first, options.second)
+    say(f"{found.second.label} minus {found.first.label}, {found.first.results.header.task}")
+    for one in found.comparisons:
+        where, paired = one.difference.interval, one.difference
+        at = "each at its own end" if one.budget is None else f"{one.budget} passes"
+        say(
+            f"{at}: {where.mean:+.3f} (95 % {where.low:+.3f} to {where.high:+.3f}), better {paired.wins}, "
+            f"same {paired.ties}, worse {paired.losses}, sign test {paired.chance:.3g}"
+        )
+    for cost in found.costs:
+        if cost.ratio is not None:
+            say(
+                f"{cost.what} until a value of {cost.target:.3f}, A over B: {cost.ratio:.2f} "
+                f"(95 % {cost.low:.2f} to {cost.high:.2f})"
+            )
+    if any(found.alone):
+        only = f"{found.alone[0]} samples are in A alone, {found.alone[1]} in B alone"
+        tell(f"{only}; they are left out")
+    if found.is_worse:
+        raise typer.Exit(EXIT_WORSE)
 
 
 def _files(folder: Path) -> list[Path]:

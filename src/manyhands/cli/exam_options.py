@@ -1,4 +1,4 @@
-"""The options of the exam: `manyhands eval`, `judge` and `report`."""
+"""The options of the exam: `manyhands eval`, `judge`, `report` and `compare`."""
 
 from __future__ import annotations
 
@@ -164,3 +164,11 @@ class ReportOptions:
     baseline: str | None = setting(
         None, "Label of what others are compared with.", unset="sequential"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """`manyhands compare`."""
+
+    first: Path = setting(..., "Records of one method: DIR/TASK/LABEL.jsonl.", names=("A",))
+    second: Path = setting(..., "Records of another on the same task.", names=("B",))

@@ -79,7 +79,7 @@ def make_front(options: ServeOptions, keys: Keys, mark: str = "") -> Front:
     unsaid = shared_of(ServeOptions).settings_for(SHARED_PREFIX, options.chosen, options.listed)
     model = name_of(options.model)
     unsaid = sampled(unsaid, model, options)
-    prompts = prompts_for(model, options.prompts, options.adapter)
+    prompts = prompts_for(model, options.prompts, options.lora)
     engine, text = load_engine(model, options, Notes())
     get_ready(engine)
     for sentence in engine.about:

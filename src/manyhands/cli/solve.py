@@ -51,7 +51,7 @@ def solve(options: SolveOptions) -> None:
     model = name_of(options.model)
     talks = not (options.json or options.events or options.quiet)
     settings = sampled(settings, model, options, say=talks)
-    prompts = prompts_for(model, options.prompts, options.adapter)
+    prompts = prompts_for(model, options.prompts, options.lora)
     prompts = drafted(prompts) if options.draft else prompts
     method = METHODS[options.method]
     system = clean_problem(options.system) if options.system else ""

@@ -133,7 +133,7 @@ def load_network(
         context=settings.context,
         downloads=downloads,
         collectives=collectives,
-        adapted=None if settings.adapter is None else Path(settings.adapter).expanduser(),
+        adapted=None if settings.lora is None else Path(settings.lora).expanduser(),
     )
     return Network(adapter, tokenizer, fuse_modules(adapter, settings.fuse))
 

@@ -73,7 +73,7 @@ _SURE_ENOUGH = 0.99  # share of right guesses from which on whole passes are beg
 # Times that a capacity is asked for, until it gets a recording beside one that serves it: one that is a little
 # wider, or a wide one that was made ahead.
 _OFTEN, _VERY_OFTEN = 32, 256
-_AHEAD = 768  # tokens of the largest wide recording: a part of a prompt, and what many others write
+AHEAD = 768  # tokens of the largest wide recording: a part of a prompt, and what many others write
 # Tokens of a pass up to which a wide recording has small tiles alone, and up to which one of these is made.
 _ALL_SMALL, _MOST_ALONE = 32, 256
 _GUESSES = 32  # about so many of the last ones count
@@ -216,13 +216,12 @@ class GraphedPasses(Passes):
                 graph for known, graph in self._graphs.items() if known.serves(capacity)
             ]:
                 return min(fitting, key=lambda graph: graph.capacity.num_integers), work
-            has_large = len(work.large) > 0 and plan.num_tokens > _ALL_SMALL
-            if (wide := self._wide(plan, has_large)) is not None:
+            if (wide := self._wide(plan, has_large=has_large_ahead(plan, work))) is not None:
                 return wide
         graph = self._record(plan.page_size, capacity) if times > 1 else None
         return None if graph is None else (graph, work)
 
-    def _wide(self, plan: Plan, has_large: bool) -> tuple[_Graph, Work] | None:
+    def _wide(self, plan: Plan, *, has_large: bool) -> tuple[_Graph, Work] | None:
         """The wide recording for so many tokens, with large tiles or without, if the plan fits into it."""
         graph = self._ahead.get((rounded_tokens(plan.num_tokens), has_large))
         if graph is None:
@@ -232,7 +231,7 @@ class GraphedPasses(Passes):
 
     def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:
         """Make the wide recordings; `told` how many of how many are made. Stops where one cannot be made."""
-        sizes = kinds_ahead(_AHEAD)
+        sizes = kinds_ahead(AHEAD)
         for index, (tokens, has_large) in enumerate(sizes):
             told(index, len(sizes))
             if (tokens, has_large) in self._ahead or self.trouble is not None:
@@ -395,6 +394,13 @@ def kinds_ahead(most: int) -> list[tuple[int, bool]]:
     sizes = sorted({rounded_tokens(count) for count in range(1, most + 1)})
     without = [(tokens, False) for tokens in sizes if tokens <= _MOST_ALONE]
     return without + [(tokens, True) for tokens in sizes if tokens > _ALL_SMALL]
+
+
+def has_large_ahead(plan: Plan, work: Work) -> bool:
+    """Whether the wide recording that is meant for this plan has large tiles; `work`: as it would be cut alone."""
+    if plan.num_tokens > _MOST_ALONE:
+        return True  # others are not made ahead
+    return plan.num_tokens > _ALL_SMALL and len(work.large) > 0
 
 
 def wide_capacity(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:

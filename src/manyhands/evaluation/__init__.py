@@ -17,6 +17,9 @@ The room between them asks, grades, keeps and compares:
     statistics.py  intervals, and differences on the same samples
     summary.py     records into curves, costs and comparisons
     losses.py      where a method loses, in sentences
+    reach.py       the cost of nearly the baseline's accuracy, with ratios
+    pair.py        two files of records, sample by sample
+    results.py     the numbers as JSON, CSV and Markdown
     transcript.py  the worker and the forward pass of each token
     plots.py       the curves as pictures
     report.py      all of it as one page

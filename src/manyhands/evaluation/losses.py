@@ -71,6 +71,22 @@ def compare(ours: Summary, theirs: Summary) -> Comparison | None:
     return None if found is None else Comparison(ours, theirs, budget, found)
 
 
+def compare_everywhere(ours: Summary, theirs: Summary) -> list[Comparison]:
+    """The difference at every budget that both have, rising; at each one's end if they have none."""
+    if ours.is_endpoint or theirs.is_endpoint:
+        common: list[int] = []
+    else:
+        common = sorted(set(ours.budgets) & set(theirs.budgets))
+    if not common:
+        last = compare(ours, theirs)
+        return [] if last is None else [last]
+    return [
+        Comparison(ours, theirs, budget, found)
+        for budget in common
+        if (found := difference(ours.values(budget), theirs.values(budget))) is not None
+    ]
+
+
 def resolution(baseline: Summary) -> float:
     """About the smallest difference that this number of samples would show."""
     return baseline.last.value.half

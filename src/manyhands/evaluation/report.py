@@ -20,9 +20,18 @@ from markupsafe import Markup
 
 from manyhands.errors import InvalidRequest, OutputFailed, place_or_room
 from manyhands.evaluation.judge import graded_by_judges, needs_judge, with_judgements
-from manyhands.evaluation.losses import Comparison, Loss, compare, losses, resolution
+from manyhands.evaluation.losses import (
+    Comparison,
+    Loss,
+    compare,
+    compare_everywhere,
+    losses,
+    resolution,
+)
 from manyhands.evaluation.plots import AXES, DARK, picture, save_png, svg_address
+from manyhands.evaluation.reach import SHARE, Reach, reaches
 from manyhands.evaluation.record import read_results, result_files
+from manyhands.evaluation.results import write_results
 from manyhands.evaluation.summary import NOT_JUDGED, Summary, baseline_of
 from manyhands.evaluation.transcript import Transcript, transcript_of
 from manyhands.text.clean import printable
@@ -51,7 +60,8 @@ class Chapter:
     baseline: Summary
     charts: Sequence[Chart]
     losses: Sequence[Loss]
-    against: Sequence[Comparison]  # every other method against the baseline
+    against: Sequence[Comparison]  # every other method against the baseline, at every budget
+    reaches: Sequence[Reach]  # the cost of nearly the baseline's accuracy
     matrix: Sequence[tuple[Summary, Sequence[Comparison | None]]]  # every one against every one
     rubrics: Sequence[str]
     transcripts: Sequence[tuple[Summary, Sequence[Transcript]]]
@@ -110,6 +120,12 @@ def write_report(folder: Path, out: Path, baseline: str | None = None) -> list[P
         for task, found in sorted(tasks.items()):
             chapters.append(_chapter(task, found, out, written, baseline))
         out.write_text(_page(chapters), encoding="utf-8")
+        written += write_results(
+            out,
+            [(c.task, s) for c in chapters for s in c.summaries],
+            [(c.task, found) for c in chapters for found in c.against],
+            [(c.task, found) for c in chapters for found in c.reaches],
+        )
     except OSError as error:
         raise OutputFailed(
             f"{str(error.filename or out)!r} cannot be written: {error.strerror}",
@@ -144,8 +160,9 @@ def _chapter(
             found
             for other in graded
             if baseline in graded and other is not baseline
-            if (found := compare(other, baseline)) is not None
+            for found in compare_everywhere(other, baseline)
         ],
+        reaches=reaches(baseline, ordered),
         matrix=[
             (ours, [None if ours is theirs else compare(ours, theirs) for theirs in graded])
             for ours in graded
@@ -197,6 +214,7 @@ def _page(chapters: Sequence[Chapter]) -> str:
     page = template.render(
         chapters=chapters,
         axes=AXES,
+        share=SHARE,
         most_failures=LISTED_FAILURES,
         not_judged=NOT_JUDGED,
         title="manyhands exam",

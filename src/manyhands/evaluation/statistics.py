@@ -56,6 +56,16 @@ class Difference:
         """Whether the whole interval lies above zero."""
         return self.interval.low > 0
 
+    @property
+    def chance(self) -> float:
+        """The exact two-sided sign test over the samples that differ, 0 to 1.
+
+        Where every value is 0 or 1 this is McNemar's exact test (McNemar 1947).
+        """
+        unequal, fewer = self.wins + self.losses, min(self.wins, self.losses)
+        tail = sum(math.comb(unequal, count) for count in range(fewer + 1))
+        return min(1.0, 2 * (tail / (1 << unequal)))
+
 
 def interval(values: Sequence[float], *, repeated: bool = False) -> Interval:
     """The mean of one value per sample; `repeated` if these are means over repeats."""

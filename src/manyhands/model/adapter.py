@@ -115,7 +115,7 @@ class ModelAdapter:
         return logits
 
     def states(self, token_ids: Tensor, attend: AttendFn) -> Tensor:
-        """What the layers make of the tokens, behind the last norm: [T, hidden size]. See `forward`."""
+        """The states that the layers make of the tokens, behind the last norm: [T, hidden size]. See `forward`."""
         base: Any = self.model.base_model
         states: Tensor = base(**self._given(token_ids, attend)).last_hidden_state[0]
         return states

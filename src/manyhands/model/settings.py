@@ -53,11 +53,12 @@ class ModelSettings:
         one_of=("auto", *DTYPES),
         panel=_MODEL,
     )
-    adapter: str | None = setting(
+    lora: str | None = setting(
         None,
         "A folder with a LoRA adapter for the model, as `manyhands train` and peft write them; it is added to the "
         "weights. Words that lie beside it are the model's.",
         unset="none",
+        names=("--adapter",),
         panel=_MODEL,
     )
     backend: str = setting(

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from manyhands.attention import strips
 from manyhands.attention.attend import AttendFn, LayerCall
-from manyhands.attention.learning import Intervals, attend_intervals
 from manyhands.attention.rotary import Rotations
 from manyhands.attention.store import LayerStore
 from manyhands.attention.strips import Strips
@@ -46,7 +45,7 @@ class Replay:
     slot_token: Tensor  # [S]
     slot_offset: Tensor  # [S]
     keep: Tensor  # packed indices whose logits are wanted
-    prepared: Prepared | Strips | Intervals
+    prepared: Prepared | Strips
 
     @classmethod
     def of(
@@ -56,28 +55,22 @@ class Replay:
         budget: int = 1 << 22,
         *,
         fused: bool = False,
-        group: int | None = None,
     ) -> Replay:
         """For the logits of `rows` (default: all R), on the CPU.
 
         `budget`: see `TorchBackend`. `fused`: by kernels with gradients (`attention/strips.py`) instead of that
-        backend; for networks all of whose layers they know (`fits_kernels`). `group`: fused, by intervals
-        (`attention/learning.py`), for layers with so many query heads to a key head.
+        backend; for networks all of whose layers they know (`fits_kernels`).
         """
         last = merged.plan.last if rows is None else merged.plan.last[np.asarray(rows)]
-        slot_token, slot_offset = map(torch.as_tensor, (merged.slot_token, merged.slot_offset))
-        prepared: Prepared | Strips | Intervals
-        if fused and group is not None:
-            prepared = Intervals.of(merged.plan, group)
-            slot_token, slot_offset = slot_token[prepared.slots], slot_offset[prepared.slots]
-        elif fused:
+        prepared: Prepared | Strips
+        if fused:
             prepared = Strips.of(merged.plan)
         else:
             prepared = TorchBackend(budget).prepare(merged.plan, torch.device("cpu"))
         return cls(
             token_ids=torch.as_tensor(merged.plan.token_ids),
-            slot_token=slot_token,
-            slot_offset=slot_offset,
+            slot_token=torch.as_tensor(merged.slot_token),
+            slot_offset=torch.as_tensor(merged.slot_offset),
             keep=torch.as_tensor(last),
             prepared=prepared,
         )
@@ -118,8 +111,6 @@ class Replay:
             rope = adapter.ropes[call.layer]
             keys = rotations.rotate(k.index_select(0, self.slot_token), rope)  # [S, G, D]
             values = v.index_select(0, self.slot_token)
-            if isinstance(prepared, Intervals):
-                return attend_intervals(q, keys, values, prepared, rope, call)
             store = LayerStore(keys, values, rope)
             if isinstance(prepared, Strips):
                 return strips.attend(store, q, prepared, call)

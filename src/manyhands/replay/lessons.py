@@ -114,15 +114,14 @@ class Batch:
         budget: int,
         *,
         fused: bool = False,
-        group: int | None = None,
     ) -> Batch:
-        """Put lessons into one batch, on the CPU. `fused`, `group`: see `Replay.of`."""
+        """Put lessons into one batch, on the CPU. `fused`: see `Replay.of`."""
         targets = np.concatenate([lesson.targets for lesson in lessons])
         weights = np.concatenate([lesson.weights for lesson in lessons])
         rows = weights.nonzero()[0]
         merged = side_by_side([lesson.merged for lesson in lessons])
         return cls(
-            Replay.of(merged, rows, budget, fused=fused, group=group),
+            Replay.of(merged, rows, budget, fused=fused),
             torch.as_tensor(targets[rows]),
             torch.as_tensor(weights[rows]),
         )
@@ -153,18 +152,16 @@ class Batches(Dataset[list[Batch]]):
         budget: int = 1 << 26,
         *,
         fused: bool = False,
-        group: int | None = None,
         parts: int = 1,
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        """`budget`, `fused`, `group`: see `Replay.of`. `parts`: into how many each batch is divided.
+        """`budget`, `fused`: see `Replay.of`. `parts`: into how many each batch is divided.
 
         Of `ranks` processes that train together, number `rank` makes every `ranks`-th part, from its own number on.
         """
         self.parts = parts
         self.mine = range(rank, parts, ranks)
-        self.group = group
         self.lessons = lessons
         self.fused = fused
         self.seed = seed
@@ -176,8 +173,4 @@ class Batches(Dataset[list[Batch]]):
         while sum(lesson.num_tokens for lesson in drawn) < self.num_tokens:
             drawn.append(self.lessons.draw(f"{self.seed}/{step}/{len(drawn)}"))
         divided = [drawn[part :: self.parts] for part in self.mine]
-        return [
-            Batch.of(part, self.budget, fused=self.fused, group=self.group)
-            for part in divided
-            if part
-        ]
+        return [Batch.of(part, self.budget, fused=self.fused) for part in divided if part]

@@ -66,7 +66,7 @@ def word_problem(rng: Random, stories: Stories = "known") -> Problem:
 
 
 class Told(NamedTuple):
-    """What stories are made of."""
+    """The parts that stories are made of."""
 
     templates: tuple[Template, ...]
     names: tuple[str, ...]
@@ -83,7 +83,7 @@ def _told(stories: Stories) -> Told:
 
 @cache
 def told_apart() -> tuple[Told, Told]:
-    """What is taught, and what is unseen; of each number of steps a third of the templates."""
+    """The taught and the unseen parts; of each number of steps a third of the templates is unseen."""
     unseen = {
         template.name
         for steps in (ONE_STEP, TWO_STEPS, THREE_STEPS)

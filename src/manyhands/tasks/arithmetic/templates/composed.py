@@ -56,13 +56,13 @@ class _Telling:
         return result
 
     def change(self, sign: str, number: int) -> None:
-        """What is counted becomes more or less."""
+        """The number that is counted becomes more or less."""
         self.value = self.compute(self.value, sign, number)
 
 
 @dataclass(frozen=True)
 class _World:
-    """What is counted, how it begins, and what may happen to it."""
+    """Something to count: how it begins, and what may happen to it."""
 
     begins: tuple[str, ...]  # {a}
     sums: tuple[str, ...]  # {a}, {b}
@@ -376,7 +376,7 @@ def _changes(story: _Telling) -> None:
 
 
 def _compares(story: _Telling) -> None:
-    """What another one has, told by the first one's; asked for alone or for both together."""
+    """The things of another one, told by the first one's; asked for alone or for both together."""
     rng = story.rng
     _scene(story, _COLLECTION)
     first = story.value
