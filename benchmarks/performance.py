@@ -44,6 +44,37 @@ def cell(found: Result | None, kind: str = "cells", **where: Any) -> Result | No
     return next((line for line in lines if all(line[k] == v for k, v in where.items())), None)
 
 
+# -- life ------------------------------------------------------------------------------------------
+
+_LIVES = ("life_ready_qwen3-8b", "life_qwq-32b")
+
+
+def life() -> str:
+    """Runs as they live, the second time in one process: milliseconds per pass, and what the passes were."""
+    head = ["shapes", "situation", "floor", "mean", "p50", "p99", "worst", "tokens/s"]
+    head += ["followed", "planned anew", "launch by launch", "recorded"]
+    rows = []
+    for name in _LIVES:
+        found = result(name)
+        shown = found["model"] if found else ""
+        for line in (found or {}).get("situations", []):
+            if line["when"] != "warm":
+                continue
+            times = [line[f"{key}_ms"] for key in ("floor", "mean", "p50", "p99", "worst")]
+            counts = [line[key] for key in ("followed", "replayed", "eager", "recorded")]
+            rows.append(
+                [
+                    shown,
+                    line["name"],
+                    *(f"{time:.1f}" for time in times),
+                    f"{line['tokens_per_second']:.0f}",
+                    *map(str, counts),
+                ]
+            )
+            shown = ""
+    return table(head, rows) if rows else NOTHING_YET
+
+
 # -- decode ----------------------------------------------------------------------------------------
 
 
@@ -351,6 +382,7 @@ def plots() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
+        life,
         decode_ms,
         decode_tokens,
         breakdown,

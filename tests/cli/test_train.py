@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from manyhands.cli import main
 from manyhands.model.quiet import quiet
 from tests.cli.conftest import DONE, MANYHANDS, Cli
 from tests.text.small_tokenizers import byte_level
@@ -103,6 +104,20 @@ def test_a_pause_and_an_end(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     further = cli(*command, "--steps", 9)
     assert further.exit_code == 2
     assert "what it would need to go on" in further.output
+
+
+@pytest.mark.parametrize(("command", "follows"), [("train", 0), ("solve", 1)])
+def test_a_rank_of_torchrun_trains_and_does_not_follow(
+    monkeypatch: pytest.MonkeyPatch, command: str, follows: int
+) -> None:
+    """In every other command rank 1 follows rank 0; a training would wait for ever."""
+    asked: list[str] = []
+    monkeypatch.setattr("manyhands.cli.follow_if_other", lambda: asked.append(command))
+    monkeypatch.setattr("sys.argv", ["manyhands", command, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert len(asked) == follows
 
 
 def test_interrupted_it_leaves_a_checkpoint(recipe: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from manyhands.model.lora import (
     WEIGHTS,
     LoraLinear,
     add_lora,
+    load_lora,
     lora_layers,
     merge_lora,
     save_lora,
@@ -153,6 +154,20 @@ def test_an_adapter_without_tensors_or_files_is_refused(saved: Path, tmp_path: P
         merge_lora(model(), saved)
     with pytest.raises(ModelNotFound, match=r"adapter_config\.json is missing"):
         merge_lora(model(), tmp_path / "nowhere")
+
+
+def test_an_adapter_is_trained_further_from_its_files(saved: Path):
+    fresh = model()
+    add_lora(fresh, RANK, ALPHA)
+    load_lora(fresh, saved)
+    assert torch.equal(logits(fresh), logits(adapted()))
+    for rank, alpha, says in ((RANK, 2 * ALPHA, "counts"), (RANK + 1, ALPHA, "rank and alpha")):
+        other = model()
+        add_lora(other, rank, alpha)
+        with pytest.raises(UnsupportedModel) as caught:
+            load_lora(other, saved)
+        assert says in f"{caught.value} {caught.value.hint}"
+        assert torch.equal(logits(other), logits(model()))
 
 
 def test_a_training_of_an_adapter_goes_on_where_it_was(tmp_path: Path):

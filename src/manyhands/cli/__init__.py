@@ -89,9 +89,13 @@ _command = partial(app.command, cls=GuardedCommand, epilog=EXIT_CODES)
 
 
 def main() -> None:
-    """Run the command line; what the `manyhands` script calls. Another rank of torchrun's follows rank 0."""
+    """Run the command line; what the `manyhands` script calls.
+
+    Another rank of torchrun's follows rank 0, but in a training: there each process learns its own share.
+    """
     try:
-        follow_if_other()
+        if sys.argv[1:2] != ["train"]:
+            follow_if_other()
         app(prog_name="manyhands")
     except InvalidRequest as error:  # of torchrun's settings: no command has begun
         os.write(2, f"error: {error}\n{error.hint}\n".encode())

@@ -126,8 +126,8 @@ class Training:
     ) -> None:
         """Train to the end. Interrupted or failing, it leaves a checkpoint of the last whole step.
 
-        `pause`: minutes after which it stops for now, with a checkpoint (0: never). InvalidRequest if another training writes to the same folder, OutputFailed if its log cannot be
-        written.
+        `pause`: minutes after which it stops for now, with a checkpoint (0: never). Raises InvalidRequest if
+        another training writes to the same folder, OutputFailed if its log cannot be written.
         """
         until = time.monotonic() + 60 * pause if pause else float("inf")
         if self.rank:
@@ -146,9 +146,9 @@ class Training:
         precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")  # TF32 on a GPU: enough for gradients
         try:
-            while self.done < 1 and time.monotonic() < until:
+            while self.done < 1 and not self._agreed(time.monotonic() >= until):
                 learned = self._learn(next(batches))
-                self.seconds, until = self._same_time(time.monotonic() - began, until)
+                self.seconds = self._agreed(time.monotonic() - began)
                 is_logged = self.step % self.settings.log_every == 0 or self.done >= 1
                 # Between lines of the log only now and then: reading the loss waits for the device.
                 if is_logged or time.monotonic() - told > _SECONDS_BETWEEN_REPORTS:
@@ -164,15 +164,13 @@ class Training:
             torch.set_float32_matmul_precision(precision)
             self.save()
 
-    def _same_time(self, seconds: float, until: float) -> tuple[float, float]:
-        """The first process's clock, for all: they end, and pause, at the same step."""
+    def _agreed(self, number: float) -> float:
+        """The first process's number, in all of them: so they pause, and end, before the same step."""
         if not distributed.is_initialized():
-            return seconds, until
-        is_over = float(time.monotonic() >= until)
-        told = torch.tensor([seconds, is_over], dtype=torch.float64, device=self.adapter.device)
+            return number
+        told = torch.tensor(number, dtype=torch.float64, device=self.adapter.device)
         distributed.broadcast(told, 0)
-        seconds, is_over = told.tolist()
-        return seconds, 0.0 if is_over else float("inf")
+        return float(told)
 
     def _learn(self, parts: Sequence[Batch]) -> Learned:
         """One step over the parts of its batch; what was learned, still on the device."""
