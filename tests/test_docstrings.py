@@ -17,12 +17,9 @@ HOUSE = ROOT / "src" / "manyhands"
 BARE = re.compile(r"(What|Who|Whose|Whoever|Nobody|Those)\b")
 LEFT = {
     "benchmarks": 23,
-    "cli": 1,
-    "cluster": 14,
     "engine": 44,
     "evaluation": 20,
     "model": 22,
-    "school": 10,
     "server": 36,
     "strategies": 40,
 }

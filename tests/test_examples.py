@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
 
 from manyhands import bundled
 
@@ -13,7 +18,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def output_of(name: str, *arguments: str) -> str:
-    """What an example prints in a process of its own, without a network and without a warning."""
+    """Everything that an example prints in a process of its own, without a network and without a warning."""
     done = subprocess.run(
         [sys.executable, EXAMPLES / name, *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
@@ -26,8 +31,25 @@ def output_of(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_two_workers_by_hand() -> None:
-    alice, bob = output_of("two_workers_by_hand.py").splitlines()
+@pytest.fixture
+def printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """The same in this process, which has imported most of it; a warning is an error here."""
+
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        told, complained = capsys.readouterr()
+        assert complained == ""
+        return told
+
+    return run
+
+
+def test_two_workers_by_hand(printed: Callable[..., str]) -> None:
+    alice, bob = printed("two_workers_by_hand.py").splitlines()
     assert alice.startswith("**Alice [1]:** #")
     assert bob.startswith("**Bob [1]:** #")
     claims = {line.partition("#")[2][0] for line in (alice, bob)}
@@ -35,8 +57,8 @@ def test_two_workers_by_hand() -> None:
     assert "#1 is 75." in alice + bob or "#2 is 46." in alice + bob
 
 
-def test_your_own_strategy() -> None:
-    event, *answer = output_of("your_own_strategy.py").splitlines()
+def test_your_own_strategy(printed: Callable[..., str]) -> None:
+    event, *answer = printed("your_own_strategy.py").splitlines()
     assert event.startswith("AnswerFound(forward_pass=")
     assert event.endswith("answer='93,13')")
     counted, told = answer
@@ -45,9 +67,9 @@ def test_your_own_strategy() -> None:
     assert "answer='93,13', finish_reason='answer'" in told
 
 
-def test_a_team_on_your_own_model() -> None:
+def test_a_team_on_your_own_model(printed: Callable[..., str]) -> None:
     """The bundled model, as a folder of somebody's own."""
-    found = output_of("a_team_on_your_own_model.py", str(bundled.path()))
+    found = printed("a_team_on_your_own_model.py", str(bundled.path()))
     *steps, answer = found.splitlines()
     assert answer.startswith("Answer after ")
     assert answer.endswith(" passes: 75,51,59,100")
@@ -64,16 +86,16 @@ def test_your_own_task() -> None:
     assert monday.endswith("[0.0, 1.0]"), "after 20 passes nobody knows, at the end it is right"
 
 
-def test_one_prompt_many_endings() -> None:
-    *endings, usage = output_of("one_prompt_many_endings.py").splitlines()
+def test_one_prompt_many_endings(printed: Callable[..., str]) -> None:
+    *endings, usage = printed("one_prompt_many_endings.py").splitlines()
     assert sum(int(line.partition(" of 16: ")[0]) for line in endings) == 16
     assert endings[0].endswith(": 75,51"), "most arrive at the right answer"
     assert usage.startswith("The prompt's 53 tokens were read once; ")
     assert 30 < int(usage.partition("%")[0].rpartition(" ")[2]) < 90
 
 
-def test_branches() -> None:
-    *written, distance, end = output_of("branches.py").splitlines()
+def test_branches(printed: Callable[..., str]) -> None:
+    *written, distance, end = printed("branches.py").splitlines()
     assert [line.partition(":")[0] for line in written] == ["Branch 1", "Branch 2", "Branch 3"]
     assert float(distance.removeprefix("Behind the join, ").split()[0]) < 1
     assert end.startswith("55,46,59: "), "the right answers"
@@ -81,8 +103,8 @@ def test_branches() -> None:
     assert num_passes < num_tokens
 
 
-def test_debate() -> None:
-    (told,) = output_of("debate.py").splitlines()
+def test_debate(printed: Callable[..., str]) -> None:
+    (told,) = printed("debate.py").splitlines()
     assert told.startswith("Answer(text='The answers, in order: 93, 13.', answer='93,13'")
     assert "finish_reason='answer'" in told
     assert "snapshots={20: '93,?'}" in told

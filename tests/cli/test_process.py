@@ -18,7 +18,10 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
+from manyhands.cli import guard
+from manyhands.errors import OutOfMemory
 from manyhands.replay.trace import read_trace
 from tests.cli.conftest import MANYHANDS
 
@@ -70,6 +73,17 @@ def test_too_little_memory_is_one_clear_error() -> None:
     assert found.returncode == 6, found.stderr
     assert "error: the 512 MB of address space that this process may use do not" in found.stderr
     assert "Traceback" not in found.stderr
+
+
+def test_a_command_that_is_over_does_not_lack_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run without an answer leaves with 9, however little address space there is."""
+    monkeypatch.setattr(guard, "_address_space", lambda: 1 << 30)
+    with pytest.raises(typer.Exit) as left, guard.guarded():
+        raise typer.Exit(guard.EXIT_NO_ANSWER)
+    assert left.value.exit_code == guard.EXIT_NO_ANSWER
+    with pytest.raises(typer.Exit) as left, guard.guarded():  # control: the limit does count
+        raise RuntimeError("can't start new thread")
+    assert left.value.exit_code == OutOfMemory.exit_code
 
 
 @pytest.mark.parametrize("words", ["prompts", "solve --help"])

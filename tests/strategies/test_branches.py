@@ -515,7 +515,7 @@ def test_noise_breaks_nothing(name):
     """Both joins read the same text, so a model that is a function of its context ends the same."""
     text, num_branches, reasons = TEXTS[name], 0, set()
     context = len(text.chat_prompt("Q: who")) + 150
-    for seed in range(60):
+    for seed in range(150):
         results = []
         for join in ("reencode", "stitch"):
             settings = BranchSettings(

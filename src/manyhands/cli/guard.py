@@ -36,6 +36,8 @@ def guarded() -> Iterator[None]:
     try:
         with interruptible():
             yield
+    except typer.Exit:  # a RuntimeError by its class, and no failure
+        raise
     except ManyhandsError as error:
         complain(error)
         raise typer.Exit(error.exit_code) from error
@@ -128,9 +130,7 @@ class GuardedCommand(TyperCommand):
     def make_context(self, *args: Any, **more: Any) -> Any:
         """Read the arguments; if they ask for help, write it and leave."""
         with guarded():
-            assert (
-                self.params is not None
-            )  # imports what the options need, whose errors are not the help's
+            _ = self.params  # makes them: an error of their imports is not one of writing help
         with guarded(), _help_written():
             return super().make_context(*args, **more)
 

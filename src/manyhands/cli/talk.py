@@ -42,7 +42,7 @@ class Talk:
 
     @property
     def settings(self) -> Settings:
-        """Those of the method, with what was chosen of them."""
+        """Settings of the method, with the choices made among them."""
         settings: Settings = self.method.settings()
         known = choosable(settings)
         return choose(settings, {path: v for path, v in self.chosen.items() if path in known})

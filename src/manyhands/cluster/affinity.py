@@ -21,7 +21,7 @@ _MARK = 8  # characters of a replica's mark in the id of a run
 
 
 def key_of(owner: str, body: Any) -> str | None:
-    """What the requests of one conversation share: whose it is, and how what the model reads begins.
+    """The key that requests of one conversation share: whose it is, and how what the model reads begins.
 
     `body` is the JSON of a request to any route that makes text. Between two owners nothing is shared, so they
     may lie anywhere.
@@ -44,7 +44,7 @@ def replica_of_run(run: str) -> str | None:
 
 
 def mark_of(replica: str) -> str:
-    """What stands in the ids of a replica's runs."""
+    """The mark in the ids of a replica's runs."""
     return f"{replica[:_MARK]:_<{_MARK}}-"
 
 

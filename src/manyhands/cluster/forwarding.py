@@ -58,7 +58,7 @@ class Begin:
 
 
 async def answered(app: ASGIApp, asked: Forwarded) -> AsyncIterator[Begin | bytes]:
-    """What an application answers, in pieces. Closing the iterator is a client that leaves."""
+    """The answer of an application, in pieces. Closing the iterator is a client that leaves."""
     pieces: asyncio.Queue[Begin | bytes | None] = asyncio.Queue(_AHEAD)
     left = asyncio.Event()
     is_told = False

@@ -70,7 +70,7 @@ def _knock(address: str) -> None:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """What SIGTERM does stays as it is; Ray would take it."""
+    """The handler of SIGTERM stays as it is; Ray would take it."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -81,7 +81,7 @@ def _own_signals() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Share:
-    """What of the cluster the replicas take: how many there are, and the cores and GPUs of each."""
+    """The part of the cluster that replicas take: how many there are, and the cores and GPUs of each."""
 
     replicas: int
     cpus: float
@@ -94,7 +94,7 @@ class Share:
 
 
 def share_of(ray: Any, settings: ClusterSettings) -> Share:
-    """What was asked for, and where nothing was said, what the cluster has."""
+    """The resources asked for, and where nothing was said, those that the cluster has."""
     has = ray.cluster_resources()
     cluster_gpus = has.get("GPU", 0.0)
     gpus = settings.replica_gpus

@@ -45,7 +45,7 @@ class Answers(Generic[Row, Told]):
 
 @dataclass(frozen=True)
 class News(Generic[Told]):
-    """What came of rows, by their numbers, and what the replica has computed since it began."""
+    """Results of rows, by their numbers, and the work of the replica since it began."""
 
     found: list[tuple[int, Told]]
     usage: Usage
@@ -84,7 +84,7 @@ class Replica(Generic[Row, Told]):
             self._changed.notify_all()
 
     async def news(self) -> News[Told]:
-        """What has come since the last call; waits until there is something. One call at a time."""
+        """The news since the last call; waits until there is something. One call at a time."""
         assert self._answers is not None, "a replica begins before it is asked"
         await self._news.wait()
         self._news.clear()

@@ -164,7 +164,7 @@ def deploy(
 
 
 class Door:
-    """What the process at the socket has: no engine, but a way to the replicas. It is a `Behind`."""
+    """The side of the process at the socket: no engine, but a way to the replicas. It is a `Behind`."""
 
     def __init__(self, fleet: Any, keys: Keys, limits: Limits) -> None:
         self.fleet, self.keys, self.limits = fleet, keys, limits
@@ -382,7 +382,7 @@ def is_lost(error: BaseException) -> bool:
 
 
 def _refusal(error: Exception) -> Refusal:
-    """What a client is told when the way to a replica has failed."""
+    """The answer to a client when the way to a replica has failed."""
     if isinstance(error, Refusal):
         return error
     if type(error).__name__ == "BackPressureError":

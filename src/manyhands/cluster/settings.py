@@ -1,4 +1,4 @@
-"""What can be asked of a cluster, by every command that uses one."""
+"""Choices of a cluster, for every command that uses one."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Spread(Generic[Row, Told]):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What all replicas agree on: the answers' facts. Waits for the first replica."""
+        """Facts of the answers, on which all replicas agree. Waits for the first replica."""
         self.wait(1)
         assert self._facts is not None, "a replica has begun"
         return self._facts
@@ -101,13 +101,13 @@ class Spread(Generic[Row, Told]):
 
     @property
     def usage(self) -> Usage:
-        """What all replicas have computed, as far as they have told."""
+        """The work of all replicas, as far as they have told."""
         return sum((actor.usage for actor in self._actors.values()), self._past_usage)
 
     def results(
         self, rows: Iterable[Row]
     ) -> Generator[list[tuple[Row, Told | ManyhandsError]], None, None]:
-        """What came of rows, in the order in which it comes; nothing, every half second without news."""
+        """Results of rows, in the order in which it comes; nothing, every half second without news."""
         self._rows = Rows(rows, self._quota)
         while self._rows.num_left:
             self._fill_up(min(self._share.replicas, self._rows.num_left))

@@ -38,7 +38,7 @@ _INSERTED_CLAIM = re.compile(r"#(\d):$")
 
 
 class Phase(Enum):
-    """What a worker's desk shows to others."""
+    """The text of a worker's desk that others see."""
 
     EMPTY = 0
     START = 1  # a bare prefix: about to decide
@@ -237,7 +237,7 @@ class ArithmeticTeam:
     # -- what is seen ----------------------------------------------------------------------------
 
     def _others(self, actor: _Actor) -> list[_Actor]:
-        """Who can still get ahead of this worker. Who left in an earlier pass no longer does."""
+        """The workers that can still get ahead of this one; those that left in an earlier pass cannot."""
         if not self.sees_desks:
             return []
         others = (other for other in self.actors.values() if other is not actor)
@@ -339,7 +339,7 @@ class _Script:
         return [_Word(w.token, ANSWER) for w in self._words(",".join(answers) + "}")]
 
     def reply(self, answers: list[str]) -> list[_Word]:
-        """What the user gets to read."""
+        """The reply that the user reads."""
         words = self._words("The answers, in order: " + ", ".join(answers) + ".")
         return [*words, self.turn_end]
 

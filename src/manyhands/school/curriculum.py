@@ -1,4 +1,4 @@
-"""What the bundled model is taught: random runs of the scripted team, a new one at every draw.
+"""Lessons of the bundled model: random runs of the scripted team, a new one at every draw.
 
 A lesson is drawn from a seed and is the same wherever it is drawn. The mix covers what `solve` can be
 asked: one to four workers, all layouts, redundancy checks or none, pauses, late joins, claims forced

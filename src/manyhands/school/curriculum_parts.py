@@ -1,4 +1,4 @@
-"""What the bundled model is taught besides teams: questions in parts, and questions about a long text.
+"""Lessons of the bundled model besides teams: questions in parts, and questions about a long text.
 
 `PartsMix` says how often each of these lessons is drawn, and in which form:
 

@@ -41,7 +41,7 @@ class Parts(Protocol):
         """How this part is worked out, behind its title."""
 
     def conclusion(self) -> list[Said]:
-        """What is said when all parts are done: the answer, in a box."""
+        """The words behind all parts: the answer, in a box."""
 
     def box(self, done: Collection[int]) -> str:
         """The inside of the box when these parts are done."""
@@ -202,7 +202,7 @@ class InThreads:
 
 
 class AttemptWords(Protocol):
-    """What is said in an attempt, and whether it is right."""
+    """The text of an attempt, and whether it is right."""
 
     def is_right(self, attempt: int) -> bool:
         """Whether nothing in it is wrong."""

@@ -46,7 +46,7 @@ _DTYPES = tuple(name for name in DTYPES if name != "float64")
 
 @dataclass(frozen=True)
 class ModelTable:
-    """What is trained: a model to start from, or the configuration of a new one."""
+    """The network that is trained: a model to start from, or the configuration of a new one."""
 
     start: str = setting("", "A folder, or a name on the hub.")
     config: Mapping[str, Any] = setting({}, "Configuration of a new model, with its model_type.")

@@ -35,10 +35,10 @@ END = Said(weight=DECISION)
 
 
 class Script(Protocol):
-    """What writers say."""
+    """The words of the writers."""
 
     def __call__(self, writer: str, fed: str, done: frozenset[int]) -> Sequence[Said]:
-        """What `writer` says behind the words `fed`; `done` are the parts finished so far."""
+        """The words of `writer` behind the words `fed`; `done` are the parts finished so far."""
 
 
 class ScriptedWriters:
