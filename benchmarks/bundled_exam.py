@@ -26,7 +26,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -47,6 +47,7 @@ from manyhands.schema.conversation import Conversation, conversation_of
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.settings import Away, TeamSettings
 from manyhands.tasks.arithmetic.problem_list import parse_question
+from manyhands.tasks.arithmetic.words import told_apart
 from manyhands.tasks.task import protocol_of
 
 GOOD = 0.97  # accuracy per question whose first budget is looked for
@@ -269,6 +270,21 @@ def solved_twice(record: Record) -> float:
     return sum(len(workers) > 1 for workers in solvers.values()) / len(record.gold)
 
 
+def by_template(records: Sequence[Record]) -> dict[str, tuple[int, int]]:
+    """Of every unseen template: how many of its stories were answered right, and how many were asked."""
+    found: dict[str, tuple[int, int]] = {}
+    for record in records:
+        lines = parse_question(record.question)
+        assert lines is not None, "the task asks numbered lists"
+        said = [each.strip() for each in (record.answer or "").split(",")]
+        for number, (text, gold) in enumerate(zip(lines, record.gold, strict=True)):
+            name = next(t.name for t in told_apart()[1].templates if t.tells(text))
+            is_right = len(said) == len(lines) and said[number] == str(gold)
+            right, asked = found.get(name, (0, 0))
+            found[name] = (right + is_right, asked + 1)
+    return dict(sorted(found.items()))
+
+
 def line(row: Row, results: Results) -> dict[str, Any]:
     """A row's numbers."""
     summary = Summary.of(results)
@@ -289,6 +305,7 @@ def line(row: Row, results: Results) -> dict[str, Any]:
         "solved_twice": round(sum(twice) / len(twice), 4) if twice else None,
         "finish": dict(sorted(summary.endings)),
         "curve": curve,
+        **({"templates": by_template(summary.records)} if row.kind == "unseen" else {}),
         "first_good_budget": min(good) if good else None,
     }
 

@@ -85,7 +85,9 @@ def test_a_models_own_sampling_is_what_a_request_means_that_says_nothing(
     (tmp_path / "generation_config.json").write_text(json.dumps(own))
     text = small_text()
     engine = SimpleNamespace(
-        about=[], facts=SimpleNamespace(max_positions=512), prefixes=PrefixTree()
+        about=[],
+        facts=SimpleNamespace(max_positions=512, is_on_gpu=False),
+        prefixes=PrefixTree(),
     )
     fronts: list[Any] = []
 
