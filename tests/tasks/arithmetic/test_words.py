@@ -172,6 +172,10 @@ def test_composed_stories_are_worked_out_from_their_numbers() -> None:
         assert problem.answer == result
         assert set(WORD.findall(problem.text)).isdisjoint(unseen.names)
         assert not any(template.tells(problem.text) for template in unseen.templates)
+        compares = re.search(
+            r"as many|double|more than|less than|fewer than|beats|for each", problem.text
+        )
+        assert not (compares and "together: " in problem.text), "the other one has a number already"
         texts.add(re.sub(r"\d+", "n", problem.text))
     assert len(texts) > 590, "hardly two are worded alike"
 

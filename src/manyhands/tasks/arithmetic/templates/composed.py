@@ -14,7 +14,7 @@ Nothing here is taken from the templates that are unseen (`words.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from manyhands.tasks.arithmetic.problem import LARGEST_RESULT, Problem
@@ -72,6 +72,7 @@ class _World:
     questions: tuple[str, ...]
 
 
+_TOGETHER = "{who} and {friend} put their {things} together: {a} from {who} and {b} from {friend}."
 _THEN = ("Then ", "After that ", "Later ", "The next day ", "In the evening ", "Afterwards ", "")
 _COLLECTION = _World(
     begins=(
@@ -92,7 +93,7 @@ _COLLECTION = _World(
         "{who} got {a} {things} from {friend} and {b} from {third}.",
         "{who} has {a} {things} in one pocket and {b} in the other.",
         "There are {a} small {things} and {b} large {things} in the house of {who}.",
-        "{who} and {friend} put their {things} together: {a} from {who} and {b} from {friend}.",
+        _TOGETHER,
         "In the morning {who} made {a} {things}, and in the afternoon another {b}.",
     ),
     products=(
@@ -161,16 +162,12 @@ _MONEY = _World(
         "{who} earned {a} coins on Friday and {b} coins on Saturday.",
         "{who} has {a} coins in a purse and {b} coins in a tin.",
         "{who} gets {a} coins from {friend} and {b} from {third}.",
-        "A meal costs {a} coins, and the drinks cost {b} coins.",
     ),
     products=(
         "{who} earns {b} coins an hour and works for {a} hours.",
         "{who} sells {a} cakes for {b} coins each.",
         "{who} saves {b} coins a week for {a} weeks.",
         "{a} guests pay {b} coins each to {who}.",
-        "One ride costs {b} coins, and {who} takes {a} rides.",
-        "{who} orders {a} plates of soup at {b} coins a plate.",
-        "A ticket is {b} coins, and {who} needs {a} of them.",
     ),
     gains=(
         "{friend} adds {c} coins.",
@@ -178,7 +175,6 @@ _MONEY = _World(
         "{who} gets {c} coins back.",
         "{who} also receives a tip of {c} coins.",
         "{who} sells an old lamp for {c} coins.",
-        "there is a fee of {c} coins on top.",
         "{who} earns another {c} coins.",
     ),
     losses=(
@@ -188,7 +184,6 @@ _MONEY = _World(
         "{who} drops {c} coins into a river.",
         "{c} coins go to a fund for the school.",
         "{who} buys a hat for {c} coins.",
-        "{who} gets {c} coins off.",
         "the train takes {c} coins of that.",
     ),
     questions=(
@@ -197,6 +192,39 @@ _MONEY = _World(
         "How many coins does that make?",
         "How much is it now, in coins?",
         "What is the amount now?",
+    ),
+)
+_PRICES = _World(
+    begins=(
+        "A lamp costs {a} coins.",
+        "The price of a coat is {a} coins.",
+        "{who} has to pay {a} coins for a bicycle.",
+    ),
+    sums=(
+        "A meal costs {a} coins, and the drinks cost {b} coins.",
+        "{who} takes a chair for {a} coins and a desk for {b} coins.",
+    ),
+    products=(
+        "One ride costs {b} coins, and {who} takes {a} rides.",
+        "{who} orders {a} plates of soup at {b} coins a plate.",
+        "A ticket is {b} coins, and {who} needs {a} of them.",
+    ),
+    gains=(
+        "there is a fee of {c} coins on top.",
+        "{who} adds a sandwich for {c} coins.",
+        "the price rises by {c} coins.",
+        "{c} coins have to be paid for the delivery.",
+    ),
+    losses=(
+        "{who} gets {c} coins off.",
+        "the shop takes {c} coins off the price.",
+        "a voucher pays {c} coins of it.",
+        "{friend} pays {c} coins of that.",
+    ),
+    questions=(
+        "How many coins does {who} pay?",
+        "How many coins is that in the end?",
+        "What does it cost in all, in coins?",
     ),
 )
 _PEOPLE = _World(
@@ -264,7 +292,7 @@ _WAY = _World(
         "{who} adds {c} more.",
         "another {c} come on top.",
         "it becomes {c} longer.",
-        "a detour makes it {c} more.",
+        "{c} more are added at the end.",
     ),
     losses=(
         "{c} of these are done.",
@@ -279,7 +307,9 @@ _WAY = _World(
         "How many are to count at the end?",
     ),
 )
-_WORLDS = (_COLLECTION, _COLLECTION, _COLLECTION, _MONEY, _PEOPLE, _WAY)
+_WORLDS = (_COLLECTION, _COLLECTION, _COLLECTION, _MONEY, _PRICES, _PEOPLE, _WAY)
+# Before a comparison the other one may not have a number already.
+_OF_ONE = replace(_COLLECTION, sums=tuple(told for told in _COLLECTION.sums if told != _TOGETHER))
 
 _MORE = (
     "{friend} has {c} {things} more than that.",
@@ -378,7 +408,7 @@ def _changes(story: _Telling) -> None:
 def _compares(story: _Telling) -> None:
     """The things of another one, told by the first one's; asked for alone or for both together."""
     rng = story.rng
-    _scene(story, _COLLECTION)
+    _scene(story, _OF_ONE)
     first = story.value
     kind = rng.choice(("more", "fewer", "times", "twice"))
     number = {"times": rng.randint(3, 5), "twice": 2}.get(kind, rng.randint(2, 40))
