@@ -47,6 +47,7 @@ from manyhands.schema.conversation import Conversation, conversation_of
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.settings import Away, TeamSettings
 from manyhands.tasks.arithmetic.problem_list import parse_question
+from manyhands.tasks.arithmetic.templates.fresh import FRESH
 from manyhands.tasks.arithmetic.words import told_apart
 from manyhands.tasks.task import protocol_of
 
@@ -145,6 +146,9 @@ def parts() -> list[Row]:
     return [*rows, strangers]
 
 
+_NEVER_TAUGHT = ("unseen", "fresh")
+
+
 def stories() -> list[Row]:
     """Five problems for teams of one to four: stories made of nothing that was taught, taught ones, sums."""
     return [
@@ -155,10 +159,10 @@ def stories() -> list[Row]:
             {"workers": workers},
             count=5,
             kind=kind,
-            curve=_looks(workers) if kind == "unseen" else (),
+            curve=_looks(workers) if kind in _NEVER_TAUGHT else (),
             budget=500,
         )
-        for kind in ("unseen", "taught", "bare")
+        for kind in (*_NEVER_TAUGHT, "taught", "bare")
         for workers in range(1, 5)
     ]
 
@@ -271,14 +275,14 @@ def solved_twice(record: Record) -> float:
 
 
 def by_template(records: Sequence[Record]) -> dict[str, tuple[int, int]]:
-    """Of every unseen template: how many of its stories were answered right, and how many were asked."""
+    """Of every template that was never taught: how many of its stories were answered right, and how many were asked."""
     found: dict[str, tuple[int, int]] = {}
     for record in records:
         lines = parse_question(record.question)
         assert lines is not None, "the task asks numbered lists"
         said = [each.strip() for each in (record.answer or "").split(",")]
         for number, (text, gold) in enumerate(zip(lines, record.gold, strict=True)):
-            name = next(t.name for t in told_apart()[1].templates if t.tells(text))
+            name = next(t.name for t in (*told_apart()[1].templates, *FRESH) if t.tells(text))
             is_right = len(said) == len(lines) and said[number] == str(gold)
             right, asked = found.get(name, (0, 0))
             found[name] = (right + is_right, asked + 1)
@@ -305,7 +309,7 @@ def line(row: Row, results: Results) -> dict[str, Any]:
         "solved_twice": round(sum(twice) / len(twice), 4) if twice else None,
         "finish": dict(sorted(summary.endings)),
         "curve": curve,
-        **({"templates": by_template(summary.records)} if row.kind == "unseen" else {}),
+        **({"templates": by_template(summary.records)} if row.kind in _NEVER_TAUGHT else {}),
         "first_good_budget": min(good) if good else None,
     }
 

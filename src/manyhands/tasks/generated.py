@@ -31,8 +31,14 @@ _LISTS: dict[str, ListKind] = {
     HELD_OUT: "word",
     "taught": "word",
     "unseen": "word",
+    "fresh": "word",
 }
-_STORIES: dict[str, Stories] = {HELD_OUT: "held-out", "taught": "taught", "unseen": "unseen"}
+_STORIES: dict[str, Stories] = {
+    HELD_OUT: "held-out",
+    "taught": "taught",
+    "unseen": "unseen",
+    "fresh": "fresh",
+}
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class Arithmetic:
 
     @property
     def kind(self) -> str:
-        """`bare`, `word`, `mixed`, or stories that are `held-out`, `taught` or `unseen` (`words.py`)."""
+        """`bare`, `word`, `mixed`, or stories: `held-out`, `taught`, `unseen` or `fresh` (`words.py`)."""
         return self.options.kind or "bare"
 
     def samples(self) -> Sequence[Sample]:

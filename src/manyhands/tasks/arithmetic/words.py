@@ -6,6 +6,8 @@ two ways to part them:
     known, held-out   of the bundled model: a tenth of the templates is held out
     taught, unseen    of models that could read before: a third of the templates, half of the names and
                       a third of the things are unseen, and no story has anything of both sides
+    fresh             templates of their own (`templates/fresh.py`), with the names and things that are unseen:
+                      nothing that is taught was made or chosen with a look at them
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Literal, NamedTuple
 
 from manyhands.tasks.arithmetic.problem import Problem
 from manyhands.tasks.arithmetic.templates.composed import composed
+from manyhands.tasks.arithmetic.templates.fresh import FRESH
 from manyhands.tasks.arithmetic.templates.nouns import NAMES, THINGS
 from manyhands.tasks.arithmetic.templates.one_step import ONE_STEP
 from manyhands.tasks.arithmetic.templates.template import PLACEHOLDER, Template
@@ -25,7 +28,7 @@ from manyhands.tasks.arithmetic.templates.two_steps import TWO_STEPS
 
 _TEMPLATES: tuple[Template, ...] = (*ONE_STEP, *TWO_STEPS, *THREE_STEPS)
 
-Stories = Literal["known", "held-out", "taught", "composed", "unseen"]
+Stories = Literal["known", "held-out", "taught", "composed", "unseen", "fresh"]
 COMPOSED = 0.75  # of the stories that are mostly composed
 WORD = re.compile(r"[A-Za-z]+")
 
@@ -78,7 +81,10 @@ def _told(stories: Stories) -> Told:
     if stories in ("known", "held-out"):
         own = known_templates() if stories == "known" else held_out_templates()
         return Told(own, NAMES, THINGS)
-    return told_apart()[stories == "unseen"]
+    taught, unseen = told_apart()
+    if stories == "fresh":
+        return unseen._replace(templates=FRESH)
+    return unseen if stories == "unseen" else taught
 
 
 @cache

@@ -1,67 +1,23 @@
-"""Stories put together of sentences: thousands of wordings where a list of templates has dozens.
-
-A model that could read before learns the words of a template by heart when it meets few of them. So what it is
-taught is composed: a scene gives a number (or two that make one), events change it, and a question asks for what
-has become of it. Each part has many wordings, and any goes with any.
+"""A number of things, and what happens to it.
 
     scene       "Ana fills 4 jars with 9 beads each."        p = 4 * 9
     event       "Later 7 of them roll away."                 q = p - 7
     question    "How many beads does Ana have in the end?"   q
 
-Nothing here is taken from the templates that are unseen (`words.py`).
+A story may end with a goal in place of that question: "Ana needs 80 beads. How many are missing?"
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from random import Random
+from dataclasses import dataclass
 
-from manyhands.tasks.arithmetic.problem import LARGEST_RESULT, Problem
+from manyhands.tasks.arithmetic.templates.composed.telling import Telling
 
-MOST_STEPS = 3
-_OPERATIONS: dict[str, Callable[[int, int], int]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-}
-
-
-@dataclass
-class _Telling:
-    """A story as far as it is told."""
-
-    rng: Random
-    who: str
-    friend: str
-    third: str
-    things: str
-    sentences: list[str] = field(default_factory=list)
-    work: list[str] = field(default_factory=list)
-    value: int = 0
-
-    def say(self, wordings: Sequence[str], **numbers: object) -> None:
-        """One of these sentences."""
-        self.sentences.append(self.worded(wordings, **numbers))
-
-    def worded(self, wordings: Sequence[str], **numbers: object) -> str:
-        """One of these, with its gaps filled."""
-        people = {"who": self.who, "friend": self.friend, "third": self.third}
-        return self.rng.choice(wordings).format(**people, things=self.things, **numbers)
-
-    def compute(self, left: int, sign: str, right: int) -> int:
-        """A step of the work; its result."""
-        result = _OPERATIONS[sign](left, right)
-        self.work.append(f"{left}{sign}{right}={result}")
-        return result
-
-    def change(self, sign: str, number: int) -> None:
-        """The number that is counted becomes more or less."""
-        self.value = self.compute(self.value, sign, number)
+_MOST_STEPS = 3
 
 
 @dataclass(frozen=True)
-class _World:
+class World:
     """Something to count: how it begins, and what may happen to it."""
 
     begins: tuple[str, ...]  # {a}
@@ -72,9 +28,9 @@ class _World:
     questions: tuple[str, ...]
 
 
-_TOGETHER = "{who} and {friend} put their {things} together: {a} from {who} and {b} from {friend}."
+TOGETHER = "{who} and {friend} put their {things} together: {a} from {who} and {b} from {friend}."
 _THEN = ("Then ", "After that ", "Later ", "The next day ", "In the evening ", "Afterwards ", "")
-_COLLECTION = _World(
+COLLECTION = World(
     begins=(
         "{who} has {a} {things}.",
         "{who} owns {a} {things}.",
@@ -93,7 +49,7 @@ _COLLECTION = _World(
         "{who} got {a} {things} from {friend} and {b} from {third}.",
         "{who} has {a} {things} in one pocket and {b} in the other.",
         "There are {a} small {things} and {b} large {things} in the house of {who}.",
-        _TOGETHER,
+        TOGETHER,
         "In the morning {who} made {a} {things}, and in the afternoon another {b}.",
     ),
     products=(
@@ -150,7 +106,7 @@ _COLLECTION = _World(
         "How many are there at last?",
     ),
 )
-_MONEY = _World(
+_MONEY = World(
     begins=(
         "{who} has {a} coins.",
         "{who} saved {a} coins.",
@@ -194,7 +150,7 @@ _MONEY = _World(
         "What is the amount now?",
     ),
 )
-_PRICES = _World(
+_PRICES = World(
     begins=(
         "A lamp costs {a} coins.",
         "The price of a coat is {a} coins.",
@@ -227,7 +183,7 @@ _PRICES = _World(
         "What does it cost in all, in coins?",
     ),
 )
-_PEOPLE = _World(
+_PEOPLE = World(
     begins=(
         "{a} people sit in a hall.",
         "There are {a} people at the party of {who}.",
@@ -267,7 +223,7 @@ _PEOPLE = _World(
         "How many stay?",
     ),
 )
-_WAY = _World(
+_WAY = World(
     begins=(
         "A trail is {a} miles long.",
         "{who} has to drive {a} miles.",
@@ -307,43 +263,30 @@ _WAY = _World(
         "How many are to count at the end?",
     ),
 )
-_WORLDS = (_COLLECTION, _COLLECTION, _COLLECTION, _MONEY, _PRICES, _PEOPLE, _WAY)
-# Before a comparison the other one may not have a number already.
-_OF_ONE = replace(_COLLECTION, sums=tuple(told for told in _COLLECTION.sums if told != _TOGETHER))
+_WORLDS = (COLLECTION, COLLECTION, COLLECTION, _MONEY, _PRICES, _PEOPLE, _WAY)
 
-_MORE = (
-    "{friend} has {c} {things} more than that.",
-    "{friend} has {c} more than {who}.",
-    "That is {c} fewer {things} than {friend} has.",
-    "{friend} beats {who} by {c} {things}.",
-    "{who} has {c} less than {friend}.",
+# A goal ends a story: {goal} is more than what is there. Of things, of coins, of any other number.
+_GOALS = (
+    "{who} needs {goal} in all. How many are missing?",
+    "{who} wants to have {goal}. How many more does {who} need?",
+    "The goal is {goal}. How many are still to come?",
+    "How many more would make it {goal}?",
+    "{goal} are needed. How many are still missing?",
+    "How many does {who} need to get to {goal}?",
+    "{who} hopes for {goal}. How far is {who} from that?",
 )
-_FEWER = (
-    "{friend} has {c} {things} fewer than that.",
-    "{friend} has {c} less than {who}.",
-    "That is {c} more {things} than {friend} has.",
-    "{who} beats {friend} by {c} {things}.",
-    "{who} has {c} more than {friend}.",
+_GOALS_OF_COINS = (
+    "A bicycle costs {goal} coins. How many coins are missing?",
+    "{who} wants to buy a drum for {goal} coins. How many more coins does {who} need?",
+    "How many coins does {who} still need for a coat that costs {goal} coins?",
+    "{who} needs {goal} coins for a trip. How many coins are missing?",
+    "The price of a tent is {goal} coins. How many coins must {who} still save?",
 )
-_TIMES = (
-    "{friend} has {c} times as many.",
-    "{friend} has {c} times the number of {who}.",
-    "For each one of {who}, {friend} has {c}.",
-)
-_TWICE = (
-    "{friend} has twice as many.",
-    "{friend} has double that number.",
-    "{friend} has two for each one of {who}.",
-)
-_OF_FRIEND = (
-    "How many {things} does {friend} have?",
-    "How many {things} are with {friend}?",
-    "How many does {friend} have?",
-)
-_OF_BOTH = (
-    "How many {things} do they have together?",
-    "How many {things} do {who} and {friend} have in all?",
-    "What do both have together?",
+_CHANGE_BACK = (
+    "{who} pays with {goal} coins. How many coins come back?",
+    "How much change does {who} get for {goal} coins?",
+    "{who} gives the seller {goal} coins. How many coins does {who} get back?",
+    "{who} had {goal} coins before. How many coins does {who} keep?",
 )
 _DIFFERENCES = (
     "{who} has {a} {things} and {friend} has {b}. How many more does {who} have?",
@@ -353,22 +296,73 @@ _DIFFERENCES = (
     "{who} wants {a} {things} and has {b}. How many are missing?",
     "Of {a} {things}, {b} are {friend}'s and the rest are {who}'s. How many are {who}'s?",
     "{who} bought {a} {things}. {b} were green and the others were white. How many were white?",
+    "A box has room for {a} {things}, and {b} are in it. How many more fit in?",
+    "{who} had {a} {things} last year and has {b} this year. How many did {who} lose?",
+    "After a gift from {friend}, {who} has {a} {things}. Before it {who} had {b}. How many {things} did {friend} give?",
+    "This morning there were {a} {things} in the shop, and tonight there are {b}. How many were sold today?",
+    "{b} of the {a} pupils of a school are girls. How many are boys?",
+    "{who} is on page {b} of a book of {a} pages. How many pages are to come?",
+    "A bridge is {a} feet long and a boat {b} feet. How many feet longer is the bridge?",
+    "{who} has read {b} pages less than {friend}, who has read {a}. How many pages has {who} read?",
+    "A trip of {a} miles began this morning. {who} still has {b} miles to go. How many miles are behind {who}?",
+    "{who} needs {a} coins and still lacks {b}. How many coins does {who} have?",
+)
+_THREE = (
+    "{who} has {a} {things}, {friend} has {b} and {third} has {c}.",
+    "There are {a} {things} in the first room, {b} in the second and {c} in the third.",
+    "{who} found {a} {things} in May, {b} in June and {c} in July.",
+    "On Monday {who} made {a} {things}, on Tuesday {b} and on Wednesday {c}.",
+    "{who} owns {a} red, {b} green and {c} blue {things}.",
+    "{who} bought {a} large {things}, {b} small ones and {c} old ones.",
+    "Three boxes hold {a}, {b} and {c} {things}.",
+    "{friend} gave {who} {a} {things}, {third} gave {b}, and {who} already had {c}.",
+)
+_OF_THREE = (
+    "How many {things} is that in all?",
+    "How many {things} are there altogether?",
+    "What is the number of all {things}?",
+    "How many {things} is that together?",
 )
 
 
-def composed(rng: Random, names: Sequence[str], things: Sequence[str]) -> Problem:
-    """A fresh story of one to three steps, told of these people and things."""
-    while True:
-        who, friend, third = rng.sample(names, 3)
-        story = _Telling(rng, who, friend, third, rng.choice(things))
-        rng.choice((_changes, _changes, _changes, _compares, _differs, _both))(story)
-        results = [int(line.partition("=")[2]) for line in story.work]
-        if 1 <= len(results) <= MOST_STEPS and all(1 <= n <= LARGEST_RESULT for n in results):
-            text = " ".join(story.sentences)
-            return Problem(text, tuple(story.work), results[-1], kind="word", template="composed")
+def changes(story: Telling) -> None:
+    """A scene, and what happens; asked for what has become of it, or for what a goal lacks."""
+    world = story.rng.choice(_WORLDS)
+    scene(story, world)
+    has_goal = world is not _PEOPLE and len(story.work) < _MOST_STEPS and story.is_likely(0.2)
+    most = _MOST_STEPS - len(story.work) - has_goal
+    for _ in range(story.rng.randint(min(not story.work, most), most)):
+        event(story, world)
+    if has_goal:
+        asked = {id(_MONEY): _GOALS_OF_COINS, id(_PRICES): _CHANGE_BACK}.get(id(world), _GOALS)
+        goal(story, asked)
+    else:
+        story.say(world.questions)
 
 
-def _scene(story: _Telling, world: _World) -> None:
+def differs(story: Telling) -> None:
+    """Two numbers and what is between them."""
+    a, b = story.rng.randint(20, 250), story.rng.randint(3, 99)
+    story.compute(a, "-", b)
+    story.say(_DIFFERENCES, a=a, b=b)
+
+
+def three_numbers(story: Telling) -> None:
+    """Three numbers together; then something happens, or a goal lacks some."""
+    a, b, c = (story.rng.randint(3, 80) for _ in range(3))
+    story.say(_THREE, a=a, b=b, c=c)
+    story.value = story.compute(a, "+", b)
+    story.change("+", c)
+    if story.is_likely(0.4):
+        story.say(_OF_THREE)
+    elif story.is_likely(0.5):
+        event(story, COLLECTION)
+        story.say(_OF_THREE)
+    else:
+        goal(story, _GOALS)
+
+
+def scene(story: Telling, world: World) -> None:
     """A beginning of one, two or no numbers to compute with."""
     rng = story.rng
     kind = rng.choice(("begins", "begins", "sums", "products", "products"))
@@ -380,68 +374,22 @@ def _scene(story: _Telling, world: _World) -> None:
         a, b = rng.randint(3, 99), rng.randint(3, 99)
         story.value = story.compute(a, "+", b)
     else:
-        a, b = rng.randint(2, 9), rng.randint(2, 12)
+        a, b = story.factors()
         story.value = story.compute(a, "*", b)
     story.say(world.sums if kind == "sums" else world.products, a=a, b=b)
 
 
-def _event(story: _Telling, world: _World) -> None:
+def event(story: Telling, world: World) -> None:
     """Something becomes more or less."""
-    rng = story.rng
-    number = rng.randint(2, 60)
-    is_gain = rng.random() < 0.5
-    then = rng.choice(_THEN)
-    told = story.worded(world.gains if is_gain else world.losses, c=number)
-    story.sentences.append(then + told if then else told[0].upper() + told[1:])
+    number = story.rng.randint(2, 60)
+    is_gain = story.is_likely(0.5)
+    then = story.rng.choice(_THEN)
+    story.say((then + story.worded(world.gains if is_gain else world.losses, c=number),))
     story.change("+" if is_gain else "-", number)
 
 
-def _changes(story: _Telling) -> None:
-    """A scene, and what happens."""
-    world = story.rng.choice(_WORLDS)
-    _scene(story, world)
-    for _ in range(story.rng.randint(not story.work, MOST_STEPS - len(story.work))):
-        _event(story, world)
-    story.say(world.questions)
-
-
-def _compares(story: _Telling) -> None:
-    """The things of another one, told by the first one's; asked for alone or for both together."""
-    rng = story.rng
-    _scene(story, _OF_ONE)
-    first = story.value
-    kind = rng.choice(("more", "fewer", "times", "twice"))
-    number = {"times": rng.randint(3, 5), "twice": 2}.get(kind, rng.randint(2, 40))
-    wordings = {"more": _MORE, "fewer": _FEWER, "times": _TIMES, "twice": _TWICE}[kind]
-    story.say(wordings, c=number)
-    sign = {"more": "+", "fewer": "-"}.get(kind, "*")
-    second = story.compute(first, sign, number)
-    if len(story.work) < MOST_STEPS and rng.random() < 0.5:
-        story.compute(first, "+", second)
-        story.say(_OF_BOTH)
-    else:
-        story.say(_OF_FRIEND)
-
-
-def _differs(story: _Telling) -> None:
-    """Two numbers and what is between them."""
-    a, b = story.rng.randint(20, 150), story.rng.randint(3, 99)
-    story.compute(a, "-", b)
-    story.say(_DIFFERENCES, a=a, b=b)
-
-
-def _both(story: _Telling) -> None:
-    """Two products, together or one less the other."""
-    rng = story.rng
-    totals = []
-    for name, others in ((story.who, "who"), (story.friend, "friend")):
-        a, b = rng.randint(2, 9), rng.randint(2, 12)
-        totals.append(story.compute(a, "*", b))
-        told = story.worded(_COLLECTION.products[:7], a=a, b=b)
-        story.sentences.append(told if others == "who" else told.replace(story.who, name))
-    if rng.random() < 0.7 or totals[0] <= totals[1]:
-        story.compute(totals[0], "+", totals[1])
-        story.say(_OF_BOTH)
-    else:
-        story.compute(totals[0], "-", totals[1])
-        story.say(("How many more {things} does {who} have than {friend}?",))
+def goal(story: Telling, wordings: tuple[str, ...]) -> None:
+    """More is wanted, or was paid, than there is; the difference is asked for."""
+    wanted = story.value + story.rng.randint(2, 120)
+    story.compute(wanted, "-", story.value)
+    story.say(wordings, goal=wanted)
