@@ -27,6 +27,7 @@ from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY
 from benchmarks.timing import linears_ms
 from manyhands.engine.engine import Engine
+from manyhands.engine.graphs import GraphedPasses
 from manyhands.evaluation.bench import copy_bandwidth
 from manyhands.evaluation.life import (
     LONES,
@@ -81,7 +82,7 @@ class Life:
             wanted = arguments.only.split(";")
             self.situations = tuple(s for s in self.situations if any(w in s.name for w in wanted))
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.results = Results(f"life_{name}", arguments, clock)
+        self.results = Results(f"life_{'apart_' * arguments.apart}{name}", arguments, clock)
 
     def run(self) -> None:
         """Gate, floor, situations."""
@@ -178,7 +179,11 @@ def main(words: list[str] | None = None) -> None:
         "--only", default="", help="parts of the names of situations, by semicolons"
     )
     options.add_argument("--profile", default="", help="of these, print where the host's time goes")
+    options.add_argument(
+        "--apart", action="store_true", help="no pass is begun while another one is made"
+    )
     arguments = options.parse_args(words)
+    GraphedPasses.overlaps = not arguments.apart
     whole, names = Clock(arguments.minutes), arguments.models.split(",")
     for index, name in enumerate(names):
         minutes = (whole.seconds - whole.spent) / 60 / (len(names) - index)
