@@ -18,6 +18,7 @@ from dataclasses import replace
 from types import CodeType, FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from manyhands.cache import chunks, journal, lockstep, pages, planner
@@ -26,9 +27,10 @@ from manyhands.cache.pages import Move
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
-from manyhands.engine import preemption, run, scheduler
+from manyhands.engine import overlap, preemption, run, scheduler
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import ModelFacts
+from manyhands.engine.overlap import KNOWN, Ahead
 from manyhands.engine.past import Past
 from manyhands.engine.run import Run, RunState
 from manyhands.engine.scheduler import Scheduler
@@ -63,6 +65,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self.memory: dict[int, tuple[int, int]] = {}  # slot: token, offset of its key
+        self.overlaps = False
+        self._begun: Any = None
 
     def move(self, moves: Sequence[Move]) -> None:
         pairs = (
@@ -82,11 +86,35 @@ class Ledger:
         lookahead: bool = False,
         weighing: None = None,
         targets: None = None,
+        ahead: Ahead | None = None,
     ) -> tuple[int, ...]:
+        self._begun = None
         read = self.logits(plan)
-        return tuple(sum(n * token for n, token in enumerate(row, 1)) % 100 for row in read) * bool(
-            choices
-        )
+        return self._chosen(read, ahead) if choices else ()
+
+    def go_on(
+        self,
+        rows: Sequence[int],
+        choices: Sequence[Choice],
+        *,
+        weighing: None = None,
+        ahead: Ahead | None = None,
+    ) -> tuple[int, ...]:
+        begun, self._begun = self._begun, None
+        return self._chosen([begun[row] for row in rows], ahead)
+
+    @property
+    def has_begun(self) -> bool:
+        return self._begun is not None
+
+    def _chosen(self, read: Sequence[Read], ahead: Ahead | None) -> tuple[int, ...]:
+        tokens = [sum(n * token for n, token in enumerate(row, 1)) % 100 for row in read]
+        begun = None if ahead is None else ahead()
+        if begun is not None:
+            fed = zip(begun.plan.token_ids.tolist(), begun.sources.tolist(), strict=True)
+            ids = [token if source == KNOWN else tokens[source] for token, source in fed]
+            self._begun = self.logits(replace(begun.plan, token_ids=np.array(ids)))
+        return tuple(tokens)
 
     def logits(self, plan: Plan) -> Any:
         fed = zip(plan.token_ids.tolist(), plan.offsets.tolist(), strict=True)
@@ -286,13 +314,21 @@ def writing(told: list[tuple[int, ...]], prompt: int, reserve: Reserve, num_rows
 Outcome = list[tuple[list[tuple[int, ...]], str, int, int]]
 
 
-def crowd(at: int | None = None) -> tuple[Outcome, bool, Interrupter]:
+def crowd(
+    at: int | None = None,
+    *,
+    overlaps: bool = False,
+    code: Set[CodeType] = WATCHED_CODE_OF_A_STEP,
+    files: Set[str] = frozenset(),
+    num_pages: int = 28,
+) -> tuple[Outcome, bool, Interrupter]:
     """Four runs: a prompt in chunks, several rows, and too many for the memory, so that one is preempted.
 
     What each was told and fed, its passes, its tokens; whether one was preempted; the lines that were run.
     """
     ledger: Any = Ledger()
-    ledger.facts = replace(ledger.facts, num_pages=28)
+    ledger.overlaps = overlaps
+    ledger.facts = replace(ledger.facts, num_pages=num_pages)
     ledger.write = lambda *_: None
     engine = Engine(ledger, max_tokens_per_pass=24, overcommit=2.0)
     engine._scheduler.preemption.rebuild = lambda past, blocks: rebuilt(engine, past)
@@ -302,7 +338,7 @@ def crowd(at: int | None = None) -> tuple[Outcome, bool, Interrupter]:
         engine.submit(writing(told[n], prompt, Reserve(prompt + 9 * rows, rows + 1), rows))
         for n, (prompt, rows) in enumerate(shapes)
     ]
-    with Interrupter(at, WATCHED_CODE_OF_A_STEP, set()) as watch:
+    with Interrupter(at, code, files) as watch:
         for _ in range(200):
             try:
                 if not engine.step():
@@ -349,6 +385,43 @@ def test_control_without_the_tokens_of_a_kept_step_it_is_fed_twice(
     places = [n for n, (code, _) in enumerate(watch.lines) if code is Scheduler._take.__code__]
     monkeypatch.setattr(Scheduler, "settle", forgetful)
     assert crowd(places[0])[0] != expected
+
+
+WATCHED_WHILE_PASSES_OVERLAP = WATCHED_CODE_OF_A_STEP | {
+    function.__code__
+    for function in (
+        Engine._go_on,
+        Engine._told,
+        Scheduler.expected,
+        Scheduler._going_on,
+        Scheduler._take_part,
+        planner.Planner.plan_ahead,
+        planner.Planner._plan,
+        pages.PagePool.lend,
+        pages.PagePool.promise,
+        lockstep.Lockstep.follow,
+    )
+}
+
+
+@pytest.mark.parametrize("num_pages", [28, 80])  # 1 and 2 by three: other lines
+def test_an_interrupt_while_passes_overlap_changes_no_token(num_pages: int) -> None:
+    """With little memory, where a run is preempted, and with much. What is begun may be dropped; nothing else."""
+    plain, _, _ = crowd(num_pages=num_pages)
+    how: Any = {
+        "overlaps": True,
+        "num_pages": num_pages,
+        "code": WATCHED_WHILE_PASSES_OVERLAP,
+        "files": {overlap.__file__},
+    }
+    expected, _, watch = crowd(**how)
+    names = {code.co_name for code, _ in watch.lines}
+    assert names >= {"_go_on", "plan_ahead", "lend", "fed_of", "take", "was_chosen", "expected"}
+    assert expected == plain
+    for at in first_and_last(watch.lines)[num_pages % 3 :: 3]:
+        outcome, _, struck = crowd(at, **how)
+        code, line = struck.lines[at]
+        assert outcome == expected, f"{code.co_qualname}, line {line}"
 
 
 # -- queues and ledgers ------------------------------------------------------------------------------

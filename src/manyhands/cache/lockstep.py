@@ -10,7 +10,7 @@ Views and blocks are held weakly: a block that is not used any more is freed, wh
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -31,28 +31,39 @@ class Lockstep:
         live: Iterable[Block],
         pool: PagePool,
         max_positions: int | None,
+        pending: Mapping[Block, int] | None = None,
     ) -> None:
+        """`pending`: the plan was made ahead, see `Planner.plan_ahead`. None: its feeds are promised."""
         assert plan.growth is not None, "only a plan that grows can be followed"
+        ahead = pending or {}
         self.plan = replace(plan, lockstep=object())
         self.pool = pool
         self._growth = plan.growth
         self._views = [weakref.ref(row.view) for row in step.rows]
         self._strips = [pool.place(row.view.own).strip for row in step.rows]
         writers = {row.view.own for row in step.rows}
-        self._lengths = [row.view.own.num_tokens for row in step.rows]  # before the first pass
-        self._others = [(weakref.ref(b), b.num_tokens) for b in live if b not in writers]
-        self._last_index = min(
-            _last_index(plan, max_positions), min(map(pool.num_slots_left, self._strips))
+        owners = [row.view.own for row in step.rows]
+        self._lengths = [b.num_tokens + ahead.get(b, 0) for b in owners]  # before the first pass
+        self._others = [
+            (weakref.ref(b), b.num_tokens + ahead.get(b, 0)) for b in live if b not in writers
+        ]
+        taken = [0 if pending is None else ahead.get(block, 0) + 1 for block in owners]
+        left = min(
+            pool.num_slots_left(strip) - size
+            for strip, size in zip(self._strips, taken, strict=True)
         )
+        self._last_index = min(_last_index(plan, max_positions), left)
 
-    def follow(self, step: Step) -> Plan | None:
-        """The plan of this step if it is the last one again, one token later; room is reserved.
+    def follow(self, step: Step, pending: Mapping[Block, int] | None = None) -> Plan | None:
+        """The plan of this step if it is the last one again, one token later; room is promised.
 
-        None if anything is different, if a strip is out of pages, or at the end of the positions.
+        None if anything is different, if a strip is out of pages, or at the end of the positions. With
+        `pending` the plan is made ahead (`Planner.plan_ahead`), and nothing is promised.
         """
-        if not self._is_next(step):
+        if not self._is_next(step, pending or {}):
             return None
-        self.pool.promise((row.view.own, 1) for row in step.rows)
+        if pending is None:
+            self.pool.promise((row.view.own, 1) for row in step.rows)
         self.plan = self._advanced([row.feed[0] for row in step.rows])
         return self.plan
 
@@ -61,7 +72,7 @@ class Lockstep:
         """Whether there are positions for one token more each, and slots on the pages in use."""
         return self.plan.lockstep_index < self._last_index
 
-    def _is_next(self, step: Step) -> bool:
+    def _is_next(self, step: Step, pending: Mapping[Block, int]) -> bool:
         if not self.has_room or len(step.rows) != len(self._views):
             return False
         index = self.plan.lockstep_index + 1
@@ -69,10 +80,10 @@ class Lockstep:
             view = row.view
             if view is not known() or len(row.feed) != 1 or row.draft:
                 return False
-            if len(view.own.tokens) != length + index:
+            if len(view.own.tokens) + pending.get(view.own, 0) != length + index:
                 return False
         return all(
-            (block := other()) is not None and block.num_tokens == length
+            (block := other()) is not None and block.num_tokens + pending.get(block, 0) == length
             for other, length in self._others
         )
 

@@ -261,6 +261,28 @@ class PagePool:
             mine = dict.fromkeys((*self._spares, *wanted))
             self._spares = {strip: None for strip in mine if self._num_spare_pages(strip)}
 
+    def lend(self, growth: Sequence[tuple[Strip, int]]) -> bool:
+        """Have pages for these strips to grow by so many tokens, as spares: nothing is promised to them.
+
+        They stay while `generation` does. False, and nothing is lent, where that would take half of what is free.
+        """
+        self._collect()
+        wanted = [
+            (strip, num_pages)
+            for strip, size in growth
+            if self.num_slots_left(strip) < size and (num_pages := self._pages_to_add(strip, size))
+        ]
+        if not wanted:
+            return True
+        if not self.recycle or 2 * sum(size for _, size in wanted) > len(self._free):
+            return False
+        with self._journal as journal:
+            journal.keep(self, "_spares")
+            for strip, num_pages in wanted:
+                self._add_pages(strip, num_pages)
+            self._spares = self._spares | dict.fromkeys(strip for strip, _ in wanted)
+        return True
+
     def _take_spares_back(self) -> None:
         with self._journal as journal:
             journal.keep(self, "generation", "_spares")

@@ -8,7 +8,7 @@ token by token, less: the next plan is the last one, one token later (`cache/loc
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
@@ -74,13 +74,20 @@ class _Reader:
     joined: int = -1  # how many blocks had been moved when it was last looked at
     is_known: bool = False
 
-    def goes_on(self, number: int, before: int, irregular: set[int], most: int | None) -> bool:
+    def goes_on(
+        self,
+        number: int,
+        before: int,
+        irregular: set[int],
+        most: int | None,
+        pending: Mapping[Block, int],
+    ) -> bool:
         """Whether its reads in plan `number` follow from those it has. Plan `before` was made last."""
         return (
             self.is_known
             and self.took_part == before
             and self.live.isdisjoint(irregular)
-            and all(block.num_tokens == size for block, size in self.still)
+            and all(block.num_tokens + pending.get(block, 0) == size for block, size in self.still)
             and (most is None or self.length + (number - self.at) * self.growth <= most)
         )
 
@@ -112,21 +119,42 @@ class Planner:
         self._generation = pool.generation
         self._number = 0  # of the last plan, those that were followed included
         self._after: dict[int, int] = {}  # ids of the blocks that it fed: their lengths behind it
+        # While a plan is made ahead: what the pass before it is about to add to its blocks.
+        self._pending: Mapping[Block, int] = {}
+
+    def plan_ahead(self, step: Step, pending: Mapping[Block, int]) -> Plan | None:
+        """The plan of a step behind a pass whose feeds have not joined their blocks: `pending` are their sizes.
+
+        Room for the feeds is lent (`PagePool.lend`), not promised: the plan holds while the pool's `generation`
+        stays, and whatever has become of it then, the blocks are as they were. None where room is
+        scarce. Moves may be owed, as by `plan`. Raises ContextTooLong.
+        """
+        self._pending = pending
+        try:
+            return self._plan(step, pending)
+        finally:
+            self._pending = {}
 
     def plan(self, step: Step) -> Plan:
         """Reserve room for all feeds and say what is read.
 
         Keys that are read may have been moved: `PagePool.moves` are to be made before the plan is run. Raises
         before anything has been reserved: ContextTooLong beyond the model's positions, OutOfMemory when the
-        pages do not suffice. Interrupted anywhere else, it leaves room that `PagePool.undo` takes back.
+        pages do not suffice. Interrupted anywhere else, it leaves room that `PagePool.take_back` takes back.
         """
+        self._pending = {}  # an interrupt may have left it
+        plan = self._plan(step, None)
+        assert plan is not None, "a plan that is not made ahead is made or raises"
+        return plan
+
+    def _plan(self, step: Step, pending: Mapping[Block, int] | None) -> Plan | None:
         for row in step.rows:
             row.view.own.check_writable()  # it may have been frozen since the row was made
         if self._generation != self.pool.generation:
             self._forget()
         before = self._number
         if self._lockstep is not None:
-            if (plan := self._lockstep.follow(step)) is not None:
+            if (plan := self._lockstep.follow(step, pending)) is not None:
                 return plan
             followed = self._lockstep.plan.lockstep_index
             self._number += followed
@@ -135,21 +163,31 @@ class Planner:
         readers = self._prepare_all(step)
         growth = {row.view.own: len(row.feed) + len(row.draft) for row in step.rows}
         irregular = self._irregular(growth)
-        after = {id(block): block.num_tokens + size for block, size in growth.items()}
+        after = {id(block): self._length(block) + size for block, size in growth.items()}
         self._after = {}  # interrupted, nothing is taken to be regular
         self._number += 1
+        is_plain = all(size == 1 for size in growth.values())  # decoding, perhaps for a while
+        if pending is not None:
+            spare = self.pool.page_size if is_plain else 0
+            strips = [reader.place.strip for reader in readers]
+            sizes = [pending.get(block, 0) + size for block, size in growth.items()]
+            if not self.pool.lend(_sizes_to_lend(self.pool, strips, sizes, spare)):
+                return None
         for reader, row in zip(readers, step.rows, strict=True):
-            if not reader.goes_on(self._number, before, irregular, self.max_positions):
+            if not reader.goes_on(
+                self._number, before, irregular, self.max_positions, self._pending
+            ):
                 self._read(reader, row.view, growth)
             reader.took_part = self._number
-        self.pool.promise((row.view.own, len(row.feed)) for row in step.rows)
-        if all(size == 1 for size in growth.values()):  # plain decoding, perhaps for a while
-            self.pool.add_spares([reader.place.strip for reader in readers])
+        if pending is None:
+            self.pool.promise((row.view.own, len(row.feed)) for row in step.rows)
+            if is_plain:
+                self.pool.add_spares([reader.place.strip for reader in readers])
         plan = self._assemble(step, readers)
         self._after = after
         if plan.growth is not None and plan.num_tokens == plan.num_rows:
             live = set().union(*(reader.blocks for reader in readers))
-            self._lockstep = Lockstep(plan, step, live, self.pool, self.max_positions)
+            self._lockstep = Lockstep(plan, step, live, self.pool, self.max_positions, pending)
             return self._lockstep.plan
         return plan
 
@@ -166,6 +204,10 @@ class Planner:
         self._after = {}
         self._generation = self.pool.generation
 
+    def _length(self, block: Block) -> int:
+        """Its tokens, and those that are pending."""
+        return block.num_tokens + self._pending.get(block, 0)
+
     def _irregular(self, growth: dict[Block, int]) -> set[int]:
         """Ids of blocks that grow now, or did in the last plan, and not by one token from one to the other.
 
@@ -175,7 +217,7 @@ class Planner:
         regular = {
             id(block)
             for block, size in growth.items()
-            if size == 1 and after.get(id(block)) == block.num_tokens
+            if size == 1 and after.get(id(block)) == self._length(block)
         }
         return (after.keys() | {id(block) for block in growth}) - regular
 
@@ -199,7 +241,7 @@ class Planner:
             else:
                 block = piece.block
                 strip, low = piece.place.strip, piece.place.offset
-                size = block.num_tokens
+                size = self._length(block)
                 blocks.append(block)
                 if block in growth:
                     size += growth[block]
@@ -369,6 +411,17 @@ class Planner:
             else None,
             num_drafted=np.array(drafted, dtype=np.int64) if any(drafted) else None,
         )
+
+
+def _sizes_to_lend(
+    pool: PagePool, strips: Sequence[Strip], sizes: Sequence[int], spare: int
+) -> list[tuple[Strip, int]]:
+    """What strips need that have not got it: with some to spare, so that the next plans can follow."""
+    return [
+        (strip, size + spare)
+        for strip, size in zip(strips, sizes, strict=True)
+        if pool.num_slots_left(strip) < size
+    ]
 
 
 def _stretches(pieces: Iterable[Stretch | _Live | _Mark]) -> tuple[Stretch, ...]:

@@ -39,6 +39,7 @@ from manyhands.cache.tally import TallyBook
 from manyhands.cache.usage import Usage, usage_of, usage_of_each
 from manyhands.engine.executor import Executor, LocalExecutor, ModelFacts
 from manyhands.engine.loop import run_passes
+from manyhands.engine.overlap import Ahead, Overlap
 from manyhands.engine.past import Past
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.launched import num_ranks
@@ -60,6 +61,7 @@ from manyhands.text import Text, templates
 
 # A pass, its rows as (identity of the own block, whether it writes for somebody), and what it cost.
 _Counted = tuple[Plan, list[tuple[int, bool]], Usage]
+_IN_VAIN = (0, False)  # a row of a pass that was begun ahead, which no run asked for
 
 
 class Engine:
@@ -109,6 +111,14 @@ class Engine:
                 self.facts.max_positions,
                 self.settings.max_tokens_per_pass,
             )
+        self._overlap: Overlap | None = None
+        if self.executor.overlaps and self._speculation is None:
+            self._overlap = Overlap(
+                self.planner,
+                self.pool,
+                check=self._check_tokens,
+                move=lambda: self.pool.make_moves(self.executor.move),
+            )
         self._scheduler = Scheduler(
             self._predict,
             self.pool,
@@ -120,6 +130,7 @@ class Engine:
             overcommit=1.0 if self.settings.kv_cache_dtype == "int8" else self.settings.overcommit,
             prompt_tokens=self.settings.prompt_tokens,
             is_known=self._is_known if self._speculation is not None else None,
+            overlap=self._overlap,
         )
 
     @classmethod
@@ -302,6 +313,9 @@ class Engine:
         return chosen
 
     def _pass(self, step: Step) -> tuple[int, ...]:
+        begun = None if self._overlap is None else self._overlap.take(step)
+        if begun is not None:
+            return self._go_on(step, *begun)
         with self._feeding(step) as (rest, plan):
             choices = [row.choice for row in rest.rows]
             chosen = self.executor.run(
@@ -310,14 +324,48 @@ class Engine:
                 lookahead=self.planner.can_look_ahead,
                 weighing=self._tallies.weighing([row.tally for row in rest.rows]),
                 targets=targets_of(rest, plan),
+                ahead=self._ahead_of(rest),
             )
             if self._early:
                 chosen = self._with_early(chosen, rest)
             self.pool.chosen = (
                 chosen  # before the feeds are kept: an interrupt behind that finds it
             )
-        self._tallies.sent()
+        self._told(chosen)
         return chosen
+
+    def _go_on(self, step: Step, plan: Plan, rows: Sequence[int]) -> tuple[int, ...]:
+        """The tokens of a step that was expected: its pass has begun already, as these rows of its plan."""
+        self._check_tokens(step)
+        self._newest.clear()
+        try:
+            self.pool.promise((row.view.own, len(row.feed)) for row in step.rows)
+            self.pool.chosen = chosen = self.executor.go_on(
+                rows,
+                [row.choice for row in step.rows],
+                weighing=self._tallies.weighing([row.tally for row in step.rows]),
+                ahead=self._ahead_of(step),
+            )
+            self._fed(step, plan, rows)
+            self.pool.keep()
+        except BaseException:
+            self.pool.take_back()
+            raise
+        self._told(chosen)
+        return chosen
+
+    def _ahead_of(self, step: Step) -> Ahead | None:
+        """What is begun while the tokens of the pass that feeds `step` are being chosen."""
+        overlap = self._overlap
+        if overlap is None:
+            return None
+        return lambda: overlap.plan(self._scheduler.expected(), step)
+
+    def _told(self, chosen: tuple[int, ...]) -> None:
+        """A pass was made, and its tokens are known."""
+        self._tallies.sent()
+        if self._overlap is not None:
+            self._overlap.was_chosen(chosen, is_begun=self.executor.has_begun)
 
     def _with_early(self, chosen: tuple[int, ...], rest: Step) -> Tokens:
         """The chosen tokens; the logprobs of targets that were fed early stand before those fed last."""
@@ -365,12 +413,14 @@ class Engine:
         self.pool.make_moves(self.executor.move)
         return plan
 
-    def _fed(self, step: Step, plan: Plan) -> None:
-        """The feeds join their blocks, and the pass is counted."""
+    def _fed(self, step: Step, plan: Plan, at: Sequence[int] | None = None) -> None:
+        """The feeds join their blocks, and the pass is counted. `at`: which rows of the plan they are; None: all."""
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
         usage = usage_of(plan, step, self.facts.token_bytes)
-        rows = [(id(row.view.own), row.writer is not None) for row in step.rows]
+        rows = [_IN_VAIN] * plan.num_rows
+        for index, row in zip(range(plan.num_rows) if at is None else at, step.rows, strict=True):
+            rows[index] = (id(row.view.own), row.writer is not None)
         self._newest.append((plan, rows, usage))
         self._usage += usage
 
@@ -383,15 +433,16 @@ class Engine:
         if not self._newest:
             return [_usage_without_pass(step) for step in steps]
         owners = {id(row.view.own): n for n, step in enumerate(steps) for row in step.rows}
+        owners[_IN_VAIN[0]] = len(steps)  # charged to none of them
         costs = [
             usage_of_each(
                 plan,
                 [owners[own] for own, _ in rows],
                 [is_written for _, is_written in rows],
-                len(steps),
+                len(steps) + 1,
                 self.facts.token_bytes,
-            )
-            if len(steps) > 1
+            )[:-1]
+            if len(steps) > 1 or _IN_VAIN in rows
             else [usage]
             for plan, rows, usage in self._newest
         ]

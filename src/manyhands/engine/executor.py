@@ -4,6 +4,7 @@ Above it nothing is a tensor. The engine plans (who reads what, from where), adm
 hands the executor plain data: plans, choices, moves, slots. The executor computes, and answers with tokens:
 
     run(plan, choices, ...)        one forward pass, and the token that each row's choice takes
+    go_on(rows, choices, ...)      the tokens of some rows of a pass that was begun ahead
     choose(kept, choices)          tokens from logits of guesses that the last pass kept; no pass
     logits(plan)                   one forward pass, for a caller who wants the logits themselves
     move(moves)                    copy keys and values to other slots, keys rotated by the shifts
@@ -20,7 +21,8 @@ several processes with a part of the network each can stand behind the same verb
     engine = Engine(executor, tokenizer)
 
 *Lookahead* is the next pass, begun before its tokens were read by the host (`engine/graphs.py`). The engine
-only says whether such a pass would have room.
+only says whether such a pass would have room. Where several runs take part, the engine plans what it expects
+next, the executor begins it, and `go_on` takes up what of it was right (`engine/overlap.py`).
 
     T  tokens of a pass or of a whole past      R  rows      V  vocabulary      N  slots
 """
@@ -48,8 +50,9 @@ from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.step import Choice
 from manyhands.cache.tally import Weighing
 from manyhands.engine.backends import check_backend, choose_backend, make_passes
-from manyhands.engine.passes import ALONE, Others, PassCounts, PassOutcome
-from manyhands.engine.sampling import choose, sent
+from manyhands.engine.overlap import Ahead
+from manyhands.engine.passes import ALONE, Late, Others, PassCounts, PassOutcome
+from manyhands.engine.sampling import Chosen, choose, sent
 from manyhands.engine.weighing import Weights
 from manyhands.errors import OutOfMemory
 from manyhands.model.adapter import ModelAdapter, weight_bytes
@@ -198,6 +201,7 @@ class Executor(Protocol):
         lookahead: bool = False,
         weighing: Weighing | None = None,
         targets: Targets | None = None,
+        ahead: Ahead | None = None,
     ) -> tuple[int, ...]:
         """One forward pass, and one token per row by the R `choices`; without choices, no tokens.
 
@@ -205,8 +209,27 @@ class Executor(Protocol):
         begun. `weighing` says which rows' logits are weighed before a token is chosen, `targets` at which
         fed tokens logprobs are wanted besides those of the choices; where there are any, the answer is a
         `Tokens`. The logits of drafted tokens (`Plan.num_drafted`) are kept until the next pass that has some.
+        `ahead` is called while the tokens are being chosen; the pass that it gives is begun (`engine/overlap.py`).
         Raises ManyhandsError if the logits are no numbers.
         """
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a pass that is begun ahead gains anything here."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a pass was begun with the tokens that were chosen last, so that `go_on` can take it up."""
+
+    def go_on(
+        self,
+        rows: Sequence[int],
+        choices: Sequence[Choice],
+        *,
+        weighing: Weighing | None = None,
+        ahead: Ahead | None = None,
+    ) -> tuple[int, ...]:
+        """One token for each of these rows of the pass that was begun, by the `choices`; otherwise as `run`."""
 
     def choose(
         self, kept: Sequence[int], choices: Sequence[Choice], *, weighing: Weighing | None = None
@@ -290,6 +313,7 @@ class LocalExecutor:
         )
         self.weights = Weights(adapter.device)
         self._kept: Tensor | None = None  # logits [D, V] of the tokens that were drafted last
+        self._begun: PassOutcome | None = None  # of the pass that was begun ahead
         self._shelf: MemoryShelf | None = None
         if settings.cache is not None:
             self._shelf = MemoryShelf(
@@ -348,8 +372,10 @@ class LocalExecutor:
         lookahead: bool = False,
         weighing: Weighing | None = None,
         targets: Targets | None = None,
+        ahead: Ahead | None = None,
     ) -> tuple[int, ...]:
         """See `Executor.run`."""
+        self._drop_begun()
         outcome = self.passes.run(plan, targets)
         if plan.num_drafted is not None:
             outcome = self._keep_drafted(plan, outcome)
@@ -357,10 +383,64 @@ class LocalExecutor:
         if choices:
             # The next pass is begun behind all that reads this one's logits.
             chosen = choose(outcome.logits, choices, outcome.greedy, self._weigh(weighing))
-            if lookahead:
+            if not self._begin(chosen, ahead) and lookahead:
                 self.passes.look_ahead(chosen)
-            tokens = chosen.tokens()
+            tokens = self._arrived(chosen)
         return tokens if targets is None else self._with_targets(tokens, plan, targets, outcome)
+
+    @property
+    def overlaps(self) -> bool:
+        """See `Executor.overlaps`."""
+        return self.passes.overlaps
+
+    @property
+    def has_begun(self) -> bool:
+        """See `Executor.has_begun`."""
+        return self._begun is not None
+
+    @torch.inference_mode()
+    def go_on(
+        self,
+        rows: Sequence[int],
+        choices: Sequence[Choice],
+        *,
+        weighing: Weighing | None = None,
+        ahead: Ahead | None = None,
+    ) -> tuple[int, ...]:
+        """See `Executor.go_on`."""
+        outcome, self._begun = self._begun, None
+        assert outcome is not None, "only what was begun goes on"
+        logits, greedy = outcome.logits, outcome.greedy
+        if len(rows) < len(logits):
+            self.passes.counts.in_vain += len(logits) - len(rows)
+            at = sent([*rows, len(logits)], torch.int64, logits.device)
+            greedy = None if greedy is None else greedy.index_select(0, at)
+            logits = logits.index_select(0, at[:-1])
+        chosen = choose(logits, choices, greedy, self._weigh(weighing))
+        self._begin(chosen, ahead)
+        return self._arrived(chosen)
+
+    def _begin(self, chosen: Chosen, ahead: Ahead | None) -> bool:
+        """Begin the pass that `ahead` gives, behind all that chooses these tokens; whether there was one."""
+        begun = None if ahead is None else ahead()
+        if begun is None:
+            return False
+        plan, sources = begun
+        (at,) = (sources >= 0).nonzero()
+        self._begun = self.passes.begin(plan, Late(chosen.on_device, at, sources[at]))
+        return True
+
+    def _arrived(self, chosen: Chosen) -> tuple[int, ...]:
+        """The tokens. Where those on the device were a guess that was wrong, what was begun with them is dropped."""
+        tokens = chosen.tokens()
+        if self._begun is not None and not chosen.are_on_device():
+            self._drop_begun()
+        return tokens
+
+    def _drop_begun(self) -> None:
+        """What was begun ahead is not taken up, and its logits may be written over."""
+        self.passes.counts.dropped += self._begun is not None
+        self._begun = None
 
     @torch.inference_mode()
     def choose(
@@ -411,6 +491,7 @@ class LocalExecutor:
     def logits(self, plan: Plan) -> Tensor:
         """See `Executor.logits`."""
         # A recorded pass writes its logits to the same place again.
+        self._drop_begun()
         return self.passes.run(plan).logits.clone()
 
     @torch.inference_mode()

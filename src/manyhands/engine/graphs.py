@@ -46,7 +46,7 @@ from manyhands.attention.work import Occupancy, Tiling, Work, cut, power_of_two
 from manyhands.cache.logprobs import Targets
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
-from manyhands.engine.passes import ALONE, Attending, Others, Passes, PassOutcome
+from manyhands.engine.passes import ALONE, Attending, Late, Others, Passes, PassOutcome
 from manyhands.engine.recorder import Cut, GraphRecorder, Recording
 from manyhands.engine.sampling import Chosen
 from manyhands.model.adapter import ModelAdapter, weight_bytes
@@ -159,6 +159,25 @@ class GraphedPasses(Passes):
         self._newest = graph, plan
         self.counts.replayed += 1
         return graph.start(plan, work)
+
+    overlaps = True
+
+    def begin(self, plan: Plan, late: Late) -> PassOutcome:
+        """See `Passes.begin`."""
+        newest, self._newest, self._lookahead = self._newest, None, None
+        if newest is not None and _follows(plan, newest[1]):
+            self._newest = newest[0], plan
+            self.counts.overlapped += 1
+            self.counts.followed += 1
+            return newest[0].next(plan, late)
+        can_record = plan.num_tokens <= MOST_TOKENS and self.trouble is None
+        if not can_record or (found := self._recorded(plan)) is None:
+            return super().begin(plan, late)
+        graph, work = found
+        self._newest = graph, plan
+        self.counts.overlapped += 1
+        self.counts.replayed += 1
+        return graph.start(plan, work, late)
 
     def _next(self, plan: Plan) -> PassOutcome | None:
         """The pass that follows the newest one, perhaps begun already; None if this is another."""
@@ -324,8 +343,8 @@ class _Graph:
         sound = (logits < float("inf")).all(dim=-1).to(torch.int64)
         return logits, torch.stack((logits.argmax(dim=-1), sound))
 
-    def start(self, plan: Plan, work: Work) -> PassOutcome:
-        """Any plan that fits: send all of it."""
+    def start(self, plan: Plan, work: Work, late: Late | None = None) -> PassOutcome:
+        """Any plan that fits: send all of it, but for tokens that are there already."""
         self.sent.synchronize()
         integers, growth = self.host.numpy()
         pack(plan, work, self.capacity, integers)
@@ -335,13 +354,13 @@ class _Graph:
             pack_growth(plan, work, self.capacity, growth)
         integers -= growth  # the pass begins by adding it
         self.others.start(self.number, self.host)
-        self.replay()
+        self.replay(late)
         return self._outcome(plan)
 
-    def next(self, plan: Plan) -> PassOutcome:
+    def next(self, plan: Plan, late: Late | None = None) -> PassOutcome:
         """The plan that follows: send its tokens, which are all that the graph cannot know."""
         self.others.follow(self.number, plan.token_ids)
-        self.follow(plan.token_ids)
+        self.follow(plan.token_ids, late)
         return self._outcome(plan)
 
     def look_ahead(self, plan: Plan, tokens: Tensor) -> None:
@@ -358,20 +377,25 @@ class _Graph:
 
     # -- without a word to other ranks: what each of them does -------------------------------------
 
-    def replay(self) -> None:
+    def replay(self, late: Late | None = None) -> None:
         """A whole pass, with the integers of the host's buffer."""
         self.buffer.copy_(self.host, non_blocking=True)
         self.sent.record()
+        if late is not None:
+            late.fill(self.buffer[0])
         self.recording.head()
         self.recording.tail()
 
-    def follow(self, token_ids: Ints) -> None:
+    def follow(self, token_ids: Ints, late: Late | None = None) -> None:
         """A whole pass, one token later."""
-        self.sent.synchronize()
-        held = self.host[0, : len(token_ids)]
-        held.numpy()[:] = token_ids
-        self.buffer[0, : len(token_ids)].copy_(held, non_blocking=True)
-        self.sent.record()
+        if late is None or len(late.at) < len(token_ids):
+            self.sent.synchronize()
+            held = self.host[0, : len(token_ids)]
+            held.numpy()[:] = token_ids
+            self.buffer[0, : len(token_ids)].copy_(held, non_blocking=True)
+            self.sent.record()
+        if late is not None:
+            late.fill(self.buffer[0])
         self.recording.head()
         self.recording.tail()
 

@@ -37,6 +37,8 @@ class PassCounts:
     lookaheads: int = 0  # passes begun before they were asked for
     heads: int = 0  # of those, the ones of which the first layers alone were begun
     dropped: int = 0  # passes begun that no step asked for
+    overlapped: int = 0  # passes planned and begun while the device made the one before
+    in_vain: int = 0  # rows of these that no run asked for
     moves: int = 0  # blocks moved in memory
     compiled: int = 0  # kernels compiled, or loaded from the cache on disk
 
@@ -56,6 +58,22 @@ class PassOutcome:
     logits: Tensor  # [H, V]
     greedy: Tensor | None = None
     told: Sequence[ToldLogprobs] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Late:
+    """Tokens of a plan that the pass before it chooses: they go from its choice to this plan's tokens on the device."""
+
+    chosen: Tensor  # [R] of the pass before
+    at: Ints  # [L]: packed indices of the plan's tokens
+    sources: Ints  # [L]: the rows that choose them
+
+    def fill(self, token_ids: Tensor) -> Tensor:
+        """Write them among the plan's tokens [T]; the same tensor."""
+        if not len(self.at):
+            return token_ids
+        at, sources = sent([self.at.tolist(), self.sources.tolist()], torch.int64, token_ids.device)
+        return token_ids.index_copy_(0, at, self.chosen[sources].to(token_ids.dtype))
 
 
 # Numbers of the logits at targets; 110 places with a vocabulary of 152 000. Putting them in order takes some
@@ -129,9 +147,17 @@ class Passes:
     def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:
         """Get ready for passes of all sizes; `told` how far that has come. Launch by launch nothing is needed."""
 
+    # Whether a pass is begun ahead (`engine/overlap.py`): where the host waits for each launch, it gains nothing.
+    overlaps = False
+
     def run(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
         """The pass itself; the moves that it relies on have been made."""
         return self.launch(plan, targets)
+
+    def begin(self, plan: Plan, late: Late) -> PassOutcome:
+        """The pass of a plan some of whose tokens are on the device alone."""
+        self.counts.overlapped += 1
+        return self._launched(plan, None, late)
 
     def launch(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
         """The pass, launch by launch."""
@@ -140,11 +166,15 @@ class Passes:
         self.others.launched(plan, outcome.logits)
         return outcome
 
-    def _launched(self, plan: Plan, targets: Targets | None) -> PassOutcome:
+    def _launched(
+        self, plan: Plan, targets: Targets | None, late: Late | None = None
+    ) -> PassOutcome:
         self.counts.eager += 1
         device = self.adapter.device
         attend = Attending(self.backend.prepare(plan, device), self.memory, self.backend)
         token_ids = torch.as_tensor(plan.token_ids, device=device)
+        if late is not None:
+            token_ids = late.fill(token_ids.clone())
         keep = torch.as_tensor(plan.heads, device=device)
         if targets is None:
             return PassOutcome(self.adapter.forward(token_ids, keep, attend))

@@ -28,16 +28,18 @@ walked from end to end, and sums over all runs are kept (`tests/engine/test_sche
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
-from manyhands.cache.chunks import first_part
+from manyhands.cache.chunks import first_part, without
 from manyhands.cache.logprobs import part_of
 from manyhands.cache.pages import PagePool
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.step import Step
 from manyhands.cache.usage import Usage
+from manyhands.engine.overlap import Expected, Overlap
 from manyhands.engine.preemption import Preemption, Rebuild
 from manyhands.engine.run import Run, RunState, new_queues
 from manyhands.errors import ManyhandsError, OutOfMemory, RanksFailed
@@ -53,6 +55,9 @@ _LEAST_PART = (
     4  # of `prompt_tokens`: a prompt goes on by a quarter at least, whatever stands beside it
 )
 _Ready = tuple[Run, Step]  # a run, and what of its step is fed
+# A pass is begun ahead while so much of the last ones went on as expected, about so many of them; and taken up
+# if so much of it was asked for. Where rows are fed in vain, their runs wait for one pass.
+_STEADY, _PASSES_REMEMBERED, _WORTH_IT = 0.75, 16, 0.5
 
 
 class Scheduler:
@@ -75,11 +80,18 @@ class Scheduler:
         overcommit: float = 1.0,
         prompt_tokens: int | None = None,
         is_known: Callable[[Step], bool] | None = None,
+        overlap: Overlap | None = None,
     ) -> None:
         """`prompt_tokens`: see `ModelSettings`; None: steps are fed whole.
 
         `is_known`: whether `predict` answers a step without a pass (`engine/speculation.py`); None: it never does.
+        `overlap`: `predict` asks for the `expected` steps of the next pass and begins it; None: it does not.
         """
+        self.overlap = overlap
+        # Runs of the pass that was begun; and how much of passes goes on in the next one as expected.
+        self._expected: list[weakref.ref[Run]] = []
+        self._steadiness = 1.0
+        self._rows_told = self._rows_going_on = 0
         self.predict = predict
         self.is_known = is_known
         self.pool = pool
@@ -140,7 +152,7 @@ class Scheduler:
         self._tell()  # runs that an interrupt kept from their tokens
         self._admit()
         self.preemption.bring_back()
-        self._answer(self._gather())
+        self._answer(self._going_on() or self._gather())
         self._sweep()
         self._is_changing = False
         return bool(self._running or self._waiting or self._blocked or self._preempted)
@@ -161,29 +173,92 @@ class Scheduler:
         """
         if self.is_known is not None and (known := self._known(self.is_known)):
             return known
+        steps = ((run, run.request) for run in self._running if isinstance(run.request, Step))
+        ready, is_full = self._fitting(steps)
+        self._take_part(ready)
+        for run, _ in ready if is_full else ():
+            self._running.move_to_end(run)
+        return ready
+
+    def _take_part(self, ready: Iterable[_Ready]) -> None:
+        """Those that were never in a pass are admitted."""
+        for run, _ in ready:
+            if run.age is None:
+                run.happened(Admitted)
+                self.preemption.admit(run)
+
+    def _fitting(self, steps: Iterable[_Ready]) -> tuple[list[_Ready], bool]:
+        """What of these steps, taken in order, fits into one pass; and whether it is full."""
         ready: list[_Ready] = []
         prompts: list[_Ready] = []  # what is long, and may have to be fed in parts
         num_tokens, is_full = 0, False
-        for run in self._running:
-            assert isinstance(run.request, Step), "a running run has a step"
-            num_rows = len(run.request.rows)
-            beside = sum(len(row.feed) for row in run.request.rows) - num_rows
+        for run, step in steps:
+            num_rows = len(step.rows)
+            beside = sum(len(row.feed) for row in step.rows) - num_rows
             is_prompt = beside > 0 and num_tokens + beside > self.prompt_tokens
             num_tokens += num_rows + (min(beside, self.prompt_tokens) if is_prompt else beside)
             if (ready or prompts) and num_tokens > self.max_tokens_per_pass:
                 is_full = True
                 break
-            (prompts if is_prompt else ready).append((run, run.request))
+            (prompts if is_prompt else ready).append((run, step))
         if prompts:
             writing = sum(len(row.feed) for _, step in ready for row in step.rows)
             ready += self._prompts(prompts, num_writing=writing)
-        for run, _ in ready:
-            if run.age is None:
-                run.happened(Admitted)
-                self.preemption.admit(run)
-        for run, _ in ready if is_full else ():
-            self._running.move_to_end(run)
+        return ready, is_full
+
+    def _going_on(self) -> list[_Ready]:
+        """The runs whose next step was expected, and what of it the pass that was begun feeds.
+
+        None of them, where too few are left: then all take part in a pass of their own.
+        """
+        overlap, expected, self._expected = self.overlap, self._expected, []
+        if overlap is None or not overlap.num_rows:
+            return []
+        ready: list[_Ready] = []
+        num_rows = 0
+        for reference in expected:
+            run = reference()
+            if run is None or run.state is not RunState.RUNNING or run.step is None:
+                continue
+            if (fed := overlap.fed_of(run.step)) is not None:
+                ready.append((run, fed))
+                num_rows += len(fed.rows)
+        if num_rows < _WORTH_IT * overlap.num_rows:
+            overlap.forget()
+            return []
         return ready
+
+    def expected(self) -> list[Expected]:
+        """The steps of the next pass, as far as they are known or likely while this one is made.
+
+        None are expected where one run is alone, since if it turns elsewhere all is in vain; nor where many runs
+        have turned elsewhere lately, or more wait than fit into a pass.
+        """
+        self._expected = []
+        if self._asked is None or len(self._asked) < 2 or self._steadiness < _STEADY:
+            return []
+        next_steps: dict[Run, Expected | None] = {}
+        first = 0
+        for run, fed in self._asked:
+            next_steps[run] = _next_of(run, fed, first)
+            first += len(fed.rows)
+        steps: list[_Ready] = []
+        for run in self._running:
+            if run in next_steps:
+                if (known := next_steps[run]) is not None:
+                    steps.append((run, known.step))
+            elif run.step is not None:
+                steps.append((run, run.step))
+        ready, is_full = self._fitting(steps)
+        if is_full:
+            return []
+        self._take_part(ready)
+        self._expected = [weakref.ref(run) for run, _ in ready]
+        found = [next_steps.get(run) for run, _ in ready]
+        return [
+            known if known is not None and known.step is step else Expected.asked(step)
+            for known, (_, step) in zip(found, ready, strict=True)
+        ]
 
     def _known(self, is_known: Callable[[Step], bool]) -> list[_Ready]:
         return [
@@ -285,9 +360,16 @@ class Scheduler:
             if fed is asked:
                 if run.num_passes == num_passes and not run.done:  # else it was told, or cancelled
                     run.answer(tokens, usage)
+                    if self.overlap is not None:
+                        self._rows_told += len(asked.rows)
+                        self._rows_going_on += len(asked.rows) * _goes_on(run.step, asked, tokens)
             elif run.request is asked:
                 run.fed(fed, usage)
             self._untold.popleft()
+        if self._rows_told:
+            share = self._rows_going_on / self._rows_told
+            self._steadiness += (share - self._steadiness) / _PASSES_REMEMBERED
+            self._rows_told = self._rows_going_on = 0
 
     def _admit(self) -> None:
         """Grant reservations that fit: to blocked runs, and if all of these can go on, to new ones."""
@@ -355,6 +437,27 @@ class Scheduler:
         self._done.clear()
         self.preemption.recount(run for run in runs if not run.done)
         self.preemption.promote()
+
+
+def _next_of(run: Run, fed: Step, first: int) -> Expected | None:
+    """The step of a run of which `fed` is being fed, as rows `first`, ... of the pass; None: it is not known."""
+    if any(row.targets or row.draft for row in fed.rows):
+        return None
+    if run.step is None or fed is run.step:
+        return Expected.going_on(fed, first)
+    return Expected.asked(without(run.step, fed))
+
+
+def _goes_on(step: Step | None, before: Step, tokens: tuple[int, ...]) -> bool:
+    """Whether this is the step before, and each row is fed the token that was chosen for it."""
+    return (
+        step is not None
+        and len(step.rows) == len(before.rows)
+        and all(
+            row.view is last.view and row.feed == (token,)
+            for row, last, token in zip(step.rows, before.rows, tokens, strict=True)
+        )
+    )
 
 
 def _never_fits(asked: Reserve, pool: PagePool) -> OutOfMemory:

@@ -29,6 +29,7 @@ from manyhands.cache.plan import Plan
 from manyhands.cache.step import Choice
 from manyhands.cache.tally import Weighing
 from manyhands.engine.executor import LocalExecutor, Network, Places
+from manyhands.engine.overlap import Ahead
 from manyhands.engine.ranks.channel import Verb, ints_of
 from manyhands.engine.ranks.launched import num_ranks
 from manyhands.engine.ranks.packing import pack_merged, pack_moves
@@ -121,12 +122,18 @@ class RankedExecutor(LocalExecutor):
         lookahead: bool = False,
         weighing: Weighing | None = None,
         targets: Targets | None = None,
+        ahead: Ahead | None = None,
     ) -> tuple[int, ...]:
-        """See `Executor.run`."""
+        """See `Executor.run`. Nothing is begun ahead but what `lookahead` allows."""
         with self.world.whole():
             return super().run(
                 plan, choices, lookahead=lookahead, weighing=weighing, targets=targets
             )
+
+    @property
+    def overlaps(self) -> bool:
+        """False: the other ranks are told of passes that were asked for."""
+        return False
 
     def record_ahead(self, told: Callable[[int, int], None]) -> None:
         """See `Executor.record_ahead`."""

@@ -1,0 +1,224 @@
+"""The next pass is planned and begun while the device makes this one (overlapped, or asynchronous, scheduling).
+
+Between two passes the host has much to do: it hands out tokens, strategies decide, rows come and go, a plan is made.
+If the device waits meanwhile, a pass of many runs takes as long as both together. So once the tokens of a
+pass are being chosen, and before the host has read them, the step that is *expected* next is planned and begun:
+
+    a run that took part    its rows again, each fed the token that it is about to get; or the next part of its prompt
+    a run that waits        the step that it asks for
+
+Tokens stay on the device: the begun pass is fed from there. When they have arrived and the strategies have asked for
+their next steps, every run whose step is the expected one *goes on* in the pass that was begun. For the others
+(a worker ended its step, a run ended) the rows were fed in vain; they take part in the next pass, which
+is planned at that moment, with their true steps. What was written for them in vain lies behind the ends of their
+blocks, and is written again before it is read.
+
+So a run gets the tokens that it would get alone, one pass later now and then. The pool knows nothing of
+expected feeds: room for them is lent (`PagePool.lend`), and what was begun holds only while the pool's `generation`
+stays. An interrupt anywhere leaves at worst a pass that nothing takes up.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from manyhands.cache.block import Block
+from manyhands.cache.pages import Ints, PagePool
+from manyhands.cache.plan import Plan
+from manyhands.cache.planner import Planner
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.errors import ManyhandsError
+
+KNOWN = -1  # in `Expected.sources`: the row's feed is known
+
+
+class Expected(NamedTuple):
+    """The step that a run is expected to ask for next.
+
+    Of each row, `sources` says which row of the pass before chooses the token that it is fed (its feed holds one
+    token, of no meaning); KNOWN: its feed is what it says.
+    """
+
+    step: Step
+    sources: tuple[int, ...]
+
+    @classmethod
+    def going_on(cls, step: Step, first: int) -> Expected:
+        """The step of a run that took part as rows `first`, ... of the pass before, one token later."""
+        rows = (Row(row.view, (0,), writer=row.writer) for row in step.rows)
+        return cls(Step(rows), tuple(range(first, first + len(step.rows))))
+
+    @classmethod
+    def asked(cls, step: Step) -> Expected:
+        """A step that is asked for already, or part of one."""
+        return cls(step, (KNOWN,) * len(step.rows))
+
+
+class Begun(NamedTuple):
+    """What the executor needs to begin a pass: its plan, and of every token the row that chooses it, or KNOWN."""
+
+    plan: Plan
+    sources: Ints  # [T]
+
+
+Ahead = Callable[[], Begun | None]
+
+
+@dataclass(eq=False)
+class _Row:
+    """A row of the pass that was begun."""
+
+    view: weakref.ref[View]
+    feed: tuple[int, ...]
+    source: int
+    length: int  # of its own block, when it is fed
+    index: int  # among all rows
+    run: int  # the number of its run
+
+
+class Overlap:
+    """At most one pass that was begun, and what must be true for a step to take part in it."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        pool: PagePool,
+        *,
+        check: Callable[[Step], None],
+        move: Callable[[], None],
+    ) -> None:
+        """`check` raises for a step that cannot be fed; `move` makes the moves that the pool owes."""
+        self._planner = planner
+        self._pool = pool
+        self._check = check
+        self._move = move
+        self._rows: dict[
+            int, _Row
+        ] = {}  # by the ids of their own blocks, which live as long as the views
+        self._sizes: list[int] = []  # of each run: its rows
+        self._plan: Plan | None = None
+        self._generation = -1
+        self._chosen: tuple[int, ...] | None = None  # by the pass before; None: not known yet
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of the pass that was begun; 0: none was."""
+        return 0 if self._plan is None else len(self._rows)
+
+    def forget(self) -> None:
+        """Nothing is begun."""
+        self._plan = None
+        self._rows = {}
+        self._sizes = []
+        self._chosen = None
+
+    def plan(self, expected: Sequence[Expected], fed: Step) -> Begun | None:
+        """Plan the pass of these steps, behind the one that feeds `fed`; None if it cannot be.
+
+        The pass counts as begun from then on.
+        """
+        self.forget()
+        if not expected:
+            return None
+        pending = {row.view.own: len(row.feed) for row in fed.rows}
+        steps = [each.step for each in expected]
+        try:
+            for each in expected:
+                if KNOWN in each.sources:
+                    self._check(each.step)
+            together = Step(row for step in steps for row in step.rows)
+            plan = self._planner.plan_ahead(together, pending)
+        except ManyhandsError:  # a token is none, a view is full: the run's own step will say so
+            return None
+        if plan is None:
+            return None
+        self._move()
+        rows = self._known_rows(expected, pending)
+        sources = np.repeat([row.source for row in rows.values()], np.diff(plan.row_indptr))
+        self._rows, self._sizes = rows, [len(step.rows) for step in steps]
+        self._generation = self._pool.generation
+        self._plan = plan
+        return Begun(plan, sources)
+
+    def _known_rows(
+        self, expected: Sequence[Expected], pending: Mapping[Block, int]
+    ) -> dict[int, _Row]:
+        rows: dict[int, _Row] = {}
+        for run, each in enumerate(expected):
+            for row, source in zip(each.step.rows, each.sources, strict=True):
+                own = row.view.own
+                rows[id(own)] = _Row(
+                    weakref.ref(row.view),
+                    row.feed,
+                    source,
+                    own.num_tokens + pending.get(own, 0),
+                    len(rows),
+                    run,
+                )
+        return rows
+
+    def was_chosen(self, tokens: tuple[int, ...], *, is_begun: bool) -> None:
+        """The tokens of the pass before have arrived. `is_begun`: the begun pass is fed them."""
+        if is_begun:
+            self._chosen = tokens
+        else:
+            self.forget()
+
+    def fed_of(self, step: Step) -> Step | None:
+        """What of a run's step is fed by the pass that was begun: all of it, a part of it, or None."""
+        if not self._holds:
+            return None
+        found = [(row, known) for row in step.rows if (known := self._rows.get(id(row.view.own)))]
+        if not found or not all(self._is_fed(row, known) for row, known in found):
+            return None
+        run = found[0][
+            1
+        ].run  # the rows of a run have a block of their own, which no other run feeds
+        if len(found) != self._sizes[run]:
+            return None  # a row that was expected is not asked for, and others have read what it was fed
+        num_whole = sum(len(known.feed) == len(row.feed) for row, known in found)
+        if num_whole == len(step.rows):
+            return step
+        if num_whole:
+            return None
+        return Step(Row(row.view, row.feed[: len(known.feed)]) for row, known in found)
+
+    def _is_fed(self, row: Row, known: _Row) -> bool:
+        """Whether the begun pass feeds what this row feeds, or the beginning of it."""
+        if row.draft or row.targets or known.view() is not row.view:
+            return False
+        if row.view.own.num_tokens != known.length:
+            return False
+        if known.source == KNOWN:
+            return row.feed[: len(known.feed)] == known.feed
+        assert self._chosen is not None, "asked only once the tokens are there"
+        return row.feed == (self._chosen[known.source],)
+
+    def take(self, step: Step) -> tuple[Plan, list[int]] | None:
+        """The plan of the begun pass and, of each row of `step`, its number there; then it is taken.
+
+        `step` has the rows that `fed_of` gave, of any number of runs. None if nothing was begun, or
+        the pool has changed since.
+        """
+        plan = self._plan if self._holds else None
+        found = [self._rows.get(id(row.view.own)) for row in step.rows] if plan else []
+        is_there = all(
+            known is not None and self._is_fed(row, known) and len(known.feed) == len(row.feed)
+            for row, known in zip(step.rows, found, strict=False)
+        )
+        self.forget()
+        if plan is None or not is_there:
+            return None
+        return plan, [known.index for known in found if known is not None]
+
+    @property
+    def _holds(self) -> bool:
+        """Whether a pass was begun whose tokens are known, and which lies where it was planned to lie."""
+        is_known = self._plan is not None and self._chosen is not None
+        return is_known and self._generation == self._pool.generation

@@ -1,0 +1,240 @@
+"""The next pass is begun while one is made: every run gets what it would get alone, and nothing is kept in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from manyhands.cache.block import Block
+from manyhands.cache.pages import PagePool
+from manyhands.cache.planner import Planner
+from manyhands.cache.step import Choice, Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.engine.graphs import GraphedPasses
+from manyhands.engine.overlap import Overlap
+from manyhands.engine.passes import Passes
+from manyhands.engine.run import Run
+from manyhands.strategies.base import Strategy
+from tests.engine.small import LETTERS, counting, finish, small_engine, story, story_of, team
+from tests.engine.test_graphs import Again, plain_engine, walking
+from tests.engine.test_scheduler import CHOICES, a_mixed_crowd, alone, everything_is_free
+
+
+@pytest.fixture
+def _overlapping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(Passes, "overlaps", True)
+    return
+
+
+pytestmark = pytest.mark.usefixtures("_overlapping")
+
+
+def together(engine: Engine, crowd: dict[str, Callable[[], Strategy]]) -> dict[str, Run]:
+    runs = {name: engine.submit(make()) for name, make in crowd.items()}
+    finish(engine, *runs.values())
+    return runs
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_crowd_whose_passes_overlap_is_told_what_each_is_told_alone(choice: str) -> None:
+    engine = small_engine(16384)
+    runs = together(engine, a_mixed_crowd(CHOICES[choice]))
+    for name, run in runs.items():
+        assert story_of(run) == alone(choice)[name], name
+    counts = engine.executor.counts
+    assert counts.overlapped > 20
+    assert everything_is_free(engine), "what was expected holds no page"
+    if choice == "sampled":
+        assert counts.in_vain > 0, "steps that end were meant to be part of this"
+
+
+def test_control_were_any_token_taken_for_the_expected_one_it_would_be_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = [plain_engine().run(each) for each in turning()]
+    is_fed = Overlap._is_fed
+
+    def is_fed_something(overlap: Overlap, row: Row, known: Any) -> bool:
+        return is_fed(
+            overlap, replace(row, feed=(overlap._chosen or ())[known.source :][:1]), known
+        )
+
+    for patched in (False, True):
+        if patched:
+            monkeypatch.setattr(Overlap, "_is_fed", is_fed_something)
+        engine = plain_engine()
+        runs = [engine.submit(each) for each in turning()]
+        finish(engine, *runs)
+        assert ([run.result() for run in runs] == expected) is not patched
+
+
+def turning() -> list[Strategy]:
+    """Three runs that are fed another token than the chosen one, now and then."""
+
+    def views(rows: int) -> list[View]:
+        prompt, desks = Block("prompt"), [Block() for _ in range(rows)]
+        return [View([prompt, *(d for d in desks if d is not own), own]) for own in desks]
+
+    return [
+        walking(views(2), 12, {5: 3}),
+        walking(views(1), 14, {}),
+        walking(views(1), 9, {7: 4}, temperature=1.0),
+    ]
+
+
+def test_runs_are_charged_for_their_own_rows_alone() -> None:
+    crowd = a_mixed_crowd(CHOICES["sampled"])
+    engine = small_engine(16384)
+    runs = together(engine, crowd)
+    for name, run in runs.items():
+        engine_of_its_own = small_engine(16384)
+        own = engine_of_its_own.submit(crowd[name]())
+        finish(engine_of_its_own, own)
+        assert run.usage.tokens_fed == own.usage.tokens_fed, name
+        assert run.num_passes == own.num_passes, name
+        assert run.usage.tokens_chosen == own.usage.tokens_chosen, name
+    in_vain = engine.usage.tokens_fed - sum(run.usage.tokens_fed for run in runs.values())
+    assert 0 < in_vain <= engine.executor.counts.in_vain + 8, "what the engine did beyond that"
+
+
+@pytest.mark.parametrize("memory_tokens", [512, 768])
+def test_where_memory_is_scarce_runs_leave_and_come_back_with_the_same_tokens(
+    memory_tokens: int,
+) -> None:
+    engine = small_engine(memory_tokens, overcommit=4)
+    many = [(tuple(range(3, 9 + seed)), 30 + 3 * seed) for seed in range(12)]
+    runs = [engine.submit(counting(prompt, size)) for prompt, size in many]
+    finish(engine, *runs)
+    whole = small_engine()
+    assert [story_of(run) for run in runs] == [story(whole, counting(*each)) for each in many]
+    assert engine.executor.counts.overlapped > 10
+    assert everything_is_free(engine)
+
+
+def test_prompts_are_fed_in_parts_in_passes_that_were_begun() -> None:
+    """Every part but the first is expected: while it is fed, two write, and no pass is planned in between."""
+    engine = small_engine(prompt_tokens=16)
+    writers = [engine.submit(counting((n, 8), 24)) for n in (3, 4)]
+    for _ in range(3):
+        engine.step()
+    before = engine.executor.counts
+    long = engine.submit(counting(tuple(range(5, 90)), 4))
+    while not long.num_passes:
+        engine.step()
+    made = engine.executor.counts - before
+    assert made.in_vain == 0
+    assert made.eager == made.overlapped, "on the device behind each other, none launched late"
+    finish(engine, long, *writers)
+    assert story_of(long) == story(small_engine(), counting(tuple(range(5, 90)), 4))
+
+
+def test_recorded_passes_overlap_too() -> None:
+    """Rows whose steps turn elsewhere at some passes, in recordings, against each alone, launch by launch."""
+
+    engine = graphed()
+    runs = [engine.submit(each) for each in turning()]
+    finish(engine, *runs)
+    plain = plain_engine()
+    assert [run.result() for run in runs] == [plain.run(each) for each in turning()]
+    counts = engine.executor.counts
+    assert counts.overlapped > 6
+    assert counts.in_vain > 0
+    assert counts.replayed + counts.followed > 6, "most were recorded"
+
+
+def graphed() -> Engine:
+    adapter_engine = plain_engine(backend="triton")
+    executor: Any = adapter_engine.executor
+    executor.passes = GraphedPasses(executor.adapter, executor.memory, executor.backend, Again())
+    return Engine(executor, None, adapter_engine.settings)
+
+
+def test_one_run_alone_expects_nothing() -> None:
+    engine = small_engine()
+    engine.run(team(3, choice=Choice(allowed=LETTERS)))
+    assert engine.executor.counts.overlapped == 0
+
+
+def test_where_most_turn_elsewhere_nothing_is_begun() -> None:
+    """Rows fed in vain cost their runs a pass each, so overlapping ends where guesses are poor, and begins again."""
+    engine = small_engine(16384)
+
+    def restless(seed: int, passes: int, turns: int) -> Strategy:
+        return walking([View([Block()])], passes, {n: seed + n for n in range(1, turns)})
+
+    runs = [engine.submit(restless(seed, 60, 50)) for seed in range(4)]
+    for _ in range(30):
+        engine.step()
+    before = engine.executor.counts
+    for _ in range(8):
+        engine.step()
+    assert (engine.executor.counts - before).overlapped == 0
+    finish(engine, *runs)
+    runs = [engine.submit(restless(seed, 90, 0)) for seed in range(4)]
+    before = engine.executor.counts
+    finish(engine, *runs)
+    assert (engine.executor.counts - before).overlapped > 30
+
+
+# -- the plan that is made ahead -----------------------------------------------------------------------
+
+
+def test_a_plan_made_ahead_is_the_plan_made_later() -> None:
+    """The same integers but for the tokens, which are not known yet; over the ends of pages, and in lockstep."""
+    early, late = (Planner(PagePool(64, 4)) for _ in range(2))
+    for planner in (early, late):
+        planner.pool.place(Block())  # both begin with equal strips
+    stories = []
+    for planner in (early, late):
+        start, desks = Block(), [Block(), Block()]
+        planner.plan(Step([Row(View([start]), (1, 2, 3))]))
+        start.tokens.extend((1, 2, 3))
+        planner.pool.keep()
+        start.freeze()
+        views = [View([start, desks[1], desks[0]]), View([start, desks[0], desks[1]])]
+        plans = []
+        fed = Step([Row(view, (9,)) for view in views])
+        plan = planner.plan(fed)
+        for n in range(12):
+            following = Step([Row(view, (n,)) for view in views])
+            if planner is early:
+                ahead = planner.plan_ahead(following, dict.fromkeys(desks, 1))
+                assert ahead is not None
+            for row in fed.rows:
+                row.view.own.tokens.extend(row.feed)
+            planner.pool.keep()
+            if planner is early:
+                planner.pool.promise((desk, 1) for desk in desks)
+                plan = ahead
+            else:
+                plan = planner.plan(following)
+            fed = following
+            plans.append(plan)
+        stories.append(plans)
+    for one, other in zip(*stories, strict=True):
+        for name in ("token_ids", "positions", "offsets", "row_indptr"):
+            assert getattr(one, name).tolist() == getattr(other, name).tolist(), name
+        for name in ("row", "base", "low", "high", "strip_indptr"):
+            assert getattr(one.reads, name).tolist() == getattr(other.reads, name).tolist(), name
+
+
+def test_lent_pages_count_as_free_and_go_to_whoever_needs_them() -> None:
+    pool = PagePool(8, 4)
+    one, other = Block(), Block()
+    pool.reserve([(one, 2)])
+    strip = pool.place(one).strip
+    free = pool.num_free_pages
+    assert pool.lend([(strip, 9)])
+    assert len(strip.pages) == 3
+    assert pool.num_free_pages == free
+    generation = pool.generation
+    pool.promise([(one, 2)])
+    pool.keep()
+    assert pool.generation == generation, "what was planned into lent pages holds"
+    pool.reserve([(other, 26)])
+    assert pool.generation > generation, "and does not where they were taken"
+    assert not pool.lend([(strip, 40)]), "room is scarce"
