@@ -187,3 +187,24 @@ def test_most_of_composed_lists_are_composed() -> None:
     drawn = [word_problem(rng, "composed").template for _ in range(400)]
     assert 0.65 < drawn.count("composed") / len(drawn) < 0.85
     assert "composed" not in {word_problem(rng, "taught").template for _ in range(200)}
+
+
+@pytest.mark.parametrize("template", FRESH, ids=lambda template: template.name)
+def test_fresh_stories_are_whole_and_true_and_of_their_own(template: Template) -> None:
+    rng = Random(2)
+    for _ in range(20):
+        problem = template.problem(rng)
+        check(problem)
+        assert re.fullmatch(r"[A-Z0-9][A-Za-z0-9 .,]*\?", problem.text)
+        assert not any(other.tells(problem.text) for other in ALL)
+    used = set(re.findall(r"[a-z]", template.work))
+    assert used == set(template.ranges) | set("pqr"[: template.num_steps - 1])
+
+
+def test_as_many_fresh_stories_of_each_length() -> None:
+    assert Counter(template.num_steps for template in FRESH) == {1: 14, 2: 14, 3: 14}
+    assert len({template.name for template in (*FRESH, *ALL)}) == len(FRESH) + len(ALL)
+    taught, _ = told_apart()
+    for _ in range(50):
+        words = set(WORD.findall(word_problem(Random(3), "fresh").text))
+        assert words.isdisjoint(taught.names)

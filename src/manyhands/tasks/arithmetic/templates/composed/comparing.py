@@ -241,7 +241,30 @@ def compares_times(story: Telling) -> None:
         story.say(_ASKS_BOTH_TIMES, **gaps)
 
 
-_GOODS = ["ball", "bell", "bowl", "broom", "clock", "drum", "flute", "jacket", "kite", "mirror", "pillow", "radio", "rug", "saw", "sofa", "stool", "table", "tent", "toy", "vase", "watch", "wheel"]
+_GOODS = [
+    "ball",
+    "bell",
+    "bowl",
+    "broom",
+    "clock",
+    "drum",
+    "flute",
+    "jacket",
+    "kite",
+    "mirror",
+    "pillow",
+    "radio",
+    "rug",
+    "saw",
+    "sofa",
+    "stool",
+    "table",
+    "tent",
+    "toy",
+    "vase",
+    "watch",
+    "wheel",
+]
 _PRICES_OF_TWO = {
     "+": (
         "A {x} costs {a} coins, and a {y} costs {b} coins more than the {x}.",

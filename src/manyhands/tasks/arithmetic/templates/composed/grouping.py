@@ -156,7 +156,23 @@ _BOUGHT_ALL = (
     "How many coins do all of these cost?",
     "How many coins change hands?",
 )
-_WARES = ["cups", "plates", "spoons", "bowls", "candles", "bottles", "tickets", "notebooks", "pencils", "cakes", "sandwiches", "buns", "juices", "chairs", "towels"]
+_WARES = [
+    "cups",
+    "plates",
+    "spoons",
+    "bowls",
+    "candles",
+    "bottles",
+    "tickets",
+    "notebooks",
+    "pencils",
+    "cakes",
+    "sandwiches",
+    "buns",
+    "juices",
+    "chairs",
+    "towels",
+]
 
 
 def two_rates(story: Telling) -> None:

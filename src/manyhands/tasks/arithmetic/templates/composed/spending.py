@@ -8,10 +8,40 @@ from __future__ import annotations
 
 from manyhands.tasks.arithmetic.templates.composed.telling import Telling
 
-_WARES = ["cups", "plates", "spoons", "bowls", "candles", "bottles", "notebooks", "cakes", "sandwiches", "juices", "chairs", "towels", "maps", "rides", "meals", "pens", "stamps", "flowers"]
-_ONE_MORE = (
-    ["a bowl", "a book", "a lamp", "a scarf", "lunch", "a drink", "a toy", "the bus", "a belt", "a game", "a map", "a gift"]
-)
+_WARES = [
+    "cups",
+    "plates",
+    "spoons",
+    "bowls",
+    "candles",
+    "bottles",
+    "notebooks",
+    "cakes",
+    "sandwiches",
+    "juices",
+    "chairs",
+    "towels",
+    "maps",
+    "rides",
+    "meals",
+    "pens",
+    "stamps",
+    "flowers",
+]
+_ONE_MORE = [
+    "a bowl",
+    "a book",
+    "a lamp",
+    "a scarf",
+    "lunch",
+    "a drink",
+    "a toy",
+    "the bus",
+    "a belt",
+    "a game",
+    "a map",
+    "a gift",
+]
 _BUYS = (
     "{who} has {a} coins and buys {b} {xs} for {c} coins each.",
     "{who} has {a} coins. {who} buys {b} {xs} at {c} coins each.",
