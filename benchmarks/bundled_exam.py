@@ -146,7 +146,7 @@ def parts() -> list[Row]:
     return [*rows, strangers]
 
 
-_NEVER_TAUGHT = ("unseen", "fresh")
+_NEVER_TAUGHT = ("fresh", "unseen")
 
 
 def stories() -> list[Row]:
@@ -159,7 +159,7 @@ def stories() -> list[Row]:
             {"workers": workers},
             count=5,
             kind=kind,
-            curve=_looks(workers) if kind in _NEVER_TAUGHT else (),
+            curve=_looks(workers) if kind == "fresh" else (),
             budget=500,
         )
         for kind in (*_NEVER_TAUGHT, "taught", "bare")

@@ -186,7 +186,7 @@ def main(words: list[str] | None = None) -> None:
         "--apart", action="store_true", help="no pass is begun while another one is made"
     )
     arguments = options.parse_args(words)
-    GraphedPasses.overlaps = not arguments.apart
+    GraphedPasses.plans_ahead = not arguments.apart
     whole, names = Clock(arguments.minutes), arguments.models.split(",")
     for index, name in enumerate(names):
         minutes = (whole.seconds - whole.spent) / 60 / (len(names) - index)

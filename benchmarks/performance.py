@@ -46,32 +46,70 @@ def cell(found: Result | None, kind: str = "cells", **where: Any) -> Result | No
 
 # -- life ------------------------------------------------------------------------------------------
 
-_LIVES = ("life_ready_qwen3-8b", "life_qwq-32b")
+# Of the older files the situations that the newer ones have not.
+_LIVES = ("life_ahead_qwen3-8b", "life_ready_qwen3-8b", "life_qwq-32b")
 
 
 def life() -> str:
     """Runs as they live, the second time in one process: milliseconds per pass, and what the passes were."""
     head = ["shapes", "situation", "floor", "mean", "p50", "p99", "worst", "tokens/s"]
-    head += ["followed", "planned anew", "launch by launch", "recorded"]
-    rows = []
+    head += ["begun while the one before was made", "launch by launch", "recorded"]
+    rows: list[list[str]] = []
+    known: set[tuple[str, str]] = set()
     for name in _LIVES:
         found = result(name)
-        shown = found["model"] if found else ""
+        model = found["model"] if found else ""
         for line in (found or {}).get("situations", []):
-            if line["when"] != "warm":
+            if line["when"] != "warm" or (model, line["name"]) in known:
                 continue
             times = [line[f"{key}_ms"] for key in ("floor", "mean", "p50", "p99", "worst")]
-            counts = [line[key] for key in ("followed", "replayed", "eager", "recorded")]
+            begun = line.get("planned_ahead", 0) / line["passes"]
             rows.append(
                 [
-                    shown,
+                    "" if any(model == other for other, _ in known) else model,
                     line["name"],
                     *(f"{time:.1f}" for time in times),
                     f"{line['tokens_per_second']:.0f}",
-                    *map(str, counts),
+                    f"{begun:.0%}",
+                    *(str(line[key]) for key in ("eager", "recorded")),
                 ]
             )
-            shown = ""
+            known.add((model, line["name"]))
+    return table(head, rows) if rows else NOTHING_YET
+
+
+def life_lookahead() -> str:
+    """The same crowds, one pass after the other, and each begun while the one before is made."""
+    kinds = (
+        ("one after the other", "life_apart_qwen3-8b"),
+        ("the next begun ahead", "life_ahead_qwen3-8b"),
+    )
+    head = ["situation", "passes", "mean", "p50", "without a prompt: p50", "p99", "tokens/s"]
+    head += ["rows in vain"]
+    rows: list[list[str]] = []
+    lines = {kind: (result(name) or {}).get("situations", []) for kind, name in kinds}
+    for first in lines[kinds[0][0]]:
+        for kind, others in lines.items():
+            line = next(
+                (
+                    each
+                    for each in others
+                    if all(each[key] == first[key] for key in ("name", "when"))
+                ),
+                None,
+            )
+            if line is None:
+                continue
+            keys = ("mean", "p50", "narrow_p50", "narrow_p99")
+            rows.append(
+                [
+                    f"{first['name']}, {first['when']}" if kind == kinds[0][0] else "",
+                    kind,
+                    *(f"{line[f'{key}_ms']:.1f}" for key in keys),
+                    f"{line['tokens_per_second']:.0f}",
+                    f"{line['in_vain'] / (line['in_vain'] + line['rows'] * line['passes']):.1%}",
+                ]
+            )
     return table(head, rows) if rows else NOTHING_YET
 
 
@@ -383,6 +421,7 @@ TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
         life,
+        life_lookahead,
         decode_ms,
         decode_tokens,
         breakdown,

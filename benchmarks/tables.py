@@ -69,7 +69,8 @@ def teams() -> str:
 _STORIES = {
     "smollm2_untrained": "as it comes",
     "smollm2_exam_templates": "taught templates",
-    "smollm2_exam": "and composed stories",
+    "smollm2_exam_composed": "and composed stories",
+    "smollm2_exam": "of every kind",
 }
 _SHARE = 0.97  # of one worker's own final accuracy, whose first budget is looked for
 
@@ -81,6 +82,7 @@ def smollm2() -> str:
         "workers",
         "n",
         "unseen stories",
+        "fresh stories",
         "taught stories",
         "sums",
         "passes",
@@ -93,7 +95,7 @@ def smollm2() -> str:
             unseen = lines.get(f"unseen 5, {workers}")
             if unseen is None:
                 continue
-            others = [lines.get(f"{kind} 5, {workers}") for kind in ("taught", "bare")]
+            others = [lines.get(f"{kind} 5, {workers}") for kind in ("fresh", "taught", "bare")]
             rows.append(
                 [
                     name if workers == 1 else "",
@@ -111,10 +113,10 @@ def smollm2() -> str:
 def smollm2_budgets() -> str:
     """The first budget at which a team has nearly what one worker has in the end."""
     lines = _lines("smollm2_exam")
-    wanted = _SHARE * lines["unseen 5, 1"]["accuracy"]
+    wanted = _SHARE * lines["fresh 5, 1"]["accuracy"]
     rows, alone = [], None
     for workers in range(1, 5):
-        curve = lines[f"unseen 5, {workers}"]["curve"]
+        curve = lines[f"fresh 5, {workers}"]["curve"]
         first = min((int(b) for b, value in curve.items() if value >= wanted), default=None)
         alone = first if workers == 1 else alone
         ratio = f"{first / alone:.2f}" if first and alone else ""

@@ -392,7 +392,7 @@ def test_running_ahead_of_penalties_and_logprobs() -> None:
             assert abs(one.logprob - other.logprob) < 1e-4, token
             assert [name for name, _ in one.top] == [name for name, _ in other.top]
     passes = passes_of(graphed)
-    assert passes.counts.lookaheads + passes.counts.overlapped >= 2
+    assert passes.counts.lookaheads + passes.counts.planned_ahead >= 2
     assert passes.counts.dropped <= 2, "penalties make no guess wrong; the echo and the end do"
 
 

@@ -27,10 +27,10 @@ from manyhands.cache.pages import Move
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
-from manyhands.engine import overlap, preemption, run, scheduler
+from manyhands.engine import lookahead, preemption, run, scheduler
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import ModelFacts
-from manyhands.engine.overlap import KNOWN, Ahead
+from manyhands.engine.lookahead import KNOWN, Ahead
 from manyhands.engine.past import Past
 from manyhands.engine.run import Run, RunState
 from manyhands.engine.scheduler import Scheduler
@@ -65,7 +65,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.memory: dict[int, tuple[int, int]] = {}  # slot: token, offset of its key
-        self.overlaps = False
+        self.plans_ahead = False
         self._begun: Any = None
 
     def move(self, moves: Sequence[Move]) -> None:
@@ -317,7 +317,7 @@ Outcome = list[tuple[list[tuple[int, ...]], str, int, int]]
 def crowd(
     at: int | None = None,
     *,
-    overlaps: bool = False,
+    plans_ahead: bool = False,
     code: Set[CodeType] = WATCHED_CODE_OF_A_STEP,
     files: Set[str] = frozenset(),
     num_pages: int = 28,
@@ -327,7 +327,7 @@ def crowd(
     What each was told and fed, its passes, its tokens; whether one was preempted; the lines that were run.
     """
     ledger: Any = Ledger()
-    ledger.overlaps = overlaps
+    ledger.plans_ahead = plans_ahead
     ledger.facts = replace(ledger.facts, num_pages=num_pages)
     ledger.write = lambda *_: None
     engine = Engine(ledger, max_tokens_per_pass=24, overcommit=2.0)
@@ -387,7 +387,7 @@ def test_control_without_the_tokens_of_a_kept_step_it_is_fed_twice(
     assert crowd(places[0])[0] != expected
 
 
-WATCHED_WHILE_PASSES_OVERLAP = WATCHED_CODE_OF_A_STEP | {
+WATCHED_WHILE_PASSES_ARE_BEGUN_AHEAD = WATCHED_CODE_OF_A_STEP | {
     function.__code__
     for function in (
         Engine._go_on,
@@ -405,14 +405,14 @@ WATCHED_WHILE_PASSES_OVERLAP = WATCHED_CODE_OF_A_STEP | {
 
 
 @pytest.mark.parametrize("num_pages", [28, 80])  # 1 and 2 by three: other lines
-def test_an_interrupt_while_passes_overlap_changes_no_token(num_pages: int) -> None:
+def test_an_interrupt_while_passes_are_begun_ahead_changes_no_token(num_pages: int) -> None:
     """With little memory, where a run is preempted, and with much. What is begun may be dropped; nothing else."""
     plain, _, _ = crowd(num_pages=num_pages)
     how: Any = {
-        "overlaps": True,
+        "plans_ahead": True,
         "num_pages": num_pages,
-        "code": WATCHED_WHILE_PASSES_OVERLAP,
-        "files": {overlap.__file__},
+        "code": WATCHED_WHILE_PASSES_ARE_BEGUN_AHEAD,
+        "files": {lookahead.__file__},
     }
     expected, _, watch = crowd(**how)
     names = {code.co_name for code, _ in watch.lines}

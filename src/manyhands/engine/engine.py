@@ -38,8 +38,8 @@ from manyhands.cache.step import Step
 from manyhands.cache.tally import TallyBook
 from manyhands.cache.usage import Usage, usage_of, usage_of_each
 from manyhands.engine.executor import Executor, LocalExecutor, ModelFacts
+from manyhands.engine.lookahead import Ahead, Lookahead
 from manyhands.engine.loop import run_passes
-from manyhands.engine.overlap import Ahead, Overlap
 from manyhands.engine.past import Past
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.launched import num_ranks
@@ -111,9 +111,9 @@ class Engine:
                 self.facts.max_positions,
                 self.settings.max_tokens_per_pass,
             )
-        self._overlap: Overlap | None = None
-        if self.executor.overlaps and self._speculation is None:
-            self._overlap = Overlap(
+        self._lookahead: Lookahead | None = None
+        if self.executor.plans_ahead and self._speculation is None:
+            self._lookahead = Lookahead(
                 self.planner,
                 self.pool,
                 check=self._check_tokens,
@@ -130,7 +130,7 @@ class Engine:
             overcommit=1.0 if self.settings.kv_cache_dtype == "int8" else self.settings.overcommit,
             prompt_tokens=self.settings.prompt_tokens,
             is_known=self._is_known if self._speculation is not None else None,
-            overlap=self._overlap,
+            lookahead=self._lookahead,
         )
 
     @classmethod
@@ -313,7 +313,7 @@ class Engine:
         return chosen
 
     def _pass(self, step: Step) -> tuple[int, ...]:
-        begun = None if self._overlap is None else self._overlap.take(step)
+        begun = None if self._lookahead is None else self._lookahead.take(step)
         if begun is not None:
             return self._go_on(step, *begun)
         with self._feeding(step) as (rest, plan):
@@ -356,16 +356,16 @@ class Engine:
 
     def _ahead_of(self, step: Step) -> Ahead | None:
         """What is begun while the tokens of the pass that feeds `step` are being chosen."""
-        overlap = self._overlap
-        if overlap is None:
+        lookahead = self._lookahead
+        if lookahead is None:
             return None
-        return lambda: overlap.plan(self._scheduler.expected(), step)
+        return lambda: lookahead.plan(self._scheduler.expected(), step)
 
     def _told(self, chosen: tuple[int, ...]) -> None:
         """A pass was made, and its tokens are known."""
         self._tallies.sent()
-        if self._overlap is not None:
-            self._overlap.was_chosen(chosen, is_begun=self.executor.has_begun)
+        if self._lookahead is not None:
+            self._lookahead.was_chosen(chosen, is_begun=self.executor.has_begun)
 
     def _with_early(self, chosen: tuple[int, ...], rest: Step) -> Tokens:
         """The chosen tokens; the logprobs of targets that were fed early stand before those fed last."""

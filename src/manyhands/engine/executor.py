@@ -22,7 +22,7 @@ several processes with a part of the network each can stand behind the same verb
 
 *Lookahead* is the next pass, begun before its tokens were read by the host (`engine/graphs.py`). The engine
 only says whether such a pass would have room. Where several runs take part, the engine plans what it expects
-next, the executor begins it, and `go_on` takes up what of it was right (`engine/overlap.py`).
+next, the executor begins it, and `go_on` takes up what of it was right (`engine/lookahead.py`).
 
     T  tokens of a pass or of a whole past      R  rows      V  vocabulary      N  slots
 """
@@ -50,7 +50,7 @@ from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.step import Choice
 from manyhands.cache.tally import Weighing
 from manyhands.engine.backends import check_backend, choose_backend, make_passes
-from manyhands.engine.overlap import Ahead
+from manyhands.engine.lookahead import Ahead
 from manyhands.engine.passes import ALONE, Late, Others, PassCounts, PassOutcome
 from manyhands.engine.sampling import Chosen, choose, sent
 from manyhands.engine.weighing import Weights
@@ -209,12 +209,12 @@ class Executor(Protocol):
         begun. `weighing` says which rows' logits are weighed before a token is chosen, `targets` at which
         fed tokens logprobs are wanted besides those of the choices; where there are any, the answer is a
         `Tokens`. The logits of drafted tokens (`Plan.num_drafted`) are kept until the next pass that has some.
-        `ahead` is called while the tokens are being chosen; the pass that it gives is begun (`engine/overlap.py`).
+        `ahead` is called while the tokens are being chosen; the pass that it gives is begun (`engine/lookahead.py`).
         Raises ManyhandsError if the logits are no numbers.
         """
 
     @property
-    def overlaps(self) -> bool:
+    def plans_ahead(self) -> bool:
         """Whether a pass that is begun ahead gains anything here."""
 
     @property
@@ -389,9 +389,9 @@ class LocalExecutor:
         return tokens if targets is None else self._with_targets(tokens, plan, targets, outcome)
 
     @property
-    def overlaps(self) -> bool:
-        """See `Executor.overlaps`."""
-        return self.passes.overlaps
+    def plans_ahead(self) -> bool:
+        """See `Executor.plans_ahead`."""
+        return self.passes.plans_ahead
 
     @property
     def has_begun(self) -> bool:

@@ -160,14 +160,14 @@ class GraphedPasses(Passes):
         self.counts.replayed += 1
         return graph.start(plan, work)
 
-    overlaps = True
+    plans_ahead = True
 
     def begin(self, plan: Plan, late: Late) -> PassOutcome:
         """See `Passes.begin`."""
         newest, self._newest, self._lookahead = self._newest, None, None
         if newest is not None and _follows(plan, newest[1]):
             self._newest = newest[0], plan
-            self.counts.overlapped += 1
+            self.counts.planned_ahead += 1
             self.counts.followed += 1
             return newest[0].next(plan, late)
         can_record = plan.num_tokens <= MOST_TOKENS and self.trouble is None
@@ -175,7 +175,7 @@ class GraphedPasses(Passes):
             return super().begin(plan, late)
         graph, work = found
         self._newest = graph, plan
-        self.counts.overlapped += 1
+        self.counts.planned_ahead += 1
         self.counts.replayed += 1
         return graph.start(plan, work, late)
 

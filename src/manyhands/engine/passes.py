@@ -37,7 +37,7 @@ class PassCounts:
     lookaheads: int = 0  # passes begun before they were asked for
     heads: int = 0  # of those, the ones of which the first layers alone were begun
     dropped: int = 0  # passes begun that no step asked for
-    overlapped: int = 0  # passes planned and begun while the device made the one before
+    planned_ahead: int = 0  # passes planned and begun while the device made the one before
     in_vain: int = 0  # rows of these that no run asked for
     moves: int = 0  # blocks moved in memory
     compiled: int = 0  # kernels compiled, or loaded from the cache on disk
@@ -147,8 +147,8 @@ class Passes:
     def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:
         """Get ready for passes of all sizes; `told` how far that has come. Launch by launch nothing is needed."""
 
-    # Whether a pass is begun ahead (`engine/overlap.py`): where the host waits for each launch, it gains nothing.
-    overlaps = False
+    # Whether a pass is begun ahead (`engine/lookahead.py`): where the host waits for each launch, it gains nothing.
+    plans_ahead = False
 
     def run(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
         """The pass itself; the moves that it relies on have been made."""
@@ -156,7 +156,7 @@ class Passes:
 
     def begin(self, plan: Plan, late: Late) -> PassOutcome:
         """The pass of a plan some of whose tokens are on the device alone."""
-        self.counts.overlapped += 1
+        self.counts.planned_ahead += 1
         return self._launched(plan, None, late)
 
     def launch(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:

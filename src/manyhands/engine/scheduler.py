@@ -39,7 +39,7 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.step import Step
 from manyhands.cache.usage import Usage
-from manyhands.engine.overlap import Expected, Overlap
+from manyhands.engine.lookahead import Expected, Lookahead
 from manyhands.engine.preemption import Preemption, Rebuild
 from manyhands.engine.run import Run, RunState, new_queues
 from manyhands.errors import ManyhandsError, OutOfMemory, RanksFailed
@@ -80,14 +80,14 @@ class Scheduler:
         overcommit: float = 1.0,
         prompt_tokens: int | None = None,
         is_known: Callable[[Step], bool] | None = None,
-        overlap: Overlap | None = None,
+        lookahead: Lookahead | None = None,
     ) -> None:
         """`prompt_tokens`: see `ModelSettings`; None: steps are fed whole.
 
         `is_known`: whether `predict` answers a step without a pass (`engine/speculation.py`); None: it never does.
-        `overlap`: `predict` asks for the `expected` steps of the next pass and begins it; None: it does not.
+        `lookahead`: `predict` asks for the `expected` steps of the next pass and begins it; None: it does not.
         """
-        self.overlap = overlap
+        self.lookahead = lookahead
         # Runs of the pass that was begun; and how much of passes goes on in the next one as expected.
         self._expected: list[weakref.ref[Run]] = []
         self._steadiness = 1.0
@@ -211,8 +211,8 @@ class Scheduler:
 
         None of them, where too few are left: then all take part in a pass of their own.
         """
-        overlap, expected, self._expected = self.overlap, self._expected, []
-        if overlap is None or not overlap.num_rows:
+        lookahead, expected, self._expected = self.lookahead, self._expected, []
+        if lookahead is None or not lookahead.num_rows:
             return []
         ready: list[_Ready] = []
         num_rows = 0
@@ -220,11 +220,11 @@ class Scheduler:
             run = reference()
             if run is None or run.state is not RunState.RUNNING or run.step is None:
                 continue
-            if (fed := overlap.fed_of(run.step)) is not None:
+            if (fed := lookahead.fed_of(run.step)) is not None:
                 ready.append((run, fed))
                 num_rows += len(fed.rows)
-        if num_rows < _WORTH_IT * overlap.num_rows:
-            overlap.forget()
+        if num_rows < _WORTH_IT * lookahead.num_rows:
+            lookahead.forget()
             return []
         return ready
 
@@ -360,7 +360,7 @@ class Scheduler:
             if fed is asked:
                 if run.num_passes == num_passes and not run.done:  # else it was told, or cancelled
                     run.answer(tokens, usage)
-                    if self.overlap is not None:
+                    if self.lookahead is not None:
                         self._rows_told += len(asked.rows)
                         self._rows_going_on += len(asked.rows) * _goes_on(run.step, asked, tokens)
             elif run.request is asked:

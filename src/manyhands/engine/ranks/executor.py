@@ -29,7 +29,7 @@ from manyhands.cache.plan import Plan
 from manyhands.cache.step import Choice
 from manyhands.cache.tally import Weighing
 from manyhands.engine.executor import LocalExecutor, Network, Places
-from manyhands.engine.overlap import Ahead
+from manyhands.engine.lookahead import Ahead
 from manyhands.engine.ranks.channel import Verb, ints_of
 from manyhands.engine.ranks.launched import num_ranks
 from manyhands.engine.ranks.packing import pack_merged, pack_moves
@@ -131,7 +131,7 @@ class RankedExecutor(LocalExecutor):
             )
 
     @property
-    def overlaps(self) -> bool:
+    def plans_ahead(self) -> bool:
         """False: the other ranks are told of passes that were asked for."""
         return False
 

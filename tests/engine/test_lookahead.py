@@ -15,7 +15,7 @@ from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.graphs import GraphedPasses
-from manyhands.engine.overlap import Overlap
+from manyhands.engine.lookahead import Lookahead
 from manyhands.engine.passes import Passes
 from manyhands.engine.run import Run
 from manyhands.strategies.base import Strategy
@@ -25,12 +25,12 @@ from tests.engine.test_scheduler import CHOICES, a_mixed_crowd, alone, everythin
 
 
 @pytest.fixture
-def _overlapping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(Passes, "overlaps", True)
+def _ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(Passes, "plans_ahead", True)
     return
 
 
-pytestmark = pytest.mark.usefixtures("_overlapping")
+pytestmark = pytest.mark.usefixtures("_ahead")
 
 
 def together(engine: Engine, crowd: dict[str, Callable[[], Strategy]]) -> dict[str, Run]:
@@ -40,13 +40,13 @@ def together(engine: Engine, crowd: dict[str, Callable[[], Strategy]]) -> dict[s
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_a_crowd_whose_passes_overlap_is_told_what_each_is_told_alone(choice: str) -> None:
+def test_a_crowd_whose_passes_are_begun_ahead_is_told_what_each_is_told_alone(choice: str) -> None:
     engine = small_engine(16384)
     runs = together(engine, a_mixed_crowd(CHOICES[choice]))
     for name, run in runs.items():
         assert story_of(run) == alone(choice)[name], name
     counts = engine.executor.counts
-    assert counts.overlapped > 20
+    assert counts.planned_ahead > 20
     assert everything_is_free(engine), "what was expected holds no page"
     if choice == "sampled":
         assert counts.in_vain > 0, "steps that end were meant to be part of this"
@@ -56,16 +56,16 @@ def test_control_were_any_token_taken_for_the_expected_one_it_would_be_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = [plain_engine().run(each) for each in turning()]
-    is_fed = Overlap._is_fed
+    is_fed = Lookahead._is_fed
 
-    def is_fed_something(overlap: Overlap, row: Row, known: Any) -> bool:
+    def is_fed_something(lookahead: Lookahead, row: Row, known: Any) -> bool:
         return is_fed(
-            overlap, replace(row, feed=(overlap._chosen or ())[known.source :][:1]), known
+            lookahead, replace(row, feed=(lookahead._chosen or ())[known.source :][:1]), known
         )
 
     for patched in (False, True):
         if patched:
-            monkeypatch.setattr(Overlap, "_is_fed", is_fed_something)
+            monkeypatch.setattr(Lookahead, "_is_fed", is_fed_something)
         engine = plain_engine()
         runs = [engine.submit(each) for each in turning()]
         finish(engine, *runs)
@@ -111,7 +111,7 @@ def test_where_memory_is_scarce_runs_leave_and_come_back_with_the_same_tokens(
     finish(engine, *runs)
     whole = small_engine()
     assert [story_of(run) for run in runs] == [story(whole, counting(*each)) for each in many]
-    assert engine.executor.counts.overlapped > 10
+    assert engine.executor.counts.planned_ahead > 10
     assert everything_is_free(engine)
 
 
@@ -127,12 +127,12 @@ def test_prompts_are_fed_in_parts_in_passes_that_were_begun() -> None:
         engine.step()
     made = engine.executor.counts - before
     assert made.in_vain == 0
-    assert made.eager == made.overlapped, "on the device behind each other, none launched late"
+    assert made.eager == made.planned_ahead, "on the device behind each other, none launched late"
     finish(engine, long, *writers)
     assert story_of(long) == story(small_engine(), counting(tuple(range(5, 90)), 4))
 
 
-def test_recorded_passes_overlap_too() -> None:
+def test_recorded_passes_are_begun_ahead_too() -> None:
     """Rows whose steps turn elsewhere at some passes, in recordings, against each alone, launch by launch."""
 
     engine = graphed()
@@ -141,7 +141,7 @@ def test_recorded_passes_overlap_too() -> None:
     plain = plain_engine()
     assert [run.result() for run in runs] == [plain.run(each) for each in turning()]
     counts = engine.executor.counts
-    assert counts.overlapped > 6
+    assert counts.planned_ahead > 6
     assert counts.in_vain > 0
     assert counts.replayed + counts.followed > 6, "most were recorded"
 
@@ -156,11 +156,11 @@ def graphed() -> Engine:
 def test_one_run_alone_expects_nothing() -> None:
     engine = small_engine()
     engine.run(team(3, choice=Choice(allowed=LETTERS)))
-    assert engine.executor.counts.overlapped == 0
+    assert engine.executor.counts.planned_ahead == 0
 
 
 def test_where_most_turn_elsewhere_nothing_is_begun() -> None:
-    """Rows fed in vain cost their runs a pass each, so overlapping ends where guesses are poor, and begins again."""
+    """Rows fed in vain cost their runs a pass each, so where guesses are poor none is begun."""
     engine = small_engine(16384)
 
     def restless(seed: int, passes: int, turns: int) -> Strategy:
@@ -172,12 +172,12 @@ def test_where_most_turn_elsewhere_nothing_is_begun() -> None:
     before = engine.executor.counts
     for _ in range(8):
         engine.step()
-    assert (engine.executor.counts - before).overlapped == 0
+    assert (engine.executor.counts - before).planned_ahead == 0
     finish(engine, *runs)
     runs = [engine.submit(restless(seed, 90, 0)) for seed in range(4)]
     before = engine.executor.counts
     finish(engine, *runs)
-    assert (engine.executor.counts - before).overlapped > 30
+    assert (engine.executor.counts - before).planned_ahead > 30
 
 
 # -- the plan that is made ahead -----------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""The next pass is planned and begun while the device makes this one (overlapped, or asynchronous, scheduling).
+"""Lookahead of several runs: the next pass is planned and begun while the device makes this one.
+
+Other engines call it overlap scheduling, or asynchronous scheduling.
 
 Between two passes the host has much to do: it hands out tokens, strategies decide, rows come and go, a plan is made.
 If the device waits meanwhile, a pass of many runs takes as long as both together. So once the tokens of a
@@ -82,7 +84,7 @@ class _Row:
     run: int  # the number of its run
 
 
-class Overlap:
+class Lookahead:
     """At most one pass that was begun, and what must be true for a step to take part in it."""
 
     def __init__(
