@@ -416,7 +416,7 @@ class Planner:
 def _sizes_to_lend(
     pool: PagePool, strips: Sequence[Strip], sizes: Sequence[int], spare: int
 ) -> list[tuple[Strip, int]]:
-    """What strips need that have not got it: with some to spare, so that the next plans can follow."""
+    """The room that strips still need: with some to spare, so that the next plans can follow."""
     return [
         (strip, size + spare)
         for strip, size in zip(strips, sizes, strict=True)

@@ -355,7 +355,7 @@ class Engine:
         return chosen
 
     def _ahead_of(self, step: Step) -> Ahead | None:
-        """What is begun while the tokens of the pass that feeds `step` are being chosen."""
+        """The pass that is begun while the tokens of the pass that feeds `step` are being chosen."""
         lookahead = self._lookahead
         if lookahead is None:
             return None

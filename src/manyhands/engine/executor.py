@@ -438,7 +438,7 @@ class LocalExecutor:
         return tokens
 
     def _drop_begun(self) -> None:
-        """What was begun ahead is not taken up, and its logits may be written over."""
+        """A pass that was begun ahead is not taken up, and its logits may be written over."""
         self.passes.counts.dropped += self._begun is not None
         self._begun = None
 

@@ -63,7 +63,7 @@ class Expected(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """What the executor needs to begin a pass: its plan, and of every token the row that chooses it, or KNOWN."""
+    """All that the executor needs to begin a pass: its plan, and of every token the row that chooses it, or KNOWN."""
 
     plan: Plan
     sources: Ints  # [T]
@@ -173,7 +173,7 @@ class Lookahead:
             self.forget()
 
     def fed_of(self, step: Step) -> Step | None:
-        """What of a run's step is fed by the pass that was begun: all of it, a part of it, or None."""
+        """The part of a run's step that is fed by the pass that was begun: all of it, a part of it, or None."""
         if not self._holds:
             return None
         found = [(row, known) for row in step.rows if (known := self._rows.get(id(row.view.own)))]

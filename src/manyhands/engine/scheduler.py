@@ -181,14 +181,14 @@ class Scheduler:
         return ready
 
     def _take_part(self, ready: Iterable[_Ready]) -> None:
-        """Those that were never in a pass are admitted."""
+        """Runs that were never in a pass are admitted."""
         for run, _ in ready:
             if run.age is None:
                 run.happened(Admitted)
                 self.preemption.admit(run)
 
     def _fitting(self, steps: Iterable[_Ready]) -> tuple[list[_Ready], bool]:
-        """What of these steps, taken in order, fits into one pass; and whether it is full."""
+        """The part of these steps, taken in order, that fits into one pass; and whether it is full."""
         ready: list[_Ready] = []
         prompts: list[_Ready] = []  # what is long, and may have to be fed in parts
         num_tokens, is_full = 0, False

@@ -155,7 +155,7 @@ _ASKS_BOTH = (
 
 
 def compares_deeds(story: Telling) -> None:
-    """What two did, the second told by the first; asked for one, for both, or for what becomes of it."""
+    """Deeds of two persons, the second told by the first; asked for one, for both, or for what becomes of it."""
     deed = story.rng.choice(_DEEDS)
     what = story.worded((deed.what,))
     sign, a, b = _sign_and_numbers(story)
@@ -222,7 +222,7 @@ _ASKS_BOTH_TIMES = (
 
 
 def compares_times(story: Telling) -> None:
-    """What one did at two times, the second told by the first."""
+    """Deeds of one person at two times, the second told by the first."""
     deed = story.rng.choice(_DEEDS)
     first, second = story.rng.choice(_TIMES_OF_DAY)
     what = story.worded((deed.what,))

@@ -1,4 +1,4 @@
-"""What is taken from a store, a product at a time: coins for goods, things for groups.
+"""Stories of what is taken from a store, a product at a time: coins for goods, things for groups.
 
 "Ana has 120 coins and buys 4 cups for 9 coins each."      p = 4 * 9; q = 120 - p
 "Then she pays 20 coins for a bowl."                       q - 20
