@@ -204,7 +204,7 @@ def test_one_method_or_twelve(tmp_path: Path, methods: int) -> None:
         label = f"hogwild-{n}" if n else "sequential"
         write(tmp_path, header(label, budgets=BUDGETS, method=label.split("-")[0]), found)
     page = Page(write_report(tmp_path, tmp_path / "page.html")[0].read_text(encoding="utf-8"))
-    assert page.counts["table"] == (4 if methods == 1 else 6)
+    assert page.counts["table"] == (5 if methods == 1 else 7)
     if methods == 1:
         assert "nothing to compare sequential with" in page.text
 

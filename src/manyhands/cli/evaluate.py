@@ -137,9 +137,19 @@ def report(options: ReportOptions) -> None:
     """Write the page; see `manyhands report --help`."""
     from manyhands.evaluation.report import write_report
 
+    def show(trace: Path) -> str:
+        from manyhands.replay.trace import read_trace
+        from manyhands.server.page import document
+        from manyhands.server.view import records_of
+
+        return document(records_of(read_trace(trace)))
+
     _files(options.folder)
     out = options.out or options.folder / "report.html"
-    for path in write_report(options.folder, out, options.baseline):
+    written = write_report(
+        options.folder, out, options.baseline, show=show, most_pages=options.runs
+    )
+    for path in written:
         say(str(path))
 
 

@@ -164,6 +164,12 @@ class ReportOptions:
     baseline: str | None = setting(
         None, "Label of what others are compared with.", unset="sequential"
     )
+    runs: int = setting(
+        8,
+        "Pages of runs that kept their traces (eval --traces): so many of each method, the worst first.",
+        at_least=0,
+        zero="none",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

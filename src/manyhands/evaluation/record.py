@@ -260,15 +260,19 @@ def keep_trace(records: Path, key: Key, lines: Sequence[Line], value: float) -> 
 
     Raises OutputFailed where it cannot be written.
     """
-    sample, repeat = key
-    folder = records.parent / TRACES / records.stem
-    path = folder / f"{quote(sample, safe='')}.{repeat}.jsonl"
+    path = trace_path(records, key)
     header, *others = lines
     with closing(LineFile(path, TRACE_LINES, sync=False, make_folder=True)) as file:
         file.clear()
         for line in ({**header, SCORE: value}, *others):
             file.append(line)
     return path
+
+
+def trace_path(records: Path, key: Key) -> Path:
+    """Where the trace of a sample lies, if it was kept; `records` is the method's file."""
+    sample, repeat = key
+    return records.parent / TRACES / records.stem / f"{quote(sample, safe='')}.{repeat}.jsonl"
 
 
 def header_line(facts: Mapping[str, Any]) -> Line:

@@ -2,24 +2,35 @@
 
 The page stands by itself: style, script and pictures are in it, and it asks no network for anything. It
 says what was asked of whom, how good and how dear the answers were, who is better on the same samples,
-where a method loses, what failed, what the judges said, and shows some runs token by token.
+where a method loses, what failed, what the judges said, how each kind of question went, lists every answer beside the
+gold, and shows some runs token by token. Runs that kept their traces get pages of their own beside it.
 """
 
 from __future__ import annotations
 
-import re
 from base64 import b64encode
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from manyhands.errors import InvalidRequest, OutputFailed, place_or_room
+from manyhands.errors import InvalidRequest, ManyhandsError, OutputFailed, place_or_room
+from manyhands.evaluation.groups import Grouping, grouped
 from manyhands.evaluation.judge import graded_by_judges, needs_judge, with_judgements
+from manyhands.evaluation.listing import (
+    VERDICTS,
+    Listed,
+    Page,
+    in_order,
+    listed,
+    pages_of,
+    worst_first,
+)
 from manyhands.evaluation.losses import (
     Comparison,
     Loss,
@@ -30,7 +41,7 @@ from manyhands.evaluation.losses import (
 )
 from manyhands.evaluation.plots import AXES, DARK, picture, save_png, svg_address
 from manyhands.evaluation.reach import SHARE, Reach, reaches
-from manyhands.evaluation.record import read_results, result_files
+from manyhands.evaluation.record import Key, read_results, result_files
 from manyhands.evaluation.results import write_results
 from manyhands.evaluation.summary import NOT_JUDGED, Summary, baseline_of
 from manyhands.evaluation.transcript import Transcript, transcript_of
@@ -65,6 +76,8 @@ class Chapter:
     matrix: Sequence[tuple[Summary, Sequence[Comparison | None]]]  # every one against every one
     rubrics: Sequence[str]
     transcripts: Sequence[tuple[Summary, Sequence[Transcript]]]
+    grouping: Grouping | None
+    lines: Sequence[Listed]  # every sample
     resolution: float
 
     @property
@@ -89,11 +102,19 @@ class Chapter:
         return any(summary.results.header.concurrency > 1 for summary in self.summaries)
 
 
-def write_report(folder: Path, out: Path, baseline: str | None = None) -> list[Path]:
+def write_report(
+    folder: Path,
+    out: Path,
+    baseline: str | None = None,
+    *,
+    show: Callable[[Path], str] | None = None,
+    most_pages: int = 0,
+) -> list[Path]:
     """Write the page and its pictures; returns what was written.
 
-    `baseline` is the label that the others are compared with, where a task has it. InvalidRequest if no
-    task does or records are not in order, OutputFailed if the page cannot be written.
+    `baseline` is the label that the others are compared with, where a task has it. `show` makes a page of a
+    trace; `most_pages` runs of each method get one, failures first. InvalidRequest if no
+    task has the baseline or records are not in order, OutputFailed if a page cannot be written.
     """
     summaries = [
         Summary.of(graded_by_judges(with_judgements(read_results(path))))
@@ -118,7 +139,8 @@ def write_report(folder: Path, out: Path, baseline: str | None = None) -> list[P
         written = [out]
         chapters = []
         for task, found in sorted(tasks.items()):
-            chapters.append(_chapter(task, found, out, written, baseline))
+            pages = pages_of(found, _pages(out, written, show), most_pages if show else 0)
+            chapters.append(_chapter(task, found, out, written, baseline, pages))
         out.write_text(_page(chapters), encoding="utf-8")
         written += write_results(
             out,
@@ -134,12 +156,36 @@ def write_report(folder: Path, out: Path, baseline: str | None = None) -> list[P
     return written
 
 
+def _pages(out: Path, written: list[Path], show: Callable[[Path], str] | None) -> Page:
+    """Makes pages of traces, in a folder beside the report; a trace that is broken has none."""
+    folder = out.with_name(f"{out.stem}-runs")
+
+    def make(trace: Path) -> str | None:
+        assert show is not None, "asked for no page where none can be made"
+        try:
+            page = show(trace)
+        except ManyhandsError:
+            return None
+        path = folder / trace.parent.parent.parent.name / trace.parent.name / f"{trace.stem}.html"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8")
+        written.append(path)
+        return quote(path.relative_to(out.parent).as_posix())
+
+    return make
+
+
 def _chapter(
-    task: str, summaries: Sequence[Summary], out: Path, written: list[Path], wanted: str | None
+    task: str,
+    summaries: Sequence[Summary],
+    out: Path,
+    written: list[Path],
+    wanted: str | None,
+    pages: Mapping[tuple[str, Key], str],
 ) -> Chapter:
     named = [summary for summary in summaries if summary.label == wanted]
     baseline = named[0] if named else baseline_of(summaries)
-    others = sorted((s for s in summaries if s is not baseline), key=lambda s: _in_order(s.label))
+    others = sorted((s for s in summaries if s is not baseline), key=lambda s: in_order(s.label))
     ordered = [baseline, *others]
     graded = [summary for summary in ordered if not summary.waits_for_judge]
     charts = []
@@ -169,16 +215,22 @@ def _chapter(
         ],
         rubrics=sorted({rubric for summary in ordered for rubric in summary.judged}),
         transcripts=_transcripts(ordered),
+        grouping=grouped(ordered),
+        lines=listed(ordered, pages),
         resolution=resolution(baseline),
     )
 
 
 def _transcripts(summaries: Sequence[Summary]) -> list[tuple[Summary, list[Transcript]]]:
-    """The runs that kept their writing, the largest team first: it has most to show."""
+    """The runs that kept their writing, the largest team first: it has most to show. Of each the worst first."""
     found = [
         (
             summary,
-            [transcript_of(r, summary.results.header.names) for r in summary.records if r.writing],
+            [
+                transcript_of(record, summary.results.header.names)
+                for record in worst_first(summary)
+                if record.writing
+            ],
         )
         for summary in summaries
     ]
@@ -186,11 +238,6 @@ def _transcripts(summaries: Sequence[Summary]) -> list[tuple[Summary, list[Trans
         ((summary, shown) for summary, shown in found if shown),
         key=lambda pair: -len(pair[1][0].columns),
     )
-
-
-def _in_order(label: str) -> list[str | int]:
-    """So that 16 questions come behind 4, and what was chosen for a method behind the method."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", label)]
 
 
 def _in_words(summaries: Sequence[Summary], what: str) -> str:
@@ -217,6 +264,7 @@ def _page(chapters: Sequence[Chapter]) -> str:
         share=SHARE,
         most_failures=LISTED_FAILURES,
         not_judged=NOT_JUDGED,
+        verdicts=VERDICTS,
         title="manyhands exam",
         policy=_POLICY,
     )
