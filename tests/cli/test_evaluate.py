@@ -343,7 +343,7 @@ def test_a_judge_at_the_wrong_address_binds_nobody(cli: Cli, tmp_path: Path) -> 
 
 
 def test_records_are_judged_by_a_server_or_a_model(cli: Cli, model: Path, tmp_path: Path) -> None:
-    path = write(tmp_path, header("team"), [team_record("d1"), team_record("d2")])
+    path = write(tmp_path, header("team", method="hogwild"), [team_record("d1"), team_record("d2")])
     with server(lambda asked: completion("\\boxed{2}")) as (url, seen):
         door = ("--endpoint", url, "--endpoint-model", "m")
         result = cli("judge", tmp_path, "--rubric", "collaborativeness", *door)
@@ -361,7 +361,7 @@ def test_records_are_judged_by_a_server_or_a_model(cli: Cli, model: Path, tmp_pa
 
 
 def test_votes_that_cannot_be_read_are_named(cli: Cli, tmp_path: Path) -> None:
-    write(tmp_path, header("team"), [team_record(f"d{n}") for n in range(1, 9)])
+    write(tmp_path, header("team", method="hogwild"), [team_record(f"d{n}") for n in range(1, 9)])
 
     def first_only(asked: dict[str, Any]) -> tuple[int, Any]:
         is_first = "Twice d1?" in asked["messages"][0]["content"]
@@ -386,7 +386,7 @@ def test_when_no_vote_can_be_read_the_command_fails(
     cli: Cli, tmp_path: Path, reply: tuple[int, Any], said: str
 ) -> None:
     for label in ("team", "other"):
-        write(tmp_path, header(label), [team_record("d1"), team_record("d2")])
+        write(tmp_path, header(label, method="hogwild"), [team_record("d1"), team_record("d2")])
     with server(lambda asked: reply) as (url, seen):
         door = ("--endpoint", url, "--endpoint-model", "m")
         for _ in range(2):  # the second time nobody is asked

@@ -12,6 +12,7 @@ from manyhands.evaluation.endpoint import Endpoint, EndpointOptions
 from manyhands.evaluation.judge import (
     RUBRICS,
     Judging,
+    NothingToJudge,
     judge,
     judged_records,
     read_level,
@@ -67,7 +68,7 @@ def test_a_judge_reads_one_worker_after_the_other() -> None:
 
 def test_a_judge_reads_what_a_worker_was_asked(tmp_path: Path) -> None:
     """The question stands before the answer to it, in the words of the exam's own prompt."""
-    head = header("team", prompts={"redundancy_check": " Is this redundant?"})
+    head = header("team", method="hogwild", prompts={"redundancy_check": " Is this redundant?"})
     path = write(tmp_path, head, [team_record("d1")])
     with server(lambda asked: completion("\\boxed{4}")) as (url, seen):
         list(judge(judging(url), read_results(path)))
@@ -76,7 +77,11 @@ def test_a_judge_reads_what_a_worker_was_asked(tmp_path: Path) -> None:
 
 
 def test_three_votes_are_averaged_and_none_is_dropped(tmp_path: Path) -> None:
-    path = write(tmp_path, header("team"), [team_record("d1"), team_record("d2"), record("solo")])
+    path = write(
+        tmp_path,
+        header("team", method="hogwild"),
+        [team_record("d1"), team_record("d2"), record("solo")],
+    )
     votes = {0: "\\boxed{4}", 1: "\\boxed{3}", 2: "bla bla"}
     with server(lambda asked: completion(votes[asked["seed"]])) as (url, seen):
         last = list(judge(judging(url), read_results(path)))[-1]
@@ -91,7 +96,7 @@ def test_three_votes_are_averaged_and_none_is_dropped(tmp_path: Path) -> None:
 
 
 def test_judging_goes_on_and_tries_again_only_if_asked(tmp_path: Path) -> None:
-    path = write(tmp_path, header("team"), [team_record("d1"), team_record("d2")])
+    path = write(tmp_path, header("team", method="hogwild"), [team_record("d1"), team_record("d2")])
     replies = ["\\boxed{4}", "nonsense"] + ["\\boxed{2}"] * 9
     with server(lambda asked: completion(replies.pop(0))) as (url, seen):
         moments = judge(judging(url), read_results(path))
@@ -111,7 +116,11 @@ def test_judging_goes_on_and_tries_again_only_if_asked(tmp_path: Path) -> None:
 
 
 def test_a_judge_that_fails_is_on_record(tmp_path: Path) -> None:
-    path = write(tmp_path, header("x"), [record("d1", facts={"reference": "Two, of course."})])
+    path = write(
+        tmp_path,
+        header("x", method="hogwild"),
+        [record("d1", facts={"reference": "Two, of course."})],
+    )
     with server(lambda asked: (400, {"error": {"message": "no"}})) as (url, seen):
         last = list(judge(judging(url, "quality"), read_results(path)))[-1]
     assert last.unread == 1
@@ -124,7 +133,7 @@ def test_a_judge_that_fails_is_on_record(tmp_path: Path) -> None:
 
 
 def test_another_judge_does_not_share_a_file(tmp_path: Path) -> None:
-    path = write(tmp_path, header("x"), [record("d1")])
+    path = write(tmp_path, header("x", method="hogwild"), [record("d1")])
     with server(lambda asked: completion("\\boxed{5}")) as (url, _):
         list(judge(judging(url, "quality"), read_results(path)))
         other = judging(url, "quality")
@@ -138,7 +147,7 @@ def test_another_judge_does_not_share_a_file(tmp_path: Path) -> None:
 
 
 def test_our_own_engine_as_a_judge(tmp_path: Path) -> None:
-    path = write(tmp_path, header("x"), [record("d1"), record("d2")])
+    path = write(tmp_path, header("x", method="hogwild"), [record("d1"), record("d2")])
     for said, level in (("Fine. \\boxed{4}", 4), ("Fine, I think", 5)):  # the finisher says 5
         voice = EngineVoice(engine(said), TEXT, judge_spec(40, 0.0))
         voted = Judging(RUBRICS["quality"], JudgingPrompt(), voice, {"judge": said})
@@ -149,16 +158,48 @@ def test_our_own_engine_as_a_judge(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_judged(tmp_path: Path) -> None:
-    path = write(tmp_path, header("x"), [record("d1"), team_record("d2", error="no", value=0.0)])
+    path = write(
+        tmp_path,
+        header("x", method="hogwild"),
+        [record("d1"), team_record("d2", error="no", value=0.0)],
+    )
     with pytest.raises(InvalidRequest, match="nothing to be judged for collaborativeness"):
         judged_records(RUBRICS["collaborativeness"], read_results(path))
     assert len(judged_records(RUBRICS["quality"], read_results(path))) == 1
 
 
 def test_a_malformed_vote_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path, header("x"), [record("d1")])
+    path = write(tmp_path, header("x", method="hogwild"), [record("d1")])
     file = votes_file(path, "quality")
     file.parent.mkdir(parents=True)
     file.write_text('{"schema": 1, "kind": "header"}\n{"kind": "vote", "value": "much"}\n')
     with pytest.raises(InvalidRequest, match=r"line 2 of .*: it is no vote"):
         with_judgements(read_results(path))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "told", "untold"),
+    [
+        ("hogwild", {"layout": "combined"}, "every word of the others", "none could"),
+        ("hogwild", {"layout": "interleaved"}, "that others had finished", "every word"),
+        ("self_consistency", {}, "none could read what another wrote", "every word"),
+        ("of my own", {}, "every word of the others", "none could"),
+    ],
+)
+def test_a_judge_is_told_what_the_workers_could_read(
+    tmp_path: Path, method: str, settings: dict[str, object], told: str, untold: str
+) -> None:
+    path = write(tmp_path, header("x", method=method, settings=settings), [team_record("d1")])
+    with server(lambda asked: completion("\\boxed{4}")) as (url, seen):
+        list(judge(judging(url), read_results(path)))
+    message = seen[0]["messages"][0]["content"]
+    assert told in message
+    assert untold not in message
+
+
+@pytest.mark.parametrize("method", ["branches", "skeleton", "sequential", "profiled"])
+def test_parts_of_one_text_are_no_team_to_be_judged(tmp_path: Path, method: str) -> None:
+    path = write(tmp_path, header("x", method=method), [team_record("d1")])
+    with pytest.raises(NothingToJudge, match=f"of the method {method}, which has parts"):
+        judged_records(RUBRICS["collaborativeness"], read_results(path))
+    assert judged_records(RUBRICS["quality"], read_results(path))

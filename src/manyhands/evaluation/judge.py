@@ -26,8 +26,10 @@ from typing import Any
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.evaluation.record import EXAM_LINES, Record, Results, header_line
 from manyhands.evaluation.voices import Ballot, Voice
-from manyhands.prompts.judging import JudgingPrompt
+from manyhands.prompts.judging import READINGS, JudgingPrompt
 from manyhands.schema.lines import Line, LineFile, read_lines
+from manyhands.schema.plain import from_plain
+from manyhands.strategies.methods import METHODS
 from manyhands.tasks.task import Sample
 from manyhands.text.boxed import boxed_answer
 
@@ -142,6 +144,12 @@ def judged_records(rubric: Rubric, results: Results) -> list[Record]:
     """The records that a rubric has something to say about. A failed run has nothing to be read."""
     found = [record for record in results.records if record.error is None]
     if rubric.name == "collaborativeness":
+        if _reading_of(results) is None:
+            raise NothingToJudge(
+                f"{str(results.path)!r} is of the method {results.header.method}, which has parts of one text and no "
+                "workers, so nothing in it can be judged for collaborativeness",
+                hint="choose records of hogwild, or of attempts beside it (self_consistency)",
+            )
         found = [record for record in found if len({s["worker"] for s in record.steps}) > 1]
     if not found:
         raise NothingToJudge(
@@ -261,7 +269,10 @@ def _message(judging: Judging, results: Results, record: Record) -> str:
         check = str(results.header.prompts.get("redundancy_check", ""))
         spoken = transcript(record, results.header.names, check)
         return judging.prompt.message(
-            "collaborativeness", question=record.question, transcript=spoken
+            "collaborativeness",
+            question=record.question,
+            transcript=spoken,
+            reading=READINGS[_reading_of(results) or "words"],
         )
     reference = record.facts.get("reference", record.gold)
     return judging.prompt.message(
@@ -270,6 +281,17 @@ def _message(judging: Judging, results: Results, record: Record) -> str:
         reference=reference if isinstance(reference, str) else str(reference),
         answer=record.text or record.answer or "(no answer)",
     )
+
+
+def _reading_of(results: Results) -> str | None:
+    """What the workers of these runs could read of each other (`Method.reading`); None if they are no workers.
+
+    Of a method that is not ours the records say nothing, and its workers are taken to be a team.
+    """
+    method = METHODS.get(results.header.method)
+    if method is None:
+        return "words"
+    return method.reading(from_plain(method.settings, results.header.settings, "settings"))
 
 
 def _vote(ballot: Ballot, told: str | ManyhandsError, rubric: Rubric) -> Line:

@@ -21,10 +21,8 @@ from manyhands.errors import InvalidRequest
 from manyhands.prompts.template import Placeholders, check_texts, filled
 
 COLLABORATIVENESS = """\
-You are an experienced judge of teamwork. Several workers were given one problem, and each could read \
-every word of the others at the moment it was written. Below is what each of them wrote, one worker \
-after the other. They wrote at the same time: what looks like a row of monologues may be a close \
-conversation, and the other way round.
+You are an experienced judge of teamwork. Several workers were given one problem. {reading} Below is \
+what each of them wrote, one worker after the other.
 
 Judge only how they worked together. Whether the solution is right does not matter here, and you are \
 not to solve the problem yourself.
@@ -62,6 +60,17 @@ Do not solve the problem and do not go on with it. Go up from level 1: say for e
 not earned, and stop at the first that is not. Close with the level as one number in a box, for \
 example \\boxed{1}."""
 
+# What the workers could read of each other, in the message above: a judge that is told otherwise judges another team.
+READINGS = MappingProxyType(
+    {
+        "words": "Each could read every word of the others at the moment it was written. They wrote at the same "
+        "time: what looks like a row of monologues may be a close conversation, and the other way round.",
+        "steps": "Each could read the paragraphs that others had finished, and not what was being written. They "
+        "wrote at the same time: what looks like a row of monologues may be a conversation, and the other way round.",
+        "nothing": "They wrote at the same time, and none could read what another wrote.",
+    }
+)
+
 QUALITY = """\
 You judge answers, fairly and without favour. Below are a question, a reference answer that is known to \
 be good, and the answer of an assistant. Judge whether the assistant's answer is correct, useful and \
@@ -94,7 +103,7 @@ a box, for example \\boxed{3}."""
 
 PLACEHOLDERS: Placeholders = MappingProxyType(
     {
-        "collaborativeness": frozenset({"question", "transcript"}),
+        "collaborativeness": frozenset({"question", "transcript", "reading"}),
         "quality": frozenset({"question", "reference", "answer"}),
     }
 )

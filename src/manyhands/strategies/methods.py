@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from manyhands.cache.layouts import LAYOUTS
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.best_of_n import best_of_n
@@ -42,6 +43,10 @@ def _alone(settings: Any, prompt: Any) -> tuple[str, ...]:
     return (LONE_WORKER,)
 
 
+def _parts(settings: Any) -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class Method:
     """One strategy and what belongs to it.
@@ -50,7 +55,8 @@ class Method:
     `prompt` is the field of `Prompts` that it reads. `names` says, from settings and prompt, which
     workers are there from the start; others may come while it runs (`WorkerJoined`). `solo`: what
     worker 0 writes is the reply itself, if it is not thinking. `listens`: what is said to a run of it is heard
-    (`strategies/listening.py`).
+    (`strategies/listening.py`). `reading` says, from settings, what workers read of each other while they write: "words",
+    "steps" that are finished, "nothing"; None: there are no workers, but parts of one text.
     """
 
     name: str
@@ -62,6 +68,15 @@ class Method:
     names: Callable[[Any, Any], tuple[str, ...]] = _alone
     solo: bool = False
     listens: bool = False
+    reading: Callable[[Any], str | None] = _parts
+
+
+def _sight(settings: TeamSettings) -> str:
+    return "words" if LAYOUTS[settings.layout].sees_desks else "steps"
+
+
+def _none(settings: AttemptSettings) -> str:
+    return "nothing"
 
 
 def _team(settings: TeamSettings, prompt: TeamPrompt) -> tuple[str, ...]:
@@ -84,6 +99,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 hogwild,
                 names=_team,
                 listens=True,
+                reading=_sight,
             ),
             Method(
                 "sequential",
@@ -125,6 +141,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 "votes",
                 self_consistency,
                 names=_attempts,
+                reading=_none,
             ),
             Method(
                 "best_of_n",
@@ -133,6 +150,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 "votes",
                 best_of_n,
                 names=_attempts,
+                reading=_none,
             ),
         )
     }
