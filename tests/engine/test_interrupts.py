@@ -45,6 +45,8 @@ class Ledger:
 
     about = None
     sheets = None
+    plans_ahead = False
+    _begun: Any = None
     facts = ModelFacts(
         name="ledger",
         vocab_size=100,
@@ -65,8 +67,6 @@ class Ledger:
 
     def __init__(self) -> None:
         self.memory: dict[int, tuple[int, int]] = {}  # slot: token, offset of its key
-        self.plans_ahead = False
-        self._begun: Any = None
 
     def move(self, moves: Sequence[Move]) -> None:
         pairs = (
