@@ -37,7 +37,7 @@ from tests.text.small_tokenizers import sentence_piece
 
 PIECES = Text(sentence_piece())
 PROMPT = BranchPrompt("Q: {question}")
-SKELETON = "Look at all.\n####Anna:Ben:Chris Lee:%%%%"  # what the model itself writes of it
+SKELETON = "Look at all.\n####Anna:Ben:Chris Lee:%%%%"  # the part that the model itself writes
 TITLES = ("Anna", "Ben", "Chris Lee")
 SHORT = EndSettings(finisher_tokens=3)
 

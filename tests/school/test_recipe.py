@@ -75,7 +75,7 @@ seed = 9
     assert recipe.curriculum is not None
     assert (recipe.curriculum.most_workers, recipe.curriculum.checks) == (2, 0.5)
     assert (recipe.training.steps, recipe.training.seed) == (7, 9)
-    assert recipe.training.clip == 1.0  # what is left out has its default
+    assert recipe.training.clip == 1.0  # a field that is left out has its default
     adapter, tokenizer = recipe.load("cpu")
     assert adapter.vocab_size == len(tokenizer)
     assert adapter.dtype == torch.float32

@@ -45,7 +45,7 @@ def played(one: RunSpec, text: Text = TEXT, predict: Any = None) -> Played:
 
 
 def opening(played: Played, text: Text = TEXT) -> str:
-    """What the first writer has read when it writes its first token."""
+    """The text that the first writer has read when it writes its first token."""
     row = next(row for row in played.passes[0].rows if row.writer is not None)
     return text.decode(row.context, special=True)
 

@@ -190,7 +190,7 @@ def tell(message: str, label: str = "", style: str = "") -> None:
     try:
         sys.stderr.write(said.get())
         sys.stderr.flush()
-    except OSError:  # nobody is left to be told
+    except OSError:  # no reader is left to be told
         hush(sys.stderr)
 
 

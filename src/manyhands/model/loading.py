@@ -157,7 +157,7 @@ def load_adapter(
 
 @dataclass(frozen=True)
 class Found:
-    """What a name stands for, as known before any weights are read."""
+    """The model that a name stands for, as known before any weights are read."""
 
     name: str
     config: Any

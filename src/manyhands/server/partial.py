@@ -1,4 +1,4 @@
-"""What a run has when it has to end before its end: an answer made of its events.
+"""The answer of a run that has to end before its end, made of its events.
 
 When the server is told to end, runs that are still under way when their time is up end with what they have,
 and say so by their finish reason, "length".
@@ -17,7 +17,7 @@ CUT_SHORT = "interrupted"  # the finish reason of such an answer, as on the comm
 
 
 def partial_answer(asked: Asked, handle: Handle, think_end: int | None) -> Answer | None:
-    """What the run has written up to now; None where that is nothing, or its beginning is not kept."""
+    """The text that the run has written up to now; None where there is none, or its beginning is not kept."""
     moments, missed = handle.moments(0)
     events = [event for moment in moments for event in moment.events]
     if missed or not any(isinstance(event, TokenWritten) for event in events):

@@ -75,7 +75,7 @@ class Teller:
         return [speaker.name for speaker in self._speakers]
 
     def take(self, event: Event) -> Iterator[Told]:
-        """What can be told after this event."""
+        """The text that can be told after this event."""
         self._count += 1
         if self._undecided:
             text, self._undecided = self._undecided, ""
@@ -104,7 +104,7 @@ class Teller:
                 yield from self._pass_floor()
 
     def rest(self) -> Iterator[Told]:
-        """What was kept and never came to an end."""
+        """The text held back that never came to an end."""
         if self._undecided:
             text, self._undecided = self._undecided, ""
             yield Told(text, 0)

@@ -1,4 +1,4 @@
-"""What a request has cost, as OpenAI's API counts it, and in the field `manyhands` what that does not count."""
+"""The cost of a request as OpenAI's API counts it; the field `manyhands` has the rest."""
 
 from __future__ import annotations
 

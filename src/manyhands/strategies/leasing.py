@@ -38,7 +38,7 @@ def take_lease(
 
 @dataclass(frozen=True)
 class _Needs:
-    """What a run holds itself, and what nobody holds yet of the paths that it wants."""
+    """The tokens that a run holds itself, and those of its paths that no run holds yet."""
 
     tree: PrefixTree
     prompts: Sequence[Tokens]

@@ -132,7 +132,7 @@ class _Run(ForkRun[_Part]):
         marks = [f"<{slash}{word}>" for word in self.profile.hidden for slash in ("", "/")]
         tokens = {mark: text.markup(mark) for mark in marks}
         self.marks_by_token = {ids[0]: mark for mark, ids in tokens.items() if len(ids) == 1}
-        self.line = ""  # what the line has written, its marks included
+        self.line = ""  # the text of the line so far, its marks included
         self.num_forks = 0
         self.num_parts = 0
         self.num_scanned = 0  # characters of `line` in which no fork is looked for any more
