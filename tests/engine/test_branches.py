@@ -53,7 +53,7 @@ class Played:
 
 
 def play(engine: Engine, strategy: Strategy, said: tuple[int, ...]) -> Played:
-    """Run a strategy on the engine; `said` is what the line writes first."""
+    """Run a strategy on the engine; `said` is the text that the main strand writes first."""
     played, mouth = Played(), deque(said)
     tokens: tuple[int, ...] | None = None
     while True:

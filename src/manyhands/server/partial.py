@@ -29,16 +29,16 @@ def partial_answer(asked: Asked, handle: Handle, think_end: int | None) -> Answe
         return account.so_far(CUT_SHORT, moments[-1].num_passes)
     assert asked.settings is not None, "a request asks for a method, or for plain decoding"
     samples = asked.settings.samples
-    lines = [
-        _Line(prompt.thinking) for prompt in asked.prompts for _ in range(asked.settings.samples)
+    told = [
+        _Sample(prompt.thinking) for prompt in asked.prompts for _ in range(asked.settings.samples)
     ]
     for event in events:
         if isinstance(event, TokenWritten):
-            lines[event.worker].take(event, think_end)
+            told[event.worker].take(event, think_end)
         elif isinstance(event, WorkerStopped):
-            lines[event.worker].reason = event.reason
+            told[event.worker].reason = event.reason
     completions = tuple(
-        line.completion(index // samples, index % samples) for index, line in enumerate(lines)
+        each.completion(index // samples, index % samples) for index, each in enumerate(told)
     )
     return Completions(
         text=completions[0].text,
@@ -50,7 +50,7 @@ def partial_answer(asked: Asked, handle: Handle, think_end: int | None) -> Answe
     )
 
 
-class _Line:
+class _Sample:
     """One sample as its events tell it."""
 
     def __init__(self, thinking: bool) -> None:

@@ -1,4 +1,4 @@
-"""Telling a team's thinking in one line of text, as it happens.
+"""Telling a team's thinking as one text, as it happens.
 
 Many write at the same time, and most clients show one text of reasoning. So one worker has the floor: its
 step is told as it is written, under its name. What others write meanwhile is kept, and told when the step is
@@ -12,7 +12,7 @@ has been under way for longest. Nothing is lost, and no step is told in pieces.
     teller = Teller(names, solo=False)
     for piece in teller.take(event): ...       Told(text, worker, step): reasoning; worker None: the reply
 
-Where one line is the reply itself, what it writes is reasoning as long as it is not reported as reply.
+Where the main strand is the reply itself, its text is reasoning as long as it is not reported as reply.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Teller:
         self._count = 0
         self._has_told = False
         self._is_replying = False
-        self._undecided = ""  # of the line that is the reply: maybe it is thinking
+        self._undecided = ""  # of the main strand, where that is the reply: maybe it is thinking
 
     @property
     def names(self) -> list[str]:

@@ -67,7 +67,7 @@ def _sum(one: Any, other: Any) -> Any:
 
 
 def _thought(asked: Asked, answer: Answer, written: int) -> int:
-    """Tokens of the workers. Where one line is the reply itself, those of the lines beside it."""
+    """Tokens of the workers. Where the main strand is the reply itself, those of the strands beside it."""
     assert asked.spec is not None, "plain decoding ends with Completions"
     own = answer.tokens[1:] if asked.spec.method.solo else answer.tokens
     return min(sum(own), written)

@@ -20,7 +20,7 @@ Before each pass the team listens (`strategies/listening.py`). A person's words 
 writer with a name of its own, as a teammate would write it. One row feeds them in the next pass:
 
     combined, interleaved    a block at the end of the history: [prompt, history, **Dana [1]:** ...]
-    contiguous               there is no history: a desk of the person's own, the last of the line
+    contiguous               there is no history: a desk of the person's own, behind all others
 
 Every worker reads them from that very pass on. Workers may join (at a fresh desk), pause, go on and be
 dismissed. What a dismissed worker was writing joins the history as a finished step, its newest token

@@ -19,8 +19,8 @@ A chat may also ask for a method, by its model's alias or by options of ours bes
     our-model:hogwild-4                   {"method": "hogwild", "workers": 4}
 
 An option is a field of the method's settings, or one within them that is named alone (`"reply_tokens": 200`). It
-has the last word where OpenAI's field says something else. `max_tokens` is the budget of a method whose one
-line is the reply; of the others it bounds all passes (`end.total`), so no line gets longer, and nothing may be
+has the last word where OpenAI's field says something else. `max_tokens` is the budget of a method whose main
+strand is the reply; of the others it bounds all passes (`end.total`), so no strand gets longer, and nothing may be
 left for a reply. `stop` cuts the reply (`end.stop`), and `n` asks for so many runs that differ in their seed
 (`RunSpec.samples`). What can be chosen in Python alone is refused.
 """
