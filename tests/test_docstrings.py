@@ -16,6 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("src", "benchmarks", "examples", "tests")
 BARE = re.compile(r"(What|Who|Whose|Whoever|Nobody|Those)\b")
+# A file is parsed if its text has a place that may be one.
+BARE_DOCSTRING = re.compile(r"[\"']\s*" + BARE.pattern)
 BARE_COMMENT = re.compile(r"#:?\s*" + BARE.pattern, re.IGNORECASE)
 
 
@@ -42,8 +44,12 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
 
 def without_subject(source: str) -> list[int]:
     """The lines of the docstrings and comments that begin with no subject."""
-    found = [line for line, told in docstrings(source) if BARE.match(told)]
-    return sorted(found + [line for line, told in comments(source) if BARE_COMMENT.match(told)])
+    found: list[int] = []
+    if BARE_DOCSTRING.search(source):
+        found += (line for line, told in docstrings(source) if BARE.match(told))
+    if BARE_COMMENT.search(source):
+        found += (line for line, told in comments(source) if BARE_COMMENT.match(told))
+    return sorted(found)
 
 
 def test_docstrings_and_comments_begin_with_their_subject() -> None:
