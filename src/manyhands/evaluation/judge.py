@@ -284,7 +284,7 @@ def _message(judging: Judging, results: Results, record: Record) -> str:
 
 
 def _reading_of(results: Results) -> str | None:
-    """What the workers of these runs could read of each other (`Method.reading`); None if they are no workers.
+    """The text that workers of these runs could read of each other (`Method.reading`); None without workers.
 
     Of a method that is not ours the records say nothing, and its workers are taken to be a team.
     """

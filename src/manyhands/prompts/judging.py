@@ -60,7 +60,7 @@ Do not solve the problem and do not go on with it. Go up from level 1: say for e
 not earned, and stop at the first that is not. Close with the level as one number in a box, for \
 example \\boxed{1}."""
 
-# What the workers could read of each other, in the message above: a judge that is told otherwise judges another team.
+# How much the workers could read of each other, in the message above: a judge that is told otherwise judges another team.
 READINGS = MappingProxyType(
     {
         "words": "Each could read every word of the others at the moment it was written. They wrote at the same "
