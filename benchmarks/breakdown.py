@@ -65,7 +65,7 @@ def breakdown(engine: Engine, views: Sequence[View], ms: float, *, passes: int) 
 def account(
     kernels: list[Kernel], ms: float, passes: int, busy: float | None = None
 ) -> dict[str, Any]:
-    """What the kernels of so many passes say about one, which keeps the device busy for `busy` ms."""
+    """The share of each kind of kernel in one of so many passes, which keeps the device busy for `busy` ms."""
     by_kind: dict[str, float] = defaultdict(float)
     by_name: dict[str, float] = defaultdict(float)
     for kernel, microseconds in charged(kernels):
@@ -95,7 +95,7 @@ def charged(kernels: Iterable[Kernel]) -> Iterator[tuple[Kernel, float]]:
 
 
 def kind_of(kernel: str) -> str:
-    """What a kernel of this name is for."""
+    """The purpose of a kernel of this name."""
     return next((kind for kind, pattern in KINDS if pattern.search(kernel)), "rest")
 
 

@@ -69,7 +69,7 @@ class Stopwatch:
 
 
 def summary(runs: list[tuple[list[dict[str, float]], int]]) -> dict[str, Any]:
-    """What all runs of one team say together."""
+    """The figures of all runs of one team together."""
     passes = [row for rows, _ in runs for row in rows]
     seconds = sum(row["whole"] for row in passes)
 

@@ -41,7 +41,7 @@ class Client:
     packages: tuple[str, ...]
     example: str
     expected: tuple[str, ...] = ("75, 46",)
-    about: str = ""  # what of the wire it uses
+    about: str = ""  # the part of the wire that it uses
 
 
 CLIENTS = (

@@ -205,7 +205,7 @@ def check_engine_op(engine: Engine, views: list[View], rows: list[int]) -> Check
 
 
 def how(engine: Engine) -> dict[str, Any]:
-    """What computed: the backend, and whether passes were replayed from CUDA graphs."""
+    """The means of computing: the backend, and whether passes were replayed from CUDA graphs."""
     return {"backend": engine.facts.backend, "graphs": num_graphs(engine) > 0}
 
 
@@ -215,7 +215,7 @@ def num_graphs(engine: Engine) -> int:
 
 
 def recording(engine: Engine) -> dict[str, Any]:
-    """What recording graphs has cost, and what kept it from happening."""
+    """The cost of recording graphs, and the reason where none was recorded."""
     return {
         "num_graphs": num_graphs(engine),
         "seconds_recording": round(getattr(engine.executor.passes, "seconds_recording", 0.0), 2),
@@ -224,7 +224,7 @@ def recording(engine: Engine) -> dict[str, Any]:
 
 
 def steady(engine: Engine, measure: Callable[[], list[float]]) -> list[float]:
-    """What `measure` finds when no graph is recorded on the way: that is paid once for a shape.
+    """The times that `measure` finds when no graph is recorded on the way: that is paid once for a shape.
 
     Loaded objects are kept from the collector of garbage meanwhile, as the command line does for good.
     """

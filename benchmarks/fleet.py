@@ -78,7 +78,7 @@ class PassTimes:
 
 @dataclass(frozen=True)
 class Load:
-    """Who comes. `per_replica`: turns a second that each replica has to answer, if all get as many."""
+    """The clients that come. `per_replica`: turns a second that each replica has to answer, if all get as many."""
 
     workers: int
     per_replica: float

@@ -26,7 +26,7 @@ def launches() -> str:
 
 
 def tiles() -> str:
-    """What was best for each product in passes of a whole network."""
+    """The best tiles for each product in passes of a whole network."""
     rows = []
     for name, found in results("tiles"):
         before = found["ms_before"]
@@ -73,7 +73,7 @@ def _sum(found: Result, model: str, kind: str, tokens: int) -> dict[str, float]:
 
 
 def quantised_accuracy() -> str:
-    """What rounding costs: the same text through the ordinary and the quantised network."""
+    """The loss by rounding: the same text through the ordinary and the quantised network."""
     found = result("quantised_accuracy")
     if found is None or not found.get("accuracy"):
         return NOTHING_YET

@@ -44,12 +44,12 @@ _SECONDS_TO_LOAD, _SECONDS_TO_COMPILE = 25, 80
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """What this project's engine says after one token on a made-up history."""
+    """The logits of this project's engine after one token on a made-up history."""
 
     history: int
     logits: Tensor  # [1, vocab], on the host
     ropes: tuple[Rope | None, ...]
-    numbers: Any  # what `made_up` wants to know of the network
+    numbers: Any  # facts of the network for `made_up`
     seed: int = 77
 
 

@@ -25,7 +25,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def result(name: str) -> Result | None:
-    """What a result file says; None if it is not there."""
+    """The content of a result file; None if it is not there."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
@@ -177,7 +177,7 @@ def _host(line: Result) -> str:
 
 
 def sampled() -> str:
-    """What choosing tokens by chance costs."""
+    """The cost of choosing tokens by chance."""
     rows = [
         [
             SHAPES[name].title,
@@ -196,7 +196,7 @@ def sampled() -> str:
 
 
 def start_up() -> str:
-    """What is paid before the first of these passes."""
+    """The cost of starting, before the first of these passes."""
     rows = [
         [
             SHAPES[name].title,
@@ -389,7 +389,7 @@ _CHECKS = {"op": "op against float64", "step": "step against plain torch"}
 
 
 def left_out() -> str:
-    """What was not measured, and why."""
+    """The measurements that were left out, and why."""
     rows = []
     for stem, found in _measured():
         rows += [[stem, line["what"], line["why"]] for line in found.get("left_out", [])]

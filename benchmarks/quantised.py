@@ -56,12 +56,12 @@ class Measurement:
 
     @functools.cached_property
     def times(self) -> Results:
-        """What products take, and what the search for tiles found."""
+        """The times of products, and the tiles that the search found."""
         return self._file("products")
 
     @functools.cached_property
     def losses(self) -> Results:
-        """What rounding costs."""
+        """The loss by rounding."""
         return self._file("accuracy")
 
     def _file(self, part: str) -> Results:
@@ -197,7 +197,7 @@ class Measurement:
 
 
 class Lists:
-    """What a network answers to some lists, greedily, and the texts it wrote."""
+    """The answers of a network to some lists, greedily, and the texts it wrote."""
 
     def __init__(self, loaded: tuple[ModelAdapter, Any], count: int) -> None:
         self.adapter, tokenizer = loaded

@@ -1,4 +1,4 @@
-"""What every benchmark shares: its options, the clock, and the file its numbers are written to.
+"""The common part of every benchmark: its options, the clock, and the file its numbers are written to.
 
 A file is written anew after every line, so that a run that is cut off leaves what it has measured.
 It begins with the circumstances: without them a number means nothing.

@@ -29,7 +29,7 @@ from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 
-PAGE_SIZE = 64  # what the kernels get (engine/backends.py)
+PAGE_SIZE = 64  # as the kernels get it (engine/backends.py)
 TREES = (
     "1,10_4096,416",
     "1,256_256,32",
@@ -65,7 +65,7 @@ class Situation:
 
     @property
     def call(self) -> LayerCall:
-        """What the layer asks."""
+        """The call that the layer makes."""
         return LayerCall(layer=0, scaling=self.q.shape[-1] ** -0.5)
 
     @cached_property

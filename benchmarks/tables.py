@@ -130,7 +130,7 @@ def _lines(name: str) -> dict[str, Row]:
 
 
 def circumstances() -> str:
-    """What else was tried, on lists of five."""
+    """Other circumstances that were tried, on lists of five."""
     known = {f"{kind}, {n}" for kind in ("bare 5", "bare 8", "word 5") for n in range(1, 5)}
     rows = [
         [

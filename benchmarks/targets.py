@@ -1,4 +1,4 @@
-"""What was aimed at, and how our own number is read from the results.
+"""The targets, and how our own number is read from the results.
 
 The targets were set before the kernels were written, from measured limits of one H200 and from what the
 papers and other people's engines reach.
@@ -14,7 +14,7 @@ from benchmarks import performance
 
 @dataclass(frozen=True)
 class Target:
-    """What is asked for, and our own number: the value, how it is shown, whether it is enough."""
+    """A number asked for, and our own: the value, how it is shown, whether it is enough."""
 
     what: str
     asked: str
@@ -150,7 +150,7 @@ def _targets() -> list[Target]:
 
 
 def targets() -> str:
-    """What was aimed at, and ours beside it."""
+    """The targets, and our numbers beside them."""
     return performance.table(
         ["what", "target", "ours", "met"], [target.row() for target in _targets()]
     )

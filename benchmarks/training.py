@@ -108,7 +108,7 @@ def gate(device: torch.device) -> dict[str, float]:
 
 def timed(action: Callable[[int], int], seconds: float, device: torch.device) -> dict[str, float]:
     """Tokens a second of `action`, which is given a number and says how many tokens it took."""
-    action(0), action(1)  # what is compiled and allotted
+    action(0), action(1)  # compiles and allots
     _wait(device)
     began, tokens, number = time.monotonic(), 0, 0
     while number < 2 or time.monotonic() - began < seconds:

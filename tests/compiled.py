@@ -50,7 +50,7 @@ class NoDevice:
         self.target = GPUTarget("cuda", capability, 32)
 
     def get_current_target(self) -> GPUTarget:
-        """What to compile for."""
+        """The device to compile for."""
         return self.target
 
     def get_current_device(self) -> int:
@@ -111,7 +111,7 @@ def zeros(*shape: int) -> torch.Tensor:
 
 
 def products(capability: int) -> None:
-    """What stands between attention and attention; float8 only where it is multiplied."""
+    """The kernels between attention and attention; float8 only where it is multiplied."""
     norms.join(zeros(2, 256), zeros(2, 256), (zeros(256), 1e-6), (zeros(256), 1e-6), 0)
     norms.norm_heads(zeros(2, 256), (zeros(64), 1e-6), (zeros(64), 1e-6), 2, 1, 0)
     gated.gated(zeros(2, 512), "silu")

@@ -19,7 +19,7 @@ def is_required() -> bool:
 
 
 def isolation() -> Isolation:
-    """What closes a program in here; the test that asks is skipped where nothing does."""
+    """The isolation of programs here; the test that asks is skipped where there is none."""
     try:
         return find_isolation()
     except InvalidRequest as error:

@@ -26,7 +26,7 @@ MAPPED = {"attend_kernel", "specialised_kernel"}
 
 
 def compiled(capability: int, folder: Path) -> list[dict[str, Any]]:
-    """What every kernel's code holds."""
+    """Counts in the code of every kernel."""
     words = [sys.executable, "-W", "ignore", "-m", "tests.compiled", str(capability)]
     place = {"TRITON_CACHE_DIR": str(folder), "TRITON_INTERPRET": "0"}
     done = subprocess.run(

@@ -117,7 +117,7 @@ def test_the_unit_is_one_that_systemd_understands(tmp_path: Path) -> None:
 
     def told(text: str) -> str:
         unit = tmp_path / "manyhands.service"
-        unit.write_text(text.replace(path, "/bin/true"))  # what it starts need not be installed
+        unit.write_text(text.replace(path, "/bin/true"))  # its program need not be installed
         verify = [systemd, "verify", str(unit)]
         return subprocess.run(verify, capture_output=True, text=True, timeout=60).stderr
 
@@ -131,7 +131,7 @@ def test_the_unit_is_one_that_systemd_understands(tmp_path: Path) -> None:
 def test_the_container_file_copies_what_is_there_and_starts_what_it_installs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What can be said of it without a builder, which would have to fetch its base."""
+    """The checks of it that need no builder, which would have to fetch its base."""
     lines = (DEPLOY / "Containerfile").read_text().replace("\\\n", "").splitlines()
     steps = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
     copied = [name for word, rest in steps if word == "COPY" for name in rest.split()[:-1]]

@@ -1,4 +1,4 @@
-"""What the pages say is true: their code runs, links lead somewhere, files and names exist.
+"""The pages are true: their code runs, links lead somewhere, files and names exist.
 
 A ```python block of the tutorial, of `how_to_add.md` or of `conversations.md` that is followed by a ```text block prints exactly
 that. After a change that is meant to change such output, `python -m tests.test_docs` writes it anew.
@@ -84,7 +84,7 @@ def write_anew(file: Path) -> None:
 
 _COMMAND = re.compile(r"^manyhands ((?:\\\n|.)+)", re.MULTILINE)  # a line that ends in \ goes on
 _TABLED = re.compile(r"^\|.*`manyhands (eval --task \w[^`]+)`", re.MULTILINE)  # an exam in a table
-# What all wrong uses of a command have in common; typer has a click of its own and does not export it.
+# The base of all errors about a wrong use of a command; typer has a click of its own and does not export it.
 _Misused: type[Any] = typer.BadParameter.__bases__[0]
 
 

@@ -80,7 +80,7 @@ def test_a_team_on_your_own_model(printed: Callable[..., str]) -> None:
 
 def test_your_own_task() -> None:
     told = output_of("your_own_task.py").splitlines()
-    friday, monday = sorted(told)  # who is done first tells first
+    friday, monday = sorted(told)  # the first that is done tells first
     assert monday.startswith("Monday: 48,57 after ")
     assert friday.startswith("Friday: 52,88 after ")
     assert monday.endswith("[0.0, 1.0]"), "after 20 passes nobody knows, at the end it is right"

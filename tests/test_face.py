@@ -52,7 +52,7 @@ NAMES = {
 
 
 def in_a_fresh_python(program: str) -> str:
-    """What a program prints in an interpreter that has imported nothing yet."""
+    """The output of a program in an interpreter that has imported nothing yet."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False
     )

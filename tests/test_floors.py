@@ -58,7 +58,7 @@ CLOSED = {
     "model": {"strategies", "prompts", "tasks", "text"},
     "strategies": {"tasks"},
 }
-# What the engine knows of strategies: their contract, what they report, what is said to them.
+# The parts of strategies that the engine knows: their contract, their events, words said to them.
 _CONTRACT = {f"{PACKAGE}.strategies.{file}" for file in ("base", "events", "listening")}
 # A server has runs made, and makes no pass itself.
 _SERVICE = {f"{PACKAGE}.engine.service"}
@@ -87,7 +87,7 @@ def _module_name(path: Path, source: Path) -> str:
 
 
 def _imports(name: str, path: Path, files: dict[str, Path]) -> Iterator[str]:
-    """What a file imports: modules of the package by their file, others by their name."""
+    """The imports of a file: modules of the package by their file, others by their name."""
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

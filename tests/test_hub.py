@@ -23,7 +23,7 @@ from manyhands.prompts import Prompts, TeamPrompt, dump_prompt, model_prompts
 from tests.hub_cache import keep
 
 WORDS = "manyhands.toml"
-RESPONSE: Any = SimpleNamespace(headers={}, request=None)  # what these errors look at
+RESPONSE: Any = SimpleNamespace(headers={}, request=None)  # these errors look at it
 
 
 class Hub:

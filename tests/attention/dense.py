@@ -73,7 +73,7 @@ class DenseOracle:
                 token += 1
 
     def read(self, step: Step, q: Tensor) -> Tensor:
-        """What each new query sees: [T, H, Dv] in float64."""
+        """The output of each new query: [T, H, Dv] in float64."""
         outs, token = [], 0
         for row in step.rows:
             places = self._places(row.view)

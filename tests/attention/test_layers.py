@@ -216,7 +216,7 @@ def a_short_conversation() -> Iterator[Step]:
     ("tiling", "layer"), [({}, 1), ({"most_small_rows": 0}, 3)], ids=["small tiles", "large tiles"]
 )
 def test_eight_bits_in_the_kernels(tiling: dict[str, int], layer: int) -> None:
-    """What they write, move and read is what the rung below does, to halves that fall the other way."""
+    """They write, move and read as the rung below does, to halves that fall the other way."""
     shape, rope, call = LAYERS[layer]
     layers = [(shape, rope, replace(call, layer=0))]
     backend = kernels(layers, torch.float32, **tiling)

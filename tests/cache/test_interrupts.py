@@ -84,7 +84,7 @@ class Interrupter:
 
 
 class Driver:
-    """What an engine does with a step, over a memory that is a dictionary."""
+    """The work of an engine with a step, over a memory that is a dictionary."""
 
     def __init__(self) -> None:
         self.pool = PagePool(24, 2)
@@ -124,7 +124,7 @@ class Driver:
         raise AssertionError("the step could not be done")
 
     def insist(self, do: Callable[[], Any]) -> Any:
-        """What can be asked for again."""
+        """The steps that can be asked for again."""
         while True:
             try:
                 with self.watch.watching():

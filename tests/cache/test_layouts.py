@@ -109,7 +109,7 @@ def test_before_anything_is_finished(layout):
 
 
 def differences(layout: Layout) -> list[str]:
-    """What a layout says of itself, and its views do not show."""
+    """Properties that a layout declares, and its views do not show."""
     cast = cast_of(3)
     seen = set(layout(cast, 1).blocks)
     shown = {

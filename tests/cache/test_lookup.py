@@ -1,4 +1,4 @@
-"""What followed the same tokens before: found where it stood last, and never made up."""
+"""Tokens that followed the same tokens before: found where they stood last, and never made up."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class Pages(RuleBasedStateMachine):
 
     @invariant()
     def every_page_is_free_or_on_one_strip(self) -> None:
-        num_free = self.pool.num_free_pages  # what died has left its strip by now
+        num_free = self.pool.num_free_pages  # dead blocks have left their strip by now
         strips = {self.pool.place(block).strip for block in self.blocks}
         used = [page for strip in strips for page in strip.pages]
         assert len(set(used)) == len(used)

@@ -301,7 +301,7 @@ def test_context_limit_is_told_before_anything_changes():
 
 
 def test_a_reader_beyond_the_limit_stops_the_step_of_a_shorter_one():
-    """What others are fed counts: all rows see each other in the very pass."""
+    """Tokens fed to others count: all rows see each other in the very pass."""
     ledger = Ledger(PagePool(16, 2), max_positions=4)
     one, other = Block("one"), Block("other")
     with pytest.raises(ContextTooLong, match="view of the block 'other' would be 5 "):

@@ -261,8 +261,8 @@ def test_nothing_is_entered_where_others_are_writing():
     assert machine.tree.num_tokens == 4
 
 
-def test_a_block_that_is_read_can_be_split():
-    """Who reads the whole block reads on; both halves lie where it lies, no key has moved."""
+def test_a_block_that_is_read_can_be_divided():
+    """A reader of the whole block reads on; both halves lie where it lies, no key has moved."""
     machine = Machine()
     first = machine.prefill([tuple(range(7))])
     (whole,) = first.path(0)

@@ -1,4 +1,4 @@
-"""What a strategy asks for is checked where it is made."""
+"""A step of a strategy is checked where it is made."""
 
 from __future__ import annotations
 

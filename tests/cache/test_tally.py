@@ -88,7 +88,7 @@ class Far:
 
     def take(self, told: Weighing | None) -> None:
         if told is not None:
-            places = zip(told.new_slots, told.new_lines, strict=True)
+            places = zip(told.new_slots, told.new_columns, strict=True)
             self.lines.update(zip(places, told.weights, strict=True))
             self.num_sent += len(told.weights)
 

@@ -75,7 +75,7 @@ def cli() -> Cli:
 
     def run(*args: object, input: str | bytes | None = None) -> Result:
         result = CliRunner().invoke(app, [str(arg) for arg in args], input=input)
-        gc.unfreeze()  # what a process of its own would keep to its end
+        gc.unfreeze()  # a process of its own would keep these objects to its end
         assert result.exception is None or isinstance(result.exception, SystemExit), result
         assert "Traceback" not in result.output
         return result

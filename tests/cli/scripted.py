@@ -15,7 +15,7 @@ TEXT = Text(byte_level())
 
 
 def scripted(words: dict[str, str], before_a_pass: Callable[[], None] = lambda: None) -> Scheduler:
-    """What `drive` takes for an engine. Each writer says its words, and then ends its turn."""
+    """A stand-in for an engine in `drive`. Each writer says its words, and then ends its turn."""
     scripts: dict[str | None, deque[int]] = defaultdict(deque)
     for writer, said in words.items():
         scripts[writer].extend(TEXT.encode(said))

@@ -50,7 +50,7 @@ class Seen:
 
     @property
     def lines(self) -> list[str]:
-        """What the screen shows."""
+        """The text on the screen."""
         return [line.rstrip() for line in self.screen.display]
 
     @property

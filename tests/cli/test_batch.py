@@ -47,7 +47,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def said(path: Path) -> dict[str, Any]:
-    """What was answered, by custom_id; each once."""
+    """The answers by custom_id; each once."""
     lines = read(path)
     names = [line["custom_id"] for line in lines]
     assert len(set(names)) == len(names)
@@ -463,7 +463,7 @@ def test_killed_in_the_middle_and_still_each_once(batch: Cli, tmp_path: Path, mo
     assert process.returncode == -signal.SIGKILL
     whole_lines = answers.read_bytes().rpartition(b"\n")[0]
     assert 2 <= whole_lines.count(b"\n") < 23
-    answers.write_bytes(whole_lines + b'\n{"id": "batch_req_1234", "cust')  # what a kill may leave
+    answers.write_bytes(whole_lines + b'\n{"id": "batch_req_1234", "cust')  # as a kill may leave it
 
     assert batch(given, answers, "--concurrency", 7).exit_code == 0
     assert answers.read_bytes().startswith(whole_lines)

@@ -86,7 +86,7 @@ def _of_methods(shared: Shared) -> Iterator[tuple[str, str, Any]]:
 
 
 def differences(command: Any, options: type[Any]) -> list[str]:
-    """What of a command does not stand at the fields of its options."""
+    """The parts of a command that do not stand at the fields of its options."""
     known = parameters(command)
     found = []
     for name, help, default in declared(options):
@@ -199,7 +199,7 @@ def test_a_setting_has_one_value() -> None:
 
 
 def test_a_model_has_the_same_options_everywhere() -> None:
-    """Those of replay and judge say their own words, and allow the same."""
+    """The options of replay and judge say their own words, and allow the same."""
     for options in COMMANDS.values():
         if not issubclass(options, ModelSettings):
             continue

@@ -130,7 +130,7 @@ def test_drafts_with_every_method(solve: Cli, tmp_path: Path, method: str) -> No
 
 
 def test_the_account_of_a_skeleton() -> None:
-    """What is known of a run that is cut short: everybody, by name, with their tokens."""
+    """The account of a run that is cut short: every worker by name, with its tokens."""
     settings, prompt = SkeletonSettings(workers=2, budget=60), SkeletonPrompt()
     account = account_for(spec_of(settings, prompt, "who"))
     words = {

@@ -27,7 +27,7 @@ from tests.cli.conftest import MANYHANDS
 
 HEAVY = ("torch", "transformers", "numpy", "jinja2", "openai", "pyarrow", "matplotlib")
 LOADING = HEAVY[:2]
-# What the list of all commands can do without: typer imports pydantic for a command's own help.
+# Modules that the list of all commands can do without: typer imports pydantic for a command's own help.
 WHOLE = ("pydantic", "huggingface_hub", "asyncio", "rich.live", "rich.progress")
 ROOMS = tuple(
     f"manyhands.{room}"

@@ -1,4 +1,4 @@
-"""What a user sees of a run whose words we know, in every form of output."""
+"""The screen of a run whose words we know, in every form of output."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_every_row_ends_exactly_once(data: st.DataObject, num: int, quota: int, 
         elif mine:
             size = data.draw(st.integers(1, len(mine)))
             told = mine[:size]
-            ended += rows.finish(name, [*told, *told])  # what is told twice counts once
+            ended += rows.finish(name, [*told, *told])  # news told twice counts once
             del mine[:size]
     assert rows.num_left == 0
     assert sorted(ended) == list(range(num))

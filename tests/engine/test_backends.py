@@ -26,7 +26,7 @@ def layers(num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[LayerShape
 
 
 def adapter(**changes: Any) -> ModelAdapter:
-    """What is asked of an adapter here, of a model on a GPU."""
+    """The part of an adapter that is asked here, of a model on a GPU."""
     usual = {
         "layers": layers(32, 8, 128),
         "dtype": torch.bfloat16,

@@ -37,7 +37,7 @@ from tests.text.small_tokenizers import sentence_piece
 
 PIECES = Text(sentence_piece())
 PROMPT = BranchPrompt("Q: {question}")
-SKELETON = "Look at all.\n####Anna:Ben:Chris Lee:%%%%"  # what the model itself writes of it
+SKELETON = "Look at all.\n####Anna:Ben:Chris Lee:%%%%"  # the part that the model itself writes
 TITLES = ("Anna", "Ben", "Chris Lee")
 SHORT = EndSettings(finisher_tokens=3)
 
@@ -53,7 +53,7 @@ class Played:
 
 
 def play(engine: Engine, strategy: Strategy, said: tuple[int, ...]) -> Played:
-    """Run a strategy on the engine; `said` is what the line writes first."""
+    """Run a strategy on the engine; `said` is the text that the main strand writes first."""
     played, mouth = Played(), deque(said)
     tokens: tuple[int, ...] | None = None
     while True:

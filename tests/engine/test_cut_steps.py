@@ -47,7 +47,7 @@ def test_a_run_comes_back_from_its_trace(name: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_token_of_a_greedy_run_is_recomputed(name: str) -> None:
-    """What was forbidden stands in the trace: without it, the model would write something else."""
+    """Forbidden tokens stand in the trace: without it, the model would write something else."""
     engine, greedy, num_forbidden = small_engine(), Choice(allowed=TWO), 0
     for mark in "ac":  # the network prefers one of them
         lines: list[Any] = []

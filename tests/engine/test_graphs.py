@@ -187,7 +187,7 @@ def test_out_of_memory_while_recording_changes_no_token(
 def test_running_ahead_of_a_draw_that_candidates_leave_undecided(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What stood on the device was a guess, and what was begun with it is dropped."""
+    """The tokens on the device were a guess, and a pass begun with them is dropped."""
     expected = plain_engine().run(walking(a_team_of(2), 9, {}, temperature=2.0))
     monkeypatch.setattr(sampling, "_SORTED", 0)
     monkeypatch.setattr(sampling, "_CANDIDATES", 3)
@@ -198,7 +198,7 @@ def test_running_ahead_of_a_draw_that_candidates_leave_undecided(
 
 
 def test_rows_come_and_go() -> None:
-    """What was begun in vain leaves no trace, neither with those who go on nor with who is new."""
+    """A pass begun in vain leaves no trace, neither with runs that go on nor with new ones."""
     plain, graphed = plain_engine(), graphed_engine()
     stories = []
     for engine in (plain, graphed):

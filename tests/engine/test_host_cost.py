@@ -1,4 +1,4 @@
-"""What a forward pass costs the host: nothing that grows with the history, and no wait for the device.
+"""The cost of a forward pass for the host: nothing that grows with the history, and no wait for the device.
 
 Python's work is counted in calls of functions, Python's and C's, over sixteen passes of decoding (one
 page of tokens, so that every block takes its next page once). The wait is shown by running on torch's

@@ -1,4 +1,4 @@
-"""What the engine does with a run, as events: waiting, let in, preempted, back, and who reads what."""
+"""The course of a run in the engine, as events: waiting, let in, preempted, back, and its views."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.engine.small import LETTERS, counting, finish, small_engine, story, t
 
 
 def lifecycle(run: Run) -> list[str]:
-    """What happened to a run, without its views."""
+    """The events of a run, without its views."""
     return [
         type(event).__name__
         for event in run.events
@@ -31,7 +31,7 @@ def lifecycle(run: Run) -> list[str]:
 
 
 def own(run: Run) -> list[Event]:
-    """What the strategy itself reported."""
+    """The events that the strategy itself reported."""
     return [event for event in run.events if not isinstance(event, EngineEvent)]
 
 

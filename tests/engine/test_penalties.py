@@ -69,7 +69,7 @@ def test_rows_of_every_kind_in_one_pass() -> None:
 
 
 def test_a_pass_that_failed_is_weighed_as_if_it_had_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have failed before its lines were written, or behind that."""
+    """It may have failed before its weights were written, or behind that."""
     engine, plain = small_engine(), small_engine()
     right, calls = Weights.take, [0]
 
@@ -127,10 +127,10 @@ def test_a_token_that_the_vocabulary_lacks() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_lines_on_the_device(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows with few lines and with many, in slots that grow; the logits themselves are left alone."""
+def test_weights_on_the_device(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows with few weights and with many, in slots that grow; the logits themselves are left alone."""
     monkeypatch.setattr(weighing, "_FEWEST_SLOTS", 1)
-    monkeypatch.setattr(weighing, "_FEWEST_LINES", 2)
+    monkeypatch.setattr(weighing, "_FEWEST_COLUMNS", 2)
     logits = torch.randn(6, 1000, generator=torch.Generator().manual_seed(1)).to(dtype) * 3
     before = logits.clone()
     weights, book = Weights(torch.device("cpu")), TallyBook()

@@ -272,7 +272,7 @@ def test_runs_that_wait_for_each_other_are_told_so() -> None:
 
 
 class Trouble(Exception):
-    """What somebody's strategy may raise."""
+    """An error that somebody's strategy may raise."""
 
 
 def _guilty() -> dict[str, tuple[type[Exception], Callable[[], Strategy]]]:
@@ -438,7 +438,7 @@ def test_an_interrupt_is_nobodys_error() -> None:
 
 @pytest.mark.parametrize("num_before", [0, 1, 2])
 def test_an_interrupt_takes_no_token_from_the_others(num_before: int) -> None:
-    """What was fed for them is fed once, and told them in the next pass."""
+    """Their tokens are fed once, and told them in the next pass."""
 
     def interrupted() -> Generator[Any, Any, Answer]:
         yield Step([Row(View([Block()]), (1, 2))])

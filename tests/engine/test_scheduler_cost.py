@@ -1,4 +1,4 @@
-"""What a pass costs the scheduler: its own rows, however many runs wait, are preempted or come later.
+"""The cost of a pass for the scheduler: its own rows, however many runs wait, are preempted or come later.
 
 Work is counted in calls of functions, Python's and C's. A search through a list makes no call, so runs
 are compared by a function here, which is one: what looks for a run among others is seen.

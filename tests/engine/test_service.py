@@ -36,7 +36,7 @@ def predict(step: Step) -> tuple[int, ...]:
 
 
 def scheduler(predict: Callable[[Step], tuple[int, ...]] = predict) -> Scheduler:
-    """What stands for an engine here: no network, the same contract."""
+    """A stand-in for an engine: no network, the same contract."""
     return Scheduler(predict, PagePool(100), 10_000)
 
 

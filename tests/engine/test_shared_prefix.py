@@ -156,7 +156,7 @@ _EXPECTED: dict[int, list[Ids]] = {}
 
 
 def expected_of(engine: Engine, number: int) -> list[Ids]:
-    """What run `number` of the crowd writes; every engine of this file has the same weights."""
+    """The text of run `number` of the crowd; every engine of this file has the same weights."""
     if number // 2 not in _EXPECTED:
         batch = some_prompts(number // 2, 3)
         _EXPECTED[number // 2] = [alone(engine, p, 5) for p in batch for _ in range(2)]

@@ -90,7 +90,7 @@ def memory_of(engine: Engine, prompt: tuple[int, ...] = PROMPT, tenant: str | No
 
 
 def same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
-    size = 5 * SIZE  # what is in sheets; what is fed behind that may differ in its last bits
+    size = 5 * SIZE  # the tokens in sheets; logits behind them may differ in their last bits
     return all(torch.equal(a[:, :size], b[:, :size]) for a, b in zip(one, other, strict=True))
 
 

@@ -81,7 +81,7 @@ class Rhymer(Ledger):
         return tuple(map(next_token, [self.kept[n] for n in kept], choices))
 
     def logits(self, plan: Plan) -> Any:
-        """What each head reads, in the order of the positions."""
+        """The tokens that each head reads, in the order of the positions."""
         self.memory[plan.slots] = np.stack((plan.token_ids, plan.offsets), axis=1)
         row_of = np.searchsorted(plan.row_indptr, plan.heads, side="right") - 1
         found: list[dict[int, int]] = [{} for _ in row_of]
@@ -236,7 +236,7 @@ CRAMPED: Any = (((20, 1), (9, 2), (10, 2)), 24, 16)
 def struck(
     crowd: tuple[Sequence[tuple[int, int]], int, int], at: int | None = None, speculate: int = 7
 ) -> tuple[Any, Interrupter, bool]:
-    """What each run of a crowd is told, the lines that were run, and whether a run was preempted."""
+    """The tokens told to each run of a crowd, the lines that were run, and whether a run was preempted."""
     shapes, num_tokens, num_pages = crowd
     engine = rhyming(speculate, num_pages=num_pages)
     engine._scheduler.preemption.rebuild = lambda past, blocks: rebuilt(engine, past)

@@ -172,7 +172,7 @@ def server(reply: Callable[[dict[str, Any]], tuple[int, Any]]) -> Iterator[tuple
 
 
 def completion(text: Any, tokens: int | None = 5) -> tuple[int, dict[str, Any]]:
-    """What a server sends."""
+    """The response of a server."""
     usage = {"completion_tokens": tokens, "prompt_tokens": 1, "total_tokens": 1 + (tokens or 0)}
     return 200, {
         "id": "1",

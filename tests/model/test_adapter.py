@@ -218,7 +218,7 @@ def _every_layer_rotates(adapter: ModelAdapter) -> AttendFn:
 
 WINDOWED = ("qwen2_window", "mistral", "phi3", "gemma2", "gemma3_text", "olmo3", "gpt_oss")
 PARTIAL = ("phi3", "phi3_longrope", "glm", "glm4")
-# What is done wrong: the networks that must notice, and the attention that does it.
+# Mistakes: the networks that must notice, and the attention that does it.
 MUTANTS: dict[str, tuple[tuple[str, ...], Callable[[ModelAdapter], AttendFn]]] = {
     "wrong sign": (
         tuple(ZOO),

@@ -110,7 +110,7 @@ def _read_in_pieces(engine: Engine, tokens: list[int], expected: Tensor) -> floa
 
 @dataclass(frozen=True)
 class _Pass:
-    """What one pass feeds, and which workers finish their step before it."""
+    """The tokens that one pass feeds, and which workers finish their step before it."""
 
     feeds: dict[int, int]  # worker -> number of tokens
     finished: tuple[int, ...] = ()

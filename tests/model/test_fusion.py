@@ -159,7 +159,7 @@ def test_shared_weights_stay_shared() -> None:
     second.self_attn.k_proj.weight = first.self_attn.k_proj.weight
     adapter = ModelAdapter(model)
     expected = _logits(adapter)
-    assert fuse_modules(adapter, "on").products == 2  # those of the MLPs
+    assert fuse_modules(adapter, "on").products == 2  # the products of the MLPs
     assert second.self_attn.k_proj.weight is first.self_attn.k_proj.weight
     torch.testing.assert_close(_logits(adapter), expected, rtol=0, atol=1e-5)
 

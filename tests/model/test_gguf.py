@@ -102,7 +102,7 @@ def test_four_bits_are_kept(tmp_path: Path, kind: Kind) -> None:
 
 
 def test_offsets_are_a_product_of_sums(tmp_path: Path) -> None:
-    """What a GPU adds behind its kernel is what the unpacked weight holds."""
+    """A GPU adds behind its kernel the terms that the unpacked weight holds."""
     _write(tmp_path / "it.gguf", kind=Kind.Q4_1)
     layer: Any = _load(tmp_path / "it.gguf", quantise="int4").model.get_submodule(
         "model.layers.0.mlp.up_proj"

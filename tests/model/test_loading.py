@@ -177,7 +177,7 @@ def test_the_language_model_is_taken_out_of_a_gemma_3(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     folder, whole = composite
-    if prefix != "language_model.model.":  # what transformers saves, and what is published
+    if prefix != "language_model.model.":  # as transformers saves it, and as it is published
         _rename(folder, "language_model.model.", prefix)
     capfd.readouterr()
     adapter, tokenizer = load_adapter(folder, device="cpu", dtype="float32")
@@ -357,7 +357,7 @@ def _hub_error(cause: Exception) -> Callable[..., Any]:
     return raising
 
 
-_ANSWER: Any = SimpleNamespace(headers={}, request=None)  # what these errors look at
+_ANSWER: Any = SimpleNamespace(headers={}, request=None)  # these errors look at it
 
 
 @pytest.mark.parametrize(

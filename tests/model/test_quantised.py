@@ -24,7 +24,7 @@ from tests.model.families_zoo import some_tokens, tiny_models
 
 ZOO = tiny_models()
 CPU = torch.device("cpu")
-# What remains of a layer's output: e4m3 has 3 bits of mantissa on both sides, int4 has 16 levels.
+# The error that remains in a layer's output: e4m3 has 3 bits of mantissa on both sides, int4 has 16 levels.
 NEAR = {"fp8": 0.05, "int4": 0.12}
 KIND = pytest.mark.parametrize("kind", KINDS)
 

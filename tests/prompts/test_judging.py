@@ -49,3 +49,6 @@ def test_mistakes_are_named(tmp_path: Path, text: str, said: str) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot be read"):
         load_judging(tmp_path / "none.toml")
+    (tmp_path / "noise.toml").write_bytes(b"[judging]\n\xff")
+    with pytest.raises(InvalidRequest, match=r"not UTF-8 .byte 10."):
+        load_judging(tmp_path / "noise.toml")

@@ -27,7 +27,7 @@ from tests.strategies.driver import PROMPT, small_text
 
 VOCABULARY = 448
 TEXT = small_text()
-# What a random network may say: enough to end steps and to close the finisher's box now and then.
+# The words of a random network: enough to end steps and to close the finisher's box now and then.
 ALLOWED = frozenset(
     token for piece in ("a", "b", " c", ".", ".\n\n", "\n", "}") for token in TEXT.encode(piece)
 )

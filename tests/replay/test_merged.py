@@ -98,7 +98,7 @@ def test_side_by_side(seeds):
         assert np.array_equal(batch.plan.token_ids[token:stop], merged.plan.token_ids)
         token = stop
     assert batch.plan.num_rows == row
-    assert len(np.unique(batch.plan.slots)) == batch.plan.num_tokens  # nobody shares a slot
+    assert len(np.unique(batch.plan.slots)) == batch.plan.num_tokens  # no two tokens share a slot
 
 
 def test_a_block_that_moves_lies_at_both_places():

@@ -78,7 +78,7 @@ class Faults:
 
 
 def check(user: User, path: Path, told: list[int]) -> list[int]:
-    """What the file holds, if that is right."""
+    """The lines of the file, if they are right."""
     found = user.read(path)
     assert found == sorted(set(found)), "in order, each once"
     assert set(told) <= set(found), "nothing is lost"

@@ -44,7 +44,7 @@ def opened(
 
 
 def held(path: Path, header: dict[str, Any] | None = HEADER, **more: Any) -> list[Any]:
-    """What a file holds for one that goes on with it."""
+    """The lines of a file for a writer that goes on with it."""
     file, found = opened(path, header, **more)
     file.close()
     return found
@@ -83,7 +83,7 @@ def test_a_file_cut_anywhere_goes_on_behind_its_last_whole_line(
     format, whole = (PLAIN if header is None else HEADED), path.read_bytes()
     others = int(header is not None)
     for size in range(len(whole) + 1):
-        for zeros in (b"", b"\0" * 7):  # what a power cut may leave of a line
+        for zeros in (b"", b"\0" * 7):  # as a power cut may leave a line
             path.write_bytes(whole[:size] + zeros)
             num_whole = whole[:size].count(b"\n")
             if num_whole:

@@ -79,7 +79,7 @@ def write_trace(path: Path, count: int, tell: Tell) -> None:
 
 
 def read_trace(path: Path) -> list[int]:
-    """What is in the file; before its first line comes, in the one that it follows."""
+    """The content of the file; before its first line comes, in the one that it follows."""
     for place in (path, path.with_suffix(".old")):
         try:
             return (
@@ -119,7 +119,7 @@ def prepare_failures(path: Path, count: int) -> list[int]:
 
 
 def write_failures_again(path: Path, count: int, tell: Tell) -> None:
-    """What failed is taken out, and answered now."""
+    """Failed requests are taken out, and answered now."""
     write_answers(path, count, tell, retry=True)
 
 
@@ -163,7 +163,7 @@ class Votes:
     def replies(self, asked: Iterable[tuple[Ballot, str]]) -> Iterator[tuple[Ballot, str]]:
         told: list[int] = []
         for ballot, _ in asked:
-            for number in told:  # whoever asks on has kept it
+            for number in told:  # a user that asks on has kept it
                 self.tell(number)
             told = [int(ballot[0][0][1:])]
             yield ballot, f"{PADDING} \\boxed{{3}}"

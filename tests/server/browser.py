@@ -70,7 +70,7 @@ class Visit:
             self.page.wait_for_timeout(10)
 
     def violations(self) -> list[str]:
-        """What the page's policy has forbidden so far."""
+        """The requests that the page's policy has forbidden so far."""
         found: list[str] = self.page.evaluate("window.violations")
         return found
 

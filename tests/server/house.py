@@ -37,7 +37,7 @@ TEXT = small_text()
 
 @dataclass
 class Model:
-    """What stands for a network. `seconds` a pass takes; `fails` is asked before each and may raise."""
+    """A stand-in for a network. `seconds` a pass takes; `fails` is asked before each and may raise."""
 
     seconds: float = 0.0
     fails: Callable[[int], None] = lambda number: None

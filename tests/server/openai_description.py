@@ -48,7 +48,7 @@ def description() -> dict[str, Any]:
 
 @cache
 def validator(name: str) -> Any:
-    """What checks an answer against the schema of this name."""
+    """A validator of answers against the schema of this name."""
     from jsonschema import Draft202012Validator
 
     schemas = description()["components"]["schemas"]
@@ -57,7 +57,7 @@ def validator(name: str) -> Any:
 
 
 def wrong(name: str, answer: Any) -> list[str]:
-    """What is not as published, in an answer of this name."""
+    """Departures from the published schema, in an answer of this name."""
     return [
         f"{error.json_path}: {error.message[:300]}" for error in validator(name).iter_errors(answer)
     ]

@@ -1,4 +1,4 @@
-"""Nobody's words depend on the company: the same requests alone and in a crowd, through the real engine."""
+"""The words of a client do not depend on other clients: the same requests alone and in a crowd, through the real engine."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def texts(client: httpx2.Client, seed: int) -> list[Any]:
 
 
 def told(make: Callable[[], House]) -> tuple[list[Any], list[Any]]:
-    """What eight requests are answered alone, and among others."""
+    """The answers to eight requests alone, and among others."""
     with running(make()) as house, httpx2.Client(base_url=house.url, timeout=60) as client:
         alone = [texts(client, seed) for seed in range(8)]
         with ThreadPoolExecutor(20) as pool:

@@ -115,7 +115,7 @@ def test_prefixes_are_shared_within_a_key_alone(guarded: House) -> None:
         return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
     tree = guarded.front.served.tree
-    assert cached(KEY, "same") < 10  # what begins every prompt
+    assert cached(KEY, "same") < 10  # the beginning of every prompt
     found = tree.num_tokens_found
     assert cached("another-key-beside", "same") < 10
     assert tree.num_tokens_found < found + 10
@@ -282,7 +282,7 @@ def test_a_reader_that_never_reads_is_cut_off_and_disturbs_nobody() -> None:
             assert post(house, body()).status_code == 200
             assert soon(lambda: not house.front.runs.live), "it was never cut off"
             got = b""
-            while piece := lazy.recv(1 << 20):  # what was on its way to it
+            while piece := lazy.recv(1 << 20):  # the bytes on their way to it
                 got += piece
             assert got.startswith(b"HTTP/1.1 200")
             assert b"[DONE]" not in got

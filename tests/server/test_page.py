@@ -440,7 +440,7 @@ def test_nothing_is_wider_than_the_screen(
         )
         assert all(inner <= outer for inner, outer in widths), (address, widths)
         assert page.evaluate(_TOO_WIDE) == [], address
-        # what is cut off has a scrollbar of its own
+        # a part that is cut off has a scrollbar of its own
         hidden = """[...document.querySelectorAll('button, input, select, textarea')].filter(e => e.checkVisibility() && !e.closest('.column')
         && (e.getBoundingClientRect().right > innerWidth + 1 || e.getBoundingClientRect().left < -1)).map(e => e.outerHTML)"""
         assert page.evaluate(hidden) == [], address

@@ -1,4 +1,4 @@
-"""What is answered, against OpenAI's published description; and each field that it lists, with a value that is wrong."""
+"""Answers, against OpenAI's published description; and each field that it lists, with a value that is wrong."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def client(house: House) -> Iterator[OpenAI]:
 
 
 def valid(kind: Any, answer: Any) -> Any:
-    """What pydantic makes of it when it looks at every field."""
+    """The body as pydantic reads it when it looks at every field."""
     return kind.model_validate(answer.model_dump(), strict=True)
 
 

@@ -49,7 +49,7 @@ TEXTS = {
 }
 TEXT = TEXTS["byte_level"]
 START = "user\nQ: who\nassistant\n"
-A_B = ["Look.\n####A:", "B:", "%%%%"]  # what the model writes itself; the rest is forced
+A_B = ["Look.\n####A:", "B:", "%%%%"]  # the model writes this itself; the rest is forced
 FILLED = {"branch_1": ["one####"], "branch_2": ["three four\n####"]}
 
 

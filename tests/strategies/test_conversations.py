@@ -45,7 +45,7 @@ def played(one: RunSpec, text: Text = TEXT, predict: Any = None) -> Played:
 
 
 def opening(played: Played, text: Text = TEXT) -> str:
-    """What the first writer has read when it writes its first token."""
+    """The text that the first writer has read when it writes its first token."""
     row = next(row for row in played.passes[0].rows if row.writer is not None)
     return text.decode(row.context, special=True)
 
@@ -87,7 +87,7 @@ def test_a_problem_alone_is_a_conversation(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("text", [TEXT, THINKING], ids=["plain", "thinking"])
 def test_a_reply_begins_with_the_prefill(method: str, text: Text) -> None:
-    """Where one line is the reply, it begins with it, and does not think; else the reply at the end does."""
+    """Where the main strand is the reply, it begins with it, and does not think; else the reply at the end does."""
     one = spec(method, replace(TALK, prefill="It is"))
     was = played(one, text)
     begun = text.decode(text.prefill("It is"), special=True)

@@ -29,7 +29,7 @@ def end(**more) -> EndSettings:
 
 
 def fed_nobody(played: Played) -> list[str]:
-    """What rows without a writer fed, the opening left out."""
+    """The tokens that rows without a writer fed, the opening left out."""
     rows = [row for one in played.passes[1:] for row in one.rows if row.writer is None]
     return [TEXT.decode(row.feed) for row in rows]
 
@@ -259,7 +259,7 @@ def test_a_team_stops_in_time_for_its_ending(layout, workers, reencode):
 
     def longest(budget: int, context: int | None) -> tuple[int, Played]:
         team = settings(layout=layout, workers=workers, budget=budget, end=ending, away=away)
-        # nobody ends a turn or closes a box: endings take all they may
+        # no worker ends a turn or closes a box: endings take all they may
         dice = Dice(TEXT, boxes=0, ends=0)
         closing = set(TEXT.encode("}"))
 

@@ -111,7 +111,7 @@ def seen_at_the_end(played: Played) -> tuple[int, ...]:
 
 
 def check_account(played: Played) -> None:
-    """What a screen shows is what the run comes back with."""
+    """A screen shows the text that the run comes back with."""
     account = Account(["Alice", "Bob", "Carol"])
     for event in played.events:
         account.take(event)

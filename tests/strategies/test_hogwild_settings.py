@@ -1,4 +1,4 @@
-"""What a team may be asked for, whose luck depends on what, how much memory it wants."""
+"""The settings of a team, the seeds of its workers, the memory that it reserves."""
 
 from __future__ import annotations
 

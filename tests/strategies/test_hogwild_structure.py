@@ -53,7 +53,7 @@ def settings(**more) -> TeamSettings:
 
 
 def read_at_the_end(played: Played, text: Text = TEXT) -> str:
-    """What the finisher reads."""
+    """The text that the finisher reads."""
     return text.decode(played.rows("finisher")[0].context)
 
 

@@ -1,4 +1,4 @@
-"""What each worker of a team reads in each pass, letter by letter.
+"""The text that each worker of a team reads in each pass, letter by letter.
 
 The chat template leaves `user` and `assistant` lines in the decoded text; its marks are hidden.
 """

@@ -61,7 +61,7 @@ def run(
 
 
 def starts(played: Played, writer: str, text: Text = TEXT) -> str:
-    """What a writer's first row reads. (Some tokenizers put a blank before a line break.)"""
+    """The text that a writer's first row reads. (Some tokenizers put a blank before a line break.)"""
     return text.decode(played.rows(writer)[0].context).replace(" \n", "\n")
 
 
@@ -123,7 +123,7 @@ def test_threads_do_not_read_each_other() -> None:
 
 
 def test_a_worker_more_or_another_thread_changes_nobodys_words() -> None:
-    """What a point's thread writes depends on outline, point and seed alone."""
+    """The text of a point's thread depends on outline, point and seed alone."""
     settings = SkeletonSettings(
         budget=200, thread_tokens=15, choice=Choice(temperature=1.0), seed=5, end=NO_END
     )

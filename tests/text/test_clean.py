@@ -1,4 +1,4 @@
-"""What comes in and what goes to a terminal."""
+"""Text that comes in, and text that goes to a terminal."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def alone(prompt: Block, others_header: Block) -> tuple[Block, ...]:
     return ()
 
 
-# What headers read while they are encoded, from the prompt and the header of others' work.
+# Blocks that headers read while they are encoded, from the prompt and the header of others' work.
 HEADERS: Mapping[str, Callable[[Block, Block], tuple[Block, ...]]] = MappingProxyType(
     {context.__name__: context for context in (in_context, alone)}
 )

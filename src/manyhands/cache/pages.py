@@ -148,7 +148,7 @@ class PagePool:
     def place(self, block: Block) -> Place:
         """Where `block` lies; a block seen for the first time gets a strip of its own."""
         if self._journal.notes:
-            self._journal.take_back()  # what an interrupt has left
+            self._journal.take_back()  # changes that an interrupt has left
         found = self._places.get(weakref.ref(block))
         if found is None:
             found = Place(Strip())

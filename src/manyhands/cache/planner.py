@@ -40,7 +40,7 @@ class _Mark(Enum):
 
     FORK = auto()  # the first lane begins here
     LANE = auto()  # the next one begins where the first one did
-    JOIN = auto()  # what follows begins behind the longest lane
+    JOIN = auto()  # the next block begins behind the longest lane
 
     def behind(self, here: _Point, fork: _Point, longest: _Point) -> tuple[_Point, _Point, _Point]:
         """`here`, `fork` and `longest` behind this mark."""

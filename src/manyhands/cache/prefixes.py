@@ -171,7 +171,7 @@ class PrefixTree:
         nodes, depth, part, common = self._match(tokens, tenant)
         node = nodes[-1] if nodes else self._root(tenant)
         if part is not None:
-            node, depth = self._split(part, common), depth + common
+            node, depth = self._divide(part, common), depth + common
         if depth < len(tokens):
             rest = tokens[depth:]
             node.children[rest[0]] = child = Node(rest, block := Block("prefix"), node)
@@ -180,7 +180,7 @@ class PrefixTree:
             node = child
         return node, depth
 
-    def _split(self, node: Node, at: int) -> Node:
+    def _divide(self, node: Node, at: int) -> Node:
         """Put a new node before `node` that takes its first `at` tokens; `node` keeps the rest."""
         assert node.feeder is None, "a block that is being written cannot be divided"
         assert node.block is not None, "a node in the tree has a block"
@@ -203,7 +203,7 @@ class PrefixTree:
             if not child.is_written:
                 return None
             common = common_length(child.tokens, tokens, depth)
-            node = child if common == len(child.tokens) else self._split(child, common)
+            node = child if common == len(child.tokens) else self._divide(child, common)
             depth += common
         if depth < len(tokens):
             assert self.pool is not None, "a tree without a pool keeps nothing"
@@ -265,7 +265,7 @@ class PrefixTree:
         while start < stop:
             end = min(start + size - start % size, stop)
             rest = start + len(node.tokens)
-            head = node if end == rest else self._split(node, end - start)
+            head = node if end == rest else self._divide(node, end - start)
             yield Wanted(head, start)
             start = end
 

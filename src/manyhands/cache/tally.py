@@ -16,8 +16,8 @@ alone (Keskar et al. 2019, section 4.1, as Hugging Face and vLLM have it); frequ
     row = Row(view, feed, choice, "writer", tally)
     tally.take(token)                  after the pass, of every token
 
-A tally may hold ten thousand tokens, and one token changes one line of it. So a `TallyBook` remembers what has
-been sent of each, and a pass sends the lines that have changed, as numbers (`Weighing`). Lines are sent as they
+A tally may hold ten thousand tokens, and one token changes one `Weight` of it. So a `TallyBook` remembers what
+has been sent of each, and a pass sends the weights that have changed, as numbers (`Weighing`). They are sent as they
 stand, not as differences: sent twice, they do the same as once, so a pass that failed can be asked for again.
 """
 
@@ -53,8 +53,8 @@ class Tally:
         self.repetition, self.frequency, self.presence = repetition, frequency, presence
         self.bias = dict(bias or {})
         self.weights: list[Weight] = []
-        self.changes: list[int] = []  # which lines have changed, one after another
-        self._line_of: dict[int, int] = {}
+        self.changes: list[int] = []  # indices of the weights that have changed, one after another
+        self._index_of: dict[int, int] = {}
         self._lowest, self._highest = 1 << 62, -1
         self._counts: dict[int, int] = {}
         self._read = frozenset(prompt) if repetition != 1 else frozenset()
@@ -80,30 +80,30 @@ class Tally:
             offset -= self.presence
         is_known = bool(count) or token in self._read
         weight = Weight(token, self.repetition if is_known else 1.0, offset)
-        line = self._line_of.setdefault(token, len(self.weights))
-        if line == len(self.weights):
+        index = self._index_of.setdefault(token, len(self.weights))
+        if index == len(self.weights):
             self.weights.append(weight)
             self._lowest, self._highest = min(self._lowest, token), max(self._highest, token)
-        elif self.weights[line] == weight:
+        elif self.weights[index] == weight:
             return
         else:
-            self.weights[line] = weight
-        self.changes.append(line)
+            self.weights[index] = weight
+        self.changes.append(index)
 
 
 @dataclass(frozen=True)
 class Weighing:
-    """The numbers that a pass gets of tallies: which rows have one, where it is kept, which lines are new.
+    """The numbers that a pass gets of tallies: which rows have one, where it is kept, which weights are new.
 
-    Of the n rows that have one, `slots` says where the executor keeps their weights, `sizes` how many lines
-    of these count. Of the m lines that have changed, `new_slots` and `new_lines` say where they belong.
+    Of the n rows that have one, `slots` says where the executor keeps their weights, `sizes` how many of
+    these count. Of the m weights that have changed, `new_slots` and `new_columns` say where they belong.
     """
 
     rows: tuple[int, ...]  # [n]
     slots: tuple[int, ...]  # [n]
     sizes: tuple[int, ...]  # [n], each above 0
     new_slots: tuple[int, ...]  # [m]
-    new_lines: tuple[int, ...]  # [m]
+    new_columns: tuple[int, ...]  # [m]
     weights: tuple[Weight, ...]  # [m]
 
 
@@ -124,7 +124,7 @@ class TallyBook:
         self._sending: list[_Kept] = []
 
     def weighing(self, tallies: Sequence[Tally | None]) -> Weighing | None:
-        """The numbers for the pass of these rows; None if no row has a tally with a line."""
+        """The numbers for the pass of these rows; None if no row has a tally with a weight."""
         rows = [row for row, tally in enumerate(tallies) if tally is not None and tally.weights]
         self._sending = []
         if not rows:
@@ -137,15 +137,15 @@ class TallyBook:
             kept = self._kept_of(tally)
             slots.append(kept.slot)
             sizes.append(len(tally.weights))
-            lines = dict.fromkeys(tally.changes[kept.num_sent :])
-            new += [(kept.slot, line, tally.weights[line]) for line in lines]
+            columns = dict.fromkeys(tally.changes[kept.num_sent :])
+            new += [(kept.slot, column, tally.weights[column]) for column in columns]
             kept.num_sending = len(tally.changes)
             self._sending.append(kept)
-        new_slots, new_lines, weights = zip(*new, strict=True) if new else ((), (), ())
-        return Weighing(tuple(rows), tuple(slots), tuple(sizes), new_slots, new_lines, weights)
+        new_slots, new_columns, weights = zip(*new, strict=True) if new else ((), (), ())
+        return Weighing(tuple(rows), tuple(slots), tuple(sizes), new_slots, new_columns, weights)
 
     def sent(self) -> None:
-        """The pass was made: the lines that it got need not be sent again."""
+        """The pass was made: the weights that it got need not be sent again."""
         for kept in self._sending:
             kept.num_sent = kept.num_sending
         self._sending = []

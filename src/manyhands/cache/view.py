@@ -71,7 +71,7 @@ class View:
         # all of them, in the order in which they are read
         self.blocks: tuple[Block, ...] = blocks_of(self.items) if Lanes in kinds else tuple(plain)
         lanes = [item for item in self.items if isinstance(item, Lanes)] if Lanes in kinds else []
-        self.beside_others = blocks_of(lanes)  # those that stand in lanes
+        self.beside_others = blocks_of(lanes)  # blocks that stand in lanes
         if not self.blocks:
             raise InvalidRequest(
                 "a view was made of no blocks",

@@ -117,7 +117,7 @@ def _answer(
     with _work(defaults, options, notes) as (lines, usage), progress_bar() as progress:
         bar = progress.add_task("", total=given.num_requests, completed=len(output.done), rate="")
         start = time.perf_counter()
-        with closing(lines(left)) as finished:  # what is under way is cancelled
+        with closing(lines(left)) as finished:  # requests under way are cancelled
             for found in finished:
                 if found:
                     output.write([line for _, line in found])

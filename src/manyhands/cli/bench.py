@@ -27,7 +27,7 @@ _HEAD = "history  workers  ms per pass  (10 % .. 90 %)      tokens/s  floor, ms 
 _LIFE_HEAD = (
     f"{'situation':32}{'p50':>9}{'p90':>9}{'p99':>9}{'worst':>9}{'floor':>9}  tokens/s  passes"
 )
-# What is said of the passes: how they were run, those that had a prompt beside what was written, what they cost.
+# Columns about the passes: how they were run, those that had a prompt beside what was written, what they cost.
 _COUNTED = (
     "followed",
     "replayed",

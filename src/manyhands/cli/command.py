@@ -35,9 +35,7 @@ from manyhands.schema.choosing import Choosable, choosable, choose, flag_of, pai
 from manyhands.schema.setting import Setting, settings_of
 
 _SHARED = "shared"  # of a field's metadata
-Chosen = Mapping[
-    str, Any
-]  # what was chosen of the settings of a method: a dotted path -> its value
+Chosen = Mapping[str, Any]  # the chosen settings of a method: a dotted path -> its value
 Settings = TypeVar("Settings")
 
 

@@ -148,16 +148,24 @@ class GuardedGroup(TyperGroup):
 def _help_written() -> Iterator[None]:
     """Typer writes the help, and knows nothing of full disks and closed outputs."""
     try:
+        with writing():
+            yield
+    except typer.Exit as left:
+        if sys.stdout is None and left.exit_code == 0:
+            raise unwritten("it is closed") from left
+        raise
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """A full disk or a terminal that has gone, while stdout is written: OutputFailed. A closed pipe stays one."""
+    try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
         hush(sys.stdout)
         raise unwritten(error.strerror) from error
-    except typer.Exit as left:
-        if sys.stdout is None and left.exit_code == 0:
-            raise unwritten("it is closed") from left
-        raise
 
 
 def unwritten(reason: str | None) -> OutputFailed:
@@ -190,7 +198,7 @@ def tell(message: str, label: str = "", style: str = "") -> None:
     try:
         sys.stderr.write(said.get())
         sys.stderr.flush()
-    except OSError:  # nobody is left to be told
+    except OSError:  # no reader is left to be told
         hush(sys.stderr)
 
 

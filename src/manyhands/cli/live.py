@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from types import TracebackType
-from typing import Self, TextIO
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Self, TextIO
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.text import Text
 
 from manyhands.cli.columns import input_lines, picture
-from manyhands.cli.guard import hush, tell, unwritten
+from manyhands.cli.guard import tell, writing
 from manyhands.cli.keyboard import Keyboard, can_be_read, is_in_front
 from manyhands.cli.outcome import Outcome
 from manyhands.cli.output import say
@@ -101,16 +100,11 @@ class LiveScreen:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *trouble: Any) -> None:
         try:
             self._put_away()
         finally:
-            self._halt.__exit__(kind, error, traceback)
+            self._halt.__exit__(*trouble)
 
     def listen(self, say: Callable[[Item], None]) -> None:
         """Read a person's lines, where there is a terminal to type at."""
@@ -178,7 +172,7 @@ class LiveScreen:
         if self._is_away:
             return
         self._live = self._new_live()
-        with _writing():
+        with writing():
             self._live.start()
             self._paint()
         if self._keyboard is not None:
@@ -194,12 +188,12 @@ class LiveScreen:
                 with suppress(OutputFailed):
                     self._keyboard.close()
         finally:
-            with suppress(OutputFailed), _writing():
+            with suppress(OutputFailed), writing():
                 self._live.stop()
 
     def _paint(self) -> None:
         size = self.console.size
-        with _writing():
+        with writing():
             if size != self._size:
                 self._size = size
                 self._live.stop()
@@ -215,7 +209,7 @@ class LiveScreen:
             self._live.refresh()
 
     def _write(self, text: str) -> None:
-        with _writing():
+        with writing():
             self.console.file.write(text)
             self.console.file.flush()
 
@@ -267,15 +261,3 @@ class _Frame:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The lines as they are now."""
         yield from self.screen.frame()
-
-
-@contextmanager
-def _writing() -> Iterator[None]:
-    """A terminal that has gone takes nothing more: it is an output that could not be written."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        hush(sys.stdout)
-        raise unwritten(error.strerror) from error

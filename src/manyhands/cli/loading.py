@@ -147,7 +147,7 @@ def load_wordless_engine(model: str, settings: ModelSettings, notes: Notes) -> E
         tell(f"loading {model}")
     from manyhands.engine.engine import Engine
 
-    # What was imported stays. A full collection of garbage in the midst of a run would walk over all of
+    # Imported objects stay. A full collection of garbage in the midst of a run would walk over all of
     # it, hundreds of thousands of objects, and everybody's tokens would wait.
     gc.freeze()
     atexit.register(gc.unfreeze)  # or libraries complain of what they think is leaked

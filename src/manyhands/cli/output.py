@@ -12,10 +12,9 @@ import sys
 from collections import deque
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from manyhands.cli.guard import hush, tell, unwritten
+from manyhands.cli.guard import tell, unwritten, writing
 from manyhands.errors import InvalidRequest, OutputFailed
 from manyhands.replay.trace import TRACE_LINES
 from manyhands.schema.lines import LineFile
@@ -29,14 +28,9 @@ def say(text: str, *, end: str = "\n") -> None:
     """Print on stdout, now; control characters of models and users are made visible."""
     if sys.stdout is None:  # the user closed it
         raise unwritten("it is closed")
-    try:
+    with writing():
         sys.stdout.write(printable(text) + end)
         sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        hush(sys.stdout)
-        raise unwritten(error.strerror) from error
 
 
 def say_json(value: dict[str, Any], *, indent: int | None = 2) -> None:
@@ -103,12 +97,7 @@ class TraceFile:
     def __enter__(self) -> TraceFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is None:
             return
         if self._is_empty and self._file.is_new:

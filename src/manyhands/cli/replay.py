@@ -30,7 +30,7 @@ from manyhands.strategies.run_spec import RunSpec
 if TYPE_CHECKING:
     from manyhands.cli.verify import Verification
 
-# What the command may leave open, by its type.
+# Values that the command may leave open, by their type.
 _RECORDED: dict[str, type] = {
     "weights": str,
     "quantise": str,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from manyhands.cli.guard import tell
@@ -52,12 +51,7 @@ class Screen(Protocol):
     def __enter__(self) -> Self:
         """The run begins."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """The run is over, or an error struck."""
 
 
@@ -76,12 +70,7 @@ class _Still:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing to put away."""
 
 

@@ -20,9 +20,9 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType, TracebackType
-from typing import Self
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+from typing import Any, Self
 
 Handler = Callable[[int, FrameType | None], object]
 
@@ -90,7 +90,20 @@ def _handling(
             signal.signal(number, found)
 
 
-class StopRequest:
+class _Hearing:
+    """Hears signals by the handlers of `_context` while it is entered."""
+
+    _context: AbstractContextManager[None]
+
+    def __enter__(self) -> Self:
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *trouble: Any) -> None:
+        self._context.__exit__(*trouble)
+
+
+class StopRequest(_Hearing):
     """While it is entered, the first interrupting signal sets `number`; a second one interrupts as usual."""
 
     def __init__(self) -> None:
@@ -104,25 +117,13 @@ class StopRequest:
         """Whether there was one."""
         return self.number is not None
 
-    def __enter__(self) -> Self:
-        self._context.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._context.__exit__(kind, error, traceback)
-
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
             raise KeyboardInterrupt if number == signal.SIGINT else Stopped(number)
         self.number = number
 
 
-class HaltRequest:
+class HaltRequest(_Hearing):
     """While it is entered, Ctrl-Z sets `asked`, and the end of a halt sets `is_over`.
 
     So a screen is put away before the shell has the terminal, and comes back behind it: `halt` stops the
@@ -132,18 +133,6 @@ class HaltRequest:
     def __init__(self) -> None:
         self.asked = self.is_over = False
         self._context = _handling(dict.fromkeys(_HALTS, self._hear), instead_of=(signal.SIG_DFL,))
-
-    def __enter__(self) -> Self:
-        self._context.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._context.__exit__(kind, error, traceback)
 
     def halt(self) -> None:
         """Stop here, as Ctrl-Z would have, and go on with SIGCONT."""

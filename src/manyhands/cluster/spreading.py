@@ -19,7 +19,6 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from manyhands.cache.usage import Usage
@@ -127,12 +126,7 @@ class Spread(Generic[Row, Told]):
     def __enter__(self) -> Spread[Row, Told]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- replicas ----------------------------------------------------------------------------------

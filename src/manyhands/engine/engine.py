@@ -156,12 +156,12 @@ class Engine:
 
     @property
     def facts(self) -> ModelFacts:
-        """What is true of the model and its memory for as long as they live."""
+        """The facts of the model and its memory, which hold for as long as they live."""
         return self.executor.facts
 
     @property
     def about(self) -> list[str]:
-        """What was chosen for this model on this machine, and why; a sentence each."""
+        """The choices made for this model on this machine, and their reasons; a sentence each."""
         return [
             f"attention by {self.facts.backend}: {self.facts.backend_reason}",
             f"layers: {self.facts.fused}",
@@ -171,12 +171,12 @@ class Engine:
 
     @property
     def shelf_counts(self) -> ShelfCounts:
-        """What was read from the cache on disk and written to it; zeros without one."""
+        """Counts of reads from the cache on disk and of writes to it; zeros without one."""
         return ShelfCounts() if self.shelving is None else self.shelving.sheets.counts
 
     @property
     def usage(self) -> Usage:
-        """What has been computed so far; each Run has a `usage` of its own."""
+        """The work computed so far; each Run has a `usage` of its own."""
         return replace(
             self._usage,
             prefix_tokens_found=self.prefixes.num_tokens_found,
@@ -429,7 +429,7 @@ class Engine:
         rebuild_past(past, evicted, self.executor, self.pool)
 
     def _usage_of_each(self, steps: Sequence[Step]) -> list[Usage]:
-        """What each of the steps that were fed together just now has cost, chunks included."""
+        """The cost of each of the steps that were fed together just now, chunks included."""
         if not self._newest:
             return [_usage_without_pass(step) for step in steps]
         owners = {id(row.view.own): n for n, step in enumerate(steps) for row in step.rows}

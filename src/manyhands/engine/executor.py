@@ -76,13 +76,13 @@ from manyhands.replay.merged import Merged
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is true of a loaded model and its memory for as long as they live."""
+    """Facts of a loaded model and its memory, which hold for as long as they live."""
 
     name: str
     vocab_size: int
     max_positions: int  # tokens of the longest view
     num_layers: int
-    eos_ids: tuple[int, ...]  # what ends a turn by the model's generation configuration
+    eos_ids: tuple[int, ...]  # they end a turn by the model's generation configuration
     device: str  # "cpu", "cuda:0", ...
     dtype: str  # "float32", "bfloat16", ...
     weight_bytes: int  # that one pass reads at least
@@ -109,7 +109,7 @@ class Places(NamedTuple):
 
 
 class Network(NamedTuple):
-    """What is loaded of a model before there is memory for keys and values."""
+    """The loaded part of a model before there is memory for keys and values."""
 
     adapter: ModelAdapter
     tokenizer: Any  # None where there is none
@@ -148,7 +148,7 @@ class Sheets(Protocol):
 
     @property
     def counts(self) -> ShelfCounts:
-        """What has been done so far."""
+        """Counts of the reads and writes made so far."""
 
     def num_saved(self, names: Sequence[str]) -> int:
         """How many of the first of these are there; they count as used."""
@@ -179,15 +179,15 @@ class Sheets(Protocol):
 
 
 class Executor(Protocol):
-    """What an engine asks of the network and the memory. A verb that raises may be asked for again."""
+    """The verbs that an engine asks of the network and the memory. A verb that raises may be asked for again."""
 
     @property
     def facts(self) -> ModelFacts:
-        """What never changes."""
+        """The facts that never change."""
 
     @property
     def about(self) -> str | None:
-        """What a user should know of how passes have run, if there is anything."""
+        """A sentence for the user about how passes have run, if there is anything to say."""
 
     @property
     def sheets(self) -> Sheets | None:
@@ -453,7 +453,7 @@ class LocalExecutor:
         return choose(logits, choices, weigh=self._weigh(weighing)).tokens()
 
     def _keep_drafted(self, plan: Plan, outcome: PassOutcome) -> PassOutcome:
-        """What the pass leaves for its rows; the logits of drafted tokens [D, V] are kept."""
+        """The outcome of the pass for its rows; the logits of drafted tokens [D, V] are kept."""
         rows = plan.num_rows
         self._kept = outcome.logits[rows:].clone()  # a recorded pass writes to the same place again
         greedy = outcome.greedy
@@ -462,7 +462,7 @@ class LocalExecutor:
         return replace(outcome, logits=outcome.logits[:rows], greedy=greedy)
 
     def _weigh(self, weighing: Weighing | None) -> Callable[[Tensor], Tensor] | None:
-        """What makes new logits of these by what was written, if any are weighed."""
+        """A function that weighs logits by the tokens written before, if any are weighed."""
         if weighing is None:
             return None
         self.weights.take(weighing)
@@ -589,7 +589,7 @@ def made_up(adapter: ModelAdapter, layer: int, num_tokens: int, seed: int) -> tu
 
 
 def _eos_ids(adapter: ModelAdapter) -> tuple[int, ...]:
-    """What ends a turn by the model's generation configuration: none, one or several ids."""
+    """The ids that end a turn by the model's generation configuration: none, one or several."""
     found = getattr(adapter.model.generation_config, "eos_token_id", None)
     if found is None:
         return ()

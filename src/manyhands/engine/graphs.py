@@ -84,7 +84,7 @@ _HEAD_BYTES = (
 
 @dataclass(frozen=True, eq=False)
 class _Lookahead:
-    """What follows the newest pass if every row goes on with what it chose, begun or not."""
+    """The pass after the newest one if every row goes on with the token it chose, begun or not."""
 
     chosen: Chosen
     outcome: PassOutcome | None  # of the whole pass; None: its head alone was begun
@@ -265,7 +265,7 @@ class GraphedPasses(Passes):
         told(len(sizes), len(sizes))
 
     def _tried(self, work: Callable[[], T]) -> T | None:
-        """What this part of a recording gives; None, with the trouble, if a rank cannot have it."""
+        """The result of this part of a recording; None, with the trouble, if a rank cannot have it."""
         done, trouble = None, "another rank could not"
         try:
             done = work()
@@ -487,7 +487,7 @@ def _follows(plan: Plan, last: Plan) -> bool:
 
 
 def _capacity(plan: Plan, work: Work) -> Capacity:
-    """What to record for this plan: sizes rounded up, to few different ones.
+    """The sizes to record for this plan, rounded up to few different ones.
 
     A list of tiles that is empty stays so: for padding alone, every layer would launch a kernel more.
     Few partials stay few: merging is launched for as many as there may be.

@@ -25,17 +25,17 @@ Key = TypeVar("Key")
 
 
 class Packs(Protocol):
-    """What packs the rows of many runs into passes: an Engine, or a Scheduler alone."""
+    """An object that packs the rows of many runs into passes: an Engine, or a Scheduler alone."""
 
     pool: PagePool
 
     @property
     def usage(self) -> Usage:
-        """What has been computed so far."""
+        """The work computed so far."""
 
     @property
     def shelf_counts(self) -> ShelfCounts:
-        """What was read from the cache on disk and written to it."""
+        """Counts of reads from the cache on disk and of writes to it."""
 
     @property
     def num_preemptions(self) -> int:
@@ -55,7 +55,7 @@ class Packs(Protocol):
 
 
 class Pass(NamedTuple, Generic[Key]):
-    """What is known between two passes.
+    """The state between two passes.
 
     `runs` are all under way, with the keys they came with, those that have just ended included.
     `seconds` is the time of the pass that was made; 0 where none was, because runs have just begun.

@@ -49,7 +49,7 @@ class PassCounts:
 
 @dataclass(frozen=True, eq=False)
 class PassOutcome:
-    """What a pass leaves on the device, for the H tokens whose logits it makes (`Plan.heads`).
+    """The tensors that a pass leaves on the device, for the H tokens whose logits it makes (`Plan.heads`).
 
     `greedy` [H + 1], where it was made along with the logits: the likeliest token of each, and 1
     if all logits are sound. `told`: the logprobs of the targets, part by part.
@@ -134,7 +134,7 @@ class Passes:
 
     @property
     def about(self) -> str | None:
-        """What a user should know of how passes have run, if there is anything."""
+        """A sentence for the user about how passes have run, if there is anything to say."""
         return None
 
     def look_ahead(self, chosen: Chosen) -> None:
@@ -192,7 +192,7 @@ class Passes:
 
 
 class Attending:
-    """What the network's layers call during one pass: write all rows, then read."""
+    """The attention that the network's layers call during one pass: write all rows, then read."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a run was fed, in integers, so that its keys and values can be made again.
+"""The tokens fed to a run, in integers, so that its keys and values can be made again.
 
 A preemptible run (`engine/preemption.py`) is followed by a Past. Each pass appends a few integers;
 blocks and views are only remembered weakly, so what the strategy lets go of is gone.

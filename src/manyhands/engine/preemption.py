@@ -234,7 +234,7 @@ class Preemption:
 
 
 class _Ledger:
-    """What some runs were promised, and what they may need at most: their bounds."""
+    """The bounds of some runs: the pages they were promised, and the most they may need."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages

@@ -1,4 +1,4 @@
-"""What a CUDA graph needs of the device: buffers that stay, a recording, a mark in the stream.
+"""The device as a CUDA graph needs it: buffers that stay, a recording, a mark in the stream.
 
 `engine/graphs.py` decides what is recorded and when it is replayed, and asks for no device itself. So all
 of that is tested without a GPU, with a recorder that runs everything again instead of replaying it.
@@ -28,7 +28,7 @@ class Mark(Protocol):
 
 
 class Recording(NamedTuple):
-    """What repeats the work, in two parts, and where its results stand when both have been repeated."""
+    """A recording that repeats the work in two parts, and its results once both have been repeated."""
 
     head: Repeat
     tail: Repeat

@@ -48,7 +48,7 @@ def restore(
         assert isinstance(heard, Heard), "a Listen is answered with what was heard"
         early = heard.items
     if reserve is not None:
-        yield replace(reserve, prompt=None)  # whose keys are written below, with all others
+        yield replace(reserve, prompt=None)  # its keys are written below, with all others
     _rebuild(retraced, executor, pool)
     yield from retraced.unreported
     while retraced.answer is None:

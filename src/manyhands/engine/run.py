@@ -153,7 +153,7 @@ class Run:
         return self.request if isinstance(self.request, Reserve) else None
 
     def take_events(self) -> list[Event]:
-        """What it reported since they were taken last."""
+        """The events reported since the last call."""
         events = list(self.events)
         self.events.clear()
         return events
@@ -257,7 +257,7 @@ class Run:
             self._wait_for(asked)
 
     def _reply(self, asked: Event | Listen) -> Heard | None:
-        """What is sent at once."""
+        """The value that is sent back at once."""
         if isinstance(asked, Event):
             self.events.append(asked)
             return None

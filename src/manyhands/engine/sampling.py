@@ -53,7 +53,7 @@ class Chosen:
         self._told = told
         self._arrived: torch.cuda.Event | None = None
         if tokens_and_state.is_cuda:
-            # What is asked of the device from here on need not be waited for.
+            # Work asked of the device from here on need not be waited for.
             self._arrived = torch.cuda.Event()
             self._arrived.record()
         self._tokens: tuple[int, ...] | None = None

@@ -127,7 +127,7 @@ class Scheduler:
 
     @property
     def usage(self) -> Usage:
-        """What has been computed so far: nothing that a scheduler alone knows of."""
+        """The work computed so far: none that a scheduler alone knows of."""
         return Usage()
 
     @property
@@ -190,7 +190,7 @@ class Scheduler:
     def _fitting(self, steps: Iterable[_Ready]) -> tuple[list[_Ready], bool]:
         """The part of these steps, taken in order, that fits into one pass; and whether it is full."""
         ready: list[_Ready] = []
-        prompts: list[_Ready] = []  # what is long, and may have to be fed in parts
+        prompts: list[_Ready] = []  # long steps, which may have to be fed in parts
         num_tokens, is_full = 0, False
         for run, step in steps:
             num_rows = len(step.rows)
@@ -268,7 +268,7 @@ class Scheduler:
         ]
 
     def _prompts(self, prompts: Sequence[_Ready], *, num_writing: int) -> Sequence[_Ready]:
-        """What of them is fed in this pass: beside rows that write a part of the first, else all that fit.
+        """The prompts that are fed in this pass: beside rows that write a part of the first, else all that fit.
 
         The part makes the pass as long as `prompt_tokens`, together with what the others feed: a pass of a
         little more would take as long as one of half as much again.

@@ -1,4 +1,4 @@
-"""Who reads what, as it changes: what a page needs to draw who saw what (`events.py::ViewsChanged`)."""
+"""The blocks that each worker reads, as they change: a page draws views from them (`events.py::ViewsChanged`)."""
 
 from __future__ import annotations
 

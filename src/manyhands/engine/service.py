@@ -62,7 +62,7 @@ class EventsMissed(Event):
 
 
 class Moment(NamedTuple):
-    """What one pass brought to a run.
+    """The tokens and events that one pass brought to a run.
 
     `num_passes` have been made for the run, those of its ending included; `time` is in seconds since it was
     submitted. `num_before` counts the events of all moments before this one.
@@ -131,7 +131,7 @@ class Handle:
 
     @property
     def usage(self) -> Usage:
-        """What the run has cost up to now."""
+        """The cost of the run up to now."""
         return Usage() if self._run is None else self._run.usage
 
     @property
@@ -296,7 +296,7 @@ class Service:
         self._stops: dict[Handle, ManyhandsError] = {}  # live ones to be cancelled, and why
         self._soonest = math.inf  # no deadline of a waiting run is sooner
         self._takes_runs = True
-        self._is_closing = False  # what is under way is cancelled
+        self._is_closing = False  # runs under way are cancelled
         self._watchers: list[Callable[[], object]] = []
         self._load = Load()
         self._looked_at = -math.inf  # when the load was looked at
@@ -378,7 +378,7 @@ class Service:
 
     @property
     def error(self) -> BaseException | None:
-        """What the engine failed with; None if it has not."""
+        """The error with which the engine failed; None if it has not."""
         return self._error
 
     def close(self, drain: float = 0.0) -> None:

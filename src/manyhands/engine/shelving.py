@@ -147,7 +147,9 @@ class Shelving:
         if before is None or before.block is None or node.block is None or not before.is_written:
             return
         if self._pool.join(node.block, before.block) is not None:
-            self._pool.make_moves(self._executor.move)  # what they leave may be given out at once
+            self._pool.make_moves(
+                self._executor.move
+            )  # the slots they leave may be given out at once
 
 
 def _before(node: Node) -> Node | None:

@@ -45,7 +45,7 @@ _LONGEST_PAUSE = 15  # passes
 
 @dataclass(frozen=True)
 class _Ahead:
-    """What a row was fed beyond its block: `draft`, whose first token has index `start` in it.
+    """The tokens that a row was fed beyond its block: `draft`, whose first token has index `start` in it.
 
     `first` is the number of that token's logits among those that the pass kept. `beside` is the length of all
     blocks that the row reads besides its own; they only grow.
@@ -150,7 +150,7 @@ class Speculation:
         return ahead.first + index
 
     def _guess(self, row: Row, room: int) -> tuple[int, ...]:
-        """What may follow the row's feed, as far as there is room for it."""
+        """Tokens that may follow the row's feed, as far as there is room for it."""
         own, place = row.view.own, self.pool.place(row.view.own)
         end = place.offset + own.num_tokens + 1
         most = min(

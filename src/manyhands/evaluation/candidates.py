@@ -46,14 +46,14 @@ class Asked:
 
     @property
     def text(self) -> str:
-        """What is put before the model: a shared document first."""
+        """The text put before the model: a shared document first."""
         sample = self.sample
         return ask(sample.document, sample.question) if sample.document else sample.question
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What came of one question. `answers` and `spent` have an entry for every budget."""
+    """The outcome of one question. `answers` and `spent` have an entry for every budget."""
 
     asked: Asked
     error: ManyhandsError | None = None
@@ -77,7 +77,7 @@ class Candidate(Protocol):
     """Takes an exam."""
 
     def answered(self, asked: Iterable[Asked]) -> Iterator[Answered]:
-        """What came of every question, each as soon as it is finished."""
+        """The outcome of every question, each as soon as it is finished."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class EndpointCandidate:
     kind: str = "boxed"  # of the answers: boxed, or code
 
     def message(self, question: str) -> str:
-        """What the server is sent: the user's message that a model of our own would be given."""
+        """The message sent to the server: the user's message that a model of our own would be given."""
         if isinstance(self.prompt, VotesPrompt):
             return self.prompt.message(question)
         return self.prompt.solo_message(question)

@@ -125,7 +125,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Polled:
-    """What an endpoint made of one question: the answer, the text, and what it cost."""
+    """The reply of an endpoint to one question: the answer, the text, and what it cost."""
 
     answer: str | None
     text: str

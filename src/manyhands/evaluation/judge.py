@@ -46,7 +46,7 @@ class NothingToJudge(InvalidRequest):
 
 @dataclass(frozen=True)
 class Rubric:
-    """What is judged: levels from 1 to `highest`, by `votes` votes at this temperature."""
+    """A quality that is judged: levels from 1 to `highest`, by `votes` votes at this temperature."""
 
     name: str
     highest: int
@@ -104,7 +104,7 @@ class VoteMoment:
 
     @property
     def unread_samples(self) -> tuple[str, ...]:
-        """Whose votes they are, each sample once."""
+        """The samples whose votes they are, each once."""
         return tuple(dict.fromkeys(str(vote["sample"]) for vote in self.unreadable))
 
 
@@ -226,7 +226,7 @@ def own_level(record: Record) -> float | None:
 
 
 def _own_judgement(record: Record) -> Mapping[str, Any] | None:
-    """What the judge that a sample asks for has said, if it has."""
+    """The judgement by the judge that a sample asks for, if there is one."""
     return record.judgements.get(str(record.facts.get("judge")))
 
 
@@ -241,7 +241,7 @@ def read_level(text: str, highest: int) -> int | None:
 
 
 def transcript(record: Record, names: Sequence[str], check: str = "") -> str:
-    """What each worker wrote, one worker after the other.
+    """The text of each worker, one worker after the other.
 
     `check` is the question whether work is redundant. It stands where a worker was asked, or else the
     answer to it would be a "yes" out of nowhere.
@@ -284,7 +284,7 @@ def _message(judging: Judging, results: Results, record: Record) -> str:
 
 
 def _reading_of(results: Results) -> str | None:
-    """What the workers of these runs could read of each other (`Method.reading`); None if they are no workers.
+    """The text that workers of these runs could read of each other (`Method.reading`); None without workers.
 
     Of a method that is not ours the records say nothing, and its workers are taken to be a team.
     """

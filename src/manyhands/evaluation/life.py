@@ -110,7 +110,7 @@ _SMALL_TEAM = Kind(2, (40, 160), (30, 90), (8, 24), step=20)
 
 
 def everyday(num_passes: int, *, small: bool) -> tuple[Situation, ...]:
-    """What `manyhands bench --life` times: a team in lockstep and alive, ragged teams, and crowds that change.
+    """The situations that `manyhands bench --life` times: teams in lockstep, alive and ragged, and crowds.
 
     `small`: of a size that a CPU does in seconds; else as large as what a GPU serves.
     """

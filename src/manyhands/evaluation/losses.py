@@ -52,7 +52,7 @@ def losses(baseline: Summary, others: Sequence[Summary]) -> list[Loss]:
 
 
 def _peer(baseline: Summary, other: Summary, graded: Sequence[Summary]) -> Summary:
-    """Whose cost is compared: seconds mean the same only where as many samples were asked at once."""
+    """The method whose cost is compared: seconds mean the same only where as many samples were asked at once."""
     wanted = other.results.header.concurrency
     if baseline.results.header.concurrency == wanted:
         return baseline

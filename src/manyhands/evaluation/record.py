@@ -1,4 +1,4 @@
-"""What an exam keeps: one file per task and method, a Header and then one Record per sample.
+"""The files of an exam: one file per task and method, a Header and then one Record per sample.
 
     DIR/<task>/<label>.jsonl                          header, records
     DIR/<task>/judgements/<rubric>/<label>.jsonl      header, judgements (judge.py)
@@ -93,7 +93,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Record:
-    """What one sample gave, in one repeat.
+    """The result of one sample, in one repeat.
 
     `forward_passes` is None where they cannot be known (an endpoint). `seconds` is the time of the
     passes in which the sample took part, snapshots left out; with other samples in the same passes
@@ -169,7 +169,7 @@ class Record:
 
 @dataclass(frozen=True)
 class _Score:
-    """What every score has, and what it may have."""
+    """The fields that every score has, and the optional ones."""
 
     value: float
     explanation: str = ""

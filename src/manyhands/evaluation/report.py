@@ -248,7 +248,7 @@ def _in_words(summaries: Sequence[Summary], what: str) -> str:
 def _page(chapters: Sequence[Chapter]) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,  # what models write is never markup
+        autoescape=True,  # the text of models is never markup
         undefined=StrictUndefined,
         finalize=_visible,
         trim_blocks=True,
@@ -272,7 +272,7 @@ def _page(chapters: Sequence[Chapter]) -> str:
 
 
 def _visible(value: object) -> object:
-    """What a model wrote may neither reorder a line of the page nor hide in it."""
+    """Text of a model may neither reorder a line of the page nor hide in it."""
     if not isinstance(value, str):
         return value
     shown = printable(value)

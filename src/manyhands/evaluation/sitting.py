@@ -126,7 +126,7 @@ def sit(
 
 
 def memory_of(engine: Any) -> dict[str, int]:
-    """What lies in the cache now, and the most that a GPU has given out since the exam began."""
+    """The tokens and bytes in the cache now, and the most that a GPU has given out since the exam began."""
     pool = getattr(engine, "pool", None)
     if pool is None:
         return {}

@@ -33,7 +33,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Judged:
-    """What the judges said of one method. `unread` votes named no level, `missing` work has none."""
+    """The votes of the judges on one method. `unread` votes named no level, `missing` work has none."""
 
     rubric: str
     highest: int
@@ -76,7 +76,7 @@ class Summary:
 
     @property
     def failures(self) -> list[Record]:
-        """What failed; each counts as 0 at every budget."""
+        """The samples that failed; each counts as 0 at every budget."""
         return [record for record in self.records if record.error is not None]
 
     @cached_property
@@ -194,7 +194,7 @@ class Summary:
 
 
 def baseline_of(summaries: Sequence[Summary]) -> Summary:
-    """What the others are compared with: the sequential method on our engine, else the first.
+    """The summary with which the others are compared: the sequential method on our engine, else the first.
 
     Of several that with most samples, then the plainest: whatever was chosen for one is in its label.
     """

@@ -25,7 +25,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class Column:
-    """What one worker wrote."""
+    """The text of one worker."""
 
     name: str
     passages: Sequence[Passage]

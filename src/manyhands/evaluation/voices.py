@@ -26,7 +26,7 @@ from manyhands.text.boxed import boxed_answer
 if TYPE_CHECKING:
     from manyhands.engine.loop import Packs
 
-Ballot = tuple[Key, int]  # whose work, and which vote
+Ballot = tuple[Key, int]  # the work, and the number of the vote
 
 
 class Voice(Protocol):

@@ -35,7 +35,7 @@ _NAME = "manyhands"  # of our attention function in the registry of transformers
 
 @dataclass(frozen=True, eq=False)
 class _Hook:
-    """What travels through the network as a keyword argument to every attention layer."""
+    """The keyword argument that travels through the network to every attention layer."""
 
     attend: AttendFn
     gains: tuple[float, ...]  # per layer, see ropes._gain
@@ -246,7 +246,7 @@ def _attention(
     manyhands_attend: _Hook | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """What every layer calls: q [1, H, T, D], k and v [1, G, T, D] -> [1, T, H, Dv], no weights."""
+    """The function that every layer calls: q [1, H, T, D], k and v [1, G, T, D] -> [1, T, H, Dv], no weights."""
     if manyhands_attend is None or attention_mask is not None:
         raise UnsupportedModel(
             "this architecture's attention code does not hand on what the engine gives it, or builds "

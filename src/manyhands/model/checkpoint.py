@@ -1,4 +1,4 @@
-"""What a checkpoint must consist of: a folder, or a GGUF file.
+"""The files of which a checkpoint must consist: a folder, or a GGUF file.
 
 A local folder is looked at before transformers sees it, because its own messages for a missing file
 suggest things like a wrong name on the hub.
@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from manyhands.hub import check_there, damaged, in_short, incomplete, is_gguf, not_found
 from manyhands.model.gguf.header import read_header
 
-# What is computed with as it is; everything else is packed, and a quantisation entry must say how.
+# Dtypes that are computed with as they are; everything else is packed, and a quantisation entry must say how.
 PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 _FILES = ("*.safetensors", "*.safetensors.index.json")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
@@ -66,7 +66,7 @@ def _check_index(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Header:
-    """What a safetensors file says of one tensor."""
+    """The entry of a safetensors file for one tensor."""
 
     dtype: str  # "BF16", "I8", ...
     shape: tuple[int, ...]

@@ -83,7 +83,7 @@ def resolve_dtype(
 
 
 def too_small(device: torch.device, model: str) -> OutOfMemory:
-    """What to say when the weights of `model` did not fit a GPU."""
+    """The error to raise when the weights of `model` did not fit a GPU."""
     free, total = torch.cuda.mem_get_info(device)
     others = total - free - torch.cuda.memory_reserved(device)
     return OutOfMemory(

@@ -23,7 +23,7 @@ from manyhands.model.quantised.quantise import make_room
 from manyhands.model.quiet import quiet
 
 _build: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config  # has no types of its own
-_STD = 0.02  # what most families start their training with; logits stay finite in half precision
+_STD = 0.02  # most families start their training with it; logits stay finite in half precision
 
 
 def dummy_model(

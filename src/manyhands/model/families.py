@@ -18,7 +18,7 @@ from manyhands.errors import UnsupportedModel
 
 @dataclass(frozen=True)
 class Family:
-    """What the rest of the house must know about a model type and cannot read from its tensors."""
+    """The facts of a model type that its tensors do not show and other rooms need."""
 
     model_type: str
     title: str

@@ -39,7 +39,7 @@ from manyhands.model.self_test import BREAKS, deviation, exact_attention, tiny_n
 from manyhands.model.settings import Fuse
 from manyhands.model.skinny import SkinnyLinear, fuse_linears
 
-_ROTATE = "apply_rotary_pos_emb"  # what every family calls its rotation
+_ROTATE = "apply_rotary_pos_emb"  # the name of the rotation in every family
 # Of the twin's logits, in units of their spread: two float32 evaluations differ by 1e-6 to 1e-5.
 _TOLERANCE = 1e-4
 

@@ -24,7 +24,7 @@ from manyhands.model.gguf.header import read_header
 from manyhands.schema.setting import settings_of
 
 GENERATION_FILE = "generation_config.json"
-# What a user can choose and a file can say, by the same names.
+# Settings that a user can choose and a file can hold, by the same names.
 _NAMES = tuple(name for name, declared in settings_of(Choice).items() if declared.by == "option")
 
 

@@ -54,7 +54,7 @@ class Norm(nn.Module):
 
     @property
     def parts(self) -> tuple[Tensor, float]:
-        """What a kernel needs to know."""
+        """The weight, and the epsilon under the root."""
         return self.weight, self.eps
 
 
@@ -135,7 +135,7 @@ class Products(nn.Module):
         self._waiting: list[Tensor | None] = []
 
     def take(self, index: int, x: Tensor) -> Tensor:
-        """What the layer `index` gives for `x`; the first one asked computes for all."""
+        """The output of the layer `index` for `x`; the first one asked computes for all."""
         found = self._waiting[index] if self._input is x else None
         if found is None:
             out = self.linear(x)

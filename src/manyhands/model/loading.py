@@ -147,6 +147,8 @@ def load_adapter(
         notes: list[str] = []
         cutting = None if collectives is None else Cutting(found.config, collectives)
         network = _network(found, weights, quantise, place, precision, notes, cutting)
+        if cutting is not None:
+            cutting.join(network)
         if adapted is not None:
             merge_lora(network, adapted)
         adapter = ModelAdapter(network, name=str(model), context=context, family=family)
@@ -157,7 +159,7 @@ def load_adapter(
 
 @dataclass(frozen=True)
 class Found:
-    """What a name stands for, as known before any weights are read."""
+    """The model that a name stands for, as known before any weights are read."""
 
     name: str
     config: Any
@@ -256,21 +258,6 @@ def judge(config: Any, context: int | None = None) -> Family:
 
 
 def _network(
-    found: Found,
-    weights: str,
-    quantise: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    notes: list[str],
-    cutting: Cutting | None,
-) -> PreTrainedModel:
-    network = _whole_or_part(found, weights, quantise, device, dtype, notes, cutting)
-    if cutting is not None:
-        cutting.join(network)
-    return network
-
-
-def _whole_or_part(
     found: Found,
     weights: str,
     quantise: str,

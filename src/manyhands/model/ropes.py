@@ -132,7 +132,7 @@ def _frequencies(rotary: nn.Module, config: Any, kind: str, context: int | None)
 
 @torch.no_grad()
 def _gain(model: PreTrainedModel, rotary: nn.Module, kind: str) -> float:
-    """What the layer's scaling must be multiplied by, because of the rounding of the cosine.
+    """The factor by which the layer's scaling must be multiplied, because of the rounding of the cosine.
 
     At position 0 the cosine is the attention factor, rounded to the network's dtype: in bfloat16 up
     to 0.4 % off, on q and on k, in the same direction for all dims. We know the exact factor, so the

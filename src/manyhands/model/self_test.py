@@ -33,7 +33,7 @@ _BLIND = 1e-2  # the examination must notice by this much that rotations are mis
 _TOKENS, _WINDOW, _LAYERS, _VOCABULARY = 24, 5, 8, 96
 _SPANS = ("window", "chunk", "local_attention")  # in names of numbers that limit how far one reads
 
-# What other people's modelling code may raise when it meets a shrunken configuration.
+# Errors that other people's modelling code may raise when it meets a shrunken configuration.
 BREAKS = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
     *(NotImplementedError, OSError, RuntimeError, TypeError, ValueError, StrictDataclassError),

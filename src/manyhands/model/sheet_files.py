@@ -49,7 +49,7 @@ _ORDER = 1000  # nanoseconds by which a sheet is older than the one before it
 
 
 class Form(NamedTuple):
-    """What a tensor of a sheet has to be."""
+    """The shape and dtype that a tensor of a sheet must have."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -104,7 +104,7 @@ class SheetFiles:
 
     @property
     def counts(self) -> ShelfCounts:
-        """What has been done so far."""
+        """Counts of the reads and writes made so far."""
         return self._counts
 
     def count(self, **more: int) -> None:

@@ -122,7 +122,7 @@ class MemoryShelf:
 
 
 def forms_of(memory: Memory, sheet_tokens: int) -> dict[str, Form]:
-    """What the tensors of a sheet of this memory are."""
+    """The forms of the tensors of a sheet of this memory."""
     forms = {_OFFSETS: Form(torch.int64, (sheet_tokens,))}
     for number, stack in enumerate(memory.stacks):
         for key, tensor in stack.tensors().items():

@@ -12,13 +12,13 @@ of the papers, the wording is ours; a TOML file may replace any of it:
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.template import Placeholders, check_texts, filled
+from manyhands.schema.toml import read_toml
 
 COLLABORATIVENESS = """\
 You are an experienced judge of teamwork. Several workers were given one problem. {reading} Below is \
@@ -60,7 +60,7 @@ Do not solve the problem and do not go on with it. Go up from level 1: say for e
 not earned, and stop at the first that is not. Close with the level as one number in a box, for \
 example \\boxed{1}."""
 
-# What the workers could read of each other, in the message above: a judge that is told otherwise judges another team.
+# How much the workers could read of each other, in the message above: a judge that is told otherwise judges another team.
 READINGS = MappingProxyType(
     {
         "words": "Each could read every word of the others at the moment it was written. They wrote at the same "
@@ -131,15 +131,7 @@ def load_judging(path: str | Path) -> JudgingPrompt:
     """The judges' words in the TOML file `path`, in its table [judging]. Mistakes: InvalidRequest."""
     where = f"prompt file '{path}'"
     known = ", ".join(field.name for field in fields(JudgingPrompt))
-    try:
-        document = tomllib.loads(Path(path).read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise InvalidRequest(
-            f"{where} cannot be read: {error.strerror or error}",
-            hint="give the path of a TOML file",
-        ) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidRequest(f"{where} is not valid TOML: {error}") from error
+    document = read_toml(Path(path), where)
     table = document.get("judging")
     if not isinstance(table, dict) or set(document) != {"judging"}:
         raise InvalidRequest(

@@ -14,7 +14,6 @@ editing and for the folder of a model that was trained with words of its own.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.profiled import ProfilePrompt
 from manyhands.prompts.skeleton import SkeletonPrompt
 from manyhands.prompts.votes import VotesPrompt
+from manyhands.schema.toml import read_toml
 
 PROMPT_FILE = "manyhands.toml"  # beside a model's weights
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
@@ -55,7 +55,9 @@ def load_prompts(path: str | Path, own: Prompts | None = None) -> Prompts:
     the default.
     """
     where = f"prompt file '{path}'"
-    document = _document(Path(path), where)
+    document = read_toml(
+        Path(path), where, "give the path of a TOML file (manyhands prompts prints one)"
+    )
     listed = ", ".join(f"[{name}]" for name in TABLES)
     for key, value in document.items():
         if key not in TABLES:
@@ -140,25 +142,6 @@ def _dumped(name: str, prompt: Any) -> str:
         else:
             lines.append(f"{key.name} = {_text(value)}")
     return "\n".join(lines) + "\n"
-
-
-def _document(path: Path, where: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise InvalidRequest(
-            f"{where} cannot be read: {error.strerror or error}",
-            hint="give the path of a TOML file (manyhands prompts prints one)",
-        ) from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"{where} is not UTF-8 (byte {error.start})", hint="save the file as UTF-8"
-        ) from error
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidRequest(
-            f"{where} is not valid TOML: {error}",
-            hint="put texts in quotes; in \"...\" write a backslash twice, in '...' once",
-        ) from error
 
 
 def _text(value: str) -> str:

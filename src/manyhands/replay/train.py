@@ -133,7 +133,7 @@ class Training:
         if self.rank:
             self._run(None, report, until)
             return
-        # What a power cut may take from the log is said nowhere else, and not worth waiting for the disk.
+        # Lines that a power cut may take from the log are not worth waiting for the disk.
         with LineFile(self.log, LOG_LINES, sync=False) as log:
             log.resume()
             log.keep(lambda line: line["step"] <= self.step)  # later steps are made again

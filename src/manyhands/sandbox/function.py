@@ -271,7 +271,7 @@ def _private_channel() -> tuple[IO[bytes], IO[bytes]]:
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")  # neighbours
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.dup2(2, 1)  # what is printed is counted
+    os.dup2(2, 1)  # printed text is counted
     os.close(nothing)
     if hasattr(os, "register_at_fork"):
         numbers = requests.fileno(), replies.fileno()

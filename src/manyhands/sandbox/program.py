@@ -191,7 +191,7 @@ class _Watched:
                 selector.register(descriptor, selectors.EVENT_READ)
             while selector.get_map():
                 is_over = self.process.poll() is not None
-                if is_over:  # what it left behind holds the pipes open
+                if is_over:  # processes left behind hold the pipes open
                     _kill(self.process)
                 ready = selector.select(_TICK_SECONDS)
                 if is_over and not ready:

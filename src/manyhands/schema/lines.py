@@ -3,7 +3,7 @@
     ANSWERS = Format("a file of answers", line="an answer", fields=("custom_id",), begins=b'{"custom_id": ')
 
     with LineFile(path, ANSWERS) as file:
-        done = file.resume()              # what it holds already; a torn last line is cut off
+        done = file.resume()              # its lines so far; a torn last line is cut off
         file.append({"custom_id": "a"})   # on the disk when this returns
 
     read_lines(path, ANSWERS)             # the same lines, and the file stays as it is

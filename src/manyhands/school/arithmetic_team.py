@@ -32,7 +32,7 @@ from manyhands.tasks.arithmetic.problem import Problem
 from manyhands.tasks.arithmetic.problem_list import ProblemList
 from manyhands.text import Text
 
-# What a token is worth: decisions are few among many digits.
+# Weights of tokens: decisions are few among many digits.
 DECISION, CLAIM, ANSWER = 3.0, 4.0, 2.0
 _INSERTED_CLAIM = re.compile(r"#(\d):$")
 

@@ -27,7 +27,7 @@ from manyhands.text.markers import MarkerProfile
 _NUMBER = re.compile(r"\d+")
 _TITLE = 1.5  # a title that is skipped or misspelt is lost work
 # A box of names is a handful of tokens behind hundreds of copied ones, and each of them is a choice:
-# whose name comes next, and whether one comes at all.
+# the next name, and whether a name comes at all.
 _NAMES = 6.0
 
 
@@ -35,7 +35,7 @@ class Parts(Protocol):
     """A question in parts."""
 
     titles: tuple[str, ...]
-    box_weight: float  # what a token of the box is worth
+    box_weight: float  # the weight of a token of the box
 
     def body(self, part: int) -> list[Said]:
         """How this part is worked out, behind its title."""

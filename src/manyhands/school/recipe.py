@@ -18,7 +18,6 @@ says what it does have.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -31,6 +30,7 @@ from manyhands.replay.settings import TrainSettings
 from manyhands.replay.trace import Trace, read_trace
 from manyhands.schema.plain import from_plain
 from manyhands.schema.setting import check, setting
+from manyhands.schema.toml import read_toml
 from manyhands.school.arithmetic_team import check_tokenizer
 from manyhands.school.curriculum import Curriculum
 from manyhands.school.curriculum_parts import PartsMix
@@ -273,10 +273,7 @@ def _config(described: Mapping[str, Any], tokenizer: Any) -> Any:
 
 def read_recipe(path: Path) -> Recipe:
     """Read and check a recipe file."""
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidRequest(f"the recipe {path} cannot be read: {error}") from error
+    tables = read_toml(path, f"the recipe {path}")
     kinds = {field.name for field in fields(Recipe)} - {"folder", "prompts"} | set(TABLES)
     for name in tables:
         if name not in kinds:

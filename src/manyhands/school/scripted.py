@@ -18,7 +18,7 @@ from typing import Protocol
 from manyhands.cache.step import Row, Step
 from manyhands.text import Text
 
-# What a token is worth: decisions are few among many copied words. As in `arithmetic_team`.
+# Weights of tokens: decisions are few among many copied words. As in `arithmetic_team`.
 DECISION, ANSWER = 3.0, 2.0
 
 

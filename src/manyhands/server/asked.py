@@ -1,4 +1,4 @@
-"""What a request asks for, understood: prompts and settings of plain decoding, or a method and its problem.
+"""A request, understood: prompts and settings of plain decoding, or a method and its problem.
 
     asked = understand(CHAT, body, served)        InvalidField names what cannot be
     handle = service.submit(asked.strategy(served, owner))
@@ -56,7 +56,7 @@ from manyhands.text import Text
 
 @dataclass(frozen=True)
 class Served:
-    """What is served: a model by the name that clients call it, its words, how much one may ask."""
+    """The model that is served: a model by the name that clients call it, its words, how much one may ask."""
 
     name: str
     text: Text

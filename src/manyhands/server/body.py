@@ -17,7 +17,7 @@ _LARGEST = 2**63
 
 
 def read_json(body: bytes) -> Any:
-    """What the body says. InvalidField where it is no JSON, or holds a value that is refused."""
+    """The value of a JSON body. InvalidField where it is no JSON, or holds a value that is refused."""
     try:
         found = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:

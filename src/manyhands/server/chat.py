@@ -80,7 +80,7 @@ def body_of(runs: Sequence[ServedRun], answers: Sequence[Answer], text: Text) ->
 
 
 def _choice_of(index: int, run: ServedRun, answer: Answer) -> dict[str, Any]:
-    """What came of one run of a method."""
+    """The choice made of one run of a method."""
     message = {"role": "assistant", "content": answer.text, "refusal": None}
     thinking = thinking_of(run, answer)
     if thinking:
@@ -215,14 +215,14 @@ class _PlainChunks:
         self._offsets = [0] * len(self._thinking)  # characters that were written
 
     def opening(self) -> bytes:
-        """Whose message it is."""
+        """The first chunk, which names the author of the message."""
         if not self._is_chat:
             return b""
         start = {"role": "assistant", "content": ""}
         return b"".join(self._chunks.chunk(i, start) for i in range(len(self._thinking)))
 
     def of(self, moments: Iterable[Moment]) -> Iterator[bytes]:
-        """What was written, and which choices have ended."""
+        """Chunks of the text that was written, and of the choices that have ended."""
         texts: dict[tuple[int, bool], str] = {}
         for moment in moments:
             for event in moment.events:
@@ -283,17 +283,17 @@ class _MethodChunks:
         self._has_content = False
 
     def opening(self) -> bytes:
-        """Whose message it is."""
+        """The first chunk, which names the author of the message."""
         return self._chunk({"role": "assistant", "content": ""})
 
     def of(self, moments: Iterable[Moment]) -> Iterator[bytes]:
-        """What can be told of these passes."""
+        """Chunks of all that can be told of these passes."""
         events: list[Event] = [event for moment in moments for event in moment.events]
         told = [piece for event in events for piece in self._teller.take(event)]
         yield from self._pieces(told)
 
     def ending(self, answer: Answer) -> bytes:
-        """What was kept, the reply if it was not told yet, and the end."""
+        """Chunks of the text held back, of the reply if it was not told yet, and of the end."""
         pieces = [*self._pieces(self._teller.rest())]
         if not self._has_content and answer.text:
             pieces.append(self._chunk({"content": answer.text}))

@@ -67,7 +67,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP, or has too many headers: said as every other error is."""
+        """The bytes that came are no HTTP, or have too many headers: said as every other error is."""
         refusal = Refusal(
             400, "the request is no valid HTTP/1.1, or its headers are too long", code="bad_http"
         )

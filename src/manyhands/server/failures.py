@@ -1,4 +1,4 @@
-"""What is said when something cannot be done: OpenAI's error object, and the status that fits.
+"""Answers for requests that cannot be met: OpenAI's error object, and the status that fits.
 
     Refusal(404, "no run 'x' is known here", code="not_found")      what the server itself refuses
     failure_of(error)                                              what our rooms raise, as a Refusal
@@ -67,7 +67,7 @@ class Refusal(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """What is sent."""
+        """The JSON object that is sent."""
         return {"error": self.error}
 
 
@@ -88,5 +88,5 @@ def failure_of(error: BaseException) -> Refusal:
 
 
 def draining() -> Refusal:
-    """What new runs are told while the server is about to end."""
+    """The refusal of new runs while the server is about to end."""
     return Refusal(503, "the server is about to end and takes no new runs", code="draining")

@@ -46,7 +46,7 @@ class Left(Exception):
 
 
 class Front:
-    """What is served, its runs and news, and the clients that are there. `mark`: of `Runs`."""
+    """The served model, its runs and news, and the clients that are there. `mark`: of `Runs`."""
 
     def __init__(
         self, served: Served, service: Service, keys: Keys | None = None, *, mark: str = ""
@@ -97,7 +97,7 @@ class Front:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def read(self, request: Request, make: Callable[[Any], T]) -> T:
-        """What `make` makes of the request's body, in a thread."""
+        """The value that `make` makes of the request's body, in a thread."""
         body = await request.body()
         return await self.in_thread(lambda: make(read_json(body)))
 
@@ -168,7 +168,7 @@ class Front:
             self.ended(run)
 
     def ended(self, run: ServedRun) -> None:
-        """Nobody waits for this run any more."""
+        """Mark this run as one for which no client waits any more."""
         self.metrics.ended(run, time.monotonic() - run.handle.begins_at)
         mistake = run.mistake()
         if mistake is not None:
@@ -226,7 +226,7 @@ class Front:
                             return
 
     def _client(self, request: Request) -> str:
-        """Who is counted: the key, or the address where there are none."""
+        """The client that is counted: the key, or the address where there are none."""
         if self.keys:
             return owner_of(request)
         return request.client.host if request.client is not None else ""
@@ -304,5 +304,5 @@ def _names(runs: Sequence[ServedRun]) -> str | None:
 
 
 def owner_of(request: Request) -> str:
-    """Whose request it is; the gate has looked."""
+    """The owner of a request; the gate has looked."""
     return str(request.state.owner)

@@ -96,7 +96,7 @@ class Gate:
             self._log(scope, answer, time.perf_counter() - begun)
 
     def _let_in(self, scope: Scope, headers: _Headers) -> str:
-        """Whose request it is. Raises a Refusal for one that may not come in."""
+        """The owner of a request. Raises a Refusal for one that may not come in."""
         self._check_host(headers)
         method, path = scope["method"], scope["path"]
         is_reading = method in ("GET", "HEAD", "OPTIONS")
@@ -212,7 +212,7 @@ class _Headers:
 
 
 class _Answer:
-    """What goes out: with our headers, and once."""
+    """An answer on its way out: with our headers, and once."""
 
     def __init__(self, send: Send, name: str) -> None:
         self._send, self._name = send, name

@@ -37,7 +37,7 @@ class Keys:
         return bool(self._owners)
 
     def owner_of(self, authorization: bytes) -> str | None:
-        """Whose key a header `Authorization` holds; None if nobody's.
+        """The owner whose key a header `Authorization` holds; None if it is no owner's.
 
         Every key is compared, each in constant time.
         """

@@ -98,7 +98,7 @@ class _Times:
 
 
 class _Engine:
-    """What the service says of itself, when it is asked."""
+    """Metrics of the service, read when they are asked for."""
 
     def __init__(self, service: Service, runs: Runs) -> None:
         self._service, self._runs = service, runs

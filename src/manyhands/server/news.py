@@ -25,7 +25,7 @@ _PING_SECONDS = 15.0  # proxies take a connection for dead after a minute or so
 
 
 class NewsItem(NamedTuple):
-    """What one of several runs has brought: its moments, and how many were lost before them.
+    """News of one of several runs: its moments, and how many were lost before them.
 
     `run` is the number of its handle; with the item that `is_last` it is done.
     """

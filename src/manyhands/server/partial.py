@@ -1,4 +1,4 @@
-"""What a run has when it has to end before its end: an answer made of its events.
+"""The answer of a run that has to end before its end, made of its events.
 
 When the server is told to end, runs that are still under way when their time is up end with what they have,
 and say so by their finish reason, "length".
@@ -17,7 +17,7 @@ CUT_SHORT = "interrupted"  # the finish reason of such an answer, as on the comm
 
 
 def partial_answer(asked: Asked, handle: Handle, think_end: int | None) -> Answer | None:
-    """What the run has written up to now; None where that is nothing, or its beginning is not kept."""
+    """The text that the run has written up to now; None where there is none, or its beginning is not kept."""
     moments, missed = handle.moments(0)
     events = [event for moment in moments for event in moment.events]
     if missed or not any(isinstance(event, TokenWritten) for event in events):
@@ -29,16 +29,16 @@ def partial_answer(asked: Asked, handle: Handle, think_end: int | None) -> Answe
         return account.so_far(CUT_SHORT, moments[-1].num_passes)
     assert asked.settings is not None, "a request asks for a method, or for plain decoding"
     samples = asked.settings.samples
-    lines = [
-        _Line(prompt.thinking) for prompt in asked.prompts for _ in range(asked.settings.samples)
+    told = [
+        _Sample(prompt.thinking) for prompt in asked.prompts for _ in range(asked.settings.samples)
     ]
     for event in events:
         if isinstance(event, TokenWritten):
-            lines[event.worker].take(event, think_end)
+            told[event.worker].take(event, think_end)
         elif isinstance(event, WorkerStopped):
-            lines[event.worker].reason = event.reason
+            told[event.worker].reason = event.reason
     completions = tuple(
-        line.completion(index // samples, index % samples) for index, line in enumerate(lines)
+        each.completion(index // samples, index % samples) for index, each in enumerate(told)
     )
     return Completions(
         text=completions[0].text,
@@ -50,7 +50,7 @@ def partial_answer(asked: Asked, handle: Handle, think_end: int | None) -> Answe
     )
 
 
-class _Line:
+class _Sample:
     """One sample as its events tell it."""
 
     def __init__(self, thinking: bool) -> None:

@@ -58,7 +58,7 @@ class Place:
 
 
 class Behind(Protocol):
-    """What a process serves. `stop` is set by it, and asks it to end."""
+    """The application that a process serves. `stop` is set by it, and asks it to end."""
 
     keys: Keys
     limits: Limits

@@ -157,13 +157,13 @@ class _Output:
             yield self._event(f"response.{kind}", response=self._response("in_progress", None))
 
     def of(self, moments: Iterable[Moment]) -> Iterator[_Sent]:
-        """What these passes brought."""
+        """The events to send for these passes."""
         for moment in moments:
             for event in moment.events:
                 yield from self._happened(event)
 
     def ending(self, answer: Answer) -> Iterator[_Sent]:
-        """What was kept, the reply if it was not told yet, and the whole response."""
+        """Events of the text held back, of the reply if it was not told yet, and of the whole response."""
         if self._teller is not None:
             for piece in self._teller.rest():
                 yield from self._grow(piece)

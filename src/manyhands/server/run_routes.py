@@ -77,7 +77,7 @@ async def trace(request: Request) -> Response:
 
 
 def item_of(body: Any) -> Item:
-    """What is said, from a body: `{"item": "Said", "text": "...", "author": "Dana"}`."""
+    """The item to say to a run, from a body: `{"item": "Said", "text": "...", "author": "Dana"}`."""
     if not isinstance(body, dict):
         raise InvalidField(f"body is {shown(body)}; expected an object", param="body")
     name = body.get("item")

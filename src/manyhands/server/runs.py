@@ -122,7 +122,7 @@ class ServedRun:
             return None, failure_of(error)
 
     def mistake(self) -> BaseException | None:
-        """What a strategy raised that is no error for users: a mistake of ours."""
+        """The error of a strategy that is none for users: a mistake of ours."""
         if not self.handle.done:
             return None
         try:
@@ -141,7 +141,7 @@ class ServedRun:
         return "done" if self.outcome()[1] is None else "failed"
 
     def told(self) -> dict[str, Any]:
-        """What a list of runs says of it."""
+        """The entry of this run in a list of runs."""
         problem = self.spec.problem
         return {
             "id": self.id,

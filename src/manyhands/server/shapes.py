@@ -1,4 +1,4 @@
-"""What each route takes: its body as a table of fields, which is what `/openapi.json` is made of.
+"""The bodies that routes take: each as a table of fields, which is what `/openapi.json` is made of.
 
 Chat completions and completions are those of `schema/openai.py`, which a batch reads too, with what only a
 server can do: a stream, and a method of ours in the place of plain decoding (`manyhands`).
@@ -27,7 +27,7 @@ _METHOD = "an object: method, workers, budget, and other settings of the method"
 
 
 class StreamOptions(Shape):
-    """What a stream has besides the text."""
+    """The parts of a stream besides the text."""
 
     include_usage: bool | None = asked("true or false")
     include_obfuscation: Any = ignored("nothing is padded")

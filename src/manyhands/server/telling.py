@@ -1,4 +1,4 @@
-"""Telling a team's thinking in one line of text, as it happens.
+"""Telling a team's thinking as one text, as it happens.
 
 Many write at the same time, and most clients show one text of reasoning. So one worker has the floor: its
 step is told as it is written, under its name. What others write meanwhile is kept, and told when the step is
@@ -12,7 +12,7 @@ has been under way for longest. Nothing is lost, and no step is told in pieces.
     teller = Teller(names, solo=False)
     for piece in teller.take(event): ...       Told(text, worker, step): reasoning; worker None: the reply
 
-Where one line is the reply itself, what it writes is reasoning as long as it is not reported as reply.
+Where the main strand is the reply itself, its text is reasoning as long as it is not reported as reply.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Teller:
         self._count = 0
         self._has_told = False
         self._is_replying = False
-        self._undecided = ""  # of the line that is the reply: maybe it is thinking
+        self._undecided = ""  # of the main strand, where that is the reply: maybe it is thinking
 
     @property
     def names(self) -> list[str]:
@@ -75,7 +75,7 @@ class Teller:
         return [speaker.name for speaker in self._speakers]
 
     def take(self, event: Event) -> Iterator[Told]:
-        """What can be told after this event."""
+        """The text that can be told after this event."""
         self._count += 1
         if self._undecided:
             text, self._undecided = self._undecided, ""
@@ -104,7 +104,7 @@ class Teller:
                 yield from self._pass_floor()
 
     def rest(self) -> Iterator[Told]:
-        """What was kept and never came to an end."""
+        """The text held back that never came to an end."""
         if self._undecided:
             text, self._undecided = self._undecided, ""
             yield Told(text, 0)

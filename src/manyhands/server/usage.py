@@ -1,4 +1,4 @@
-"""What a request has cost, as OpenAI's API counts it, and in the field `manyhands` what that does not count."""
+"""The cost of a request as OpenAI's API counts it; the field `manyhands` has the rest."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _sum(one: Any, other: Any) -> Any:
 
 
 def _thought(asked: Asked, answer: Answer, written: int) -> int:
-    """Tokens of the workers. Where one line is the reply itself, those of the lines beside it."""
+    """Tokens of the workers. Where the main strand is the reply itself, those of the strands beside it."""
     assert asked.spec is not None, "plain decoding ends with Completions"
     own = answer.tokens[1:] if asked.spec.method.solo else answer.tokens
     return min(sum(own), written)

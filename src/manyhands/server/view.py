@@ -30,7 +30,7 @@ CUT_SHORT = {
     "param": None,
     "code": None,
 }
-# What the saved page may ask of a browser besides the policy that stands in it.
+# Rights that the saved page may ask of a browser besides the policy that stands in it.
 _HEADERS = {name: value for name, value in HEADERS.items() if name != "Content-Security-Policy"}
 
 

@@ -142,7 +142,7 @@ class Account:
         return tuple(sorted(found, key=lambda step: (step.last_pass, step.worker)))
 
     def unfinished(self) -> tuple[FinishedStep, ...]:
-        """What stands on the desks. What is part of the reply is no thinking."""
+        """The steps that stand on the desks. A part of the reply is no thinking."""
         found = []
         for index, hand in enumerate(self.hands):
             text = hand.text
@@ -157,7 +157,7 @@ class Account:
         return tuple(step for step in self.steps() if step.text not in self.reply)
 
     def so_far(self, finish_reason: str, num_passes: int) -> Answer:
-        """What a run that was cut short after `num_passes` passes comes back with."""
+        """The answer of a run that was cut short after `num_passes` passes."""
         return Answer(
             text=self.reply.strip() or self.answer or self.transcript(self.steps()),
             answer=self.answer,
@@ -174,7 +174,7 @@ class Account:
         return "\n\n".join(f"{self.label(step, unfinished)} {step.text}" for step in steps)
 
     def label(self, step: FinishedStep, unfinished: bool = False) -> str:
-        """Whose step it is."""
+        """The label of a step: the name of its worker, its number."""
         name = self.hands[step.worker].name
         has_steps = not self.solo and not self.hands[step.worker].came_late
         return f"{f'{name} [{step.step}]' if has_steps else name}{' (unfinished)' * unfinished}:"

@@ -50,7 +50,7 @@ class Attempt:
 
     @property
     def text(self) -> str:
-        """What was written so far."""
+        """The text written so far."""
         return self.writer.step_text.strip()
 
     @property
@@ -59,13 +59,13 @@ class Attempt:
         return self.writer.view.num_tokens + len(self.writer.unread)
 
     def scene(self) -> Scene:
-        """What an ending of this attempt alone reads."""
+        """The scene that an ending of this attempt alone reads."""
         return scene_of(Stretch(self.writer.view.items, self.writer.unread))
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """What came of all attempts: the answer, and where the reply goes on.
+    """The outcome of all attempts: the answer, and where the reply goes on.
 
     `worker` is the one whose attempt was chosen, None if the answer was made of all of them.
     """

@@ -73,7 +73,7 @@ class FinishedStep:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a run comes back with, and its evidence.
+    """The result of a run, and its evidence.
 
     `answer` is the content of the final box, None if there was none; `text` the reply to the user.
     `finish_reason` is "answer" (a box was closed), "stopped" (every worker ended its turn), "budget",

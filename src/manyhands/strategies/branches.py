@@ -210,7 +210,7 @@ class _Run(ForkRun[_Branch]):
         self.join = JOINS[settings.join]
         self.num_blocks = 0
         self.reader: TitleReader | None = None  # of the title that is written now
-        self.titles: list[str] = []  # those of the open block that are complete
+        self.titles: list[str] = []  # the complete ones of the open block
         self.finished: list[FinishedBranch] = []
 
     # -- the strand --------------------------------------------------------------------------------

@@ -99,12 +99,12 @@ class BudgetedRun(ABC):
         """Passes, until `finish_reason` is set; `check` sets it when budget or context are spent."""
 
     def follow(self, worker: int, piece: str) -> Generator[Event, None, None]:
-        """What comes of the piece of text that a worker has just written in `write`."""
+        """Take the piece of text that a worker has just written in `write`; yields its events."""
         yield from ()
 
     @abstractmethod
     def scene(self) -> Scene:
-        """What an ending would read now. Nothing of the run may change by it."""
+        """The scene that an ending would read now. Nothing of the run may change by it."""
 
     # -- the course of a run -----------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class BudgetedRun(ABC):
     # -- the account -------------------------------------------------------------------------------
 
     def reserve(self) -> Reserve:
-        """What can be in memory at once, before the first pass: here, a budget for every writer."""
+        """The tokens that can be in memory at once, before the first pass: here, a budget for every writer."""
         fed = sum(len(row.feed) for row in self.opening)
         written = sum(len(writer.feed) + self.settings.budget for writer in self.writers)
         return self.bound(fed + written, 8 * len(self.writers) + 8, len(self.writers))
@@ -285,11 +285,11 @@ class BudgetedRun(ABC):
         return tuple(writer.num_tokens for writer in self.writers)
 
     def told(self) -> str:
-        """What is shown where there is neither a reply nor an answer."""
+        """The text shown where there is neither a reply nor an answer."""
         return "\n\n".join(step.text for step in self.steps)
 
     def result(self) -> Answer:
-        """What the run comes back with."""
+        """The answer of the run."""
         text = self.reply.strip()
         if not text and self.stopped_at is None:
             stop = StopWatch(self.settings.end.stop)

@@ -44,7 +44,7 @@ class Ending:
         self.answer: str | None = None
         self.reply = ""
         self._stop = StopWatch(settings.end.stop)
-        self._read: tuple[Block, ...] = ()  # what the reply reads besides the scene
+        self._read: tuple[Block, ...] = ()  # blocks that the reply reads besides the scene
         self._last_row: Row | None = None  # feeds the last token of the finisher to the reply
         self._scene_fed = False
 
@@ -126,7 +126,7 @@ class Ending:
         return words or self._pause()
 
     def _pause(self) -> tuple[int, ...]:
-        """What is fed where the prompt has no words: a row must feed something."""
+        """The tokens fed where the prompt has no words: a row must feed something."""
         return self.text.encode("\n\n")
 
     def _pass(self, scene: Scene, writer: Writer) -> Work[int]:

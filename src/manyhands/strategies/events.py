@@ -157,7 +157,7 @@ class AnswerFound(Event):
 
 @dataclass(frozen=True)
 class Snapshot(Event):
-    """What the answer would be if the budget were `forward_pass`."""
+    """The answer of the run if its budget were `forward_pass`."""
 
     answer: str | None
 
@@ -217,6 +217,6 @@ class ViewsChanged(EngineEvent):
 
 @dataclass(frozen=True)
 class UsageCounted(EngineEvent):
-    """What the whole run has cost: the last that a stream reports before the Answer."""
+    """The cost of the whole run: the last event that a stream reports before the Answer."""
 
     usage: Usage

@@ -20,7 +20,7 @@ Before each pass the team listens (`strategies/listening.py`). A person's words 
 writer with a name of its own, as a teammate would write it. One row feeds them in the next pass:
 
     combined, interleaved    a block at the end of the history: [prompt, history, **Dana [1]:** ...]
-    contiguous               there is no history: a desk of the person's own, the last of the line
+    contiguous               there is no history: a desk of the person's own, behind all others
 
 Every worker reads them from that very pass on. Workers may join (at a fresh desk), pause, go on and be
 dismissed. What a dismissed worker was writing joins the history as a finished step, its newest token
@@ -125,7 +125,9 @@ class _Team(BudgetedRun):
         self.step_numbers = [1] * settings.workers
         self.first_passes = [0] * settings.workers  # of the current step; 0: not begun
         self.last_passes = [0] * settings.workers  # of the newest token
-        self.checked: set[int] = set()  # whose current step begins with the check
+        self.checked: set[int] = (
+            set()
+        )  # workers with a check at the beginning of their current step
         self.seats = list(range(settings.workers))
         self.persons: set[int] = set()
         self.paused: set[int] = set()
@@ -252,7 +254,7 @@ class _Team(BudgetedRun):
             yield from self._end_step(index)
 
     def _structure(self) -> re.Pattern[str]:
-        """What no worker may begin a line with."""
+        """A pattern of the beginnings of lines that no worker may write."""
         return self.prompt.structure({*self.prompt.names, *self.names})
 
     def _structure_in(self, worker: Writer, piece: str) -> int | None:
@@ -472,7 +474,7 @@ class _Team(BudgetedRun):
         return "" if any(i != worker for i in writing) else "no other worker is left to write"
 
     def _opened(self, name: str, step: int) -> tuple[int, ...]:
-        """What opens a step of this name."""
+        """The tokens that open a step of this name."""
         return self.text.encode(self.prompt.step_break) + self.text.encode(
             self.prompt.prefix(name, step)
         )
@@ -518,7 +520,7 @@ class _Team(BudgetedRun):
         return len(self.names) - 1
 
     def _dismiss(self, index: int) -> Work[None]:
-        """What stands on the desk stays readable, the token that no row has fed yet included."""
+        """Dismiss a worker: the text on its desk stays readable, the token that no row has fed yet included."""
         worker, desk = self.writers[index], self.desks[index]
         if worker.step_text.strip():
             step = self.step_numbers[index]
@@ -541,7 +543,7 @@ class _Team(BudgetedRun):
 
     def _put_into_history(self, block: Block, tokens: tuple[int, ...]) -> None:
         """List a block in the history, and feed these tokens to its end in the next pass."""
-        self.opening += self._encode_again()  # what came before it: it reads that as it will be
+        self.opening += self._encode_again()  # the text before it: it reads that as it will be
         if self.encodes_again and block.tokens:
             block, tokens = Block(block.name), (*block.tokens, *tokens)
         view = View((self.prompt_block, *self.history, block))
@@ -572,7 +574,7 @@ class _Team(BudgetedRun):
     # -- the end ---------------------------------------------------------------------------------
 
     def end(self) -> Work[None]:
-        """What stands on the desks is on record too, in the order in which steps ended."""
+        """End the run: the text on the desks is on record too, in the order in which steps ended."""
         for index in range(len(self.writers)):
             self._record(index, self.last_passes[index])
         self.steps.sort(key=lambda step: (step.last_pass, step.worker))

@@ -19,7 +19,7 @@ from manyhands.strategies.base import Reserve
 def take_lease(
     tree: PrefixTree, prompts: Sequence[Tokens], tenant: str | None, own: Reserve
 ) -> Generator[Reserve, None, Lease]:
-    """The lease, once there is room, and once nobody is writing what has to be split for it.
+    """The lease, once there is room, and once nobody is writing a block that has to be divided for it.
 
     From there on the tree answers for what is on the paths, and `own` alone stays reserved.
     """
@@ -38,7 +38,7 @@ def take_lease(
 
 @dataclass(frozen=True)
 class _Needs:
-    """What a run holds itself, and what nobody holds yet of the paths that it wants."""
+    """The tokens that a run holds itself, and those of its paths that no run holds yet."""
 
     tree: PrefixTree
     prompts: Sequence[Tokens]

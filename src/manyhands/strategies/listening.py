@@ -1,4 +1,4 @@
-"""What is said to a run from outside while it goes on: Listen, and Heard.
+"""Words said to a run from outside while it goes on: Listen, and Heard.
 
 A strategy that yields `Listen()` is sent `Heard(items)`: what was said to its run since it last
 listened, most often nothing. It never waits. An item is plain data:
@@ -123,7 +123,7 @@ class Listen:
 
 @dataclass(frozen=True)
 class Heard:
-    """What was said since the strategy last listened, in the order in which it was said."""
+    """The items said since the strategy last listened, in the order in which it was said."""
 
     items: tuple[Item, ...] = ()
 

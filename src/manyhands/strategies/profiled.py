@@ -1,13 +1,13 @@
 """A model that was trained to think in parallel, run as it was trained: one strategy, driven by a `Profile`.
 
-    1  the line writes until it completes the profile's fork mark, having named parts before it
+    1  the main strand writes until it completes the profile's fork mark, having named parts before it
     2  each part is a worker that reads [trunk, own part] from its header to its end mark; the trunk is all
        text up to the fork mark. A branch that is done leaves the step
     3  the parts are joined in their order (`branch_joins.py`), the words of the profile are fed behind
-       them, and the line goes on
+       them, and the main strand goes on
 
 A fork that names too few or too many parts, or for which too few passes are left, is text like any other.
-Worker 0 is the line, parts are workers 1, 2, … through the run. Parts of one fork that have no names differ
+Worker 0 is the main strand, parts are workers 1, 2, … through the run. Parts of one fork that have no names differ
 by their random numbers.
 """
 
@@ -105,7 +105,7 @@ class _Part(WorkerStrand):
         return Stretch((), closed.tokens()[len(lead) :]) if lead else closed
 
     def visible(self) -> str:
-        """The part in the text of the line."""
+        """The part in the text of the main strand."""
         pending = "" if self.finish_reason else self.watch.pending
         header = self.header if self.is_first else self.header.removeprefix(self.profile.lead)
         return f"{header}{self.text}{pending}{self.ending}"
@@ -132,13 +132,13 @@ class _Run(ForkRun[_Part]):
         marks = [f"<{slash}{word}>" for word in self.profile.hidden for slash in ("", "/")]
         tokens = {mark: text.markup(mark) for mark in marks}
         self.marks_by_token = {ids[0]: mark for mark, ids in tokens.items() if len(ids) == 1}
-        self.line = ""  # what the line has written, its marks included
+        self.main_text = ""  # of the main strand so far, its marks included
         self.num_forks = 0
         self.num_parts = 0
-        self.num_scanned = 0  # characters of `line` in which no fork is looked for any more
+        self.num_scanned = 0  # characters of `main_text` in which no fork is looked for any more
         self.part_tokens: list[int] = []  # written by each part so far
 
-    # -- the line ----------------------------------------------------------------------------------
+    # -- the main strand ----------------------------------------------------------------------------
 
     def work(self) -> Work[None]:
         """Write; where a fork comes, part and join."""
@@ -155,15 +155,15 @@ class _Run(ForkRun[_Part]):
         written = self.writer.step_tokens
         mark = self.marks_by_token.get(written[-1]) if written and not self.writer.stopped else None
         shown = self.strand.newest
-        self.line += mark if mark is not None and mark not in shown else shown
+        self.main_text += mark if mark is not None and mark not in shown else shown
 
     def _names(self) -> list[str]:
         """The names of the parts, if the newest token completed a fork; empty where nothing forks."""
         profile = self.profile
-        place = self.line.find(profile.fork, self.num_scanned)
+        place = self.main_text.find(profile.fork, self.num_scanned)
         if place < 0:
             return []
-        before, start = self.line[:place], self.num_scanned
+        before, start = self.main_text[:place], self.num_scanned
         self.num_scanned = place + len(profile.fork)
         left = self.settings.budget - self.passes
         if self.num_forks >= profile.max_forks or left < profile.least_budget or left < 1:
@@ -228,11 +228,11 @@ class _Run(ForkRun[_Part]):
     # -- the join ----------------------------------------------------------------------------------
 
     def _join(self) -> Generator[Event, None, None]:
-        """One line again. What has to be fed for that goes along with its next pass."""
+        """One strand again. The tokens to feed for that go along with its next pass."""
         joined = self._joined_text()
         yield from self.say(joined)
-        self.line += joined
-        self.num_scanned = len(self.line)
+        self.main_text += joined
+        self.num_scanned = len(self.main_text)
         if self.profile.stops_on_cut and any(part.is_cut for part in self.team):
             self.finish_reason = self.finish_reason or "stopped"
         self.part_tokens += (part.writer.num_tokens for part in self.team)
@@ -249,7 +249,7 @@ class _Run(ForkRun[_Part]):
         return self._joined_text() if self.team else super().unsaid()
 
     def reserve(self) -> Reserve:
-        """All text: the line's, and that of the parts twice, for they may be encoded again."""
+        """All text: the main strand's, and that of the parts twice, for they may be encoded again."""
         budget, profile = self.settings.budget, self.profile
         most = profile.unnamed or profile.max_children
         forks = min(profile.max_forks, budget)
@@ -258,7 +258,7 @@ class _Run(ForkRun[_Part]):
         return self.bound(num_tokens, 4 * most * forks + 8)
 
     def num_written(self) -> tuple[int, ...]:
-        """By the line, then by each part."""
+        """By the main strand, then by each part."""
         return (self.writer.num_tokens, *self.part_tokens)
 
     def result(self) -> Answer:

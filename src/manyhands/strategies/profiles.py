@@ -31,11 +31,11 @@ class Profile:
     """How one family of models parts and joins."""
 
     name: str
-    about: str  # who trained it, in one line
+    about: str  # its authors, in one line
     fork: str  # the mark behind which parts begin
-    header: str  # what is fed before a part; {name} is the part's
+    header: str  # fed before a part; {name} is the part's
     end: str  # the mark that ends a part; it is fed again where a part ends without it
-    after: str  # what is fed behind the join
+    after: str  # fed behind the join
     join: str
     named: str | None = None  # a pattern: the names of parts in the text behind `opens`
     opens: str = ""  # without it in the text before the fork, nothing forks
@@ -46,8 +46,8 @@ class Profile:
     least_budget: int = 0  # forward passes that must be left for a fork
     temperature: float | None = None  # inside parts; None: the run's
     repetition_penalty: float | None = None  # inside parts; None: the run's
-    missing_end: str = ""  # what comes before `end` where a part ends without it
-    lead: str = ""  # what the joined text leaves out at the beginning of every part but the first
+    missing_end: str = ""  # fed before `end` where a part ends without it
+    lead: str = ""  # left out of the joined text at the beginning of every part but the first
     stops_on_cut: bool = False  # whether a part that ends without its mark ends the run
     hidden: tuple[str, ...] = ()  # marks that the reader of a reply does not see
 

@@ -14,8 +14,8 @@ write alone. A trace that is recorded inside (`record` goes between the two) is 
 tree: whole in itself, to be replayed, verified and restored as any other.
 
 At the end, text that was written in just the view of an ordinary prompt is left in the tree as well, for a
-next turn that begins with it: the line of `sequential`, attempts, the main line of `branches` as long as it has
-not parted. What a team wrote is not, for its keys have seen what stands nowhere in the next prompt: a team's
+next turn that begins with it: the strand of `sequential`, attempts, the main strand of `branches` as long as it
+has not parted. What a team wrote is not, for its keys have seen what stands nowhere in the next prompt: a team's
 reply is read once more, as a part of that.
 """
 
@@ -82,7 +82,7 @@ def _besides(reserve: Reserve, num_tokens: int) -> Reserve:
 
 
 class _SharedPrompt:
-    """The path that stands for the prompt of one run, and the lines that go on from it."""
+    """The path that stands for the prompt of one run, and the views that go on from it."""
 
     def __init__(self, row: Row, lease: Lease, own: Reserve) -> None:
         self.block, self.tokens = row.view.own, row.feed  # as the strategy knows them
@@ -91,7 +91,7 @@ class _SharedPrompt:
         self._views: WeakKeyDictionary[View, View] = WeakKeyDictionary()
         # The views of the writers who go on from the prompt in ordinary text. Held here, because the
         # strategy has let go of its views when it has come to its end.
-        self._lines: dict[str, View] = {}
+        self._onward: dict[str, View] = {}
 
     def feed(self, step: Step) -> Generator[Asked, Sent, tuple[int, ...]]:
         """The step over the path; its tokens."""
@@ -117,21 +117,23 @@ class _SharedPrompt:
             self.lease.settle()
             self.path = path
             self.block.tokens.extend(self.tokens)
-            self._lines = {row.writer: row.view for row in rows if row.writer and self._begins(row)}
+            self._onward = {
+                row.writer: row.view for row in rows if row.writer and self._begins(row)
+            }
             at = next(i for i, row in enumerate(step.rows) if row.view.own is self.block)
             return with_token(part_of(tokens, len(opening)), at, _UNUSED)
         self._follow(rows)
         return tokens
 
     def end(self, answer: Answer) -> Answer:
-        """Leave the lines for others, and say how much was found."""
-        for view in self._lines.values():
+        """Leave the text of these views for others, and say how much was found."""
+        for view in self._onward.values():
             self.lease.enter(0, view.blocks[1:])
         return replace(answer, found=self.lease.found)
 
     def close(self) -> None:
         """Give the path back. The strategy has ended."""
-        self._lines.clear()
+        self._onward.clear()
         self._views.clear()
         self.path = None
         self.lease.close()
@@ -165,21 +167,21 @@ class _SharedPrompt:
         return row.view.items == (self.block, own) and own.num_tokens == len(row.feed)
 
     def _follow(self, rows: Iterable[Row]) -> None:
-        """Look where the lines have gone: what is no ordinary text any more is followed no further."""
-        owners = {view.own: writer for writer, view in self._lines.items()}
+        """Follow the views that go on; one whose text is no longer ordinary is followed no further."""
+        owners = {view.own: writer for writer, view in self._onward.items()}
         for row in rows if owners else ():
             writer, own = row.writer, row.view.own
-            if writer is None or writer not in self._lines:
+            if writer is None or writer not in self._onward:
                 if own in owners:
-                    self._lines.pop(owners[own], None)
+                    self._onward.pop(owners[own], None)
                 continue
-            before, view = self._lines[writer], row.view
+            before, view = self._onward[writer], row.view
             if view is before:
                 continue
             known = view.items[:-1]
             is_fresh = own.num_tokens == len(row.feed)
             is_done = all(block.frozen for block in view.blocks[1:-1])
             if is_fresh and is_done and known == before.items[: len(known)]:
-                self._lines[writer] = view
+                self._onward[writer] = view
             else:
-                del self._lines[writer]
+                del self._onward[writer]

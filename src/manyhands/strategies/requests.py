@@ -19,8 +19,8 @@ A chat may also ask for a method, by its model's alias or by options of ours bes
     our-model:hogwild-4                   {"method": "hogwild", "workers": 4}
 
 An option is a field of the method's settings, or one within them that is named alone (`"reply_tokens": 200`). It
-has the last word where OpenAI's field says something else. `max_tokens` is the budget of a method whose one
-line is the reply; of the others it bounds all passes (`end.total`), so no line gets longer, and nothing may be
+has the last word where OpenAI's field says something else. `max_tokens` is the budget of a method whose main
+strand is the reply; of the others it bounds all passes (`end.total`), so no strand gets longer, and nothing may be
 left for a reply. `stop` cuts the reply (`end.stop`), and `n` asks for so many runs that differ in their seed
 (`RunSpec.samples`). What can be chosen in Python alone is refused.
 """
@@ -71,7 +71,7 @@ _ALIAS = re.compile(r":(?P<method>[a-z_]+)(?:-(?P<workers>[0-9]{1,4}))?")
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a request is answered with where it says nothing.
+    """The values that answer a request where it says nothing.
 
     `method`: None is plain completion. `context` is the longest view that the model bears, in tokens. `own` is
     how the model samples by itself, in methods too; None: as each method does.
@@ -160,7 +160,7 @@ def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
 
 
 def prompts_of(request: ChatRequest | PlainRequest, text: Text) -> tuple[Prompt, ...]:
-    """What is to be completed, in tokens. InvalidRequest if a prompt has none."""
+    """The prompts to complete, in tokens. InvalidRequest if a prompt has none."""
     if isinstance(request, ChatRequest):
         with _about("messages"):
             said = Conversation.of(_messages(request))
@@ -175,7 +175,7 @@ def spec_of(
     prompts: Prompts,
     defaults: Defaults,
 ) -> RunSpec | CompletionSpec:
-    """What a request asks for. `options` are ours: a method, and fields of its settings.
+    """The run that a request asks for. `options` are ours: a method, and fields of its settings.
 
     Raises InvalidField for a model that is not this one, a method or a field that does not exist, and a
     value that cannot be.
@@ -284,7 +284,7 @@ def read_model(asked: str | None, model: str) -> dict[str, Any]:
 def answer_body(
     url: str, answer: Completions, model: str, name: str, text: Text | None = None
 ) -> dict[str, Any]:
-    """What came of a request, as OpenAI's API says it; `name` is the answer's own.
+    """The answer to a request, as OpenAI's API says it; `name` is the answer's own.
 
     `text` spells the tokens whose logprobs are told; it is needed for an answer that has some.
     """
@@ -394,7 +394,7 @@ def _method_settings(
 
 
 def _by_field(settings: Settings, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """What is wanted, field by field. A setting within others may be named alone, as for `--set`."""
+    """The wanted settings, field by field. A setting within others may be named alone, as for `--set`."""
     names = {field.name for field in fields(settings)}
     paths = [path for path in choosable(settings) if "." in path]
     found: dict[str, Any] = {}
@@ -442,7 +442,7 @@ def _over(known: Any, value: Any) -> Any:
 
 @contextmanager
 def _about(param: str) -> Iterator[None]:
-    """What is wrong inside is wrong with this field of the request."""
+    """A mistake inside is a mistake of this field of the request."""
     try:
         yield
     except InvalidField:

@@ -28,7 +28,7 @@ from manyhands.text import Text
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What is asked, how it is thought about, and with which words.
+    """A question, the method by which it is thought about, and the words.
 
     An exam has one without a problem, and fills in each of its own.
     `prompt` is the table of `Prompts` that the method reads. `context` is the longest view that the model
@@ -46,7 +46,7 @@ class RunSpec:
 
     @property
     def conversation(self) -> Conversation:
-        """What is asked, with what was said before it."""
+        """The question, with the turns before it."""
         return Conversation(self.problem, self.earlier, self.prefill)
 
     def asked(self, asked: str | Conversation, repeat: int = 0) -> RunSpec:
@@ -71,7 +71,7 @@ class RunSpec:
         )
 
     def facts(self) -> dict[str, Any]:
-        """What is said first of a run: its method, how many work from the start, layout and seed."""
+        """The first facts of a run: its method, how many work from the start, layout and seed."""
         return {
             "method": self.method.name,
             "workers": getattr(self.settings, "workers", 1),

@@ -1,4 +1,4 @@
-"""What stands in memory at one moment of a run, and what has still to be fed: for endings and joins.
+"""The blocks in memory at one moment of a run, and the tokens still to be fed: for endings and joins.
 
 A `Stretch` is a stretch of text: its blocks, and the tokens behind them that no row has fed yet. A `Scene`
 is all of a run, as an ending reads it: blocks in order, and the rows that feed what is not fed yet. These

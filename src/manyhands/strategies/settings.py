@@ -28,7 +28,7 @@ from manyhands.text.grammar import Grammar
 from manyhands.text.markers import MarkerProfile
 
 MAX_WORKERS = 256
-SAMPLED = Choice(temperature=0.7)  # what Wang et al. (2022) mostly sample with
+SAMPLED = Choice(temperature=0.7)  # as Wang et al. (2022) mostly sample
 ANSWERS = ("boxed", "code", "none", "auto")
 _BOX = re.compile(r"\d|\bbox(ed)?\b", re.IGNORECASE)  # said by problems whose answer stands in one
 
@@ -87,7 +87,7 @@ class EndSettings:
         return self.answer == "code"
 
     def watch(self) -> AnswerWatch:
-        """What finds the answer in text that goes by."""
+        """A watch that finds the answer in text that goes by."""
         return CodeWatch() if self.is_code else BoxWatch()
 
     def asks(self, problem: str) -> bool:
@@ -97,7 +97,7 @@ class EndSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the settings of every method have.
+    """The settings that every method has.
 
     `budget` counts forward passes, `choice` says how tokens are chosen, `seed` drives every draw.
     `snapshots` are smaller budgets at which the answer is also wanted, `end` says how the run ends.
@@ -232,7 +232,7 @@ class SkeletonSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptSettings(Settings):
-    """What the methods of independent attempts share.
+    """The settings that the methods of independent attempts share.
 
     The likeliest tokens are the same for everybody, so more than one worker needs a temperature.
     """
@@ -321,5 +321,5 @@ class SharedSettings:
             )
 
 
-# What a request of OpenAI's API means where it says nothing, but for the limit of tokens, which is ours.
+# Values of a request of OpenAI's API where it says nothing, but for the limit of tokens, which is ours.
 UNSAID = SharedSettings(max_tokens=1024, choice=Choice(temperature=1.0))

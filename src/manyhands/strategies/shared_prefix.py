@@ -51,7 +51,7 @@ from manyhands.text.markers import MarkerWatch
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is completed. `thinking`: it leaves a thinking open, and the reply comes behind that.
+    """A text to complete. `thinking`: it leaves a thinking open, and the reply comes behind that.
 
     `chat`: what is written is a message, which begins with its first word. Other completions are exact.
     """
@@ -239,7 +239,7 @@ class _Sample:
         vars(self).pop("writer", None)
 
     def completion(self, echoed: Told) -> Completion:
-        """What it came to. Blanks around the thinking belong to neither part."""
+        """The completion that was written. Blanks around the thinking belong to neither part."""
         return Completion(
             self.prompt,
             self.number,
@@ -289,7 +289,7 @@ class _Run:
         self.own = self._own()
 
     def _own(self) -> Reserve:
-        """What the rows hold that write at the same time."""
+        """The tokens of the rows that write at the same time."""
         num_rows = min(self.settings.rows, len(self.samples))
         num_tokens = self.settings.max_tokens
         if self.context is not None:
@@ -380,7 +380,7 @@ class _Run:
         self.live.clear()
 
     def result(self, lease: Lease | Echo) -> Completions:
-        """What the run comes back with."""
+        """The completions of the run."""
         echoed: list[Told] = [()] * len(self.prompts)
         if isinstance(lease, Echo):
             told = zip(self.prompts, lease.told, strict=True)

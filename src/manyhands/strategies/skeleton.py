@@ -121,9 +121,11 @@ class _Run(StrandsRun):
         self.prompt = prompt
         self.inserted = prompt.opening  # before the outline, not written by the model
         self.join = text.encode(prompt.join)
-        self.trunk: Stretch | None = None  # what the threads read, while there are any
+        self.trunk: Stretch | None = None  # the threads read it, while there are any
         self.threads: list[Thread] = []
-        self.num_fixed = len(self.join) + SLACK  # what will be joined besides the threads' words
+        self.num_fixed = (
+            len(self.join) + SLACK
+        )  # tokens that will be joined besides the threads' words
 
     def work(self) -> Work[None]:
         """The three stages; the last is ordinary decoding."""

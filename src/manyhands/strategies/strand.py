@@ -206,10 +206,10 @@ class StrandRun(BudgetedRun):
         self.writers = [self.writer]
         self.strand = Strand(self.writer, marks, (self.prefill(prompt),), prompt[-1:])
         self.writer.follow(text.encode(asked.prefill) + begun)
-        self.thinking = text.thinks(asked)  # what is said now is not for the user
+        self.thinking = text.thinks(asked)  # text written now is not for the user
         self.said = ""  # all of it, thoughts included
         self.num_segments = 0  # steps of the main strand
-        self._segment, self._first_pass = "", 1  # what it said since the last one, and from when
+        self._segment, self._first_pass = "", 1  # its text since the last one, and from when
         self._box = settings.end.watch()
         self._box.push(asked.prefill)
         self._stop = StopWatch(settings.end.stop)

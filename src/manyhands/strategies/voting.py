@@ -37,7 +37,7 @@ def normalised(answer: str) -> str:
         _DRESS.sub("", answer).casefold().replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac")
     )
     bare = bare.removesuffix(".").replace("{,}", ",")
-    if whole := _BRACES.fullmatch(bare):  # what is left of \text{seven}
+    if whole := _BRACES.fullmatch(bare):  # the rest of \text{seven}
         bare = whole[1]
     if _THOUSANDS.fullmatch(bare):
         bare = bare.replace(",", "")
@@ -47,7 +47,7 @@ def normalised(answer: str) -> str:
 
 
 def majority(answers: Sequence[str | None]) -> int | None:
-    """Whose answer it is: the earliest worker with the answer that most of them gave.
+    """The worker whose answer it is: the earliest worker with the answer that most of them gave.
 
     Of two answers with as many votes, the one that stands earlier. None if nobody gave any.
     """

@@ -18,7 +18,7 @@ class Matter:
     """Something to plan: how it is told, its sides with a sentence each, and the advice."""
 
     told: str
-    asked: str  # what is wanted at the end
+    asked: str  # the number wanted at the end
     advice: str
     sides: tuple[tuple[str, str], ...]
 

@@ -37,7 +37,7 @@ class Sample:
     """
 
     id: str  # unique within its task, the same in every run
-    question: str  # what a user would type
+    question: str  # as a user would type it
     gold: Any
     facts: Mapping[str, Any] = field(default_factory=dict)
     document: str | None = None
@@ -50,7 +50,7 @@ class TaskProtocol:
     A task may have one as its `protocol`; `protocol_of` gives it.
     """
 
-    answer: str = "boxed"  # what an answer is: boxed, or code
+    answer: str = "boxed"  # the form of an answer: boxed, or code
     finisher_tokens: int | None = (
         None  # of the answer that is asked for at the end; None: the method's
     )

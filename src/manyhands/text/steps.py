@@ -40,7 +40,7 @@ _SENTENCE_ENDS = frozenset(
 _CLOSING_MARKS = frozenset("\"'*_`$")
 # closing brackets, quotes of either direction (German closes with “), pictographs and their parts
 _CLOSING_KINDS = frozenset({"Pe", "Pf", "Pi", "So", "Mn", "Cf"})
-_FORMULAE = {"$$": "$$", r"\[": r"\]"}  # what opens a display formula: what closes it
+_FORMULAE = {"$$": "$$", r"\[": r"\]"}  # the opening of a display formula: its end
 _FENCE = re.compile(r"\s*(?:(`{3,})([^`]*)|(~{3,})(.*))", re.DOTALL)
 
 
@@ -59,7 +59,7 @@ class StepEnd:
         self._line = ""  # the beginning of the current line, enough to recognise a fence
         self._line_blank = False  # the first line has no break before it, so it is not a blank one
         self._fence = ""  # the marks that opened the code block we are in
-        self._formula = ""  # what will close the display formula we are in
+        self._formula = ""  # the end of the display formula we are in
         self._formula_chars = 0
         self._previous = ""  # an unpaired backslash or dollar sign
 

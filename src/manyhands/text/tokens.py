@@ -151,7 +151,7 @@ class Text:
         self._lead = self._leading_blank()
         self._frame: tuple[str, ...] = ()  # the template around the user's message
         self.thinking = False
-        self._opens = ""  # what we add to a rendered prompt, so that the thinking is open
+        self._opens = ""  # added to a rendered prompt, so that the thinking is open
         self._switches = {"enable_thinking": thinking, "thinking": thinking}
         if tokenizer.chat_template:
             self._frame, self.thinking = self._render(habit, thinking)

@@ -45,7 +45,7 @@ class Meeting:
         return found
 
     def run(self, work: Callable[[ThreadCollectives], T]) -> list[T]:
-        """What `work` gives on each rank; the first error of any."""
+        """The result of `work` on each rank; the first error of any."""
         results: list[Any] = [None] * self.size
         errors: list[BaseException] = []
 

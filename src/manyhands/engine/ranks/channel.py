@@ -21,7 +21,7 @@ from manyhands.cache.pages import Ints
 
 
 class Verb(IntEnum):
-    """What rank 0 may ask for."""
+    """A request of rank 0 to the other ranks."""
 
     JOIN = 0  # form a process group: its name, and the port where ranks meet
     LOAD = 1  # the model of these settings

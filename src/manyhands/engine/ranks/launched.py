@@ -1,4 +1,4 @@
-"""What torchrun says, where it has started this process as one of several ranks.
+"""The environment that torchrun sets, where it has started this process as one of several ranks.
 
     torchrun --nproc-per-node 2 --no-python manyhands solve --model Qwen/Qwen3-8B "..."
 
@@ -26,7 +26,7 @@ class Launched:
 
 
 def launched() -> Launched | None:
-    """What torchrun says; None if it has not started this process, or this one alone."""
+    """The ranks as torchrun names them; None if it has not started this process, or this one alone."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if "TORCHELASTIC_RUN_ID" not in os.environ or not all(name in os.environ for name in names):
         return None

@@ -26,7 +26,7 @@ def load_part(
 
 
 def report_of(network: Network, settings: ModelSettings, seconds: float) -> dict[str, Any]:
-    """What rank 0 must know of a part: its size, the tokens that it has room for, how long it took to load."""
+    """The facts of a part that rank 0 must know: its size, its room in tokens, the seconds of its loading."""
     return {
         "weights": held_bytes(network.adapter),
         "read": weight_bytes(network.adapter),

@@ -1,4 +1,4 @@
-"""What ranks do together in a pass besides the sums of its layers: tell, agree, hand over, compare.
+"""The work that ranks share in a pass besides the sums of its layers: tell, agree, hand over, compare.
 
 `Together` is any rank's; `ToldRanks` is rank 0's, and tells the others first.
 """
@@ -23,7 +23,7 @@ from manyhands.model.parallel.collectives import Collectives
 
 
 class Together(Others):
-    """What every rank does, told or telling."""
+    """The shared work of every rank, told or telling."""
 
     def __init__(
         self, collectives: Collectives, device: torch.device, *, compares: bool = False

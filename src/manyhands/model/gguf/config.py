@@ -24,7 +24,7 @@ ROPE_FACTORS = "rope_freqs.weight"  # of Llama 3.1 and later: what each frequenc
 
 @dataclass(frozen=True)
 class Architecture:
-    """What llama.cpp calls an architecture, and how its converter stores it."""
+    """An architecture in llama.cpp's sense, and how its converter stores it."""
 
     model_type: str  # in transformers
     twisted: bool = False  # rows of q and k stand in pairs (2i, 2i + 1), not (i, i + half)

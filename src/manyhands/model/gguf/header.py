@@ -97,7 +97,7 @@ class TensorAt:
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF file says of itself."""
+    """The header of a GGUF file: its metadata and the list of its tensors."""
 
     path: Path
     facts: MappingProxyType[str, Any]

@@ -63,7 +63,7 @@ def name_of(name: str) -> str:
 
 
 class GgufTensors:
-    """What a file holds, each tensor read when it is asked for (as safetensors' files are)."""
+    """The tensors of a file, each read when it is asked for (as safetensors' files are)."""
 
     def __init__(self, header: Header, heads: Mapping[str, int], device: torch.device) -> None:
         """`heads`: how many the rows of `attn_q` and `attn_k` belong to."""

@@ -6,7 +6,7 @@ has several pieces of the weight on their way; and all programs stand ready when
 over (`attention/kernels/overlap.py`), which library kernels do not. To ask for weights any earlier was
 tried in three ways and slower in each (docs/log.md).
 
-Where few tiles of outputs would leave processors idle, the inputs are split into parts; the last program
+Where few tiles of outputs would leave processors idle, the inputs are cut into parts; the last program
 to arrive adds up all of them, in their order, so that results repeat. A token's result does not depend on
 which tokens are beside it, as long as they are few enough for one tile.
 
@@ -35,8 +35,8 @@ from torch import Tensor
 from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.attention.launches import shared_memory
 from manyhands.model import kernels
+from manyhands.model.kernels.adding import add_up
 from manyhands.model.kernels.gated import ACTIVATIONS, activated
-from manyhands.model.kernels.split import add_up
 
 MOST_TOKENS = 32
 _LONG_SHARE, _SHORT_SHARE = 3072, 512  # the fewest inputs that one of several programs goes through
@@ -162,7 +162,7 @@ def _skinny(
 
 
 def choose_tiles(outputs: int, inputs: int, device: torch.device, *, gated: bool = False) -> Tiles:
-    """What was fastest in passes of whole networks on an H200 (docs/performance.md), by its processors.
+    """The tiles that were fastest in passes of whole networks on an H200 (docs/performance.md), by its processors.
 
     With many tiles of outputs, programs hide each other's waiting. With few, there is one program a
     processor, which must have more on its way; long inputs are shared among several.

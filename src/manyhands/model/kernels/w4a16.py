@@ -13,7 +13,7 @@ Inside the product a weight is an exact small integer, q - zero, and the scale c
 OFFSET is what makes unpacking cheap: 0x4300 with four bits set at its end is the bfloat16 number 128 + q
 (0x6400 the float16 number 1024 + q), exactly, and so is the difference of two of them.
 
-Where few tiles of outputs would leave processors idle, the inputs are split; the last program to arrive
+Where few tiles of outputs would leave processors idle, the inputs are cut into parts; the last program to arrive
 adds up all parts, in their order, so that results repeat.
 
     T  tokens      N  outputs      K  inputs
@@ -35,7 +35,7 @@ from torch import Tensor
 from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.attention.launches import shared_memory
 from manyhands.model import kernels
-from manyhands.model.kernels.split import add_up
+from manyhands.model.kernels.adding import add_up
 
 # Two words at a time; 0xEA is (a & b) | c.
 _UNPACK = """
@@ -199,7 +199,7 @@ def _w4a16_unpack(
 
 
 def choose_tiles(tokens: int, outputs: int, spans: int, device: torch.device) -> Tiles:
-    """Tiles that fill the processors a few times over; inputs are split for few tokens only."""
+    """Tiles that fill the processors a few times over; inputs are cut into parts for few tokens only."""
     wide = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
     tiles = triton.cdiv(outputs, 64) * triton.cdiv(tokens, wide)
     wanted = 5 * kernels.num_processors(device)  # as tuned on an H200, with four tokens
@@ -236,8 +236,8 @@ def product(
     tiles = tiles or choose_tiles(tokens, outputs, inputs // span, x.device)
     tiles = tiles.fitted(span, shared_memory(x.device))
     grid = (triton.cdiv(outputs, tiles.outputs), triton.cdiv(tokens, tiles.tokens), tiles.parts)
-    split = tiles.parts > 1
-    shape = (tiles.parts, tokens, outputs) if split else (1,)
+    in_parts = tiles.parts > 1
+    shape = (tiles.parts, tokens, outputs) if in_parts else (1,)
     partial = torch.empty(shape, dtype=torch.float32, device=x.device)
     dtype, offset = {
         torch.bfloat16: (tl.bfloat16, 128.0),

@@ -1,4 +1,4 @@
-"""What the ranks of one network do together: add up, list, and take over what rank 0 has.
+"""The collective operations of the ranks of one network: add up, list, and take over what rank 0 has.
 
 Layers ask for these three and know nothing else of each other's processes. `GroupCollectives` makes them by
 torch.distributed: gloo on the CPU, NCCL on GPUs, where a CUDA graph records them as it records kernels.

@@ -58,7 +58,7 @@ _NORMS = {  # over all heads, so cut like them
     "layers.*.self_attn.q_norm": "colwise",
     "layers.*.self_attn.k_norm": "colwise",
 }
-# What the plans of transformers leave out.
+# Cuts that the plans of transformers leave out.
 _PLANS: dict[str, dict[str, str]] = {
     "olmo2": _NORMS,
     "olmo3": _NORMS,

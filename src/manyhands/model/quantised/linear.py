@@ -26,7 +26,7 @@ _ROWS_AT_A_TIME = 4096  # of random weights, so that a large layer is never held
 
 
 class Quantised(nn.Module):
-    """What all such layers share. Their tensors are buffers; only a bias is a parameter.
+    """The common part of all quantised layers. Their tensors are buffers; only a bias is a parameter.
 
     A network's dtype may be changed after loading; packed numbers and their scales keep theirs.
     """

@@ -30,7 +30,7 @@ _HINT = "use a 4-bit AWQ (gemm) or GPTQ checkpoint, or one that is not quantised
 
 @dataclass(frozen=True)
 class Packing:
-    """What a checkpoint's `quantization_config` says about its four-bit layers."""
+    """The four-bit layers as a checkpoint's `quantization_config` describes them."""
 
     method: Literal["awq", "gptq"]
     zeros_less_one: bool = False

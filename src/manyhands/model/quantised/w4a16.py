@@ -26,7 +26,7 @@ from manyhands.errors import UnsupportedModel
 from manyhands.model import kernels
 from manyhands.model.quantised.linear import Quantised, joined_bias, picked
 
-GROUPS = (128, 64, 32)  # what the kernel can have
+GROUPS = (128, 64, 32)  # sizes that the kernel can have
 _SPANS = (256, 128, 64, 32)
 # Beyond so many tokens the weights are unpacked once and an ordinary product is made with them.
 _MOST_TOKENS = 256
@@ -182,7 +182,7 @@ class Int4Linear(Quantised):
         return out.view(*x.shape[:-1], self.out_features)
 
     def _of_offsets(self, rows: Tensor) -> Tensor:
-        """What the offsets add to the product of inputs [T, K]: [T, N]."""
+        """The terms that the offsets add to the product of inputs [T, K]: [T, N]."""
         assert self.offsets is not None
         sums = rows.view(rows.shape[0], -1, self.group).sum(dim=-1, dtype=torch.float32)
         return (sums @ self.offsets).to(rows.dtype)
@@ -230,7 +230,7 @@ def pack(q: Tensor, group: int) -> Tensor:
 
 
 def unpack(packed: Tensor, group: int) -> Tensor:
-    """What `pack` packed: int16 [N, K / 4] -> bytes [N, K]."""
+    """The bytes that `pack` packed: int16 [N, K / 4] -> bytes [N, K]."""
     words = packed.view(packed.shape[0], -1, span_of(4 * packed.shape[1], group) // 4)
     quarters = [(words >> shift & 0xF).to(torch.uint8) for shift in (0, 4, 8, 12)]
     return torch.stack(quarters, dim=2).flatten(1)

@@ -56,7 +56,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-# What every file of the page is sent with.
+# Headers with which every file of the page is sent.
 HEADERS: Mapping[str, str] = MappingProxyType(
     {
         "Content-Security-Policy": POLICY,

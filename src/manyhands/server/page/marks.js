@@ -149,7 +149,7 @@ export class Marks {
     const worker = block.worker === null ? null : this.run.workers[block.worker];
     if (worker && this.run.isTeam) return brief(block.name, 30).replace(/ (\d+)$/, " [$1]");
     if (!worker || block.name === "branches") return brief(block.name, 30);
-    return brief(worker.index === 0 && this.run.begin.solo ? "main line" : worker.name, 30);
+    return brief(worker.index === 0 && this.run.begin.solo ? "main strand" : worker.name, 30);
   }
 }
 

@@ -1,4 +1,4 @@
-// Who saw what: the text that a row could read in the pass in which it chose a token.
+// The text seen by each worker: all that a row could read in the pass in which it chose a token.
 //
 // In every layer all rows write their keys first, then all rows read. So a row of pass n reads what was fed up to
 // and in pass n: of the others, all that they had written by pass n - 1, if their blocks are in its view.
@@ -16,7 +16,7 @@ export function spanOf(step, piece) {
 }
 
 /**
- * What the writer of a piece could read when it wrote it, or null if nothing is known of its view.
+* The text that the writer of a piece could read when it wrote it, or null if nothing is known of its view.
  *
  * `spans`: of each step, the stretches of its text. `order`: the blocks as they were read, each with its name,
  * whose it is, and how many pieces of it were there. `problem`: whether the prompt was among them.

@@ -377,7 +377,7 @@ class Fan {
   }
 }
 
-/** A stretch of the main line. */
+/** A stretch of the main strand. */
 class Trunk {
   constructor() {
     this.element = make("div", { class: "trunk panel", tabindex: "0", role: "group", "aria-label": "Main line" });

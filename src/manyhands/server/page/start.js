@@ -15,7 +15,7 @@ const PROBLEMS = [
   "For each of the twelve months, give the number of letters of its English name; then find which pairs of months have names of the same length, and give the number of such pairs in \\boxed{}.",
   "How many ways are there to tile a 3 × 8 rectangle with dominoes? Find a recurrence, compute it in two different ways, and give the number in \\boxed{}.",
 ];
-// What each method draws in 64 × 32; `workers`: the smallest number, the usual one, and the largest.
+// The drawing of each method in 64 × 32; `workers`: the smallest number, the usual one, and the largest.
 const METHODS = [
   { name: "hogwild", title: "Team", about: "everybody reads everybody, while they write", workers: [1, 4, 256], lines: ["M4 6H60", "M4 13H60", "M4 20H60", "M4 27H60", "M16 6v21M32 6v21M48 6v21"] },
   { name: "branches", title: "Branches", about: "one line parts where it can, and joins again", lines: ["M4 16H18C28 16 24 6 34 6H36C46 6 42 16 52 16H60", "M18 16H52", "M18 16C28 16 24 26 34 26H36C46 26 42 16 52 16"] },

@@ -1,4 +1,4 @@
-// What a person says to a run: words, "answer now", stop. Kept away where nobody listens.
+// Words of a person to a run, "answer now" and stop. Kept away where no run listens.
 
 import { brief, make, say } from "./text.js";
 

@@ -25,7 +25,7 @@ PLACEHOLDER = re.compile(r"\{([a-z]+)(?::([0-9]+)-([0-9]+))?\}")
 PEOPLE = ("who", "friend", "third")
 RESULTS = ("p", "q", "r")
 
-_NAME, _THINGS, _NUMBER = "[A-Z][a-z]+", "[a-z]+", "[1-9][0-9]*"  # what a gap looks like
+_NAME, _THINGS, _NUMBER = "[A-Z][a-z]+", "[a-z]+", "[1-9][0-9]*"  # the forms of gaps
 
 _OPERATORS = {"+": add, "-": sub, "*": mul}
 

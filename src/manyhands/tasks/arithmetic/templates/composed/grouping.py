@@ -98,7 +98,7 @@ def two_groups(story: Telling) -> None:
 
 
 _MAKERS = (
-    # what is made, what is made beside it, and what both are made of
+    # the thing made, the one made beside it, and the material of both
     ("a stool", "stools", "a chair", "chairs", "nails", "needs"),
     ("a wreath", "wreaths", "a bouquet", "bouquets", "roses", "takes"),
     ("a loaf", "loaves", "a roll", "rolls", "spoons of flour", "needs"),

@@ -1,4 +1,4 @@
-"""Adding up the parts of a product whose inputs were split among several programs.
+"""Adding up the parts of a product whose inputs were cut into parts for several programs.
 
 Every program leaves its part in memory and counts itself; the last one to arrive adds up all parts,
 in their order, so that results repeat whoever is last.

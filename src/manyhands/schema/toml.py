@@ -1,0 +1,31 @@
+"""TOML files of a user: prompts, recipes. Every one is read here, so the same mistake gets the same words."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from manyhands.errors import InvalidRequest
+
+
+def read_toml(path: Path, where: str, hint: str = "give the path of a TOML file") -> dict[str, Any]:
+    """The tables of the file; `where` names it in errors, `hint` mends a path that cannot be read.
+
+    Raises InvalidRequest for a file that cannot be read, is not UTF-8 or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise InvalidRequest(
+            f"{where} cannot be read: {error.strerror or error}", hint=hint
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"{where} is not UTF-8 (byte {error.start})", hint="save the file as UTF-8"
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidRequest(
+            f"{where} is not valid TOML: {error}",
+            hint="put texts in quotes; in \"...\" write a backslash twice, in '...' once",
+        ) from error
