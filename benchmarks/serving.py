@@ -10,7 +10,8 @@
     leavers   200 clients that leave after half a second; then one request, and what is left of them: memory,
               threads, files, pages
     soak      clients of all kinds for minutes: whole answers, streams, teams, those that leave and those that
-              speak. What is left over at the end is counted
+              speak. What is left over is counted at the end, and memory after each fifth: a leak
+              grows in every one of them, and what is kept on purpose does not
 
 Latencies are those of a machine as busy as `machine_load` says (processes that want a core, over 1, 5 and 15
 minutes). The server computes with one thread, so that the thread that makes the passes is all of the model. It needs
@@ -40,6 +41,8 @@ PARTS = ("cost", "load", "leavers", "soak")
 STREAMS = (1, 16, 64, 256)
 TICK = os.sysconf("SC_CLK_TCK")
 CHAT, MODEL = "/v1/chat/completions", "bundled"
+MEMORY_TOKENS, PAGE = 262144, 16  # of the server, and of one page of it
+ROUNDS = 5  # of a soak, with a look at what is left behind each: what leaks grows in all of them
 
 
 @dataclass
@@ -78,7 +81,7 @@ class Server:
 def served(*arguments: str) -> Iterator[Server]:
     """A server of the bundled model on a free port."""
     command = [sys.executable, "-m", "manyhands", "serve", "--port", "0", "--no-log", *arguments]
-    command += ["--memory-tokens", "262144", "--connections", "2048", "--streams", "1024"]
+    command += ["--memory-tokens", str(MEMORY_TOKENS), "--connections", "2048", "--streams", "1024"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as child:
         try:
@@ -316,17 +319,30 @@ async def soak(server: Server, num_clients: int, seconds: float) -> dict[str, An
         await asyncio.gather(*(client(number, ends_at) for number in range(num_clients)))
         await settled(server)
 
-    await crowd(min(60.0, seconds / 5))
-    before = server.remains()
+    async def found() -> dict[str, float]:
+        """Counts that grow where something is left over, and what is kept on purpose."""
+        counted = await metrics(server.port)
+        _, told = await ask(server.port, "GET", "/v1/runs")
+        return {
+            **server.remains(),
+            "pages": round(counted["kv_cache_usage_perc"] * MEMORY_TOKENS / PAGE),
+            "runs_kept": len(json.loads(told.split(b"\r\n\r\n", 1)[1])["data"]),
+        }
+
+    await crowd(min(60.0, seconds / ROUNDS))
+    seen = [await found()]
     statuses.clear()
-    await crowd(seconds)
+    for _ in range(ROUNDS):
+        await crowd(seconds / ROUNDS)
+        seen.append(await found())
     counted = await metrics(server.port)
     return {
         "clients": num_clients,
         "seconds": seconds,
         "statuses": dict(sorted(statuses.items())),
-        "before": before,
-        "after": server.remains(),
+        "before": seen[0],
+        "after": seen[-1],
+        "resident_mib_by_round": [round(each["resident_mib"], 1) for each in seen],
         "runs_left": counted["num_requests_running"] + counted["num_requests_waiting"],
         "streams_left": counted["num_streams"],
     }

@@ -25,6 +25,7 @@ from tests.server.scripted_runs import (
     ScriptedRun,
     attempts_run,
     branch_run,
+    profiled_run,
     skeleton_run,
     team_run,
 )
@@ -261,6 +262,7 @@ _WALK = """() => {
         *(lambda join=join: branch_run(join) for join in ("reencode", "stitch", "keep")),
         lambda: skeleton_run(0),
         lambda: skeleton_run(1),
+        *(lambda name=name: profiled_run(name) for name in ("npr", "parallel-r1", "threadweaver")),
         attempts_run,
     ],
     ids=[
@@ -273,6 +275,9 @@ _WALK = """() => {
         "keep",
         "points",
         "one-worker",
+        "npr",
+        "parallel-r1",
+        "threadweaver",
         "attempts",
     ],
 )
@@ -565,6 +570,32 @@ def test_a_run_from_start_to_stop_by_keyboard_alone(
     assert page.locator(".talk").is_hidden(), "nobody listens any more"
     assert "ended" in page.inner_text("#status")
     server.key = None
+
+
+def test_a_model_that_was_trained_to_part_is_run_as_it_was_trained(
+    visit: Opens, server: PageServer
+) -> None:
+    """Its card is there where the model is not the bundled one, with what it may have been trained as."""
+    server.begun, server.model = live(profiled_run("npr")), "NPR-4B"
+    server.posted.clear()
+    page = visit(server.address).page
+    page.wait_for_selector(".hello :text('NPR-4B')")
+    page.click(".method-card:has-text('As trained')")
+    assert not page.is_visible("#new-workers")
+    page.select_option("#new-profile", "threadweaver")
+    page.click("button.primary")
+    page.wait_for_selector(".stage")
+    asked = {"method": "profiled", "budget": 2048, "profile": "threadweaver"}
+    assert server.posted[0][2] == {"problem": server.posted[0][2]["problem"], **asked}
+    server.known["new"] = len(server.begun)
+    page.wait_for_selector(".fan.joined:nth-child(4)")
+    names = words_of(page, ".fan .column .name")
+    assert names == ["part 1", "part 2"] * 2, "as they were named, in both forks"
+    server.model = "bundled"
+    page.goto(server.address)
+    page.reload()
+    page.wait_for_selector(".hello :text('bundled')")
+    assert page.locator(".method-card:visible").count() == 6
 
 
 def test_a_server_that_refuses_is_quoted(visit: Opens, server: PageServer) -> None:
