@@ -231,6 +231,30 @@ def test_the_slider_shows_every_moment_as_it_was(
             assert words_of(page, ".column .tokens")[0] == "4 tokens · 10/s"
 
 
+def test_the_score_has_the_last_pass_although_nothing_comes_behind_it(
+    visit: Opens, server: PageServer, team: ScriptedRun
+) -> None:
+    seen = visit(server.add("waits", live(team), known=3))
+    seen.page.wait_for_selector(".score path", state="attached")
+    server.known["waits"] = 8  # so soon that the score is not drawn at once
+    seen.until("document.querySelector('.where').textContent.startsWith('pass 6')")
+    seen.until("document.querySelector('.score').getAttribute('viewBox').startsWith('0 0 6 ')")
+
+
+def test_desks_beside_each_other_say_how_much_and_how_fast(
+    visit: Opens, server: PageServer, team: ScriptedRun
+) -> None:
+    page = visit(server.add("facts", live(team), known=8), size=(1240, 800)).page
+    page.wait_for_selector(".column .tokens:has-text('/s')")
+    page.evaluate("new Promise(requestAnimationFrame)")
+    cut = page.evaluate(
+        """[...document.querySelectorAll('.column .facts')].map(facts =>
+        [...facts.children].filter(e => e.textContent &&
+          e.getBoundingClientRect().bottom > facts.getBoundingClientRect().bottom + 1).length)"""
+    )
+    assert cut == [0] * len(cut)
+
+
 # -- who saw what ----------------------------------------------------------------------------------
 
 _WALK = """() => {
@@ -589,6 +613,8 @@ def test_a_model_that_was_trained_to_part_is_run_as_it_was_trained(
     assert server.posted[0][2] == {"problem": server.posted[0][2]["problem"], **asked}
     server.known["new"] = len(server.begun)
     page.wait_for_selector(".fan.joined:nth-child(4)")
+    dimmed = page.evaluate("[...CSS.highlights.get('dimmed')].map(String)")
+    assert dimmed == ["<guideline>", "<plan>", "</plan>", "<plan>", "</plan>", "</guideline>"] * 2
     names = words_of(page, ".fan .column .name")
     assert names == ["part 1", "part 2"] * 2, "as they were named, in both forks"
     server.model = "bundled"

@@ -255,10 +255,7 @@ class Door:
                 if begin.status != 200:
                     return _whole_response(begin, body)
                 answers = await asyncio.gather(
-                    *(
-                        self._asked_once(replace(asked, replica=mark))
-                        for mark in self.fleet.marks()
-                    )
+                    *(self._asked_once(replace(asked, replica=mark)) for mark in self.fleet.marks())
                 )
         except TimeoutError as error:
             raise Refusal(
