@@ -367,7 +367,7 @@ HOSTILE = (
 
 
 # Texts that are wider than their places, which would be cut off or make the page scroll sideways.
-_TOO_WIDE = """[...document.querySelectorAll('.words, .answer, .fold, .scroller, .body, main, html')]
+TOO_WIDE = """[...document.querySelectorAll('.words, .answer, .fold, .scroller, .body, main, html')]
 .filter(e => e.scrollWidth > e.clientWidth).map(e => `${e.className || e.tagName}: ${e.scrollWidth}, not ${e.clientWidth}`)"""
 
 
@@ -422,7 +422,7 @@ def test_hostile_text_is_shown_and_not_obeyed(
         assert "more characters" in page.inner_text(".step .more:visible")
         page.locator(".step .more:visible").click()
         seen.until("document.querySelectorAll('.step .words')[1].textContent.length > 9000")
-        assert page.evaluate(_TOO_WIDE) == []
+        assert page.evaluate(TOO_WIDE) == []
         isolated = "[...document.querySelectorAll('.words, .name, .answer')].map(e => getComputedStyle(e).unicodeBidi)"
         assert set(page.evaluate(isolated)) == {"isolate"}
 
@@ -468,7 +468,7 @@ def test_nothing_is_wider_than_the_screen(
             "['html', 'body', 'main', '#dock', '#top'].map(n => document.querySelector(n)).map(e => [e.scrollWidth, e.clientWidth])"
         )
         assert all(inner <= outer for inner, outer in widths), (address, widths)
-        assert page.evaluate(_TOO_WIDE) == [], address
+        assert page.evaluate(TOO_WIDE) == [], address
         # what is cut off has a scrollbar of its own
         hidden = """[...document.querySelectorAll('button, input, select, textarea')].filter(e => e.checkVisibility() && !e.closest('.column')
         && (e.getBoundingClientRect().right > innerWidth + 1 || e.getBoundingClientRect().left < -1)).map(e => e.outerHTML)"""

@@ -264,7 +264,7 @@ class Door:
                 code="replica_busy",
             ) from error
         runs: dict[str, Any] = {}
-        for begin, body in ((begin, body), *answers):
+        for begin, body in answers:
             if begin.status != 200:
                 return _whole_response(begin, body)
             runs |= {run["id"]: run for run in json.loads(body)["data"]}

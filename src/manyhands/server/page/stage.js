@@ -255,7 +255,7 @@ class Columns {
     this.width = 0;
     new ResizeObserver(([entry]) => {
       this.width = entry.contentRect.width;
-      this.spread();
+      requestAnimationFrame(() => this.spread()); // within the same frame it would resize what is being observed
     }).observe(this.element);
   }
 
