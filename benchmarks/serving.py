@@ -39,7 +39,6 @@ from manyhands.cli.solve import EXAMPLE
 
 PARTS = ("cost", "load", "leavers", "soak")
 STREAMS = (1, 16, 64, 256)
-TICK = os.sysconf("SC_CLK_TCK")
 CHAT, MODEL = "/v1/chat/completions", "bundled"
 MEMORY_TOKENS, PAGE = 262144, 16  # of the server, and of one page of it
 ROUNDS = 5  # of a soak, with a look at what is left behind each: what leaks grows in all of them
@@ -61,8 +60,8 @@ class Server:
         """CPU time of each thread; the main one, whose number is the process's, has the event loop."""
         found = {}
         for task in self.folder.joinpath("task").iterdir():
-            fields = task.joinpath("stat").read_text().rpartition(")")[2].split()
-            found[int(task.name)] = (int(fields[11]) + int(fields[12])) / TICK
+            # In nanoseconds, as the scheduler counts; `stat` counts whole ticks of ten milliseconds.
+            found[int(task.name)] = int(task.joinpath("schedstat").read_text().split()[0]) / 1e9
         return found
 
     def remains(self) -> dict[str, float]:
