@@ -152,21 +152,30 @@ def launched() -> Iterator[Firefox]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         (Path(profile) / "user.js").write_text(_PREFERENCES)
         command = [path, "--headless", "--no-remote", "--profile", profile]
-        with subprocess.Popen(
-            [*command, "--remote-debugging-port", "0"],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "HOME": profile},
-        ) as child:
+        log = Path(profile) / "log"
+        with (
+            log.open("w") as file,
+            subprocess.Popen(
+                [*command, "--remote-debugging-port", "0"],
+                stdout=file,
+                stderr=file,
+                env={**os.environ, "HOME": profile},
+            ) as child,
+        ):
             try:
-                assert child.stderr is not None
-                told = filter(None, map(_ADDRESS.search, child.stderr))
-                address = next(told)[1]
-                with connect(f"{address}/session", max_size=None, proxy=None) as socket:
+                with connect(f"{_address(log)}/session", max_size=None, proxy=None) as socket:
                     firefox = Firefox(socket)
                     yield firefox
                     firefox.send("browser.close")
             finally:
                 child.terminate()
                 child.wait(20)
+
+
+def _address(log: Path) -> str:
+    """Where it listens, as it says itself."""
+    limit = time.monotonic() + 60
+    while (found := _ADDRESS.search(log.read_text())) is None:
+        assert time.monotonic() < limit, f"Firefox has not begun: {log.read_text()[-500:]}"
+        time.sleep(0.05)
+    return found[1]

@@ -596,6 +596,19 @@ def test_a_run_from_start_to_stop_by_keyboard_alone(
     server.key = None
 
 
+def test_nothing_is_begun_before_the_model_is_known(visit: Opens, server: PageServer) -> None:
+    """What is offered to others is none of the bundled model's world, and would be refused."""
+    server.keeps_models = True
+    seen = visit(server.address)
+    button = "document.querySelector('button.primary')"
+    seen.until(f"{button} !== null")
+    problem = "document.querySelector('#new-problem').value"
+    assert seen.page.evaluate(f"[{button}.disabled, {problem}]") == [True, ""]
+    server.keeps_models = False
+    seen.until(f"!{button}.disabled")
+    assert seen.page.evaluate(problem).startswith("Solve these")
+
+
 def test_a_model_that_was_trained_to_part_is_run_as_it_was_trained(
     visit: Opens, server: PageServer
 ) -> None:

@@ -83,8 +83,9 @@ export class Start {
 
   async open() {
     this.say("");
-    if (!this.problem.value) this.offer(0);
     this.fit();
+    // Until the model is known nothing is offered: what suits one may be none of the bundled model's small world.
+    this.begin.disabled = this.other.disabled = !this.isKnown;
     try {
       const [models, runs] = await Promise.all([ask("v1/models"), ask("v1/runs")]);
       const name = (models?.data ?? models ?? [])[0]?.id ?? "";
@@ -94,11 +95,15 @@ export class Start {
         if (!this.isOwn) this.offer(0);
         this.fit();
       }
+      this.isKnown = true;
       say(this.model, name ? `Model: ${brief(name.split(":")[0], 80)}` : "");
       this.list(runs?.data ?? runs ?? []);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       this.say(error.message);
+    } finally {
+      this.begin.disabled = this.other.disabled = false;
+      if (!this.problem.value) this.offer(0);
     }
   }
 
