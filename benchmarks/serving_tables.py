@@ -115,7 +115,7 @@ def page() -> str:
     """The first sight of the page."""
     (line,) = _results("page")["page"]
     rows = [
-        [words, f"{line[f'{name}_ms_p50']:,.0f} / {line[f'{name}_ms_most']:,.0f} ms"]
+        [words, f"{line[f'{name}_ms_p50']:.0f} / {line[f'{name}_ms_most']:.0f} ms"]
         for words, name in (
             ("from the address to a form that can be used, p50 / most", "usable"),
             ("from the click to the first word, p50 / most", "first_word"),

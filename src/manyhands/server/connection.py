@@ -9,7 +9,7 @@ What uvicorn leaves to a proxy in front of it:
 - What is no HTTP is told so as everything else is: with OpenAI's error object.
 
 Pieces of a stream may be written past the layers of ASGI and h11, which look at each of them again: `piece_writer`, in the
-state of every request too. At 64 streams a pass cost the event loop a quarter more with them.
+state of every request too. What that saves stands in docs/log.md.
 """
 
 from __future__ import annotations
