@@ -82,6 +82,13 @@ CLIENTS = (
         about="a long system prompt, and a conversation",
     ),
     Client(
+        "open-webui",
+        ("open-webui",),
+        "with_open_webui.sh",
+        ("bundled:hogwild-2", "75, 46", "Alice [1]"),
+        about="its list of models, and a stream of a team, through its own server",
+    ),
+    Client(
         "ai (Vercel)",
         ("ai", "@ai-sdk/openai-compatible"),
         "with_ai_sdk.mjs",

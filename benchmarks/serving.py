@@ -9,8 +9,11 @@
               and how soon `/health` answers meanwhile
     leavers   200 clients that leave after half a second; then one request, and what is left of them: memory,
               threads, files, pages
+    page      in a Chromium, as a person sees it for the first time: until the form can be used, and from the click
+              until the team's first word stands on the page. Needs playwright, and a browser on the PATH
     soak      clients of all kinds for minutes: whole answers, streams, teams, those that leave and those that
-              speak. What is left over at the end is counted
+              speak. What is left over is counted at the end, and memory after each fifth: a leak
+              grows in every one of them, and what is kept on purpose does not
 
 Latencies are those of a machine as busy as `machine_load` says (processes that want a core, over 1, 5 and 15
 minutes). The server computes with one thread, so that the thread that makes the passes is all of the model. It needs
@@ -24,6 +27,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -36,10 +40,12 @@ from typing import Any
 from benchmarks.results import Clock, Results, parser
 from manyhands.cli.solve import EXAMPLE
 
-PARTS = ("cost", "load", "leavers", "soak")
+PARTS = ("cost", "load", "leavers", "page", "soak")
+CLICKS = 10
 STREAMS = (1, 16, 64, 256)
-TICK = os.sysconf("SC_CLK_TCK")
 CHAT, MODEL = "/v1/chat/completions", "bundled"
+MEMORY_TOKENS, PAGE = 262144, 16  # of the server, and of one page of it
+ROUNDS = 5  # of a soak, with a look at what is left behind each: what leaks grows in all of them
 
 
 @dataclass
@@ -58,8 +64,8 @@ class Server:
         """CPU time of each thread; the main one, whose number is the process's, has the event loop."""
         found = {}
         for task in self.folder.joinpath("task").iterdir():
-            fields = task.joinpath("stat").read_text().rpartition(")")[2].split()
-            found[int(task.name)] = (int(fields[11]) + int(fields[12])) / TICK
+            # In nanoseconds, as the scheduler counts; `stat` counts whole ticks of ten milliseconds.
+            found[int(task.name)] = int(task.joinpath("schedstat").read_text().split()[0]) / 1e9
         return found
 
     def remains(self) -> dict[str, float]:
@@ -78,7 +84,7 @@ class Server:
 def served(*arguments: str) -> Iterator[Server]:
     """A server of the bundled model on a free port."""
     command = [sys.executable, "-m", "manyhands", "serve", "--port", "0", "--no-log", *arguments]
-    command += ["--memory-tokens", "262144", "--connections", "2048", "--streams", "1024"]
+    command += ["--memory-tokens", str(MEMORY_TOKENS), "--connections", "2048", "--streams", "1024"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as child:
         try:
@@ -264,6 +270,51 @@ async def leavers(server: Server, num_clients: int) -> dict[str, Any]:
     }
 
 
+def page(server: Server, clicks: int) -> dict[str, Any]:
+    """Milliseconds until a person sees something, at each of several visits."""
+    from playwright.sync_api import sync_playwright
+
+    path = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))))
+    usable, first = [], []
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        for _ in range(clicks):
+            tab = browser.new_context().new_page()
+            begun = time.perf_counter()
+            tab.goto(f"http://localhost:{server.port}/")
+            _until(tab, "document.querySelector('button.primary')?.disabled === false")
+            usable.append(time.perf_counter() - begun)
+            # Both ends are read by the page's own clock: the way to the browser and back is not counted.
+            tab.evaluate(
+                """() => { const button = document.querySelector('button.primary');
+                button.addEventListener('click', () => (window.clicked = performance.now()));
+                const look = () => { const words = [...document.querySelectorAll('.column .words, .history .words')];
+                  if (words.some((one) => one.textContent)) window.seen = performance.now(); else requestAnimationFrame(look); };
+                look(); button.click(); }"""
+            )
+            _until(tab, "window.seen")
+            first.append(tab.evaluate("(window.seen - window.clicked) / 1000"))
+            tab.context.close()
+        browser.close()
+    return {
+        "visits": clicks,
+        "usable_ms_p50": percentile(usable, 0.5),
+        "usable_ms_most": percentile(usable, 1.0),
+        "first_word_ms_p50": percentile(first, 0.5),
+        "first_word_ms_most": percentile(first, 1.0),
+    }
+
+
+def _until(tab: Any, truth: str) -> None:
+    """Wait until an expression is true. Playwright's own way needs `eval`, which the page forbids."""
+    limit = time.monotonic() + 20
+    while not tab.evaluate(truth):
+        if time.monotonic() > limit:
+            raise RuntimeError(f"never true: {truth}")
+        time.sleep(0.005)
+
+
 async def settled(server: Server) -> None:
     """Until nothing is under way."""
     for _ in range(300):
@@ -316,17 +367,30 @@ async def soak(server: Server, num_clients: int, seconds: float) -> dict[str, An
         await asyncio.gather(*(client(number, ends_at) for number in range(num_clients)))
         await settled(server)
 
-    await crowd(min(60.0, seconds / 5))
-    before = server.remains()
+    async def found() -> dict[str, float]:
+        """Counts that grow where something is left over, and what is kept on purpose."""
+        counted = await metrics(server.port)
+        _, told = await ask(server.port, "GET", "/v1/runs")
+        return {
+            **server.remains(),
+            "pages": round(counted["kv_cache_usage_perc"] * MEMORY_TOKENS / PAGE),
+            "runs_kept": len(json.loads(told.split(b"\r\n\r\n", 1)[1])["data"]),
+        }
+
+    await crowd(min(60.0, seconds / ROUNDS))
+    seen = [await found()]
     statuses.clear()
-    await crowd(seconds)
+    for _ in range(ROUNDS):
+        await crowd(seconds / ROUNDS)
+        seen.append(await found())
     counted = await metrics(server.port)
     return {
         "clients": num_clients,
         "seconds": seconds,
         "statuses": dict(sorted(statuses.items())),
-        "before": before,
-        "after": server.remains(),
+        "before": seen[0],
+        "after": seen[-1],
+        "resident_mib_by_round": [round(each["resident_mib"], 1) for each in seen],
         "runs_left": counted["num_requests_running"] + counted["num_requests_waiting"],
         "streams_left": counted["num_streams"],
     }
@@ -335,12 +399,14 @@ async def soak(server: Server, num_clients: int, seconds: float) -> dict[str, An
 def main() -> None:
     """Measure the parts that were asked for; lines of the others stay as they are in the file."""
     options = parser(__doc__, minutes=15)
-    options.add_argument("--part", choices=PARTS, action="append", help="default: all but soak")
+    options.add_argument(
+        "--part", choices=PARTS, action="append", help="default: all but page and soak"
+    )
     options.add_argument(
         "--seconds", type=float, default=None, help="of load and soak, and of each cost"
     )
     arguments = options.parse_args()
-    for part in arguments.part or PARTS[:-1]:
+    for part in arguments.part or PARTS[:3]:
         measure(part, arguments)
 
 
@@ -357,9 +423,13 @@ def measure(part: str, arguments: argparse.Namespace) -> None:
                 results.add("cost", **line)
             return
         seconds = arguments.seconds or (2.0 if arguments.tiny else 120.0)
-        num = {"load": 64, "leavers": 200, "soak": 32}[part] // (16 if arguments.tiny else 1)
+        num = {"load": 64, "leavers": 200, "page": 1, "soak": 32}[part] // (
+            16 if arguments.tiny else 1
+        )
         if part == "load":
             line = asyncio.run(load(server, num, seconds))
+        elif part == "page":
+            line = page(server, 2 if arguments.tiny else CLICKS)
         elif part == "leavers":
             line = asyncio.run(leavers(server, num))
         else:

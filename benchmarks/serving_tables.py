@@ -55,9 +55,7 @@ def load() -> str:
     def milliseconds(name: str) -> str:
         return f"{line[f'{name}_p50']:,.0f} / {line[f'{name}_p99']:,.0f} ms".replace(",", " ")
 
-    busy = line.get("machine_load")
     rows = [
-        *([["processes that wanted one of the cores, before", str(busy[1])]] if busy else []),
         [
             f"{line['clients']} clients that stream for {line['seconds']:.0f} s",
             f"{line['tokens_per_second']:.0f} tokens/s of all, {line['answers']} answers, "
@@ -66,6 +64,7 @@ def load() -> str:
         ["time to the first token, p50 / p99", milliseconds("first_ms")],
         ["gap between two pieces, p50 / p99", milliseconds("gap_ms")],
         ["`/health` meanwhile, p50 / p99", milliseconds("health_ms")],
+        ["`/health` meanwhile, the slowest", f"{line['health_ms_most']:,.0f} ms"],
         [
             f"{gone['clients']} clients that leave after 0.5 s, then one request",
             f"answered after {gone['answered_after_seconds']:.1f} s",
@@ -76,6 +75,10 @@ def load() -> str:
             f"{before['threads']} / {after['threads']}, {before['files']} / {after['files']}",
         ],
         ["runs and streams left of them", f"{gone['runs_left'] + gone['streams_left']:.0f}"],
+        [
+            "load of the machine behind the streams, and behind those who left",
+            f"{line['machine_load'][0]:.1f}, {gone['machine_load'][0]:.1f}",
+        ],
     ]
     return table(["what", "seen"], rows)
 
@@ -97,9 +100,30 @@ def soak() -> str:
             "memory before / after",
             f"{before['resident_mib']:.0f} / {after['resident_mib']:.0f} MiB",
         ],
+        ["after each fifth", ", ".join(f"{mib:.0f}" for mib in line["resident_mib_by_round"][1:])],
         ["threads before / after", f"{before['threads']} / {after['threads']}"],
         ["files before / after", f"{before['files']} / {after['files']}"],
+        ["pages of the KV cache before / after", f"{before['pages']} / {after['pages']}"],
+        ["ended runs that are kept", f"{before['runs_kept']} / {after['runs_kept']}"],
         ["runs and streams left", f"{line['runs_left'] + line['streams_left']:.0f}"],
+        ["load of the machine behind it", f"{line['machine_load'][0]:.1f}"],
+    ]
+    return table(["what", "seen"], rows)
+
+
+def page() -> str:
+    """The first sight of the page."""
+    (line,) = _results("page")["page"]
+    rows = [
+        [words, f"{line[f'{name}_ms_p50']:.0f} / {line[f'{name}_ms_most']:.0f} ms"]
+        for words, name in (
+            ("from the address to a form that can be used, p50 / most", "usable"),
+            ("from the click to the first word, p50 / most", "first_word"),
+        )
+    ]
+    rows += [
+        ["visits", str(line["visits"])],
+        ["load of the machine behind them", f"{line['machine_load'][0]:.1f}"],
     ]
     return table(["what", "seen"], rows)
 
@@ -145,6 +169,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "serving_place": place,
     "serving_cost": cost,
     "serving_load": load,
+    "serving_page": page,
     "serving_soak": soak,
     "serving_clients": clients,
     "serving_person": person,

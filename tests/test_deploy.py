@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import socket
+import ssl
 import subprocess
+import sys
 import time
 import tomllib
 from collections.abc import Iterator
@@ -126,6 +129,72 @@ def test_the_unit_is_one_that_systemd_understands(tmp_path: Path) -> None:
     assert path.endswith("/manyhands")
     refused = CliRunner().invoke(app, [*words, "--api-key-file", str(tmp_path / "none")])
     assert "cannot be read" in " ".join(refused.stderr.split())  # all options are known
+
+
+@pytest.fixture
+def builder(tmp_path: Path) -> Iterator[Builder]:
+    """buildah with a store of its own, in which the container file's base is this machine's Python, without any file."""
+    path = program("buildah", "buildah")
+    if os.geteuid():
+        pytest.skip("buildah mounts folders of this machine as root alone")
+    store = ("--root", str(tmp_path / "store"), "--runroot", str(tmp_path / "run"))
+    found = Builder((path, *store, "--storage-driver", "vfs"))
+    base = tmp_path / "base"
+    for name in ("tmp", "root", "home", "opt", "etc"):
+        (base / name).mkdir(parents=True)
+    for name in ("bin", "sbin", "lib", "lib64"):
+        (base / name).symlink_to(f"usr/{name}")
+    for name in ("passwd", "group"):
+        (base / "etc" / name).write_text("root:x:0:0:root:/root:/bin/sh\n" * (name == "passwd"))
+    (base / "Containerfile").write_text(
+        "FROM scratch\nCOPY . /\n"
+        f"ENV PATH=/opt/python/bin:/usr/bin:/usr/sbin PYTHONPATH={os.pathsep.join(found.packages)}"
+        f" PIP_CERT={ssl.get_default_verify_paths().cafile or ''}\n"
+        f"RUN {sys.base_prefix}/bin/python3 -m venv /opt/python\n"
+    )
+    found("bud", *found.mounts, "--tag", "base", str(base))
+    yield found
+    found("rmi", "--all", "--force")
+
+
+class Builder:
+    """buildah, and the folders of this machine that it lends to what it builds."""
+
+    def __init__(self, command: tuple[str, ...]) -> None:
+        self.command = command
+        self.packages = [path for path in sys.path if path.endswith("site-packages")]
+        lent = ["/usr", "/etc/ssl", sys.base_prefix, *self.packages]
+        self.mounts = [f"--volume={path}:{path}:ro" for path in dict.fromkeys(lent)]
+
+    def __call__(self, *words: str) -> str:
+        """What it prints; it has to end well."""
+        env = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
+        done = subprocess.run(
+            [*self.command, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        return done.stdout + done.stderr
+
+
+def test_the_container_file_is_built_and_starts(builder: Builder, tmp_path: Path) -> None:
+    """Every step of it, but that the base is this machine's Python and brings all libraries: only ours are installed."""
+    file = ("--file", str(DEPLOY / "Containerfile"))
+    builder("bud", *builder.mounts, "--from", "localhost/base", *file, "--tag", "ours", ".")
+    about = json.loads(builder("inspect", "--type", "image", "ours"))["OCIv1"]["config"]
+    assert about["User"] == "manyhands"
+    assert about["Entrypoint"] == ["manyhands", "serve", "--host", "0.0.0.0"]
+    start = " ".join(about["Entrypoint"])
+    look = tmp_path / "look"
+    look.mkdir()
+    (look / "Containerfile").write_text(
+        "FROM localhost/ours\n"
+        "RUN id -u && python -P -c 'import manyhands; print(manyhands.__file__)'\n"
+        f"RUN {start}; echo exit $?\n"
+    )
+    printed = " ".join(builder("bud", *builder.mounts, str(look)).split())
+    assert "10001 /opt/python/lib/" in printed
+    assert "there is no API key" in printed
+    assert "exit 2 " in printed
 
 
 def test_the_container_file_copies_what_is_there_and_starts_what_it_installs(

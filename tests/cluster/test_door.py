@@ -69,6 +69,9 @@ class Fleet:
         self.asked.append((name, asked))
         return Pieces(self.replicas[name], asked, self.deaths.pop(0) if self.deaths else None)
 
+    def marks(self) -> list[str]:
+        return [*self.replicas]
+
     def served_by(self) -> list[str]:
         found, self.asked = [name for name, _ in self.asked], []
         return found
@@ -132,6 +135,7 @@ def test_the_door() -> None:
         # a run is found by its id, wherever it is; and by nobody else
         body = {"problem": "3+4?", "workers": 2, "budget": 20}
         fleet.served_by()
+        begun = []
         for problem in ("3+4?", "5+6?", "7+8?", "9+1?"):
             run = client.post(RUNS, json={**body, "problem": problem}).json()["id"]
             one = client.get(f"{RUNS}/{run}")
@@ -140,7 +144,20 @@ def test_the_door() -> None:
             assert client.get(f"{RUNS}/{run}", headers=other).status_code == 404
             began, looked, _ = fleet.served_by()
             assert began == looked
-        assert client.get(RUNS).json()["error"]["code"] == "not_listed"
+            begun.append(run)
+
+        # all runs of a key, wherever they are
+        listed = client.get(RUNS).json()
+        assert listed["object"] == "list"
+        assert {run["id"] for run in listed["data"]} == {*begun}, "each once"
+        assert len(listed["data"]) == 4
+        assert len({run[:12] for run in begun}) == 2, "both replicas have some"
+        times = [run["created"] for run in listed["data"]]
+        assert times == sorted(times, reverse=True)
+        assert client.get(RUNS, headers=other).json()["data"] == []
+        fleet.deaths = [None, 0, 0, 0, 0, 0, 0]
+        assert client.get(RUNS).json()["error"]["code"] == "replica_lost", "no list is half of one"
+        fleet.deaths = []
 
         # a client that leaves
         assert door.num_live == 0

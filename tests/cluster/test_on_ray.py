@@ -159,11 +159,14 @@ def test_a_server_whose_replica_is_killed_in_the_middle(
         )
         try:
             with door_of(Door(fleet, Keys(), Limits())) as client:
-                served_by = {_run(client, f"{n}+4?")[:12] for n in range(12)}
-                assert len(served_by) == 2, "conversations are spread"
+                assert client.get(RUNS).json()["data"] == [], "the first request of a door"
+                begun = [_run(client, f"{n}+4?") for n in range(12)]
+                assert len({run[:12] for run in begun}) == 2, "conversations are spread"
+                assert {run["id"] for run in client.get(RUNS).json()["data"]} == {*begun}
                 marks = {_run(client, "3+4?")[:12] for _ in range(4)}
                 assert len(marks) == 1, "and each has its place"
-                pid = int((tmp_path / f"{marks.pop().removeprefix('run_')}-").read_text())
+                (mark,) = marks
+                pid = int((tmp_path / f"{mark.removeprefix('run_')}-").read_text())
                 body = {**ASK, "stream": True, "max_tokens": 500}
                 with client.stream("POST", CHAT, json=body) as stream:
                     pieces = stream.iter_text()
@@ -173,6 +176,8 @@ def test_a_server_whose_replica_is_killed_in_the_middle(
                 assert '"code": "replica_lost"' in told
                 again = client.post(CHAT, json={**ASK, "max_tokens": 3})
                 assert again.json()["usage"]["completion_tokens"] == 3
+                left = {run for run in begun if not run.startswith(mark)}
+                assert {run["id"] for run in client.get(RUNS).json()["data"]} == left
         finally:
             fleet.delete()
             import_module("ray.serve").shutdown()

@@ -37,6 +37,8 @@ class PageServer:
         self.begun: list[Record] = []  # the records of the run that POST begins
         self.break_after: int | None = None  # a stream breaks off behind this record, once
         self.key: str | None = None
+        self.model = "bundled"
+        self.keeps_models = False  # it does not tell them until this is over
         routes = [
             Route("/", self.file),
             Route("/page/{name}", self.file),
@@ -85,7 +87,9 @@ class PageServer:
         return Response(page.read(name), media_type=page.FILES[name], headers=page.HEADERS)
 
     async def models(self, request: Request) -> Response:
-        return self.refusal(request) or JSONResponse({"data": [{"id": "bundled"}]})
+        while self.keeps_models:
+            await asyncio.sleep(0.005)
+        return self.refusal(request) or JSONResponse({"data": [{"id": self.model}]})
 
     async def metrics(self, request: Request) -> Response:
         return Response("manyhands:kv_cache_usage_perc 0.031\n", media_type="text/plain")

@@ -15,6 +15,7 @@ from tokenizers import AddedToken
 
 from manyhands.cache.step import Choice
 from manyhands.prompts.branches import BranchPrompt
+from manyhands.prompts.profiled import ProfilePrompt
 from manyhands.prompts.skeleton import SkeletonPrompt
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.replay.trace import Trace, parse_trace, record
@@ -27,16 +28,19 @@ from manyhands.strategies.listening import (
     Said,
 )
 from manyhands.strategies.methods import METHODS
+from manyhands.strategies.profiles import PROFILES
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import (
     BranchSettings,
     EndSettings,
+    ProfileSettings,
     SkeletonSettings,
     TeamSettings,
     VoteSettings,
 )
 from manyhands.text import Text
 from tests.strategies.driver import PROMPT, Played, Scripts, play, small_text
+from tests.strategies.test_profiled import Marked
 
 SIGNS = [chr(code) for code in range(0x4E00, 0x4E00 + 160)]
 GLUED = (
@@ -52,10 +56,10 @@ SAID: Mapping[int, Sequence[Item]] = {
 }
 
 
-def sign_text() -> Text:
-    """The small tokenizer, with a token for each sign."""
+def sign_text(marks: Sequence[str] = ()) -> Text:
+    """The small tokenizer, with a token for each sign and each mark."""
     tokenizer = small_text().tokenizer
-    pieces = [*SIGNS, GLUED]
+    pieces = [*SIGNS, GLUED, *marks]
     tokenizer.add_tokens([AddedToken(piece, special=False, normalized=False) for piece in pieces])
     return Text(tokenizer)
 
@@ -89,9 +93,14 @@ def run_of(
     spec: RunSpec, said: Mapping[int, Sequence[Item]] | None = None, **said_by: Any
 ) -> ScriptedRun:
     """Let writers say these lines, and record what comes of it."""
-    text, trace = sign_text(), []  # type: Text, list[dict[str, Any]]
+    marks: list[str] = []
+    if isinstance(spec.settings, ProfileSettings):
+        hidden = PROFILES[spec.settings.profile].hidden
+        marks = [mark for word in hidden for mark in (f"<{word}>", f"</{word}>")]
+    text, trace = sign_text(marks), []  # type: Text, list[dict[str, Any]]
     header = {"model": "scripted", **spec.to_plain()}
-    script = Scripts(text, **{name.replace("_", " "): words for name, words in said_by.items()})
+    lines_by = {name.replace("_", " "): words for name, words in said_by.items()}
+    script = (Marked if marks else Scripts)(text, **lines_by)
     played = play(record(spec.strategy(text), header, trace.append), script, said)
     lines = json.loads(json.dumps(trace))
     return ScriptedRun(lines, parse_trace(lines), played, text)
@@ -133,6 +142,30 @@ def skeleton_run(workers: int = 0) -> ScriptedRun:
         writer=[f" {signs(0, 2)}\n2. {signs(2, 2)}\n\n", signs(4, 5), None],
         point_1=[signs(20, 4), None],
         point_2=[signs(30, 7), None],
+    )
+
+
+def profiled_run(profile: str) -> ScriptedRun:
+    """A line that parts twice, as models with this profile do; parts of both forks have the same names."""
+    words = {
+        "npr": ("<guideline><plan>1: a</plan><plan>2: b</plan></guideline>", "</step>"),
+        "parallel-r1": ("<Parallel>", "</Path>"),
+        "threadweaver": (
+            "<Parallel><Outlines><Outline>1: a</Outline><Outline>2: b</Outline></Outlines>",
+            "</Thread>",
+        ),
+    }
+    fork, over = words[profile]
+    settings = ProfileSettings(
+        profile=profile, budget=2000, part_tokens=20, end=EndSettings(answer="none", reply=False)
+    )
+    return run_of(
+        RunSpec(METHODS["profiled"], settings, ProfilePrompt(rules="Q: {question}"), "who"),
+        writer=[signs(0, 3), fork, signs(3, 3), fork, signs(6, 2), None],
+        part_1=[signs(20, 3), over],
+        part_2=[signs(30, 5), over],
+        part_3=[signs(40, 4), over],
+        part_4=[signs(50, 2), over],
     )
 
 

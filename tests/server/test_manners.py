@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -256,6 +257,34 @@ def test_a_client_that_leaves_before_its_answer_ends_its_run(slow: House) -> Non
         httpx2.post(f"{slow.url}{CHAT}", json=body(max_tokens=1900), timeout=0.3)
     assert soon(lambda: not slow.front.runs.live, 5.0)
     assert slow.num_pages_used() == 0
+
+
+def test_a_stream_is_in_chunks_for_those_who_know_chunks(slow: House) -> None:
+    """Of HTTP/1.1 alone, and its pieces are the same; HEAD is told none of them."""
+    content = json.dumps(body(stream=True, temperature=0)).encode()
+    told = {}
+    for version in ("1.0", "1.1"):
+        lines = f"POST {CHAT} HTTP/{version}\r\nHost: localhost\r\nConnection: close\r\n"
+        lines += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        headers, _, rest = raw(slow, lines.encode() + content)[1].partition(b"\r\n\r\n")
+        assert (b"transfer-encoding: chunked" in headers.lower()) == (version == "1.1")
+        if version == "1.1":
+            chunks = []
+            while (size := int(rest.partition(b"\r\n")[0], 16)) > 0:
+                rest = rest.partition(b"\r\n")[2]
+                chunks.append(rest[:size])
+                assert rest[size : size + 2] == b"\r\n"
+                rest = rest[size + 2 :]
+            assert rest == b"0\r\n\r\n"
+            assert len(chunks) > 2
+            rest = b"".join(chunks)
+        told[version] = re.sub(rb'"(id|created)":("[^"]*"|\d+)', b"", rest)
+    assert told["1.0"] == told["1.1"]
+    assert told["1.0"].endswith(b"data: [DONE]\n\n")
+    asked = {"problem": "3+4?", "workers": 2, "budget": 3}
+    run = httpx2.post(f"{slow.url}/v1/runs", json=asked).json()["id"]
+    lines = f"HEAD /v1/runs/{run}/events HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert raw(slow, lines.encode())[1].endswith(b"\r\n\r\n")
 
 
 def test_too_many_streams_are_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.routing import Route
 
+import manyhands
 from manyhands.server.app import make_app
 from manyhands.server.openapi import description
 from tests.server.house import NAME, House, make_house, running
@@ -131,6 +133,7 @@ def test_whatever_comes_is_answered_with_a_shape_that_is_described(
         assert isinstance(error["param"], str | None)
         assert "Traceback" not in answer.text
         assert "/site-packages" not in answer.text
+        assert str(Path(manyhands.__file__).parent) not in answer.text
     elif "data: " in answer.text[:10]:
         assert answer.text.endswith("\n\n")
 

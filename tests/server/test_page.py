@@ -25,6 +25,7 @@ from tests.server.scripted_runs import (
     ScriptedRun,
     attempts_run,
     branch_run,
+    profiled_run,
     skeleton_run,
     team_run,
 )
@@ -230,6 +231,30 @@ def test_the_slider_shows_every_moment_as_it_was(
             assert words_of(page, ".column .tokens")[0] == "4 tokens · 10/s"
 
 
+def test_the_score_has_the_last_pass_although_nothing_comes_behind_it(
+    visit: Opens, server: PageServer, team: ScriptedRun
+) -> None:
+    seen = visit(server.add("waits", live(team), known=3))
+    seen.page.wait_for_selector(".score path", state="attached")
+    server.known["waits"] = 8  # so soon that the score is not drawn at once
+    seen.until("document.querySelector('.where').textContent.startsWith('pass 6')")
+    seen.until("document.querySelector('.score').getAttribute('viewBox').startsWith('0 0 6 ')")
+
+
+def test_desks_beside_each_other_say_how_much_and_how_fast(
+    visit: Opens, server: PageServer, team: ScriptedRun
+) -> None:
+    page = visit(server.add("facts", live(team), known=8), size=(1240, 800)).page
+    page.wait_for_selector(".column .tokens:has-text('/s')")
+    page.evaluate("new Promise(requestAnimationFrame)")
+    cut = page.evaluate(
+        """[...document.querySelectorAll('.column .facts')].map(facts =>
+        [...facts.children].filter(e => e.textContent &&
+          e.getBoundingClientRect().bottom > facts.getBoundingClientRect().bottom + 1).length)"""
+    )
+    assert cut == [0] * len(cut)
+
+
 # -- who saw what ----------------------------------------------------------------------------------
 
 _WALK = """() => {
@@ -261,6 +286,7 @@ _WALK = """() => {
         *(lambda join=join: branch_run(join) for join in ("reencode", "stitch", "keep")),
         lambda: skeleton_run(0),
         lambda: skeleton_run(1),
+        *(lambda name=name: profiled_run(name) for name in ("npr", "parallel-r1", "threadweaver")),
         attempts_run,
     ],
     ids=[
@@ -273,6 +299,9 @@ _WALK = """() => {
         "keep",
         "points",
         "one-worker",
+        "npr",
+        "parallel-r1",
+        "threadweaver",
         "attempts",
     ],
 )
@@ -338,7 +367,7 @@ HOSTILE = (
 
 
 # Texts that are wider than their places, which would be cut off or make the page scroll sideways.
-_TOO_WIDE = """[...document.querySelectorAll('.words, .answer, .fold, .scroller, .body, main, html')]
+TOO_WIDE = """[...document.querySelectorAll('.words, .answer, .fold, .scroller, .body, main, html')]
 .filter(e => e.scrollWidth > e.clientWidth).map(e => `${e.className || e.tagName}: ${e.scrollWidth}, not ${e.clientWidth}`)"""
 
 
@@ -393,7 +422,7 @@ def test_hostile_text_is_shown_and_not_obeyed(
         assert "more characters" in page.inner_text(".step .more:visible")
         page.locator(".step .more:visible").click()
         seen.until("document.querySelectorAll('.step .words')[1].textContent.length > 9000")
-        assert page.evaluate(_TOO_WIDE) == []
+        assert page.evaluate(TOO_WIDE) == []
         isolated = "[...document.querySelectorAll('.words, .name, .answer')].map(e => getComputedStyle(e).unicodeBidi)"
         assert set(page.evaluate(isolated)) == {"isolate"}
 
@@ -439,7 +468,7 @@ def test_nothing_is_wider_than_the_screen(
             "['html', 'body', 'main', '#dock', '#top'].map(n => document.querySelector(n)).map(e => [e.scrollWidth, e.clientWidth])"
         )
         assert all(inner <= outer for inner, outer in widths), (address, widths)
-        assert page.evaluate(_TOO_WIDE) == [], address
+        assert page.evaluate(TOO_WIDE) == [], address
         # a part that is cut off has a scrollbar of its own
         hidden = """[...document.querySelectorAll('button, input, select, textarea')].filter(e => e.checkVisibility() && !e.closest('.column')
         && (e.getBoundingClientRect().right > innerWidth + 1 || e.getBoundingClientRect().left < -1)).map(e => e.outerHTML)"""
@@ -565,6 +594,47 @@ def test_a_run_from_start_to_stop_by_keyboard_alone(
     assert page.locator(".talk").is_hidden(), "nobody listens any more"
     assert "ended" in page.inner_text("#status")
     server.key = None
+
+
+def test_nothing_is_begun_before_the_model_is_known(visit: Opens, server: PageServer) -> None:
+    """What is offered to others is none of the bundled model's world, and would be refused."""
+    server.keeps_models = True
+    seen = visit(server.address)
+    button = "document.querySelector('button.primary')"
+    seen.until(f"{button} !== null")
+    problem = "document.querySelector('#new-problem').value"
+    assert seen.page.evaluate(f"[{button}.disabled, {problem}]") == [True, ""]
+    server.keeps_models = False
+    seen.until(f"!{button}.disabled")
+    assert seen.page.evaluate(problem).startswith("Solve these")
+
+
+def test_a_model_that_was_trained_to_part_is_run_as_it_was_trained(
+    visit: Opens, server: PageServer
+) -> None:
+    """Its card is there where the model is not the bundled one, with what it may have been trained as."""
+    server.begun, server.model = live(profiled_run("npr")), "NPR-4B"
+    server.posted.clear()
+    page = visit(server.address).page
+    page.wait_for_selector(".hello :text('NPR-4B')")
+    page.click(".method-card:has-text('As trained')")
+    assert not page.is_visible("#new-workers")
+    page.select_option("#new-profile", "threadweaver")
+    page.click("button.primary")
+    page.wait_for_selector(".stage")
+    asked = {"method": "profiled", "budget": 2048, "profile": "threadweaver"}
+    assert server.posted[0][2] == {"problem": server.posted[0][2]["problem"], **asked}
+    server.known["new"] = len(server.begun)
+    page.wait_for_selector(".fan.joined:nth-child(4)")
+    dimmed = page.evaluate("[...CSS.highlights.get('dimmed')].map(String)")
+    assert dimmed == ["<guideline>", "<plan>", "</plan>", "<plan>", "</plan>", "</guideline>"] * 2
+    names = words_of(page, ".fan .column .name")
+    assert names == ["part 1", "part 2"] * 2, "as they were named, in both forks"
+    server.model = "bundled"
+    page.goto(server.address)
+    page.reload()
+    page.wait_for_selector(".hello :text('bundled')")
+    assert page.locator(".method-card:visible").count() == 6
 
 
 def test_a_server_that_refuses_is_quoted(visit: Opens, server: PageServer) -> None:

@@ -20,6 +20,7 @@ from manyhands.server.page import document
 from manyhands.server.records import begin_record, pass_record
 from manyhands.server.view import CUT_SHORT, records_of
 from manyhands.strategies.methods import METHODS
+from manyhands.strategies.profiles import PROFILES
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import TeamSettings
 from manyhands.tasks.arithmetic.world import outside_world
@@ -141,9 +142,9 @@ def test_the_form_offers_what_there_is() -> None:
     """Every method, by its name; and to the bundled model, problems of its own world."""
     text = page.read("start.js")
     methods = text.partition("const METHODS")[2].partition("\n];")[0]
-    assert set(re.findall(r'name: "(\w+)"', methods)) == set(METHODS) - {
-        "profiled"  # for models that were trained with its marks; the bundled one was not
-    }
+    assert set(re.findall(r'name: "(\w+)"', methods)) == set(METHODS)
+    profiles = text.partition("const PROFILES")[2].partition("\n];")[0]
+    assert re.findall(r'\["([\w-]+)"', profiles) == list(PROFILES)
     for name in re.findall(r'name: "(\w+)"[^\n]*workers: \[', methods):
         assert hasattr(METHODS[name].settings(), "workers")
     bundled = text.partition("const BUNDLED_PROBLEMS")[2].partition("\n];")[0]

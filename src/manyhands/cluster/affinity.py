@@ -43,9 +43,14 @@ def replica_of_run(run: str) -> str | None:
     return mark[:_MARK] if run != mark and mark[_MARK : _MARK + 1] == "-" else None
 
 
+def bare_mark(replica: str) -> str:
+    """The mark of a replica, as `replica_of_run` finds it."""
+    return f"{replica[:_MARK]:_<{_MARK}}"
+
+
 def mark_of(replica: str) -> str:
-    """The mark in the ids of a replica's runs."""
-    return f"{replica[:_MARK]:_<{_MARK}}-"
+    """The mark as it stands in the ids of a replica's runs."""
+    return f"{bare_mark(replica)}-"
 
 
 def _weight(key: str, name: str) -> bytes:

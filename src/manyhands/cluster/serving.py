@@ -19,9 +19,9 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -36,6 +36,7 @@ from starlette.types import Receive, Scope, Send
 from manyhands.cluster.affinity import key_of, mark_of, replica_of_run
 from manyhands.cluster.forwarding import Begin, Forwarded, Headers, answered
 from manyhands.cluster.joining import Share, imported
+from manyhands.cluster.known import known
 from manyhands.cluster.settings import ServingSettings
 from manyhands.errors import ManyhandsError
 from manyhands.server.app import make_app
@@ -51,6 +52,7 @@ from manyhands.server.streams import is_gone_before
 
 LOG = logging.getLogger("manyhands.server")
 DEPLOYMENT = "replica"
+_LIST_SECONDS = 10.0  # that all replicas together may take to list their runs
 _TRIES = 3  # replicas that may die before an answer has begun
 _OPEN_PAGES = "/page/"
 _HOP = {b"connection", b"content-length", b"host", b"transfer-encoding"}  # of one connection alone
@@ -111,6 +113,10 @@ class Fleet:
     def ask(self, asked: Forwarded) -> Any:
         """The pieces of an answer, as an asynchronous iterator that can be cancelled."""
         return self.handle.options(method_name="answer", stream=True).remote(asked)
+
+    def marks(self) -> Sequence[str]:
+        """The marks of the replicas that are there; none before the first request."""
+        return known(self.name)
 
     def delete(self) -> None:
         """End all replicas; those that answer may finish."""
@@ -229,11 +235,44 @@ class Door:
         return Response(generate_latest(self.registry), media_type=kind)
 
     async def _list_runs(self, request: Request) -> Response:
-        raise Refusal(
-            501,
-            "the runs of several replicas are not listed; a run can be asked for by its id",
-            code="not_listed",
-        )
+        """The runs of all replicas, the newest first. Each lists those of the key that asks."""
+        asked = await self._asked(request)
+        self.num_live += 1
+        listing = asyncio.ensure_future(self._listed(asked))
+        try:
+            if await is_gone_before(request, listing):
+                return LEFT
+            return listing.result()
+        finally:
+            self._ended()
+            listing.cancel()
+
+    async def _listed(self, asked: Forwarded) -> Response:
+        """What any replica says, and then what each says: the first request of a door finds the others."""
+        try:
+            async with asyncio.timeout(_LIST_SECONDS):
+                begin, body = await self._asked_once(asked)
+                if begin.status != 200:
+                    return _whole_response(begin, body)
+                answers = await asyncio.gather(
+                    *(self._asked_once(replace(asked, replica=mark)) for mark in self.fleet.marks())
+                )
+        except TimeoutError as error:
+            raise Refusal(
+                503,
+                f"a replica has not listed its runs within {_LIST_SECONDS:g} s; ask again later",
+                code="replica_busy",
+            ) from error
+        runs: dict[str, Any] = {}
+        for begin, body in answers:
+            if begin.status != 200:
+                return _whole_response(begin, body)
+            runs |= {run["id"]: run for run in json.loads(body)["data"]}
+        newest_first = sorted(runs.values(), key=lambda run: run["created"], reverse=True)
+        return JSONResponse({"object": "list", "data": newest_first})
+
+    async def _asked_once(self, asked: Forwarded) -> tuple[Begin, bytes]:
+        return await self._whole(asked, *await self._begun(asked))
 
     async def _forward(self, request: Request) -> Response:
         """Pass a request on, and its answer back."""
@@ -263,9 +302,7 @@ class Door:
             return _Stream(begin, pieces, self._streamed(pieces), self._ended)
         begin, body = await self._whole(asked, begin, pieces)
         self._ended()
-        response = Response(body, begin.status)
-        response.raw_headers += _passed(begin.headers)
-        return response
+        return _whole_response(begin, body)
 
     def _ended(self) -> None:
         self.num_live -= 1
@@ -397,6 +434,12 @@ def _is_stream(begin: Begin) -> bool:
         name.lower() == b"content-type" and value.startswith(_STREAM)
         for name, value in begin.headers
     )
+
+
+def _whole_response(begin: Begin, body: bytes) -> Response:
+    response = Response(body, begin.status)
+    response.raw_headers += _passed(begin.headers)
+    return response
 
 
 def _passed(headers: Headers) -> Headers:

@@ -33,6 +33,9 @@ from manyhands.strategies.requests import answer_body, spelled_tokens
 from manyhands.strategies.shared_prefix import Completions
 from manyhands.text import Text
 
+_compact = json.JSONEncoder(
+    separators=(",", ":")
+).encode  # json.dumps would make one for each piece
 LEFT = Response(status_code=499)  # for the log: there is nobody to read it
 
 
@@ -185,8 +188,8 @@ class _Chunks:
         self, index: int, delta: Any, finish_reason: str | None = None, told: Any = None
     ) -> bytes:
         """One piece of one choice; `told` are the logprobs of its tokens."""
-        written = json.dumps(delta, separators=(",", ":"))
-        logprobs = "null" if told is None else json.dumps(told, separators=(",", ":"))
+        written = _compact(delta)
+        logprobs = "null" if told is None else _compact(told)
         end = "null" if finish_reason is None else f'"{finish_reason}"'
         choice = f'{{"index":{index},"{self._key}":{written},"logprobs":{logprobs},"finish_reason":{end}}}'
         return f'{self._head},"choices":[{choice}]{self._usage}}}\n\n'.encode()

@@ -7,12 +7,16 @@ What uvicorn leaves to a proxy in front of it:
 - A reader that takes nothing. Closing such a connection waits until what is buffered was sent, which is
   never; `abort`, which every request finds in its state, does not wait.
 - What is no HTTP is told so as everything else is: with OpenAI's error object.
+
+Pieces of a stream may be written past the layers of ASGI and h11, which look at each of them again: `piece_writer`, in the
+state of every request too. What that saves stands in docs/log.md.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from uvicorn.config import Config
@@ -34,7 +38,8 @@ class Connection(H11Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, {**app_state, "abort": self.abort}, _loop)
+        own = {"abort": self.abort, "piece_writer": self.piece_writer}
+        super().__init__(config, server_state, {**app_state, **own}, _loop)
         self._patience: asyncio.TimerHandle | None = None
 
     @property
@@ -46,6 +51,26 @@ class Connection(H11Protocol):
         """End the connection at once, whatever was not sent yet."""
         if self.transport is not None:
             self.transport.abort()
+
+    def piece_writer(self) -> Callable[[bytes], Awaitable[None]] | None:
+        """A function that sends a piece of the answer whose headers were sent, as a chunk of HTTP/1.1.
+
+        Its end is sent by ASGI as ever. None where an answer is not in chunks: to HEAD, and to HTTP/1.0. The answer
+        must not have a Content-Length.
+        """
+        cycle = self.cycle
+        if cycle is None or not cycle.response_started or cycle.scope["method"] == "HEAD":
+            return None
+        if self.conn.their_http_version != b"1.1":
+            return None
+
+        async def write(piece: bytes) -> None:
+            if self.flow.write_paused and not cycle.disconnected:
+                await self.flow.drain()
+            if piece and not cycle.disconnected:  # an empty chunk would end the answer
+                self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+        return write
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as there
         """The client is there; its first request has so long to begin."""

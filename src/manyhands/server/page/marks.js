@@ -5,11 +5,10 @@
 // above the slider says the same in words, in the order in which the row read its blocks.
 
 import { brief, make, say } from "./text.js";
-import { colourOf, wordsIn, wordsOf } from "./stage.js";
+import { HAS_HIGHLIGHTS, colourOf, wordsIn, wordsOf } from "./stage.js";
 import { pieceAt, seenBy, spanOf } from "./seen.js";
 
 const COLOURS = 8;
-const HAS_HIGHLIGHTS = typeof Highlight === "function" && CSS.highlights !== undefined;
 const PLUMBING = new Set(["others' header", "own header", "more to come", "between", "prompt"]);
 
 export class Marks {

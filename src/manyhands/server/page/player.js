@@ -97,11 +97,21 @@ export class Player {
     this.live.classList.toggle("on", isLive);
     this.live.setAttribute("aria-pressed", String(this.at === null));
     this.live.title = run.end ? "To the end (l)" : "Follow the run (l)";
-    const now = performance.now();
-    if (now - this.drawnAt > REDRAWN || run.end) {
-      if (!run.end || this.scored !== run) this.score.draw(run);
-      this.scored = run.end ? run : null;
-      this.drawnAt = now;
+    this.drawScore();
+  }
+
+  /** Often enough to be believed; what came meanwhile is drawn when the time is over, whether more comes or not. */
+  drawScore() {
+    const { run } = this;
+    const wait = run.end ? 0 : this.drawnAt + REDRAWN - performance.now();
+    if (wait > 0) {
+      this.later ??= setTimeout(() => this.drawScore(), wait);
+      return;
     }
+    clearTimeout(this.later);
+    this.later = null;
+    if (!run.end || this.scored !== run) this.score.draw(run);
+    this.scored = run.end ? run : null;
+    this.drawnAt = performance.now();
   }
 }

@@ -263,7 +263,7 @@ export class Run {
       if (block.name.endsWith("newest")) {
         const owner = this.blocks.get(view[place - 1])?.owner;
         if (owner) this.fill(number, this.pendingOf(owner), from);
-      } else if (block.name === "before the block") {
+      } else if (BEFORE_A_FORK.has(block.name)) {
         this.fill(number, this.pendingOf("writer"), from);
       } else if (block.name === "branches") {
         for (const worker of this.workers.filter((one) => one.index && !one.joined)) {
@@ -329,17 +329,21 @@ export class Run {
     return items && flatView(items);
   }
 
-  /** The name under which the engine knows a worker. Points of an outline go round among the workers. */
+  /**
+   * The name under which the engine knows a worker. Points of an outline go round among the workers.
+   *
+   * Parts are known by their numbers: their names are words of the model, and those of a later fork may be the same.
+   */
   writerOf(worker) {
-    if (this.views.has(worker.name)) return worker.name;
-    if (worker.index === 0 && this.begin.solo) return "writer";
-    if (this.begin.method === "branches") return `branch ${worker.index}`;
-    if (this.begin.method === "skeleton") {
+    const { method, solo } = this.begin;
+    if (worker.index === 0 && solo) return "writer";
+    if (PART_NAMES[method]) return `${PART_NAMES[method]} ${worker.index}`;
+    if (method === "skeleton") {
       const count = this.workers.filter((one) => one.late).length;
       const turn = (worker.steps.at(-1)?.number ?? 1) - 1;
       return `point ${worker.index + turn * count}`;
     }
-    return worker.name.toLowerCase();
+    return this.views.has(worker.name) ? worker.name : worker.name.toLowerCase();
   }
 
   stateAt(worker, at) {
@@ -382,6 +386,10 @@ export class Run {
   }
 }
 
+/** How names of parts' writers begin, by their method. */
+const PART_NAMES = { branches: "branch", profiled: "part" };
+/** Blocks that hold the newest token of the main strand when it parts. */
+const BEFORE_A_FORK = new Set(["before the block", "fork"]);
 /** Events that tell what was chosen in a pass. */
 const WRITES = new Set(["TokenWritten", "ReplyWritten"]);
 /** Events of the engine, whose `forward_pass` counts the passes of endings too. */

@@ -18,6 +18,11 @@ const NUM_COLOURS = 8;
 const NARROWEST = 150; // pixels of a branch beside others
 const NARROWEST_OF = { few: 190, many: 165, crowd: 135 }; // pixels of a desk
 
+export const HAS_HIGHLIGHTS = typeof Highlight === "function" && CSS.highlights !== undefined;
+const MARK = /<\/?[A-Za-z]+>/g; // of models that were trained to part (strategies/profiles.py)
+const dimmed = HAS_HIGHLIGHTS ? new Highlight() : null;
+if (dimmed) CSS.highlights.set("dimmed", dimmed);
+
 const holders = new WeakMap(); // text node -> Words
 const shownOf = new Map(); // step -> the Words that show it
 
@@ -250,7 +255,7 @@ class Columns {
     this.width = 0;
     new ResizeObserver(([entry]) => {
       this.width = entry.contentRect.width;
-      this.spread();
+      requestAnimationFrame(() => this.spread()); // within the same frame it would resize what is being observed
     }).observe(this.element);
   }
 
@@ -377,10 +382,12 @@ class Fan {
   }
 }
 
-/** A stretch of the main strand. */
+/** A stretch of the main strand. `hasMarks`: words like <plan> in it are marks, which step back behind the text. */
 class Trunk {
-  constructor() {
-    this.element = make("div", { class: "trunk panel", tabindex: "0", role: "group", "aria-label": "Main line" });
+  constructor(hasMarks = false) {
+    this.hasMarks = hasMarks && HAS_HIGHLIGHTS;
+    this.marks = [];
+    this.element = make("div", { class: "trunk panel", tabindex: "0", role: "group", "aria-label": "Main strand" });
     this.note = make("p", { class: "quiet", hidden: true });
     this.words = new Words(this.element, {});
     this.element.append(this.note);
@@ -395,9 +402,30 @@ class Trunk {
     if (isSilent) say(this.note, `${isDone ? "Wrote" : "Writes"} the titles of the parts: ${counted(tokens)} tokens`);
     this.element.classList.toggle("open", !isDone);
     this.element.hidden = isDone && !tokens;
+    if (this.hasMarks) this.dim();
+  }
+
+  /** Marks anew, where the text has changed. */
+  dim() {
+    const { node } = this.words;
+    if (node.data === this.dimmed) return;
+    this.dimmed = node.data;
+    this.forget();
+    for (const found of node.data.matchAll(MARK)) {
+      const range = document.createRange();
+      range.setStart(node, found.index);
+      range.setEnd(node, found.index + found[0].length);
+      this.marks.push(range);
+      dimmed.add(range);
+    }
+  }
+
+  forget() {
+    for (const range of this.marks.splice(0)) dimmed.delete(range);
   }
 
   remove() {
+    this.forget();
     this.words.leave();
     this.element.remove();
   }
@@ -505,7 +533,8 @@ export class Stage {
     this.problem = make("p", { class: "words problem-words", dir: "auto" }, visible(run.begin.problem ?? ""));
     this.problemPanel = make("section", { class: "problem panel", "aria-labelledby": "problem" }, make("h2", { id: "problem" }, "Problem"), make("div", { class: "scroller", tabindex: "0", role: "group", "aria-labelledby": "problem" }, this.problem));
     const options = { keepsAll: false, say: tell };
-    this.sections = []; // of one line: {kind, key, part}
+    this.sections = []; // of one line: {kind, of, part}
+    dimmed?.clear();
     this.element = make("div", { class: "stage" });
     if (run.isTeam) {
       this.element.classList.add("team");
@@ -559,7 +588,7 @@ export class Stage {
       part.remove ? part.remove() : part.element.remove();
     }
     for (const { kind, of } of wanted.slice(this.sections.length)) {
-      const part = kind === Fan ? new Fan(run, this.options) : new Trunk();
+      const part = kind === Fan ? new Fan(run, this.options) : new Trunk(run.begin.method === "profiled");
       this.sections.push({ kind, of, part });
       this.flow.append(part.element);
     }

@@ -15,7 +15,8 @@ const PROBLEMS = [
   "For each of the twelve months, give the number of letters of its English name; then find which pairs of months have names of the same length, and give the number of such pairs in \\boxed{}.",
   "How many ways are there to tile a 3 × 8 rectangle with dominoes? Find a recurrence, compute it in two different ways, and give the number in \\boxed{}.",
 ];
-// The drawing of each method in 64 × 32; `workers`: the smallest number, the usual one, and the largest.
+// The drawing of each method in 64 × 32; `workers`: the smallest number, the usual one, and the largest; `isTrained`: of
+// models that were trained for it, which the bundled one was not.
 const METHODS = [
   { name: "hogwild", title: "Team", about: "everybody reads everybody, while they write", workers: [1, 4, 256], lines: ["M4 6H60", "M4 13H60", "M4 20H60", "M4 27H60", "M16 6v21M32 6v21M48 6v21"] },
   { name: "branches", title: "Branches", about: "one line parts where it can, and joins again", lines: ["M4 16H18C28 16 24 6 34 6H36C46 6 42 16 52 16H60", "M18 16H52", "M18 16C28 16 24 26 34 26H36C46 26 42 16 52 16"] },
@@ -23,6 +24,14 @@ const METHODS = [
   { name: "self_consistency", title: "Self-consistency", about: "independent attempts, one answer from all", workers: [2, 4, 256], lines: ["M4 6H40C50 6 48 16 58 16", "M4 13H40C48 13 50 16 58 16", "M4 19H40C48 19 50 16 58 16", "M4 26H40C50 26 48 16 58 16"] },
   { name: "best_of_n", title: "Best of n", about: "independent attempts, the best is chosen", workers: [2, 4, 256], lines: ["M4 6H44", "M4 13H60", "M4 20H44", "M4 27H44"] },
   { name: "sequential", title: "Alone", about: "one worker, ordinary decoding", lines: ["M4 16H60"] },
+  { name: "profiled", title: "As trained", about: "a model that parts by itself, as it was trained to", isTrained: true, lines: ["M4 16H12C20 16 18 8 26 8C34 8 32 16 38 16C44 16 42 8 48 8C54 8 52 16 60 16", "M12 16C20 16 18 24 26 24C34 24 32 16 38 16", "M38 16C44 16 42 24 48 24C54 24 52 16 60 16"] },
+];
+const PROFILES = [
+  ["npr", "Native Parallel Reasoner"],
+  ["multiverse", "Multiverse"],
+  ["parallel-r1", "Parallel-R1, unseen"],
+  ["parallel-r1-seen", "Parallel-R1, seen"],
+  ["threadweaver", "ThreadWeaver"],
 ];
 const MOST_BUNDLED = 4; // workers that the bundled model was trained with
 const USUAL_BUDGET = 2048;
@@ -38,17 +47,20 @@ export class Start {
     this.workers = make("input", { type: "number", name: "workers", min: "1", max: "256", value: "4", id: "new-workers" });
     this.workersLabel = make("label", { for: "new-workers" }, "Workers");
     this.budget = make("input", { type: "number", name: "budget", min: "1", max: "1000000", value: String(USUAL_BUDGET), id: "new-budget" });
+    this.profile = make("select", { name: "profile", id: "new-profile" }, ...PROFILES.map(([value, title]) => make("option", { value }, title)));
+    this.profilePart = make("div", { hidden: true }, make("label", { for: "new-profile" }, "Trained as"), this.profile);
     this.begin = make("button", { class: "primary big" }, "Let them think");
     this.error = make("p", { class: "error", role: "alert", hidden: true });
     this.other = make("button", { type: "button", class: "small wide", click: () => this.offer(1) }, "Another problem");
-    const methods = make("fieldset", { class: "methods" }, make("legend", {}, "Method"), ...METHODS.map((method, number) => this.card(method, number)));
+    this.cards = METHODS.map((method, number) => this.card(method, number));
+    const methods = make("fieldset", { class: "methods" }, make("legend", {}, "Method"), ...this.cards);
     this.form = make(
       "form",
       { class: "new panel", submit: (event) => this.submit(event), change: () => this.fit() },
       make("div", { class: "labelled" }, make("label", { for: "new-problem" }, "Problem"), this.other),
       this.problem,
       methods,
-      make("div", { class: "numbers" }, make("div", {}, this.workersLabel, this.workers), make("div", {}, make("label", { for: "new-budget" }, "Budget, in passes"), this.budget), this.begin),
+      make("div", { class: "numbers" }, make("div", {}, this.workersLabel, this.workers), this.profilePart, make("div", {}, make("label", { for: "new-budget" }, "Budget, in passes"), this.budget), this.begin),
       this.error,
     );
     this.runs = make("ul", { class: "runs" });
@@ -66,13 +78,14 @@ export class Start {
   card(method, number) {
     const picture = drawn("svg", { viewBox: "0 0 64 32", "aria-hidden": "true" }, ...method.lines.map((d, line) => drawn("path", { d, class: method.name === "hogwild" && line === 4 ? "thin" : `w${line}` })));
     const choice = make("input", { type: "radio", name: "method", value: method.name, checked: number === 0 });
-    return make("label", { class: "method-card" }, choice, picture, make("b", {}, method.title), make("span", {}, method.about));
+    return make("label", { class: `method-card${method.isTrained ? " trained" : ""}` }, choice, picture, make("b", {}, method.title), make("span", {}, method.about));
   }
 
   async open() {
     this.say("");
-    if (!this.problem.value) this.offer(0);
     this.fit();
+    // Until the model is known nothing is offered: what suits one may be none of the bundled model's small world.
+    this.begin.disabled = this.other.disabled = !this.isKnown;
     try {
       const [models, runs] = await Promise.all([ask("v1/models"), ask("v1/runs")]);
       const name = (models?.data ?? models ?? [])[0]?.id ?? "";
@@ -82,11 +95,15 @@ export class Start {
         if (!this.isOwn) this.offer(0);
         this.fit();
       }
+      this.isKnown = true;
       say(this.model, name ? `Model: ${brief(name.split(":")[0], 80)}` : "");
       this.list(runs?.data ?? runs ?? []);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       this.say(error.message);
+    } finally {
+      this.begin.disabled = this.other.disabled = false;
+      if (!this.problem.value) this.offer(0);
     }
   }
 
@@ -104,7 +121,11 @@ export class Start {
 
   /** Only what the method knows can be chosen. */
   fit() {
+    METHODS.forEach((one, number) => (this.cards[number].hidden = Boolean(one.isTrained && this.isBundled)));
+    if (this.method.isTrained && this.isBundled) this.form.elements.method.value = METHODS[0].name;
     const { method } = this;
+    this.workers.parentElement.hidden = Boolean(method.isTrained);
+    this.profilePart.hidden = !method.isTrained;
     const [least, usual, most] = method.workers ?? [1, 1, 1];
     this.workers.disabled = !method.workers;
     const largest = this.isBundled && method.name === "hogwild" ? MOST_BUNDLED : most;
@@ -121,6 +142,7 @@ export class Start {
     const { method } = this;
     const body = { problem: this.problem.value, method: method.name, budget: Number(this.budget.value) };
     if (method.workers) body.workers = Number(this.workers.value);
+    if (method.isTrained) body.profile = this.profile.value;
     this.begin.disabled = true;
     this.say("");
     try {
