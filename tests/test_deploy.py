@@ -167,7 +167,7 @@ class Builder:
         self.mounts = [f"--volume={path}:{path}:ro" for path in dict.fromkeys(lent)]
 
     def __call__(self, *words: str) -> str:
-        """What it prints; it has to end well."""
+        """The output of the command, which has to end well."""
         env = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
         done = subprocess.run(
             [*self.command, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300

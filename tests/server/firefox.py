@@ -25,7 +25,7 @@ from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("firefox-esr", "firefox")
 MISSING = f"no Firefox ({', '.join(NAMES)}) is on the PATH: apt-get install firefox-esr"
-# What went wrong in the page, kept where a test can read it.
+# Errors of the page, kept where a test can read it.
 _LISTEN = """() => { window.violations = []; window.complaints = [];
 addEventListener("securitypolicyviolation", (e) => violations.push(e.blockedURI));
 addEventListener("error", (e) => complaints.push(String(e.message)));
@@ -65,7 +65,7 @@ class Firefox:
         self.send("script.addPreloadScript", functionDeclaration=_LISTEN)
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """What comes of a command."""
+        """The result of a command."""
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
         while True:

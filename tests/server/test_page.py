@@ -597,7 +597,7 @@ def test_a_run_from_start_to_stop_by_keyboard_alone(
 
 
 def test_nothing_is_begun_before_the_model_is_known(visit: Opens, server: PageServer) -> None:
-    """What is offered to others is none of the bundled model's world, and would be refused."""
+    """A problem offered to others is none of the bundled model's world, and would be refused."""
     server.keeps_models = True
     seen = visit(server.address)
     button = "document.querySelector('button.primary')"
