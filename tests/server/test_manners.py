@@ -343,7 +343,9 @@ def test_an_engine_that_fails_answers_everybody_and_tells_no_secrets() -> None:
         assert "engine_failed" in answer.text
         assert "secret" not in answer.text
         assert "0x7f" not in answer.text
-        assert answer.status_code == (200 if given["stream"] else 500)
+        # A stream that has sent nothing yet is answered like any other.
+        assert answer.status_code in ((200, 500) if given["stream"] else (500,))
+    assert any(answer.status_code == 200 for answer in answers), "some streams had begun"
 
 
 def test_a_strategy_that_raises_ends_its_own_run(
