@@ -281,7 +281,7 @@ def test_a_stream_is_in_chunks_for_those_who_know_chunks(slow: House) -> None:
         told[version] = re.sub(rb'"(id|created)":("[^"]*"|\d+)', b"", rest)
     assert told["1.0"] == told["1.1"]
     assert told["1.0"].endswith(b"data: [DONE]\n\n")
-    asked = {"problem": "3+4?", "workers": 2, "budget": 3}
+    asked = {"problem": "3+4?", "workers": 2, "budget": 3, "end": {"reply": False}}
     run = httpx2.post(f"{slow.url}/v1/runs", json=asked).json()["id"]
     lines = f"HEAD /v1/runs/{run}/events HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     assert raw(slow, lines.encode())[1].endswith(b"\r\n\r\n")

@@ -248,7 +248,7 @@ class Door:
             listing.cancel()
 
     async def _listed(self, asked: Forwarded) -> Response:
-        """The answer of any replica, and then of each: the first request of a door finds the others."""
+        """Any replica is asked, and then each of them: the first request of a door finds the others."""
         try:
             async with asyncio.timeout(_LIST_SECONDS):
                 begin, body = await self._asked_once(asked)
