@@ -35,7 +35,7 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.model.kernels import gated, norms, rows, skinny, w4a16
+from manyhands.model.kernels import gated, norms, one_shot, rows, skinny, w4a16
 from manyhands.model.quantised.linear import Float8Linear
 from manyhands.model.quantised.w4a16 import Int4Linear
 
@@ -113,6 +113,9 @@ def zeros(*shape: int) -> torch.Tensor:
 def products(capability: int) -> None:
     """The kernels between attention and attention; float8 only where it is multiplied."""
     norms.join(zeros(2, 256), zeros(2, 256), (zeros(256), 1e-6), (zeros(256), 1e-6), 0)
+    addresses, places = torch.zeros(2, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
+    meeting = one_shot.Meeting(1, addresses, addresses, places, places[:1], 256)
+    one_shot.meet(meeting, zeros(2, 256), zeros(2, 256), (zeros(256), 1e-6), (zeros(256), 1e-6), 0)
     norms.norm_heads(zeros(2, 256), (zeros(64), 1e-6), (zeros(64), 1e-6), 2, 1, 0)
     gated.gated(zeros(2, 512), "silu")
     if capability >= 90:

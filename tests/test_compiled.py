@@ -16,7 +16,16 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 KERNELS = {
-    *("_join", "_heads", "_gated", "_quantise", "_skinny", "_w4a16_product", "_w4a16_unpack"),
+    *(
+        "_join",
+        "_meet",
+        "_heads",
+        "_gated",
+        "_quantise",
+        "_skinny",
+        "_w4a16_product",
+        "_w4a16_unpack",
+    ),
     *("append_kernel", "attend_kernel", "lone_kernel", "merge_kernel", "specialised_kernel"),
 }
 # Bytes that a program may have.
@@ -46,8 +55,8 @@ def test_for_hopper(tmp_path: Path) -> None:
     found = compiled(90, tmp_path)
     assert {kernel["kernel"] for kernel in found} == KERNELS
     for kernel in found:
-        # The padding's and the others'; the specialised one begins when all in front has ended.
-        paths = {"attend_kernel": 2, "lone_kernel": 2, "specialised_kernel": 0}
+        # The padding's and the others'; these two begin when all in front has ended.
+        paths = {"attend_kernel": 2, "lone_kernel": 2, "specialised_kernel": 0, "_meet": 0}
         expected = paths.get(kernel["kernel"], 1)
         assert kernel["waits"] == kernel["lets_in"] == expected, kernel
         assert kernel["tensor_cores"] == (kernel["kernel"] in PRODUCTS), kernel

@@ -137,7 +137,7 @@ class GraphedPasses(Passes):
         return list(self._graphs.values())
 
     def forget(self) -> None:
-        """Drop all recordings, and what was begun with them."""
+        """See `Passes.forget`. What was begun with them goes, too."""
         self._graphs.clear()
         self._ahead.clear()
         self._newest = self._lookahead = None

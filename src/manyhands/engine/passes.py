@@ -147,6 +147,9 @@ class Passes:
     def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:
         """Get ready for passes of all sizes; `told` how far that has come. Launch by launch nothing is needed."""
 
+    def forget(self) -> None:
+        """Drop all recordings; launch by launch there are none."""
+
     # Whether a pass is begun ahead (`engine/lookahead.py`): where the host waits for each launch, it gains nothing.
     plans_ahead = False
 

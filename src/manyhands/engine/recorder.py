@@ -78,9 +78,9 @@ class CudaRecorder:
 
             def cut() -> None:
                 recording.close()
-                recording.enter_context(torch.cuda.graph(tail, pool=head.pool()))
+                recording.enter_context(_capture(tail, head.pool()))
 
-            recording.enter_context(torch.cuda.graph(head, pool=self._pool))
+            recording.enter_context(_capture(head, self._pool))
             results = work(cut)
         self._pool = head.pool()
         return Recording(head.replay, tail.replay, results)
@@ -88,6 +88,11 @@ class CudaRecorder:
     def recover(self) -> None:
         """See `GraphRecorder`."""
         torch.cuda.synchronize(self.device)
+
+
+def _capture(graph: Any, pool: Any) -> Any:
+    """A recording of what this thread launches. Other threads, such as NCCL's, may ask the device for anything."""
+    return torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
 
 
 def _go_on() -> None:

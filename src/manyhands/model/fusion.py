@@ -3,7 +3,8 @@
     products   q, k and v (and gate and up) are one product; one weight takes the place of the parts
     norms      one kernel each; the norms of the heads of q and k together
     skinny     products of few tokens are made by a kernel that only wants to read the weight fast
-    joins      the residual sum is made together with the norms before and behind it
+    joins      the residual sum is made together with the norms before and behind it, and where ranks meet, with
+               the sum of their parts (`parallel/layers.py::Summed`)
     gates      the activation and its product with the other half are one kernel
     rotation   every token runs at position 0, where the network's own rotation only costs launches;
                YaRN's factor, which came with it, enters the scaling of the scores
@@ -32,6 +33,7 @@ from manyhands.errors import InvalidRequest
 from manyhands.model import kernels
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.layers import GatedMLP, Norm, NoRotation, Part, join, keep, norm_form
+from manyhands.model.parallel.layers import Summed
 from manyhands.model.products import fuse_mlps, join_qkv, shared_weights
 from manyhands.model.quiet import quiet
 from manyhands.model.ropes import attention_factors, rotary_module
@@ -111,7 +113,7 @@ def fuse_modules(adapter: ModelAdapter, fuse: str = "auto") -> FuseReport:
         return FuseReport(left=(f"on the device {adapter.device} they save nothing",))
     if is_fused(adapter.model):
         return FuseReport(left=("the network was fused before",))
-    return _replace(adapter, sure=_twin_agrees(adapter))
+    return _replace(adapter, sure=_twin_agrees(adapter), hands_over=_hands_over(adapter))
 
 
 def check_fuse(fuse: str) -> None:
@@ -142,7 +144,42 @@ def _twin_agrees(adapter: ModelAdapter) -> bool:
         return False
 
 
-def _replace(adapter: ModelAdapter, *, sure: bool) -> FuseReport:
+def _hands_over(adapter: ModelAdapter) -> bool:
+    """Whether attention gives what its output layer gives, untouched: the sum over ranks can come later then.
+
+    Found with a tiny network of this architecture. False where ranks do not meet in that layer.
+    """
+    layers: Any = getattr(adapter.model.base_model, "layers", ())
+    names = {_sum_in(getattr(layer, "self_attn", None))[0] for layer in layers}
+    if len(names) != 1 or "" in names:
+        return False
+    (name,) = names
+    seen: list[bool] = []
+    given: list[Any] = []
+    try:
+        with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
+            model: Any = tiny_network(adapter.config)
+            for layer in model.base_model.layers:
+                output = layer.self_attn.get_submodule(name)
+                output.register_forward_hook(lambda *call: given.append(call[-1]))
+                layer.self_attn.register_forward_hook(
+                    lambda *call: seen.append(call[-1][0] is given[-1])
+                )
+            twin = ModelAdapter(model, family=adapter.family)
+            twin.forward(tiny_tokens(), None, exact_attention(twin.ropes))
+    except BREAKS:
+        return False
+    return bool(seen) and all(seen)
+
+
+def _sum_in(block: nn.Module | None) -> tuple[str, Summed | None]:
+    """The one layer of a block in which ranks meet, and its name; "" and None if there are none or several."""
+    named = block.named_modules() if block is not None else ()
+    found = [(name, module) for name, module in named if isinstance(module, Summed)]
+    return found[0] if len(found) == 1 else ("", None)
+
+
+def _replace(adapter: ModelAdapter, *, sure: bool, hands_over: bool = False) -> FuseReport:
     model: Any = adapter.model
     layers = list(getattr(model.base_model, "layers", ()))
     norms = _fuse_norms(model)
@@ -157,7 +194,7 @@ def _replace(adapter: ModelAdapter, *, sure: bool) -> FuseReport:
     if sure:
         joined, gates = fuse_mlps(layers, shared)
         products += joined
-        joins = _join_sums(layers, model.base_model)
+        joins = _join_sums(layers, model.base_model, hands_over=hands_over)
         rotation = _bypass_rotation(adapter, layers)
         left += [] if rotation else ["its rotation stays: YaRN on a part of the head, or own code"]
     else:
@@ -196,8 +233,11 @@ def _fuse_norms(model: nn.Module) -> int:
     return count
 
 
-def _join_sums(layers: list[Any], base: Any) -> int:
-    """Let every layer make its residual sums together with the norms beside them."""
+def _join_sums(layers: list[Any], base: Any, *, hands_over: bool) -> int:
+    """Let every layer make its residual sums together with the norms beside them.
+
+    `hands_over`: attention gives what its output layer gives, so its sum over ranks can be made with them.
+    """
     roles = [_roles(layer) for layer in layers]
     last = getattr(base, "norm", None)
     count = 0
@@ -207,7 +247,16 @@ def _join_sums(layers: list[Any], base: Any) -> int:
         theirs = roles[index + 1] if index + 1 < len(layers) else (last,)
         following = theirs[0] if theirs else None
         following = following if isinstance(following, Norm) else None
-        layer.forward = functools.partial(_layer, layer.self_attn, layer.mlp, mine, following)
+        summed = (
+            _sum_in(layer.self_attn)[1] if hands_over else None,
+            _sum_in(layer.mlp)[1] if isinstance(layer.mlp, GatedMLP) else None,
+        )
+        for each in summed:
+            if each is not None:
+                each.is_put_off = True
+        layer.forward = functools.partial(
+            _layer, layer.self_attn, layer.mlp, mine, following, summed
+        )
         count += 2
     return count
 
@@ -229,17 +278,22 @@ def _layer(
     mlp: nn.Module,
     roles: tuple[Norm | None, ...],
     following: Norm | None,
+    summed: tuple[Summed | None, Summed | None],
     hidden_states: Tensor,
     **options: Any,
 ) -> Tensor:
-    """A decoder layer: two blocks on the residual stream, and norms at any of four places."""
+    """A decoder layer: two blocks on the residual stream, and norms at any of four places.
+
+    `summed`: the layers that end the two blocks, if what they give is a part, to be summed over ranks.
+    """
+    first, second = (join if each is None else each.join for each in summed)
     before_attention, after_attention, before_mlp, after_mlp = roles
     x = hidden_states if before_attention is None else before_attention(hidden_states)
     out = attention(hidden_states=x, **options)[0]
-    total, x = join(hidden_states, out, after_attention, before_mlp)
+    total, x = first(hidden_states, out, after_attention, before_mlp)
     out = mlp(x)
     out = out[0] if isinstance(out, tuple) else out  # a router's scores come second
-    total, x = join(total, out, after_mlp, following)
+    total, x = second(total, out, after_mlp, following)
     if following is not None:
         following.prepare(total, x)
     return total

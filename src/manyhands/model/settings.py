@@ -112,6 +112,11 @@ class ModelSettings:
         panel=_MODEL,
     )
     check_ranks: bool = setting(False, "Compare after each pass what all ranks made.", by="code")
+    peers: bool = setting(
+        True,
+        "Sum few tokens of several ranks through their GPUs' memory, if a try succeeds.",
+        by="code",
+    )
     speculate: int = setting(
         0,
         "Guess so many tokens ahead for rows that write alone, at most, from what they read; one pass checks "

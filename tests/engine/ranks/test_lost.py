@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from multiprocessing.connection import Pipe
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from manyhands.engine.ranks import follower as follower_of_ranks
+from manyhands.engine.ranks import world as world_of_ranks
+from manyhands.engine.ranks.channel import Heard, Told, Verb
+from manyhands.engine.ranks.follower import Follower, follow
+from manyhands.engine.ranks.world import World
 from manyhands.engine.service import Service
 from manyhands.errors import RanksFailed, ServiceStopped
 from tests.engine.small import counting, small_engine
@@ -46,3 +54,37 @@ def test_a_service_stops_with_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(ServiceStopped) as stopped:
             service.submit(counting((5, 6), 9))
         assert stopped.value.__cause__ is LOST
+
+
+class Passes:
+    """Passes that hold a recording."""
+
+    def __init__(self, order: list[str]) -> None:
+        self.order = order
+
+    def forget(self) -> None:
+        self.order.append("recordings go")
+
+
+def test_recordings_go_before_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL waits in `destroy` for every graph that has recorded one of its sums."""
+    order: list[str] = []
+    for module in (world_of_ranks, follower_of_ranks):
+        monkeypatch.setattr(module, "leave_group", lambda: order.append("the group goes"))
+    monkeypatch.setattr(world_of_ranks, "join_group", lambda *_: (torch.device("cpu"), None))
+    ours, theirs = Pipe()
+    world = World([ours], "cpu")  # type: ignore[list-item]
+    passes = Passes(order)
+    world.recorded.add(passes)
+    world.end()
+    assert order[:2] == ["recordings go", "the group goes"]
+
+    order.clear()
+    ours, theirs = Pipe()
+    follower = Follower(Heard(theirs, 1, 2))  # type: ignore[arg-type]
+    executor: Any = SimpleNamespace(passes=passes)
+    follower._executor = executor
+    monkeypatch.setattr(follower_of_ranks, "Follower", lambda heard: follower)
+    Told([ours]).tell(Verb.END)  # type: ignore[list-item]
+    follow(follower.heard)
+    assert order == ["recordings go", "the group goes"]

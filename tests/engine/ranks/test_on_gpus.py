@@ -20,7 +20,7 @@ import torch
 from manyhands.engine.engine import Engine
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.world import LONGEST_END, World
-from manyhands.errors import RanksFailed
+from manyhands.errors import ManyhandsError, RanksFailed
 from manyhands.model.settings import ModelSettings
 from tests.engine.ranks.models import family_folder, small_folder
 from tests.engine.ranks.test_processes import is_gone
@@ -51,7 +51,8 @@ def one(folder: Path, **choices: object) -> Engine:
 
 
 def two(world: World, folder: Path, **choices: object) -> Engine:
-    settings = ModelSettings(folder, device="cuda", dtype="float32", **choices)  # type: ignore[arg-type]
+    choices = {"dtype": "float32", **choices}
+    settings = ModelSettings(folder, device="cuda", **choices)  # type: ignore[arg-type]
     executor, tokenizer = RankedExecutor.on(world, settings)
     return Engine(executor, tokenizer, settings)
 
@@ -77,6 +78,33 @@ def test_recorded_passes_and_running_ahead(seed: int, world: World, small: Path)
     assert counts.followed > 0
     assert ranked.executor.about is not None
     assert "were recorded" in ranked.executor.about
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sums_through_peers_memory(dtype: str, world: World, small: Path) -> None:
+    """Of two ranks NCCL rounds as the kernel does: recorded or not, every token is the same."""
+
+    def make() -> object:
+        return team(3, choice=SAMPLED, seed=4, budget=60)
+
+    choices: dict[str, object] = {"memory_tokens": 8192, "dtype": dtype}
+    plain = two(world, small, peers=False, **choices)
+    assert world.collectives.peers is None
+    expected = story(plain, make())  # type: ignore[arg-type]
+    ours = two(world, small, **choices)
+    peers = world.collectives.peers
+    if peers is None:
+        pytest.skip(world.collectives.about_peers)
+    before = int(peers.meeting.epochs[0])
+    assert story(ours, make()) == expected  # type: ignore[arg-type]
+    assert ours.executor.counts.recorded > 0
+    assert int(peers.meeting.epochs[0]) > before, "they were made by the kernel"
+    # The control: a rank whose term is left out is noticed.
+    peers.give_up()
+    torch.cuda.synchronize()
+    peers.meeting.epochs.add_(1)  # rank 0 waits for a flag that comes one sum late
+    with pytest.raises(ManyhandsError, match="not numbers"):
+        ours.run(counting(PROMPT, 4))
 
 
 def test_a_killed_rank_ends_all_and_holds_no_memory(world: World, small: Path) -> None:

@@ -33,7 +33,7 @@ from manyhands.engine.lookahead import Ahead
 from manyhands.engine.ranks.channel import Verb, ints_of
 from manyhands.engine.ranks.launched import num_ranks
 from manyhands.engine.ranks.packing import pack_merged, pack_moves
-from manyhands.engine.ranks.part import fingerprint_of_all, load_part, report_of
+from manyhands.engine.ranks.part import fingerprint_of_all, load_part, look_for_peers, report_of
 from manyhands.engine.ranks.told import ToldRanks
 from manyhands.engine.ranks.world import World
 from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory, RanksFailed
@@ -51,6 +51,7 @@ class RankedExecutor(LocalExecutor):
             world.told, world.collectives, world.device, compares=settings.check_ranks
         )
         super().__init__(network.adapter, settings, fused=network.fused, others=others)
+        world.recorded.add(self.passes)
 
     @classmethod
     def load(cls, settings: ModelSettings, *, downloads: bool = False) -> tuple[Self, Any]:
@@ -97,6 +98,8 @@ class RankedExecutor(LocalExecutor):
         room = max(1, min(each["tokens"] for each in reports) // share)
         settings = replace(settings, memory_tokens=settings.memory_tokens or room)
         world.told.tell(Verb.REMEMBER, np.array([settings.memory_tokens], dtype=np.int64))
+        with world.whole():
+            look_for_peers(network, settings, world.collectives)
         try:
             executor = cls(world, network, settings)
         except ManyhandsError:
@@ -190,8 +193,9 @@ def _about(world: World, reports: Sequence[dict[str, Any]], keys: int, seconds: 
         f"{keys / 2**30:.2f} of keys and values, loaded in {report['seconds']:.1f} s"
         for rank, report in enumerate(reports)
     )
+    sums = f" (sums: {world.collectives.about_peers})" if world.collectives.about_peers else ""
     return (
         f"{world.size} ranks on {world.device.type} share the model, joined by "
-        f"{world.collectives.name}, started in {world.seconds_starting:.1f} s and ready in {seconds:.1f}: "
+        f"{world.collectives.name}{sums}, started in {world.seconds_starting:.1f} s and ready in {seconds:.1f}: "
         f"{each}"
     )

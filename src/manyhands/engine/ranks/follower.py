@@ -27,10 +27,10 @@ from manyhands.engine.ranks.packing import (
     unpack_plan,
     unpack_targets,
 )
-from manyhands.engine.ranks.part import fingerprint_of_all, load_part, report_of
+from manyhands.engine.ranks.part import fingerprint_of_all, load_part, look_for_peers, report_of
 from manyhands.engine.ranks.told import Together
 from manyhands.errors import ManyhandsError
-from manyhands.model.parallel.collectives import Collectives
+from manyhands.model.parallel.collectives import GroupCollectives
 from manyhands.model.settings import ModelSettings
 
 
@@ -41,6 +41,7 @@ def follow(heard: Heard) -> None:
         while follower.obey(*heard.next()):
             pass
     finally:
+        follower.forget()
         leave_group()
 
 
@@ -50,7 +51,7 @@ class Follower:
     def __init__(self, heard: Heard) -> None:
         self.heard = heard
         self.device = torch.device("cpu")
-        self.collectives: Collectives | None = None
+        self.collectives: GroupCollectives | None = None
         self.settings = ModelSettings()
         self.network: Network | None = None
         self._executor: LocalExecutor | None = None
@@ -60,6 +61,11 @@ class Follower:
         """Network and memory of this rank."""
         assert self._executor is not None, "rank 0 says LOAD and REMEMBER first"
         return self._executor
+
+    def forget(self) -> None:
+        """Drop all recordings: NCCL does not let go of a group that a graph's sums need."""
+        if self._executor is not None:
+            self._executor.passes.forget()
 
     def obey(self, verb: Verb, arrays: Iterator[Ints]) -> bool:
         """Do it; False if that is the end."""
@@ -88,6 +94,7 @@ class Follower:
         assert self.network is not None, "rank 0 says LOAD first"
         assert self.collectives is not None, "rank 0 says JOIN first"
         self.settings = replace(self.settings, memory_tokens=int(next(arrays)[0]))
+        look_for_peers(self.network, self.settings, self.collectives)
         others = Together(self.collectives, self.device, compares=self.settings.check_ranks)
         with _Answering(self.heard):
             adapter, fused = self.network.adapter, self.network.fused

@@ -10,19 +10,30 @@ from manyhands.engine.executor import LocalExecutor, Network, load_network
 from manyhands.model.adapter import weight_bytes
 from manyhands.model.fingerprint import digest_of, sums_of
 from manyhands.model.memory import default_memory_tokens, held_bytes
-from manyhands.model.parallel.collectives import Collectives
+from manyhands.model.parallel.collectives import Collectives, GroupCollectives
+from manyhands.model.parallel.finding import find_peers
 from manyhands.model.settings import ModelSettings
 
 
 def load_part(
     settings: ModelSettings,
     device: torch.device,
-    collectives: Collectives,
+    collectives: GroupCollectives,
     *,
     downloads: bool = False,
 ) -> Network:
-    """The part of the model that belongs to this rank, on its device."""
+    """The part of the model that belongs to this rank, on its device; `look_for_peers` follows."""
+    collectives.forget_peers()
     return load_network(settings, device=str(device), downloads=downloads, collectives=collectives)
+
+
+def look_for_peers(
+    network: Network, settings: ModelSettings, collectives: GroupCollectives
+) -> None:
+    """Try the short way for sums of few tokens, on all ranks at once, when all have loaded their parts."""
+    if settings.peers:
+        adapter = network.adapter
+        find_peers(collectives, adapter.config.hidden_size, adapter.dtype, adapter.device)
 
 
 def report_of(network: Network, settings: ModelSettings, seconds: float) -> dict[str, Any]:

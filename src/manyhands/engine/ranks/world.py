@@ -6,7 +6,8 @@
 
 A thread waits for what the others report. When one is lost the world is lost: a sum that waits for that rank is
 given up (gloo sees the closed connection, NCCL is told to abort), the verb that made it raises `RanksFailed`, and
-every later one does. If the device cannot be freed in `LONGEST_END` seconds, the process says why and ends.
+every later one does. NCCL does not let go of a group while a graph that has recorded its sums is alive, so recordings
+go first (`recorded`). If the device cannot be freed in `LONGEST_END` seconds, the process says why and ends.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -48,6 +50,13 @@ _SETTLED = 0.5  # seconds in which all ranks that end with the first one have sa
 _OTHER_SIDE = ("onnection", "peer", "NCCL")  # in the reason of a rank that only saw another one end
 
 
+class Forgets(Protocol):
+    """Passes that may hold recordings."""
+
+    def forget(self) -> None:
+        """Drop them all."""
+
+
 class World:
     """Rank 0 and the others. `collectives` joins them, `device` is rank 0's."""
 
@@ -58,11 +67,13 @@ class World:
         self.processes = processes
         self.told = Told(pipes)
         self.lost: str | None = None
+        self.recorded: weakref.WeakSet[Forgets] = weakref.WeakSet()  # forgotten before the group
         self.seconds_starting = 0.0  # under torchrun, which has started them, none
         self._answers: queue.SimpleQueue[tuple[int, dict[str, Any]] | None] = queue.SimpleQueue()
         self._ends: list[tuple[int, str]] = []  # which ranks ended and how, the first one first
         self._is_ended = False
         self._in_verb = threading.Event()
+        self._giving_up: threading.Thread | None = None
         kind = kind_of_group(device, self.size)
         self._share_processors(kind)
         store = open_store(self.size)
@@ -150,6 +161,8 @@ class World:
         if self._is_ended:
             return
         self._is_ended = True
+        for passes in list(self.recorded):
+            passes.forget()
         if self.lost is None:
             with suppress(OSError, RuntimeError):
                 self.told.tell(Verb.END)
@@ -158,7 +171,9 @@ class World:
             pipe.close()
         if self.processes is not None:
             self.processes.end()
-        with suppress(RuntimeError):
+        if self._giving_up is not None and self._giving_up is not threading.current_thread():
+            self._giving_up.join(GRACE)  # NCCL's abort ends when the recordings are gone
+        with suppress(RuntimeError, ValueError):  # torch's, of a group that an abort has taken away
             leave_group()
         if self._threads is not None:
             torch.set_num_threads(self._threads)
@@ -190,13 +205,17 @@ class World:
         self._ends.append((rank, reason))
         if len(self._ends) > 1:
             return
-        threading.Thread(target=self._give_up, daemon=True).start()
+        self._giving_up = threading.Thread(target=self._give_up, daemon=True)
+        self._giving_up.start()
 
     def _give_up(self) -> None:
         """A rank is gone: free whatever waits for it, in the end by force."""
         self.lost = self._settled()
         self._answers.put(None)
         if self.device_type == "cuda":
+            with suppress(RuntimeError, AttributeError):
+                if self.collectives.peers is not None:
+                    self.collectives.peers.give_up()
             with suppress(RuntimeError, AttributeError):
                 dist.distributed_c10d._abort_process_group()
         ends = time.monotonic() + LONGEST_END

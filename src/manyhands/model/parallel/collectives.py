@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from manyhands.model.parallel.peers import Peers
+
 # Newer versions of torch warn of the older name.
 _gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -34,6 +36,10 @@ class Collectives(Protocol):
     @property
     def name(self) -> str:
         """By what they are made, for people: "gloo", "nccl"."""
+
+    @property
+    def peers(self) -> Peers | None:
+        """A shorter way for sums of few tokens, where there is one."""
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of all ranks' x [...], the same bits on each. May be made in place."""
@@ -54,6 +60,12 @@ class GroupCollectives:
         self.rank: int = dist.get_rank(group)
         self.size: int = dist.get_world_size(group)
         self.name = str(dist.get_backend(group))
+        self.peers: Peers | None = None
+        self.about_peers = ""  # how sums of few tokens are made, for people
+
+    def forget_peers(self) -> None:
+        """Let their memory go: another model is loaded."""
+        self.peers, self.about_peers = None, ""
 
     def sum(self, x: Tensor) -> Tensor:
         """See `Collectives.sum`."""

@@ -1,6 +1,7 @@
 """The layers where ranks meet. Everywhere else each rank computes with its own part alone.
 
-    Summed             an output projection, or a stack of experts: each rank has a part of every sum
+    Summed             an output projection, or a stack of experts: each rank has a part of every sum; where the
+                       residual sum and a norm stand behind it, all is done at once (`fusion`)
     OutputLayer        each rank has the logits of some tokens; all get them all
     NormOverRanks      OLMo's norm of q or k, whose mean runs over the heads of all ranks
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from manyhands.model.layers import Form, norm_of
+from manyhands.model.layers import Form, Norm, join, norm_of
 from manyhands.model.parallel.collectives import Collectives
 
 
@@ -27,10 +28,28 @@ class Summed(nn.Module):
         super().__init__()
         self.part = part
         self.collectives = collectives
+        self.is_put_off = False  # whoever calls it calls `join` with what it gives
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As the part is called; [..., N] on every rank."""
-        return self.collectives.sum(self.part(*args, **kwargs))
+        """As the part is called; [..., N], the same on every rank unless it is put off."""
+        part: Tensor = self.part(*args, **kwargs)
+        if self.is_put_off:
+            return part
+        peers = self.collectives.peers
+        if peers is not None and peers.can_sum(part):
+            return peers.sum(part)
+        return self.collectives.sum(part)
+
+    def join(
+        self, residual: Tensor, part: Tensor, post: Norm | None, pre: Norm | None
+    ) -> tuple[Tensor, Tensor]:
+        """As `model.layers.join` of the sum of all ranks' parts [..., N], which was put off."""
+        peers = self.collectives.peers
+        if peers is not None and peers.can_sum(part):
+            joined = peers.join(residual, part, post, pre)
+            if joined is not None:
+                return joined
+        return join(residual, self.collectives.sum(part), post, pre)
 
 
 class OutputLayer(nn.Module):

@@ -1,0 +1,217 @@
+"""Sums over ranks in one launch, together with the residual sum and the norm behind them.
+
+Each rank has a buffer and flags that all others can write to (`model/parallel/peers.py`). One program takes
+one token, on every rank:
+
+    push     its row of x into every rank's buffer, then the token's epoch into every rank's flags (release)
+    wait     until the own flags say that all other ranks have pushed (acquire)
+    sum      the rows in the order of ranks, in float32, rounded once: the same bits on every rank
+    join     residual + y, and the norm of that, as `norms.py` makes them
+
+So a row travels once and is read where it lies. NCCL's sum and the launch behind it do the same in two
+launches; nothing here is ordered between tokens, and no barrier of all programs is needed.
+
+**Epochs** count, for each token's place, how often it was used. They lie on the device and are counted by the
+kernel itself, so a replayed graph counts on. Odd and even epochs have a half of the buffer each. That is enough:
+a rank that pushes for epoch e has seen all others push for e - 1, so their launch of e - 2 has ended, and with it
+all reading of that half. The launch must not begin before the one in front has ended: it is never overlapped.
+
+**Patience** bounds the wait, in looks at a flag. A rank that has lost it puts NaN in the place of the sum, which
+ends the pass with an error, and waits no more (`stop`).
+
+    R  ranks      T  tokens      N  width of the residual stream      P  places: the most tokens of a launch
+
+After the one-shot all-reduce of NVIDIA's TensorRT-LLM and vLLM (`custom_all_reduce`); multicast is not used.
+"""
+
+# Kernels are written in Triton's language, which has no types of Python's.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from manyhands.model.kernels.norms import _rms, _rows
+
+SELDOM = tl.constexpr(64)  # looks at a flag for one at `stop`
+# Looks at a flag, some tens of seconds: another rank may compile a kernel meanwhile.
+PATIENCE = 1 << 26
+
+
+class Meeting(NamedTuple):
+    """What one rank has for meeting the others.
+
+    `buffers` and `flags` [R] int64: addresses, on this rank's device, of all ranks' [2, R, P, N] of the dtype
+    and [R, P] int32. `epochs` [P] and `stop` [1] int32 are its own.
+    """
+
+    rank: int
+    buffers: Tensor
+    flags: Tensor
+    epochs: Tensor
+    stop: Tensor
+    width: int
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.buffers.shape[0]
+
+    @property
+    def places(self) -> int:
+        """The most tokens of a launch."""
+        return self.epochs.shape[0]
+
+
+@triton.jit
+def _at(addresses, rank, DTYPE: tl.constexpr):
+    """The pointer that stands in a list of addresses; all are those of whole pages."""
+    return tl.multiple_of(tl.load(addresses + rank).to(tl.pointer_type(DTYPE)), 16)
+
+
+@triton.jit
+def _meet(
+    x,
+    residual,
+    post,
+    pre,
+    total,
+    normed,
+    buffers,
+    flags,
+    epochs,
+    stop,
+    N,
+    stride,
+    P,
+    rank,
+    patience,
+    eps_post,
+    eps_pre,
+    RANKS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    POST: tl.constexpr,
+    PRE: tl.constexpr,
+    FORM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PUSH: tl.constexpr,
+    PULL: tl.constexpr,
+):
+    row = tl.program_id(0)
+    n = tl.arange(0, BLOCK)
+    mask = n < N
+    DTYPE: tl.constexpr = x.dtype.element_ty
+    epoch = tl.load(epochs + row) + 1
+    half = (epoch & 1) * RANKS
+    wide = row.to(tl.int64)
+    if PUSH:
+        own = tl.load(x + wide * stride + n, mask=mask, other=0.0)
+        for other in tl.static_range(RANKS):
+            place = ((half + rank) * P + wide) * N
+            tl.store(_at(buffers, other, DTYPE) + place + n, own, mask=mask)
+        tl.debug_barrier()  # all threads have stored before one of them says so
+        for other in tl.static_range(RANKS):
+            flag = _at(flags, other, tl.int32) + rank * P + row
+            tl.atomic_xchg(flag, epoch, sem="release", scope="sys")
+    if PULL:
+        late = 0
+        mine = _at(flags, rank, tl.int32) + row
+        for other in tl.static_range(RANKS):
+            seen = tl.atomic_add(mine + other * P, 0, sem="acquire", scope="sys")
+            looks = 0
+            while (seen - epoch < 0) & (looks < patience):
+                seen = tl.atomic_add(mine + other * P, 0, sem="acquire", scope="sys")
+                looks += 1
+                # A rank that waited in vain once waits no more. Read as one value for the whole program: threads
+                # that saw different ones would part, and meet no more.
+                if looks % SELDOM == 1:  # noqa: SIM102 (`and` would look every time)
+                    if tl.atomic_add(stop, 0, sem="acquire", scope="sys") != 0:
+                        looks = patience
+            if seen - epoch < 0:
+                late = 1
+        if late:
+            tl.store(stop, 1)
+        tl.debug_barrier()  # what one thread has seen, all may read
+        held = _at(buffers, rank, DTYPE)
+        v = tl.zeros([BLOCK], tl.float32)
+        for other in tl.static_range(RANKS):
+            place = ((half + other) * P + wide) * N
+            v += tl.load(held + place + n, mask=mask, other=0.0).to(tl.float32)
+        v = tl.where(late != 0, float("nan"), v).to(DTYPE).to(tl.float32)
+        v = tl.where(mask, v, 0.0)
+        if POST:
+            w_post = tl.load(post + n, mask=mask, other=0.0).to(tl.float32)
+            v = _rms(v, w_post, N, eps_post, FORM, DTYPE)
+        if RESIDUAL:
+            beside = tl.load(residual + wide * N + n, mask=mask, other=0.0).to(tl.float32)
+            v = (v + beside).to(DTYPE).to(tl.float32)
+        tl.store(total + wide * N + n, v.to(DTYPE), mask=mask)
+        if PRE:
+            w_pre = tl.load(pre + n, mask=mask, other=0.0).to(tl.float32)
+            v = _rms(v, w_pre, N, eps_pre, FORM, DTYPE)
+            tl.store(normed + wide * N + n, v.to(DTYPE), mask=mask)
+        tl.store(epochs + row, epoch)
+
+
+def meet(
+    meeting: Meeting,
+    residual: Tensor | None,
+    x: Tensor,
+    post: tuple[Tensor, float] | None = None,
+    pre: tuple[Tensor, float] | None = None,
+    form: int = 0,
+    *,
+    push: bool = True,
+    pull: bool = True,
+    patience: int = PATIENCE,
+) -> tuple[Tensor, Tensor | None]:
+    """Y, the sum of all ranks' x [..., N], or residual [..., N] + y; and its norm by `pre`, None without.
+
+    `post` norms the sum before the residual is added; both norms are (weight [N], eps), of one `form`. All ranks
+    call it with as many tokens, T of 1 to P. `push` without `pull` and the other way round are for tests, in
+    which one process is all ranks.
+    """
+    rows = _rows(x)
+    count, width = rows.shape
+    assert width == meeting.width, "the buffers are of another width"
+    assert count <= meeting.places, "the buffers have fewer places"
+    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    normed = torch.empty_like(total) if pre else None
+    block = triton.next_power_of_2(width)
+    kernel: Any = _meet
+    if count:
+        kernel[(count,)](
+            rows,
+            rows if residual is None else residual.contiguous(),
+            post[0] if post else rows,
+            pre[0] if pre else rows,
+            total,
+            total if normed is None else normed,
+            meeting.buffers,
+            meeting.flags,
+            meeting.epochs,
+            meeting.stop,
+            width,
+            rows.stride(0),
+            meeting.places,
+            meeting.rank,
+            patience,
+            post[1] if post else 0.0,
+            pre[1] if pre else 0.0,
+            RANKS=meeting.size,
+            RESIDUAL=residual is not None,
+            POST=post is not None,
+            PRE=pre is not None,
+            FORM=form,
+            BLOCK=block,
+            PUSH=push,
+            PULL=pull,
+            num_warps=min(max(block // 512, 1), 16),
+            enable_fp_fusion=True,
+        )
+    return total, normed

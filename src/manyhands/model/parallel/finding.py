@@ -1,0 +1,119 @@
+"""Whether GPUs of several ranks can write to each other's memory: tried when a model is loaded, on all ranks at once.
+
+It depends on the machine. Memory is taken and made known to all, sums go through it (`peers.py`), and the numbers
+are compared with terms that the process group has listed. Where any rank has trouble none has peers, sums go on
+through NCCL, and the reason is kept for people.
+
+The memory comes from torch (`torch.distributed._symmetric_memory`); multicast stays off (`engine/ranks/group.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from manyhands.model import kernels
+from manyhands.model.parallel.collectives import GroupCollectives
+from manyhands.model.parallel.peers import Peers
+
+PLACES = 256  # tokens of one sum; wider passes have products that are longer than NCCL's launches
+_TRIES = (1, 3, PLACES, 2, 1)  # tokens of the sums that are compared
+_PATIENCE = 1 << 24  # looks at a flag while it is tried: seconds, as a kernel is compiled first
+_PAGE = 1 << 16  # bytes: flags begin on a page of their own
+
+
+def find_peers(
+    collectives: GroupCollectives, width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Give these collectives peers for rows of this width, if it can be; all ranks call it at once.
+
+    `device` is this rank's; on a CPU nothing is tried. The attempt, or why it failed, is told in `about_peers`.
+    """
+    if device.type == "cuda" and collectives.size > 1:
+        collectives.peers, collectives.about_peers = _found(collectives, width, dtype, device)
+
+
+def _found(
+    collectives: GroupCollectives, width: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Peers | None, str]:
+    group = dist.group.WORLD if collectives.group is None else collectives.group
+    trouble, peers = _trouble(collectives, width, dtype, device), None
+    if _all(collectives, not trouble, device):
+        try:
+            peers = _peers(group, width, dtype, device, collectives)
+        except (RuntimeError, AttributeError, ImportError, TypeError) as error:
+            trouble = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        if not _all(collectives, peers is not None, device):
+            peers = None
+        elif peers is not None and not _all(collectives, _is_right(peers, collectives), device):
+            trouble, peers = "its sums were wrong or did not arrive", None
+    if peers is None:
+        return None, f"not through peers' memory: {trouble or 'another rank cannot'}"
+    return peers, f"those of up to {PLACES} tokens through peers' memory"
+
+
+def _trouble(
+    collectives: GroupCollectives, width: int, dtype: torch.dtype, device: torch.device
+) -> str:
+    """What is known before anything is tried; "" is nothing."""
+    if not kernels.usable(torch.empty(0, dtype=dtype, device=device)):
+        return f"no kernel for {dtype} on {device}"
+    others = [rank for rank in range(collectives.size) if rank != device.index]
+    if not all(torch.cuda.can_device_access_peer(device.index, other) for other in others):
+        return "a GPU cannot reach another one's memory"
+    item = torch.empty(0, dtype=dtype).element_size()
+    return "" if width * item % 16 == 0 else f"rows of {width} are not aligned"
+
+
+def _peers(
+    group: Any, width: int, dtype: torch.dtype, device: torch.device, collectives: GroupCollectives
+) -> Peers:
+    """Memory that all can write to, empty and ready. RuntimeError where it cannot be had."""
+    from torch.distributed import _symmetric_memory
+
+    from manyhands.model.kernels.one_shot import Meeting
+
+    size, rank = collectives.size, collectives.rank
+    symmetric: Any = _symmetric_memory
+    row = width * torch.empty(0, dtype=dtype).element_size()
+    start = -(-2 * size * PLACES * row // _PAGE) * _PAGE  # of the flags
+    memory = symmetric.empty(start + 4 * size * PLACES, dtype=torch.uint8, device=device)
+    handle = symmetric.rendezvous(memory, group)
+    addresses = list(handle.buffer_ptrs)
+    if addresses[rank] != memory.data_ptr():
+        raise RuntimeError("torch's symmetric memory begins elsewhere than its tensor")
+    memory.zero_()
+    torch.cuda.synchronize(device)
+    buffers = torch.tensor(addresses, dtype=torch.int64, device=device)
+    meeting = Meeting(
+        rank,
+        buffers,
+        buffers + start,
+        torch.zeros(PLACES, dtype=torch.int32, device=device),
+        torch.zeros(1, dtype=torch.int32, device=device),
+        width,
+    )
+    return Peers(meeting, dtype, (memory, handle))  # `_all` waits until every rank's is empty
+
+
+def _is_right(peers: Peers, collectives: GroupCollectives) -> bool:
+    """Whether sums are the very bits of terms that are listed and added in the order of ranks."""
+    device, rounds = peers.meeting.epochs.device, []
+    numbers = torch.Generator(device).manual_seed(collectives.rank)
+    for tokens in _TRIES:
+        x = torch.randn(tokens, peers.meeting.width, generator=numbers, device=device)
+        x = x.to(peers.dtype)
+        terms = collectives.gather(x).float()
+        expected = terms[0]
+        for term in terms[1:]:
+            expected = expected + term
+        rounds.append(torch.equal(peers.sum(x, _PATIENCE), expected.to(peers.dtype)))
+    return all(rounds)
+
+
+def _all(collectives: GroupCollectives, could: bool, device: torch.device) -> bool:
+    """Whether every rank could."""
+    number = torch.tensor(int(could), dtype=torch.int64, device=device)
+    return int(collectives.sum(number)) == collectives.size

@@ -1,0 +1,62 @@
+"""Memory of every rank that all ranks can write to, and sums of few tokens through it.
+
+A pass of a few tokens has two sums a layer of some ten kilobytes each, and what they cost is launches and the way
+to the other GPU and back. With `Peers` a sum is one launch, together with the residual sum and the norm behind it
+(`model/kernels/one_shot.py`). `finding.py` tries whether they can be had.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from manyhands.model.layers import Norm
+
+if TYPE_CHECKING:
+    from manyhands.model.kernels.one_shot import Meeting
+
+
+class Peers:
+    """One rank's way to the others' memory, for rows of one width and dtype."""
+
+    def __init__(self, meeting: Meeting, dtype: torch.dtype, held: object = None) -> None:
+        """`held`: what keeps the memory alive."""
+        self.meeting = meeting
+        self.dtype = dtype
+        self._held = held
+
+    def can_sum(self, x: Tensor) -> bool:
+        """Whether x [..., N] is of the right width and dtype, with few enough tokens."""
+        width = self.meeting.width
+        return (
+            x.dtype == self.dtype
+            and x.shape[-1] == width
+            and x.numel() <= width * self.meeting.places
+        )
+
+    def sum(self, x: Tensor, patience: int | None = None) -> Tensor:
+        """The sum of all ranks' x [..., N], formed in float32 in the order of ranks."""
+        from manyhands.model.kernels.one_shot import PATIENCE, meet
+
+        return meet(self.meeting, None, x, patience=patience or PATIENCE)[0]
+
+    def give_up(self) -> None:
+        """Wait for nobody from now on, in a launch that runs already too: sums are NaN. From any thread."""
+        with torch.cuda.stream(torch.cuda.Stream(self.meeting.stop.device)):
+            self.meeting.stop.fill_(1)
+
+    def join(
+        self, residual: Tensor | None, x: Tensor, post: Norm | None, pre: Norm | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """As `model.layers.join` of the sum of all ranks' x [..., N]; None where norms differ in their form."""
+        from manyhands.model.kernels.one_shot import meet
+
+        if post is not None and pre is not None and post.form != pre.form:
+            return None
+        known = post or pre
+        form = 0 if known is None else known.form
+        after, before = (norm.parts if norm else None for norm in (post, pre))
+        total, normed = meet(self.meeting, residual, x, after, before, form)
+        return total, total if normed is None else normed

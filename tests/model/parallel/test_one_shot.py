@@ -1,0 +1,131 @@
+"""Sums over ranks in one launch, by the interpreter: one process is all ranks, which push first and pull then.
+
+On GPUs, with a process each: `tests/engine/ranks/test_on_gpus.py`.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton comes for Linux only")
+
+from manyhands.model.kernels.norms import join
+from manyhands.model.kernels.one_shot import Meeting, meet
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the kernels are compiled here, and run on the GPU only"
+)
+WIDTH, PLACES, EPS = 24, 4, 1e-6
+
+
+class Ranks:
+    """All ranks' buffers in one process."""
+
+    def __init__(self, size: int, dtype: torch.dtype = torch.float32) -> None:
+        self.buffers = [torch.full((2, size, PLACES, WIDTH), 7.0, dtype=dtype) for _ in range(size)]
+        self.flags = [torch.zeros(size, PLACES, dtype=torch.int32) for _ in range(size)]
+        addresses, flags = (
+            torch.tensor([each.data_ptr() for each in those])
+            for those in (self.buffers, self.flags)
+        )
+        self.meetings = [
+            Meeting(
+                rank,
+                addresses,
+                flags,
+                torch.zeros(PLACES, dtype=torch.int32),
+                torch.zeros(1, dtype=torch.int32),
+                WIDTH,
+            )
+            for rank in range(size)
+        ]
+
+    def push(self, parts: list[Tensor], *ranks: int) -> None:
+        for rank in ranks or range(len(parts)):
+            meet(self.meetings[rank], None, parts[rank], pull=False)
+
+    def pull(self, parts: list[Tensor], patience: int = 1) -> list[Tensor]:
+        return [
+            meet(each, None, part, push=False, patience=patience)[0]
+            for each, part in zip(self.meetings, parts, strict=True)
+        ]
+
+
+def parts_of(size: int, tokens: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return [torch.randn(tokens, WIDTH).to(dtype) for _ in range(size)]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_sums_of_any_number_of_tokens_one_behind_another(size: int) -> None:
+    """Places lag behind each other as numbers of tokens change; each counts its own epochs."""
+    torch.manual_seed(0)
+    ranks = Ranks(size)
+    for tokens in (1, 4, 2, 1, 1, 3, 4):
+        parts = parts_of(size, tokens)
+        ranks.push(parts)
+        sums = ranks.pull(parts)
+        expected = sum(parts[1:], parts[0])
+        assert all(torch.equal(found, expected) for found in sums)
+    assert ranks.meetings[0].epochs.tolist() == [7, 4, 3, 2]
+
+
+def test_counts_go_on_behind_the_largest_integer() -> None:
+    ranks = Ranks(2)
+    for rank, meeting in enumerate(ranks.meetings):
+        meeting.epochs.fill_(2**31 - 2)
+        ranks.flags[rank].fill_(2**31 - 2)
+    for _ in range(3):
+        parts = parts_of(2, 2)
+        ranks.push(parts)
+        assert all(torch.equal(found, parts[0] + parts[1]) for found in ranks.pull(parts))
+    assert ranks.meetings[0].epochs[0] == 1 - 2**31, "one beyond the least"
+
+
+def test_a_rank_that_is_ahead_spoils_nothing() -> None:
+    """It may push for the next epoch before the others have read this one, and not for the one behind."""
+    ranks = Ranks(2)
+    now, then = parts_of(2, 2), parts_of(2, 2)
+    ranks.push(now)
+    ahead = meet(ranks.meetings[1], None, now[1], push=False)[0]
+    ranks.push(then, 1)
+    behind = meet(ranks.meetings[0], None, now[0], push=False)[0]
+    assert torch.equal(behind, ahead)
+    ranks.push(then, 0)
+    assert all(torch.equal(found, then[0] + then[1]) for found in ranks.pull(then))
+
+
+def test_a_rank_that_never_comes_leaves_no_numbers() -> None:
+    """The control: without the other's push a sum cannot be right, and is not."""
+    ranks = Ranks(2)
+    parts = parts_of(2, 2)
+    ranks.push(parts, 0)
+    assert ranks.pull(parts, patience=3)[0].isnan().all()
+    assert ranks.meetings[0].stop.item() == 1
+    # What it waited for in vain it has not: the next sum gives up at the first look, though patience is long.
+    assert meet(ranks.meetings[0], None, parts[0], patience=1 << 30)[0].isnan().all()
+
+
+@pytest.mark.parametrize("form", [0, 1, 2])
+@pytest.mark.parametrize("post", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_residual_and_norms_are_those_of_two_launches(
+    form: int, post: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(1)
+    ranks = Ranks(2, dtype)
+    parts, (residual,) = parts_of(2, 3, dtype), parts_of(1, 3, dtype)
+    norms = [(torch.randn(WIDTH).to(dtype), EPS) for _ in range(2)]
+    behind = norms[0] if post else None
+    ranks.push(parts)
+    total, normed = meet(ranks.meetings[1], residual, parts[1], behind, norms[1], form, push=False)
+    ranks = Ranks(2, dtype)
+    ranks.push(parts)
+    summed = ranks.pull(parts)[0]
+    expected = join(residual, summed, behind, norms[1], form)
+    assert expected[0] is not None
+    assert expected[1] is not None
+    assert normed is not None
+    assert torch.equal(total, expected[0])
+    assert torch.equal(normed, expected[1])
