@@ -176,7 +176,8 @@ def main() -> None:
     options.add_argument("--only", choices=KINDS, help="one of the runs, into a file of its own")
     arguments = options.parse_args()
     clock = Clock(arguments.minutes)
-    name = f"kills_{arguments.only}" if arguments.only else "kills"
+    parts = ["kills"] + ["model"] * (not arguments.numbers)
+    name = "_".join(parts + [arguments.only] * bool(arguments.only))
     results = Results(name, arguments, clock)
     results.put(numbers=arguments.numbers, machine_load=os.getloadavg(), concurrency=CONCURRENCY)
     chance = random.Random(11)

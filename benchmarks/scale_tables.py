@@ -46,21 +46,23 @@ def fleet() -> str:
 
 def kills() -> str:
     """The fate of the rows: of a run by itself, if there is one, else of the run with the others."""
-    lines = {line["killed"]: line for line in _results("kills")["kills"]}
-    for path in sorted(RESULTS.glob("kills_*.json")):
-        lines |= {line["killed"]: line for line in json.loads(path.read_text())["kills"]}
+    lines: dict[tuple[bool, str], dict[str, Any]] = {}
+    for path in [RESULTS / "kills.json", *sorted(RESULTS.glob("kills_*.json"))]:
+        found = json.loads(path.read_text())
+        lines |= {(found["numbers"], line["killed"]): line for line in found["kills"]}
     rows = [
         [
-            line["killed"],
+            killed,
+            "squares" if are_numbers else "the bundled model",
             str(line["kills"]),
             str(line["requests"]),
             str(line["lost"]),
             str(line["twice"]),
             str(line["differ"]),
         ]
-        for line in lines.values()
+        for (are_numbers, killed), line in lines.items()
     ]
-    return table(["killed", "times", "requests", "lost", "twice", "differ from one machine"], rows)
+    return table(["killed", "answered by", "times", "requests", "lost", "twice", "differ from one machine"], rows)
 
 
 def _results(name: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from manyhands.errors import InvalidRequest, ModelNotFound, UnsupportedModel
 from manyhands.model.fusion import fuse_modules
+from manyhands.model.layers import join
 from manyhands.model.loading import load_adapter
 from manyhands.model.parallel.cuts import WHOLE, Cut, Cutting, part_of, read_plan
 from manyhands.model.quantised.linear import Float8Linear
@@ -64,6 +65,63 @@ def together(folder: Path, size: int, fuse: str = "off", **options: Any) -> Tens
 def whole(folder: Path, **options: Any) -> Tensor:
     with torch.inference_mode():
         return logits_of(load_adapter(folder, tokenizer=object(), device="cpu", **options)[0])
+
+
+class CountedPeers:
+    """Peers by the threads' own sums; each way of asking is counted."""
+
+    def __init__(self, collectives: ThreadCollectives, spoil: float = 0.0) -> None:
+        self.collectives = collectives
+        self.spoil = spoil
+        self.sums = self.joins = 0
+
+    def can_sum(self, x: Tensor) -> bool:
+        return x.numel() > 0
+
+    def sum(self, x: Tensor) -> Tensor:
+        self.sums += 1
+        return self.collectives.sum(x) + self.spoil
+
+    def join(self, residual: Tensor, x: Tensor, post: Any, pre: Any) -> tuple[Tensor, Tensor]:
+        self.joins += 1
+        return join(residual, self.collectives.sum(x) + self.spoil, post, pre)
+
+
+# Joined and single sums of a layer; a stack of experts ends in a sum of its own.
+@pytest.mark.parametrize(
+    ("name", "fuse", "joins", "sums"),
+    [
+        ("qwen3", "on", 2, 0),
+        ("gemma2", "on", 2, 0),
+        ("qwen3_moe", "on", 1, 1),
+        ("qwen3", "off", 0, 2),
+    ],
+)
+def test_sums_are_made_with_what_stands_behind_them(
+    name: str, fuse: str, joins: int, sums: int, tmp_path: Path
+) -> None:
+    folder = saved(ZOO[name](), tmp_path)
+
+    def made(spoil: float) -> tuple[Tensor, tuple[int, int]]:
+        def one(collectives: ThreadCollectives) -> tuple[Tensor, tuple[int, int]]:
+            peers = CountedPeers(collectives, spoil)
+            with _LOADING:
+                adapter, _ = load_adapter(
+                    folder, tokenizer=object(), collectives=collectives, device="cpu"
+                )
+                fuse_modules(adapter, fuse)
+            collectives.peers = peers
+            logits = logits_of(adapter)
+            layers = adapter.num_layers
+            return logits, (peers.joins // layers, peers.sums // layers)
+
+        return Meeting(2).run(one)[0]
+
+    logits, counts = made(0.0)
+    expected = whole(folder)
+    assert float((logits - expected).abs().max()) < FLOAT32
+    assert counts == (joins, sums)
+    assert float((made(0.1)[0] - expected).abs().max()) > 10 * FLOAT32, "no sum is made otherwise"
 
 
 # One of each way in which weights are named and cut; two ranks have all families (`tests/engine/ranks/`).

@@ -16,7 +16,7 @@ class ThreadCollectives:
     """One rank of several that are threads."""
 
     name = "threads"
-    peers = None
+    peers: Any = None
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank, self.size = rank, meeting.size

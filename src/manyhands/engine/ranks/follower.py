@@ -6,6 +6,7 @@ it has, or what went wrong, and is ready for the next try. Any other error ends 
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections.abc import Iterator
@@ -81,7 +82,9 @@ class Follower:
 
     def _load(self, arrays: Iterator[Ints]) -> None:
         self.settings = ModelSettings(**json.loads(text_of(next(arrays))))
+        self.forget()
         self._executor = self.network = None
+        gc.collect()  # two models may not fit beside each other
         assert self.collectives is not None, "rank 0 says JOIN first"
         began = time.monotonic()
         with _Answering(self.heard):

@@ -64,7 +64,9 @@ class GroupCollectives:
         self.about_peers = ""  # how sums of few tokens are made, for people
 
     def forget_peers(self) -> None:
-        """Let their memory go: another model is loaded."""
+        """Let their memory go: another model is loaded. A pass that nobody waited for ends first."""
+        if self.peers is not None:
+            torch.cuda.synchronize(self.peers.meeting.stop.device)
         self.peers, self.about_peers = None, ""
 
     def sum(self, x: Tensor) -> Tensor:
