@@ -62,7 +62,10 @@ def kills() -> str:
         ]
         for (are_numbers, killed), line in lines.items()
     ]
-    return table(["killed", "answered by", "times", "requests", "lost", "twice", "differ from one machine"], rows)
+    return table(
+        ["killed", "answered by", "times", "requests", "lost", "twice", "differ from one machine"],
+        rows,
+    )
 
 
 def _results(name: str) -> dict[str, Any]:

@@ -58,10 +58,27 @@ _NORMS = {  # over all heads, so cut like them
     "layers.*.self_attn.q_norm": "colwise",
     "layers.*.self_attn.k_norm": "colwise",
 }
+_SHARED = {
+    "layers.*.mlp.shared_experts.gate_proj": "colwise",
+    "layers.*.mlp.shared_experts.up_proj": "colwise",
+    "layers.*.mlp.shared_experts.down_proj": "rowwise",
+}
+_MLP = {
+    "layers.*.mlp.gate_proj": "colwise",
+    "layers.*.mlp.up_proj": "colwise",
+    "layers.*.mlp.down_proj": "rowwise",
+}
 # Cuts that the plans of transformers leave out.
 _PLANS: dict[str, dict[str, str]] = {
     "olmo2": _NORMS,
     "olmo3": _NORMS,
+    "flex_olmo": {**_QKVO, **_NORMS},
+    "minimax_m2": {**_QKVO, **_NORMS},
+    "granitemoe": _QKVO,
+    "phimoe": _QKVO,
+    "afmoe": {**_QKVO, **_SHARED, **_MLP, "layers.*.self_attn.gate_proj": "colwise"},
+    "exaone_moe": _SHARED,
+    "solar_open": _SHARED,
     "gpt_oss": {
         **_QKVO,
         "layers.*.self_attn.sinks": "colwise",
@@ -262,14 +279,9 @@ def part_of(config: Any, size: int) -> Any:
     return part
 
 
-# Families whose parts are not those of the whole yet: a norm over all heads, experts that are stored under other
-# names, or a plan that leaves layers out.
-WHOLE = frozenset(
-    {
-        *("afmoe", "apertus", "ernie4_5_moe", "exaone_moe", "flex_olmo", "granitemoe", "helium"),
-        *("hy_v3", "minimax_m2", "mixtral", "olmoe", "phimoe", "solar_open"),
-    }
-)
+# Families whose parts cannot be had from a divided configuration: the output projection of helium and the norms of
+# q and k of olmoe have the width of the residual stream, and not that of the heads.
+WHOLE = frozenset({"helium", "olmoe"})
 
 
 def read_plan(config: Any) -> dict[str, str]:

@@ -32,6 +32,30 @@ from manyhands.model.dummy import bare_model, mend_buffers
 from manyhands.model.parallel.cuts import Cut, Cutting
 
 _OF_AN_EXPERT = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+# Names in files of these families that are others in the network; transformers renames them when it loads all.
+_MIXTRAL = {
+    r"\.block_sparse_moe\.": ".mlp.",
+    r"\.w1\.weight$": ".gate_proj.weight",
+    r"\.w2\.weight$": ".down_proj.weight",
+    r"\.w3\.weight$": ".up_proj.weight",
+}
+_RENAMED: dict[str, dict[str, str]] = {
+    "mixtral": _MIXTRAL,
+    "minimax_m2": _MIXTRAL,
+    "phimoe": {r"\.block_sparse_moe\.gate\.": ".mlp.router.", **_MIXTRAL},
+    "granitemoe": {
+        r"\.input_linear\.weight$": ".experts.gate_up_proj",
+        r"\.output_linear\.weight$": ".experts.down_proj",
+        r"\.router\.layer\.": ".router.",
+    },
+    "hy_v3": {
+        r"\.mlp\.router\.gate\.": ".mlp.gate.",
+        r"\.mlp\.shared_mlp\.": ".mlp.shared_experts.",
+        r"\.mlp\.expert_bias$": ".mlp.e_score_correction_bias",
+    },
+    "exaone_moe": {r"\.mlp\.e_score_correction_bias$": ".mlp.gate.e_score_correction_bias"},
+    "ernie4_5_moe": {r"\.mlp\.moe_statics\.": ".mlp.gate.moe_statics."},
+}
 _BLOCK = 32  # numbers of mxfp4 that share a scale
 _COMPUTED = ("inv_freq", "masked_bias")  # in old checkpoints
 
@@ -61,7 +85,8 @@ def read_part(
                 stack.enter_context(safe_open(path, framework="pt", device=str(device)))
                 for path in weights_files(name, folder)
             ]
-            tensors = _Tensors(name, files, renamed)
+            own = _RENAMED.get(cutting.config.model_type, {})
+            tensors = _Tensors(name, files, {**renamed, **own})
             model = _filled(tensors, cutting, device, dtype)
     except SafetensorError as error:
         raise damaged(name, f"unreadable weights ({in_short(error)})") from error
@@ -95,6 +120,12 @@ class _Tensors:
         file, own = self._files[key]
         return file.get_slice(own)
 
+    def number(self, key: str) -> Tensor:
+        """A tensor without dims."""
+        file, own = self._files[key]
+        found: Tensor = file.get_tensor(own)
+        return found
+
 
 def _filled(tensors: _Tensors, cutting: Cutting, device: torch.device, dtype: torch.dtype) -> Any:
     model: Any = bare_model(cutting.config, dtype)
@@ -115,7 +146,8 @@ def _filled(tensors: _Tensors, cutting: Cutting, device: torch.device, dtype: to
         kept = model.state_dict(keep_vars=True).keys()
         for key, buffer in model.named_buffers():
             if key in kept:  # a router's, say: every rank has all of it
-                buffer.copy_(tensors.take(key)[:])
+                whole = tensors.take(key)
+                buffer.copy_(whole[:] if whole.get_shape() else tensors.number(key))
     tensors.left -= {key for key, _ in model.named_parameters(remove_duplicate=False)}
     return model.train(False)
 
@@ -132,6 +164,8 @@ def _read(tensors: _Tensors, cutting: Cutting, key: str) -> Tensor:
         return _stacked(tensors, cutting, key)
     whole = tensors.take(key)
     _check_shape(tensors, cutting, key, tuple(whole.get_shape()))
+    if not whole.get_shape():  # one number, of which there are no slices
+        return tensors.number(key)
     return cutting.slice_of(key, whole)
 
 
