@@ -103,7 +103,7 @@ def test_a_rank_that_never_comes_leaves_no_numbers() -> None:
     ranks.push(parts, 0)
     assert ranks.pull(parts, patience=3)[0].isnan().all()
     assert ranks.meetings[0].stop.item() == 1
-    # What it waited for in vain it has not: the next sum gives up at the first look, though patience is long.
+    # The flag is still missing: the next sum gives up at the first look, though patience is long.
     assert meet(ranks.meetings[0], None, parts[0], patience=1 << 30)[0].isnan().all()
 
 

@@ -44,7 +44,7 @@ PATIENCE = 1 << 26
 
 
 class Meeting(NamedTuple):
-    """What one rank has for meeting the others.
+    """A rank's means of meeting the others.
 
     `buffers` and `flags` [R] int64: addresses, on this rank's device, of all ranks' [2, R, P, N] of the dtype
     and [R, P] int32. `epochs` [P] and `stop` [1] int32 are its own.
@@ -136,7 +136,7 @@ def _meet(
                 late = 1
         if late:
             tl.store(stop, 1)
-        tl.debug_barrier()  # what one thread has seen, all may read
+        tl.debug_barrier()  # all threads may read now: one has seen the flags
         held = _at(buffers, rank, DTYPE)
         v = tl.zeros([BLOCK], tl.float32)
         for other in tl.static_range(RANKS):

@@ -57,7 +57,7 @@ def _found(
 def _trouble(
     collectives: GroupCollectives, width: int, dtype: torch.dtype, device: torch.device
 ) -> str:
-    """What is known before anything is tried; "" is nothing."""
+    """Trouble that is known before anything is tried; "" is none."""
     if not kernels.usable(torch.empty(0, dtype=dtype, device=device)):
         return f"no kernel for {dtype} on {device}"
     others = [rank for rank in range(collectives.size) if rank != device.index]

@@ -28,7 +28,7 @@ class Summed(nn.Module):
         super().__init__()
         self.part = part
         self.collectives = collectives
-        self.is_put_off = False  # whoever calls it calls `join` with what it gives
+        self.is_put_off = False  # the caller hands what it gives to `join`
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """As the part is called; [..., N], the same on every rank unless it is put off."""
