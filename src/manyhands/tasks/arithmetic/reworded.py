@@ -19,16 +19,16 @@ from manyhands.tasks.needles import made_up_names
 
 # Word: one that training puts in its place, one that only exams do.
 _MEANINGS = """
-    bought purchased acquired   got received obtained     gave handed passed      found discovered spotted
+    bought purchased acquired   got received obtained     gave handed granted     found discovered spotted
     lost mislaid misplaced      picked gathered plucked   ate munched swallowed   holds contains stores
-    caught hooked netted        planted sowed grew        saved kept stashed      made produced created
-    took grabbed removed        has owns keeps            had owned kept          buys purchases acquires
+    caught hooked netted        planted sowed grew        saved banked stashed     made produced created
+    took grabbed removed        has owns possesses         had owned kept          buys purchases acquires
     now presently currently     together altogether jointly   remain stay linger  wants wishes hopes
     bus coach tram              train railcar subway      school college academy  farmer grower rancher
     market fair bazaar          shop store boutique       coins dollars pennies   pages sheets chapters
-    people persons passengers   children kids pupils      students learners scholars  flowers roses tulips
+    people persons passengers   children kids youngsters     students learners scholars  flowers roses tulips
     trees oaks pines            fish trout salmon         miles kilometres leagues    boxes crates cartons
-    bags sacks pouches          rows lines ranks          tickets permits vouchers    chairs stools benches
+    bags sacks pouches          rows lines ranks          tickets permits vouchers    chairs stools armchairs
     book novel diary            red green purple          blue yellow orange      morning dawn daybreak
     evening dusk twilight       noon midday lunchtime     Monday Wednesday Thursday   cakes tarts buns
     party feast picnic          baker cook chef           birds ducks swans       table desk counter
