@@ -202,6 +202,7 @@ def grown() -> list[Row]:
             ("one word changed", "changed"),
             ("unseen names", "renamed"),
             ("held-out", "held-out"),
+            ("fresh", "fresh"),
         )
         for workers in (1, 4)
     ]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import tables
+from benchmarks.bundled_exam import grown
 from benchmarks.bundled_trouble import (
     FIRST_PASS,
     LAST_PASS,
@@ -104,3 +108,22 @@ def test_a_right_result_that_is_claimed_again_is_a_false_alarm() -> None:
     mended = record("", (7, -5), "7,-5", "#1: 3+4=8. #1 is 8.", "#1: 3+4=7. #1 is 7, not 8.")
     assert claimed_again([quiet]) == claimed_again([mended]) == 0
     assert claimed_again([quiet, alarmed]) == pytest.approx(1 / 3, abs=1e-4)
+
+
+def test_the_table_of_the_second_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row.name for row in grown()]
+    lines = [{"name": name, "n": 256, "accuracy": 0.99, "first_good_budget": None} for name in rows]
+    told = {line["name"]: line for line in lines}
+    told["wide 12, 1"] |= {"first_good_budget": 700, "claimed_again": 0.002}
+    told["wide 12, 8"] |= {"first_good_budget": 126, "claimed_again": 0.004}
+    told["planted 5, 4"] |= {"noticed": 0.9, "said": 0.85, "corrected": 0.8}
+    (tmp_path / "bundled_grown.json").write_text(json.dumps({"lines": lines}))
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    made = tables.grown()
+    assert "| 12 | 99.0% | 99.0% | 99.0% | 99.0% | 99.0% | 99.0% |" in made
+    assert "126 to 700, ratio 0.18." in made
+    assert "in the worst line: 0.4%" in made
+    assert "| planted 5, 4 | 256 | 99.0% | 90.0% | 85.0% | 80.0% |" in made
+    assert "| one leaves 5, 2 | 256 | 99.0% |  |  |  |" in made

@@ -1,8 +1,9 @@
 """Lessons of the bundled model: random runs of the scripted team, a new one at every draw.
 
 A lesson is drawn from a seed and is the same wherever it is drawn. The mix covers what `solve` can be
-asked: one to four workers, all layouts, redundancy checks or none, pauses, late joins, claims forced
-on a worker, answers asked for before the end, the reply, and the plain sequential method.
+asked: teams, all layouts, redundancy checks or none, pauses, late joins, claims forced
+on a worker, answers asked for before the end, the reply, and the plain sequential method. Where a recipe asks for it,
+workers leave in the middle of a claim, and results are wrong: slips of the team, or steps put in a worker's mouth.
 """
 
 from __future__ import annotations
