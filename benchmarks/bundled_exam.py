@@ -340,7 +340,7 @@ def with_dismissals(make: Callable[..., Strategy], leavers: int) -> Callable[...
 
 
 def troubles(row: Row, records: Sequence[Record]) -> dict[str, Any]:
-    """What became of planted steps; on lists without any, how often a right result was claimed again."""
+    """The fate of planted steps; on lists without any, how often a right result was claimed again."""
     if row.changed in (planted, planted_right):
         wrong = row.changed is planted
         return corrections(records, row.settings["workers"], wrong=wrong)

@@ -1,4 +1,4 @@
-"""What goes wrong in a team, for exams: workers that leave in the middle of a claim, and a mistake that is planted.
+"""Trouble in a team, for exams: workers that leave in the middle of a claim, and a mistake that is planted.
 
     leaving           some workers are sent away in the middle of their first claims
     planted           a worker's first step is put in its mouth, with one wrong sum and all that follows from it
@@ -30,7 +30,7 @@ Dismissals = Mapping[int, Sequence[int]]  # pass: the workers that leave before 
 
 
 def leaving(question: str, workers: int, count: int) -> Dismissals:
-    """Who of so many workers leave: `count` of them, each in the middle of its first claim."""
+    """Workers that leave, of so many: `count` of them, each in the middle of its first claim."""
     rng = Random(f"leaving/{count}/{question}")
     found: dict[int, list[int]] = {}
     for worker in rng.sample(range(workers), count):

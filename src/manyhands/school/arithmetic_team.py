@@ -152,7 +152,7 @@ class ArithmeticTeam:
         return tuple(w.token for w in words), tuple(w.weight for w in words)
 
     def heard(self) -> Heard:
-        """What is said to the run before its next pass: who leaves. See `Simulation.heard`."""
+        """Words to the run before its next pass: workers that leave. See `Simulation.heard`."""
         going = [leave for leave in self.leaves if self._is_due(leave)]
         said = []
         for leave in going:

@@ -23,14 +23,14 @@ _MEANINGS = """
     lost mislaid misplaced      picked gathered plucked   ate munched swallowed   holds contains stores
     caught hooked netted        planted sowed grew        saved banked stashed     made produced created
     took grabbed removed        has owns possesses         had owned kept          buys purchases acquires
-    now presently currently     together altogether jointly   remain stay linger  wants wishes hopes
+    now presently currently     together altogether jointly   remain stay linger  wants wishes desires
     bus coach tram              train railcar subway      school college academy  farmer grower rancher
     market fair bazaar          shop store boutique       coins dollars pennies   pages sheets chapters
     people persons passengers   children kids youngsters     students learners scholars  flowers roses tulips
     trees oaks pines            fish trout salmon         miles kilometres leagues    boxes crates cartons
     bags sacks pouches          rows lines ranks          tickets permits vouchers    chairs stools armchairs
     book novel diary            red green purple          blue yellow orange      morning dawn daybreak
-    evening dusk twilight       noon midday lunchtime     Monday Wednesday Thursday   cakes tarts buns
+    evening dusk twilight       noon midday lunchtime     lake pond lagoon        cakes tarts pastries
     party feast picnic          baker cook chef           birds ducks swans       table desk counter
     tables desks counters       minutes moments seconds   garden yard orchard     hens geese turkeys
 """
