@@ -2,16 +2,19 @@
 
     python -m benchmarks.bundled_exam teams --processes 2 --out benchmarks/results/bundled_exam.json
     python -m benchmarks.bundled_exam parts --processes 2 --out build/bundled_parts.json
+    python -m benchmarks.bundled_exam grown --model build/grown_polished --device cuda --processes 6 \
+        --out build/bundled_grown.json
     python -m benchmarks.bundled_exam stories --model SmolLM2-135M-Instruct.Q4_1.gguf --adapter build/smollm2 \
         --device cuda --processes 6 --out benchmarks/results/smollm2_exam.json
 
-The first two are of the bundled model. `stories` is of SmolLM2 with an adapter (docs/smollm2.md); without one it
+The first three are of the bundled model; `grown` asks what its second generation learns: teams of one to eight, lists
+of one to twelve with results from -999 to 999, and troubles (`bundled_trouble.py`). `stories` is of SmolLM2 with an adapter (docs/smollm2.md); without one it
 shows what the model was before.
 
 A row is a task, a method and its settings, asked n times, greedy, without a reply. Its records lie
 under --records, so an exam that was stopped goes on, and `manyhands report` makes a page of them. A
 line of --out is kept as long as the weights are the same. Two circumstances have no option, since they
-differ from question to question: a worker that misses twelve passes, and a claim that is taken.
+differ from question to question: a worker that misses twelve passes, and a claim that is taken. So do troubles.
 """
 
 from __future__ import annotations
@@ -36,6 +39,14 @@ from typing import Any
 
 import torch
 
+from benchmarks.bundled_trouble import (
+    claimed_again,
+    corrections,
+    dismissing,
+    leaving,
+    planted,
+    planted_right,
+)
 from manyhands import bundled
 from manyhands.cli.candidates import method_candidate, task_of
 from manyhands.cli.exam_options import EXAM_METHODS, EvalOptions
@@ -69,6 +80,9 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "two threads": ("skeleton", {"workers": 2}),
 }
 Changed = Callable[[str, TeamSettings], TeamSettings]  # by the question
+# Where the curves of wide lists are looked at, by problems and workers, and their largest budgets by problems.
+WIDE_LOOKS = {(12, 1): tuple(range(560, 1000, 20)), (12, 8): tuple(range(80, 240, 8))}
+_BUDGETS = {1: 300, 5: 800, 8: 1000}
 
 
 @dataclass(frozen=True)
@@ -87,6 +101,7 @@ class Row:
     draft: bool = False
     concurrency: int = 128
     changed: Changed | None = None  # settings that depend on the question
+    leavers: int = 0  # workers that leave in the middle of their first claims
 
 
 # -- the rows --------------------------------------------------------------------------------------
@@ -149,6 +164,50 @@ def parts() -> list[Row]:
 _NEVER_TAUGHT = ("fresh", "unseen")
 
 
+def grown() -> list[Row]:
+    """Wide lists for teams of one to eight, troubles, and stories told a little differently."""
+
+    def row(name: str, workers: int, count: int, kind: str = "wide", **more: Any) -> Row:
+        settings, budget = {"workers": workers}, _BUDGETS.get(count, 1500)
+        return Row(
+            f"{name} {count}, {workers}",
+            *("arithmetic", "hogwild", settings),
+            count=count,
+            kind=kind,
+            budget=budget,
+            **more,
+        )
+
+    rows = [
+        row("wide", workers, count, curve=WIDE_LOOKS.get((count, workers), ()))
+        for count in (1, 5, 8, 12)
+        for workers in (1, 2, 3, 4, 6, 8)
+    ]
+    rows += [
+        row("one leaves", workers, count, leavers=1)
+        for count, workers in ((5, 2), (5, 4), (8, 4), (12, 8))
+    ]
+    rows += [row("three leave", 4, 5, leavers=3)]
+    rows += [
+        row("planted", workers, count, changed=planted)
+        for count, workers in ((5, 2), (5, 4), (8, 4), (12, 8))
+    ]
+    rows += [
+        row("planted right", workers, count, changed=planted_right)
+        for count, workers in ((5, 4), (12, 8))
+    ]
+    return rows + [
+        row(name, workers, 5, kind)
+        for name, kind in (
+            ("one word changed", "changed"),
+            ("unseen names", "renamed"),
+            ("held-out", "held-out"),
+            ("fresh", "fresh"),
+        )
+        for workers in (1, 4)
+    ]
+
+
 def stories() -> list[Row]:
     """Five problems for teams of one to four: stories made of nothing that was taught, taught ones, sums."""
     return [
@@ -173,7 +232,7 @@ def _looks(workers: int) -> tuple[int, ...]:
     return tuple(range(first, last, (last - first) // 18))
 
 
-EXAMS = {"teams": teams, "parts": parts, "stories": stories}
+EXAMS = {"teams": teams, "parts": parts, "grown": grown, "stories": stories}
 
 
 def budgets(kind: str, workers: int) -> tuple[int, ...]:
@@ -242,6 +301,8 @@ def sit(row: Row, arguments: argparse.Namespace) -> Results:
     method = EXAM_METHODS[row.method]
     if row.changed is not None:
         method = replace(method, make=with_changed_settings(method.make, row.changed))
+    if row.leavers:
+        method = replace(method, make=with_dismissals(method.make, row.leavers))
     task, samples = task_of(chosen)
     wanted = (*row.curve, row.budget)
     candidate, header = method_candidate(chosen, method, wanted, samples, protocol_of(task))
@@ -265,11 +326,32 @@ def with_changed_settings(
     return made
 
 
+def with_dismissals(make: Callable[..., Strategy], leavers: int) -> Callable[..., Strategy]:
+    """The same method, from which workers leave as the question has it."""
+
+    def made(
+        asked: str | Conversation, text: Any, settings: TeamSettings, *rest: Any, **more: Any
+    ) -> Strategy:
+        question = conversation_of(asked).problem
+        dismissals = leaving(question, settings.workers, leavers)
+        return dismissing(make(asked, text, settings, *rest, **more), dismissals)
+
+    return made
+
+
+def troubles(row: Row, records: Sequence[Record]) -> dict[str, Any]:
+    """The fate of planted steps; on lists without any, how often a right result was claimed again."""
+    if row.changed in (planted, planted_right):
+        wrong = row.changed is planted
+        return corrections(records, row.settings["workers"], wrong=wrong)
+    return {"claimed_again": claimed_again(records)} if row.kind == "wide" else {}
+
+
 def solved_twice(record: Record) -> float:
     """The share of a list's problems that more than one worker solved."""
     solvers: dict[str, set[int]] = {}
     for step in record.steps:
-        for number in re.findall(r"#(\d) is", step["text"]):
+        for number in re.findall(r"#(\d+) is", step["text"]):
             solvers.setdefault(number, set()).add(step["worker"])
     return sum(len(workers) > 1 for workers in solvers.values()) / len(record.gold)
 
@@ -309,6 +391,7 @@ def line(row: Row, results: Results) -> dict[str, Any]:
         "solved_twice": round(sum(twice) / len(twice), 4) if twice else None,
         "finish": dict(sorted(summary.endings)),
         "curve": curve,
+        **troubles(row, summary.records),
         **({"templates": by_template(summary.records)} if row.kind in _NEVER_TAUGHT else {}),
         "first_good_budget": min(good) if good else None,
     }

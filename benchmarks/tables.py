@@ -268,6 +268,47 @@ def needles() -> str:
     return table([*headings, "KV cache in MB, shared", "unshared"], rows)
 
 
+def grown() -> str:
+    """The second generation: lists of so many problems by teams of so many; what became of troubles; stories."""
+    lines = _lines("bundled_grown")
+    counts, teams_of = (1, 5, 8, 12), (1, 2, 3, 4, 6, 8)
+    accuracy = [
+        [str(count), *(_share_of(lines.get(f"wide {count}, {n}")) for n in teams_of)]
+        for count in counts
+    ]
+    first = [lines.get(f"wide 12, {n}", {}).get("first_good_budget") for n in (1, 8)]
+    ratio = f"{first[1] / first[0]:.2f}" if all(first) else "not reached"
+    others = [
+        [
+            name,
+            str(line["n"]),
+            _share_of(line),
+            *(f"{line[key]:.1%}" if key in line else "" for key in _CORRECTIONS),
+        ]
+        for name, line in lines.items()
+        if not name.startswith("wide")
+    ]
+    again = [line["claimed_again"] for line in lines.values() if "claimed_again" in line]
+    alarms = f"{max(again):.1%}" if again else "not asked"
+    return "\n".join(
+        [
+            table(["problems", *(f"{n} workers" for n in teams_of)], accuracy),
+            "",
+            f"Twelve problems, first budgets with 97 % of eight workers and of one: {first[1]} to {first[0]}, ratio {ratio}. "
+            f"Right results that were claimed again, in the worst line: {alarms}.",
+            "",
+            table(["line, workers", "n", "accuracy", *_CORRECTIONS], others),
+        ]
+    )
+
+
+_CORRECTIONS = ("noticed", "said", "corrected")
+
+
+def _share_of(line: Row | None) -> str:
+    return f"{line['accuracy']:.1%}" if line else ""
+
+
 def speed() -> str:
     """Tokens per second and the host's share, one list at a time."""
     result = json.loads((RESULTS / "bundled_speed.json").read_text())
@@ -331,6 +372,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "students": students,
     "needles": needles,
     "speed": speed,
+    "grown": grown,
     **performance.TABLES,
     **layer_tables.TABLES,
     **scale_tables.TABLES,

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from manyhands.school.arithmetic_team import ArithmeticTeam
+from manyhands.strategies.listening import DismissWorker
 from tests.replay.runs import LIST_PROMPT, list_text
 from tests.replay.test_lessons import SMALL, draw, same
+
+_WHOLE = {"contiguous": 0.0, "interleaved": 0.0}
+_LONG = {"fewest_problems": 12, "most_problems": 12, "wide": 1.0, "word_problems": 0.0}
 
 
 def test_a_draw_depends_on_its_seed_alone():
@@ -32,6 +37,11 @@ def test_every_kind_of_run_is_drawn():
             "early": {"solo": 0.0, "early_answers": 1.0},
             "trouble": {"solo": 0.0, "irregular": 1.0, "pauses": 0.9, "contiguous": 1.0},
             "interleaved": {"solo": 0.0, "contiguous": 0.0, "interleaved": 1.0},
+            "slips": {"solo": 0.0, "most_workers": 1, "slips": 1.0, **_LONG, **_WHOLE},
+            "planted": {"solo": 0.0, "most_workers": 1, "planted": 1.0, **_WHOLE},
+            "eight": {"solo": 0.0, "most_workers": 8},
+            "one problem": {"fewest_problems": 1, "most_problems": 1, "early_answers": 1.0},
+            "varied": {"stories": "varied", "word_problems": 1.0, "mixed_lists": 0.0},
         }.items()
     }
     assert "Solve this list alone." in spoken["solo"]
@@ -43,9 +53,36 @@ def test_every_kind_of_run_is_drawn():
     assert LIST_PROMPT.redundancy_check in spoken["checks"]
     assert LIST_PROMPT.redundancy_check not in spoken["no checks"]
     assert "Time is up" in spoken["early"]
+    assert ", not " in spoken["slips"]
+    assert "=-" in spoken["slips"]
+    assert ", not " not in spoken["trouble"]
+    assert ", not " in spoken["planted"]
+    assert "#12:" in spoken["slips"]
+    assert "Grace" in spoken["eight"]
+    assert "#1 is" in spoken["one problem"]
     assert all("solve this list together" in spoken[name] for name in ("trouble", "interleaved"))
 
 
 def test_lessons_speak_the_prompt_they_are_given():
     lesson = draw("0", prompt=replace(LIST_PROMPT, own_header="\n\n### Mine"))
     assert "### Mine" in list_text().decode(lesson.merged.plan.token_ids)
+
+
+def test_workers_leave_in_lessons(monkeypatch):
+    said = []
+
+    def heard(team, asked=ArithmeticTeam.heard):
+        found = asked(team)
+        said.extend(found.items)
+        return found
+
+    monkeypatch.setattr(ArithmeticTeam, "heard", heard)
+    settings = {"solo": 0.0, "leaves": 1.0, "pauses": 0.0, "irregular": 0.0, **_WHOLE}
+    for number in range(12):
+        draw(f"leaves/{number}", replace(SMALL, most_workers=4, **settings))
+    assert len(said) > 3
+    assert all(isinstance(item, DismissWorker) for item in said)
+    draw("leaves/none", replace(SMALL, solo=0.0, leaves=1.0, contiguous=1.0, interleaved=0.0))
+    num_said = len(said)
+    draw("leaves/none", replace(SMALL, solo=0.0, contiguous=1.0, interleaved=0.0))
+    assert len(said) == num_said

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from manyhands import bundled
 from manyhands.errors import BrokenTrace, InvalidRequest, UnsupportedModel
 from manyhands.replay.lessons import Mixed, Reading, Recorded
 from manyhands.replay.trace import record
@@ -54,6 +55,28 @@ def test_a_tokenizer_that_parts_the_sign_is_refused_before_training():
     text = Text(byte_level())
     with pytest.raises(UnsupportedModel, match="makes 2 tokens of ' #'; the scripted team needs"):
         recipe.lessons(text)
+
+
+def test_a_model_grows_before_it_is_trained(tmp_path):
+    """Also one that has been taken over by an adapter; a new model has its layers in its config."""
+    start = f'[model]\nstart = "{bundled.path()}"\nlayers = 8\n[curriculum]\n'
+    adapter, tokenizer = read_recipe(write(tmp_path, start)).load("cpu")
+    assert len(adapter.layers) == 8
+    assert adapter.vocab_size == len(tokenizer)
+    with pytest.raises(InvalidRequest, match="gives layers = 8 without `start`"):
+        read_recipe(
+            write(tmp_path, MODEL.replace("[model]", "[model]\nlayers = 8") + "[curriculum]\n")
+        )
+
+
+@pytest.mark.parametrize("name", ["grown", "grown_polish"])
+def test_the_second_generation_is_taught_by_recipes_that_can_be_read(name):
+    recipe = read_recipe(RECIPE / f"{name}.toml")
+    curriculum = recipe.curriculum
+    assert curriculum is not None
+    assert (curriculum.most_problems, curriculum.most_workers) == (12, 8)
+    assert recipe.prompts == read_recipe(RECIPE / "further_polish.toml").prompts
+    assert min(curriculum.wide, curriculum.slips, curriculum.planted, curriculum.leaves) > 0
 
 
 def test_a_recipe_with_everything(tmp_path):

@@ -8,7 +8,7 @@ transcript written by turns would teach a team to read what it will never see in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -43,10 +43,14 @@ class Lesson:
 
 @dataclass
 class Simulation:
-    """Drives one strategy to its end and keeps what was chosen."""
+    """Drives one strategy to its end and keeps what was chosen.
+
+    `heard` is asked whenever the strategy listens, which a team does before each pass.
+    """
 
     strategy: Strategy
     predict: Predictor
+    heard: Callable[[], Heard] = Heard
     targets: list[int] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     answer: Answer | None = None
@@ -61,7 +65,7 @@ class Simulation:
                 self.answer = end.value
                 return
             if not isinstance(asked, Step):
-                sent = Heard() if isinstance(asked, Listen) else None
+                sent = self.heard() if isinstance(asked, Listen) else None
                 continue
             sent, weights = self.predict(asked)
             self.targets += sent

@@ -6,6 +6,7 @@ room: another model, in another world, brings lessons of its own.
 
     scripted.py            what is said by a script, token by token, and how much of it is learned
     arithmetic_team.py     a team that shares out a list of problems, with mischief
+    slips.py               work with one mistake, for the team to find
     parts.py, endings.py   the other methods: students, lists in parts, needles; endings of prompts
     curriculum.py          random runs of the team, each from a seed
     curriculum_parts.py    random runs of the other methods

@@ -6,21 +6,27 @@ Each worker follows one rule, from nothing but what it can see at that very mome
     all are claimed, some unsolved    end the turn: somebody is on it
     all are solved                    " All solved: \boxed{75,12,9}"
     my problem is another's           " taken."  and decide again
+    a result is wrong                 " #3:"  its problem is unclaimed; at the end " #3 is 75, not 65."
+    a worker has left in its work     " #3:"  its problem is unclaimed
 
 Of the unclaimed ones it takes the first in order of work, most work first, so that nobody is left
 alone with a long problem at the end. Workers about to claim in the same pass see each other's bare
 prefixes and take turns: the k-th takes the k-th. That is all the coordination there is, and it has to
 be read from the cache.
 
+In a list of ten problems or more a claim that begins with a 1 is no claim before its next token: `#1` may
+become `#1:`, `#10:`, `#11:` or `#12:`. Until then the worker counts as one about to claim, ahead of all others.
+
 `Mischief` makes runs irregular, with no loss on the irregular token itself: claims at random, claims
-of what is taken, duplicates noticed late. The strategy's own settings add pauses and late joins.
+of what is taken, duplicates noticed late, wrong results (`slips.py`). The strategy's own settings add pauses, late
+joins and whole steps that are put in a worker's mouth; a `Leave` has a worker dismissed in the middle of a claim.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
@@ -28,13 +34,17 @@ from functools import lru_cache
 from manyhands.cache.step import Row, Step
 from manyhands.errors import UnsupportedModel
 from manyhands.prompts.hogwild import TeamPrompt
+from manyhands.school.slips import Slip, slip_in
+from manyhands.strategies.listening import DismissWorker, Heard
 from manyhands.tasks.arithmetic.problem import Problem
 from manyhands.tasks.arithmetic.problem_list import ProblemList
 from manyhands.text import Text
 
 # Weights of tokens: decisions are few among many digits.
 DECISION, CLAIM, ANSWER = 3.0, 4.0, 2.0
-_INSERTED_CLAIM = re.compile(r"#(\d):$")
+_INSERTED_CLAIM = re.compile(r"#(\d+):$")
+_INSERTED_STEP = re.compile(r"#(\d+): [^#]*\. #\1 is (-?\d+)\.$")
+_TWO_DIGITS = 10  # problems; from here on a 1 may be half a number
 
 
 class Phase(Enum):
@@ -43,7 +53,8 @@ class Phase(Enum):
     EMPTY = 0
     START = 1  # a bare prefix: about to decide
     CLAIMING = 2  # "#", the number still to come
-    BUSY = 3
+    NUMBERING = 3  # "#1" in a list of ten or more: the number may go on
+    BUSY = 4
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,19 @@ class Mischief:
     random_claim: float = 0.0
     wrong_claim: float = 0.0
     late_notice: float = 0.0
+    slip: float = 0.0
+
+
+@dataclass(frozen=True)
+class Leave:
+    """A worker leaves when it has written `tokens` tokens behind its claim number `claim` (from 1).
+
+    It stays if no other worker is left by then.
+    """
+
+    worker: int
+    claim: int
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -63,6 +87,7 @@ class _Word:
     weight: float = 1.0
     claims: int | None = None
     solves: int | None = None
+    errs: int | None = None  # the wrong result that it says of the problem that it "solves"
     computes: int | None = None  # the result stands written, though not yet as "#3 is 75."
     drops: bool = False
     phase: Phase = Phase.BUSY
@@ -76,7 +101,9 @@ class _Actor:
     phase: Phase = Phase.EMPTY
     problem: int | None = None
     claimed_at: int = 0
-    left_at: int = 0  # the pass in which it ended its turn
+    num_claims: int = 0
+    num_words: int = 0  # fed since its claim
+    left_at: int = 0  # the pass in which it ended its turn, or the last one before it left
     queue: list[_Word] = field(default_factory=list)
     fed: _Word | None = None  # written, to be fed in its next row
     deciding: bool = True
@@ -95,6 +122,7 @@ class ArithmeticTeam:
         *,
         sees_desks: bool = True,
         mischief: Mischief = Mischief(),
+        leaves: Sequence[Leave] = (),
     ) -> None:
         self.problems = problems.problems
         self.script = _Script.of(text)
@@ -103,8 +131,10 @@ class ArithmeticTeam:
         self.rng = rng
         self.sees_desks = sees_desks
         self.mischief = mischief
+        self.leaves = list(leaves)
         self.actors = {name: _Actor(index) for index, name in enumerate(names)}
         self.solved: dict[int, list[int]] = {}  # problem: workers who wrote its solution, fed
+        self.wrong: dict[int, int] = {}  # problem: the wrong result that was said last, fed
         self.published: set[int] = set()  # problems whose solution stands in a finished step
         self.computed: set[int] = set()  # problems whose last equation is written
         self.clock = 0
@@ -121,22 +151,55 @@ class ArithmeticTeam:
         words = [self._choose(row) for row in step.rows]
         return tuple(w.token for w in words), tuple(w.weight for w in words)
 
+    def heard(self) -> Heard:
+        """Words to the run before its next pass: workers that leave. See `Simulation.heard`."""
+        going = [leave for leave in self.leaves if self._is_due(leave)]
+        said = []
+        for leave in going:
+            self.leaves.remove(leave)
+            actors = list(self.actors.values())
+            if sum(not actor.left_at for actor in actors) > 1:
+                said.append(DismissWorker(leave.worker))
+                self._take_in(actors[leave.worker])  # its newest word is fed with its desk
+                actors[leave.worker].left_at = self.clock
+        return Heard(tuple(said))
+
+    def _is_due(self, leave: Leave) -> bool:
+        actor = next(a for a in self.actors.values() if a.index == leave.worker)
+        is_busy = actor.problem is not None and not actor.left_at
+        return is_busy and (actor.num_claims, actor.num_words) >= (leave.claim, leave.tokens)
+
     # -- what becomes visible --------------------------------------------------------------------
 
     def _feed(self, actor: _Actor, row: Row) -> None:
-        word, actor.fed = actor.fed, None
-        if word is not None:
-            actor.phase = word.phase
-            actor.deciding = word.decide
-            if word.claims is not None:
-                actor.problem, actor.claimed_at = word.claims, self.clock
-            if word.solves is not None:
-                self.solved.setdefault(word.solves, []).append(actor.index)
-                actor.problem = None
-            if word.drops:
-                actor.problem = None
+        word = self._take_in(actor)
         if len(row.feed) > 1 or word is None:
             self._begin_step(actor, row)
+
+    def _take_in(self, actor: _Actor) -> _Word | None:
+        """The worker's newest word is fed: what becomes true with it."""
+        word, actor.fed = actor.fed, None
+        if word is None:
+            return None
+        actor.phase = word.phase
+        actor.deciding = word.decide
+        actor.num_words += 1
+        if word.claims is not None:
+            actor.problem, actor.claimed_at = word.claims, self.clock
+            actor.num_claims, actor.num_words = actor.num_claims + 1, 0
+        if word.solves is not None:
+            self._say_result(actor, word.solves, word.errs)
+            actor.problem = None
+        if word.drops:
+            actor.problem = None
+        return word
+
+    def _say_result(self, actor: _Actor, problem: int, error: int | None) -> None:
+        """A result stands written: the right one, or an error."""
+        if error is None:
+            self.solved.setdefault(problem, []).append(actor.index)
+        else:
+            self.wrong[problem] = error
 
     def _begin_step(self, actor: _Actor, row: Row) -> None:
         """A prefix was fed, perhaps with a question or a claim in the worker's mouth."""
@@ -146,7 +209,13 @@ class ArithmeticTeam:
         if inserted := _INSERTED_CLAIM.search(fed):
             actor.problem, actor.claimed_at = int(inserted[1]) - 1, self.clock
             actor.phase, actor.deciding = Phase.BUSY, False
-            actor.queue = self.script.work(self.problems[actor.problem], actor.problem)[1:]
+            actor.queue = self._work(actor.problem)[1:]
+        elif inserted := _INSERTED_STEP.search(fed):
+            problem, result = int(inserted[1]) - 1, int(inserted[2])
+            is_right = result == self.problems[problem].answer
+            self._say_result(actor, problem, None if is_right else result)
+            actor.phase, actor.deciding = Phase.BUSY, False
+            actor.queue = list(self.script.step_end)
         elif fed.endswith(self.prompt.redundancy_check):
             actor.phase, actor.deciding = Phase.BUSY, False
             actor.queue = self.script.no if self._has_something_to_do(actor) else self.script.yes
@@ -160,7 +229,7 @@ class ArithmeticTeam:
             if actor.deciding:
                 actor.deciding = False
                 actor.queue = self._decide(actor)
-            elif actor.phase is Phase.CLAIMING:
+            elif actor.phase is Phase.CLAIMING:  # its queue is empty: the sign stood alone
                 actor.queue = self._claim(actor)
             elif actor.queue and actor.queue[0].glance:
                 self._glance(actor)
@@ -197,9 +266,15 @@ class ArithmeticTeam:
             problem, weight = self.rng.randrange(len(self.problems)), 0.0
         elif unclaimed and roll < self.mischief.wrong_claim + self.mischief.random_claim:
             problem, weight = self.rng.choice(unclaimed), 0.0
-        return self.script.claim(problem, weight) + self.script.work(
-            self.problems[problem], problem
-        )
+        return self.script.claim(problem, weight, len(self.problems), self._work(problem))
+
+    def _work(self, problem: int) -> list[_Word]:
+        """A problem worked out, now and then with a slip; a wrong result is named with the right one."""
+        slip = None
+        if self.mischief.slip and self.rng.random() < self.mischief.slip:
+            slip = slip_in(self.rng, self.problems[problem])
+        wrong = None if problem in self.solved else self.wrong.get(problem)
+        return self.script.work(self.problems[problem], problem, slip, wrong)
 
     def _glance(self, actor: _Actor) -> None:
         """See whose the problem is. Who keeps it decides as much as who drops it."""
@@ -255,7 +330,11 @@ class ArithmeticTeam:
     def _ahead(self, actor: _Actor, phase: Phase) -> int:
         """How many will claim before this worker: those further on, and those before it in order."""
         return sum(
-            (other.phase is Phase.CLAIMING and (phase is Phase.START or other.index < actor.index))
+            other.phase is Phase.NUMBERING
+            or (
+                other.phase is Phase.CLAIMING
+                and (phase is Phase.START or other.index < actor.index)
+            )
             or (other.phase is phase is Phase.START and other.index < actor.index)
             for other in self._others(actor)
         )
@@ -300,6 +379,9 @@ class _Script:
         self.turn_end = _Word(min(text.eos), DECISION)
         self.no = self._words(" no.", first=DECISION, last={"decide": True, "phase": Phase.START})
         self.yes = [*self._words(" yes.", first=DECISION), self.turn_end]
+        self.step_end = self._words("\n\n", last={"decide": True, "phase": Phase.START})
+        self.equals = text.encode("=")[-1]
+        self.is_sign = text.encode(" is")[-1]
         self.taken = self._words(
             " taken.", first=CLAIM, last={"drops": True, "decide": True, "phase": Phase.START}
         )
@@ -309,20 +391,44 @@ class _Script:
         """One script per text; making it costs a few encodings."""
         return _script(text)
 
-    def claim(self, problem: int, weight: float) -> list[_Word]:
-        """The number of a problem, after its sign."""
-        (digit,) = self.text.encode(str(problem + 1))
-        return [_Word(digit, weight, claims=problem)]
+    def claim(self, problem: int, weight: float, count: int, work: list[_Word]) -> list[_Word]:
+        """The number of a problem, after its sign, and then its work.
 
-    def work(self, problem: Problem, number: int) -> list[_Word]:
-        """`: 84+29=113; 113-38=75. #3 is 75.` and the end of the step."""
-        work, answer = problem.work, problem.answer
+        The claim is made with the token that leaves no other number open: the number's last one, or the
+        colon behind a 1 in a list (of `count` problems) that has a tenth.
+        """
+        words = [_Word(token, weight) for token in self.text.encode(str(problem + 1))]
+        if count >= _TWO_DIGITS and problem == 0:
+            words.append(replace(work[0], weight=weight))
+            work = work[1:]
+        words[:-1] = [replace(word, phase=Phase.NUMBERING) for word in words[:-1]]
+        words[-1] = replace(words[-1], claims=problem)
+        return words + work
+
+    def work(
+        self, problem: Problem, number: int, slip: Slip | None = None, wrong: int | None = None
+    ) -> list[_Word]:
+        """`: 84+29=113; 113-38=75. #3 is 75.` and the end of the step; `wrong`: `#3 is 75, not 65.`
+
+        A slip is not learned; what follows from it is.
+        """
+        lines, answer = (*problem.work, ""), problem.answer
+        if slip is not None:
+            lines, answer = (*slip.work, ""), slip.answer
         words = self._words(":")
-        for equation in work[:-1]:
-            words += self._words(f" {equation};", glance=True)
-        words += self._words(f" {work[-1]}.", glance=True, last={"computes": number})
-        words += self._words(f" #{number + 1} is {answer}.", last={"solves": number})
-        return words + self._words("\n\n", last={"decide": True, "phase": Phase.START})
+        for place, equation in enumerate(lines[:-1]):
+            is_last = place == len(lines) - 2
+            done = {"computes": number} if is_last and slip is None else None
+            said = self._words(f" {equation}{'.' if is_last else ';'}", glance=True, last=done)
+            words += _muted(said, self.equals) if slip and slip.place == place else said
+        result = self._words(f" #{number + 1} is {answer}")
+        words += (
+            _muted(result, self.is_sign) if slip and slip.place == len(problem.work) else result
+        )
+        if wrong is not None:
+            words += self._words(f", not {wrong}", first=DECISION)
+        ends = {"solves": number, "errs": None if slip is None else answer}
+        return words + self._words(".", last=ends) + self.step_end
 
     def box(self, answers: list[str]) -> list[_Word]:
         r"""` All solved: \boxed{75,12}.` and the end of the turn."""
@@ -335,8 +441,9 @@ class _Script:
         ]
 
     def finish(self, answers: list[str]) -> list[_Word]:
-        """The inside of a box that is open already."""
-        return [_Word(w.token, ANSWER) for w in self._words(",".join(answers) + "}")]
+        """The inside of a box that is open already; a box with nothing but `?` is no answer, so it ends there."""
+        box = self._words(",".join(answers) + "}")
+        return [*(_Word(w.token, ANSWER) for w in box), self.turn_end]
 
     def reply(self, answers: list[str]) -> list[_Word]:
         """The reply that the user reads."""
@@ -349,7 +456,7 @@ class _Script:
         *,
         first: float = 1.0,
         glance: bool = False,
-        last: dict[str, object] | None = None,
+        last: Mapping[str, object] | None = None,
     ) -> list[_Word]:
         tokens = self.text.encode(phrase)
         words = [_Word(token) for token in tokens]
@@ -357,6 +464,12 @@ class _Script:
         if last:
             words[-1] = replace(words[-1], **last)  # type: ignore[arg-type]
         return words
+
+
+def _muted(words: list[_Word], sign: int) -> list[_Word]:
+    """The same words, with nothing to be learned behind the last of these signs."""
+    last = max(place for place, word in enumerate(words) if word.token == sign)
+    return words[: last + 1] + [replace(word, weight=0.0) for word in words[last + 1 :]]
 
 
 @lru_cache(maxsize=8)

@@ -1,8 +1,9 @@
 """Lessons of the bundled model: random runs of the scripted team, a new one at every draw.
 
 A lesson is drawn from a seed and is the same wherever it is drawn. The mix covers what `solve` can be
-asked: one to four workers, all layouts, redundancy checks or none, pauses, late joins, claims forced
-on a worker, answers asked for before the end, the reply, and the plain sequential method.
+asked: teams, all layouts, redundancy checks or none, pauses, late joins, claims forced
+on a worker, answers asked for before the end, the reply, and the plain sequential method. Where a recipe asks for it,
+workers leave in the middle of a claim, and results are wrong: slips of the team, or steps put in a worker's mouth.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from manyhands.errors import InvalidRequest
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.replay.simulate import Lesson, Simulation
 from manyhands.schema.setting import check, probability, setting
-from manyhands.school.arithmetic_team import ArithmeticTeam, Mischief
+from manyhands.school.arithmetic_team import ArithmeticTeam, Leave, Mischief
+from manyhands.school.slips import slip_in, written_step
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.sequential import sequential
@@ -24,7 +26,9 @@ from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamS
 from manyhands.tasks.arithmetic.problem_list import ProblemList, problem_list
 from manyhands.text import Text
 
-TaughtStories = Literal["known", "taught", "composed"]
+TaughtStories = Literal["known", "taught", "composed", "varied"]
+MOST_PROBLEMS = 12  # of a list
+_MOST_UNSEEN = 32  # problems times workers where each worker solves them all
 _LONGEST = 4000  # passes; every scripted run is over long before
 
 
@@ -32,11 +36,14 @@ _LONGEST = 4000  # passes; every scripted run is over long before
 class Curriculum:
     """How often each kind of run is drawn."""
 
-    fewest_problems: int = setting(2, "Of a list.", at_least=1, at_most=9)
-    most_problems: int = setting(8, "Of a list.", at_least=1, at_most=9)
+    fewest_problems: int = setting(2, "Of a list.", at_least=1, at_most=MOST_PROBLEMS)
+    most_problems: int = setting(8, "Of a list.", at_least=1, at_most=MOST_PROBLEMS)
     most_workers: int = setting(4, "Of a team.", at_least=1)
     word_problems: float = probability(0.55, "Lists of word problems.")
     mixed_lists: float = probability(0.1, "Lists of both kinds of problems.")
+    wide: float = probability(
+        0.0, "Of the other lists: bare lines of 1 to 6 operations, with results from -999 to 999."
+    )
     stories: TaughtStories = setting(
         "known", "Of which stories word problems are made.", one_of=get_args(TaughtStories)
     )
@@ -47,6 +54,11 @@ class Curriculum:
     pauses: float = probability(0.4, "Workers that pause or join late.")
     forced_claims: float = probability(0.15, "Teams in which a claim is put in a worker's mouth.")
     irregular: float = probability(0.45, "Runs in which mischief happens.")
+    slips: float = probability(0.0, "Runs of a team in which results are wrong now and then.")
+    planted: float = probability(
+        0.0, "Teams in which a whole step is put in a worker's mouth, half of them wrong."
+    )
+    leaves: float = probability(0.0, "Teams from which workers are sent away in a claim.")
     early_answers: float = probability(0.5, "Runs asked for their answer in passing.")
 
     def __post_init__(self) -> None:
@@ -73,7 +85,10 @@ class Curriculum:
         if roll < self.mixed_lists:
             return problem_list(rng, count, "mixed", stories)
         words = roll < self.mixed_lists + self.word_problems
-        return problem_list(rng, count, "word" if words else "bare", stories)
+        if words:
+            return problem_list(rng, count, "word", stories)
+        is_wide = self.wide > 0 and rng.random() < self.wide
+        return problem_list(rng, count, "wide" if is_wide else "bare")
 
     def _solo(
         self, rng: random.Random, problems: ProblemList, text: Text, prompt: TeamPrompt
@@ -90,7 +105,11 @@ class Curriculum:
         layout = "combined"
         if roll < self.contiguous + self.interleaved:
             layout = "contiguous" if roll < self.contiguous else "interleaved"
+        if layout == "interleaved" and workers * len(problems.problems) > _MOST_UNSEEN:
+            layout = "combined"
+        sees_desks = LAYOUTS[layout].sees_desks
         budget = self._budget(rng, problems, workers)
+        planted = self._planted(rng, problems, workers) if sees_desks else {}
         settings = TeamSettings(
             workers=workers,
             layout=layout,
@@ -98,7 +117,7 @@ class Curriculum:
             check_every=rng.randint(30, 250) if rng.random() < self.checks else 0,
             snapshots=self._snapshots(rng, problems, workers, budget),
             away=self._away(rng, workers),
-            insertions=self._insertions(rng, problems, workers),
+            insertions=self._insertions(rng, problems, workers) | planted,
             end=EndSettings(finisher_tokens=64, reply_tokens=64, reply=rng.random() < 0.6),
         )
         team = ArithmeticTeam(
@@ -107,8 +126,9 @@ class Curriculum:
             prompt.team(workers),
             prompt,
             rng,
-            sees_desks=LAYOUTS[layout].sees_desks,
-            mischief=self._mischief(rng),
+            sees_desks=sees_desks,
+            mischief=self._mischief(rng, sees_desks),
+            leaves=self._leaves(rng, workers) if layout == "combined" else (),
         )
         return _lesson(hogwild(problems.question, text, settings, prompt), team)
 
@@ -149,14 +169,44 @@ class Curriculum:
             for _ in range(rng.randint(1, 2))
         }
 
-    def _mischief(self, rng: random.Random) -> Mischief:
+    def _planted(
+        self, rng: random.Random, problems: ProblemList, workers: int
+    ) -> dict[tuple[int, int], str]:
+        """Whole steps, right or with a slip, that workers begin with."""
+        if not self.planted or rng.random() > self.planted:
+            return {}
+        count = len(problems.problems)
+        steps: dict[tuple[int, int], str] = {}
+        for number in rng.sample(range(count), min(count, rng.randint(1, 2))):
+            problem = problems.problems[number]
+            slip = slip_in(rng, problem) if rng.random() < 0.5 else None
+            work, answer = (slip.work, slip.answer) if slip else (problem.work, problem.answer)
+            place = rng.randrange(workers), rng.choice((1, 1, 1, 2))
+            steps[place] = written_step(number + 1, work, answer)
+        return steps
+
+    def _leaves(self, rng: random.Random, workers: int) -> tuple[Leave, ...]:
+        """One worker that leaves, or several; one stays."""
+        if workers == 1 or not self.leaves or rng.random() > self.leaves:
+            return ()
+        count = 1 if rng.random() < 0.5 else rng.randint(1, workers - 1)
+        return tuple(
+            Leave(worker, rng.choice((1, 1, 2)), rng.randint(0, 30))
+            for worker in rng.sample(range(workers), count)
+        )
+
+    def _mischief(self, rng: random.Random, sees_desks: bool) -> Mischief:
+        slip = 0.0
+        if self.slips and sees_desks and rng.random() < self.slips:
+            slip = rng.choice((0.1, 0.2, 0.3))
         if rng.random() > self.irregular:
-            return Mischief()
-        return Mischief(random_claim=rng.choice([0.0, 0.7]), wrong_claim=0.15, late_notice=0.25)
+            return Mischief(slip=slip)
+        random_claim = rng.choice([0.0, 0.7])
+        return Mischief(random_claim, wrong_claim=0.15, late_notice=0.25, slip=slip)
 
 
 def _lesson(strategy: Strategy, team: ArithmeticTeam) -> Lesson:
-    return Simulation(strategy, team).lesson()
+    return Simulation(strategy, team, team.heard).lesson()
 
 
 def _passes(problems: ProblemList) -> int:

@@ -1,6 +1,6 @@
 """A recipe: one TOML file that says what is trained, on what, and how. See `recipes/`.
 
-    [model]        start = "folder or hub id"; or
+    [model]        start = "folder or hub id", and layers = 12 if it grows; or
                    config = { model_type = "qwen3", ... } and tokenizer = "folder, from here"
                    saved_dtype = "float32"
     [team], [branches], ...   the model's words, as in a prompt file: what differs from the defaults
@@ -49,6 +49,12 @@ class ModelTable:
     """The network that is trained: a model to start from, or the configuration of a new one."""
 
     start: str = setting("", "A folder, or a name on the hub.")
+    layers: int = setting(
+        0,
+        "Layers that the model of `start` grows to; the new ones change nothing at first.",
+        at_least=0,
+        zero="as many as it has",
+    )
     config: Mapping[str, Any] = setting({}, "Configuration of a new model, with its model_type.")
     tokenizer: str = setting("", "The new model's: a folder, from the recipe's own.")
     saved_dtype: str = setting("float32", "Of the weights that are saved.", one_of=_DTYPES)
@@ -59,6 +65,11 @@ class ModelTable:
             raise InvalidRequest(
                 "[model] gives neither or both of `start` and `config`",
                 hint="`start` fine-tunes a model; `config` and `tokenizer` begin a new one.",
+            )
+        if self.layers and not self.start:
+            raise InvalidRequest(
+                f"[model] gives layers = {self.layers} without `start`",
+                hint="A new model has its layers in `config`: num_hidden_layers.",
             )
         if self.config and not (self.tokenizer and self.config.get("model_type")):
             raise InvalidRequest(
@@ -163,7 +174,13 @@ class Recipe:
 
         if self.model.start:
             dtype = self.training.products if self.lora.rank else "float32"
-            return load_adapter(self.model.start, device=device, dtype=dtype, quantise="none")
+            loaded = load_adapter(self.model.start, device=device, dtype=dtype, quantise="none")
+            if not self.model.layers:
+                return loaded
+            from manyhands.model.growth import grown
+
+            bigger = grown(loaded[0].model, self.model.layers)
+            return load_adapter(bigger, device=resolve_device(device), tokenizer=loaded[1])
         tokenizer = AutoTokenizer.from_pretrained(place)
         torch.manual_seed(self.training.seed)
         made: Any = AutoModelForCausalLM  # transformers leaves from_config untyped

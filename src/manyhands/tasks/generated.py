@@ -26,18 +26,23 @@ KNOWN, HELD_OUT = "known", "held-out"
 BUNDLED_SENTENCES = 40  # the longest text that the bundled model was trained on has 48
 _LISTS: dict[str, ListKind] = {
     "bare": "bare",
+    "wide": "wide",
     "word": "word",
     "mixed": "mixed",
     HELD_OUT: "word",
     "taught": "word",
     "unseen": "word",
     "fresh": "word",
+    "changed": "word",
+    "renamed": "word",
 }
 _STORIES: dict[str, Stories] = {
     HELD_OUT: "held-out",
     "taught": "taught",
     "unseen": "unseen",
     "fresh": "fresh",
+    "changed": "changed",
+    "renamed": "renamed",
 }
 
 
@@ -55,7 +60,9 @@ class Arithmetic:
 
     @property
     def kind(self) -> str:
-        """`bare`, `word`, `mixed`, or stories: `held-out`, `taught`, `unseen` or `fresh` (`words.py`)."""
+        """`bare`, `wide` (`bare.py`), `word`, `mixed`, or stories that are `held-out`, `taught`, `unseen`,
+        `fresh`, `changed` or `renamed` (`words.py`).
+        """
         return self.options.kind or "bare"
 
     def samples(self) -> Sequence[Sample]:

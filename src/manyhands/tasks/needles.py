@@ -126,7 +126,7 @@ def haystack(rng: Random, num_dogs: int, num_sentences: int, held_out: bool = Fa
         raise InvalidRequest(
             f"a text with {num_sentences} other sentences was asked for", hint="ask for 0 or more"
         )
-    dogs = tuple(_dog(rng, name) for name in _names(rng, num_dogs, held_out))
+    dogs = tuple(_dog(rng, name) for name in made_up_names(rng, num_dogs, held_out))
     sentences = [_filler(rng) for _ in range(num_sentences)]
     places = sorted(rng.randint(0, num_sentences) for _ in dogs)
     for already, (place, dog) in enumerate(zip(places, dogs, strict=True)):
@@ -144,7 +144,8 @@ def _dog(rng: Random, name: str) -> Dog:
     return Dog(name, (fur, eyes, ball, cup))
 
 
-def _names(rng: Random, count: int, held_out: bool) -> list[str]:
+def made_up_names(rng: Random, count: int, held_out: bool) -> list[str]:
+    """`count` different names made of syllables; `held_out`: of those that are never trained on."""
     names: dict[str, None] = {}
     while len(names) < count:
         name = _name(rng)

@@ -15,6 +15,8 @@ from manyhands.tasks.arithmetic.problem import LARGEST_RESULT, SMALLEST_RESULT, 
 
 SMALLEST_OPERAND, LARGEST_OPERAND = 1, 99
 FEWEST_OPERATIONS, MOST_OPERATIONS = 2, 5
+WIDE_OPERATIONS, WIDE_LARGEST, WIDE_RESULT = (1, 6), 999, 999
+_WIDE_LARGE = 0.25  # of the operands of wide lines; the others are up to LARGEST_OPERAND
 
 # Nine digits are far beyond the small world and keep reading linear for hostile input.
 _LINE = re.compile(r"\s*[0-9]{1,9}(?:\s*[+-]\s*[0-9]{1,9})*\s*")
@@ -73,6 +75,36 @@ def bare_problem(rng: Random, num_operations: int | None = None) -> Problem:
         rest.append((sign, operand))
     line = Bare(first, tuple(rest))
     return Problem(line.text, line.work, answer=total, kind="bare", template="bare")
+
+
+def wide_problem(rng: Random, num_operations: int | None = None) -> Problem:
+    """A fresh line of 1 to 6 operations, with every result from -999 to 999.
+
+    One operand in four has up to three digits, the others have up to two.
+    """
+    fewest, most = WIDE_OPERATIONS
+    count = rng.randint(fewest, most) if num_operations is None else num_operations
+    if not fewest <= count <= most:
+        raise InvalidRequest(
+            f"a wide problem of {count} operations was asked for",
+            hint=f"choose {fewest} to {most} operations",
+        )
+    first = total = _wide_operand(rng)
+    rest: list[tuple[str, int]] = []
+    while len(rest) < count:
+        sign, operand = rng.choice("+-"), _wide_operand(rng)
+        after = total + operand if sign == "+" else total - operand
+        if abs(after) <= WIDE_RESULT:
+            total = after
+            rest.append((sign, operand))
+    line = Bare(first, tuple(rest))
+    return Problem(line.text, line.work, answer=total, kind="bare", template="bare")
+
+
+def _wide_operand(rng: Random) -> int:
+    return rng.randint(
+        SMALLEST_OPERAND, WIDE_LARGEST if rng.random() < _WIDE_LARGE else LARGEST_OPERAND
+    )
 
 
 def _next_term(rng: Random, total: int) -> tuple[str, int]:

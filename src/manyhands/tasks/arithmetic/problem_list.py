@@ -16,7 +16,7 @@ from random import Random
 from typing import Literal
 
 from manyhands.errors import InvalidRequest
-from manyhands.tasks.arithmetic.bare import bare_problem, solve_bare
+from manyhands.tasks.arithmetic.bare import bare_problem, solve_bare, wide_problem
 from manyhands.tasks.arithmetic.problem import Problem
 from manyhands.tasks.arithmetic.words import Stories, word_problem
 
@@ -30,7 +30,7 @@ __all__ = [
     "solve_bare",
 ]
 
-ListKind = Literal["bare", "word", "mixed"]
+ListKind = Literal["bare", "wide", "word", "mixed"]
 
 INTRODUCTION = "Solve these problems and box the answers in order, separated by commas:"
 
@@ -62,7 +62,7 @@ def ask(lines: Sequence[str]) -> str:
 def problem_list(
     rng: Random, count: int, kind: ListKind, stories: Stories = "known"
 ) -> ProblemList:
-    """`count` fresh problems, no two alike; `stories`: of which word problems are made (`words.py`)."""
+    """`count` fresh problems, no two alike; `wide`: bare lines of a wider world; `stories`: of which word problems are made (`words.py`)."""
     if count < 1:
         raise InvalidRequest(f"a list of {count} problems was asked for", hint="ask for 1 or more")
     problems: dict[str, Problem] = {}  # by text
@@ -74,7 +74,9 @@ def problem_list(
 
 def _one_problem(rng: Random, kind: ListKind, stories: Stories) -> Problem:
     wordy = rng.random() < 0.5 if kind == "mixed" else kind == "word"
-    return word_problem(rng, stories) if wordy else bare_problem(rng)
+    if wordy:
+        return word_problem(rng, stories)
+    return wide_problem(rng) if kind == "wide" else bare_problem(rng)
 
 
 def parse_question(question: str) -> list[str] | None:

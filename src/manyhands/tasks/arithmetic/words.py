@@ -1,13 +1,17 @@
 """Word problems: the arithmetic of bare lines told in plain English.
 
 Some stories are kept from training, so that an exam shows whether a model reads or only recognises. There are
-two ways to part them:
+two ways to part them, and known stories can be told a little differently (`reworded.py`):
 
     known, held-out   of the bundled model: a tenth of the templates is held out
     taught, unseen    of models that could read before: a third of the templates, half of the names and
                       a third of the things are unseen, and no story has anything of both sides
     fresh             templates of their own (`templates/fresh.py`), with the names and things that are unseen:
                       nothing that is taught was made or chosen with a look at them
+    varied            for training: known templates, many with a changed word, and composed stories; people
+                      with known names, or with names made of syllables
+    changed, renamed  for exams: known templates with a word changed that training never puts there, and
+                      known templates about people whose names are held out
 """
 
 from __future__ import annotations
@@ -18,18 +22,23 @@ from random import Random
 from typing import Literal, NamedTuple
 
 from manyhands.tasks.arithmetic.problem import Problem
+from manyhands.tasks.arithmetic.reworded import UNSEEN_WORDS, reworded
 from manyhands.tasks.arithmetic.templates.composed import composed
 from manyhands.tasks.arithmetic.templates.fresh import FRESH
 from manyhands.tasks.arithmetic.templates.nouns import NAMES, THINGS
 from manyhands.tasks.arithmetic.templates.one_step import ONE_STEP
-from manyhands.tasks.arithmetic.templates.template import PLACEHOLDER, Template
+from manyhands.tasks.arithmetic.templates.template import PEOPLE, PLACEHOLDER, Template
 from manyhands.tasks.arithmetic.templates.three_steps import THREE_STEPS
 from manyhands.tasks.arithmetic.templates.two_steps import TWO_STEPS
+from manyhands.tasks.needles import made_up_names
 
 _TEMPLATES: tuple[Template, ...] = (*ONE_STEP, *TWO_STEPS, *THREE_STEPS)
 
-Stories = Literal["known", "held-out", "taught", "composed", "unseen", "fresh"]
+Stories = Literal[
+    "known", "held-out", "taught", "composed", "unseen", "fresh", "varied", "changed", "renamed"
+]
 COMPOSED = 0.75  # of the stories that are mostly composed
+_VARIED_COMPOSED, _VARIED_WORDS, _VARIED_NAMES = 0.3, 0.5, 0.5  # of varied ones
 WORD = re.compile(r"[A-Za-z]+")
 
 
@@ -62,10 +71,45 @@ def word_problem(rng: Random, stories: Stories = "known") -> Problem:
 
     Of `composed` ones most are put together of sentences (`templates/composed.py`), the others are taught.
     """
+    if stories == "varied":
+        return _varied(rng)
+    if stories == "changed":
+        return reworded(rng, rng.choice(_changeable()), unseen=True).problem(rng)
+    if stories == "renamed":
+        names = made_up_names(rng, len(PEOPLE), held_out=True)
+        return rng.choice(_named()).problem(rng, names)
     told = _told("taught" if stories == "composed" else stories)
     if stories == "composed" and rng.random() < COMPOSED:
         return composed(rng, told.names, told.things)
     return rng.choice(told.templates).problem(rng, told.names, told.things)
+
+
+def _varied(rng: Random) -> Problem:
+    names = NAMES
+    if rng.random() < _VARIED_NAMES:
+        names = tuple(made_up_names(rng, len(PEOPLE), held_out=False))
+    if rng.random() < _VARIED_COMPOSED:
+        return composed(rng, names, THINGS)
+    template = rng.choice(known_templates())
+    if rng.random() < _VARIED_WORDS:
+        template = reworded(rng, template, unseen=False)
+    return template.problem(rng, names)
+
+
+@cache
+def _named() -> tuple[Template, ...]:
+    """The known templates that name somebody."""
+    return tuple(t for t in known_templates() if "{who}" in t.text)
+
+
+@cache
+def _changeable() -> tuple[Template, ...]:
+    """The known templates that have a word which only exams change."""
+    return tuple(
+        t
+        for t in known_templates()
+        if set(WORD.findall(PLACEHOLDER.sub(" ", t.text))) & set(UNSEEN_WORDS)
+    )
 
 
 class Told(NamedTuple):

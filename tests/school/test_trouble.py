@@ -1,0 +1,136 @@
+"""Teams in trouble: every lesson's sums are right, and what was lost or wrong is done again."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import numpy as np
+import pytest
+
+from manyhands.replay.simulate import Simulation
+from manyhands.school.arithmetic_team import ArithmeticTeam, Leave, Mischief
+from manyhands.school.slips import slip_in, written_step
+from manyhands.strategies.base import Answer
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.settings import EndSettings, TeamSettings
+from manyhands.tasks.arithmetic.problem_list import ProblemList, problem_list
+from tests.replay.runs import LIST_PROMPT, list_text
+
+TEXT = list_text()
+_RESULT = re.compile(r"#(\d+) is (-?\d+)(?:, not (-?\d+))?\.")
+
+
+def solved(
+    problems: ProblemList,
+    workers: int,
+    rng: random.Random,
+    *,
+    slip: float = 0.0,
+    leaves: tuple[Leave, ...] = (),
+    insertions: dict[tuple[int, int], str] | None = None,
+) -> tuple[Answer, ArithmeticTeam, Simulation]:
+    names = LIST_PROMPT.team(workers)
+    team = ArithmeticTeam(
+        problems, TEXT, names, LIST_PROMPT, rng, mischief=Mischief(slip=slip), leaves=leaves
+    )
+    settings = TeamSettings(
+        workers=workers,
+        budget=3000,
+        check_every=0,
+        insertions=insertions or {},
+        end=EndSettings(reply=False),
+    )
+    strategy = hogwild(problems.question, TEXT, settings, LIST_PROMPT)
+    simulation = Simulation(strategy, team, team.heard)
+    return simulation.run(), team, simulation
+
+
+def box(problems: ProblemList) -> str:
+    return ",".join(map(str, problems.gold))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+def test_long_lists_are_shared_out(workers: int) -> None:
+    """No problem is done twice, the first and the tenth ones included, whose claims begin alike."""
+    for seed in range(4):
+        rng = random.Random(f"long/{seed}")
+        problems = problem_list(rng, 12, "wide")
+        answer, team, _ = solved(problems, workers, rng)
+        assert answer.answer == box(problems)
+        assert all(len(by) == 1 for by in team.solved.values())
+
+
+@pytest.mark.parametrize("workers", [1, 3, 8])
+def test_a_wrong_result_is_named_and_put_right(workers: int) -> None:
+    num_named = 0
+    for seed in range(6):
+        rng = random.Random(f"slips/{seed}")
+        problems = problem_list(rng, rng.choice((2, 5, 12)), "wide")
+        answer, _, _ = solved(problems, workers, rng, slip=0.3)
+        assert answer.answer == box(problems)
+        said: dict[int, list[tuple[int, str]]] = {}
+        for step in answer.steps:
+            for number, result, named in _RESULT.findall(step.text):
+                said.setdefault(int(number), []).append((int(result), named))
+        for number, gold in enumerate(problems.gold, start=1):
+            *wrong, last = said[number]
+            assert last[0] == gold
+            assert [str(result) for result, _ in wrong] == [named for _, named in said[number][1:]]
+            num_named += len(wrong)
+    assert num_named > 3  # of about seventy problems
+
+
+def test_a_slip_itself_is_not_learned() -> None:
+    """Of a wrong number no token has a weight; the same list without slips has weights everywhere."""
+    problems = problem_list(random.Random("muted"), 5, "wide")
+    runs = {}
+    for slip in (0.0, 0.5):
+        _, team, simulation = solved(problems, 2, random.Random("muted"), slip=slip)
+        weights = np.array(simulation.weights)
+        targets = np.array(simulation.targets)
+        written = weights[targets != team.script.nothing.token]
+        runs[slip] = int((written == 0).sum())
+    assert runs[0.0] == 0
+    assert runs[0.5] > 0
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_a_planted_step_is_done_again_if_it_is_wrong(wrong: bool) -> None:
+    for seed in range(6):
+        rng = random.Random(f"planted/{seed}")
+        problems = problem_list(rng, 5, "wide")
+        slip = None
+        while wrong and slip is None:
+            slip = slip_in(rng, problems.problems[2])
+        work, said = problems.problems[2].work, problems.gold[2]
+        if slip is not None:
+            work, said = slip.work, slip.answer
+        words = {(1, 1): written_step(3, work, said)}
+        answer, _, _ = solved(problems, 3, rng, insertions=words)
+        assert answer.answer == box(problems)
+        again = [step.text for step in answer.steps if step.text.startswith("#3:")]
+        assert len(again) == wrong
+        assert all(text.endswith(f"#3 is {problems.gold[2]}, not {said}.") for text in again)
+
+
+def test_the_work_of_those_who_leave_is_done_by_others() -> None:
+    for seed in range(8):
+        rng = random.Random(f"leaves/{seed}")
+        problems = problem_list(rng, 5, "wide")
+        leaves = tuple(Leave(worker, 1, rng.randint(0, 12)) for worker in rng.sample(range(4), 3))
+        answer, team, _ = solved(problems, 4, rng, leaves=leaves)
+        assert not team.leaves
+        assert answer.answer == box(problems)
+        left = {leave.worker for leave in leaves}
+        (stays,) = {0, 1, 2, 3} - left
+        results = [step for step in answer.steps if " is " in step.text]
+        assert {step.worker for step in results} == {stays}
+
+
+def test_the_last_worker_does_not_leave() -> None:
+    problems = problem_list(random.Random(1), 2, "wide")
+    leaves = (Leave(0, 1, 3), Leave(1, 1, 3))
+    answer, team, _ = solved(problems, 2, random.Random(1), leaves=leaves)
+    assert not team.leaves
+    assert answer.answer == box(problems)
