@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manyhands.attention import torch_backend
 from manyhands.attention.attend import LayerCall, QueryScale
 from manyhands.attention.reference import ReferenceBackend
 from manyhands.attention.rotary import Rope
+from manyhands.attention.store import LayerStore
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
@@ -225,3 +228,28 @@ def test_the_oracle_sees_a_wrong_plan(monkeypatch, mutation: str, change) -> Non
         TorchBackend(), SHAPES["gqa"], ROPES["half-split"], {}, torch.float64, seed=4
     )
     assert error > 1e-3, mutation
+
+
+def test_a_cpu_takes_the_fused_attention_and_reads_runs_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise the tests above would not have seen it. With a gradient asked for it must not be taken."""
+    calls = {"fused": 0, "runs": 0}
+    fused, read_run = torch_backend.fused_attention, LayerStore.read_run
+
+    def counted(*args: Any) -> Any:
+        calls["fused"] += 1
+        return fused(*args)
+
+    def counted_run(*args: Any) -> Any:
+        calls["runs"] += 1
+        return read_run(*args)
+
+    monkeypatch.setattr(torch_backend, "fused_attention", counted)
+    monkeypatch.setattr(LayerStore, "read_run", counted_run)
+    shape, rope = SHAPES["gqa"], ROPES["half-split"]
+    assert worst_error(TorchBackend(), shape, rope, {"window": 5}, torch.float32, 2) < 2e-5
+    assert min(calls.values()) >= 3
+    calls["fused"] = 0
+    worst_error(TorchBackend(), shape, rope, {"softcap": 3.0}, torch.float32, 2)
+    assert not calls["fused"]

@@ -333,7 +333,7 @@ def test_control_a_window_measured_inside_the_block(
         seen = right(self, None)
         if window is None:
             return seen
-        offset = self.rotations.offsets[:, :, None]
+        offset = self.offsets[:, :, None]
         last = torch.minimum(offset, self.highs[:, :, None] - 1)  # the block's last key
         return seen & (last - self.indices[:, None, :] < window)
 

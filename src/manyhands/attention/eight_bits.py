@@ -80,6 +80,12 @@ class EightBitStore(LayerStore):
         )
         return unrounded(keys, key_scales), unrounded(values, value_scales)
 
+    def read_run(self, slots: slice) -> tuple[Tensor, Tensor]:
+        """See `LayerStore.read_run`; in float32, and so a copy."""
+        keys = unrounded(self.keys[slots], self.key_scales[slots])
+        values = unrounded(self.values[slots], self.value_scales[slots])
+        return keys.transpose(0, 1), values.transpose(0, 1)
+
     def _put(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         for x, integers, scales in (
             (keys, self.keys, self.key_scales),

@@ -19,8 +19,9 @@ NOTHING = -1e30  # a log-sum-exp so small that exp(NOTHING - l) is 0 for every r
 
 def merge(outs: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
     """Outs [T, P, H, Dv], lse [T, P, H] of P partials per token -> [T, H, Dv]."""
-    total = torch.logsumexp(lse, dim=1)  # [T, H]
-    if sinks is not None:
-        total = torch.logaddexp(total, sinks.to(total.dtype))
-    weights = torch.exp(lse - total.unsqueeze(1))
-    return torch.einsum("tph,tphd->thd", weights, outs)
+    if sinks is None:
+        weights = torch.softmax(lse, dim=1)
+    else:
+        total = torch.logaddexp(torch.logsumexp(lse, dim=1), sinks.to(lse.dtype))  # [T, H]
+        weights = torch.exp(lse - total.unsqueeze(1))
+    return (weights.unsqueeze(-1) * outs).sum(dim=1)

@@ -122,6 +122,10 @@ class LayerStore:
         """
         return rows_of(self.keys.flatten(0, 1), at), rows_of(self.values.flatten(0, 1), at)
 
+    def read_run(self, slots: slice) -> tuple[Tensor, Tensor]:
+        """Keys [G, N, D] and values [G, N, Dv] of N slots that follow each other, where they lie."""
+        return self.keys[slots].transpose(0, 1), self.values[slots].transpose(0, 1)
+
 
 @dataclass(frozen=True, eq=False)
 class StoreStack:

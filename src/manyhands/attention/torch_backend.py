@@ -5,6 +5,10 @@ For every strip, the queries of all rows that read it are gathered and meet its 
 share a batched product, a Bucket, so that a hundred short blocks do not cost a hundred launches. The
 partial results of a token are then merged by log-sum-exp.
 
+On a CPU, where no gradient is asked for, torch's own fused attention makes a bucket's partials: one call that
+gives the log-sum-exp, too, in the place of a dozen. A strip alone in its bucket whose pages lie one behind the other
+is read where it lies.
+
     T  new tokens      E  entries: (token, read) pairs      P  most reads of one token
     B  strips in a bucket      M  entries per strip      N  keys per strip (both padded in a bucket)
     H  query heads     G  key/value heads      r = H / G      D, Dv  head dims
@@ -13,7 +17,7 @@ partial results of a token are then merged by log-sum-exp.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,34 +37,49 @@ class Bucket:
     """Strips of like size. Padding repeats real entries and keys, and is never visible."""
 
     tokens: Tensor  # [B, M] the query
-    rotations: Rotations  # [B, M] position - base: rotates the query; also the causal limit
+    offsets: Tensor  # [B, M] position - base: rotates the query; also the causal limit
     lows: Tensor  # [B, M]
     highs: Tensor  # [B, M]; 0 for padding
     slots: Tensor  # [B, N]
     indices: Tensor  # [B, N] key's index on its strip; beyond every `high` for padding
+    run: slice | None = None  # the slots, if there is one strip and they follow each other
     _visible: dict[int | None, Tensor] = field(default_factory=dict)
     _by_head: dict[int, Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Bucket:
         """The same bucket on another device."""
         return Bucket(
             self.tokens.to(device, non_blocking=True),
-            self.rotations.to(device),
+            self.offsets.to(device, non_blocking=True),
             self.lows.to(device, non_blocking=True),
             self.highs.to(device, non_blocking=True),
             self.slots.to(device, non_blocking=True),
             self.indices.to(device, non_blocking=True),
+            self.run,
         )
 
     def visible(self, window: int | None) -> Tensor:
         """[B, M, N]: which keys each query sees. The same for all layers with this window."""
         if window not in self._visible:
-            key, offset = self.indices[:, None, :], self.rotations.offsets[:, :, None]
+            key, offset = self.indices[:, None, :], self.offsets[:, :, None]
             seen = (key >= self.lows[:, :, None]) & (key < self.highs[:, :, None]) & (key <= offset)
             if window is not None:
                 seen &= offset - key < window
             self._visible[window] = seen
         return self._visible[window]
+
+    def mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
+        """[B, 1, M * r, N]: what is added to the scores of `group` = r heads a query; None where all see all."""
+        key = window, group, dtype
+        if key not in self._masks:
+            seen = self.visible(window)
+            added = None
+            if not seen.all():
+                added = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+                added = added.masked_fill_(~seen, NOTHING).repeat_interleave(group, dim=1)[:, None]
+            self._masks[key] = added
+        return self._masks[key]
 
     def slots_by_head(self, num_heads: int) -> Tensor:
         """[G, B, N]: where each key/value head's part lies, if slots and heads are counted as one.
@@ -77,10 +96,13 @@ class Bucket:
 class Prepared:
     """A plan in buckets. `entry_of` [T, P]: where token t's partials stand; `is_real` [T, P].
 
-    `positions` [T] are those of the tokens in their rows' views.
+    `tokens` [E] and `rotations` [E] are those of all buckets, one behind the other. `positions` [T] are those of
+    the tokens in their rows' views.
     """
 
     buckets: list[Bucket]
+    tokens: Tensor
+    rotations: Rotations
     entry_of: Tensor
     is_real: Tensor
     targets: Targets
@@ -90,6 +112,8 @@ class Prepared:
         """The same plan on another device."""
         return Prepared(
             [bucket.to(device) for bucket in self.buckets],
+            self.tokens.to(device, non_blocking=True),
+            self.rotations.to(device),
             self.entry_of.to(device, non_blocking=True),
             self.is_real.to(device, non_blocking=True),
             self.targets.to(device),
@@ -136,6 +160,8 @@ class TorchBackend:
         entry_of, is_real = _partials_of(entries.token, places, plan.num_tokens)
         return Prepared(
             buckets,
+            torch.cat([bucket.tokens.flatten() for bucket in buckets]),
+            Rotations(torch.cat([bucket.offsets.flatten() for bucket in buckets])),
             torch.as_tensor(entry_of, device=device),
             torch.as_tensor(is_real, device=device),
             Targets.of(plan, device),
@@ -177,12 +203,22 @@ class TorchBackend:
         dtype = q.dtype
         if call.query_scale is not None:
             q = call.query_scale.apply(q.to(work), prepared.positions)
-        for bucket in prepared.buckets:
-            x = rows_of(q, bucket.tokens).to(work)  # [B, M, H, D]
-            x = bucket.rotations.rotate(x, store.rope)
-            heads = store.read_heads(bucket.slots_by_head(store.num_kv_heads))
-            k, v = (one.to(work) for one in heads)  # [G, B, N, D] and [G, B, N, Dv]
-            out, lse = partial_attention(x, k, v, bucket.visible(call.window), call)
+        rotated = prepared.rotations.rotate(rows_of(q, prepared.tokens).to(work), store.rope)
+        sizes = [bucket.tokens.numel() for bucket in prepared.buckets]
+        is_fused = _can_fuse(store, q, call)
+        for bucket, x in zip(prepared.buckets, rotated.split(sizes), strict=True):
+            x = x.view(*bucket.tokens.shape, *x.shape[1:])  # [B, M, H, D]
+            if is_fused and bucket.run is not None:
+                heads = store.read_run(bucket.run)
+                k, v = (one[:, None].to(work) for one in heads)
+            else:
+                heads = store.read_heads(bucket.slots_by_head(store.num_kv_heads))
+                k, v = (one.to(work) for one in heads)  # [G, B, N, D] and [G, B, N, Dv]
+            if is_fused:
+                mask = bucket.mask(call.window, x.shape[2] // len(k), work)
+                out, lse = fused_attention(x, k, v, mask, call)
+            else:
+                out, lse = partial_attention(x, k, v, bucket.visible(call.window), call)
             outs.append(out.flatten(0, 1))
             lses.append(lse.flatten(0, 1))
         out, lse = torch.cat(outs), torch.cat(lses)  # [E, H, Dv], [E, H]
@@ -217,6 +253,30 @@ def partial_attention(
     lse = (largest + total.log()).squeeze(-1)  # out [G, B, M, r, Dv], lse [G, B, M, r]
     shape = (num_strips, num_queries, num_heads)
     return out.permute(1, 2, 0, 3, 4).reshape(*shape, -1), lse.permute(1, 2, 0, 3).reshape(shape)
+
+
+_fused: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+
+
+def _can_fuse(store: LayerStore, q: Tensor, call: LayerCall) -> bool:
+    if _fused is None or q.device.type != "cpu" or call.softcap is not None:
+        return False
+    has_gradient = torch.is_grad_enabled() and q.requires_grad
+    return q.shape[-1] == store.value_dim and not has_gradient
+
+
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: LayerCall
+) -> tuple[Tensor, Tensor]:
+    """`partial_attention` by torch's fused attention for CPUs; `mask` [B, 1, M * r, N] is added to the scores."""
+    num_strips, num_queries, num_heads, _ = q.shape
+    # [B, G, M * r, D]: the heads that share keys are queries of one head.
+    x = q.view(num_strips, num_queries, len(k), -1, q.shape[-1]).transpose(1, 2).flatten(2, 3)
+    out, lse = _fused(x, k.transpose(0, 1), v.transpose(0, 1), attn_mask=mask, scale=call.scaling)
+    apart = (num_strips, len(k), num_queries, -1)
+    shape = (num_strips, num_queries, num_heads)
+    out = out.reshape(*apart, v.shape[-1]).transpose(1, 2).reshape(*shape, -1)
+    return out, lse.view(apart).transpose(1, 2).reshape(shape)
 
 
 def _groups(entries: Entries, budget: int) -> list[_Group]:
@@ -298,7 +358,10 @@ def _lay_out(
     tokens, offsets, lows, highs, slots, indices = (
         torch.as_tensor(array, device=device) for array in arrays
     )
-    return Bucket(tokens, Rotations(offsets), lows, highs, slots, indices), width
+    run = None
+    if len(groups) == 1 and (np.diff(arrays[4][0]) == 1).all():
+        run = slice(int(arrays[4][0, 0]), int(arrays[4][0, -1]) + 1)
+    return Bucket(tokens, offsets, lows, highs, slots, indices, run), width
 
 
 def _partials_of(token: Ints, places: Ints, num_tokens: int) -> tuple[Ints, np.ndarray]:

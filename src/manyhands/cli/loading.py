@@ -153,7 +153,7 @@ def load_wordless_engine(model: str, settings: ModelSettings, notes: Notes) -> E
     atexit.register(gc.unfreeze)  # or libraries complain of what they think is leaked
     with _noted(notes):
         engine = Engine.load(replace(settings, model=place), downloads=is_watched)
-    if settings.quantise not in ("auto", "none") and not engine.facts.is_on_gpu:
+    if settings.quantise not in ("auto", "none", "fp16") and not engine.facts.is_on_gpu:
         notes.warn(
             f"on a CPU weights in {settings.quantise} are unpacked for every product: that takes less "
             "memory and more time than without --quantise"

@@ -138,7 +138,12 @@ def load_network(
         collectives=collectives,
         adapted=None if settings.lora is None else Path(settings.lora).expanduser(),
     )
-    return Network(adapter, tokenizer, fuse_modules(adapter, settings.fuse))
+    # On a CPU a network that the caller has built stays as it is: it may be trained, or asked by others, too.
+    is_built = not isinstance(settings.model, str | Path) and settings.model is not None
+    left_alone = is_built and settings.fuse == "auto" and adapter.device.type == "cpu"
+    return Network(
+        adapter, tokenizer, fuse_modules(adapter, "off" if left_alone else settings.fuse)
+    )
 
 
 class Sheets(Protocol):

@@ -28,6 +28,7 @@ from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape
 from manyhands.errors import UnsupportedModel
 from manyhands.model.families import Family, known_family, query_scale, reach, supported
+from manyhands.model.host_linear import laid_out_bytes
 from manyhands.model.ropes import read_ropes
 
 _NAME = "manyhands"  # of our attention function in the registry of transformers
@@ -198,7 +199,7 @@ def weight_bytes(adapter: ModelAdapter) -> int:
         if tensor.dim() == 3 and experts:
             size *= min(1.0, experts / tensor.shape[0])
         largest[tensor.data_ptr()] = max(size, largest.get(tensor.data_ptr(), 0.0))
-    return round(sum(largest.values()))
+    return round(sum(largest.values())) + laid_out_bytes(model)
 
 
 def _layers(config: Any) -> tuple[LayerShape, ...]:

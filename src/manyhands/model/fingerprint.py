@@ -3,7 +3,7 @@
 A name says little: the files behind it may be replaced. So the bytes of all weights are read as whole
 numbers, and of every layer their sum and the sum of their squares are taken, modulo 2^64. Sums do not
 ask for an order. So neither the device, nor the order of the tensors, nor products that were joined
-(`fusion`) change the result; one changed weight does, and so do two layers that changed places. It is no
+(`fusion`) change the result, nor weights that were laid out for a CPU (`host_linear`), whose sums were taken before; one changed weight does, and so do two layers that changed places. It is no
 protection against somebody who wants two networks to have the same.
 
 What does not come from a checkpoint (rotary frequencies and the like) is left out. Numbers that were
@@ -25,6 +25,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16}  # by bytes; larger ones are read in
 # Of four-bit layers: the order of inputs, which joined layers hold once and not once each, and whose
 # sums every permutation shares; and the kernel's counters.
 _APART = frozenset({"order", "arrived"})
+SUMS = "weight_sums"  # of a layer whose weight cannot be read any more
 COPIED = "is_copied"  # set on weights that another rank counts (`model/parallel/cuts.py`)
 _LAYER = re.compile(r"\.(\d+)\.")
 
@@ -40,7 +41,18 @@ def sums_of(model: nn.Module) -> dict[int, Tensor]:
     for layer, weight in _weights(model):
         found = _sums(weight)
         totals[layer] = totals[layer] + found if layer in totals else found
+    for name, module in model.named_modules():
+        before: Tensor | None = getattr(module, SUMS, None)
+        if before is not None:
+            layer = _number_in(name + ".")
+            totals[layer] = totals[layer] + before if layer in totals else before
     return totals
+
+
+def sums_of_layer(linear: nn.Module) -> Tensor:
+    """The two sums of a layer alone: int64 [2]; of what another rank counts, none."""
+    weights = [w.detach() for w in linear.parameters() if not getattr(w, COPIED, False)]
+    return torch.stack([torch.zeros(2, dtype=torch.int64), *map(_sums, weights)]).sum(0)
 
 
 def digest_of(totals: Mapping[int, Tensor]) -> str:
@@ -57,8 +69,13 @@ def _weights(model: nn.Module) -> Iterator[tuple[int, Tensor]]:
         if is_apart or id(weight) in seen:
             continue
         seen.add(id(weight))  # an output layer may share the embedding's
-        number = _LAYER.search(name)
-        yield int(number[1]) if number else -1, weight.detach()
+        yield _number_in(name), weight.detach()
+
+
+def _number_in(name: str) -> int:
+    """The number of the layer in the name of a weight; -1 outside the layers."""
+    number = _LAYER.search(name)
+    return int(number[1]) if number else -1
 
 
 def _sums(weight: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
     products   q, k and v (and gate and up) are one product; one weight takes the place of the parts
     norms      one kernel each; the norms of the heads of q and k together
     skinny     products of few tokens are made by a kernel that only wants to read the weight fast
+    host       on a CPU the weights of linear layers are laid out for a library that does (`host_linear.py`)
     joins      the residual sum is made together with the norms before and behind it, and where ranks meet, with
                the sum of their parts (`parallel/layers.py::Summed`)
     gates      the activation and its product with the other half are one kernel
@@ -23,7 +24,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn, get_args
 
 import torch
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 from manyhands.errors import InvalidRequest
 from manyhands.model import kernels
 from manyhands.model.adapter import ModelAdapter
+from manyhands.model.host_linear import HostLinear, lay_out_linears
 from manyhands.model.layers import GatedMLP, Norm, NoRotation, Part, join, keep, norm_form
 from manyhands.model.parallel.layers import Summed
 from manyhands.model.products import fuse_mlps, join_qkv, shared_weights
@@ -55,6 +57,8 @@ class FuseReport:
     joins: int = 0
     gates: int = 0
     skinny: int = 0
+    halves: int = 0
+    blocks: int = 0
     rotation: bool = False
     kernels: str = "none"  # "triton", or "torch" where it is missing
     left: tuple[str, ...] = ()
@@ -67,8 +71,10 @@ class FuseReport:
             f"{self.norms} norms",
             f"{self.joins} joined sums",
             f"{self.gates} gates",
-            f"{self.skinny} products for few tokens",
         ]
+        parts += [f"{self.skinny} products for few tokens"] * (self.skinny > 0)
+        parts += [f"{self.halves} weights laid out in float16"] * (self.halves > 0)
+        parts += [f"{self.blocks} weights laid out in float32"] * (self.blocks > 0)
         made = ", ".join(parts + ["rotation bypassed"] * self.rotation) + f" ({self.kernels})"
         return "; ".join((made, *self.left))
 
@@ -101,7 +107,7 @@ _LAYERS = {
 
 
 def fuse_modules(adapter: ModelAdapter, fuse: str = "auto") -> FuseReport:
-    """Make the replacements in the network of `adapter`, once; `auto` makes them on CUDA devices.
+    """Make the replacements in the network of `adapter`, once; `auto` makes them on CUDA devices and on CPUs.
 
     Nothing in the forward pass waits for the device afterwards that did not before. Gradients are
     switched off for all weights.
@@ -109,11 +115,13 @@ def fuse_modules(adapter: ModelAdapter, fuse: str = "auto") -> FuseReport:
     check_fuse(fuse)
     if fuse == "off":
         return FuseReport(left=("not wanted",))
-    if fuse == "auto" and adapter.device.type != "cuda":
+    if fuse == "auto" and adapter.device.type not in ("cuda", "cpu"):
         return FuseReport(left=(f"on the device {adapter.device} they save nothing",))
     if is_fused(adapter.model):
         return FuseReport(left=("the network was fused before",))
-    return _replace(adapter, sure=_twin_agrees(adapter), hands_over=_hands_over(adapter))
+    report = _replace(adapter, sure=_twin_agrees(adapter), hands_over=_hands_over(adapter))
+    laid_out = lay_out_linears(adapter.model)
+    return replace(report, **laid_out._asdict(), skinny=fuse_linears(adapter.model))
 
 
 def check_fuse(fuse: str) -> None:
@@ -125,7 +133,8 @@ def check_fuse(fuse: str) -> None:
 def is_fused(model: nn.Module) -> bool:
     """Whether parts of this network have been replaced."""
     return any(
-        isinstance(module, Norm | Part | GatedMLP | SkinnyLinear) for module in model.modules()
+        isinstance(module, Norm | Part | GatedMLP | SkinnyLinear | HostLinear)
+        for module in model.modules()
     )
 
 
@@ -201,13 +210,14 @@ def _replace(adapter: ModelAdapter, *, sure: bool, hands_over: bool = False) -> 
         left.append(
             f"a twin of {adapter.config.model_type!r} disagreed: only safe fused modules were made"
         )
-    skinny = fuse_linears(model)
     model.requires_grad_(False)
     for name in ("save_pretrained", "push_to_hub", "add_adapter", "load_adapter"):
         setattr(model, name, _refuse)
     nothing = torch.empty(0, device=adapter.device, dtype=adapter.dtype)
     tool = "triton" if kernels.usable(nothing) else "torch"
-    return FuseReport(products, norms, joins, gates, skinny, rotation, tool, tuple(left))
+    return FuseReport(
+        products, norms, joins, gates, rotation=rotation, kernels=tool, left=tuple(left)
+    )
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:

@@ -52,7 +52,12 @@ from manyhands.model.parallel.reading import read_part
 from manyhands.model.quantised.block_scales import read_block_scales
 from manyhands.model.quantised.packed_checkpoint import Layout, load_packed
 from manyhands.model.quantised.packing import read_packing
-from manyhands.model.quantised.quantise import KINDS, check_quantise, quantise_network
+from manyhands.model.quantised.quantise import (
+    KINDS,
+    check_quantise,
+    quantise_network,
+    round_to_fp16,
+)
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import self_test
 from manyhands.model.settings import Weights
@@ -103,9 +108,10 @@ def load_adapter(
             is enough, and the tokenizer is None where there is none.
         quantise: How linear layers keep their weights: "auto" (as the checkpoint does: AWQ and GPTQ
             in four bits, FP8 in eight where the device multiplies them, GGUF's Q4_0 and Q4_1 in four
-            on a GPU, others ordinary), "none"
+            on a GPU and all of them rounded to "fp16" on a CPU, others ordinary), "none"
             (ordinary ones, whatever the checkpoint does), "fp8" or "int4" (the checkpoint's own bits
-            if it has so many, or rounded to nearest from an ordinary one).
+            if it has so many, or rounded to nearest from an ordinary one), "fp16" (rounded to float16, on a CPU,
+            where products are made in float32).
         context: The longest view that will be asked for; default: all the model was made for.
             Longrope models choose their frequencies by it, once.
         tokenizer: Used instead of the one found with the model.
@@ -270,6 +276,16 @@ def _network(
     kind = quantise
     if quantise == "auto":
         kind = "none" if layout is None else layout.kind_on(device)
+        is_rounded = (
+            found.file is not None and found.file.is_rounded
+        )  # each number, to eight bits or fewer
+        if is_rounded and device.type == "cpu" and dtype == torch.float32:
+            kind = "fp16"
+    if kind == "fp16":
+        check_fp16(device, dtype)
+        plain = _network(found, weights, "none", device, dtype, notes, cutting)
+        round_to_fp16(plain)
+        return plain
     if weights == "dummy":
         if cutting is None:
             return dummy_model(config, device=device, dtype=dtype, quantise=kind)
@@ -311,6 +327,16 @@ def _network(
     return _place(_pretrained(name, config, dtype, notes), device, kind)
 
 
+def check_fp16(device: torch.device, dtype: torch.dtype) -> None:
+    """Raise InvalidRequest unless weights in float16 can be multiplied in float32 here."""
+    if device.type != "cpu" or dtype != torch.float32:
+        raise InvalidRequest(
+            f"weights in fp16 were asked for, on {device} with dtype {str(dtype).removeprefix('torch.')}; they are "
+            "for a CPU and float32",
+            hint="on a GPU say dtype float16 instead; on a CPU leave dtype out",
+        )
+
+
 def _layout(name: str, config: Any) -> Layout | None:
     """How the checkpoint packs its layers, if it does so in a way of ours."""
     quantization = getattr(config, "quantization_config", None)
@@ -344,6 +370,9 @@ def _adopt(
             nn.Module.to(model, device=place, dtype=precision)
         if quantise in KINDS:
             quantise_network(model, quantise, place)
+        elif quantise == "fp16":
+            check_fp16(place, precision)
+            round_to_fp16(model)
         return ModelAdapter(model, context=context, family=family)
 
 

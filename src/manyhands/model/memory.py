@@ -20,6 +20,7 @@ from manyhands.attention.store import LayerShape, Moved, StoreStack
 from manyhands.cache.pages import Move
 from manyhands.errors import OutOfMemory
 from manyhands.model.adapter import ModelAdapter
+from manyhands.model.host_linear import laid_out_bytes
 
 
 class Memory:
@@ -138,9 +139,8 @@ def about_memory(
 def held_bytes(adapter: ModelAdapter) -> int:
     """Bytes that the network holds; what several of its tensors share counts once."""
     tensors = (*adapter.model.parameters(), *adapter.model.buffers())
-    return sum(
-        {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
-    )
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(sizes.values()) + laid_out_bytes(adapter.model)
 
 
 def _in_gib(size: int) -> str:

@@ -16,7 +16,7 @@ from manyhands.errors import InvalidRequest
 from manyhands.schema.setting import check, setting
 
 Weights = Literal["auto", "dummy"]
-Quantise = Literal["auto", "none", "fp8", "int4"]
+Quantise = Literal["auto", "none", "fp16", "fp8", "int4"]
 Fuse = Literal["auto", "on", "off"]
 Thinking = Literal["auto", "on", "off"]
 KeyDtype = Literal["auto", "int8"]
@@ -77,14 +77,14 @@ class ModelSettings:
     quantise: Quantise = setting(
         "auto",
         "Weights in fewer bits: as the checkpoint has them (auto; AWQ and GPTQ in four, FP8 in "
-        "eight on GPUs that multiply them, GGUF's Q4_0 and Q4_1 in four on GPUs), none, or "
-        "rounded to fp8 or int4.",
+        "eight on GPUs that multiply them, GGUF's Q4_0 and Q4_1 in four on GPUs, GGUF in sixteen on "
+        "CPUs), none, or rounded to fp8, int4, or on a CPU fp16.",
         one_of=get_args(Quantise),
         panel=_MODEL,
     )
     fuse: Fuse = setting(
         "auto",
-        "Join small operations of each layer: auto is on for GPUs.",
+        "Join small operations of each layer, and on CPUs lay weights out for their products: auto is on.",
         one_of=get_args(Fuse),
         panel=_MODEL,
     )

@@ -37,6 +37,11 @@ class GgufFile:
         """How its linear layers can be kept; None where none has four bits of ours."""
         return Blocks() if any(map(is_packed, self.header.tensors.values())) else None
 
+    @property
+    def is_rounded(self) -> bool:
+        """Whether the matrices of its layers were rounded to fewer bits than sixteen."""
+        return any(place.kind.block > 1 for place in self.header.tensors.values())
+
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Raises UnsupportedModel, ModelNotFound."""
         return read_tokenizer(self.header)

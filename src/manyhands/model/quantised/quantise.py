@@ -1,8 +1,9 @@
-"""Which layers of a network are quantised, and how they are replaced.
+"""Which layers of a network are quantised, and how they are replaced or rounded.
 
 All ordinary linear layers of the decoder layers are, except those that choose among experts: few
 weights, and a wrong choice is a wrong expert. Embeddings, the output layer, norms and the stacked
-weights of experts stay as they are.
+weights of experts stay as they are. To fp16 all linear layers are rounded, the output layer too: they stay
+ordinary ones in float32, which `host_linear.py` then holds in two bytes a number.
 """
 
 from __future__ import annotations
@@ -53,6 +54,17 @@ def quantise_network(model: Any, kind: str, device: torch.device) -> int:
             setattr(holder, name, KINDS[kind].from_weight(linear.weight.to(device), bias))
     _require(linears, model, kind)
     return len(linears)
+
+
+def round_to_fp16(model: Any) -> int:
+    """Round the weights of all ordinary linear layers to float16, where they stay finite; how many those are."""
+    count = 0
+    for layer in [module for module in model.modules() if type(module) is nn.Linear]:
+        rounded = layer.weight.detach().half()
+        if rounded.isfinite().all():
+            layer.weight.data.copy_(rounded)
+            count += 1
+    return count
 
 
 def make_room(model: Any, kind: str) -> int:
