@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from manyhands.cli.advice import too_small_a_team
 from manyhands.cli.command import shared_of, told
 from manyhands.cli.exam_options import EXAM_METHODS, EndpointChoice, EvalOptions, JudgeOptions
 from manyhands.cli.guard import tell
@@ -170,8 +171,12 @@ def method_candidate(
         check_budgets(budgets)
     if model == BUNDLED and (reason := outside_world(Asked(samples[0]).text, workers, method.name)):
         tell(reason, "warning: ", "yellow")
-    prompt = _words(prompts_for(model, options.prompts, options.lora), options, method)
+    prompts = prompts_for(model, options.prompts, options.lora)
+    prompt = _words(prompts, options, method)
     engine, text = load_engine(model, options, Notes())
+    reason = too_small_a_team(engine.facts, prompts, workers, method.name)
+    if model != BUNDLED and reason:
+        tell(reason, "warning: ", "yellow")
     if method.name == SHARED_PREFIX:
         method = shared_method(engine.prefixes)
     _check_documents(samples, text, engine.facts.max_positions)

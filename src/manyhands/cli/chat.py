@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from manyhands.cache.step import GREEDY
+from manyhands.cli.advice import too_small_a_team
 from manyhands.cli.command import shared_of
 from manyhands.cli.guard import complain, tell
 from manyhands.cli.loading import (
@@ -100,6 +101,9 @@ def _turn(
     asked = (spec.problem, spec.facts()["workers"], spec.method.name)
     if model == BUNDLED and (reason := outside_world(*asked)):
         notes.warn(reason)
+    too_small = too_small_a_team(engine.facts, talk.prompts, asked[1], asked[2])
+    if model != BUNDLED and too_small and too_small not in notes.texts:
+        notes.warn(too_small)
     account, budget = Account(spec.names, solo=spec.method.solo), spec.settings.budget
     screen = screen_for(account, facts, notes, json=False, quiet=options.quiet, budget=budget)
     strategy = share_prompt(strategy_for(engine, text, spec), engine.prefixes)

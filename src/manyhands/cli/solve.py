@@ -14,6 +14,7 @@ from pathlib import Path
 
 import typer
 
+from manyhands.cli.advice import too_small_a_team
 from manyhands.cli.command import shared_of
 from manyhands.cli.guard import EXIT_NO_ANSWER, tell
 from manyhands.cli.loading import (
@@ -82,6 +83,9 @@ def solve(options: SolveOptions) -> None:
         except KeyboardInterrupt as error:
             outcome = Outcome(account.so_far(INTERRUPTED, 0), signal=number_of(error))
         else:
+            reason = too_small_a_team(facts, prompts, asked[1], method.name)
+            if model != BUNDLED and reason and not options.quiet:
+                notes.warn(reason)
             spec = replace(spec, context=engine.facts.max_positions)
             strategy = strategy_for(engine, text, spec)
             if options.transcript is not None:

@@ -64,6 +64,7 @@ from manyhands.model.memory import (
     about_memory,
     default_memory_tokens,
     free_bytes,
+    num_weights,
     token_bytes,
 )
 from manyhands.model.parallel.collectives import Collectives
@@ -94,6 +95,7 @@ class ModelFacts:
     fused: str  # which modules were fused, which were not and why
     about_memory: str  # where memory goes, in a sentence
     about_ranks: str = ""  # how many ranks share the model, and what each holds; "" if there is one
+    num_weights: int = 0  # of this process's part of the network
 
     @property
     def is_on_gpu(self) -> bool:
@@ -346,6 +348,7 @@ class LocalExecutor:
             about_memory=about_memory(
                 adapter, num_pages, chosen.page_size, free, eight_bits=eight_bits
             ),
+            num_weights=num_weights(adapter),
         )
 
     @classmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -141,6 +142,21 @@ def held_bytes(adapter: ModelAdapter) -> int:
     tensors = (*adapter.model.parameters(), *adapter.model.buffers())
     sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(sizes.values()) + laid_out_bytes(adapter.model)
+
+
+def num_weights(adapter: ModelAdapter) -> int:
+    """Numbers that the network has learned, in however many bits; a table that stands at both ends counts once."""
+    model: Any = adapter.model
+    tied = model.get_output_embeddings() if adapter.config.tie_word_embeddings else None
+    count = 0
+    for module in model.modules():
+        if module is tied:
+            continue
+        if hasattr(module, "in_features") and hasattr(module, "out_features"):
+            count += module.in_features * module.out_features
+        else:
+            count += sum(weight.numel() for weight in module.parameters(recurse=False))
+    return count
 
 
 def _in_gib(size: int) -> str:
