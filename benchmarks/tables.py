@@ -13,14 +13,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import layer_tables, performance, scale_tables, serving_tables, targets
+from benchmarks import cpu_tables, layer_tables, performance, scale_tables, serving_tables, targets
 from benchmarks.performance import table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = tuple(
     ROOT / "docs" / name
-    for name in ("bundled_model.md", "performance.md", "scale.md", "serving.md", "smollm2.md")
+    for name in (
+        "bundled_model.md",
+        "cpu.md",
+        "performance.md",
+        "scale.md",
+        "serving.md",
+        "smollm2.md",
+    )
 )
 Row = dict[str, Any]
 
@@ -375,6 +382,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "grown": grown,
     **performance.TABLES,
     **layer_tables.TABLES,
+    **cpu_tables.TABLES,
     **scale_tables.TABLES,
     **serving_tables.TABLES,
     "targets": targets.targets,

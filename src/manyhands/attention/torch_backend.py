@@ -94,7 +94,9 @@ class Bucket:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A plan in buckets. `entry_of` [T, P]: where token t's partials stand; `is_real` [T, P].
+    """A plan in buckets. `entry_of` [T, P]: where token t's partials stand.
+
+    `padding` [T, P, 1]: which of them are none; None if all are.
 
     `tokens` [E] and `rotations` [E] are those of all buckets, one behind the other. `positions` [T] are those of
     the tokens in their rows' views.
@@ -104,7 +106,7 @@ class Prepared:
     tokens: Tensor
     rotations: Rotations
     entry_of: Tensor
-    is_real: Tensor
+    padding: Tensor | None
     targets: Targets
     positions: Tensor
 
@@ -115,7 +117,7 @@ class Prepared:
             self.tokens.to(device, non_blocking=True),
             self.rotations.to(device),
             self.entry_of.to(device, non_blocking=True),
-            self.is_real.to(device, non_blocking=True),
+            None if self.padding is None else self.padding.to(device, non_blocking=True),
             self.targets.to(device),
             self.positions.to(device, non_blocking=True),
         )
@@ -163,7 +165,7 @@ class TorchBackend:
             torch.cat([bucket.tokens.flatten() for bucket in buckets]),
             Rotations(torch.cat([bucket.offsets.flatten() for bucket in buckets])),
             torch.as_tensor(entry_of, device=device),
-            torch.as_tensor(is_real, device=device),
+            None if is_real.all() else torch.as_tensor(~is_real[..., None], device=device),
             Targets.of(plan, device),
             torch.as_tensor(plan.positions, device=device),
         )
@@ -222,7 +224,9 @@ class TorchBackend:
             outs.append(out.flatten(0, 1))
             lses.append(lse.flatten(0, 1))
         out, lse = torch.cat(outs), torch.cat(lses)  # [E, H, Dv], [E, H]
-        lse = rows_of(lse, prepared.entry_of).masked_fill(~prepared.is_real.unsqueeze(-1), NOTHING)
+        lse = rows_of(lse, prepared.entry_of)
+        if prepared.padding is not None:
+            lse = lse.masked_fill(prepared.padding, NOTHING)
         return merge(rows_of(out, prepared.entry_of), lse, call.sinks).to(dtype)
 
 
