@@ -27,7 +27,14 @@ from manyhands.attention.attend import AttendFn, LayerCall, QueryScale
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape
 from manyhands.errors import UnsupportedModel
-from manyhands.model.families import Family, known_family, query_scale, reach, supported
+from manyhands.model.families import (
+    Family,
+    known_family,
+    query_scale,
+    reach,
+    storing_layers,
+    supported,
+)
 from manyhands.model.host_linear import laid_out_bytes
 from manyhands.model.ropes import read_ropes
 
@@ -57,6 +64,7 @@ class ModelAdapter:
     gains: tuple[float, ...]  # per layer: what the scaling of its scores is multiplied by
     query_scale: QueryScale | None  # at position 0 the network's own is 1, as its rotation is none
     layers: tuple[LayerShape, ...]
+    stored_by: tuple[int, ...]  # per layer: the layer that stores what it reads, itself or an earlier one
     vocab_size: int
     max_positions: int
 
@@ -79,6 +87,7 @@ class ModelAdapter:
         self.name = name or config.name_or_path or config.model_type
         _take_over(model)
         self.layers = _layers(config)
+        self.stored_by = storing_layers(config)
         self.vocab_size = config.vocab_size
         self.max_positions = min(context or reach(config), reach(config))
         self.ropes, self.gains = read_ropes(model, family, context)
@@ -203,17 +212,23 @@ def weight_bytes(adapter: ModelAdapter) -> int:
 
 
 def _layers(config: Any) -> tuple[LayerShape, ...]:
-    """The heads of every layer; in all families of today the same in all layers."""
+    """The heads of every layer. Gemma 4's layers that see all have others than those with a window."""
+    by_layer = getattr(config, "per_layer_config", None)
+    return tuple(
+        _shape(config if by_layer is None else by_layer[layer])
+        for layer in range(config.num_hidden_layers)
+    )
+
+
+def _shape(config: Any) -> LayerShape:
     num_heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-    shape = LayerShape(
+    return LayerShape(
         num_heads=num_heads,
         num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
         head_dim=head_dim,
         value_dim=getattr(config, "v_head_dim", None) or head_dim,
     )
-    num_layers: int = config.num_hidden_layers
-    return (shape,) * num_layers
 
 
 def _take_over(model: PreTrainedModel) -> None:

@@ -280,8 +280,8 @@ def part_of(config: Any, size: int) -> Any:
 
 
 # Families whose parts cannot be had from a divided configuration: the output projection of helium and the norms of
-# q and k of olmoe have the width of the residual stream, and not that of the heads.
-WHOLE = frozenset({"helium", "olmoe"})
+# q and k of olmoe have the width of the residual stream, and not that of the heads; Gemma 4's heads differ by layer.
+WHOLE = frozenset({"gemma4_text", "gemma4_unified_text", "helium", "olmoe"})
 
 
 def read_plan(config: Any) -> dict[str, str]:
