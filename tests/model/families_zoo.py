@@ -17,6 +17,8 @@ import torch
 import transformers as hf
 from transformers.modeling_utils import PreTrainedModel
 
+from manyhands.model.self_test import saved_buffers
+
 VOCABULARY = 97
 WINDOW = 5
 LONGROPE_SHORT = 12  # tokens up to which the longrope network uses its short factors
@@ -248,6 +250,8 @@ def tiny_model(config: Any, seed: int = 0) -> PreTrainedModel:
                 parameter.normal_(std=1 / math.sqrt(parameter.shape[-1]))
             else:
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        for number in saved_buffers(model):
+            number.add_(torch.randn_like(number), alpha=0.1)
     return model.eval()
 
 

@@ -50,6 +50,14 @@ class _Hook:
     query_scale: QueryScale | None
 
 
+class _Made(BaseModelOutputWithPast):
+    """States in the place of what the layers give; whatever else a family's code asks for is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
 class ModelAdapter:
     """A Hugging Face causal language model that attends through a function given at each call.
 
@@ -133,7 +141,7 @@ class ModelAdapter:
     def head(self, states: Tensor) -> Tensor:
         """Logits [n, vocab] of `states` [n, hidden size]; gradients reach the states and the head."""
         base: Any = self.model.base_model
-        made = BaseModelOutputWithPast(last_hidden_state=states[None])
+        made = _Made(last_hidden_state=states[None])
         with _standing_in(base, made):
             nothing = torch.zeros(1, len(states), dtype=torch.long, device=states.device)
             logits: Tensor = self.model(input_ids=nothing, use_cache=False).logits[0]

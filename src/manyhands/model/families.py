@@ -141,6 +141,13 @@ def may_be_inside(config: Any) -> bool:
     return config.model_type in _COMPOSITES.values()
 
 
+def values_of(config: Any, name: str) -> list[Any]:
+    """The values of an entry of a configuration: one, or that of every layer where they differ."""
+    if name in (getattr(config, "per_layer_attributes", None) or ()):
+        return [getattr(layer, name) for layer in config.per_layer_config]
+    return [getattr(config, name, None)]
+
+
 def known_family(config: Any) -> Family:
     """The table's row for this configuration; `UnsupportedModel` if it is refused or unknown."""
     reject(config)

@@ -50,6 +50,7 @@ from manyhands.model.families import (
     reach,
     reject,
     supported,
+    values_of,
 )
 from manyhands.model.fusion import is_fused
 from manyhands.model.gguf.network import GgufFile
@@ -211,8 +212,7 @@ def find_format(model: str | Path, *, with_weights: bool = True) -> Found:
 
 def check_sizes(name: str, config: Any) -> None:
     """Raise UnsupportedModel where a number of the configuration can be none of a network."""
-    for field in _SIZES:
-        size = getattr(config, field, None)
+    for field, size in ((field, size) for field in _SIZES for size in values_of(config, field)):
         if size is not None and not (isinstance(size, int) and 1 <= size <= _LARGEST):
             raise UnsupportedModel(
                 f"the configuration of {name!r} cannot be used: {field} is {size!r}; expected 1 to "

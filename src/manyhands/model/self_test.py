@@ -202,6 +202,15 @@ def _sharpen(model: PreTrainedModel) -> None:
             parameter.normal_(std=parameter.shape[-1] ** -0.5)
         else:
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    for number in saved_buffers(model):
+        number.add_(torch.randn_like(number), alpha=0.1)
+
+
+def saved_buffers(model: PreTrainedModel) -> list[Tensor]:
+    """Numbers that a checkpoint holds and no training changes: scales of layers, biases of routers."""
+    trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    held = model.state_dict()
+    return [x for name, x in held.items() if name not in trained and x.is_floating_point()]
 
 
 class _Watched:

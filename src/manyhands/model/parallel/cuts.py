@@ -124,8 +124,8 @@ class Cutting:
         """Raises InvalidRequest where the ranks cannot share alike, UnsupportedModel without a plan."""
         self.whole = config
         self.collectives = collectives
-        self.config = part_of(config, collectives.size)
         self.plan = read_plan(config)
+        self.config = part_of(config, collectives.size)
         whole, part = (_shapes(each) for each in (config, self.config))
         self.vocabulary = _piece(config.vocab_size, collectives)
         self.whole_shapes: dict[str, tuple[int, ...]] = whole
