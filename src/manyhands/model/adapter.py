@@ -200,17 +200,18 @@ def _standing_in(base: Any, outcome: Any) -> Iterator[None]:
 def weight_bytes(adapter: ModelAdapter) -> int:
     """Bytes of weights that one pass reads at least.
 
-    The table of input embeddings is only looked up, unless the output layer shares it. Of a stack of
-    experts (a parameter of three dimensions) a token reads its own few.
+    A table of embeddings is only looked up, unless the output layer shares it. Of a stack of experts (a
+    parameter of three dimensions) a token reads its own few.
     """
     model: Any = adapter.model
-    head = model.get_output_embeddings()
-    table = model.get_input_embeddings().weight
-    is_read = head is not None and getattr(head, "weight", None) is table
-    experts = getattr(adapter.config, "num_experts_per_tok", None)
+    head = getattr(model.get_output_embeddings(), "weight", None)
+    tables = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
+    looked_up = {table.data_ptr() for table in tables if table is not head}
+    config = adapter.config
+    experts = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
     largest: dict[int, float] = {}  # two names for one piece of memory count once
     for tensor in (*model.parameters(), *model.buffers()):
-        if tensor is table and not is_read:
+        if tensor.data_ptr() in looked_up:
             continue
         size = float(tensor.numel() * tensor.element_size())
         if tensor.dim() == 3 and experts:
