@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -84,6 +85,31 @@ def test_every_shape_of_heads(shape: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_sixteen_bits(dtype: torch.dtype) -> None:
     assert error_of(SHAPES["gqa"], "half-split", "all at once", dtype, 4) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "keys", "large"), [(torch.bfloat16, 32, False), (torch.float32, 16, True)], ids=str
+)
+def test_heads_of_512(dtype: torch.dtype, keys: int, large: bool) -> None:
+    """Gemma 4's layers that see all: pairs (i, i + 256), of which the first quarter rotates."""
+    shape = Shape(4, 1, 512, 512)
+    rope = Rope(torch.cat((1 / 100 ** (torch.arange(64) / 64), torch.zeros(192))), 512)
+    tiling = small_tiles(shape, most_small_rows=0) if large else None
+    backend = backend_for(shape, dtype, tiling)
+    launches = backend.launches[0]
+    assert not launches.is_mapped
+    assert (launches.large.keys, launches.small.keys) == (keys, keys)
+    seen: list[bool] = []
+    launch = triton_backend._Reading.launch
+
+    def noted(self: Any, items: torch.Tensor, rows: int, is_large: bool) -> None:
+        seen.append(is_large)
+        launch(self, items, rows, is_large)
+
+    with patch.object(triton_backend._Reading, "launch", noted):
+        error = worst_error(backend, shape, rope, {}, dtype, 11, num_steps=3, device=DEVICE)
+    assert error < TOLERANCE[dtype]
+    assert (True in seen) == large
 
 
 WITH_MAPS = Shape(4, 2, 32, 64)
@@ -276,10 +302,11 @@ def test_a_plan_that_is_wrong_in_one_integer_is_caught(monkeypatch: pytest.Monke
     ("changed", "said"),
     [
         ({"dtype": torch.float64}, "not float64"),
-        ({"layer": LayerShape(8, 2, 512, 512)}, "head size is 512"),
+        ({"layer": LayerShape(8, 2, 514, 514)}, "head size is 514"),
         ({"layer": LayerShape(8, 2, 33, 32)}, "head size is 33"),
-        ({"layer": LayerShape(8, 2, 128, 512)}, "head size is 512"),
+        ({"layer": LayerShape(8, 2, 128, 1024)}, "head size is 1024"),
         ({"layer": LayerShape(512, 2, 64, 64)}, "256 query heads share"),
+        ({"layer": LayerShape(256, 2, 512, 512)}, "128 query heads share a key head beside heads"),
     ],
 )
 def test_what_the_kernels_cannot_do_is_said(changed: dict[str, Any], said: str) -> None:
