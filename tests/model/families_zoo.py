@@ -220,7 +220,10 @@ def _repeating() -> dict[str, Any]:
         "solar_open": {**sized, **routed, **grouped},
         "starcoder2": {**_SIZES, "sliding_window": WINDOW},
     }
-    kinds = {name: hf.CONFIG_MAPPING[name.removesuffix("_whole").removesuffix("_experts")] for name in rows}
+    kinds = {
+        name: hf.CONFIG_MAPPING[name.removesuffix("_whole").removesuffix("_experts")]
+        for name in rows
+    }
     return {name: kinds[name](**settings) for name, settings in rows.items()}
 
 

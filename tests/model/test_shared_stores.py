@@ -6,7 +6,6 @@ import copy
 from typing import Any
 
 import pytest
-import torch
 import transformers as hf
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from manyhands.model.memory import Memory, token_bytes
 from manyhands.model.self_test import self_test
 from tests.engine.small import CONTEXT, NUM_IDS, small_engine, team
 from tests.engine.test_preemption import SAMPLED
-from tests.model.families_zoo import some_tokens, tiny_models
+from tests.model.families_zoo import tiny_models
 from tests.model.test_conformance import VISIBLE, _worst
 
 NAME = "gemma4_shared"  # layers: window, window, full; and two that read the second and the third
@@ -54,9 +53,7 @@ def test_a_token_takes_room_in_layers_that_store_alone(engine: Engine) -> None:
     assert memory.num_bytes == slots * 4 * numbers
 
 
-def test_each_store_is_written_once_a_pass(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_store_is_written_once_a_pass(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[LayerStore] = []
     append = TorchBackend.append
 

@@ -49,7 +49,12 @@ class Launches:
 
     @classmethod
     def fitting(
-        cls, tiling: Tiling, head_bytes: int, device: torch.device, *, is_mapped: bool = False,
+        cls,
+        tiling: Tiling,
+        head_bytes: int,
+        device: torch.device,
+        *,
+        is_mapped: bool = False,
         is_broad: bool = False,
     ) -> Launches:
         """For this tiling, if a key and its value take `head_bytes`."""

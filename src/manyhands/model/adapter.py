@@ -72,7 +72,9 @@ class ModelAdapter:
     gains: tuple[float, ...]  # per layer: what the scaling of its scores is multiplied by
     query_scale: QueryScale | None  # at position 0 the network's own is 1, as its rotation is none
     layers: tuple[LayerShape, ...]
-    stored_by: tuple[int, ...]  # per layer: the layer that stores what it reads, itself or an earlier one
+    stored_by: tuple[
+        int, ...
+    ]  # per layer: the layer that stores what it reads, itself or an earlier one
     vocab_size: int
     max_positions: int
 

@@ -295,9 +295,7 @@ def refusal(config: Any) -> str | None:
         )
     strange = sorted(set(getattr(config, "per_layer_attributes", None) or ()) - _BY_LAYER)
     if strange:
-        return (
-            f"its layers differ in {', '.join(strange)}; they may differ in {', '.join(sorted(_BY_LAYER))}"
-        )
+        return f"its layers differ in {', '.join(strange)}; they may differ in {', '.join(sorted(_BY_LAYER))}"
     if getattr(config, "kv_lora_rank", None):
         return _LATENT
     if getattr(config, "alibi", False):

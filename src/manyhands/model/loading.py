@@ -212,7 +212,8 @@ def find_format(model: str | Path, *, with_weights: bool = True) -> Found:
 
 def check_sizes(name: str, config: Any) -> None:
     """Raise UnsupportedModel where a number of the configuration can be none of a network."""
-    for field, size in ((field, size) for field in _SIZES for size in values_of(config, field)):
+    sizes = [(field, size) for field in _SIZES for size in values_of(config, field)]
+    for field, size in sizes:
         if size is not None and not (isinstance(size, int) and 1 <= size <= _LARGEST):
             raise UnsupportedModel(
                 f"the configuration of {name!r} cannot be used: {field} is {size!r}; expected 1 to "

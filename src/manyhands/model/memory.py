@@ -93,9 +93,7 @@ class Memory:
     @property
     def num_bytes(self) -> int:
         """Bytes of all stores, each counted once."""
-        return sum(
-            store.num_bytes for layer, store in enumerate(self.stores) if self.writes(layer)
-        )
+        return sum(store.num_bytes for layer, store in enumerate(self.stores) if self.writes(layer))
 
     def move(self, moves: Sequence[Move], backend: Backend) -> None:
         """Carry blocks to their new slots, keys rotated by the differences of the offsets.

@@ -144,7 +144,8 @@ def _heads_by_layer(config: Any) -> list[dict[str, int]]:
 
 def _fewer(num_kv_heads: int, config: Any) -> int:
     """Key heads of a layer of the twin, which has four query heads: as large a share of them."""
-    return max(1, 4 * num_kv_heads // config.num_attention_heads)
+    num_heads: int = config.num_attention_heads
+    return max(1, 4 * num_kv_heads // num_heads)
 
 
 def tiny_network(config: Any) -> PreTrainedModel:
