@@ -221,7 +221,8 @@ def _every_layer_rotates(adapter: ModelAdapter) -> AttendFn:
     return exact_attention((rope,) * adapter.num_layers)
 
 
-WINDOWED = ("qwen2_window", "mistral", "phi3", "gemma2", "gemma3_text", "olmo3", "gpt_oss")
+WINDOWED = ("qwen2_window", "mistral", "phi3", "gemma2", "gemma3_text", "gemma4_shared", "olmo3")
+WINDOWED += ("gpt_oss",)
 PARTIAL = ("phi3", "phi3_longrope", "glm", "glm4")
 # Mistakes: the networks that must notice, and the attention that does it.
 MUTANTS: dict[str, tuple[tuple[str, ...], Callable[[ModelAdapter], AttendFn]]] = {
@@ -245,7 +246,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], Callable[[ModelAdapter], AttendFn]]] =
     "sinks dropped": (("gpt_oss",), _with_call(lambda call, _: replace(call, sinks=None))),
     "softcap dropped": (("gemma2",), _with_call(lambda call, _: replace(call, softcap=None))),
     "own scaling ignored": (
-        ("gemma2", "gemma3_text"),
+        ("gemma2", "gemma3_text", "gemma4_text"),
         _with_call(lambda call, adapter: replace(call, scaling=adapter.layers[0].head_dim ** -0.5)),
     ),
     "frequencies of the other layer type": (("gemma3_text", "olmo3"), _other_ropes),
