@@ -331,6 +331,15 @@ def test_what_the_kernels_cannot_do_is_said(changed: dict[str, Any], said: str) 
     assert said in (refusal([fine, layer], dtype, DEVICE) or "")
 
 
+def test_broad_heads_on_a_gpu_with_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [LayerShape(16, 8, 256, 256), LayerShape(16, 2, 512, 512)]
+    assert refusal(layers, torch.float16, DEVICE) is None
+    monkeypatch.setattr(triton_backend, "shared_memory", lambda device: 101376)
+    said = "head size is 512, which takes 106496 bytes of shared memory in float16, and this GPU has 101376"
+    assert said in (refusal(layers, torch.float16, DEVICE) or "")
+    assert refusal(layers[:1], torch.float16, DEVICE) is None
+
+
 # -- real sizes, on a GPU --------------------------------------------------------------------------
 
 

@@ -58,7 +58,7 @@ class Launches:
         is_broad: bool = False,
     ) -> Launches:
         """For this tiling, if a key and its value take `head_bytes`."""
-        rows = _largest_rows(tiling)
+        rows = max(tiling.large_rows, power_of_two(tiling.group))  # of a large tile
         room = shared_memory(device) - _RESERVED - rows * head_bytes // 2
         keys = tiling.key_tile
         if is_broad:
@@ -95,14 +95,9 @@ class Launches:
         return self.wide if rows == 64 else self.small
 
 
-def least_shared_memory(tiling: Tiling, head_bytes: int) -> int:
-    """Bytes that a program for broad heads needs at least: its rows, and one iteration's keys and values."""
-    return _RESERVED + _largest_rows(tiling) * head_bytes // 2 + _LEAST_KEYS * head_bytes
-
-
-def _largest_rows(tiling: Tiling) -> int:
-    """Rows of a large tile."""
-    return max(tiling.large_rows, power_of_two(tiling.group))
+def least_shared_memory(rows: int, head_bytes: int) -> int:
+    """Bytes that a program for `rows` of broad heads needs: these, and the keys and values of one iteration."""
+    return _RESERVED + rows * head_bytes // 2 + _LEAST_KEYS * head_bytes
 
 
 def merge_launch(

@@ -55,6 +55,7 @@ _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: t
 _TENSOR_MAPS = (9, 0)  # compute capability
 _MOST_ROWS = 128  # query heads per key/value head that one tile can hold
 _MOST_BROAD_ROWS = 64  # the same where heads are broad
+_LARGE_ROWS = 64  # of a large tile; where heads are small, twice as many
 _LARGEST_HEAD = 512
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
 _LAST_GLUON = (3, 9)  # release of Triton that kernels/specialised.py is known to compile with
@@ -441,8 +442,8 @@ def _broad_refusal(
             f"{largest} query heads share a key head beside heads of more than {BROAD}; they know up to "
             f"{_MOST_BROAD_ROWS} there"
         )
-    tiling = _tiling(shapes, dtype, dtype, device)
-    least = max(least_shared_memory(tiling, _head_bytes(shape, dtype)) for shape in broad)
+    rows = max(_LARGE_ROWS, power_of_two(largest))
+    least = max(least_shared_memory(rows, _head_bytes(shape, dtype)) for shape in broad)
     if least > shared_memory(device):
         size = max(max(shape.head_dim, shape.value_dim) for shape in broad)
         return (
@@ -478,7 +479,7 @@ def _tiling(
         num_kv_heads=min(shape.num_kv_heads for shape in shapes),
         num_processors=_num_processors(device),
         key_tile=64 if is_short else 32,
-        large_rows=128 if are_large else 64,
+        large_rows=128 if are_large else _LARGE_ROWS,
         specialised_rows=SPECIALISED_ROWS if are_specialised else 0,
     )
 
