@@ -68,7 +68,7 @@ def _default(**more: Any) -> dict[str, Any]:
 
 
 def _gemma4(kinds: list[str]) -> dict[str, Any]:
-    """What all faces of Gemma 4 have."""
+    """The settings of all faces of Gemma 4."""
     full = {"rope_type": "proportional", "rope_theta": 1e3, "partial_rotary_factor": 0.25}
     return {
         **{**_SIZES, **_HEAD, "num_hidden_layers": len(kinds)},

@@ -214,7 +214,7 @@ def test_a_gemma_3_of_an_output_layer_of_its_own(
 def test_the_language_model_is_taken_out_of_a_gemma_4(tmp_path: Path, copy: Path) -> None:
     """With weights that are published for layers that read an earlier one's keys, and that have no use."""
     text = ZOO["gemma4_shared"]()
-    text.config.pad_token_id = 0  # what stands for pictures
+    text.config.pad_token_id = 0  # it stands for pictures
     with quiet():
         config = hf.Gemma4Config(text_config=text.config, eos_token_id=[1, 6])
         whole = hf.Gemma4ForConditionalGeneration(config).eval()
