@@ -7,7 +7,7 @@ and float32 sums, and weights are rounded to 16 bits once more before they meet 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle
 from typing import Any
@@ -114,7 +114,9 @@ def test_heads_of_512_in_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         launch(self, items, rows, is_large)
 
     monkeypatch.setattr(triton_backend._Reading, "launch", noted)
-    error = long_strips_error(backend, shape, rope, torch.bfloat16)
+    prompt, own = Block(), Block()
+    steps = [Row(View([prompt]), (1,) * 70)], [Row(View([prompt, own]), (2,) * 2)]
+    error = error_of_steps(backend, shape, rope, torch.bfloat16, steps, scaling=0.05)
     assert error < TOLERANCE[torch.bfloat16]
     assert set(seen) == {True, False}
 
@@ -185,26 +187,32 @@ def change_launches(backend: TritonBackend, **changes: Any) -> None:
 
 
 def error_with_long_strips(backend: TritonBackend, dtype: torch.dtype, interleaved: bool) -> float:
-    """See `long_strips_error`."""
-    rope = Rope(1 / 100 ** (torch.arange(16) / 20), 32, interleaved)
-    return long_strips_error(backend, WITH_MAPS, rope, dtype, scaling=0.3)
-
-
-def long_strips_error(
-    backend: TritonBackend, shape: Shape, rope: Rope, dtype: torch.dtype, scaling: float = 0.05
-) -> float:
     """Five tiles of keys that every row sees all of, over pages that lie anywhere, and the edges."""
+    rope = Rope(1 / 100 ** (torch.arange(16) / 20), 32, interleaved)
+    long, others = Block(), [Block() for _ in range(3)]
+    steps = (
+        [Row(View([long]), (1,) * 40)],
+        [Row(View([long]), (1,) * 50), Row(View([others[0]]), (2,) * 70)],
+        [Row(View([long, other]), (3,) * 2) for other in others],
+    )
+    return error_of_steps(backend, WITH_MAPS, rope, dtype, steps, scaling=0.3)
+
+
+def error_of_steps(
+    backend: TritonBackend,
+    shape: Shape,
+    rope: Rope,
+    dtype: torch.dtype,
+    steps: Sequence[Sequence[Row]],
+    scaling: float,
+) -> float:
+    """The largest difference to the definition over these steps."""
     call = LayerCall(layer=0, scaling=scaling)
     product = Layer(
         backend, shape, rope, call, dtype=dtype, num_pages=32, page_size=32, device=DEVICE
     )
-    oracle = DenseOracle(rope, call)
-    long, others, errors = Block(), [Block() for _ in range(3)], []
-    for rows in (
-        [Row(View([long]), (1,) * 40)],
-        [Row(View([long]), (1,) * 50), Row(View([others[0]]), (2,) * 70)],
-        [Row(View([long, other]), (3,) * 2) for other in others],
-    ):
+    oracle, errors = DenseOracle(rope, call), []
+    for rows in steps:
         step = Step(rows)
         q, k, v = random_qkv(step, shape, torch.Generator().manual_seed(len(rows)), dtype)
         oracle.write(step, k, v)
