@@ -17,10 +17,10 @@ import torch
 from manyhands.attention.work import Occupancy, Tiling, power_of_two
 
 SPECIALISED_ROWS = 128  # of a tile of kernels/specialised.py
+SPECIALISED_BOX = 64  # slots that it brings at once; pages and splits hold whole boxes
 BROAD = 256  # dims of a head, beyond which it is broad
 _LEAST_KEYS = 16  # of an iteration: products want so many
 _RESERVED = 8192  # bytes of shared memory for all else
-SPECIALISED_BOX = 64  # slots that it brings at once; pages and splits hold whole boxes
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Memory: the keys and values of every block, and nothing about the rows that read them.
 
-One `LayerStore` a layer that stores (some read what an earlier one stored), all with the same slots; which slots belong to which block is
-`cache/pages.py`'s accounting. Keys are stored rotated by their offset on their strip, so they are not
+One `LayerStore` a layer that stores (some read what an earlier one stored), all with the same slots; which
+slots belong to which block is `cache/pages.py`'s accounting. Keys are stored rotated by their offset on their strip, so they are not
 rotated again while a block stays where it is, however many views meet it at however many positions.
 """
 
