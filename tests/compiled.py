@@ -159,6 +159,8 @@ def attention(capability: int) -> None:
             specialised_rows=128,
             specialised_work=0,
         )
+        broad = Step([Row(View([Block()]), (1,) * 300)])
+        one_layer(HEADS, 1, False, (broad,), dim=512, large_rows=64)
     lone = Step([Row(View([Block()]), (1,)) for _ in range(2)])
     one_layer(KV_HEADS, KV_HEADS, is_mapped, (lone,), many=0)
 

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from manyhands.attention import launches
-from manyhands.attention.launches import Launches, merge_launch
+from manyhands.attention.launches import Launches, least_shared_memory, merge_launch
 from manyhands.attention.work import Occupancy, Tiling
 
 CPU = torch.device("cpu")
@@ -46,6 +46,30 @@ def test_stages_are_limited_by_shared_memory(
     monkeypatch.setattr(launches, "shared_memory", lambda device: room)
     found = Launches.fitting(TILING, HEAD_BYTES, CPU)
     assert (found.large.num_stages, found.few.num_stages) == stages
+
+
+@pytest.mark.parametrize(("itemsize", "keys", "stages"), [(2, 32, 2), (4, 16, 1)])
+def test_broad_heads_fit_on_an_h200(
+    itemsize: int, keys: int, stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads of 512: every tile's queries, keys and values fit, and its sums do not crowd a thread."""
+    room, dims = 232448, 512
+    monkeypatch.setattr(launches, "shared_memory", lambda device: room)
+    tiling = Tiling(8, 4, 132, key_tile=64 if itemsize == 2 else 32, large_rows=64)
+    found = Launches.fitting(tiling, 2 * dims * itemsize, CPU, is_broad=True)
+    assert (found.large.keys, found.large.num_stages) == (keys, stages)
+    tiles = {64: (found.large, found.wide), 32: (found.small,), 16: (found.few, found.many)}
+    for rows, of_rows in tiles.items():
+        for launch in of_rows:
+            assert tiling.key_tile % launch.keys == 0
+            of_keys = launch.num_stages * launch.keys * 2 * dims * itemsize
+            assert rows * dims * itemsize + of_keys <= room - 8192
+            assert rows * dims <= 128 * 32 * launch.num_warps  # sums in registers of a thread
+    # control: launched as heads of 256 are, a thread has twice the sums
+    narrow = Launches.fitting(tiling, 2 * dims * itemsize, CPU)
+    assert 64 * dims > 128 * 32 * narrow.large.num_warps
+    assert least_shared_memory(64, 2 * dims * itemsize) <= room
+    assert merge_launch(3, 8, is_broad=True)[2] == 2 * merge_launch(3, 8)[2]
 
 
 def test_a_large_group_leaves_less_room_for_stages(monkeypatch: pytest.MonkeyPatch) -> None:

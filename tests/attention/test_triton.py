@@ -7,7 +7,7 @@ and float32 sums, and weights are rounded to 16 bits once more before they meet 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle
 from typing import Any
@@ -86,6 +86,41 @@ def test_sixteen_bits(dtype: torch.dtype) -> None:
     assert error_of(SHAPES["gqa"], "half-split", "all at once", dtype, 4) < TOLERANCE[dtype]
 
 
+def heads_of_512(dtype: torch.dtype, keys: int) -> tuple[TritonBackend, Shape, Rope]:
+    """Gemma 4's layers that see all: pairs (i, i + 256), of which the first quarter rotates."""
+    shape = Shape(2, 1, 512, 512)
+    backend = backend_for(shape, dtype)
+    launches = backend.launches[0]
+    assert not launches.is_mapped
+    assert (launches.large.keys, launches.small.keys) == (keys, keys)
+    rope = Rope(torch.cat((1 / 100 ** (torch.arange(64) / 64), torch.zeros(192))), 512)
+    return backend, shape, rope
+
+
+def test_heads_of_512_in_float32() -> None:
+    backend, shape, rope = heads_of_512(torch.float32, keys=16)
+    layer = LAYERS["window"]
+    error = worst_error(backend, shape, rope, layer, torch.float32, 11, num_steps=3, device=DEVICE)
+    assert error < TOLERANCE[torch.float32]
+
+
+def test_heads_of_512_in_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, shape, rope = heads_of_512(torch.bfloat16, keys=32)
+    seen: list[bool] = []
+    launch = triton_backend._Reading.launch
+
+    def noted(self: Any, items: torch.Tensor, rows: int, is_large: bool) -> None:
+        seen.append(is_large)
+        launch(self, items, rows, is_large)
+
+    monkeypatch.setattr(triton_backend._Reading, "launch", noted)
+    prompt, own = Block(), Block()
+    steps = [Row(View([prompt]), (1,) * 70)], [Row(View([prompt, own]), (2,) * 2)]
+    error = error_of_steps(backend, shape, rope, torch.bfloat16, steps, scaling=0.05)
+    assert error < TOLERANCE[torch.bfloat16]
+    assert set(seen) == {True, False}
+
+
 WITH_MAPS = Shape(4, 2, 32, 64)
 needs_maps = pytest.mark.skipif(
     DEVICE.type == "cuda" and torch.cuda.get_device_capability() < (9, 0),
@@ -153,20 +188,33 @@ def change_launches(backend: TritonBackend, **changes: Any) -> None:
 
 def error_with_long_strips(backend: TritonBackend, dtype: torch.dtype, interleaved: bool) -> float:
     """Five tiles of keys that every row sees all of, over pages that lie anywhere, and the edges."""
-    call = LayerCall(layer=0, scaling=0.3)
     rope = Rope(1 / 100 ** (torch.arange(16) / 20), 32, interleaved)
-    product = Layer(
-        backend, WITH_MAPS, rope, call, dtype=dtype, num_pages=32, page_size=32, device=DEVICE
-    )
-    oracle = DenseOracle(rope, call)
-    long, others, errors = Block(), [Block() for _ in range(3)], []
-    for rows in (
+    long, others = Block(), [Block() for _ in range(3)]
+    steps = (
         [Row(View([long]), (1,) * 40)],
         [Row(View([long]), (1,) * 50), Row(View([others[0]]), (2,) * 70)],
         [Row(View([long, other]), (3,) * 2) for other in others],
-    ):
+    )
+    return error_of_steps(backend, WITH_MAPS, rope, dtype, steps, scaling=0.3)
+
+
+def error_of_steps(
+    backend: TritonBackend,
+    shape: Shape,
+    rope: Rope,
+    dtype: torch.dtype,
+    steps: Sequence[Sequence[Row]],
+    scaling: float,
+) -> float:
+    """The largest difference to the definition over these steps."""
+    call = LayerCall(layer=0, scaling=scaling)
+    product = Layer(
+        backend, shape, rope, call, dtype=dtype, num_pages=32, page_size=32, device=DEVICE
+    )
+    oracle, errors = DenseOracle(rope, call), []
+    for rows in steps:
         step = Step(rows)
-        q, k, v = random_qkv(step, WITH_MAPS, torch.Generator().manual_seed(len(rows)), dtype)
+        q, k, v = random_qkv(step, shape, torch.Generator().manual_seed(len(rows)), dtype)
         oracle.write(step, k, v)
         errors.append((product.step(step, q, k, v).double() - oracle.read(step, q)).abs().max())
     return float(max(errors))
@@ -276,10 +324,11 @@ def test_a_plan_that_is_wrong_in_one_integer_is_caught(monkeypatch: pytest.Monke
     ("changed", "said"),
     [
         ({"dtype": torch.float64}, "not float64"),
-        ({"layer": LayerShape(8, 2, 512, 512)}, "head size is 512"),
+        ({"layer": LayerShape(8, 2, 514, 514)}, "head size is 514"),
         ({"layer": LayerShape(8, 2, 33, 32)}, "head size is 33"),
-        ({"layer": LayerShape(8, 2, 128, 512)}, "head size is 512"),
+        ({"layer": LayerShape(8, 2, 128, 1024)}, "head size is 1024"),
         ({"layer": LayerShape(512, 2, 64, 64)}, "256 query heads share"),
+        ({"layer": LayerShape(256, 2, 512, 512)}, "128 query heads share a key head beside heads"),
     ],
 )
 def test_what_the_kernels_cannot_do_is_said(changed: dict[str, Any], said: str) -> None:
@@ -288,6 +337,15 @@ def test_what_the_kernels_cannot_do_is_said(changed: dict[str, Any], said: str) 
     layer, dtype = changed.get("layer", fine), changed.get("dtype", torch.float32)
     assert refusal([fine, fine], torch.float32, DEVICE) is None
     assert said in (refusal([fine, layer], dtype, DEVICE) or "")
+
+
+def test_broad_heads_on_a_gpu_with_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [LayerShape(16, 8, 256, 256), LayerShape(16, 2, 512, 512)]
+    assert refusal(layers, torch.float16, DEVICE) is None
+    monkeypatch.setattr(triton_backend, "shared_memory", lambda device: 101376)
+    said = "head size is 512, which takes 106496 bytes of shared memory in float16, and this GPU has 101376"
+    assert said in (refusal(layers, torch.float16, DEVICE) or "")
+    assert refusal(layers[:1], torch.float16, DEVICE) is None
 
 
 # -- real sizes, on a GPU --------------------------------------------------------------------------

@@ -13,6 +13,7 @@ A layer whose rotation is not called has no positions.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -65,6 +66,8 @@ class DenseTeam:
             self.model.set_experts_implementation("eager")  # the only one that knows float64
         self._modelling: Any = sys.modules[type(self.model).__module__]
         self._rotate: Any = self._modelling.apply_rotary_pos_emb
+        # Gemma 4 rotates queries and keys in two calls
+        self._one_by_one = "k" not in inspect.signature(self._rotate).parameters
         self._scale: Any = getattr(self._modelling, _SCALE, None)
 
     def step(self, rows: Sequence[DenseRow]) -> Tensor:
@@ -107,7 +110,11 @@ class DenseTeam:
             self._table = (cos, sin)
             return q, k
 
-        self._modelling.apply_rotary_pos_emb = keep
+        def keep_one(x: Tensor, cos: Tensor, sin: Tensor, **_: Any) -> Tensor:
+            self._table = (cos, sin)
+            return x
+
+        self._modelling.apply_rotary_pos_emb = keep_one if self._one_by_one else keep
         if self._scale is not None:
             setattr(self._modelling, _SCALE, lambda *_: torch.ones(()))
         try:
@@ -177,8 +184,10 @@ class DenseTeam:
         if table is None:
             return x
         cos, sin = (part[:, list(positions)] for part in table)
-        rotated: Tensor = self._rotate(x[None], x[None], cos, sin)[0]
-        return rotated[0]
+        both = (x[None],) if self._one_by_one else (x[None], x[None])
+        rotated = self._rotate(*both, cos, sin)
+        of_x: Tensor = rotated if self._one_by_one else rotated[0]
+        return of_x[0]
 
 
 def _own(row: DenseRow) -> str:

@@ -17,6 +17,8 @@ import torch
 import transformers as hf
 from transformers.modeling_utils import PreTrainedModel
 
+from manyhands.model.self_test import saved_buffers
+
 VOCABULARY = 97
 WINDOW = 5
 LONGROPE_SHORT = 12  # tokens up to which the longrope network uses its short factors
@@ -65,6 +67,19 @@ def _default(**more: Any) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": _THETA, **more}
 
 
+def _gemma4(kinds: list[str]) -> dict[str, Any]:
+    """The settings of all faces of Gemma 4."""
+    full = {"rope_type": "proportional", "rope_theta": 1e3, "partial_rotary_factor": 0.25}
+    return {
+        **{**_SIZES, **_HEAD, "num_hidden_layers": len(kinds)},
+        "global_head_dim": 32,
+        "sliding_window": WINDOW,
+        "layer_types": kinds,
+        "rope_parameters": {"sliding_attention": _default(), "full_attention": full},
+        "final_logit_softcapping": 30.0,
+    }
+
+
 def _configurations() -> dict[str, Any]:
     """Configurations by a name of our own; several for a family with several faces."""
     two_ropes = {
@@ -107,6 +122,21 @@ def _configurations() -> dict[str, Any]:
                 "sliding_attention": _default(),
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
             },
+        ),
+        # values are keys where no window is, and there heads of another size and number
+        "gemma4_text": hf.Gemma4TextConfig(
+            **_gemma4(_ALTERNATING),
+            attention_k_eq_v=True,
+            num_global_key_value_heads=1,
+            hidden_size_per_layer_input=0,
+        ),
+        # the last two layers read what the last of their kinds before them stored
+        "gemma4_shared": hf.Gemma4TextConfig(
+            **_gemma4(["sliding_attention", *_ALTERNATING, *_ALTERNATING]),
+            num_kv_shared_layers=2,
+            use_double_wide_mlp=True,
+            hidden_size_per_layer_input=8,
+            vocab_size_per_layer_input=VOCABULARY,
         ),
         "glm": hf.GlmConfig(**_SIZES, **_HEAD),
         "glm4": hf.Glm4Config(**_SIZES, **_HEAD),
@@ -152,6 +182,15 @@ def _repeating() -> dict[str, Any]:
         "exaone_moe": {**sized, **_EXPERTS, **windows, **grouped},
         "flex_olmo": {**_SIZES, "num_experts": 4, "num_experts_per_tok": 2},
         "gemma": {**_SIZES, "head_dim": 24},
+        "gemma4_text_experts": {
+            **_gemma4(_ALTERNATING),
+            **{"hidden_size_per_layer_input": 0, "enable_moe_block": True},
+            **{"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24},
+        },
+        "gemma4_unified_text": {
+            **_gemma4(_ALTERNATING),
+            **{"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        },
         "glm4_moe": {**sized, **routed, **grouped, **partial_rope, "use_qk_norm": True},
         "granite": {**_SIZES, "attention_multiplier": 0.1, "logits_scaling": 2.0},
         "granitemoe": {**_SIZES, **local, "attention_multiplier": 0.1},
@@ -181,7 +220,10 @@ def _repeating() -> dict[str, Any]:
         "solar_open": {**sized, **routed, **grouped},
         "starcoder2": {**_SIZES, "sliding_window": WINDOW},
     }
-    kinds = {name: hf.CONFIG_MAPPING[name.removesuffix("_whole")] for name in rows}
+    kinds = {
+        name: hf.CONFIG_MAPPING[name.removesuffix("_whole").removesuffix("_experts")]
+        for name in rows
+    }
     return {name: kinds[name](**settings) for name, settings in rows.items()}
 
 
@@ -211,6 +253,8 @@ def tiny_model(config: Any, seed: int = 0) -> PreTrainedModel:
                 parameter.normal_(std=1 / math.sqrt(parameter.shape[-1]))
             else:
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        for number in saved_buffers(model):
+            number.add_(torch.randn_like(number), alpha=0.1)
     return model.eval()
 
 

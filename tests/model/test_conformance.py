@@ -18,6 +18,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.attention import rotary, torch_backend
 from manyhands.attention.attend import Backend
+from manyhands.attention.rotary import Rope
 from manyhands.cache import planner as planning
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import LAYOUTS, Cast
@@ -33,6 +35,7 @@ from manyhands.cache.pages import Move
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
+from manyhands.model import adapter as adapting
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.families import FAMILIES, nope_layers
 from manyhands.model.memory import Memory
@@ -49,7 +52,8 @@ VISIBLE = 0.1
 LONGEST_VIEW = 96  # positions of longrope's network, and beyond the short ones' original length
 BROAD = sorted(set(ZOO) - {"mistral", "phi3"})  # not all of their layers see through a window
 YARN = ["qwen2_yarn", "olmo3", "gpt_oss"]
-WINDOWS = ["qwen2_window", "mistral", "phi3", "gemma2", "gemma3_text", "olmo3", "gpt_oss"]
+WINDOWS = ["qwen2_window", "mistral", "phi3", "gemma2", "gemma3_text", "gemma4_shared", "olmo3"]
+WINDOWS += ["gpt_oss"]
 
 
 def _engine(model: PreTrainedModel, double: bool) -> Engine:
@@ -339,3 +343,22 @@ def test_control_a_window_measured_inside_the_block(
 
     monkeypatch.setattr(torch_backend.Bucket, "visible", near_the_end)
     assert _worst(name, 2) > VISIBLE
+
+
+def test_control_a_partial_rotation_in_the_pairs_of_other_families(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gemma 4 rotates pairs (i, i + half of the head), not of the dims that rotate."""
+    right = adapting.read_ropes
+
+    def squeezed(*given: Any) -> tuple[tuple[Rope | None, ...], tuple[float, ...]]:
+        ropes, gains = right(*given)
+        found = []
+        for rope in ropes:
+            assert rope is not None
+            fast = rope.inv_freq[rope.inv_freq > 0]
+            found.append(Rope(fast, 2 * len(fast)))
+        return tuple(found), gains
+
+    monkeypatch.setattr(adapting, "read_ropes", squeezed)
+    assert _worst("gemma4_text", 2) > VISIBLE

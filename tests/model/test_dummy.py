@@ -37,8 +37,9 @@ def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_nothing_is_left_uninitialised(name: str) -> None:
-    ordinary = ZOO[name]()
-    model = dummy_model(ordinary.config, device=CPU, dtype=torch.float32)
+    config = ZOO[name]().config
+    ordinary = hf.AutoModelForCausalLM.from_config(config)
+    model = dummy_model(config, device=CPU, dtype=torch.float32)
     assert all(tensor.isfinite().all() for tensor in model.parameters())
     buffers = dict(ordinary.named_buffers())
     assert buffers  # rotary frequencies at least

@@ -9,7 +9,15 @@ import torch
 import transformers as hf
 
 from manyhands.errors import UnsupportedModel
-from manyhands.model.families import FAMILIES, Family, known_family, nope_layers, reach, refusal
+from manyhands.model.families import (
+    FAMILIES,
+    Family,
+    known_family,
+    nope_layers,
+    reach,
+    refusal,
+    storing_layers,
+)
 from manyhands.model.self_test import self_test, tiny_twin
 from tests.model.families_zoo import repeating_models, tiny_models
 
@@ -46,10 +54,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek_v2", {}, "71 times"),
     ("deepseek_v3", {}, "71 times"),
     ("gemma3", {}, "other modalities"),
+    ("gemma4", {}, "other modalities"),
     ("mistral3", {}, "other modalities"),
     ("qwen3", {"layer_types": ["linear_attention"] * 32}, "running state"),
     ("qwen3", {"layer_types": ["chunked_attention"] * 32}, "chunked_attention"),
     ("gemma3_text", {"use_bidirectional_attention": True}, "causal"),
+    ("gemma4_text", {"use_bidirectional_attention": "all"}, "causal"),
+    ("llama", {"per_layer_config": {0: {"intermediate_size": 8}}}, "differ in intermediate_size"),
 ]
 
 
@@ -75,6 +86,11 @@ def test_every_known_family_passes() -> None:
 
 def test_the_name_of_a_multimodal_models_language_model_is_given() -> None:
     assert "'gemma3_text'" in (refusal(hf.CONFIG_MAPPING["gemma3"]()) or "")
+
+
+def test_pictures_that_are_read_both_ways_leave_text_causal() -> None:
+    """Of Gemma 4's larger sizes: the language model alone never meets a picture."""
+    assert refusal(hf.Gemma4TextConfig(use_bidirectional_attention="vision")) is None
 
 
 def test_an_unknown_type_is_not_taken_without_examination() -> None:
@@ -156,6 +172,24 @@ def test_the_examination_is_silent_and_leaves_no_trace(capfd: pytest.CaptureFixt
     assert capfd.readouterr() == ("", "")
     assert config.to_dict() == before
     assert torch.equal(torch.random.get_rng_state(), random)
+
+
+def test_the_twin_of_a_network_whose_layers_differ() -> None:
+    """As Gemma 4 E2B: a store of each kind is left, and layers that read it; heads keep their sizes."""
+    kinds = (["sliding_attention"] * 4 + ["full_attention"]) * 3
+    config = hf.Gemma4TextConfig(
+        num_hidden_layers=15,
+        layer_types=kinds,
+        num_key_value_heads=1,
+        num_kv_shared_layers=10,
+        vocab_size_per_layer_input=1 << 18,
+    )
+    tiny = tiny_twin(config)
+    assert [layer.head_dim for layer in tiny.per_layer_config] == [256] * 4 + [512] + [256] * 3
+    assert {layer.num_key_value_heads for layer in tiny.per_layer_config} == {1}
+    assert storing_layers(tiny) == (0, 1, 2, 3, 4, 3, 3, 3)
+    assert tiny.vocab_size_per_layer_input < 100
+    assert storing_layers(config)[-2:] == (3, 4)
 
 
 def test_the_twin_keeps_what_matters_and_shrinks_the_rest() -> None:

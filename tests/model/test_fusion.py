@@ -36,6 +36,8 @@ ZOO = tiny_models()
 TOKENS = some_tokens(30)
 # The rotation of these stays: YaRN's factor on a part of the head cannot enter the scaling.
 ROTATING = {"phi3_longrope"}
+# Layers that scale what they give: their sums are left to them.
+UNJOINED = {"gemma4_text", "gemma4_shared"}
 GPU = torch.cuda.is_available()
 
 
@@ -56,7 +58,7 @@ def test_logits_stay(name: str, double: bool) -> None:
         error = float((_logits(adapter) - expected).abs().max())
     assert error < (1e-12 if double else 1e-5)
     layers = adapter.num_layers
-    assert report.joins == 2 * layers
+    assert report.joins == (0 if name in UNJOINED else 2 * layers)
     assert report.norms >= 2 * layers + 1
     assert report.rotation == (name not in ROTATING)
     assert report.gates == (0 if name in ("qwen3_moe", "gpt_oss") else layers)
@@ -85,7 +87,9 @@ def test_with_the_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fuse_modules(adapter, "on")
     calls = []
     monkeypatch.setattr(kernels, "usable", lambda x: calls.append(x.shape) or True)
-    assert float((_logits(adapter) - expected).abs().max()) < 1e-5
+    # the scores of Gemma 4 are not scaled down: float32 itself is 1.3e-5 off in five such layers
+    most = 3e-5 if name == "gemma4_shared" else 1e-5
+    assert float((_logits(adapter) - expected).abs().max()) < most
     assert len(calls) > 2 * adapter.num_layers
 
 

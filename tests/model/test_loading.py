@@ -211,6 +211,31 @@ def test_a_gemma_3_of_an_output_layer_of_its_own(
     assert torch.equal(adapter.model.get_parameter("lm_head.weight"), own)
 
 
+def test_the_language_model_is_taken_out_of_a_gemma_4(tmp_path: Path, copy: Path) -> None:
+    """With weights that are published for layers that read an earlier one's keys, and that have no use."""
+    text = ZOO["gemma4_shared"]()
+    text.config.pad_token_id = 0  # it stands for pictures
+    with quiet():
+        config = hf.Gemma4Config(text_config=text.config, eos_token_id=[1, 6])
+        whole = hf.Gemma4ForConditionalGeneration(config).eval()
+        whole.model.language_model.load_state_dict(text.base_model.state_dict())
+        whole.save_pretrained(tmp_path)
+    for file in copy.glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    inside = "model.language_model.layers"
+    weights[f"{inside}.4.self_attn.k_proj.weight"] = torch.ones(64, 64)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    adapter, _ = load_adapter(tmp_path, device="cpu", dtype="float32")
+    assert type(adapter.model) is hf.Gemma4ForCausalLM
+    assert adapter.model.generation_config.eos_token_id == [1, 6]
+    tokens = some_tokens(24)
+    with torch.no_grad():
+        expected = whole(input_ids=tokens[None]).logits[0]
+        logits = adapter.forward(tokens, None, exact_attention(adapter.ropes))
+    torch.testing.assert_close(logits, expected, atol=5e-5, rtol=0)
+
+
 def test_a_gemma_3_with_dummy_weights(
     composite: tuple[Path, hf.Gemma3ForConditionalGeneration], tmp_path: Path
 ) -> None:

@@ -201,7 +201,9 @@ def _logits(adapter: ModelAdapter) -> Tensor:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["llama_llama3", "qwen2_yarn", "qwen3", "gemma2", "phi3", "glm4"])
+@pytest.mark.parametrize(
+    "name", ["llama_llama3", "qwen2_yarn", "qwen3", "gemma2", "gemma4_text", "phi3", "glm4"]
+)
 def test_a_checkpoint_is_the_network_it_means(name: str, layout: str, tmp_path: Path) -> None:
     expected = _logits(_write(tmp_path, name, layout))
     adapter = _load(tmp_path)

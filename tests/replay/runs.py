@@ -46,7 +46,7 @@ SETTINGS = TeamSettings(
 def network(family: str, dtype: torch.dtype = torch.float32) -> ModelAdapter:
     """A tiny network of this family with our small vocabulary."""
     config = tiny_models()[family]().config
-    config.vocab_size = VOCABULARY
+    config.vocab_size = config.vocab_size_per_layer_input = VOCABULARY  # the second is Gemma 4's
     return ModelAdapter(tiny_model(config).to(dtype), name=family)
 
 

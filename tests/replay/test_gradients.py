@@ -10,7 +10,7 @@ import torch
 
 from manyhands.cache.layouts import LAYOUTS
 from manyhands.replay.lessons import Batch, trace_lesson
-from manyhands.replay.train import batch_loss
+from manyhands.replay.train import batch_loss, recompute_layers
 from tests.model.double import DoublePrecision
 from tests.replay.dense import Lines
 from tests.replay.runs import SETTINGS, network, team_run
@@ -29,8 +29,11 @@ def gradients(loss: torch.Tensor, adapter) -> dict[str, torch.Tensor]:
     return dict(zip(named, found, strict=True))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+CASES = [(layout, family) for layout in LAYOUTS for family in ("qwen3", "gemma3_text")]
+CASES += [("combined", "gemma4_text"), ("combined", "gemma4_shared")]
+
+
+@pytest.mark.parametrize(("layout", "family"), CASES)
 def test_against_a_dense_formulation(layout, family):
     """In float64 both are exact up to sums in another order: 1e-10 of numbers of size one."""
     adapter = network(family, torch.float64)
@@ -51,6 +54,19 @@ def test_against_a_dense_formulation(layout, family):
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-11, msg=name)
     assert all(float(gradient.abs().max()) > 1e-6 for gradient in expected.values())
+
+
+def test_layers_that_are_computed_once_more():
+    """Also those that take keys from an earlier layer, which is itself computed once more."""
+    adapter = network.__wrapped__("gemma4_shared")
+    batch = Batch.of(
+        [trace_lesson(team_run(adapter, replace(SHORT, workers=2))[0])], budget=1 << 20
+    )
+    expected = gradients(batch_loss(adapter, batch)[0], adapter)
+    recompute_layers(adapter)
+    found = gradients(batch_loss(adapter, batch)[0], adapter)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-7, msg=name)
 
 
 def test_against_finite_differences():

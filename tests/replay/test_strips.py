@@ -74,7 +74,8 @@ def test_the_kernels_are_for_layers_they_know() -> None:
     from manyhands.attention.attend import LayerCall
 
     plain = LayerCall(0, 1.0)
-    assert strips.can_attend(plain, torch.bfloat16)
-    assert not strips.can_attend(replace(plain, softcap=30.0), torch.float32)
-    assert not strips.can_attend(replace(plain, sinks=torch.zeros(2)), torch.float32)
-    assert not strips.can_attend(plain, torch.float64)
+    assert strips.can_attend(plain, 256, torch.bfloat16)
+    assert not strips.can_attend(plain, 512, torch.bfloat16)
+    assert not strips.can_attend(replace(plain, softcap=30.0), 64, torch.float32)
+    assert not strips.can_attend(replace(plain, sinks=torch.zeros(2)), 64, torch.float32)
+    assert not strips.can_attend(plain, 64, torch.float64)

@@ -2,6 +2,9 @@
 
 Stages are what a program has on its way at the same time. How many there can be is limited by the shared
 memory that one program may have, so other devices may get fewer.
+
+Broad heads, of more than 256 dims (Gemma 4's), are launched by arithmetic and not by measurement: fewer keys an
+iteration, until a tile fits, and twice the warps, so that a thread holds as many of a tile's sums as with 256.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from manyhands.attention.work import Occupancy, Tiling, power_of_two
 
 SPECIALISED_ROWS = 128  # of a tile of kernels/specialised.py
 SPECIALISED_BOX = 64  # slots that it brings at once; pages and splits hold whole boxes
+BROAD = 256  # dims of a head, beyond which it is broad
+_LEAST_KEYS = 16  # of an iteration: products want so many
+_RESERVED = 8192  # bytes of shared memory for all else
 
 
 @dataclass(frozen=True)
@@ -43,22 +49,33 @@ class Launches:
 
     @classmethod
     def fitting(
-        cls, tiling: Tiling, head_bytes: int, device: torch.device, *, is_mapped: bool = False
+        cls,
+        tiling: Tiling,
+        head_bytes: int,
+        device: torch.device,
+        *,
+        is_mapped: bool = False,
+        is_broad: bool = False,
     ) -> Launches:
         """For this tiling, if a key and its value take `head_bytes`."""
         rows = max(tiling.large_rows, power_of_two(tiling.group))  # of a large tile
-        room = shared_memory(device) - 8192 - rows * head_bytes // 2
-        most = max(1, room // (tiling.key_tile * head_bytes))  # stages that fit
-        stages, keys = min(3, most), tiling.key_tile
+        room = shared_memory(device) - _RESERVED - rows * head_bytes // 2
+        keys = tiling.key_tile
+        if is_broad:
+            keys = min(32, keys)
+            while keys > _LEAST_KEYS and keys * head_bytes > room:
+                keys //= 2
+        most = max(1, room // (keys * head_bytes))  # stages that fit
+        stages, warps = min(3, most), 2 if is_broad else 1
         return cls(
             is_mapped=is_mapped,
-            large=Launch(4, stages, keys, two_walks=True),
+            large=Launch(4 * warps, stages, keys, two_walks=True),
             small=Launch(4, stages, keys),
             few=Launch(4, min(4, most), keys),
-            many=Launch(1, stages, min(16, keys)),
+            many=Launch(warps, stages, min(16, keys)),
             transposed=Launch(4, stages, keys, two_walks=True, transposed=True),
-            wide=Launch(4, stages, min(32, keys)),
-            lone=Launch(1, 1, 8),
+            wide=Launch(4 * warps, stages, min(32, keys)),
+            lone=Launch(warps, 1, 8),
         )
 
     def of_large(self, rows: int) -> Launch:
@@ -78,11 +95,19 @@ class Launches:
         return self.wide if rows == 64 else self.small
 
 
-def merge_launch(most_partials: int, num_heads: int) -> tuple[int, int, int]:
+def least_shared_memory(rows: int, head_bytes: int) -> int:
+    """Bytes that a program for `rows` of broad heads needs: these, and the keys and values of one iteration."""
+    return _RESERVED + rows * head_bytes // 2 + _LEAST_KEYS * head_bytes
+
+
+def merge_launch(
+    most_partials: int, num_heads: int, *, is_broad: bool = False
+) -> tuple[int, int, int]:
     """Partials that a program merges together, its heads and its warps."""
     at_once = min(64, max(2, power_of_two(most_partials)))
     heads = max(1, min(4, 16 // at_once, power_of_two(num_heads)))
-    return at_once, heads, 2 if at_once > 32 else 1
+    num_warps = 2 if at_once > 32 else 1
+    return at_once, heads, 2 * num_warps if is_broad else num_warps
 
 
 @functools.cache

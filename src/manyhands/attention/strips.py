@@ -28,6 +28,7 @@ from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 
 _TILE = 64  # entries, or keys, of one program
+_LARGEST_HEAD = 256  # dims: tiles of queries, keys and values of more do not fit into shared memory
 _ENDLESS = 1 << 30  # a window without an end
 
 
@@ -107,9 +108,10 @@ def _key_tiles(entries: Entries, place: Ints) -> Ints:
     return tiles[np.argsort(begin - last, kind="stable")]
 
 
-def can_attend(call: LayerCall, dtype: torch.dtype) -> bool:
-    """Whether the kernels know this layer: without a cap of its scores, without sinks, not in float64."""
-    return call.softcap is None and call.sinks is None and dtype != torch.float64
+def can_attend(call: LayerCall, head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether the kernels know this layer: no cap of its scores, no sinks, heads that fit, not in float64."""
+    is_plain = call.softcap is None and call.sinks is None
+    return is_plain and head_dim <= _LARGEST_HEAD and dtype != torch.float64
 
 
 def attend(store: LayerStore, q: Tensor, strips: Strips, call: LayerCall) -> Tensor:

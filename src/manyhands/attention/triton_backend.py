@@ -36,11 +36,14 @@ from manyhands.attention.kernels.merge import merge_kernel
 from manyhands.attention.kernels.move import move_kernel
 from manyhands.attention.kernels.overlap import launch_options
 from manyhands.attention.launches import (
+    BROAD,
     SPECIALISED_BOX,
     SPECIALISED_ROWS,
     Launch,
     Launches,
+    least_shared_memory,
     merge_launch,
+    shared_memory,
 )
 from manyhands.attention.prepared import Capacity, Prepared, frequencies, pack
 from manyhands.attention.rotary import Rope
@@ -51,7 +54,9 @@ from manyhands.cache.plan import Plan
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 _TENSOR_MAPS = (9, 0)  # compute capability
 _MOST_ROWS = 128  # query heads per key/value head that one tile can hold
-_LARGEST_HEAD = 256
+_MOST_BROAD_ROWS = 64  # the same where heads are broad
+_LARGE_ROWS = 64  # of a large tile; where heads are small, twice as many
+_LARGEST_HEAD = 512
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
 _LAST_GLUON = (3, 9)  # release of Triton that kernels/specialised.py is known to compile with
 _SPECIALISED_DIM = 128  # of heads
@@ -200,7 +205,9 @@ class TritonBackend:
         else:
             self._side_by_side(reading, *lists)
         if not is_direct:
-            at_once, heads, num_warps = merge_launch(capacity.most_partials, num_heads)
+            at_once, heads, num_warps = merge_launch(
+                capacity.most_partials, num_heads, is_broad=value_dim > BROAD
+            )
             merge_kernel[(capacity.tokens, triton.cdiv(num_heads, heads))](
                 partials,
                 lses,
@@ -411,13 +418,38 @@ def refusal(layers: Iterable[LayerShape], dtype: torch.dtype, device: torch.devi
         and torch.cuda.get_device_capability(device) < (8, 0)
     ):
         return "this GPU has no bfloat16 of its own (use --dtype float16)"
-    for shape in dict.fromkeys(layers):
+    shapes = list(dict.fromkeys(layers))
+    for shape in shapes:
         size = max(shape.head_dim, shape.value_dim)
         if shape.head_dim % 2 or size > _LARGEST_HEAD:
             size = shape.head_dim if shape.head_dim % 2 else size
             return f"the head size is {size}; they know even sizes up to {_LARGEST_HEAD}"
         if shape.group > _MOST_ROWS:
             return f"{shape.group} query heads share a key head; they know up to {_MOST_ROWS}"
+    return _broad_refusal(shapes, dtype, device)
+
+
+def _broad_refusal(
+    shapes: Collection[LayerShape], dtype: torch.dtype, device: torch.device
+) -> str | None:
+    """Why broad heads cannot be served; None if they can, or there are none."""
+    broad = [shape for shape in shapes if _is_broad(shape)]
+    if not broad:
+        return None
+    largest = max(shape.group for shape in shapes)
+    if largest > _MOST_BROAD_ROWS:
+        return (
+            f"{largest} query heads share a key head beside heads of more than {BROAD}; they know up to "
+            f"{_MOST_BROAD_ROWS} there"
+        )
+    rows = max(_LARGE_ROWS, power_of_two(largest))
+    least = max(least_shared_memory(rows, _head_bytes(shape, dtype)) for shape in broad)
+    if least > shared_memory(device):
+        size = max(max(shape.head_dim, shape.value_dim) for shape in broad)
+        return (
+            f"the head size is {size}, which takes {least} bytes of shared memory in "
+            f"{str(dtype).removeprefix('torch.')}, and this GPU has {shared_memory(device)}"
+        )
     return None
 
 
@@ -447,7 +479,7 @@ def _tiling(
         num_kv_heads=min(shape.num_kv_heads for shape in shapes),
         num_processors=_num_processors(device),
         key_tile=64 if is_short else 32,
-        large_rows=128 if are_large else 64,
+        large_rows=128 if are_large else _LARGE_ROWS,
         specialised_rows=SPECIALISED_ROWS if are_specialised else 0,
     )
 
@@ -459,9 +491,22 @@ def _launches(
     stored: torch.dtype,
     device: torch.device,
 ) -> Launches:
-    dims = sum(power_of_two(dim) for dim in (shape.head_dim, shape.value_dim))
-    is_mapped = _can_map(shape, stored, device)
-    return Launches.fitting(tiling, dims * dtype.itemsize, device, is_mapped=is_mapped)
+    return Launches.fitting(
+        tiling,
+        _head_bytes(shape, dtype),
+        device,
+        is_mapped=_can_map(shape, stored, device),
+        is_broad=_is_broad(shape),
+    )
+
+
+def _head_bytes(shape: LayerShape, dtype: torch.dtype) -> int:
+    """Bytes of one key and its value, as products take them."""
+    return dtype.itemsize * sum(map(power_of_two, (shape.head_dim, shape.value_dim)))
+
+
+def _is_broad(shape: LayerShape) -> bool:
+    return max(shape.head_dim, shape.value_dim) > BROAD
 
 
 def _num_processors(device: torch.device) -> int:
@@ -482,6 +527,8 @@ def _dense_heads(x: Tensor) -> Tensor:
 def _can_map(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether keys and values of such heads can come by tensor maps: as boxes that products take whole."""
     dims = (shape.head_dim, shape.value_dim)
+    if _is_broad(shape):  # a box has at most 256 numbers a side
+        return False
     if dtype.itemsize != 2 or any(d != max(_LEAST_DIMS, power_of_two(d)) for d in dims):
         return False
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _TENSOR_MAPS

@@ -516,7 +516,8 @@ class LocalExecutor:
         kept, targets = torch.as_tensor(tokens, device=self.adapter.device), self._at(places)
 
         def keep(k: Tensor, v: Tensor, call: LayerCall) -> None:
-            self.memory.stores[call.layer].write(targets, k[kept], v[kept])
+            if self.memory.writes(call.layer):
+                self.memory.stores[call.layer].write(targets, k[kept], v[kept])
 
         has_room = True
         try:
@@ -541,7 +542,8 @@ class LocalExecutor:
         """See `Executor.make_up`."""
         targets = self._at(places)
         for layer, store in enumerate(self.memory.stores):
-            store.write(targets, *made_up(self.adapter, layer, len(places.slots), seed))
+            if self.memory.writes(layer):
+                store.write(targets, *made_up(self.adapter, layer, len(places.slots), seed))
 
     @property
     def counts(self) -> PassCounts:

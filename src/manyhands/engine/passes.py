@@ -195,7 +195,10 @@ class Passes:
 
 
 class Attending:
-    """The attention that the network's layers call during one pass: write all rows, then read."""
+    """The attention that the network's layers call during one pass: write all rows, then read.
+
+    A layer that reads what an earlier one stored writes nothing.
+    """
 
     def __init__(
         self,
@@ -206,7 +209,7 @@ class Attending:
     ) -> None:
         """`cuts`: what is called when a layer is reached, by its number."""
         self.prepared = prepared
-        self.stores = memory.stores
+        self.memory = memory
         self.backend = backend
         self.cuts = cuts or {}
 
@@ -214,6 +217,7 @@ class Attending:
         """One layer; see `attention.attend.AttendFn`."""
         if call.layer in self.cuts:
             self.cuts[call.layer]()
-        store = self.stores[call.layer]
-        self.backend.append(store, k, v, self.prepared)
+        store = self.memory.stores[call.layer]
+        if self.memory.writes(call.layer):
+            self.backend.append(store, k, v, self.prepared)
         return self.backend.attend(store, q, self.prepared, call)

@@ -27,7 +27,14 @@ from manyhands.attention.attend import AttendFn, LayerCall, QueryScale
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape
 from manyhands.errors import UnsupportedModel
-from manyhands.model.families import Family, known_family, query_scale, reach, supported
+from manyhands.model.families import (
+    Family,
+    known_family,
+    query_scale,
+    reach,
+    storing_layers,
+    supported,
+)
 from manyhands.model.host_linear import laid_out_bytes
 from manyhands.model.ropes import read_ropes
 
@@ -41,6 +48,14 @@ class _Hook:
     attend: AttendFn
     gains: tuple[float, ...]  # per layer, see ropes._gain
     query_scale: QueryScale | None
+
+
+class _Made(BaseModelOutputWithPast):
+    """States in the place of what the layers give; whatever else a family's code asks for is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 class ModelAdapter:
@@ -57,6 +72,9 @@ class ModelAdapter:
     gains: tuple[float, ...]  # per layer: what the scaling of its scores is multiplied by
     query_scale: QueryScale | None  # at position 0 the network's own is 1, as its rotation is none
     layers: tuple[LayerShape, ...]
+    stored_by: tuple[
+        int, ...
+    ]  # per layer: the layer that stores what it reads, itself or an earlier one
     vocab_size: int
     max_positions: int
 
@@ -79,6 +97,7 @@ class ModelAdapter:
         self.name = name or config.name_or_path or config.model_type
         _take_over(model)
         self.layers = _layers(config)
+        self.stored_by = storing_layers(config)
         self.vocab_size = config.vocab_size
         self.max_positions = min(context or reach(config), reach(config))
         self.ropes, self.gains = read_ropes(model, family, context)
@@ -124,7 +143,7 @@ class ModelAdapter:
     def head(self, states: Tensor) -> Tensor:
         """Logits [n, vocab] of `states` [n, hidden size]; gradients reach the states and the head."""
         base: Any = self.model.base_model
-        made = BaseModelOutputWithPast(last_hidden_state=states[None])
+        made = _Made(last_hidden_state=states[None])
         with _standing_in(base, made):
             nothing = torch.zeros(1, len(states), dtype=torch.long, device=states.device)
             logits: Tensor = self.model(input_ids=nothing, use_cache=False).logits[0]
@@ -183,17 +202,18 @@ def _standing_in(base: Any, outcome: Any) -> Iterator[None]:
 def weight_bytes(adapter: ModelAdapter) -> int:
     """Bytes of weights that one pass reads at least.
 
-    The table of input embeddings is only looked up, unless the output layer shares it. Of a stack of
-    experts (a parameter of three dimensions) a token reads its own few.
+    A table of embeddings is only looked up, unless the output layer shares it. Of a stack of experts (a
+    parameter of three dimensions) a token reads its own few.
     """
     model: Any = adapter.model
-    head = model.get_output_embeddings()
-    table = model.get_input_embeddings().weight
-    is_read = head is not None and getattr(head, "weight", None) is table
-    experts = getattr(adapter.config, "num_experts_per_tok", None)
+    head = getattr(model.get_output_embeddings(), "weight", None)
+    tables = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
+    looked_up = {table.data_ptr() for table in tables if table is not head}
+    config = adapter.config
+    experts = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
     largest: dict[int, float] = {}  # two names for one piece of memory count once
     for tensor in (*model.parameters(), *model.buffers()):
-        if tensor is table and not is_read:
+        if tensor.data_ptr() in looked_up:
             continue
         size = float(tensor.numel() * tensor.element_size())
         if tensor.dim() == 3 and experts:
@@ -203,17 +223,23 @@ def weight_bytes(adapter: ModelAdapter) -> int:
 
 
 def _layers(config: Any) -> tuple[LayerShape, ...]:
-    """The heads of every layer; in all families of today the same in all layers."""
+    """The heads of every layer. Gemma 4's layers that see all have others than those with a window."""
+    by_layer = getattr(config, "per_layer_config", None)
+    return tuple(
+        _shape(config if by_layer is None else by_layer[layer])
+        for layer in range(config.num_hidden_layers)
+    )
+
+
+def _shape(config: Any) -> LayerShape:
     num_heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-    shape = LayerShape(
+    return LayerShape(
         num_heads=num_heads,
         num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
         head_dim=head_dim,
         value_dim=getattr(config, "v_head_dim", None) or head_dim,
     )
-    num_layers: int = config.num_hidden_layers
-    return (shape,) * num_layers
 
 
 def _take_over(model: PreTrainedModel) -> None:

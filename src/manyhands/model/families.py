@@ -38,6 +38,11 @@ _ROWS = (
     Family("phi3", "Phi-3 and Phi-4", "partial rotary; longrope is pinned at load"),
     Family("gemma2", "Gemma 2", "softcap; every other layer has a window; own scaling"),
     Family("gemma3_text", "Gemma 3 (text)", "two sets of frequencies; windows; own scaling"),
+    Family(
+        *("gemma4_text", "Gemma 4 (text)"),
+        "windows; full layers with heads of their own; in some sizes values are keys, last layers read "
+        "earlier ones' keys, or experts",
+    ),
     Family("glm", "GLM-4 (first)", "partial rotary, interleaved pairs", interleaved=True),
     Family("glm4", "GLM-4 (0414)", "partial rotary, interleaved pairs", interleaved=True),
     Family("olmo2", "OLMo 2", "norms on all of q and k before they are cut into heads"),
@@ -74,6 +79,7 @@ _ROWS = (
     ),
     Family("flex_olmo", "FlexOlmo", "experts; norms on all of q and k"),
     Family("gemma", "Gemma", "heads larger than the network is wide"),
+    Family("gemma4_unified_text", "Gemma 4 12B (text)", "as Gemma 4, without experts"),
     Family("glm4_moe", "GLM-4.5 to 4.7", "partial rotary; experts; norms on the heads of q and k"),
     Family("granite", "Granite 3", "multipliers on scores, residuals and logits"),
     Family("granitemoe", "Granite 3 MoE", "multipliers; experts"),
@@ -94,6 +100,12 @@ _ROWS = (
     Family("starcoder2", "StarCoder 2", "biases; norms with a mean; a window"),
 )
 _NAMED = 14  # of the table, in messages
+# Composites whose language model is taken out of them, and its model type.
+_COMPOSITES = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
+}
 FAMILIES: dict[str, Family] = {row.model_type: row for row in _ROWS}
 
 
@@ -106,12 +118,13 @@ def supported() -> str:
 def language_model(config: Any) -> Any:
     """The configuration of the language model inside, where loading can take it out of its composite.
 
-    Gemma 3 from 4B on is published with a vision tower; text never passes through that. Other
-    configurations are returned as they are, so that `reject` can speak about them. So are composites
-    in a packing (AWQ and the like), which names its layers by the composite's names.
+    Gemma 3 from 4B on and Gemma 4 are published with towers for pictures and sounds; text never passes through
+    those. Other configurations are returned as they are, so that `reject` can speak about them. So are
+    composites in a packing (AWQ and the like), which names its layers by the composite's names.
     """
     inner = getattr(config, "text_config", None)
-    if config.model_type != "gemma3" or getattr(inner, "model_type", None) != "gemma3_text":
+    wanted = _COMPOSITES.get(config.model_type)
+    if wanted is None or getattr(inner, "model_type", None) != wanted:
         return config
     if getattr(config, "quantization_config", None) is not None:
         return config
@@ -121,6 +134,18 @@ def language_model(config: Any) -> Any:
         if getattr(config, setting, None) is not None:
             setattr(text, setting, getattr(config, setting))
     return text
+
+
+def may_be_inside(config: Any) -> bool:
+    """Whether a checkpoint of this language model may be that of a composite (see `language_model`)."""
+    return config.model_type in _COMPOSITES.values()
+
+
+def values_of(config: Any, name: str) -> list[Any]:
+    """The values of an entry of a configuration: one, or that of every layer where they differ."""
+    if name in (getattr(config, "per_layer_attributes", None) or ()):
+        return [getattr(layer, name) for layer in config.per_layer_config]
+    return [getattr(config, name, None)]
 
 
 def known_family(config: Any) -> Family:
@@ -183,6 +208,23 @@ def nope_layers(config: Any, family: Family) -> tuple[bool, ...]:
     )
 
 
+def storing_layers(config: Any) -> tuple[int, ...]:
+    """For each layer the one that stores the keys and values it reads: itself, or an earlier one of its kind.
+
+    The last `num_kv_shared_layers` layers of Gemma 4's small models make none of their own: they read those of
+    the last layer before them that has the same type.
+    """
+    count = config.num_hidden_layers
+    first_without = count - (getattr(config, "num_kv_shared_layers", None) or 0)
+    if first_without == count:
+        return tuple(range(count))
+    last = {config.layer_types[layer]: layer for layer in range(first_without)}
+    return tuple(
+        layer if layer < first_without else last[config.layer_types[layer]]
+        for layer in range(count)
+    )
+
+
 _STATE = (
     "its linear-attention or state-space layers keep one running state instead of keys and values, "
     "so a block cannot be read by several rows or moved inside a view"
@@ -233,6 +275,8 @@ _REFUSED: dict[str, str] = {
     ),
 }
 _OTHER_SENSES = ("text_config", "vision_config", "audio_config")
+_BY_LAYER = {"head_dim", "num_key_value_heads"}  # may be others in other layers (Gemma 4)
+_CAUSAL_TEXT = (None, False, "vision")  # Gemma 4's pictures are read both ways, and its text is not
 _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -249,15 +293,14 @@ def refusal(config: Any) -> str | None:
             "it wraps a language model together with other modalities; "
             f"save its language model{inside} alone and load that"
         )
-    if getattr(config, "is_heterogeneous", False):
-        return (
-            "its layers differ in their shapes; all layers must share one shape of keys and values"
-        )
+    strange = sorted(set(getattr(config, "per_layer_attributes", None) or ()) - _BY_LAYER)
+    if strange:
+        return f"its layers differ in {', '.join(strange)}; they may differ in {', '.join(sorted(_BY_LAYER))}"
     if getattr(config, "kv_lora_rank", None):
         return _LATENT
     if getattr(config, "alibi", False):
         return _LEARNED
-    if getattr(config, "use_bidirectional_attention", False):
+    if getattr(config, "use_bidirectional_attention", False) not in _CAUSAL_TEXT:
         return "its tokens also read those behind them; a growing block needs causal attention"
     return _layer_refusal(config) or _rope_refusal(config)
 

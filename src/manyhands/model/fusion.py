@@ -22,6 +22,7 @@ any more. Whoever trains (replay) loads without fused modules.
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -34,7 +35,16 @@ from manyhands.errors import InvalidRequest
 from manyhands.model import kernels
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.host_linear import HostLinear, lay_out_linears
-from manyhands.model.layers import GatedMLP, Norm, NoRotation, Part, join, keep, norm_form
+from manyhands.model.layers import (
+    GatedMLP,
+    Norm,
+    NoRotation,
+    Part,
+    join,
+    keep,
+    keep_one,
+    norm_form,
+)
 from manyhands.model.parallel.layers import Summed
 from manyhands.model.products import fuse_mlps, join_qkv, shared_weights
 from manyhands.model.quiet import quiet
@@ -272,7 +282,12 @@ def _join_sums(layers: list[Any], base: Any, *, hands_over: bool) -> int:
 
 
 def _roles(layer: Any) -> tuple[Norm | None, ...] | None:
-    """The layer's norms in the order of `_Roles`, or None if it is not a layer of a known kind."""
+    """The layer's norms in the order of `_Roles`, or None if it is not a layer of a known kind.
+
+    A layer with a number of its own (Gemma 4's scale of what it gives) does more than two blocks and norms.
+    """
+    if [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
+        return None
     children = dict(layer.named_children())
     blocks = {"self_attn", "mlp"}
     norms = {name for name, child in children.items() if isinstance(child, Norm)}
@@ -343,7 +358,8 @@ def _without_rotation(forward: Any) -> Callable[..., Any] | None:
     """
     if not isinstance(forward, types.FunctionType) or _ROTATE not in forward.__code__.co_names:
         return None
-    names = {**forward.__globals__, _ROTATE: keep}
+    own = inspect.signature(forward.__globals__[_ROTATE]).parameters
+    names = {**forward.__globals__, _ROTATE: keep if "k" in own else keep_one}
     copied = types.FunctionType(
         forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
     )

@@ -192,14 +192,20 @@ class GatedMLP(nn.Module):
 class NoRotation(nn.Module):
     """Stands where the rotary module stood: there is nothing to rotate at position 0."""
 
-    def forward(self, *_: Any, **__: Any) -> tuple[None, None]:
-        """Nothing; `keep` takes it."""
-        return None, None
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Tables of no dims [1, 1, 0], of which a network may take slices; `keep` takes them."""
+        nothing = x.new_empty(1, 1, 0)
+        return nothing, nothing
 
 
 def keep(q: Tensor, k: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     """In the place of the modelling code's function that rotates."""
     return q, k
+
+
+def keep_one(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    """`keep` for modelling code that rotates queries and keys in two calls."""
+    return x
 
 
 # -- recognised by what they do --------------------------------------------------------------------
@@ -225,6 +231,7 @@ def _form_of_class(kind: Any, eps: float) -> Form | None:
     weight = torch.randn(64, generator=generator).bfloat16()
     probe.weight = nn.Parameter(weight, requires_grad=False)
     probe.eps = probe.variance_epsilon = eps
+    probe.with_scale = True  # Gemma 4's may be without a weight; those are no norms of ours
     x = 3 * torch.randn(16, 64, generator=generator).bfloat16()
     try:
         expected = probe(x)

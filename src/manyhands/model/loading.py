@@ -42,7 +42,16 @@ from manyhands.model.checkpoint import (
 )
 from manyhands.model.devices import host_bytes, resolve_device, resolve_dtype, too_small
 from manyhands.model.dummy import dummy_model
-from manyhands.model.families import FAMILIES, Family, language_model, reach, reject, supported
+from manyhands.model.families import (
+    FAMILIES,
+    Family,
+    language_model,
+    may_be_inside,
+    reach,
+    reject,
+    supported,
+    values_of,
+)
 from manyhands.model.fusion import is_fused
 from manyhands.model.gguf.network import GgufFile
 from manyhands.model.lora import check_lora, merge_lora
@@ -75,7 +84,7 @@ _SIZES = (
 _LARGEST = 1 << 31
 _BITS = {"int4": "four", "fp8": "eight"}
 
-# How Gemma 3's composites name the weights of their language model: as published, and as transformers
+# How composites (`families.language_model`) name the weights of their language model: as published, and as transformers
 # holds them. Alone it has these names already, and the patterns find nothing.
 _INSIDE = {
     r"^language_model\.model\.": "model.",
@@ -203,8 +212,8 @@ def find_format(model: str | Path, *, with_weights: bool = True) -> Found:
 
 def check_sizes(name: str, config: Any) -> None:
     """Raise UnsupportedModel where a number of the configuration can be none of a network."""
-    for field in _SIZES:
-        size = getattr(config, field, None)
+    sizes = [(field, size) for field in _SIZES for size in values_of(config, field)]
+    for field, size in sizes:
         if size is not None and not (isinstance(size, int) and 1 <= size <= _LARGEST):
             raise UnsupportedModel(
                 f"the configuration of {name!r} cannot be used: {field} is {size!r}; expected 1 to "
@@ -319,7 +328,7 @@ def _network(
             cutting=cutting,
         )
     if cutting is not None:
-        renamed = _INSIDE if config.model_type == "gemma3_text" else {}
+        renamed = _INSIDE if may_be_inside(config) else {}
         part, unknown = read_part(name, cutting, device=device, dtype=dtype, renamed=renamed)
         if not renamed:
             notes += _without_a_place(name, unknown)
@@ -411,7 +420,7 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, notes: list[str]) ->
     special: dict[str, Any] = {}
     if _is_mxfp4(config):
         special = {"quantization_config": Mxfp4Config(dequantize=True)}
-    elif config.model_type == "gemma3_text":
+    elif may_be_inside(config):
         special = {"config": config, "key_mapping": _INSIDE}
     read: Any = AutoModelForCausalLM.from_pretrained
     headers = read_headers(Path(name)) if Path(name).is_dir() else {}

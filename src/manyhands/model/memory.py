@@ -1,7 +1,7 @@
 """Memory: the keys and values of every block, and nothing about the rows that read them.
 
-One `LayerStore` a layer, all with the same slots; which slots belong to which block is
-`cache/pages.py`'s accounting. Keys are stored rotated by their offset on their strip, so they are not
+One `LayerStore` a layer that stores (some read what an earlier one stored), all with the same slots; which
+slots belong to which block is `cache/pages.py`'s accounting. Keys are stored rotated by their offset on their strip, so they are not
 rotated again while a block stays where it is, however many views meet it at however many positions.
 """
 
@@ -25,25 +25,34 @@ from manyhands.model.host_linear import laid_out_bytes
 
 
 class Memory:
-    """`stores`, one a layer, of `num_slots` tokens; uninitialised until written."""
+    """`stores`, one a layer, of `num_slots` tokens; uninitialised until written.
+
+    `stored_by` says per layer which one writes to its store: itself, or an earlier one whose store it reads.
+    """
 
     def __init__(
         self,
         num_slots: int,
         layers: Sequence[LayerShape],
         ropes: Sequence[Rope | None],
+        stored_by: Sequence[int] | None = None,
         *,
         device: torch.device,
         dtype: torch.dtype,
         eight_bits: bool = False,
     ) -> None:
-        """`dtype` is the network's; `eight_bits`: keys and values are rounded (`attention/eight_bits.py`)."""
+        """`dtype` is the network's; `eight_bits`: keys and values are rounded (`attention/eight_bits.py`).
+
+        `stored_by`: see the class; None: every layer stores its own.
+        """
         self.device = device
         stored = torch.int8 if eight_bits else dtype
+        self.stored_by = tuple(range(len(layers)) if stored_by is None else stored_by)
+        storing = [layer for layer in range(len(layers)) if self.writes(layer)]
         # One allocation of keys and one of values for all layers of a shape.
         stacks: dict[LayerShape, StoreStack] = {}
-        for shape in dict.fromkeys(layers):
-            own = tuple(rope for each, rope in zip(layers, ropes, strict=True) if each == shape)
+        for shape in dict.fromkeys(layers[layer] for layer in storing):
+            own = tuple(ropes[layer] for layer in storing if layers[layer] == shape)
             size = len(own), num_slots, shape.num_kv_heads
             keys = torch.empty(*size, shape.head_dim, device=device, dtype=stored)
             values = torch.empty(*size, shape.value_dim, device=device, dtype=stored)
@@ -51,7 +60,8 @@ class Memory:
             stacks[shape] = kind.of(keys, values, own)
         self.stacks = tuple(stacks.values())
         parts = {shape: iter(stack.stores) for shape, stack in stacks.items()}
-        self.stores = tuple(next(parts[shape]) for shape in layers)
+        stores = {layer: next(parts[layers[layer]]) for layer in storing}
+        self.stores = tuple(stores[layer] for layer in self.stored_by)
 
     @classmethod
     def for_model(
@@ -63,6 +73,7 @@ class Memory:
                 num_slots,
                 adapter.layers,
                 adapter.ropes,
+                adapter.stored_by,
                 device=adapter.device,
                 dtype=adapter.dtype,
                 eight_bits=eight_bits,
@@ -75,10 +86,14 @@ class Memory:
                 hint="Ask for fewer memory_tokens.",
             ) from error
 
+    def writes(self, layer: int) -> bool:
+        """Whether this layer writes its keys and values; else it reads what an earlier one wrote."""
+        return self.stored_by[layer] == layer
+
     @property
     def num_bytes(self) -> int:
-        """Bytes of all stores."""
-        return sum(store.num_bytes for store in self.stores)
+        """Bytes of all stores, each counted once."""
+        return sum(store.num_bytes for layer, store in enumerate(self.stores) if self.writes(layer))
 
     def move(self, moves: Sequence[Move], backend: Backend) -> None:
         """Carry blocks to their new slots, keys rotated by the differences of the offsets.
@@ -106,10 +121,11 @@ class Memory:
 
 def token_bytes(adapter: ModelAdapter, *, eight_bits: bool = False) -> int:
     """Bytes of keys and values that one token costs over all layers, scales included."""
-    num_numbers = sum(layer.numbers_per_token for layer in adapter.layers)
+    storing = [adapter.layers[layer] for layer in sorted(set(adapter.stored_by))]
+    num_numbers = sum(layer.numbers_per_token for layer in storing)
     if not eight_bits:
         return num_numbers * adapter.dtype.itemsize
-    return num_numbers + 2 * SCALE_BYTES * sum(layer.num_kv_heads for layer in adapter.layers)
+    return num_numbers + 2 * SCALE_BYTES * sum(layer.num_kv_heads for layer in storing)
 
 
 def default_memory_tokens(adapter: ModelAdapter, *, eight_bits: bool = False) -> int:

@@ -81,6 +81,11 @@ def exact_attention(ropes: tuple[Rope | None, ...]) -> AttendFn:
 def tiny_twin(config: Any) -> Any:
     """The same architecture in a hundredth of a second: few layers, few heads, short windows."""
     tiny = copy.deepcopy(config)
+    by_layer = _heads_by_layer(config)
+    if by_layer:
+        tiny.per_layer_config = None  # until the rest is small
+        config = copy.deepcopy(config)
+        config.per_layer_config = None
     layers = min(config.num_hidden_layers, _LAYERS)
     for name, value in vars(config).items():
         if isinstance(value, list | tuple) and len(value) == config.num_hidden_layers:
@@ -102,7 +107,9 @@ def tiny_twin(config: Any) -> Any:
         "num_local_experts": 4,
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
+        "top_k_experts": 2,
         "vocab_size": _VOCABULARY,
+        "vocab_size_per_layer_input": _VOCABULARY,
         "pad_token_id": 0,
         "bos_token_id": 0,
         "eos_token_id": 0,
@@ -114,7 +121,31 @@ def tiny_twin(config: Any) -> Any:
         if isinstance(value, int) and value > _WINDOW and any(w in name for w in _SPANS):
             setattr(tiny, name, _WINDOW)
     tiny.quantization_config = None
+    shared = getattr(tiny, "num_kv_shared_layers", None)
+    if shared:
+        # each kind of layer is left one that stores
+        first_of_kind = [tiny.layer_types.index(kind) for kind in set(tiny.layer_types)]
+        tiny.num_kv_shared_layers = min(shared, layers - 1 - max(first_of_kind))
+    if by_layer:
+        tiny.per_layer_config = {
+            layer: {**heads, "num_key_value_heads": _fewer(heads["num_key_value_heads"], config)}
+            for layer, heads in enumerate(by_layer[:layers])
+        }
     return tiny
+
+
+def _heads_by_layer(config: Any) -> list[dict[str, int]]:
+    """Sizes and numbers of key heads of each layer, where they differ; else nothing."""
+    if not getattr(config, "is_heterogeneous", False):
+        return []
+    names = ("head_dim", "num_key_value_heads")
+    return [{name: getattr(layer, name) for name in names} for layer in config.per_layer_config]
+
+
+def _fewer(num_kv_heads: int, config: Any) -> int:
+    """Key heads of a layer of the twin, which has four query heads: as large a share of them."""
+    num_heads: int = config.num_attention_heads
+    return max(1, 4 * num_kv_heads // num_heads)
 
 
 def tiny_network(config: Any) -> PreTrainedModel:
@@ -172,19 +203,31 @@ def _sharpen(model: PreTrainedModel) -> None:
             parameter.normal_(std=parameter.shape[-1] ** -0.5)
         else:
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    for number in saved_buffers(model):
+        number.add_(torch.randn_like(number), alpha=0.1)
+
+
+def saved_buffers(model: PreTrainedModel) -> list[Tensor]:
+    """Numbers that a checkpoint holds and no training changes: scales of layers, biases of routers."""
+    trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    held = model.state_dict()
+    return [x for name, x in held.items() if name not in trained and x.is_floating_point()]
 
 
 class _Watched:
     """Attention that insists on what the memory for keys and values expects of its callers.
 
-    One call per layer, first layer first, and the shapes that the adapter announced. A network can
-    agree in its logits and still break this (one that attends twice per layer, for instance).
+    One call per layer, first layer first, the shapes that the adapter announced, and in a layer that stores
+    nothing the keys and values of the one whose store it reads. A network can agree in its logits and still
+    break this (one that attends twice per layer, for instance).
     """
 
     def __init__(self, adapter: ModelAdapter) -> None:
         self._attend = exact_attention(adapter.ropes)
         self._config = adapter.config
         self._layer = 0
+        self._stored_by = adapter.stored_by
+        self._made: list[tuple[Tensor, Tensor]] = []
         self._shapes = [
             (
                 (_TOKENS, layer.num_heads, layer.head_dim),
@@ -204,6 +247,13 @@ class _Watched:
             raise _refused(
                 self._config,
                 f"layer {call.layer} has q, k, v of shapes {found}, expected {expected}",
+            )
+        self._made.append((k, v))
+        stored = self._made[by := self._stored_by[call.layer]]
+        if not (torch.equal(k, stored[0]) and torch.equal(v, stored[1])):
+            raise _refused(
+                self._config,
+                f"layer {call.layer} should read what layer {by} stored, and has keys and values of its own",
             )
         self._layer += 1
         return self._attend(q, k, v, call)

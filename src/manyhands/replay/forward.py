@@ -124,14 +124,14 @@ def fits_kernels(adapter: ModelAdapter) -> bool:
     """Whether a fused replay can serve all layers of this network on its device."""
     if adapter.device.type != "cuda" or find_spec("triton") is None:
         return False
-    calls: list[LayerCall] = []
+    calls: list[tuple[LayerCall, int]] = []
 
     def noted(q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
-        calls.append(call)
+        calls.append((call, max(q.shape[-1], v.shape[-1])))
         return q.new_zeros(*q.shape[:2], v.shape[-1])
 
     adapter.forward(torch.zeros(1, dtype=torch.int64, device=adapter.device), None, noted)
-    return all(strips.can_attend(call, adapter.dtype) for call in calls)
+    return all(strips.can_attend(call, size, adapter.dtype) for call, size in calls)
 
 
 def replay_logits(

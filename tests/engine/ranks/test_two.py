@@ -25,6 +25,7 @@ from manyhands.engine.engine import Engine
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.world import LONGEST_END, World
 from manyhands.errors import InvalidRequest, ModelNotFound, OutOfMemory, RanksFailed
+from manyhands.model.parallel.cuts import WHOLE
 from manyhands.model.settings import ModelSettings
 from manyhands.prompts import BranchPrompt
 from manyhands.replay.forward import merge_trace
@@ -44,6 +45,7 @@ from tests.model.test_conformance import FLOAT32, ZOO, told_to
 from tests.poison import poison
 
 PROMPT = tuple(range(3, 20))
+CUT = [name for name in ZOO if ZOO[name].args[0].model_type not in WHOLE]  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -- networks --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", CUT)
 def test_every_family_gives_what_one_process_gives(name: str, world: World, tmp_path: Path) -> None:
     folder = family_folder(name, tmp_path)
     fuse = "on" if name in ("qwen3", "phi3", "olmo2", "qwen3_moe") else "auto"

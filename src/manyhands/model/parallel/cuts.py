@@ -124,8 +124,8 @@ class Cutting:
         """Raises InvalidRequest where the ranks cannot share alike, UnsupportedModel without a plan."""
         self.whole = config
         self.collectives = collectives
-        self.config = part_of(config, collectives.size)
         self.plan = read_plan(config)
+        self.config = part_of(config, collectives.size)
         whole, part = (_shapes(each) for each in (config, self.config))
         self.vocabulary = _piece(config.vocab_size, collectives)
         self.whole_shapes: dict[str, tuple[int, ...]] = whole
@@ -280,8 +280,8 @@ def part_of(config: Any, size: int) -> Any:
 
 
 # Families whose parts cannot be had from a divided configuration: the output projection of helium and the norms of
-# q and k of olmoe have the width of the residual stream, and not that of the heads.
-WHOLE = frozenset({"helium", "olmoe"})
+# q and k of olmoe have the width of the residual stream, and not that of the heads; Gemma 4's heads differ by layer.
+WHOLE = frozenset({"gemma4_text", "gemma4_unified_text", "helium", "olmoe"})
 
 
 def read_plan(config: Any) -> dict[str, str]:

@@ -218,6 +218,10 @@ def _copy(tensors: _Tensors, model: nn.Module, cutting: Cutting | None) -> None:
                 f"{tuple(value.shape)}, expected {tuple(parameter.shape)}",
             )
         parameter.copy_(value)
+    kept = model.state_dict(keep_vars=True).keys()
+    for key, buffer in model.named_buffers():
+        if key in kept:  # a layer's scale, a router's bias
+            buffer.copy_(tensors.take(key))
     tensors.drop(key for key, _ in model.named_parameters(remove_duplicate=False))
 
 
