@@ -268,7 +268,10 @@ def test_at_the_end_of_the_budget_the_finisher_asks_and_the_writer_replies(budge
     end = EndSettings(answer="boxed", reply_tokens=6, finisher_tokens=5)
     settings = AsyncReasoningSettings(end=end, budget=budget, snapshots=(2,))
     played = run(
-        settings, thinker=["One.\n\n", "Two. Three."], writer=["It is.\n\n", "So."], finisher=["7}7}"]
+        settings,
+        thinker=["One.\n\n", "Two. Three."],
+        writer=["It is.\n\n", "So."],
+        finisher=["7}7}"],
     )
     answer = played.answer
     assert (answer.answer, answer.finish_reason) == ("7", "budget")
