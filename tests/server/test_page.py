@@ -26,6 +26,7 @@ from tests.server.scripted_runs import (
     attempts_run,
     branch_run,
     profiled_run,
+    reasoning_run,
     skeleton_run,
     team_run,
 )
@@ -287,6 +288,7 @@ _WALK = """() => {
         lambda: skeleton_run(0),
         lambda: skeleton_run(1),
         *(lambda name=name: profiled_run(name) for name in ("npr", "parallel-r1", "threadweaver")),
+        reasoning_run,
         attempts_run,
     ],
     ids=[
@@ -302,6 +304,7 @@ _WALK = """() => {
         "npr",
         "parallel-r1",
         "threadweaver",
+        "reasoning",
         "attempts",
     ],
 )

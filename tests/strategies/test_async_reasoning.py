@@ -122,7 +122,7 @@ def test_they_read_each_other_in_the_very_pass() -> None:
 
 
 def modes(played: Played) -> list[str]:
-    """Who wrote, pass by pass: t, w or b; upper case where a probe went along."""
+    """A letter for each pass: t, w or b for thinker, writer or both; upper case where a probe went along."""
     found = []
     for one in played.passes:
         who = {name for name in one.writers if name in ("writer", "thinker")}
