@@ -178,11 +178,12 @@ def reasoning_run() -> ScriptedRun:
     settings = AsyncReasoningSettings(
         probe_every=0, budget=60, end=EndSettings(answer="none", reply=False)
     )
-    prompt = AsyncReasoningPrompt(rules="Q: {question}", probe="?", yes="a", no="b")
+    prompt = AsyncReasoningPrompt(
+        rules="Q: {question}", probe="?", yes="a", no="b"
+    )  # "a" is always said
     return run_of(
         RunSpec(METHODS["async_reasoning"], settings, prompt, "who"),
         thinker=[signs(0, 4), ".\n\n", signs(4, 9), ".\n\n", signs(13, 3), None],
-        probe=["a"],
         writer=[signs(30, 4), ".\n\n", signs(34, 5), None],
     )
 

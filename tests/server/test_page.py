@@ -659,7 +659,7 @@ def test_methods_by_prompt_are_offered_and_drawn_as_what_they_are(
         asked = server.posted[0][2]
         drawn[asked["method"]] = asked.get("workers")
         if title == "Organiser":
-            page.wait_for_selector(".fan .column:nth-child(2)")
+            page.wait_for_selector(".fan .name:text('worker 2')")
             assert words_of(page, ".fan .column .name") == ["worker 1", "worker 2"]
         else:
             page.wait_for_selector(".column:nth-child(2)")

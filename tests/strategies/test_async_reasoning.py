@@ -41,6 +41,14 @@ REPLY = ["It is.\n\n", "So \\boxed{7}", None]
 Item = str | int | None
 
 
+def is_probe(row: SeenRow) -> bool:
+    return row.blocks[-1] == "probe"
+
+
+def probes(played: Played) -> list[SeenRow]:
+    return [row for one in played.passes for row in one.rows if is_probe(row)]
+
+
 class Asked:
     """Scripts; the n-th probe is answered yes if n is in `yes`."""
 
@@ -49,7 +57,7 @@ class Asked:
         self.words = [text.encode(word)[len(text.encode(" ")) - 1 :] for word in (" yes", " no")]
 
     def __call__(self, row: SeenRow) -> int:
-        if row.writer != "probe":
+        if not is_probe(row):
             return self.scripts(row)
         self.num_probes += 1
         assert row.choice.allowed is not None
@@ -102,9 +110,9 @@ def test_no_text_is_encoded_twice() -> None:
     played = run(yes={2})
     fed = [token for one in played.passes for row in one.rows for token in row.feed]
     writer, thinker = played.rows("writer")[-1], played.rows("thinker")[-1]
-    probes = sum(len(row.feed) for row in played.rows("probe"))
+    asked = sum(len(row.feed) for row in probes(played))
     both = len(writer.context) + len(TEXT.encode("[R]")) + len(TEXT.encode("[T]"))
-    assert len(fed) - probes == both
+    assert len(fed) - asked == both
     assert len(thinker.context) < both
 
 
@@ -127,7 +135,7 @@ def modes(played: Played) -> list[str]:
     for one in played.passes:
         who = {name for name in one.writers if name in ("writer", "thinker")}
         letter = "b" if len(who) == 2 else "w" if "writer" in who else "t"
-        found.append(letter.upper() if "probe" in one.writers else letter)
+        found.append(letter.upper() if any(map(is_probe, one.rows)) else letter)
     return found
 
 
@@ -158,11 +166,11 @@ def test_the_three_modes() -> None:
 def test_a_probe_goes_along_after_so_many_passes(every: int, first: int) -> None:
     settings = AsyncReasoningSettings(end=NO_END, budget=90, probe_every=every)
     played = run(settings, yes=set(), thinker=[], writer=[])
-    probes = [n for n, kind in enumerate(modes(played), 1) if kind == "T"]
-    assert probes[:3] == [first, first + every, first + 2 * every]
-    (fed,) = {row.feed for row in played.rows("probe")}
+    asked = [n for n, kind in enumerate(modes(played), 1) if kind == "T"]
+    assert asked[:3] == [first, first + every, first + 2 * every]
+    (fed,) = {row.feed for row in probes(played)}
     assert TEXT.decode(fed).startswith("[Enough?")
-    assert all(row.blocks[-1] == "probe" for row in played.rows("probe"))
+    assert all(row.blocks[-1] == "probe" for row in probes(played))
 
 
 def test_without_passes_only_the_ends_of_paragraphs_are_asked_about() -> None:
@@ -183,7 +191,7 @@ def test_a_probe_changes_nothing_that_is_read() -> None:
     no = Asked(TEXT, set())
 
     def predict(row: SeenRow) -> int:
-        return no(row) if row.writer == "probe" else dice(row)
+        return no(row) if is_probe(row) else dice(row)
 
     settings = AsyncReasoningSettings(end=NO_END, budget=80, probe_every=3)
     asked = run(settings, predict=predict)
@@ -191,7 +199,7 @@ def test_a_probe_changes_nothing_that_is_read() -> None:
     rows = [
         [row.context for row in run(s, predict=predict).rows("thinker")] for s in (settings, other)
     ]
-    assert len(asked.rows("probe")) > 5
+    assert len(probes(asked)) > 5
     assert rows[0] == rows[1]
 
 
@@ -318,7 +326,7 @@ def test_no_view_outgrows_the_context(context: int) -> None:
     assert played.answer.finish_reason == "context"
     assert context - 36 <= played.longest_view <= context
     blocks = sum(len(row.feed) for one in played.passes for row in one.rows)
-    assert blocks - sum(len(r.feed) for r in played.rows("probe")) <= played.reserved[0].num_tokens
+    assert blocks - sum(len(r.feed) for r in probes(played)) <= played.reserved[0].num_tokens
 
 
 def test_steps_are_paragraphs() -> None:

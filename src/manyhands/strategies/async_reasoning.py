@@ -232,10 +232,13 @@ class _Run(BudgetedRun):
         return replace(row, choice=replace(row.choice, forbidden=forbidden))
 
     def _probe(self) -> Row:
-        """The question behind the thoughts, of which only the likelier one of two answers is wanted."""
+        """The question behind the thoughts, of which only the likelier one of two answers is wanted.
+
+        The row has no writer: its token is nobody's word.
+        """
         view = View((*self.thinker.view.items, Block("probe")))
         choice = Choice(allowed=frozenset((self.yes, self.no)))
-        return Row(view, self.question, choice, "probe")
+        return Row(view, self.question, choice)
 
     # -- the thinker -------------------------------------------------------------------------------
 
