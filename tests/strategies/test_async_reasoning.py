@@ -236,6 +236,7 @@ def test_the_first_word_comes_before_the_last_thought() -> None:
     thought = len(text.encode(thoughts))
     assert first_word(alone) > thought
     assert first_word(both) <= len(text.encode("So it goes on.\n\n")) + 2
+    assert (first_word(alone), first_word(both)) == (146, 14), "as docs/async.md has it"
     never = run(
         AsyncReasoningSettings(end=NO_END, budget=900),
         yes=set(),
