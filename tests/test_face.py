@@ -15,6 +15,8 @@ import manyhands
 
 NAMES = {
     "Answer": "manyhands.strategies.base",
+    "AsyncReasoningSettings": "manyhands.strategies.settings",
+    "AsyncThinkSettings": "manyhands.strategies.settings",
     "BestSettings": "manyhands.strategies.settings",
     "Block": "manyhands.cache.block",
     "BranchSettings": "manyhands.strategies.settings",
@@ -36,6 +38,8 @@ NAMES = {
     "TeamSettings": "manyhands.strategies.settings",
     "View": "manyhands.cache.view",
     "VoteSettings": "manyhands.strategies.settings",
+    "async_reasoning": "manyhands.strategies.async_reasoning",
+    "async_think": "manyhands.strategies.async_think",
     "best_of_n": "manyhands.strategies.best_of_n",
     "branches": "manyhands.strategies.branches",
     "hogwild": "manyhands.strategies.hogwild",

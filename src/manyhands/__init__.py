@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from manyhands.prompts.hogwild import TeamPrompt
     from manyhands.prompts.load import Prompts, load_prompts, model_prompt, model_prompts
     from manyhands.schema.conversation import Conversation, Message
+    from manyhands.strategies.async_reasoning import async_reasoning
+    from manyhands.strategies.async_think import async_think
     from manyhands.strategies.base import Answer
     from manyhands.strategies.best_of_n import best_of_n
     from manyhands.strategies.branches import branches
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
     from manyhands.strategies.self_consistency import self_consistency
     from manyhands.strategies.sequential import sequential
     from manyhands.strategies.settings import (
+        AsyncReasoningSettings,
+        AsyncThinkSettings,
         BestSettings,
         BranchSettings,
         EndSettings,
@@ -68,6 +72,8 @@ if TYPE_CHECKING:
 __all__ = [
     "METHODS",
     "Answer",
+    "AsyncReasoningSettings",
+    "AsyncThinkSettings",
     "BestSettings",
     "Block",
     "BranchSettings",
@@ -88,6 +94,8 @@ __all__ = [
     "TeamSettings",
     "View",
     "VoteSettings",
+    "async_reasoning",
+    "async_think",
     "best_of_n",
     "branches",
     "hogwild",
@@ -104,6 +112,8 @@ __all__ = [
 
 _ROOMS = {
     "Answer": "strategies.base",
+    "AsyncReasoningSettings": "strategies.settings",
+    "AsyncThinkSettings": "strategies.settings",
     "BestSettings": "strategies.settings",
     "Block": "cache.block",
     "BranchSettings": "strategies.settings",
@@ -125,6 +135,8 @@ _ROOMS = {
     "TeamSettings": "strategies.settings",
     "View": "cache.view",
     "VoteSettings": "strategies.settings",
+    "async_reasoning": "strategies.async_reasoning",
+    "async_think": "strategies.async_think",
     "best_of_n": "strategies.best_of_n",
     "branches": "strategies.branches",
     "hogwild": "strategies.hogwild",

@@ -65,6 +65,12 @@ def test_help_names_the_defaults_that_the_settings_have(
         ("self_consistency", "--workers 3 --mode vote", {"workers": 3, "mode": "vote"}),
         ("self_consistency", "--temperature 0.3", {"workers": 4, "mode": "final"}),
         ("best_of_n", "-n 2 --top-k 9", {"workers": 2}),
+        ("async_reasoning", "--probe-every 2", {"probe_every": 2}),
+        (
+            "async_think",
+            "-n 3 --max-forks 5 --worker-tokens 9",
+            {"workers": 3, "max_forks": 5, "worker_tokens": 9},
+        ),
     ],
 )
 def test_a_run_its_trace_and_its_replay(
@@ -85,7 +91,7 @@ def test_a_run_its_trace_and_its_replay(
         assert replayed[name] == found[name]
 
 
-@pytest.mark.parametrize("method", NEW)
+@pytest.mark.parametrize("method", [*NEW, "async_reasoning", "async_think"])
 def test_a_run_that_was_cut_off_goes_on(cli: Cli, solve: Cli, tmp_path: Path, method: str) -> None:
     trace, half = tmp_path / "t.jsonl", tmp_path / "half.jsonl"
     found = as_json(solve("1 + 2", "--method", method, "--json", "--transcript", trace))

@@ -66,6 +66,9 @@ def test_drafts_are_asked_for_in_every_methods_rules_and_nowhere_else() -> None:
         "branches.rules",
         "skeleton.rules",
         "profiled.rules",
+        "async_reasoning.rules",
+        "async_think.rules",
+        "async_think.worker_rules",
         "votes.rules",
     ]
     assert drafted(before, "Short. ").votes.message("Q?").startswith("Short. ")

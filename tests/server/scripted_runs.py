@@ -14,6 +14,8 @@ from typing import Any
 from tokenizers import AddedToken
 
 from manyhands.cache.step import Choice
+from manyhands.prompts.async_reasoning import AsyncReasoningPrompt
+from manyhands.prompts.async_think import AsyncThinkPrompt
 from manyhands.prompts.branches import BranchPrompt
 from manyhands.prompts.profiled import ProfilePrompt
 from manyhands.prompts.skeleton import SkeletonPrompt
@@ -31,6 +33,8 @@ from manyhands.strategies.methods import METHODS
 from manyhands.strategies.profiles import PROFILES
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import (
+    AsyncReasoningSettings,
+    AsyncThinkSettings,
     BranchSettings,
     EndSettings,
     ProfileSettings,
@@ -166,6 +170,37 @@ def profiled_run(profile: str) -> ScriptedRun:
         part_2=[signs(30, 5), over],
         part_3=[signs(40, 4), over],
         part_4=[signs(50, 2), over],
+    )
+
+
+def reasoning_run() -> ScriptedRun:
+    """A thinker and a writer that read each other; the reply pauses once, and goes on when the thoughts are done."""
+    settings = AsyncReasoningSettings(
+        probe_every=0, budget=60, end=EndSettings(answer="none", reply=False)
+    )
+    prompt = AsyncReasoningPrompt(
+        rules="Q: {question}", probe="?", yes="a", no="b"
+    )  # "a" is always said
+    return run_of(
+        RunSpec(METHODS["async_reasoning"], settings, prompt, "who"),
+        thinker=[signs(0, 4), ".\n\n", signs(4, 9), ".\n\n", signs(13, 3), None],
+        writer=[signs(30, 4), ".\n\n", signs(34, 5), None],
+    )
+
+
+def organiser_run() -> ScriptedRun:
+    """An organiser with two workers: it goes on beside them, waits for one, and joins both."""
+    settings = AsyncThinkSettings(budget=200, end=EndSettings(answer="none", reply=False))
+    prompt = AsyncThinkPrompt(rules="Q: {question}", worker_rules="W: {query}")
+    fork = "<FORK-{0}>{1}</FORK-{0}>"
+    return run_of(
+        RunSpec(METHODS["async_think"], settings, prompt, "who"),
+        writer=[
+            *(signs(0, 3), fork.format(1, "x"), fork.format(2, "y"), signs(3, 3)),
+            *("<JOIN-2>", signs(6, 2), "<JOIN-1>", signs(8, 4), None),
+        ],
+        worker_1=[signs(20, 6), None],
+        worker_2=[signs(30, 3), None],
     )
 
 

@@ -25,7 +25,9 @@ from tests.server.scripted_runs import (
     ScriptedRun,
     attempts_run,
     branch_run,
+    organiser_run,
     profiled_run,
+    reasoning_run,
     skeleton_run,
     team_run,
 )
@@ -287,6 +289,7 @@ _WALK = """() => {
         lambda: skeleton_run(0),
         lambda: skeleton_run(1),
         *(lambda name=name: profiled_run(name) for name in ("npr", "parallel-r1", "threadweaver")),
+        reasoning_run,
         attempts_run,
     ],
     ids=[
@@ -302,6 +305,7 @@ _WALK = """() => {
         "npr",
         "parallel-r1",
         "threadweaver",
+        "reasoning",
         "attempts",
     ],
 )
@@ -635,6 +639,33 @@ def test_a_model_that_was_trained_to_part_is_run_as_it_was_trained(
     page.reload()
     page.wait_for_selector(".hello :text('bundled')")
     assert page.locator(".method-card:visible").count() == 6
+
+
+def test_methods_by_prompt_are_offered_and_drawn_as_what_they_are(
+    visit: Opens, server: PageServer
+) -> None:
+    """Desks for a thinker and a writer, columns for the workers of an organiser; not for the bundled model."""
+    server.model = "Qwen3-8B"
+    drawn = {}
+    for title, run in (("Think and write", reasoning_run()), ("Organiser", organiser_run())):
+        server.begun, server.posted[:] = live(run), []
+        page = visit(server.address).page
+        page.wait_for_selector(".hello :text('Qwen3-8B')")
+        page.click(f".method-card:has-text('{title}')")
+        assert not page.is_visible("#new-profile")
+        page.click("button.primary")
+        page.wait_for_selector(".stage")
+        server.known["new"] = len(server.begun)
+        asked = server.posted[0][2]
+        drawn[asked["method"]] = asked.get("workers")
+        if title == "Organiser":
+            page.wait_for_selector(".fan .name:text('worker 2')")
+            assert words_of(page, ".fan .column .name") == ["worker 1", "worker 2"]
+        else:
+            page.wait_for_selector(".column:nth-child(2)")
+            assert sorted(words_of(page, ".column .name")) == ["Thinker", "Writer"]
+            assert page.inner_text("#history").casefold() == "finished steps"
+    assert drawn == {"async_reasoning": None, "async_think": 2}
 
 
 def test_a_server_that_refuses_is_quoted(visit: Opens, server: PageServer) -> None:

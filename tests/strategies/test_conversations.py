@@ -18,7 +18,7 @@ from manyhands.text import Text
 from tests.strategies.driver import Dice, Played, Scripts, play, small_text
 
 TEXT, THINKING = small_text(), small_text(thinking=True)
-LINES = ("sequential", "branches", "skeleton", "profiled")
+LINES = ("sequential", "branches", "skeleton", "profiled", "async_think")
 TALK = Conversation.of(
     [
         Message("system", "Be brief."),
@@ -100,9 +100,11 @@ def test_a_reply_begins_with_the_prefill(method: str, text: Text) -> None:
         assert "It is" not in opening(was, text)
     if method not in LINES:
         replies = [
-            row for row in was.passes[-1].rows if row.writer and row.writer.endswith("reply")
+            row
+            for row in was.passes[-1].rows
+            if row.writer and row.writer.endswith(("reply", "writer"))
         ]
-        if text is THINKING or method == "hogwild":
+        if text is THINKING or method in ("hogwild", "async_reasoning"):
             assert replies
             assert "It is" in text.decode(replies[0].context)
     assert "It is" not in was.answer.text, "nobody has written it here"

@@ -5,15 +5,21 @@ from __future__ import annotations
 import pytest
 
 from manyhands.errors import InvalidRequest
+from manyhands.prompts.async_reasoning import AsyncReasoningPrompt
+from manyhands.prompts.async_think import AsyncThinkPrompt
 from manyhands.prompts.branches import BranchPrompt
 from manyhands.prompts.skeleton import SkeletonPrompt
 from manyhands.prompts.votes import VotesPrompt
+from manyhands.strategies.async_reasoning import async_reasoning
+from manyhands.strategies.async_think import async_think
 from manyhands.strategies.best_of_n import best_of_n
 from manyhands.strategies.branches import branches
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.self_consistency import self_consistency
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import (
+    AsyncReasoningSettings,
+    AsyncThinkSettings,
     BestSettings,
     BranchSettings,
     EndSettings,
@@ -31,6 +37,12 @@ METHODS = {
     "sequential": (sequential, SoloSettings, PROMPT),
     "branches": (branches, BranchSettings, BranchPrompt("Q: {question}")),
     "skeleton": (skeleton, SkeletonSettings, SkeletonPrompt("Q: {question}")),
+    "async_reasoning": (
+        async_reasoning,
+        AsyncReasoningSettings,
+        AsyncReasoningPrompt("Q: {question}"),
+    ),
+    "async_think": (async_think, AsyncThinkSettings, AsyncThinkPrompt("Q: {question}")),
     "vote": (self_consistency, VoteSettings, VotesPrompt("Q: {question}")),
     "best": (best_of_n, BestSettings, VotesPrompt("Q: {question}")),
 }

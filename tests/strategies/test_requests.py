@@ -329,6 +329,9 @@ def test_aliases_of_a_model() -> None:
         "m:branches",
         "m:skeleton",
         "m:profiled",
+        "m:async_reasoning",
+        "m:async_think-2",
+        "m:async_think-4",
         "m:self_consistency-4",
         "m:best_of_n-4",
     ]

@@ -20,6 +20,8 @@ from typing import Any
 
 from manyhands.errors import InvalidRequest
 from manyhands.hub import file_of
+from manyhands.prompts.async_reasoning import AsyncReasoningPrompt
+from manyhands.prompts.async_think import AsyncThinkPrompt
 from manyhands.prompts.branches import BranchPrompt
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.profiled import ProfilePrompt
@@ -39,6 +41,8 @@ class Prompts:
     branches: BranchPrompt = field(default_factory=BranchPrompt)
     skeleton: SkeletonPrompt = field(default_factory=SkeletonPrompt)
     profiled: ProfilePrompt = field(default_factory=ProfilePrompt)
+    async_reasoning: AsyncReasoningPrompt = field(default_factory=AsyncReasoningPrompt)
+    async_think: AsyncThinkPrompt = field(default_factory=AsyncThinkPrompt)
     votes: VotesPrompt = field(default_factory=VotesPrompt)
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from manyhands.cache.layouts import LAYOUTS
 from manyhands.prompts.hogwild import TeamPrompt
+from manyhands.strategies.async_reasoning import NAMES, async_reasoning
+from manyhands.strategies.async_think import async_think
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.best_of_n import best_of_n
 from manyhands.strategies.branches import BranchAnswer, branches
@@ -24,6 +26,8 @@ from manyhands.strategies.profiled import profiled
 from manyhands.strategies.self_consistency import self_consistency
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import (
+    AsyncReasoningSettings,
+    AsyncThinkSettings,
     AttemptSettings,
     BestSettings,
     BranchSettings,
@@ -75,12 +79,20 @@ def _sight(settings: TeamSettings) -> str:
     return "words" if LAYOUTS[settings.layout].sees_desks else "steps"
 
 
+def _words(settings: AsyncReasoningSettings) -> str:
+    return "words"
+
+
 def _none(settings: AttemptSettings) -> str:
     return "nothing"
 
 
 def _team(settings: TeamSettings, prompt: TeamPrompt) -> tuple[str, ...]:
     return prompt.team(settings.workers)
+
+
+def _pair(settings: AsyncReasoningSettings, prompt: Any) -> tuple[str, ...]:
+    return NAMES
 
 
 def _attempts(settings: AttemptSettings, prompt: Any) -> tuple[str, ...]:
@@ -132,6 +144,24 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 ProfileSettings,
                 "profiled",
                 profiled,
+                solo=True,
+            ),
+            Method(
+                "async_reasoning",
+                "a thinker and a writer that read each other; the reply begins while thoughts go on",
+                AsyncReasoningSettings,
+                "async_reasoning",
+                async_reasoning,
+                names=_pair,
+                solo=True,
+                reading=_words,
+            ),
+            Method(
+                "async_think",
+                "an organiser gives sub-questions to workers, goes on, and reads results when it asks for them",
+                AsyncThinkSettings,
+                "async_think",
+                async_think,
                 solo=True,
             ),
             Method(

@@ -231,6 +231,31 @@ class SkeletonSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AsyncReasoningSettings(Settings):
+    """All choices of a thinker and a writer that read each other."""
+
+    probe_every: int = setting(
+        20,
+        "Passes of the thinker between two checks whether its thoughts suffice to write on; the end of a "
+        "paragraph is checked besides.",
+        at_least=0,
+        zero="at the ends of paragraphs alone",
+        unit="forward passes",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsyncThinkSettings(Settings):
+    """All choices of an organiser with workers, of which `workers` may be at work at one time."""
+
+    workers: int = like(TeamSettings, "workers")
+    max_forks: int = setting(16, "Sub-queries that workers are given, at most.", at_least=1)
+    worker_tokens: int = setting(
+        1024, "Tokens that a worker writes for one sub-query, at most.", at_least=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttemptSettings(Settings):
     """The settings that the methods of independent attempts share.
 

@@ -16,6 +16,7 @@ from collections.abc import Generator, Sequence
 from functools import cached_property
 
 from manyhands.cache.block import Block
+from manyhands.cache.logprobs import Logprobs
 from manyhands.cache.view import Item, View
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.schema.conversation import Conversation
@@ -30,6 +31,7 @@ from manyhands.strategies.events import (
 )
 from manyhands.strategies.scene import Scene, Stretch, scene_of
 from manyhands.strategies.settings import (
+    AsyncThinkSettings,
     BranchSettings,
     ProfileSettings,
     SkeletonSettings,
@@ -191,7 +193,11 @@ class StrandRun(BudgetedRun):
         self,
         asked: Conversation,
         text: Text,
-        settings: SoloSettings | BranchSettings | ProfileSettings | SkeletonSettings,
+        settings: SoloSettings
+        | BranchSettings
+        | ProfileSettings
+        | SkeletonSettings
+        | AsyncThinkSettings,
         finisher: str,
         context: int | None,
         marks: Sequence[str] = (),
@@ -226,10 +232,14 @@ class StrandRun(BudgetedRun):
     def write_on(self) -> Work[None]:
         """One pass of ordinary decoding."""
         (token,) = yield from self.forward([self.writer.row()])
+        yield from self.read_on(token, *self.logprobs)
+
+    def read_on(self, token: int, told: Logprobs | None = None) -> Work[None]:
+        """The strand's newest token, of which `told` was told, has been chosen."""
         certain = self.cut(self.certain(self.strand.read(token, self.text.eos)))
         if self.writer.stopped:
             certain += self._stop.release()
-        yield TokenWritten(self.passes, 0, token, certain, *self.logprobs)
+        yield TokenWritten(self.passes, 0, token, certain, told)
         yield from self.say(certain)
         if token == self.text.think_end:
             self.thinking = False

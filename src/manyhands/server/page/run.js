@@ -50,7 +50,8 @@ export class Run {
   }
 
   get isTeam() {
-    return !this.begin.solo && !this.isAttempts;
+    const areSeveral = (this.begin.names ?? []).length > 1; // from the start, also where one of them writes the reply
+    return (!this.begin.solo || areSeveral) && !this.isAttempts;
   }
 
   get isAttempts() {
@@ -387,7 +388,7 @@ export class Run {
 }
 
 /** How names of parts' writers begin, by their method. */
-const PART_NAMES = { branches: "branch", profiled: "part" };
+const PART_NAMES = { branches: "branch", profiled: "part", async_think: "worker" };
 /** Blocks that hold the newest token of the main strand when it parts. */
 const BEFORE_A_FORK = new Set(["before the block", "fork"]);
 /** Events that tell what was chosen in a pass. */

@@ -300,7 +300,7 @@ class History {
 
   draw(at, isNew) {
     const { run, items } = this;
-    const isShared = run.begin.settings?.layout !== "contiguous";
+    const isShared = run.begin.settings?.layout !== "contiguous" && !run.begin.solo; // where one writes the reply nothing moves
     say(this.title, isShared ? "Common history" : "Finished steps");
     say(this.empty, isShared ? "A finished step moves here, and everybody reads it from then on." : "Finished steps stay on their writers' desks; this is a list of them.");
     const count = upTo(run.finished, at, (step) => step.end);

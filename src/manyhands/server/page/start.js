@@ -16,11 +16,13 @@ const PROBLEMS = [
   "How many ways are there to tile a 3 × 8 rectangle with dominoes? Find a recurrence, compute it in two different ways, and give the number in \\boxed{}.",
 ];
 // The drawing of each method in 64 × 32; `workers`: the smallest number, the usual one, and the largest; `isTrained`: of
-// models that were trained for it, which the bundled one was not.
+// models that were trained for it, `isAsked`: of models that do what a prompt says. The bundled one is neither.
 const METHODS = [
   { name: "hogwild", title: "Team", about: "everybody reads everybody, while they write", workers: [1, 4, 256], lines: ["M4 6H60", "M4 13H60", "M4 20H60", "M4 27H60", "M16 6v21M32 6v21M48 6v21"] },
   { name: "branches", title: "Branches", about: "one line parts where it can, and joins again", lines: ["M4 16H18C28 16 24 6 34 6H36C46 6 42 16 52 16H60", "M18 16H52", "M18 16C28 16 24 26 34 26H36C46 26 42 16 52 16"] },
   { name: "skeleton", title: "Skeleton", about: "an outline, its points side by side, a conclusion", workers: [0, 0, 256], lines: ["M4 8h8M4 16h8M4 24h8", "M16 8H44", "M16 16H44", "M16 24H44", "M48 16H60"] },
+  { name: "async_reasoning", title: "Think and write", about: "the reply begins while thoughts go on", isAsked: true, lines: ["M4 10H60", "M20 22H60", "M20 10v12M34 10v12M48 10v12"] },
+  { name: "async_think", title: "Organiser", about: "it gives parts away, goes on, and asks for results", isAsked: true, workers: [1, 2, 256], lines: ["M4 10H60", "M12 10C18 10 16 18 22 18H34C40 18 38 10 44 10", "M20 10C26 10 24 26 30 26H42C50 26 46 10 54 10"] },
   { name: "self_consistency", title: "Self-consistency", about: "independent attempts, one answer from all", workers: [2, 4, 256], lines: ["M4 6H40C50 6 48 16 58 16", "M4 13H40C48 13 50 16 58 16", "M4 19H40C48 19 50 16 58 16", "M4 26H40C50 26 48 16 58 16"] },
   { name: "best_of_n", title: "Best of n", about: "independent attempts, the best is chosen", workers: [2, 4, 256], lines: ["M4 6H44", "M4 13H60", "M4 20H44", "M4 27H44"] },
   { name: "sequential", title: "Alone", about: "one worker, ordinary decoding", lines: ["M4 16H60"] },
@@ -119,10 +121,15 @@ export class Start {
     return METHODS.find((method) => method.name === this.form.elements.method.value);
   }
 
+  /** Whether a method asks for more than the bundled model can do. */
+  isBeyond(method) {
+    return Boolean((method.isTrained || method.isAsked) && this.isBundled);
+  }
+
   /** Only what the method knows can be chosen. */
   fit() {
-    METHODS.forEach((one, number) => (this.cards[number].hidden = Boolean(one.isTrained && this.isBundled)));
-    if (this.method.isTrained && this.isBundled) this.form.elements.method.value = METHODS[0].name;
+    METHODS.forEach((one, number) => (this.cards[number].hidden = this.isBeyond(one)));
+    if (this.isBeyond(this.method)) this.form.elements.method.value = METHODS[0].name;
     const { method } = this;
     this.workers.parentElement.hidden = Boolean(method.isTrained);
     this.profilePart.hidden = !method.isTrained;
