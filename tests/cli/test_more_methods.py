@@ -125,6 +125,14 @@ def test_an_option_of_another_method(solve: Cli, method: str, option: str) -> No
     assert f"error: {option} is not for --method {method}" in result.stderr
 
 
+def test_a_profile_asks_for_its_method(solve: Cli) -> None:
+    found = as_json(solve("1 + 2", "--profile", "multiverse", "--json"))
+    assert found["method"] == "profiled"
+    result = solve("1 + 2", "--method", "branches", "--profile", "multiverse")
+    assert result.exit_code == 2
+    assert "error: --profile multiverse is not for --method branches" in result.stderr
+
+
 @pytest.mark.parametrize("method", list(METHODS))
 def test_drafts_with_every_method(solve: Cli, tmp_path: Path, method: str) -> None:
     trace = tmp_path / "t.jsonl"

@@ -229,6 +229,16 @@ def test_nothing_is_told_where_nothing_was_asked_for() -> None:
 # -- methods ---------------------------------------------------------------------------------------
 
 
+def test_a_profile_asks_for_its_method() -> None:
+    found = asked({"profile": "npr"})
+    assert isinstance(found, RunSpec)
+    assert found.method.name == "profiled"
+    with pytest.raises(InvalidRequest, match="profile"):
+        asked({"profile": "npr", "method": "hogwild"})
+    with pytest.raises(InvalidRequest, match="profile"):
+        asked({"profile": "npr"}, model="our-model:hogwild-4")
+
+
 def asked(
     options: Any = None, defaults: Defaults = DEFAULTS, url: str = CHAT, **body: Any
 ) -> RunSpec | CompletionSpec:

@@ -240,6 +240,9 @@ def _gathered(
             found[option.place] = option.value(given[option.name])
         elif _was_given(context, option.name):
             chosen[option.place] = option.value(given[option.name])
+    naming = [one for one in known if one.setting.names_method and one.place in chosen]
+    if naming and not _was_given(context, "method"):
+        (found["method"],) = naming[0].owners
     for one in dataclasses.fields(options):
         if _SHARED in one.metadata:
             found[one.name] = chosen

@@ -39,7 +39,8 @@ class Setting:
     For the command line: `names` of the option where they do not follow from the field's name (a name
     without dashes is a positional argument), and `panel`, the group in which its help appears; a field that
     holds settings itself hands its panel down. `by` says how a user can choose: by an `option` and by
-    --set, by --set alone (`set`), or in Python alone (`code`).
+    --set, by --set alone (`set`), or in Python alone (`code`). `names_method`: choosing it without a method asks for
+    the method that has it.
     """
 
     help: str
@@ -54,6 +55,7 @@ class Setting:
     names: tuple[str, ...] = ()
     panel: str = ""
     by: Literal["option", "set", "code"] = "option"
+    names_method: bool = False
 
     def allows(self, value: Any) -> bool:
         """Whether the value lies in the range, or is one of the words."""

@@ -39,6 +39,7 @@ from manyhands.server.shapes import (
     RunBody,
 )
 from manyhands.strategies.base import Strategy
+from manyhands.strategies.methods import method_named_by
 from manyhands.strategies.prompt_sharing import share_prompt
 from manyhands.strategies.requests import (
     CompletionSpec,
@@ -146,7 +147,7 @@ def understand_run(body: object, served: Served) -> Asked:
     options = {name: value for name, value in given.items() if name not in own}
     _check_model(request.model, served)
     if request.method is not None or not read_model(request.model, served.name):
-        options["method"] = request.method or "hogwild"
+        options["method"] = request.method or method_named_by(options) or "hogwild"
     said = [{"role": "user", "content": request.problem}]
     chat = ChatBody(model=request.model, messages=said)  # type: ignore[arg-type]  # pydantic makes them
     spec = _spec(chat, options, served)

@@ -9,13 +9,14 @@ one is a row of this table; its options on the command line are made of the fiel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from manyhands.cache.layouts import LAYOUTS
 from manyhands.prompts.hogwild import TeamPrompt
+from manyhands.schema.choosing import choosable
 from manyhands.strategies.async_reasoning import NAMES, async_reasoning
 from manyhands.strategies.async_think import async_think
 from manyhands.strategies.base import Answer, Strategy
@@ -185,3 +186,12 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         )
     }
 )
+
+
+def method_named_by(chosen: Collection[str]) -> str | None:
+    """The method that one of these settings asks for, as a profile does; None if none does."""
+    for name, method in METHODS.items():
+        for path, one in choosable(method.settings()).items():
+            if one.setting.names_method and path in chosen:
+                return name
+    return None

@@ -57,7 +57,7 @@ from manyhands.schema.openai import (
 from manyhands.schema.plain import from_plain, to_plain
 from manyhands.schema.setting import settings_of as declared_of
 from manyhands.strategies.base import Strategy
-from manyhands.strategies.methods import METHODS, Method
+from manyhands.strategies.methods import METHODS, Method, method_named_by
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import UNSAID, Settings, SharedSettings
 from manyhands.strategies.shared_prefix import Completion, Completions, Prompt, shared_prefix
@@ -190,7 +190,7 @@ def spec_of(
             f"{alias['method']!r}",
             param="manyhands.method",
         )
-    wanted = {"method": defaults.method, **alias, **given}
+    wanted = {"method": method_named_by(given) or defaults.method, **alias, **given}
     name = wanted.pop("method")
     if name is None or name == shared_prefix.__name__:
         if wanted:

@@ -203,7 +203,12 @@ class BranchSettings(Settings):
 class ProfileSettings(Settings):
     """All choices of a run of a model that was trained to think in parallel (`strategies/profiles.py`)."""
 
-    profile: str = setting("npr", "How the model was trained to part.", one_of=PROFILES)
+    profile: str = setting(
+        "npr",
+        "How the model was trained to part; asks for this method.",
+        one_of=PROFILES,
+        names_method=True,
+    )
     parts_join: str | None = setting(
         None, "How parts become one text again.", one_of=JOINS, unset="the profile's", by="set"
     )
