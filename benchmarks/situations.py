@@ -92,17 +92,23 @@ def lay_out(
     num_new: int = 1,
 ) -> Situation:
     """A situation of these views: each row feeds `num_new` tokens; every block gets random keys."""
+    plan, num_slots = planned(views, num_new)
+    num_heads, num_kv_heads = heads
+    shape = (num_slots, num_kv_heads, head_dim)
+    keys, values = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
+    q = torch.randn(plan.num_tokens, num_heads, head_dim, device=device).to(dtype)
+    exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
+    return Situation(plan, q, LayerStore(keys, values, Rope(1e6**-exponents, head_dim)))
+
+
+def planned(views: Sequence[View], num_new: int) -> tuple[Plan, int]:
+    """The plan of a step in which the row of each view feeds `num_new` tokens, and the slots of its pool."""
     blocks = list(dict.fromkeys(block for view in views for block in view.blocks))
     pages = sum(-(-(block.num_tokens + num_new) // PAGE_SIZE) for block in blocks)
     pool = PagePool(pages + 1, PAGE_SIZE)
     pool.reserve((block, block.num_tokens) for block in blocks)
     plan = Planner(pool).plan(Step([Row(view, (0,) * num_new) for view in views]))
-    num_heads, num_kv_heads = heads
-    shape = (pool.num_slots, num_kv_heads, head_dim)
-    keys, values = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
-    q = torch.randn(plan.num_tokens, num_heads, head_dim, device=device).to(dtype)
-    exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
-    return Situation(plan, q, LayerStore(keys, values, Rope(1e6**-exponents, head_dim)))
+    return plan, pool.num_slots
 
 
 def block_of(num_tokens: int) -> Block:

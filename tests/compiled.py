@@ -23,9 +23,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from manyhands.attention import launches
+from manyhands.attention import launches, triton_backend
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.kernels import overlap
+from manyhands.attention.latents import LatentStore
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape, LayerStore
 from manyhands.attention.triton_backend import TritonBackend
@@ -83,7 +84,7 @@ def compile_only(capability: int) -> None:
         return kernel
 
     JITFunction.run = compiled  # type: ignore[method-assign]
-    for room in (skinny, launches, w4a16):
+    for room in (skinny, launches, triton_backend, w4a16):
         room.shared_memory = lambda device: MOST_SHARED[capability]  # type: ignore[attr-defined]
     overlap._can_overlap = lambda device: capability >= 90  # type: ignore[assignment]
 
@@ -141,12 +142,7 @@ def products(capability: int) -> None:
 def attention(capability: int) -> None:
     """A prompt long enough for large tiles, then a team of two; and two that share no head and no key."""
     is_mapped = capability >= 90
-    history, desks = Block("history"), [Block("one"), Block("two")]
-    steps = (
-        Step([Row(View([history]), (1,) * 300)]),
-        Step([Row(View([history, desk]), (1,)) for desk in desks]),
-    )
-    one_layer(HEADS, KV_HEADS, is_mapped, steps, large_rows=64 if is_mapped else 128)
+    one_layer(HEADS, KV_HEADS, is_mapped, team(), large_rows=64 if is_mapped else 128)
     if is_mapped:
         prompt = Step([Row(View([Block()]), (1,) * 300)])
         one_layer(
@@ -163,6 +159,16 @@ def attention(capability: int) -> None:
         one_layer(HEADS, 1, False, (broad,), dim=512, large_rows=64)
     lone = Step([Row(View([Block()]), (1,)) for _ in range(2)])
     one_layer(KV_HEADS, KV_HEADS, is_mapped, (lone,), many=0)
+    latents(team()[0] if is_mapped else lone)
+
+
+def team() -> tuple[Step, ...]:
+    """A prompt long enough for large tiles, and two workers that read it."""
+    history, desks = Block("history"), [Block("one"), Block("two")]
+    return (
+        Step([Row(View([history]), (1,) * 300)]),
+        Step([Row(View([history, desk]), (1,)) for desk in desks]),
+    )
 
 
 def one_layer(
@@ -178,7 +184,24 @@ def one_layer(
     cut = Tiling(shape.group, kv_heads, 132, **tiling)  # type: ignore[arg-type]  # whole numbers all
     backend = TritonBackend([shape], DTYPE, CPU, cut)
     backend.launches = tuple(replace(each, is_mapped=is_mapped) for each in backend.launches)
-    rope = Rope(torch.ones(dim // 2), dim, False)
+    keys, values = zeros(64 * PAGE, kv_heads, dim), zeros(64 * PAGE, kv_heads, dim)
+    store = LayerStore(keys, values, Rope(torch.ones(dim // 2), dim, False))
+    launched(backend, shape, store, steps)
+
+
+def latents(step: Step) -> None:
+    """DeepSeek-V2-Lite's, under the tiling that they have on a device."""
+    shape = LayerShape(16, 1, 576, 512, is_latent=True)
+    backend = TritonBackend([shape], DTYPE, CPU)
+    keys = zeros(64 * PAGE, 1, shape.head_dim)
+    store = LatentStore(keys, keys[..., -shape.value_dim :], Rope(torch.ones(32), 64, True))
+    launched(backend, shape, store, (step,))
+
+
+def launched(
+    backend: TritonBackend, shape: LayerShape, store: LayerStore, steps: tuple[Step, ...]
+) -> None:
+    """All that attention launches for these steps."""
     planner = Planner(PagePool(64, PAGE))
     call = LayerCall(layer=0, scaling=0.1)
     for step in steps:
@@ -186,12 +209,10 @@ def one_layer(
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
         backend.interpreted = False
-        keys, values = zeros(64 * PAGE, kv_heads, dim), zeros(64 * PAGE, kv_heads, dim)
-        store = LayerStore(keys, values, rope)
         count = sum(len(row.feed) for row in step.rows)
-        k = zeros(count, kv_heads, dim)
-        backend.append(store, k, k, prepared)
-        backend.attend(store, zeros(count, heads, dim), prepared, call)
+        k, v = (zeros(count, *held.shape[1:]) for held in (store.keys, store.values))
+        backend.append(store, k, v, prepared)
+        backend.attend(store, zeros(count, shape.num_heads, shape.head_dim), prepared, call)
 
 
 if __name__ == "__main__":

@@ -212,7 +212,8 @@ def random_qkv(step: Step, shape: Shape, generator: torch.Generator, dtype: torc
         (shape.num_kv_heads, shape.head_dim),
         (shape.num_kv_heads, shape.value_dim),
     )
-    return tuple(  # type: ignore[return-value]  # a tuple of three, by the line above
+    q, k, v = (
         torch.randn(num_tokens, *size, generator=generator, dtype=torch.float64).to(dtype)
         for size in sizes
     )
+    return q, k, k[..., -shape.value_dim :] if shape.is_latent else v

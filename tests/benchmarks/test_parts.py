@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from benchmarks import attention, decode, host, performance, plots, prefix, products, tiles
+from benchmarks import attention, decode, host, latents, performance, plots, prefix, products, tiles
 from manyhands.attention.store import LayerStore
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.engine.engine import Engine
@@ -28,6 +28,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     common = ["--tiny", "--device", "cpu", "--out", str(folder), "--commit", "abc"]
     decode.main([*common, "--models", "qwen3-8b"])
     attention.main(common)
+    latents.main(common)
     prefix.main([*common, "--models", "codellama-7b"])
     return folder
 
@@ -40,6 +41,7 @@ def test_circumstances_stand_in_every_file(measured: Path) -> None:
         "attention_prefixes",
         "attention_trees",
         "attention_prefills",
+        "latents",
         "prefix_codellama-7b",
     }
     for found in files.values():

@@ -56,7 +56,7 @@ class DenseTeam:
     _rows: Sequence[DenseRow] = ()
     # per query, what it meets: block, index and position; itself the last
     _seen: list[list[tuple[str, int, int]]] = field(default_factory=list)
-    _table: tuple[Tensor, Tensor] | None = None  # of the layer that is about to attend
+    _table: tuple[Tensor, ...] | None = None  # of the layer that is about to attend
 
     def __post_init__(self) -> None:
         AttentionInterface.register(NAME, _attention)
@@ -65,9 +65,15 @@ class DenseTeam:
         if self.model._can_set_experts_implementation():
             self.model.set_experts_implementation("eager")  # the only one that knows float64
         self._modelling: Any = sys.modules[type(self.model).__module__]
-        self._rotate: Any = self._modelling.apply_rotary_pos_emb
+        config = self.model.config
+        self._name = rotation_name(config)
+        self._rotate: Any = getattr(self._modelling, self._name)
+        # With latent attention only the last dims of a head are given to the rotation.
+        self._rotary: int = getattr(config, "qk_rope_head_dim", 0)
         # Gemma 4 rotates queries and keys in two calls
-        self._one_by_one = "k" not in inspect.signature(self._rotate).parameters
+        self._one_by_one = (
+            "k" not in inspect.signature(self._rotate).parameters and not self._rotary
+        )
         self._scale: Any = getattr(self._modelling, _SCALE, None)
 
     def step(self, rows: Sequence[DenseRow]) -> Tensor:
@@ -106,21 +112,21 @@ class DenseTeam:
     def _no_rotation(self) -> Iterator[None]:
         """Let the network leave its queries and keys as they are, and note the table it brings."""
 
-        def keep(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-            self._table = (cos, sin)
+        def keep(q: Tensor, k: Tensor, *table: Tensor, **named: Tensor) -> tuple[Tensor, Tensor]:
+            self._table = table or (named["cos"], named["sin"])
             return q, k
 
         def keep_one(x: Tensor, cos: Tensor, sin: Tensor, **_: Any) -> Tensor:
             self._table = (cos, sin)
             return x
 
-        self._modelling.apply_rotary_pos_emb = keep_one if self._one_by_one else keep
+        setattr(self._modelling, self._name, keep_one if self._one_by_one else keep)
         if self._scale is not None:
             setattr(self._modelling, _SCALE, lambda *_: torch.ones(()))
         try:
             yield
         finally:
-            self._modelling.apply_rotary_pos_emb = self._rotate
+            setattr(self._modelling, self._name, self._rotate)
             if self._scale is not None:
                 setattr(self._modelling, _SCALE, self._scale)
 
@@ -145,7 +151,7 @@ class DenseTeam:
         layer: int,
         q: Tensor,
         context: list[tuple[str, int, int]],
-        table: tuple[Tensor, Tensor] | None,
+        table: tuple[Tensor, ...] | None,
         call: dict[str, Any],
     ) -> Tensor:
         """One query [H, D] at the end of its context."""
@@ -178,16 +184,25 @@ class DenseTeam:
         return seen
 
     def _rotated(
-        self, x: Tensor, positions: Sequence[int], table: tuple[Tensor, Tensor] | None
+        self, x: Tensor, positions: Sequence[int], table: tuple[Tensor, ...] | None
     ) -> Tensor:
         """x [H, N, D] at N positions, by the network's own function."""
         if table is None:
             return x
-        cos, sin = (part[:, list(positions)] for part in table)
-        both = (x[None],) if self._one_by_one else (x[None], x[None])
-        rotated = self._rotate(*both, cos, sin)
+        here = [part[:, list(positions)] for part in table]
+        still, turned = x[..., : -self._rotary or 0], x[..., -self._rotary :]
+        both = (turned[None],) if self._one_by_one else (turned[None], turned[None])
+        rotated = self._rotate(*both, *here)
         of_x: Tensor = rotated if self._one_by_one else rotated[0]
-        return of_x[0]
+        return torch.cat((still, of_x[0]), dim=-1)
+
+
+def rotation_name(config: Any) -> str:
+    """The name of the function by which the network rotates."""
+    if config.model_type == "deepseek_v2":
+        return "apply_rotary_emb"
+    own = "_interleave" if getattr(config, "rope_interleave", False) else ""
+    return f"apply_rotary_pos_emb{own}"
 
 
 def _own(row: DenseRow) -> str:

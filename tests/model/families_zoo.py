@@ -53,6 +53,19 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+# The factor on k_pe and the one on all scores both differ from 1, and from each other.
+_YARN_MSCALE = {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.5}
+_LATENT: dict[str, Any] = {
+    **_SIZES,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+_ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_GROUPED_ROUTED = {**_ROUTED, "n_group": 2, "topk_group": 1, "n_shared_experts": 1}
 _PARTIAL_LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": _THETA,
@@ -153,6 +166,15 @@ def _configurations() -> dict[str, Any]:
             layer_types=_ALTERNATING,
             rope_parameters={**_YARN, "truncate": False},
         ),
+        "deepseek_v2": hf.DeepseekV2Config(
+            **{**_LATENT, **_ROUTED, "q_lora_rank": None},
+            first_k_dense_replace=1,
+            n_shared_experts=1,
+            rope_parameters=_YARN_MSCALE,
+        ),
+        "deepseek_v3": hf.DeepseekV3Config(
+            **_LATENT, **_GROUPED_ROUTED, first_k_dense_replace=1, rope_parameters=_YARN_MSCALE
+        ),
         "smollm3": hf.SmolLM3Config(
             **{**_SIZES, "num_hidden_layers": 4}, no_rope_layer_interval=2, use_cache=False
         ),
@@ -168,6 +190,11 @@ def _repeating() -> dict[str, Any]:
     partial_rope = {"rope_parameters": _default(partial_rotary_factor=0.5)}
     sized = {**_SIZES, **_HEAD}
     rows: dict[str, dict[str, Any]] = {
+        "axk1": {**_LATENT, **_GROUPED_ROUTED, "first_k_dense_replace": 1},
+        "deepseek_v3_whole": {**_LATENT, **_ROUTED, **grouped, "rope_interleave": False},
+        "glm4_moe_lite": {**_LATENT, **_ROUTED, **grouped, "n_shared_experts": 1},
+        "minicpm3": _LATENT,
+        "youtu": _LATENT,
         "afmoe": {**sized, **_EXPERTS, **windows, "num_dense_layers": 1},
         "apertus": _SIZES,
         "arcee": _SIZES,

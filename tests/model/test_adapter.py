@@ -19,6 +19,7 @@ from manyhands.model.adapter import ModelAdapter
 from manyhands.model.families import FAMILIES
 from manyhands.model.ropes import rotary_module
 from manyhands.model.self_test import exact_attention
+from tests.model.dense_team import rotation_name
 from tests.model.double import DoublePrecision
 from tests.model.families_zoo import LONGROPE_SHORT, repeating_models, some_tokens, tiny_models
 
@@ -95,20 +96,25 @@ def test_position_zero_leaves_q_and_k_unrotated_to_the_bit(
     arrived = _arriving(adapter, tokens)
     called = 0
 
-    def scale_only(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **_: Any) -> Any:
+    rotation = rotation_name(adapter.config)
+
+    def scale_only(q: Tensor, k: Tensor, *table: Tensor, **_: Any) -> Any:
         nonlocal called
         called += 1
+        cos, sin = (table[0].real, table[0].imag) if table[0].is_complex() else table
         assert torch.all(sin == 0)
-        dims = cos.shape[-1] * (2 if name == "gpt_oss" else 1)  # gpt-oss keeps one of each pair
+        dims = cos.shape[-1] * (2 if name in ("gpt_oss", "deepseek_v2") else 1)  # one of each pair
         factor = cos.new_ones(q.shape[-1])
         factor[:dims] = cos.flatten()[0]
+        if rotation.endswith("interleave"):  # leaves the first of all pairs, then the second
+            q, k = (torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1) for x in (q, k))
         return q * factor, k * factor
 
     def scale_one(x: Tensor, cos: Tensor, sin: Tensor, **_: Any) -> Tensor:
         return scale_only(x, x, cos, sin)[0]  # type: ignore[no-any-return]  # as the other
 
     apart = name.startswith("gemma4")  # queries and keys are rotated in two calls
-    monkeypatch.setattr(module, "apply_rotary_pos_emb", scale_one if apart else scale_only)
+    monkeypatch.setattr(module, rotation, scale_one if apart else scale_only)
     without = _arriving(adapter, tokens)
     calls = sum(rope is not None for rope in adapter.ropes)
     assert called == calls + (len(set(adapter.stored_by)) if apart else 0)
@@ -136,7 +142,7 @@ def test_the_forward_asks_nothing_of_the_device(name: str) -> None:
     model.to("meta")
 
     def attend(q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
-        return torch.empty_like(q)
+        return q.new_empty(*q.shape[:2], v.shape[-1])
 
     keep = torch.tensor([1, 3], device="meta")
     with torch.no_grad():
@@ -155,7 +161,7 @@ def test_shapes_are_announced(name: str) -> None:
         assert k.shape == (TOKENS, shape.num_kv_heads, shape.head_dim)
         assert v.shape == (TOKENS, shape.num_kv_heads, shape.value_dim)
         layers.append(call.layer)
-        return torch.zeros_like(q)
+        return q.new_zeros(*q.shape[:2], v.shape[-1])
 
     with torch.no_grad():
         logits = adapter.forward(tokens, None, attend)
@@ -236,7 +242,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], Callable[[ModelAdapter], AttendFn]]] =
     ),
     "no rotation": (tuple(ZOO), _with_ropes(lambda rope, _: None)),
     "attention factor twice": (
-        ("qwen2_yarn", "phi3_longrope", "olmo3", "gpt_oss"),
+        ("qwen2_yarn", "phi3_longrope", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3"),
         _with_call(_factor_again),
     ),
     "partial rotary forgotten": (PARTIAL, _with_ropes(_whole_head)),

@@ -51,7 +51,7 @@ FLOAT32, FLOAT64 = 3e-5, 1e-13
 VISIBLE = 0.1
 LONGEST_VIEW = 96  # positions of longrope's network, and beyond the short ones' original length
 BROAD = sorted(set(ZOO) - {"mistral", "phi3"})  # not all of their layers see through a window
-YARN = ["qwen2_yarn", "olmo3", "gpt_oss"]
+YARN = ["qwen2_yarn", "olmo3", "gpt_oss", "deepseek_v2", "deepseek_v3"]
 WINDOWS = ["qwen2_window", "mistral", "phi3", "gemma2", "gemma3_text", "gemma4_shared", "olmo3"]
 WINDOWS += ["gpt_oss"]
 

@@ -27,7 +27,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic NTK"),
     ("qwen2", {"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, "several axes"),
     ("llama4_text", {}, "chunks that begin at multiples"),
-    ("mistral4", {}, "71 times"),
+    ("mistral4", {}, "no class for its language model"),
     ("qwen3_next", {}, "running state"),
     ("qwen3_5_text", {}, "running state"),
     ("qwen3_5_moe_text", {}, "running state"),
@@ -51,8 +51,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("hunyuan_v1_dense", {}, "norms behind the rotation"),
     ("hunyuan_v1_moe", {}, "norms behind the rotation"),
     ("nemotron", {}, "NemotronAttention"),
-    ("deepseek_v2", {}, "71 times"),
-    ("deepseek_v3", {}, "71 times"),
+    ("deepseek_v32", {}, "an indexer"),
+    ("deepseek_v4", {}, "are compressed"),
+    ("longcat_flash", {}, "attends twice"),
     ("gemma3", {}, "other modalities"),
     ("gemma4", {}, "other modalities"),
     ("mistral3", {}, "other modalities"),
@@ -120,10 +121,13 @@ def test_layers_without_positions() -> None:
     assert nope_layers(two, kinds) == (False, True)
 
 
+INCOMPLETE = {"deepseek_v2": {"num_experts_per_tok": 2}}  # its default configuration cannot run
+
+
 @pytest.mark.parametrize("model_type", sorted({m().config.model_type for m in ZOO.values()}))
 def test_the_examination_agrees_with_the_table(model_type: str) -> None:
     """Were a family not in the table, it would be accepted, with the same pairs."""
-    found = self_test(hf.CONFIG_MAPPING[model_type]())
+    found = self_test(hf.CONFIG_MAPPING[model_type](**INCOMPLETE.get(model_type, {})))
     assert found.interleaved == FAMILIES[model_type].interleaved
     assert found.bare_kinds == frozenset()
 

@@ -35,7 +35,7 @@ from tests.model.families_zoo import some_tokens, tiny_model, tiny_models
 ZOO = tiny_models()
 TOKENS = some_tokens(30)
 # The rotation of these stays: YaRN's factor on a part of the head cannot enter the scaling.
-ROTATING = {"phi3_longrope"}
+ROTATING = {"phi3_longrope", "deepseek_v2", "deepseek_v3"}
 # Layers that scale what they give: their sums are left to them.
 UNJOINED = {"gemma4_text", "gemma4_shared"}
 GPU = torch.cuda.is_available()

@@ -21,6 +21,9 @@ SPECIALISED_BOX = 64  # slots that it brings at once; pages and splits hold whol
 BROAD = 256  # dims of a head, beyond which it is broad
 _LEAST_KEYS = 16  # of an iteration: products want so many
 _RESERVED = 8192  # bytes of shared memory for all else
+_BESIDE_LATENTS = 16384  # the same beside latents
+_LATENT_STAGES = 2  # one takes more shared memory: loads pass through registers then
+_TRANSPOSED_ROWS = 64  # of a tile of Hopper's matrix units
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,35 @@ class Launches:
             lone=Launch(warps, 1, 8),
         )
 
+    @classmethod
+    def for_latents(
+        cls, tiling: Tiling, latent_bytes: int, device: torch.device, *, is_hopper: bool
+    ) -> Launches:
+        """For this tiling, if a latent and the rotated key beside it take `latent_bytes`.
+
+        Chosen by what the compiler says, not by time: registers do not spill. 64 sums of 512 dims fit eight
+        warps on Hopper if they stand transposed, and elsewhere if they do not.
+        """
+        rows, keys = tiling.large_rows, tiling.key_tile
+        room = shared_memory(device) - _BESIDE_LATENTS - rows * latent_bytes
+        while keys > _LEAST_KEYS and _LATENT_STAGES * keys * latent_bytes > room:
+            keys //= 2
+        stages = _LATENT_STAGES
+        two_walks = rows >= _TRANSPOSED_ROWS and not is_hopper
+        transposed = rows >= _TRANSPOSED_ROWS and is_hopper
+        widest = Launch(8, stages, keys, two_walks=two_walks, transposed=transposed)
+        few = Launch(4, stages, keys)
+        return cls(
+            is_mapped=False,
+            large=widest,
+            small=Launch(8, stages, keys),
+            few=few,
+            many=Launch(4, stages, min(16, keys)),
+            transposed=few,
+            wide=widest,
+            lone=few,
+        )
+
     def of_large(self, rows: int) -> Launch:
         """For large tiles of so many rows."""
         return replace(self.large, num_warps=8) if rows >= 128 else self.large
@@ -98,6 +130,11 @@ class Launches:
 def least_shared_memory(rows: int, head_bytes: int) -> int:
     """Bytes that a program for `rows` of broad heads needs: these, and the keys and values of one iteration."""
     return _RESERVED + rows * head_bytes // 2 + _LEAST_KEYS * head_bytes
+
+
+def least_for_latents(rows: int, latent_bytes: int) -> int:
+    """Bytes of shared memory that a program for `rows` queries of latents needs."""
+    return _BESIDE_LATENTS + (rows + _LATENT_STAGES * _LEAST_KEYS) * latent_bytes
 
 
 def merge_launch(

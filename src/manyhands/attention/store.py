@@ -8,7 +8,8 @@ A backend is given a store and never asks what lies in it. The contract is three
     read    keys and values of some slots, for the backends in plain torch
 
 `LayerStore` holds keys and values as they are, `attention/eight_bits.py` in eight bits with a scale per token and
-head. A store of another kind (latents) has the same verbs; kernels that load it themselves know its tensors.
+head, `attention/latents.py` one latent a token that is key and value at once. Kernels that load a store themselves
+know its tensors.
 
     S  slots      G  key/value heads      D, Dv  head dims of keys and of values
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +35,7 @@ class LayerShape:
     num_kv_heads: int  # G, which divides H
     head_dim: int  # D, of queries and keys
     value_dim: int  # Dv
+    is_latent: bool = False  # values are the last Dv dims of keys (`attention/latents.py`)
 
     @property
     def group(self) -> int:
@@ -42,7 +45,8 @@ class LayerShape:
     @property
     def numbers_per_token(self) -> int:
         """Numbers that one token's key and value take."""
-        return self.num_kv_heads * (self.head_dim + self.value_dim)
+        apart = 0 if self.is_latent else self.value_dim
+        return self.num_kv_heads * (self.head_dim + apart)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,10 +139,12 @@ class StoreStack:
     values: Tensor
     stores: tuple[LayerStore, ...]
 
+    store_kind: ClassVar[type[LayerStore]] = LayerStore  # of its layers
+
     @classmethod
     def of(cls, keys: Tensor, values: Tensor, ropes: Sequence[Rope | None]) -> StoreStack:
         """Cut into layers, which rotate as `ropes` [L] say."""
-        return cls(keys, values, tuple(map(LayerStore, keys, values, ropes)))
+        return cls(keys, values, tuple(map(cls.store_kind, keys, values, ropes)))
 
     def move(self, moved: Moved) -> None:
         """Move tokens in all layers, one after the other."""
@@ -151,13 +157,16 @@ class StoreStack:
 
     def put(self, targets: Targets, sheet: Mapping[str, Tensor], *, is_turned: bool) -> None:
         """Write what `tensors` held of N slots, each [L, N, ...], to others; keys rotated if `is_turned`."""
-        slots = targets.slots
-        self.values.index_copy_(1, slots, sheet["values"])
+        self.values.index_copy_(1, targets.slots, sheet["values"])
+        self.put_keys(targets, sheet["keys"], is_turned=is_turned)
+
+    def put_keys(self, targets: Targets, keys: Tensor, *, is_turned: bool) -> None:
+        """Write keys [L, N, G, D] to N slots, rotated by the targets' offsets if `is_turned`."""
         if not is_turned:
-            self.keys.index_copy_(1, slots, sheet["keys"])
+            self.keys.index_copy_(1, targets.slots, keys)
             return
-        for store, keys in zip(self.stores, sheet["keys"], strict=True):
-            store.keys.index_copy_(0, slots, targets.rotations.rotate(keys, store.rope))
+        for store, own in zip(self.stores, keys, strict=True):
+            store.keys.index_copy_(0, targets.slots, targets.rotations.rotate(own, store.rope))
 
 
 def rows_of(x: Tensor, index: Tensor) -> Tensor:

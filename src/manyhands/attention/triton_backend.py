@@ -16,7 +16,7 @@ interpreter (TRITON_INTERPRET=1), which is how it is tested without a GPU.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -35,12 +35,14 @@ from manyhands.attention.kernels.lone import lone_kernel
 from manyhands.attention.kernels.merge import merge_kernel
 from manyhands.attention.kernels.move import move_kernel
 from manyhands.attention.kernels.overlap import launch_options
+from manyhands.attention.latents import LatentStack, LatentStore
 from manyhands.attention.launches import (
     BROAD,
     SPECIALISED_BOX,
     SPECIALISED_ROWS,
     Launch,
     Launches,
+    least_for_latents,
     least_shared_memory,
     merge_launch,
     shared_memory,
@@ -57,6 +59,9 @@ _MOST_ROWS = 128  # query heads per key/value head that one tile can hold
 _MOST_BROAD_ROWS = 64  # the same where heads are broad
 _LARGE_ROWS = 64  # of a large tile; where heads are small, twice as many
 _LARGEST_HEAD = 512
+_LARGEST_LATENT = 512
+_LATENT_ROWS = (64, 32)  # of a large tile: the first that fits
+_LATENT_PART = 16  # query heads that read latents in one program, at most
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
 _LAST_GLUON = (3, 9)  # release of Triton that kernels/specialised.py is known to compile with
 _SPECIALISED_DIM = 128  # of heads
@@ -106,7 +111,9 @@ class TritonBackend:
     def append(self, store: LayerStore, k: Tensor, v: Tensor, prepared: Prepared) -> None:
         """See `Backend.append`."""
         k, v = _dense_heads(k), _dense_heads(v)
-        num_tokens, num_heads, head_dim = k.shape
+        num_tokens, num_heads, _ = k.shape
+        dims = _dims(store)
+        head_dim, value_dim = dims["HEAD_DIM"], dims["VALUE_DIM"]
         cos, sin = prepared.tables(store.rope, head_dim // 2)
         heads = min(8, power_of_two(num_heads))
         append_kernel[(num_tokens, triton.cdiv(num_heads, heads))](
@@ -123,13 +130,12 @@ class TritonBackend:
             *k.stride()[:2],
             *v.stride()[:2],
             NUM_HEADS=num_heads,
-            HEAD_DIM=head_dim,
-            VALUE_DIM=v.shape[-1],
+            **dims,
             **_rotation(store.rope, head_dim),
             PAGE=prepared.page_size,
             HEADS=heads,
             HALF=power_of_two(head_dim // 2),
-            VALUE=power_of_two(v.shape[-1]),
+            VALUE=power_of_two(value_dim),
             EIGHT_BITS=isinstance(store, EightBitStore),
             num_warps=2,
             **launch_options(k.device),
@@ -141,8 +147,9 @@ class TritonBackend:
             self._move(paired, stack, moved)
 
     def _move(self, layers: _Paired, stack: StoreStack, moved: Moved) -> None:
-        _, num_slots, num_heads, head_dim = stack.keys.shape
-        value_dim = stack.values.shape[-1]
+        _, num_slots, num_heads, _ = stack.keys.shape
+        dims = _dims(stack)
+        head_dim, value_dim = dims["HEAD_DIM"], dims["VALUE_DIM"]
         radians = moved.shifts.offsets.float()[:, None, None] * layers.frequencies
         heads = min(8, power_of_two(num_heads))
         grid = (len(moved.sources), len(layers.kind), triton.cdiv(num_heads, heads))
@@ -158,8 +165,7 @@ class TritonBackend:
             len(layers.frequencies),
             num_slots,
             NUM_HEADS=num_heads,
-            HEAD_DIM=head_dim,
-            VALUE_DIM=value_dim,
+            **dims,
             **_rotation(layers.rope, head_dim),
             HEADS=heads,
             HALF=power_of_two(head_dim // 2),
@@ -255,7 +261,7 @@ class _Paired:
 
 
 def _stretches(stack: StoreStack) -> list[_Paired]:
-    head_dim, device = stack.keys.shape[-1], stack.keys.device
+    head_dim, device = _dims(stack)["HEAD_DIM"], stack.keys.device
     ropes = [store.rope for store in stack.stores]
     found = []
     pairing = [tuple(_rotation(rope, head_dim).values()) for rope in ropes]
@@ -305,11 +311,14 @@ class _Reading:
         self.backend, self.store, self.q = backend, store, q
         self.prepared, self.call = prepared, call
         self.launches = backend.launches[call.layer]
-        self.num_kv_heads = store.num_kv_heads
-        self.group = q.shape[1] // self.num_kv_heads
+        self.is_latent = isinstance(store, LatentStore)
+        num_heads = q.shape[1]
+        self.num_kv_heads = _num_parts(num_heads) if self.is_latent else store.num_kv_heads
+        self.group = num_heads // self.num_kv_heads
         self.is_alone = is_alone
         self.eight_bits = isinstance(store, EightBitStore)
-        head_dim = q.shape[-1]
+        self.dims = _dims(store)
+        head_dim = self.dims["HEAD_DIM"]
         cos, sin = prepared.tables(store.rope, head_dim // 2)
         rotation = _rotation(store.rope, head_dim)
         self.rotary_dim = rotation["ROTARY_DIM"]
@@ -381,6 +390,9 @@ class _Reading:
             "TWO_WALKS": launch.two_walks,
             "MAPPED": is_mapped,
             "TRANSPOSED": launch.transposed,
+            "LATENT": self.is_latent,
+            "KEY_STRIDE": self.dims["KEY_STRIDE"],
+            "VALUE_STRIDE": self.dims["VALUE_STRIDE"],
             "DOT": tl.float32 if self.backend.interpreted else _DOT[self.q.dtype],
             "ROWS": rows,
             "num_stages": launch.num_stages,
@@ -390,7 +402,7 @@ class _Reading:
 
     def _options_of(self, launch: Launch) -> dict[str, Any]:
         """Options of the kernels written in Triton."""
-        head_dim, value_dim = self.q.shape[-1], self.store.value_dim
+        head_dim, value_dim = self.dims["HEAD_DIM"], self.dims["VALUE_DIM"]
         return {
             "scaling": self.call.scaling,
             "softcap": self.call.softcap or 1.0,
@@ -420,6 +432,11 @@ def refusal(layers: Iterable[LayerShape], dtype: torch.dtype, device: torch.devi
         return "this GPU has no bfloat16 of its own (use --dtype float16)"
     shapes = list(dict.fromkeys(layers))
     for shape in shapes:
+        if shape.is_latent:
+            reason = _latent_refusal(shape, dtype, device)
+            if reason is not None:
+                return reason
+            continue
         size = max(shape.head_dim, shape.value_dim)
         if shape.head_dim % 2 or size > _LARGEST_HEAD:
             size = shape.head_dim if shape.head_dim % 2 else size
@@ -453,6 +470,61 @@ def _broad_refusal(
     return None
 
 
+def _latent_refusal(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why the kernels cannot serve latents of this shape; None if they can."""
+    rotary, latent = shape.head_dim - shape.value_dim, shape.value_dim
+    if rotary % 2 or latent > _LARGEST_LATENT:
+        return (
+            f"its latents have {latent} dims beside {rotary} rotated ones; they know up to {_LARGEST_LATENT} "
+            "beside an even number"
+        )
+    num_heads = shape.num_heads
+    if num_heads == _num_parts(num_heads):
+        return f"{num_heads} query heads do not fall into equal parts of 2 to {_LATENT_PART}"
+    least = least_for_latents(_LATENT_ROWS[-1], _head_bytes(shape, dtype))
+    if least > shared_memory(device):
+        return (
+            f"latents of {latent} dims take {least} bytes of shared memory in "
+            f"{str(dtype).removeprefix('torch.')}, and this GPU has {shared_memory(device)}"
+        )
+    return None
+
+
+def _num_parts(num_heads: int) -> int:
+    """The parts in which query heads read latents: as few as are equal and not too large."""
+    part = next(size for size in range(_LATENT_PART, 0, -1) if num_heads % size == 0)
+    return num_heads // part
+
+
+def _heads(shape: LayerShape) -> tuple[int, int]:
+    """Programs side by side for an item, and the query heads of each: key/value heads, or parts."""
+    if not shape.is_latent:
+        return shape.num_kv_heads, shape.group
+    parts = _num_parts(shape.num_heads)
+    return parts, shape.num_heads // parts
+
+
+def _head_bytes(shape: LayerShape, dtype: torch.dtype) -> int:
+    """Bytes of one key and its value, as products take them; latents are both, and count once."""
+    head_dim = shape.head_dim - shape.value_dim if shape.is_latent else shape.head_dim
+    return dtype.itemsize * sum(map(power_of_two, (head_dim, shape.value_dim)))
+
+
+def _dims(stored: LayerStore | StoreStack) -> dict[str, int]:
+    """The dims of keys that kernels rotate, those of values, and how far apart both lie in memory.
+
+    Of latents the former are k_pe, in front of the values in the same memory.
+    """
+    whole, value_dim = stored.keys.shape[-1], stored.values.shape[-1]
+    is_latent = isinstance(stored, LatentStore | LatentStack)
+    return {
+        "HEAD_DIM": whole - value_dim if is_latent else whole,
+        "VALUE_DIM": value_dim,
+        "KEY_STRIDE": whole,
+        "VALUE_STRIDE": whole if is_latent else value_dim,
+    }
+
+
 def _scales(stored: LayerStore | StoreStack) -> tuple[Tensor, Tensor]:
     """The scales of keys and of values; where there are none, something in their place that nothing reads."""
     if isinstance(stored, EightBitStore | EightBitStack):
@@ -474,14 +546,20 @@ def _tiling(
         for shape in shapes
     )
     are_specialised = all(_can_specialise(shape, stored, device) for shape in shapes)
-    return Tiling(
-        group=max(shape.group for shape in shapes),
-        num_kv_heads=min(shape.num_kv_heads for shape in shapes),
+    cut = Tiling(
+        group=max(_heads(shape)[1] for shape in shapes),
+        num_kv_heads=min(_heads(shape)[0] for shape in shapes),
         num_processors=_num_processors(device),
         key_tile=64 if is_short else 32,
         large_rows=128 if are_large else _LARGE_ROWS,
         specialised_rows=SPECIALISED_ROWS if are_specialised else 0,
     )
+    if not any(shape.is_latent for shape in shapes):
+        return cut
+    least = max(_head_bytes(shape, dtype) for shape in shapes if shape.is_latent)
+    fitting = (n for n in _LATENT_ROWS if least_for_latents(n, least) <= shared_memory(device))
+    rows = next(fitting, _LATENT_ROWS[-1])
+    return replace(cut, key_tile=32, large_rows=rows, most_small_rows=rows)
 
 
 def _launches(
@@ -491,22 +569,21 @@ def _launches(
     stored: torch.dtype,
     device: torch.device,
 ) -> Launches:
+    head_bytes = _head_bytes(shape, dtype)
+    if shape.is_latent:
+        is_hopper = device.type != "cuda" or _is_hopper(device)
+        return Launches.for_latents(tiling, head_bytes, device, is_hopper=is_hopper)
     return Launches.fitting(
         tiling,
-        _head_bytes(shape, dtype),
+        head_bytes,
         device,
         is_mapped=_can_map(shape, stored, device),
         is_broad=_is_broad(shape),
     )
 
 
-def _head_bytes(shape: LayerShape, dtype: torch.dtype) -> int:
-    """Bytes of one key and its value, as products take them."""
-    return dtype.itemsize * sum(map(power_of_two, (shape.head_dim, shape.value_dim)))
-
-
 def _is_broad(shape: LayerShape) -> bool:
-    return max(shape.head_dim, shape.value_dim) > BROAD
+    return not shape.is_latent and max(shape.head_dim, shape.value_dim) > BROAD
 
 
 def _num_processors(device: torch.device) -> int:
@@ -536,12 +613,16 @@ def _can_map(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> boo
 
 def _can_specialise(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether there are specialised tiles: for Hopper's matrix units, heads of 128 dims, 16 bits."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != _TENSOR_MAPS[0]:
+    if device.type != "cuda" or not _is_hopper(device):
         return False
     if (shape.head_dim, shape.value_dim) != (_SPECIALISED_DIM,) * 2 or dtype.itemsize != 2:
         return False
     # Its language, Gluon, is young, and names come and go.
     return tuple(map(int, triton.__version__.split(".")[:2])) <= _LAST_GLUON
+
+
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] == _TENSOR_MAPS[0]
 
 
 def _tensor_map(x: Tensor, keys: int) -> TensorDescriptor:

@@ -36,6 +36,7 @@ from manyhands.model.families import (
     supported,
 )
 from manyhands.model.host_linear import laid_out_bytes
+from manyhands.model.latent import Expansion, absorb, is_absorbed, is_latent, latent_shape
 from manyhands.model.ropes import read_ropes
 
 _NAME = "manyhands"  # of our attention function in the registry of transformers
@@ -232,6 +233,8 @@ def _layers(config: Any) -> tuple[LayerShape, ...]:
 
 
 def _shape(config: Any) -> LayerShape:
+    if is_latent(config):
+        return latent_shape(config)
     num_heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     return LayerShape(
@@ -251,6 +254,12 @@ def _take_over(model: PreTrainedModel) -> None:
         raise UnsupportedModel(
             f"model type {model.config.model_type!r} does not let its attention be replaced "
             "(its code does not use transformers' AttentionInterface)",
+            hint=f"supported: {supported()}",
+        )
+    if is_latent(model.config) and absorb(model) != model.config.num_hidden_layers:
+        raise UnsupportedModel(
+            f"model type {model.config.model_type!r} has latent attention (MLA), and its code does not expand "
+            "latents in one method of each layer's attention, where they could be taken as they are",
             hint=f"supported: {supported()}",
         )
     # Experts run as grouped matrix products, which in bfloat16 never wait for the device. In float64
@@ -273,7 +282,10 @@ def _attention(
     manyhands_attend: _Hook | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """The function that every layer calls: q [1, H, T, D], k and v [1, G, T, D] -> [1, T, H, Dv], no weights."""
+    """The function that every layer calls: q [1, H, T, D], k and v [1, G, T, D] -> [1, T, H, Dv], no weights.
+
+    A layer with latent attention hands on latents, see `model/latent.py`.
+    """
     if manyhands_attend is None or attention_mask is not None:
         raise UnsupportedModel(
             "this architecture's attention code does not hand on what the engine gives it, or builds "
@@ -284,14 +296,19 @@ def _attention(
             "ModelAdapter.forward",
         )
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # nn.Module types attributes as tensors
+    gain = manyhands_attend.gains[layer]
+    absorbed = Expansion(module) if is_absorbed(module) else None
     call = LayerCall(
         layer=layer,
-        scaling=scaling * manyhands_attend.gains[layer],
+        scaling=scaling if absorbed else scaling * gain,
         window=sliding_window,
         softcap=softcap,
         sinks=s_aux,
         query_scale=manyhands_attend.query_scale,
     )
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    out = manyhands_attend.attend(q, k, v, call)
+    if absorbed is None:
+        out = manyhands_attend.attend(q, k, v, call)
+    else:
+        out = absorbed.values(manyhands_attend.attend(absorbed.queries(q, gain), k, v, call))
     return out.contiguous()[None], None

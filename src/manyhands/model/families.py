@@ -55,6 +55,7 @@ _ROWS = (
         "experts; gates; full layers without positions",
         bare_kinds=_FULL,
     ),
+    Family("axk1", "A.X K1", "latent attention; experts"),
     Family("apertus", "Apertus", "norms on the heads of q and k"),
     Family("arcee", "Arcee (AFM)", "plain"),
     Family("cohere", "Command R", "interleaved pairs; layers side by side", interleaved=True),
@@ -64,6 +65,11 @@ _ROWS = (
         bare_kinds=_FULL,
     ),
     Family("cwm", "CWM", "windows; llama3 scaling"),
+    Family(
+        *("deepseek_v2", "DeepSeek-V2", "latent attention, interleaved pairs; experts; YaRN"),
+        interleaved=True,
+    ),
+    Family("deepseek_v3", "DeepSeek-V3 and R1", "latent attention; experts; YaRN"),
     Family("dots1", "dots.llm1", "experts; norms on the heads of q and k"),
     Family("ernie4_5", "ERNIE 4.5", "interleaved pairs", interleaved=True),
     Family("ernie4_5_moe", "ERNIE 4.5 MoE", "interleaved pairs; experts", interleaved=True),
@@ -81,6 +87,7 @@ _ROWS = (
     Family("gemma", "Gemma", "heads larger than the network is wide"),
     Family("gemma4_unified_text", "Gemma 4 12B (text)", "as Gemma 4, without experts"),
     Family("glm4_moe", "GLM-4.5 to 4.7", "partial rotary; experts; norms on the heads of q and k"),
+    Family("glm4_moe_lite", "GLM-4.7-Flash", "latent attention; experts"),
     Family("granite", "Granite 3", "multipliers on scores, residuals and logits"),
     Family("granitemoe", "Granite 3 MoE", "multipliers; experts"),
     Family("helium", "Helium", "interleaved pairs", interleaved=True),
@@ -88,6 +95,7 @@ _ROWS = (
     Family("jais2", "Jais 2", "biases; norms with a mean"),
     Family("mellum", "Mellum", "experts; windows"),
     Family("minimax_m2", "MiniMax-M2", "partial rotary; experts; norms on all of q and k"),
+    Family("minicpm3", "MiniCPM3", "latent attention; multipliers"),
     Family("ministral", "Ministral (8B)", "windows on some layers"),
     Family("ministral3", "Ministral 3", "queries scaled by their position in the view; YaRN"),
     Family("mixtral", "Mixtral", "experts"),
@@ -98,6 +106,7 @@ _ROWS = (
     Family("seed_oss", "Seed-OSS", "biases"),
     Family("solar_open", "Solar Open", "experts"),
     Family("starcoder2", "StarCoder 2", "biases; norms with a mean; a window"),
+    Family("youtu", "Youtu-LLM", "latent attention"),
 )
 _NAMED = 14  # of the table, in messages
 # Composites whose language model is taken out of them, and its model type.
@@ -237,10 +246,12 @@ _LEARNED = (
     "its positions are learned vectors added to the tokens (or biases, ALiBi) instead of rotations, "
     "so cached keys cannot be moved inside a view"
 )
-_LATENT = (
-    "its multi-head latent attention would be cached expanded, up to 71 times the size of the latent; "
-    "an absorbed form is not supported yet"
+_INDEXED = (
+    "an indexer beside its latent attention chooses the keys that a query reads over the whole view, and no "
+    "backend here chooses keys"
 )
+_COMPRESSED = "its keys are compressed from tokens at fixed multiples of a position, so a block cannot be moved inside a view"
+_TWICE = "each of its layers attends twice, and memory here has one store a layer"
 _NORMED_BEHIND = (
     "it weighs q and k by learned norms behind the rotation, so a key that was stored for one position cannot "
     "be turned to another"
@@ -266,13 +277,10 @@ _REFUSED: dict[str, str] = {
         ),
         _LEARNED,
     ),
-    **dict.fromkeys(
-        (
-            *("deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm4_moe_lite"),
-            *("glm_moe_dsa", "longcat_flash", "minicpm3", "youtu", "mistral4", "mistral_large4"),
-        ),
-        _LATENT,
-    ),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "mistral_large4"), _INDEXED),
+    "deepseek_v4": _COMPRESSED,
+    "longcat_flash": _TWICE,
+    "mistral4": "transformers has no class for its language model alone, and it scales queries besides",
 }
 _OTHER_SENSES = ("text_config", "vision_config", "audio_config")
 _BY_LAYER = {"head_dim", "num_key_value_heads"}  # may be others in other layers (Gemma 4)
@@ -296,8 +304,6 @@ def refusal(config: Any) -> str | None:
     strange = sorted(set(getattr(config, "per_layer_attributes", None) or ()) - _BY_LAYER)
     if strange:
         return f"its layers differ in {', '.join(strange)}; they may differ in {', '.join(sorted(_BY_LAYER))}"
-    if getattr(config, "kv_lora_rank", None):
-        return _LATENT
     if getattr(config, "alibi", False):
         return _LEARNED
     if getattr(config, "use_bidirectional_attention", False) not in _CAUSAL_TEXT:

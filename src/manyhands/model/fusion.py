@@ -215,7 +215,11 @@ def _replace(adapter: ModelAdapter, *, sure: bool, hands_over: bool = False) -> 
         products += joined
         joins = _join_sums(layers, model.base_model, hands_over=hands_over)
         rotation = _bypass_rotation(adapter, layers)
-        left += [] if rotation else ["its rotation stays: YaRN on a part of the head, or own code"]
+        left += (
+            []
+            if rotation
+            else ["its rotation stays: YaRN on a part of the head, latents, or own code"]
+        )
     else:
         left.append(
             f"a twin of {adapter.config.model_type!r} disagreed: only safe fused modules were made"
@@ -331,8 +335,11 @@ def _bypass_rotation(adapter: ModelAdapter, layers: list[Any]) -> bool:
     """Take the network's own rotation out, and let the scaling of the scores keep YaRN's factor.
 
     The factor belongs to the dims that rotate. Where that is only a part of the head, it cannot move
-    into the scaling, and the rotation stays.
+    into the scaling, and the rotation stays. So it does in latent attention, where some layers rotate by
+    a function of another name.
     """
+    if any(shape.is_latent for shape in adapter.layers):
+        return False
     factors = attention_factors(adapter.model, adapter.family)
     for factor, rope, shape in zip(factors, adapter.ropes, adapter.layers, strict=True):
         if factor != 1.0 and rope is not None and rope.rotary_dim != shape.head_dim:

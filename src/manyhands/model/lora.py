@@ -45,6 +45,11 @@ class LoraLinear(nn.Module):
         low = nn.functional.linear(x, self.lora_A) * self.scaling
         return out + nn.functional.linear(low, self.lora_B).to(out.dtype)
 
+    def merged(self) -> Tensor:
+        """The weight [out, in] that base and adapter make together; gradients reach A and B."""
+        base = self.base.weight
+        return base + (self.lora_B @ self.lora_A * self.scaling).to(base.dtype)
+
 
 def add_lora(model: nn.Module, rank: int, alpha: float, *, seed: int = 0) -> None:
     """Freeze the network and give every linear layer but the last one, which makes logits, an adapter."""

@@ -16,10 +16,11 @@ import torch
 
 from manyhands.attention.attend import Backend
 from manyhands.attention.eight_bits import SCALE_BYTES, EightBitStack
+from manyhands.attention.latents import LatentStack
 from manyhands.attention.rotary import Rope, Rotations
 from manyhands.attention.store import LayerShape, Moved, StoreStack
 from manyhands.cache.pages import Move
-from manyhands.errors import OutOfMemory
+from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.host_linear import laid_out_bytes
 
@@ -45,6 +46,12 @@ class Memory:
 
         `stored_by`: see the class; None: every layer stores its own.
         """
+        if eight_bits and any(shape.is_latent for shape in layers):
+            raise InvalidRequest(
+                "this network stores one latent a token for keys and values together (MLA), which is not kept "
+                "in eight bits here",
+                hint="leave --kv-cache-dtype as it is; latents are small already",
+            )
         self.device = device
         stored = torch.int8 if eight_bits else dtype
         self.stored_by = tuple(range(len(layers)) if stored_by is None else stored_by)
@@ -55,6 +62,9 @@ class Memory:
             own = tuple(ropes[layer] for layer in storing if layers[layer] == shape)
             size = len(own), num_slots, shape.num_kv_heads
             keys = torch.empty(*size, shape.head_dim, device=device, dtype=stored)
+            if shape.is_latent:
+                stacks[shape] = LatentStack.of(keys, keys[..., -shape.value_dim :], own)
+                continue
             values = torch.empty(*size, shape.value_dim, device=device, dtype=stored)
             kind = EightBitStack if eight_bits else StoreStack
             stacks[shape] = kind.of(keys, values, own)

@@ -140,7 +140,9 @@ def _gain(model: PreTrainedModel, rotary: nn.Module, kind: str) -> float:
     """
     nothing = torch.zeros(1, 1, 1, dtype=model.dtype, device=model.device)
     origin = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    cos, sin = rotary(nothing, origin, kind) if kind else rotary(nothing, origin)
+    table = rotary(nothing, origin, kind) if kind else rotary(nothing, origin)
+    # DeepSeek-V2 has one table of complex numbers.
+    cos, sin = (table.real, table.imag) if isinstance(table, Tensor) else table
     applied = cos.flatten()[0]
     if not bool((cos == applied).all()) or not bool((sin == 0).all()):
         raise UnsupportedModel(

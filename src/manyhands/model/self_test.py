@@ -106,6 +106,8 @@ def tiny_twin(config: Any) -> Any:
         "num_experts": 4,
         "num_local_experts": 4,
         "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
         "num_experts_per_tok": 2,
         "top_k_experts": 2,
         "vocab_size": _VOCABULARY,

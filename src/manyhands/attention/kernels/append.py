@@ -40,6 +40,8 @@ def append_kernel(
     HALF: tl.constexpr,
     VALUE: tl.constexpr,
     EIGHT_BITS: tl.constexpr,  # keys and values are int8, with scales
+    KEY_STRIDE: tl.constexpr,  # from one key in memory to the next; latents lie between keys
+    VALUE_STRIDE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program (token, block of heads)."""
@@ -64,7 +66,7 @@ def append_kernel(
     if EIGHT_BITS:
         key, scale = rounded(key)
         tl.store(key_scales + scale_at, scale, mask=head < NUM_HEADS)
-    target = keys + (slot * NUM_HEADS + head[:, None]) * HEAD_DIM + dim
+    target = keys + (slot * NUM_HEADS + head[:, None]) * KEY_STRIDE + dim
     tl.store(target, key.to(keys.dtype.element_ty), mask=is_head & (dim < HEAD_DIM))
 
     d = tl.arange(0, VALUE)
@@ -75,6 +77,5 @@ def append_kernel(
         value, scale = rounded(value.to(tl.float32))
         tl.store(value_scales + scale_at, scale, mask=head < NUM_HEADS)
         value = value.to(values.dtype.element_ty)
-    tl.store(
-        values + (slot * NUM_HEADS + head[:, None]) * VALUE_DIM + d[None, :], value, mask=is_value
-    )
+    target = values + (slot * NUM_HEADS + head[:, None]) * VALUE_STRIDE + d[None, :]
+    tl.store(target, value, mask=is_value)

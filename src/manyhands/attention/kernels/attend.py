@@ -12,6 +12,10 @@ Hopper's matrix units want 64 rows on the left of a product. With fewer, tiles g
 twice the instructions. Transposed, scores are [keys, rows] and the summed values [Dv, rows]: keys and
 values stand on the left, and the rows may be few.
 
+Latents (`attention/latents.py`) are keys and values at once: a tile of them is loaded once, as values, and its products
+with the rest of the query are added to those of the rotated keys. Their one key/value head has many query heads, which
+are cut into parts: a program is for a part in the place of a key/value head.
+
     r  query heads per key/value head      D, Dv  head dims
 """
 
@@ -55,8 +59,18 @@ def _of_keys(x, TRANSPOSED: tl.constexpr):
 
 
 @triton.jit
+def _at(slot, kv_head, NUM_KV_HEADS: tl.constexpr, LATENT: tl.constexpr):
+    """The place of a slot's key and value of one head, counted in heads."""
+    if LATENT:
+        return slot
+    else:
+        return slot * NUM_KV_HEADS + kv_head
+
+
+@triton.jit
 def _tally(
     query,  # [ROWS, 2 HALF], transposed [2 HALF, ROWS]
+    rest,  # [ROWS, VALUE], transposed [VALUE, ROWS]: for latents; else read by nothing
     k,
     v,
     seen,  # which row sees which key; None: all see all
@@ -70,12 +84,17 @@ def _tally(
     MASKED: tl.constexpr,  # `seen` is there
     EIGHT_BITS: tl.constexpr,  # scales are there
     TRANSPOSED: tl.constexpr,
+    LATENT: tl.constexpr,
 ):
     """The running softmax with one more tile of keys."""
     if TRANSPOSED:
         products = tl.dot(k, query, input_precision="ieee")
+        if LATENT:
+            products = tl.dot(v, rest, acc=products, input_precision="ieee")
     else:
         products = tl.dot(query, tl.trans(k), input_precision="ieee")
+        if LATENT:
+            products = tl.dot(rest, tl.trans(v), acc=products, input_precision="ieee")
     if EIGHT_BITS:
         products *= _of_keys(key_scale, TRANSPOSED)
     scores = scores_of(products, softcap, HAS_SOFTCAP)
@@ -160,6 +179,9 @@ def attend_kernel(
     MAPPED: tl.constexpr,  # load the former by tensor maps
     TRANSPOSED: tl.constexpr,  # scores are [KEYS, ROWS]
     EIGHT_BITS: tl.constexpr,  # keys and values are int8, with scales; never by tensor maps
+    LATENT: tl.constexpr,  # values are latents, and part of the keys; NUM_KV_HEADS parts of one head
+    KEY_STRIDE: tl.constexpr,  # from one key in memory to the next
+    VALUE_STRIDE: tl.constexpr,
     DOT: tl.constexpr,  # the dtype that products are made in
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -217,6 +239,12 @@ def attend_kernel(
         scaling *= LOG2E
     # rounded as memory rounds its keys
     query = (query * scaling).to(q.dtype.element_ty).to(DOT)
+    rest = query
+    if LATENT:
+        c = tl.arange(0, VALUE)
+        is_rest = is_row[:, None] & (c < VALUE_DIM)[None, :]
+        rest = tl.load(source + HEAD_DIM + c[None, :], mask=is_rest, other=0.0).to(tl.float32)
+        rest = (rest * scaling).to(q.dtype.element_ty).to(DOT)
 
     n = tl.arange(0, KEYS)
     dim = columns(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)
@@ -228,6 +256,8 @@ def attend_kernel(
     summed = tl.zeros([VALUE, ROWS] if TRANSPOSED else [ROWS, VALUE], dtype=tl.float32)
     if TRANSPOSED:
         query = tl.trans(query)
+        if LATENT:
+            rest = tl.trans(rest)
 
     if TWO_WALKS:
         # Enough arithmetic that masks would cost: first the tiles that every row sees all of ...
@@ -245,15 +275,18 @@ def attend_kernel(
                 k = key_map.load([first, kv_head * HEAD_DIM]).to(DOT)
                 v = value_map.load([first, kv_head * VALUE_DIM]).to(DOT)
             else:
-                scale_at = _slots(here, key, n, PAGE, KEYS) * NUM_KV_HEADS + kv_head
+                slot = _slots(here, key, n, PAGE, KEYS)
+                scale_at = _at(slot, kv_head, NUM_KV_HEADS, LATENT)
                 if EIGHT_BITS:
                     key_scale = tl.load(key_scales + scale_at)
                     value_scale = tl.load(value_scales + scale_at)
                 at = scale_at[:, None]
-                k = tl.load(keys + at * HEAD_DIM + dim[None, :], mask=is_dim, other=0.0).to(DOT)
-                v = tl.load(values + at * VALUE_DIM + d[None, :], mask=is_value, other=0.0).to(DOT)
+                at_key, at_value = at * KEY_STRIDE + dim[None, :], at * VALUE_STRIDE + d[None, :]
+                k = tl.load(keys + at_key, mask=is_dim, other=0.0).to(DOT)
+                v = tl.load(values + at_value, mask=is_value, other=0.0).to(DOT)
             largest, total, summed = _tally(
                 query,
+                rest,
                 k,
                 v,
                 None,
@@ -267,6 +300,7 @@ def attend_kernel(
                 False,
                 EIGHT_BITS,
                 TRANSPOSED,
+                LATENT,
             )
         # ... then those before and behind them.
         num_before = tl.maximum((tl.minimum(all_start, end) - start + KEYS - 1) // KEYS, 0)
@@ -299,9 +333,12 @@ def attend_kernel(
             scale_at = slot * NUM_KV_HEADS + kv_head
             key_scale = tl.load(key_scales + scale_at, mask=is_key, other=0.0)
             value_scale = tl.load(value_scales + scale_at, mask=is_key, other=0.0)
-        at = slot[:, None] * NUM_KV_HEADS + kv_head
+        at = _at(slot, kv_head, NUM_KV_HEADS, LATENT)[:, None]
         seen_key = is_dim & is_key[:, None]
-        at_key, at_value = keys + at * HEAD_DIM + dim[None, :], values + at * VALUE_DIM + d[None, :]
+        at_key, at_value = (
+            keys + at * KEY_STRIDE + dim[None, :],
+            values + at * VALUE_STRIDE + d[None, :],
+        )
         k = tl.load(at_key, mask=seen_key, other=0.0, eviction_policy=KEPT).to(DOT)
         seen_value = is_value & is_key[:, None]
         v = tl.load(at_value, mask=seen_value, other=0.0, eviction_policy=KEPT).to(DOT)
@@ -310,6 +347,7 @@ def attend_kernel(
         seen &= _of_keys(is_key, TRANSPOSED)
         largest, total, summed = _tally(
             query,
+            rest,
             k,
             v,
             seen,
@@ -323,6 +361,7 @@ def attend_kernel(
             True,
             EIGHT_BITS,
             TRANSPOSED,
+            LATENT,
         )
 
     if TRANSPOSED:

@@ -35,6 +35,8 @@ def move_kernel(
     HALF: tl.constexpr,
     VALUE: tl.constexpr,
     EIGHT_BITS: tl.constexpr,  # keys and values are int8, with scales
+    KEY_STRIDE: tl.constexpr,  # from one key in memory to the next; latents lie between keys
+    VALUE_STRIDE: tl.constexpr,
 ):
     """Program (token, layer, block of heads)."""
     token, layer = tl.program_id(0), tl.program_id(1)
@@ -46,7 +48,7 @@ def move_kernel(
     is_head = (head < NUM_HEADS)[:, None]
 
     key = rotated(
-        keys + (source + head[:, None]) * HEAD_DIM,
+        keys + (source + head[:, None]) * KEY_STRIDE,
         is_head,
         cos + table_at,
         sin + table_at,
@@ -62,10 +64,10 @@ def move_kernel(
         scale = tl.load(value_scales + source + head, mask=head < NUM_HEADS, other=0.0)
         tl.store(value_scales + target + head, scale, mask=head < NUM_HEADS)
     dim = columns(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)[None, :]
-    at = keys + (target + head[:, None]) * HEAD_DIM + dim
+    at = keys + (target + head[:, None]) * KEY_STRIDE + dim
     tl.store(at, key.to(keys.dtype.element_ty), mask=is_head & (dim < HEAD_DIM))
 
     d = tl.arange(0, VALUE)[None, :]
     is_value = is_head & (d < VALUE_DIM)
-    value = tl.load(values + (source + head[:, None]) * VALUE_DIM + d, mask=is_value, other=0.0)
-    tl.store(values + (target + head[:, None]) * VALUE_DIM + d, value, mask=is_value)
+    value = tl.load(values + (source + head[:, None]) * VALUE_STRIDE + d, mask=is_value, other=0.0)
+    tl.store(values + (target + head[:, None]) * VALUE_STRIDE + d, value, mask=is_value)

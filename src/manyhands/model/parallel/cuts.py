@@ -9,6 +9,7 @@ own stand in `_PLANS` where there is none or one that keeps heads together.
 
     q, k, v and what lies in their heads    by heads; where there are fewer key/value heads than ranks,
                                             several ranks hold a copy of the same head
+    latents                                 whole on every rank; what makes heads of them, by heads
     o, down                                 along inputs: their outputs are summed
     gate, up; experts                       along the inner dim, each expert on every rank
     output layer                            along the vocabulary, in equal pieces, the last ones shorter
@@ -68,8 +69,17 @@ _MLP = {
     "layers.*.mlp.up_proj": "colwise",
     "layers.*.mlp.down_proj": "rowwise",
 }
+_LATENT = {  # every rank has all latents, and the heads that it makes of them
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.q_b_proj": "colwise",
+    "layers.*.self_attn.kv_a_proj_with_mqa": "replicated",
+    "layers.*.self_attn.kv_b_proj": "colwise",
+    "layers.*.self_attn.o_proj": "rowwise",
+}
 # Cuts that the plans of transformers leave out.
 _PLANS: dict[str, dict[str, str]] = {
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "minicpm3", "youtu"), _LATENT),
+    "glm4_moe_lite": {**_LATENT, **_SHARED},
     "olmo2": _NORMS,
     "olmo3": _NORMS,
     "flex_olmo": {**_QKVO, **_NORMS},
@@ -159,6 +169,9 @@ class Cutting:
             head = own
         for name, parameter in model.named_parameters():
             setattr(parameter, COPIED, name not in self.cuts and self.collectives.rank > 0)
+        for name, buffer in model.named_buffers():  # a router's bias; the numbers of a quantised layer
+            weight = f"{name.rpartition('.')[0]}.weight"
+            setattr(buffer, COPIED, weight not in self.cuts and self.collectives.rank > 0)
         setattr(model, _OUTPUT_LAYER, OutputLayer(head, self.whole.vocab_size, self.collectives))
         for name, module in list(model.named_modules()):
             verb = self.plan.get(_pattern(name.removeprefix(_INSIDE)))
@@ -280,8 +293,9 @@ def part_of(config: Any, size: int) -> Any:
 
 
 # Families whose parts cannot be had from a divided configuration: the output projection of helium and the norms of
-# q and k of olmoe have the width of the residual stream, and not that of the heads; Gemma 4's heads differ by layer.
-WHOLE = frozenset({"gemma4_text", "gemma4_unified_text", "helium", "olmoe"})
+# q and k of olmoe have the width of the residual stream, and not that of the heads; Gemma 4's heads differ by layer. A
+# checkpoint of axk1 has some norms under other names than the network.
+WHOLE = frozenset({"axk1", "gemma4_text", "gemma4_unified_text", "helium", "olmoe"})
 
 
 def read_plan(config: Any) -> dict[str, str]:

@@ -1,0 +1,248 @@
+"""Latent attention (MLA), one layer: latents in the absorbed form against keys and values made of them.
+
+    python -m benchmarks.latents --minutes 4
+    python -m benchmarks.latents --shapes deepseek-v2-lite,deepseek-v3 --parts 8,16,32
+
+Teams over a common text and prompts, at the shapes of published networks. `latent` reads one latent and one rotated
+key a token for all heads; `expanded` reads what the layer would cache without the absorbed form, in the same views. The
+limit of either is the longer of two times, that of its bytes at the speed of a copy and that of its products at the
+speed of a large matrix product. What the absorbed form costs besides, two small products a token, is timed apart.
+`--parts` are the most query heads that one program may have.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks import op_peers, situations
+from benchmarks.gate import check_op
+from benchmarks.results import Clock, Results, parser
+from benchmarks.situations import Situation
+from benchmarks.timing import matmul_rate, milliseconds
+from manyhands.attention.attend import Backend
+from manyhands.attention.entries import Entries
+from manyhands.attention.latents import LatentStore
+from manyhands.attention.rotary import Rope
+from manyhands.attention.store import LayerShape, LayerStore
+from manyhands.attention.torch_backend import TorchBackend
+from manyhands.cache.view import View
+from manyhands.evaluation.bench import copy_bandwidth
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The attention of one network: query heads, dims of c and k_pe, unrotated dims of a key, dims of a value."""
+
+    num_heads: int
+    latent: int
+    rotary: int
+    bare: int
+    value: int
+
+    def shape(self, form: str) -> LayerShape:
+        """The shape of a layer that stores in this form."""
+        if form == "latent":
+            return LayerShape(
+                self.num_heads, 1, self.rotary + self.latent, self.latent, is_latent=True
+            )
+        return LayerShape(self.num_heads, self.num_heads, self.rotary + self.bare, self.value)
+
+
+SHAPES = {
+    "tiny": Heads(4, 32, 8, 16, 16),
+    "deepseek-v2-lite": Heads(16, 512, 64, 128, 128),
+    "glm-4.7-flash": Heads(20, 512, 64, 192, 256),
+    "kimi-k2": Heads(64, 512, 64, 128, 128),
+    "deepseek-v3": Heads(128, 512, 64, 128, 128),
+}
+FORMS = ("latent", "expanded")
+
+
+class Layer(Situation):
+    """A situation whose keys and values may differ in size, or be one."""
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Every token's key and value in use once, the queries, the outputs."""
+        store = self.store
+        one = store.keys[0].nbytes
+        one += 0 if isinstance(store, LatentStore) else store.values[0].nbytes
+        tokens, heads, _ = self.q.shape
+        out = tokens * heads * store.value_dim * self.q.element_size()
+        return self.plan.num_keys_loaded * one + self.q.nbytes + out
+
+    @cached_property
+    def num_operations(self) -> int:
+        """Two products per (query head, key) pair that is seen."""
+        entries = Entries.of(self.plan)
+        seen = np.minimum(entries.high, entries.offset + 1) - entries.low
+        _, heads, dims = self.q.shape
+        return 2 * heads * (dims + self.store.value_dim) * int(seen.clip(min=0).sum())
+
+
+def lay_out(
+    views: list[View],
+    shape: LayerShape,
+    rotary: int,
+    place: tuple[torch.device, torch.dtype],
+    new: int,
+) -> Layer:
+    """A layer of this shape with random contents, in which every row feeds `new` tokens."""
+    device, dtype = place
+    plan, num_slots = situations.planned(views, new)
+
+    def random(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, device=device).to(dtype)
+
+    keys = random(num_slots, shape.num_kv_heads, shape.head_dim)
+    q = random(plan.num_tokens, shape.num_heads, shape.head_dim)
+    exponents = torch.arange(0, rotary, 2, device=device, dtype=torch.float32) / rotary
+    rope = Rope(1e4**-exponents, rotary)
+    if shape.is_latent:
+        return Layer(plan, q, LatentStore(keys, keys[..., rotary:], rope))
+    values = random(num_slots, shape.num_kv_heads, shape.value_dim)
+    return Layer(plan, q, LayerStore(keys, values, rope))
+
+
+def cases(is_tiny: bool) -> Iterator[tuple[str, list[View], int]]:
+    """Name, views, and new tokens of each row."""
+    lengths, workers, desk = ((40,), (2,), 6) if is_tiny else ((4096, 16384), (1, 4, 16), 128)
+    for length in lengths:
+        for count in workers:
+            yield f"team {length} {count}", situations.team(count, length, desk), 1
+    for history, new in ((0, 40),) if is_tiny else ((0, 4096), (8192, 1024)):
+        yield f"prefill {history} {new}", situations.prefill(history), new
+
+
+class Latents:
+    """All cases of some shapes, in one result file."""
+
+    def __init__(self, arguments: argparse.Namespace, clock: Clock) -> None:
+        self.arguments, self.clock = arguments, clock
+        self.device = torch.device(arguments.device)
+        self.is_gpu = self.device.type == "cuda"
+        self.dtype = torch.bfloat16 if self.is_gpu else torch.float32
+        self.bandwidth = copy_bandwidth(self.device)
+        self.rate = matmul_rate(self.device, self.dtype)
+        self.file = Results("latents", arguments, clock)
+        self.file.put(
+            backend="triton" if self._has_kernels else "torch",
+            dtype=str(self.dtype).removeprefix("torch."),
+            copy_bytes_per_second=round(self.bandwidth),
+            operations_per_second=round(self.rate),
+        )
+
+    @property
+    def _has_kernels(self) -> bool:
+        return self.arguments.backend == "triton" or (
+            self.arguments.backend == "auto" and self.is_gpu
+        )
+
+    def run(self) -> None:
+        """Every shape, every case, both forms."""
+        is_tiny = self.arguments.tiny
+        names = ["tiny"] if is_tiny else self.arguments.shapes.split(",")
+        for name in names:
+            self._products(name)
+            for case, views, new in cases(is_tiny):
+                for form in FORMS:
+                    with self.file.surviving(f"{name}, {case}, {form}"):
+                        self._measure(name, case, form, views, new)
+
+    @torch.inference_mode()
+    def _measure(self, name: str, case: str, form: str, views: list[View], new: int) -> None:
+        if not self.clock.allows(5):
+            self.file.leave_out(f"{name}, {case}, {form}", "the time was over")
+            return
+        heads = SHAPES[name]
+        shape = heads.shape(form)
+        layer = lay_out(views, shape, heads.rotary, (self.device, self.dtype), new)
+        parts = [int(n) for n in self.arguments.parts.split(",")] if form == "latent" else [0]
+        for part in parts:
+            with _parts_of(part, self._has_kernels):
+                work = op_peers.ours(layer, self._backend(shape))
+                gate = self._gate(layer, work())
+                if gate is None:
+                    self.file.add("red", name=name, case=case, form=form, part=part)
+                    continue
+                flushed = milliseconds(work, self.device, flushed=True)
+            limit = 1e3 * max(layer.num_bytes / self.bandwidth, layer.num_operations / self.rate)
+            self.file.add(
+                "cells",
+                name=name,
+                case=case,
+                form=form,
+                part=part or None,
+                us=round(1e3 * flushed, 2),
+                us_limit=round(1e3 * limit, 2),
+                of_limit=round(limit / flushed, 3) if flushed > 0 else None,
+                bytes=layer.num_bytes,
+                token_bytes=shape.numbers_per_token * self.dtype.itemsize,
+                operations=layer.num_operations,
+                gate=gate,
+            )
+
+    @torch.inference_mode()
+    def _products(self, name: str) -> None:
+        """The two products of the absorbed form, beside attention, for 1, 4 and 16 tokens."""
+        heads = SHAPES[name]
+        to_latent = torch.randn(heads.num_heads, heads.bare, heads.latent, device=self.device)
+        to_value = torch.randn(heads.num_heads, heads.latent, heads.value, device=self.device)
+        matrices = to_latent.to(self.dtype), to_value.to(self.dtype)
+        for tokens in (1,) if self.arguments.tiny else (1, 4, 16):
+            q = torch.randn(heads.num_heads, tokens, heads.bare, device=self.device).to(self.dtype)
+
+            def work(q: Tensor = q) -> Tensor:
+                return torch.bmm(torch.bmm(q, matrices[0]), matrices[1])
+
+            us = 1e3 * milliseconds(work, self.device, flushed=True)
+            self.file.add("products", name=name, tokens=tokens, us=round(us, 2))
+
+    def _backend(self, shape: LayerShape) -> Backend:
+        if not self._has_kernels:
+            return TorchBackend()
+        from manyhands.attention.triton_backend import TritonBackend
+
+        return TritonBackend([shape], self.dtype, self.device)
+
+    def _gate(self, layer: Layer, out: Tensor) -> dict[str, float] | None:
+        last = layer.plan.num_rows - 1
+        verdict = check_op(out, layer.store, layer.q, layer.plan, layer.call, sorted({0, last}))
+        return asdict(verdict) if verdict.is_green else None
+
+
+@contextmanager
+def _parts_of(most: int, has_kernels: bool) -> Iterator[None]:
+    """Query heads of one program are at most so many (0: as they are)."""
+    if not most or not has_kernels:
+        yield
+        return
+    from manyhands.attention import triton_backend
+
+    usual = triton_backend._LATENT_PART
+    triton_backend._LATENT_PART = most
+    try:
+        yield
+    finally:
+        triton_backend._LATENT_PART = usual
+
+
+def main(words: list[str] | None = None) -> None:
+    """Measure."""
+    options = parser(__doc__, minutes=4.0)
+    options.add_argument("--shapes", default="deepseek-v2-lite", help=", ".join(SHAPES))
+    options.add_argument("--parts", default="16", help="most query heads of one program, of each")
+    arguments = options.parse_args(words)
+    Latents(arguments, Clock(arguments.minutes)).run()
+
+
+if __name__ == "__main__":
+    main()
