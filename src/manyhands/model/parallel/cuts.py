@@ -169,7 +169,10 @@ class Cutting:
             head = own
         for name, parameter in model.named_parameters():
             setattr(parameter, COPIED, name not in self.cuts and self.collectives.rank > 0)
-        for name, buffer in model.named_buffers():  # a router's bias; the numbers of a quantised layer
+        for (
+            name,
+            buffer,
+        ) in model.named_buffers():  # a router's bias; the numbers of a quantised layer
             weight = f"{name.rpartition('.')[0]}.weight"
             setattr(buffer, COPIED, weight not in self.cuts and self.collectives.rank > 0)
         setattr(model, _OUTPUT_LAYER, OutputLayer(head, self.whole.vocab_size, self.collectives))
