@@ -14,6 +14,8 @@ from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.sampling import choose
 from manyhands.prompts import Prompts
+from manyhands.prompts.async_reasoning import AsyncReasoningPrompt
+from manyhands.prompts.async_think import AsyncThinkPrompt
 from manyhands.prompts.skeleton import SkeletonPrompt
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.replay.trace import Line, parse_trace, record
@@ -22,6 +24,8 @@ from manyhands.strategies.events import Event
 from manyhands.strategies.listening import Heard, Listen
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import (
+    AsyncReasoningSettings,
+    AsyncThinkSettings,
     BestSettings,
     EndSettings,
     Settings,
@@ -36,12 +40,17 @@ from tests.text.small_tokenizers import sentence_piece
 
 FAMILIES = ("qwen3", "gpt_oss", "gemma3_text", "smollm3")
 PROMPTS = Prompts(
-    skeleton=SkeletonPrompt(rules="Q: {question}"), votes=VotesPrompt("Q: {question}")
+    skeleton=SkeletonPrompt(rules="Q: {question}"),
+    votes=VotesPrompt("Q: {question}"),
+    async_reasoning=AsyncReasoningPrompt("Q: {question}", probe="?", yes="a", no="b"),
+    # Marks that an untrained network often writes, if it has few letters.
+    async_think=AsyncThinkPrompt("Q: {question}", "W: {query}", "a{number}b", "a", "b{number}a"),
 )
 OUTLINE = " wind\n2. sun\n3. rain and hail\n\n"
 TITLES = ("wind", "sun", "rain and hail")
 SHORT = EndSettings(finisher_tokens=3, reply_tokens=4)
 SAMPLED = Choice(temperature=1.0, allowed=LETTERS)
+MARKS = Choice(temperature=1.0, allowed=frozenset(TEXT.encode("ab1")))
 
 
 # Any lines are an outline, so that an untrained network writes one.
@@ -132,6 +141,8 @@ def all_settings() -> list[Settings]:
         VoteSettings(workers=3, **shared),
         VoteSettings(workers=3, mode="vote", **shared),
         BestSettings(workers=3, **shared),
+        AsyncReasoningSettings(probe_every=4, **shared),
+        AsyncThinkSettings(worker_tokens=6, **shared | {"budget": 160, "choice": MARKS}),
     ]
 
 
@@ -146,6 +157,10 @@ def test_in_company_as_alone_and_nothing_stays_in_memory() -> None:
         small_engine().run(strategy(settings, prompts=words)) for settings in all_settings()
     ]
     assert len(together[0].tokens) > 2  # there were threads
+    assert all(together[-2].tokens)  # of both roles
+    assert len(together[-1].tokens) > 1  # there were workers
+    segments = sum(step.worker == 0 for step in together[-1].steps)
+    assert segments > len(together[-1].tokens)  # one more for each fork, so some were joined
     del runs
     assert engine.pool.num_free_pages == pages
 

@@ -183,6 +183,7 @@ def test_a_malformed_vote_is_named(tmp_path: Path) -> None:
         ("hogwild", {"layout": "combined"}, "every word of the others", "none could"),
         ("hogwild", {"layout": "interleaved"}, "that others had finished", "every word"),
         ("self_consistency", {}, "none could read what another wrote", "every word"),
+        ("async_reasoning", {}, "every word of the others", "none could"),
         ("of my own", {}, "every word of the others", "none could"),
     ],
 )
@@ -197,7 +198,9 @@ def test_a_judge_is_told_what_the_workers_could_read(
     assert untold not in message
 
 
-@pytest.mark.parametrize("method", ["branches", "skeleton", "sequential", "profiled"])
+@pytest.mark.parametrize(
+    "method", ["branches", "skeleton", "sequential", "profiled", "async_think"]
+)
 def test_parts_of_one_text_are_no_team_to_be_judged(tmp_path: Path, method: str) -> None:
     path = write(tmp_path, header("x", method=method), [team_record("d1")])
     with pytest.raises(NothingToJudge, match=f"of the method {method}, which has parts"):

@@ -169,7 +169,11 @@ def test_a_team_thinks_and_replies(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["sequential", "branches", "skeleton", "self_consistency-2", "best_of_n-2"]
+    "method",
+    [
+        *("sequential", "branches", "skeleton", "self_consistency-2", "best_of_n-2"),
+        *("async_reasoning", "async_think-2"),
+    ],
 )
 def test_every_method_answers_whole_and_in_pieces(client: OpenAI, method: str) -> None:
     extra = {"manyhands": {"budget": 40, "end": {"reply_tokens": 5, "finisher_tokens": 4}}}
