@@ -38,7 +38,7 @@ OURS = {
     "ours, float32": {"quantise": "none"},
     "ours": {},
 }
-PEERS = {"transformers, float32": "float32", "transformers, bfloat16": "bfloat16", "llama.cpp": ""}
+PEERS = {"transformers, float32": "float32", "llama.cpp": ""}
 TEAMS = (1, 2, 4)
 _PASSES, _WARM = 24, 8
 _PROMPT, _HISTORY = 2048, 1024  # tokens

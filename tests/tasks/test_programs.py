@@ -165,7 +165,7 @@ class Evil:
     [
         ({"public_test_cases": None}, "has no 'public_test_cases'"),
         ({"public_test_cases": "[", "surplus": 1}, "'public_test_cases' is not JSON"),
-        ({"public_test_cases": '[{"input": "1"}]'}, "a test is"),
+        ({"public_test_cases": '[{"input": "1"}]'}, "a test in 'public_test_cases' is"),
         ({"public_test_cases": "[]", "private_test_cases": "[]"}, "has no tests"),
         ({"private_test_cases": "gold"}, "'private_test_cases' cannot be read"),
         ({"contest_date": "2023-05-07"}, "no problem with a contest_date from 2024-08-01"),

@@ -40,18 +40,27 @@ LIVECODEBENCH = Dataset(
         "contest_date": (str,),
         "metadata": (str,),
     },
+    optional=dict.fromkeys(
+        ("private_test_cases", "starter_code", "difficulty", "platform"), (str,)
+    ),
     fixture="livecodebench.jsonl",
     id_column="question_id",
     files=tuple(f"test{number}.jsonl" for number in ("", 2, 3, 4, 5)),
 )
 FIRST_DAY, LAST_DAY = "2024-08-01", "2025-02-01"  # contests of the paper, the last day left out
 _APPS_COLUMNS = {"question": (str,), "difficulty": (str,)}
+_APPS_OPTIONAL = {"starter_code": (str,), "input_output": (str,)}
 APPS = Dataset(
-    hub="codeparrot/apps", columns=_APPS_COLUMNS, fixture="apps.jsonl", files=("test.jsonl",)
+    hub="codeparrot/apps",
+    columns=_APPS_COLUMNS,
+    optional=_APPS_OPTIONAL,
+    fixture="apps.jsonl",
+    files=("test.jsonl",),
 )
 APPS_TRAIN = Dataset(
     hub="codeparrot/apps",
     columns={**_APPS_COLUMNS, "solutions": (str,)},
+    optional=_APPS_OPTIONAL,
     fixture="apps_train.jsonl",
     files=("train.jsonl",),
     split="train",
@@ -196,11 +205,13 @@ def _question(problem: str, starter: str) -> str:
 
 def _contest_tests(where: str, values: Mapping[str, Any]) -> list[PrintTest | CallTest]:
     """Public and private tests of one problem of LiveCodeBench."""
-    public = _text_json(where, "public_test_cases", values["public_test_cases"])
+    public = _text_json(where, "public_test_cases", values["public_test_cases"], list)
     private = _private(where, values.get("private_test_cases") or "[]")
-    function = _text_json(where, "metadata", values["metadata"] or "{}").get("func_name")
+    function = _text_json(where, "metadata", values["metadata"], dict).get("func_name")
     tests: list[PrintTest | CallTest] = []
-    for case in [*public, *private]:
+    cases = [("public_test_cases", case) for case in public]
+    cases += [("private_test_cases", case) for case in private]
+    for column, case in cases:
         try:
             if case["testtype"] == "stdin":
                 tests.append(PrintTest(case["input"], case["output"]))
@@ -209,7 +220,7 @@ def _contest_tests(where: str, values: Mapping[str, Any]) -> list[PrintTest | Ca
             tests.append(CallTest(str(function), arguments, json.loads(case["output"])))
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidRequest(
-                f"{where}: a test is {str(case)[:80]}",
+                f"{where}: a test in '{column}' is {str(case)[:80]}",
                 hint="a test has input, output and testtype (stdin or functional)",
             ) from error
     if not tests:
@@ -220,9 +231,11 @@ def _contest_tests(where: str, values: Mapping[str, Any]) -> list[PrintTest | Ca
 def _private(where: str, text: str) -> list[Any]:
     """Private tests: JSON, or JSON that was pickled, compressed and written in letters."""
     try:
-        return list(json.loads(text))
+        found = json.loads(text)
     except ValueError:
-        pass
+        found = None
+    if isinstance(found, list):
+        return found
     try:
         packed = zlib.decompress(base64.b64decode(text, validate=True))
         return list(json.loads(_TextUnpickler(io.BytesIO(packed)).load()))
@@ -269,14 +282,21 @@ def _joined(value: Any) -> str:
 
 
 def _json(example: Example, column: str) -> Any:
-    return _text_json(example.where, column, example.values.get(column) or "[]")
+    text = example.values.get(column)
+    return _text_json(example.where, column, text, (dict, list)) if text else []
 
 
-def _text_json(where: str, column: str, text: str) -> Any:
+def _text_json(where: str, column: str, text: str, kinds: type[Any] | tuple[type[Any], ...]) -> Any:
     try:
-        return json.loads(text)
+        found = json.loads(text)
     except ValueError as error:
         raise InvalidRequest(
             f"{where}: '{column}' is not JSON: {error}",
             hint=f"'{column}' is a text that holds JSON",
         ) from error
+    if not isinstance(found, kinds):
+        kind = (
+            "an object" if kinds is dict else "a list" if kinds is list else "an object or a list"
+        )
+        raise InvalidRequest(f"{where}: '{column}' holds {text[:40]}; expected {kind} in JSON")
+    return found

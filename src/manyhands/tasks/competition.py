@@ -30,6 +30,7 @@ AIME25 = Dataset(
 MATH500 = Dataset(
     hub="HuggingFaceH4/MATH-500",
     columns={"problem": (str,), "answer": (str,)},
+    optional={"subject": (str,), "level": (int, str)},
     fixture="math500.jsonl",
     id_column="unique_id",
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -24,12 +24,21 @@ INSTALL_EXAM = "pip install 'manyhands-llm[exam]', or in a clone: pip install -e
 FIXTURES = Path(__file__).with_name("fixtures")
 REACH_SECONDS = 5.0  # how long the hub may take to say that it is there
 _SUFFIXES = (".jsonl", ".parquet")
-_TYPE_NAMES = {str: "text", int: "a whole number", float: "a number", list: "a list"}
+_TYPE_NAMES = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    bool: "true or false",
+}
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset of the hub: its id, the columns that we need with their types, and our fixture of it."""
+    """A dataset of the hub: its id, the columns that we need with their types, and our fixture of it.
+
+    `optional` columns are read where they are there, and checked then; they may be empty.
+    """
 
     hub: str
     columns: Mapping[str, tuple[type, ...]]
@@ -37,6 +46,7 @@ class Dataset:
     config: str | None = None
     split: str = "test"
     files: tuple[str, ...] = ()  # JSON lines or Parquet in it, where it has no other form
+    optional: Mapping[str, tuple[type, ...]] = field(default_factory=dict)
     id_column: str = "id"  # where there is one; else an example is known by its number
 
 
@@ -80,6 +90,9 @@ def _checked(records: Iterator[tuple[str, Any]], dataset: Dataset) -> list[Examp
             )
         for column, types in dataset.columns.items():
             _check(record, column, types, where, dataset)
+        for column, types in dataset.optional.items():
+            if record.get(column) is not None:
+                _check_type(record[column], column, types, where)
         known = record.get(dataset.id_column)
         if known is not None and not (isinstance(known, str | int) and str(known)):
             raise InvalidRequest(f"{where}: '{dataset.id_column}' is {known!r}; expected a name")
@@ -97,19 +110,27 @@ def _checked(records: Iterator[tuple[str, Any]], dataset: Dataset) -> list[Examp
 def _check(
     record: Mapping[str, Any], column: str, types: tuple[type, ...], where: str, dataset: Dataset
 ) -> None:
-    expected = " or ".join(_TYPE_NAMES[kind] for kind in types)
     if record.get(column) is None:
         raise InvalidRequest(
             f"{where} has no '{column}'; found: {', '.join(map(str, record)) or 'nothing'}",
             hint=f"the columns are those of {dataset.hub}: {', '.join(dataset.columns)}",
         )
     value = record[column]
-    if isinstance(value, bool) or not isinstance(value, types):
-        raise InvalidRequest(
-            f"{where}: '{column}' is {type(value).__name__} {_brief(value)}; expected {expected}"
-        )
+    _check_type(value, column, types, where)
     if isinstance(value, str) and not value.strip():
-        raise InvalidRequest(f"{where}: '{column}' is empty; expected {expected}")
+        raise InvalidRequest(f"{where}: '{column}' is empty; expected {_either(types)}")
+
+
+def _check_type(value: object, column: str, types: tuple[type, ...], where: str) -> None:
+    is_other_kind = isinstance(value, bool) and bool not in types  # which Python counts as a number
+    if is_other_kind or not isinstance(value, types):
+        raise InvalidRequest(
+            f"{where}: '{column}' is {type(value).__name__} {_brief(value)}; expected {_either(types)}"
+        )
+
+
+def _either(types: tuple[type, ...]) -> str:
+    return " or ".join(_TYPE_NAMES[kind] for kind in types)
 
 
 def _brief(value: object) -> str:

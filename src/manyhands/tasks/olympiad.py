@@ -25,9 +25,17 @@ from manyhands.tasks.quantities import grade_quantity
 from manyhands.tasks.task import Sample, TaskOptions, TaskProtocol, check_options
 
 _COLUMNS = {"question": (str,), "final_answer": (list,), "answer_type": (str,)}
+_OPTIONAL = {
+    **dict.fromkeys(
+        ("unit", "context", "subfield", "subject", "question_type", "modality"), (str,)
+    ),
+    "error": (str, int, float),
+    "is_multiple_answer": (bool,),
+}
 MATHS = Dataset(
     hub="Hothan/OlympiadBench",
     columns=_COLUMNS,
+    optional=_OPTIONAL,
     fixture="olympiad_maths.jsonl",
     config="OE_TO_maths_en_COMP",
     split="train",
@@ -35,6 +43,7 @@ MATHS = Dataset(
 PHYSICS = Dataset(
     hub="Hothan/OlympiadBench",
     columns=_COLUMNS,
+    optional=_OPTIONAL,
     fixture="olympiad_physics.jsonl",
     config="OE_TO_physics_en_COMP",
     split="train",
