@@ -11,7 +11,7 @@ Halves are taken where float16 holds the weight: a checkpoint in float16, or in 
 below 6e-5 lose bits; the whole weight must lose less than `LOSS`, which is what float32 rounds away in a product
 anyhow. So a network of halves gives the logits of float32 from half the bytes, and `quantise="fp16"` has it for
 any checkpoint, whose weights are then rounded to float16 first. Long prompts take the same way: 512 tokens
-cost 0.90 of torch's time with halves and 0.92 with blocks. (Measured with `benchmarks/cpu.py --products`.)
+cost nine tenths of torch's time (docs/cpu.md; measured by `benchmarks/cpu.py --products`).
 
 For inference alone: nothing here has a gradient.
 """
