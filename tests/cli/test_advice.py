@@ -17,8 +17,10 @@ OWN = Prompts(team=replace(TeamPrompt(), rules="{names}: {problem}"))
 
 
 def test_who_is_told() -> None:
-    engine = Engine.load(tiny_models()["qwen3"](), memory_tokens=64)
-    facts, words = engine.facts, Prompts()
+    tiny, words = Engine.load(tiny_models()["qwen3"](), memory_tokens=64).facts, Prompts()
+    assert too_small_a_team(tiny, words, 2, "hogwild") is None
+    facts = replace(tiny, num_weights=135_000_000)
+    assert "the model has 135 million weights" in str(too_small_a_team(facts, words, 2, "hogwild"))
     assert "docs/smollm2.md" in str(too_small_a_team(facts, words, 2, "hogwild"))
     assert too_small_a_team(facts, words, 1, "hogwild") is None
     assert too_small_a_team(facts, words, 2, "branches") is None

@@ -47,7 +47,7 @@ REFUSED = {
     "a CPU": ({"device": torch.device("cpu")}, "CUDA device, and the model is on cpu"),
     "float64": ({"dtype": torch.float64}, "not float64"),
     "an odd head": ({"layers": layers(32, 8, 127)}, "head size is 127"),
-    "a large head": ({"layers": layers(32, 8, 128) + layers(32, 8, 512)}, "head size is 512"),
+    "a large head": ({"layers": layers(32, 8, 128) + layers(32, 8, 640)}, "head size is 640"),
     "many heads to a key": ({"layers": layers(512, 1, 128)}, "512 query heads share"),
 }
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from manyhands.engine.executor import ModelFacts
 
 SMALLEST_TEAM = 4_000_000_000  # weights
+SMALLEST_MODEL = (
+    10_000_000  # smaller ones were made for one purpose, as the bundled one was, and need no advice
+)
 _TEAMS = ("hogwild",)  # methods whose workers must follow each other
 
 
@@ -24,9 +27,9 @@ def too_small_a_team(facts: ModelFacts, prompts: Prompts, workers: int, method: 
     was_taught = prompts.team != TeamPrompt()
     if method not in _TEAMS or workers < 2 or was_taught or facts.about_ranks:
         return None
-    if facts.num_weights >= SMALLEST_TEAM:
+    if not SMALLEST_MODEL <= facts.num_weights < SMALLEST_TEAM:
         return None
-    millions = round(facts.num_weights / 1e6, 1)
+    millions = round(facts.num_weights / 1e6)
     return (
         f"the model has {millions:,} million weights; of models below {SMALLEST_TEAM / 1e9:.0f} billion none is known that works "
         "as a team without having been taught to. Try --method self_consistency, one worker, or an --adapter "
