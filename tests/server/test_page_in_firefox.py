@@ -15,8 +15,17 @@ from manyhands.server.page import document
 from manyhands.server.view import records_of
 from tests.server.firefox import Firefox, Tab, firefox_path, launched
 from tests.server.page_server import PageServer
-from tests.server.scripted_runs import ScriptedRun, branch_run, profiled_run, team_run
-from tests.server.test_page import TOO_WIDE, crowd, hostile_records, live, seen_signs, words_of
+from tests.server.scripted_runs import SIGNS, ScriptedRun, branch_run, profiled_run, team_run
+from tests.server.test_page import (
+    ALL_IS_SHOWN,
+    STILL_SPOT,
+    TOO_WIDE,
+    crowd,
+    hostile_records,
+    live,
+    seen_signs,
+    words_of,
+)
 
 Opens = Callable[..., Tab]
 TAB, ENTER, ESCAPE = "\ue004", "\ue007", "\ue00c"
@@ -96,14 +105,15 @@ def test_who_saw_what(visit: Opens, tmp_path: Path, make: Callable[[], ScriptedR
 
 def test_the_mouse_finds_the_word_under_it(visit: Opens, server: PageServer) -> None:
     page = visit(server.add("mouse", live(team_run())))
-    page.wait_for_selector(".history .step .words")
-    word = """() => { const node = document.querySelector('.history .step:not(.person) .words').firstChild;
-        const range = document.createRange(); range.setStart(node, 0); range.setEnd(node, 1);
-        const box = range.getBoundingClientRect(); return [String(range), box.x + box.width * .7, box.y + box.height / 2] }"""
-    text, x, y = page.evaluate(word)
+    page.until(ALL_IS_SHOWN)
+    sign = SIGNS[63]
+    x, y = page.evaluate(STILL_SPOT, sign)
+    page.point(
+        x, y - 1
+    )  # a hand's mouse moves more than once, and a tab that is not painted yet misses the first
     page.point(x, y)
     page.until("document.querySelector('main').classList.contains('marking')")
-    assert page.evaluate("[...CSS.highlights.get('pointed')].map(String)") == [text]
+    assert page.evaluate("[...CSS.highlights.get('pointed')].map(String)") == [sign]
 
 
 @pytest.mark.parametrize("size", [(360, 740), (1440, 900)], ids=str)

@@ -100,12 +100,18 @@ export class Player {
     this.drawScore();
   }
 
-  /** Often enough to be believed; what came meanwhile is drawn when the time is over, whether more comes or not. */
+  /**
+   * Often enough to be believed; records that came meanwhile are drawn when the time is over, whether more come or not.
+   * A timer may ring a millisecond early: it is forgotten before the time is looked at, so that another one is set.
+   */
   drawScore() {
     const { run } = this;
     const wait = run.end ? 0 : this.drawnAt + REDRAWN - performance.now();
     if (wait > 0) {
-      this.later ??= setTimeout(() => this.drawScore(), wait);
+      this.later ??= setTimeout(() => {
+        this.later = null;
+        this.drawScore();
+      }, wait);
       return;
     }
     clearTimeout(this.later);
