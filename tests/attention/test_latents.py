@@ -29,7 +29,6 @@ from manyhands.attention.triton_backend import TritonBackend, _heads, refusal
 from manyhands.attention.work import Tiling
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-CPU = torch.device("cpu")
 # 8 rotated dims before the latents. Sizes that fill a power of two and ones that do not.
 SHAPES = {
     "whole": Shape(4, 1, 8 + 16, 16, is_latent=True),
@@ -210,7 +209,7 @@ def test_latents_that_the_kernels_cannot_read(shape: Shape, said: str) -> None:
 def test_the_latents_of_published_models_are_served(num_heads: int) -> None:
     """DeepSeek-V2-Lite, GLM-4.7-Flash, Youtu, MiniCPM3, Kimi K2, DeepSeek-V3."""
     shape: Any = Shape(num_heads, 1, 64 + 512, 512, is_latent=True)
-    assert refusal([shape], torch.float16, CPU) is None
+    assert refusal([shape], torch.float16, DEVICE) is None
     parts, group = _heads(shape)
     assert parts * group == num_heads
     assert group in (8, 10, 16)
@@ -222,11 +221,11 @@ def test_fewer_rows_where_shared_memory_is_short(monkeypatch: pytest.MonkeyPatch
     for size, rows, transposed in ((232448, 64, True), (101376, 32, False)):
         monkeypatch.setattr(launches, "shared_memory", lambda device, size=size: size)
         monkeypatch.setattr(triton_backend, "shared_memory", lambda device, size=size: size)
-        backend = TritonBackend([shape], torch.bfloat16, CPU)
+        backend = TritonBackend([shape], torch.bfloat16, DEVICE)
         assert (backend.tiling.large_rows, backend.tiling.most_small_rows) == (rows, rows)
         assert backend.launches[0].large.transposed == transposed
-        assert refusal([shape], torch.bfloat16, CPU) is None
+        assert refusal([shape], torch.bfloat16, DEVICE) is None
     said = (
         "latents of 512 dims take 163840 bytes of shared memory in float32, and this GPU has 101376"
     )
-    assert refusal([shape], torch.float32, CPU) == said
+    assert refusal([shape], torch.float32, DEVICE) == said

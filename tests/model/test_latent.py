@@ -110,11 +110,12 @@ def test_the_reference_and_the_buckets_agree(name: str) -> None:
 
 
 def test_the_kernels_in_an_engine() -> None:
-    """Two workers that read each other, through Triton's interpreter, against the buckets."""
+    """Two workers that read each other, on the GPU or through Triton's interpreter, against the buckets."""
     told = []
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     for backend in ("triton", "torch"):
         settings = ModelSettings(backend=backend, memory_tokens=512)
-        engine = Engine(ModelAdapter(ZOO["deepseek_v3"]()), settings=settings)
+        engine = Engine(ModelAdapter(ZOO["deepseek_v3"]().to(device)), settings=settings)
         poison(engine.executor.memory)
         first, second = Block(), Block()
         views, feeds = (View([second, first]), View([first, second])), iter(TOKENS.tolist())

@@ -117,11 +117,16 @@ def can_attend(call: LayerCall, head_dim: int, dtype: torch.dtype) -> bool:
 def attend(store: LayerStore, q: Tensor, strips: Strips, call: LayerCall) -> Tensor:
     """Attention outputs [T, H, Dv] of queries q [T, H, D], not rotated yet. Differentiable.
 
-    The store holds rotated keys [S, G, D] and values [S, G, Dv]; only layers that `can_attend`.
+    The store holds rotated keys [S, G, D] and values [S, G, Dv]; only layers that `can_attend`. Under autocast all
+    three get its dtype, as the operands of a product do: queries and keys behind a norm are float32 there, values are not.
     """
     if call.query_scale is not None:
         q = call.query_scale.apply(q, strips.positions)
-    out: Tensor = _Attention.apply(q, store.keys, store.values, strips, store.rope, call)  # type: ignore[no-untyped-call]
+    keys, values, device = store.keys, store.values, q.device.type
+    if torch.is_autocast_enabled(device):
+        products = torch.get_autocast_dtype(device)
+        q, keys, values = (x.to(products) for x in (q, keys, values))
+    out: Tensor = _Attention.apply(q, keys, values, strips, store.rope, call)  # type: ignore[no-untyped-call]
     return out
 
 
