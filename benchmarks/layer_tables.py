@@ -105,6 +105,29 @@ def _accuracies(found: Result) -> Iterator[list[str]]:
         ]
 
 
+def latents() -> str:
+    """Attention of one layer with latents, and with the keys and values that they stand for."""
+    found = result("latents")
+    if found is None:
+        return NOTHING_YET
+    by_case: dict[str, dict[str, Result]] = {}
+    for cell in found["cells"]:
+        by_case.setdefault(cell["case"], {})[cell["form"]] = cell
+    rows = []
+    for case, forms in by_case.items():
+        latent, expanded = forms["latent"], forms["expanded"]
+        kind, history, more = case.split()
+        team = "1 worker" if more == "1" else f"{more} workers"
+        told = team if kind == "team" else f"prompt of {more}"
+        of_limit = (f"{form['us'] / form['us_limit']:.1f}" for form in (latent, expanded))
+        times = (f"{latent['us']:.0f}", f"{expanded['us']:.0f}")
+        ratio = f"{latent['us'] / expanded['us']:.2f}"
+        rows.append([told, history, *times, ratio, *of_limit])
+    head = ["queries", "history", "latents, µs", "expanded, µs", "ratio", "latents / limit"]
+    return table([*head, "expanded / limit"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
-    made.__name__: made for made in (launches, tiles, quantised_products, quantised_accuracy)
+    made.__name__: made
+    for made in (launches, tiles, quantised_products, quantised_accuracy, latents)
 }
