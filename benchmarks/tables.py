@@ -284,7 +284,8 @@ def grown() -> str:
         for count in counts
     ]
     first = [lines.get(f"wide 12, {n}", {}).get("first_good_budget") for n in (1, 8)]
-    ratio = f"{first[1] / first[0]:.2f}" if all(first) else "not reached"
+    shown = [str(budget) if budget else "not reached" for budget in first]
+    ratio = f", ratio {first[1] / first[0]:.2f}" if all(first) else ""
     others = [
         [
             name,
@@ -299,9 +300,9 @@ def grown() -> str:
     alarms = f"{max(again):.1%}" if again else "not asked"
     return "\n".join(
         [
-            table(["problems", *(f"{n} workers" for n in teams_of)], accuracy),
+            table(["problems", *(f"{n} worker{'s' * (n > 1)}" for n in teams_of)], accuracy),
             "",
-            f"Twelve problems, first budgets with 97 % of eight workers and of one: {first[1]} to {first[0]}, ratio {ratio}. "
+            f"Twelve problems, first budgets with 97 % of eight workers and of one: {shown[1]} and {shown[0]}{ratio}. "
             f"Right results that were claimed again, in the worst line: {alarms}.",
             "",
             table(["line, workers", "n", "accuracy", *_CORRECTIONS], others),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import random
 import re
 import tomllib
@@ -249,6 +250,15 @@ def test_what_was_examined_was_passed() -> None:
     passes = {name: line["passes"] for name, line in lines.items()}
     for workers in (2, 3, 4):
         assert passes[f"interleaved, {workers}"] > 1.5 * passes[f"bare 5, {workers}"]
+
+
+def test_the_second_generation_is_what_its_table_says() -> None:
+    lines = json.loads((tables.RESULTS / "bundled_grown.json").read_text())["lines"]
+    assert [line["name"] for line in lines] == [line.name for line in bundled_exam.grown()]
+    weights = (tables.ROOT / "recipes" / "bundled" / "grown" / "model.safetensors").read_bytes()
+    assert {(line["n"], line["weights"]) for line in lines} == {
+        (256, hashlib.sha256(weights).hexdigest()[:16])
+    }
 
 
 def test_control_a_failed_line_is_seen() -> None:
