@@ -66,7 +66,7 @@ LAYERS = {
 BACKENDS = {
     "reference": ReferenceBackend,
     "torch": TorchBackend,
-    "torch, tiny products": lambda: TorchBackend(budget=64),
+    "torch, tiny products and runs": lambda: TorchBackend(budget=64, long_run=3),
 }
 
 
@@ -228,6 +228,35 @@ def test_the_oracle_sees_a_wrong_plan(monkeypatch, mutation: str, change) -> Non
         TorchBackend(), SHAPES["gqa"], ROPES["half-split"], {}, torch.float64, seed=4
     )
     assert error > 1e-3, mutation
+
+
+def test_a_strip_is_cut_where_its_pages_do_not_follow_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two blocks that grow in turns lie in pages of both; a later one lies in one run between its first and last."""
+    read: list[list[torch_backend.Bucket]] = []
+    prepare = TorchBackend.prepare
+
+    def seen(self: TorchBackend, plan: Any, device: torch.device) -> Any:
+        made = prepare(self, plan, device)
+        read.append(made.buckets)
+        return made
+
+    monkeypatch.setattr(TorchBackend, "prepare", seen)
+    shape, call, rope = SHAPES["gqa"], LayerCall(layer=0, scaling=0.3), ROPES["half-split"]
+    product = Layer(TorchBackend(long_run=9), shape, rope, call, dtype=torch.float64, num_pages=64)
+    oracle, generator = DenseOracle(rope, call), torch.Generator().manual_seed(1)
+    one, two = Block(), Block()
+    feeds = [(one, 4), (two, 4), (one, 4), (two, 4), (one, 30), (two, 1), (one, 4), (one, 1)]
+    for block, count in feeds:
+        step = Step([Row(View([block]), (0,) * count)])
+        q, k, v = random_qkv(step, shape, generator, torch.float64)
+        oracle.write(step, k, v)
+        assert (product.step(step, q, k, v) - oracle.read(step, q)).abs().max() < 1e-11
+    beyond = torch.iinfo(torch.int64).max
+    assert sum(int((bucket.indices < beyond).sum()) for bucket in read[-1]) == 43
+    runs = [bucket.run for bucket in read[-1] if bucket.run is not None]
+    assert [run.stop - run.start for run in runs] == [32]
 
 
 def test_a_cpu_takes_the_fused_attention_and_reads_runs_in_place(

@@ -6,8 +6,8 @@ share a batched product, a Bucket, so that a hundred short blocks do not cost a 
 partial results of a token are then merged by log-sum-exp.
 
 On a CPU, where no gradient is asked for, torch's own fused attention makes a bucket's partials: one call that
-gives the log-sum-exp, too, in the place of a dozen. A strip alone in its bucket whose pages lie one behind the other
-is read where it lies.
+gives the log-sum-exp, too, in the place of a dozen. Keys whose pages lie one behind the other are read where they lie
+if there are many: a strip is cut into such runs, each a bucket of its own, and only the rest is gathered.
 
     T  new tokens      E  entries: (token, read) pairs      P  most reads of one token
     B  strips in a bucket      M  entries per strip      N  keys per strip (both padded in a bucket)
@@ -16,6 +16,7 @@ is read where it lies.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -125,41 +126,54 @@ class Prepared:
 
 _BUCKET_COST = 1000  # a product more costs as much as so many scores of one query and one key
 _MOST_QUERIES = 256  # of one strip in one product; more would mostly look at keys they may not see
+_LONG_RUN = 256  # keys: gathering so many costs a CPU about as much as a product more
 
 
 class _Group(NamedTuple):
-    """Entries start..stop, all of one strip, and the range of keys they see between them."""
+    """Entries start..stop, all of one strip, and the range of keys they see between them.
+
+    `is_run`: these keys lie one behind the other, and are so many that they stay in a bucket of their own.
+    """
 
     strip: int
     start: int
     stop: int
     low: int
     high: int
+    is_run: bool = False
 
 
 class TorchBackend:
-    """Grouped attention. `budget` bounds the scores (per head) held by one product."""
+    """Grouped attention.
+
+    `budget` bounds the scores (per head) held by one product. On a CPU, at least `long_run` keys that lie one behind
+    the other are read where they lie.
+    """
 
     name = "torch"
 
-    def __init__(self, budget: int = 1 << 22) -> None:
-        self.budget = budget
+    def __init__(self, budget: int = 1 << 22, long_run: int = _LONG_RUN) -> None:
+        self.budget, self.long_run = budget, long_run
         self._newest: tuple[object, int, list[Ints]] | None = None  # how groups were put together
 
     def prepare(self, plan: Plan, device: torch.device) -> Prepared:
         """Sort the plan's (token, read) pairs into buckets; all of it on the host, in numpy."""
         entries = Entries.of(plan)
-        buckets, places = [], np.empty(len(entries.token), dtype=np.int64)
+        groups = _groups(entries, self.budget)
+        if device.type == "cpu":
+            groups = [part for group in groups for part in _runs(plan, group, self.long_run)]
+        buckets, partials, places = [], [], []
         filled = 0
-        for groups in self._buckets(entries, plan.lockstep):
-            bucket, at = _lay_out(plan, entries, groups, device)
-            for row, group in enumerate(groups):
-                size = group.stop - group.start
-                first = filled + row * at
-                places[group.start : group.stop] = np.arange(first, first + size)
-            filled += len(groups) * at
+        for together in self._buckets(groups, plan.lockstep):
+            bucket, at = _lay_out(plan, entries, together, device)
+            for row, group in enumerate(together):
+                partials.append(entries.token[group.start : group.stop])
+                places.append(filled + row * at + np.arange(group.stop - group.start))
+            filled += len(together) * at
             buckets.append(bucket)
-        entry_of, is_real = _partials_of(entries.token, places, plan.num_tokens)
+        entry_of, is_real = _partials_of(
+            np.concatenate(partials), np.concatenate(places), plan.num_tokens
+        )
         return Prepared(
             buckets,
             torch.cat([bucket.tokens.flatten() for bucket in buckets]),
@@ -170,17 +184,20 @@ class TorchBackend:
             torch.as_tensor(plan.positions, device=device),
         )
 
-    def _buckets(self, entries: Entries, lockstep: object) -> list[list[_Group]]:
-        """Groups of like size together, none of the products larger than the budget.
+    def _buckets(self, groups: list[_Group], lockstep: object) -> list[list[_Group]]:
+        """Groups of like size together, none of the products larger than the budget; runs alone.
 
         In plain decoding groups grow slowly, and stay together as they were put.
         """
-        groups = _groups(entries, self.budget)
+        alone = [[group] for group in groups if group.is_run]
+        groups = [group for group in groups if not group.is_run]
+        if not groups:
+            return alone
         sizes = np.array([(g.stop - g.start, g.high - g.low) for g in groups], dtype=np.int64)
         known = self._newest
         if known is None or lockstep is None or known[:2] != (lockstep, len(groups)):
             known = self._newest = lockstep, len(groups), _of_like_size(sizes)
-        buckets = []
+        buckets = alone
         for bucket in known[2]:
             most = max(1, int(sizes[bucket].max(axis=0).prod()))
             per_bucket = max(1, self.budget // most)
@@ -297,6 +314,25 @@ def _groups(entries: Entries, budget: int) -> list[_Group]:
             high = max(low + 1, int(reach[first:last].max()))
             groups.append(_Group(strip, first, last, low, high))
     return groups
+
+
+def _runs(plan: Plan, group: _Group, long_run: int) -> list[_Group]:
+    """The group's keys in parts: each long run of pages that follow each other, and whatever is between those."""
+    if group.high - group.low < long_run:
+        return [group]
+    size = plan.page_size
+    pages = np.asarray(plan.reads.pages[group.strip])
+    first, last = group.low // size, (group.high - 1) // size
+    breaks = first + 1 + np.flatnonzero(np.diff(pages[first : last + 1]) != 1)
+    ends = [group.low, *(breaks * size).tolist(), group.high]
+    found: list[_Group] = []
+    for low, high in itertools.pairwise(ends):
+        is_run = high - low >= long_run
+        if found and not is_run and not found[-1].is_run:
+            found[-1] = found[-1]._replace(high=high)
+        else:
+            found.append(group._replace(low=low, high=high, is_run=is_run))
+    return found
 
 
 def _of_like_size(sizes: Ints) -> list[Ints]:
