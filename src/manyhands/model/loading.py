@@ -37,6 +37,7 @@ from manyhands.model.adapter import ModelAdapter
 from manyhands.model.checkpoint import (
     check_dtypes,
     check_folder,
+    check_lora,
     check_tokenizer,
     read_headers,
 )
@@ -54,7 +55,7 @@ from manyhands.model.families import (
 )
 from manyhands.model.fusion import is_fused
 from manyhands.model.gguf.network import GgufFile
-from manyhands.model.lora import check_lora, merge_lora
+from manyhands.model.lora import merge_lora
 from manyhands.model.parallel.collectives import Collectives
 from manyhands.model.parallel.cuts import Cutting
 from manyhands.model.parallel.reading import read_part

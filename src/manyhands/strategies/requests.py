@@ -74,7 +74,8 @@ class Defaults:
     """The values that answer a request where it says nothing.
 
     `method`: None is plain completion. `context` is the longest view that the model bears, in tokens. `own` is
-    how the model samples by itself, in methods too; None: as each method does.
+    how the model samples by itself, in methods too; None: as each method does. `changes` are choices that make another
+    model of the one that `model` names, such as an adapter: answers to equal requests differ by them.
     """
 
     model: str
@@ -82,6 +83,7 @@ class Defaults:
     method: str | None = None
     context: int | None = None
     own: Choice | None = None
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
