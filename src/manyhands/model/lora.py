@@ -9,6 +9,7 @@ that a model with an adapter is as fast as without.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,9 @@ def save_lora(model: nn.Module, folder: Path, *, base: str, dtype: torch.dtype) 
         "inference_mode": True,
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    shutil.copymode(
+        folder / CONFIG, folder / WEIGHTS
+    )  # safetensors lets the owner alone read its files
 
 
 def load_lora(model: nn.Module, folder: Path) -> None:
