@@ -134,7 +134,8 @@ def load_adapter(
     if weights not in get_args(Weights):
         raise InvalidRequest(f"weights {weights!r} are unknown", hint='choose "auto" or "dummy"')
     check_quantise(quantise)
-    if adapted is not None and (collectives is not None or quantise not in ("auto", "none")):
+    wanted = quantise
+    if adapted is not None and (collectives is not None or quantise in ("fp8", "int4")):
         raise InvalidRequest(
             "an adapter was asked for together with several ranks or weights in fewer bits",
             hint="merge it first: manyhands train writes whole models, too, and peft has merge_and_unload",
@@ -167,6 +168,8 @@ def load_adapter(
             cutting.join(network)
         if adapted is not None:
             merge_lora(network, adapted)
+            if _is_halved(found, wanted, place, precision):
+                round_to_fp16(network)
         adapter = ModelAdapter(network, name=str(model), context=context, family=family)
     for note in notes:
         warnings.warn(note, stacklevel=2)
@@ -273,6 +276,15 @@ def judge(config: Any, context: int | None = None) -> Family:
     return family
 
 
+def _is_halved(found: Found, quantise: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether numbers are rounded to float16. InvalidRequest where that was asked for and cannot be."""
+    if quantise == "fp16":
+        check_fp16(device, dtype)
+        return True
+    was_rounded = found.file is not None and found.file.is_rounded  # each, to eight bits or fewer
+    return quantise == "auto" and was_rounded and device.type == "cpu" and dtype == torch.float32
+
+
 def _network(
     found: Found,
     weights: str,
@@ -286,13 +298,7 @@ def _network(
     kind = quantise
     if quantise == "auto":
         kind = "none" if layout is None else layout.kind_on(device)
-        is_rounded = (
-            found.file is not None and found.file.is_rounded
-        )  # each number, to eight bits or fewer
-        if is_rounded and device.type == "cpu" and dtype == torch.float32:
-            kind = "fp16"
-    if kind == "fp16":
-        check_fp16(device, dtype)
+    if _is_halved(found, quantise, device, dtype):
         plain = _network(found, weights, "none", device, dtype, notes, cutting)
         round_to_fp16(plain)
         return plain
