@@ -120,7 +120,7 @@ class LiveScreen:
         """Remember what the status line says about it."""
         if isinstance(event, TokenWritten):
             self._last_token, self._state = time.perf_counter(), "working"
-        elif isinstance(event, ReplyWritten) and not self.account.solo:
+        elif isinstance(event, ReplyWritten) and self.account.is_apart:
             if self._talk is not None and self._state != _REPLYING:
                 self._talk.note = "The work is over: words that come now are not heard."
             self._state = _REPLYING
