@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -42,7 +41,7 @@ from manyhands.model.checkpoint import (
     read_headers,
 )
 from manyhands.model.devices import host_bytes, resolve_device, resolve_dtype, too_small
-from manyhands.model.dummy import dummy_model
+from manyhands.model.dummy import UNBUILDABLE, bare_model, dummy_model
 from manyhands.model.families import (
     FAMILIES,
     Family,
@@ -218,7 +217,8 @@ def check_sizes(name: str, config: Any) -> None:
     """Raise UnsupportedModel where a number of the configuration can be none of a network."""
     sizes = [(field, size) for field in _SIZES for size in values_of(config, field)]
     for field, size in sizes:
-        if size is not None and not (isinstance(size, int) and 1 <= size <= _LARGEST):
+        is_number = isinstance(size, int) and not isinstance(size, bool)
+        if size is not None and not (is_number and 1 <= size <= _LARGEST):
             raise UnsupportedModel(
                 f"the configuration of {name!r} cannot be used: {field} is {size!r}; expected 1 to "
                 f"{_LARGEST:,}",
@@ -398,7 +398,7 @@ def _config(name: str) -> Any:
         return language_model(AutoConfig.from_pretrained(name, trust_remote_code=False))
     except OSError as error:
         raise not_found(name, error) from error
-    except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+    except UNBUILDABLE as error:
         raise UnsupportedModel(
             f"the configuration of {name!r} cannot be used: {in_short(error)}",
             hint=f"supported: {supported()}; code that comes with a checkpoint is never run",
@@ -488,15 +488,7 @@ def _check_room(name: str, config: Any, dtype: torch.dtype) -> None:
     The network is laid out without memory: a wrong size in a configuration would otherwise be found
     when the machine has none left.
     """
-    make: Any = AutoModelForCausalLM.from_config
-    with torch.device("meta"), quiet():
-        try:
-            laid_out = make(config, trust_remote_code=False)
-        except (RuntimeError, ValueError, KeyError, TypeError, ImportError, OverflowError) as error:
-            raise UnsupportedModel(
-                f"the configuration of {name!r} makes no network: {in_short(error)}",
-                hint="download config.json again, or repair it",
-            ) from error
+    laid_out = bare_model(config, dtype)
     size = sum(weight.numel() for weight in laid_out.parameters()) * dtype.itemsize
     total = host_bytes()
     if size > total:
