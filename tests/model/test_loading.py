@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from manyhands.errors import (
@@ -578,3 +578,30 @@ def test_tensors_without_a_place_are_said(copy: Path) -> None:
         UserWarning, match="has 1 tensors that its network has no place for.*adapter"
     ):
         load_adapter(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("gemma4_text", "enable_moe_block", True),  # TypeError in transformers
+        ("gemma4_text", "hidden_activation", "x"),  # KeyError
+        ("gemma4_text", "rope_parameters", {}),
+        ("gemma4_text", "hidden_size_per_layer_input", -1),  # RuntimeError
+        ("gemma4_shared", "num_kv_shared_layers", -1),  # IndexError
+        ("gemma4_shared", "num_kv_shared_layers", 99),  # ValueError
+        ("deepseek_v2", "kv_lora_rank", -1),
+        ("deepseek_v2", "num_attention_heads", 0),  # ZeroDivisionError
+        ("deepseek_v3", "head_dim", True),  # True is 1 for Python
+    ],
+)
+@pytest.mark.parametrize("weights", ["dummy", "auto"])
+def test_a_configuration_that_makes_no_network(
+    tmp_path: Path, name: str, field: str, value: object, weights: str
+) -> None:
+    config = json.loads(tiny_models()[name]().config.to_json_string(use_diff=False))
+    (tmp_path / "config.json").write_text(json.dumps({**config, field: value}))
+    (tmp_path / "model.safetensors").write_bytes(save({"any": torch.zeros(1)}))
+    with pytest.raises(UnsupportedModel, match=r"makes no network|cannot be used") as refused:
+        load_adapter(tmp_path, device="cpu", weights=weights, tokenizer=object())
+    assert str(tmp_path) in str(refused.value)
+    assert refused.value.hint

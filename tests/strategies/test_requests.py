@@ -21,6 +21,8 @@ from manyhands.schema.openai import (
     PlainRequest,
     read_request,
 )
+from manyhands.strategies.base import Answer
+from manyhands.strategies.events import ReplyWritten
 from manyhands.strategies.methods import METHODS
 from manyhands.strategies.requests import (
     CompletionSpec,
@@ -37,7 +39,7 @@ from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import EndSettings, SharedSettings, TeamSettings
 from manyhands.strategies.shared_prefix import Completion, Completions, Prompt
 from manyhands.text.grammar import Grammar
-from tests.strategies.driver import small_text
+from tests.strategies.driver import play, small_text
 
 TEXT = small_text()
 DEFAULTS = Defaults(
@@ -299,6 +301,19 @@ def test_every_field_of_a_method_can_be_asked_for() -> None:
         512,
         (Message("system", "Be brief."), Message("user", "Hi"), Message("assistant", " Yes?")),
     )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_line_of_any_method_is_longer_than_the_request_allows(method: str) -> None:
+    """Neither what a worker writes nor the reply, whoever writes on and on."""
+    spec = asked({"method": method}, max_tokens=7)
+    assert isinstance(spec, RunSpec)
+    (letter,) = TEXT.encode("a")
+    played = play(spec.strategy(TEXT), lambda row: min(row.choice.allowed or [letter]))
+    assert isinstance(played.answer, Answer)
+    reply = "".join(event.text for event in played.events if isinstance(event, ReplyWritten))
+    assert 0 < max(played.answer.tokens) <= 7
+    assert reply.count("a") <= 7
 
 
 def test_what_openai_says_and_what_we_say() -> None:

@@ -263,4 +263,4 @@ def prompts(options: PromptsOptions) -> None:
     from manyhands.cli.loading import words_of
     from manyhands.cli.output import say
 
-    say(words_of(options.model), end="")
+    say(words_of(options.model, options.lora), end="")

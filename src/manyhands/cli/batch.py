@@ -21,7 +21,7 @@ from manyhands.cli.batch_lines import Numbered, failure_line, model_of
 from manyhands.cli.batch_options import BatchOptions
 from manyhands.cli.command import shared_of
 from manyhands.cli.guard import tell
-from manyhands.cli.loading import load_engine, name_of, sampled
+from manyhands.cli.loading import changes_of, load_engine, name_of, sampled
 from manyhands.cli.output import Notes, say, say_json
 from manyhands.cli.spreading import facts_of, spread
 from manyhands.cli.stopping import StopRequest, exit_code_of, word_for
@@ -44,7 +44,7 @@ def batch(options: BatchOptions) -> None:
     model = name_of(options.model)
     unsaid = shared_of(BatchOptions).settings_for(SHARED_PREFIX, options.chosen, options.listed)
     _check(options)
-    defaults = Defaults(model, sampled(unsaid, model, options))
+    defaults = Defaults(model, sampled(unsaid, model, options), changes=changes_of(options))
     given = read_input(options.requests, defaults)
     notes = Notes()
     with (

@@ -85,7 +85,7 @@ def _nested_too_deep(number: int) -> InvalidRequest:
 
 def fingerprint(line: object, defaults: Defaults) -> str:
     """The digest that tells this request, put to this model with these defaults, from any other."""
-    of = [line, defaults.model, to_plain(defaults.settings)]
+    of = [line, defaults.model, to_plain(defaults.settings), *defaults.changes]
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -37,7 +37,7 @@ def picture(
 ) -> list[Text]:
     """The whole frame: at most `height` lines of at most `width` cells. `status` comes in parts."""
     foot = [_line(line, width, "bold") for line in folded(status, width, max(1, height - LOWEST))]
-    if with_reply and account.reply and not account.solo:
+    if with_reply and account.reply and account.is_apart:
         room = min(MOST_REPLY_LINES, max(0, height - len(foot) - LOWEST))
         foot = _reply(account.reply, width, room) + foot
     room = height - len(foot)

@@ -33,6 +33,7 @@ from manyhands.cli.stopping import HaltRequest
 from manyhands.cli.talking import Talk
 from manyhands.errors import OutputFailed
 from manyhands.strategies.account import Account
+from manyhands.strategies.base import FinishedStep
 from manyhands.strategies.events import Event, ReplyWritten, RequestRefused, TokenWritten
 from manyhands.strategies.listening import Item, Said
 
@@ -119,7 +120,7 @@ class LiveScreen:
         """Remember what the status line says about it."""
         if isinstance(event, TokenWritten):
             self._last_token, self._state = time.perf_counter(), "working"
-        elif isinstance(event, ReplyWritten) and not self.account.solo:
+        elif isinstance(event, ReplyWritten) and self.account.is_apart:
             if self._talk is not None and self._state != _REPLYING:
                 self._talk.note = "The work is over: words that come now are not heard."
             self._state = _REPLYING
@@ -149,15 +150,15 @@ class LiveScreen:
     def end(self, outcome: Outcome) -> None:
         """The last frame, or all that was written if it was cut short; below it the reply."""
         account = self.account
-        if outcome.is_cut_short:
-            say_steps(account, account.steps(), outcome)
-        elif account.solo:  # the frame would be the reply once more
-            say_steps(account, account.thoughts(), outcome)
+        above: tuple[FinishedStep, ...] = ()
+        if outcome.is_cut_short or account.solo:  # the frame of one would be the reply once more
+            above = account.steps() if outcome.is_cut_short else account.thoughts()
+            say_steps(account, above, outcome)
         else:
             width, height = self.console.size
             self.console.print(Group(*picture(account, (), width, height - 1, with_reply=False)))
             self.console.print()
-        say_reply(account, outcome)
+        say_reply(account, outcome, above)
         for item in outcome.unheard:
             if isinstance(item, Said):
                 tell(f"not heard, the work was over: {item.text}", "note: ", "yellow")

@@ -19,7 +19,7 @@ from manyhands.cli.options import BUNDLED
 from manyhands.cli.output import Notes
 from manyhands.errors import InvalidRequest, ModelNotFound
 from manyhands.hub import exists, is_gguf, is_local
-from manyhands.model.checkpoint import check_place
+from manyhands.model.checkpoint import check_lora, check_place
 from manyhands.model.generation import GENERATION_FILE, about, own_choice
 from manyhands.model.settings import ModelSettings
 from manyhands.prompts import PROMPT_FILE, Prompts, dump_prompts, load_prompts, model_prompts
@@ -78,18 +78,20 @@ def prompts_for(model: str, file: Path | None, adapter: str | None = None) -> Pr
 
 def _words_at(model: str, adapter: str | None) -> str:
     """Where words are looked for: beside an adapter that has some, else with the model."""
-    if (
-        adapter is not None
-        and (folder := Path(adapter).expanduser()).joinpath(PROMPT_FILE).is_file()
-    ):
-        return str(folder)
+    if adapter is not None:
+        folder = Path(adapter).expanduser()
+        check_lora(folder)
+        if folder.joinpath(PROMPT_FILE).is_file():
+            return str(folder)
     return place_of(model)
 
 
-def words_of(model: str | None) -> str:
-    """The words that a model brings, or our own, as a file; above them whose they are."""
+def words_of(model: str | None, adapter: str | None = None) -> str:
+    """The words that a model or its adapter brings, or our own, as a file; above them whose they are."""
     name = name_of(model)
-    words = prompts_for(name, None)
+    words = prompts_for(name, None, adapter)
+    if adapter is not None and _words_at(name, adapter) != place_of(name):
+        name = f"the adapter {adapter}"
     whose = f"The words of {name}." if words != Prompts() else f"{name} brings no words: ours."
     return f"# {whose} Of another model: manyhands prompts --model NAME\n\n{dump_prompts(words)}"
 
@@ -142,6 +144,8 @@ def load_wordless_engine(model: str, settings: ModelSettings, notes: Notes) -> E
     place = place_of(model)
     if is_local(place):  # before torch is imported, which takes seconds
         check_place(place, with_weights=settings.weights == "auto")
+    if settings.lora is not None:
+        check_lora(Path(settings.lora).expanduser())
     is_watched = sys.stderr is not None and sys.stderr.isatty()
     if is_watched:
         tell(f"loading {model}")
@@ -183,6 +187,7 @@ def load_network(model: str, settings: ModelSettings, notes: Notes) -> ModelAdap
             weights=settings.weights,
             quantise=settings.quantise,
             context=settings.context,
+            adapted=None if settings.lora is None else Path(settings.lora).expanduser(),
         )
     return adapter
 
@@ -196,11 +201,27 @@ def strategy_for(engine: Engine, text: Text, spec: RunSpec) -> Strategy:
     return measure_joins(strategy, engine.replay) if wanted else strategy
 
 
+def changes_of(settings: ModelSettings) -> tuple[str, ...]:
+    """The choices by which the model's answers differ from those of the one that is named, as it comes."""
+    usual, own = ModelSettings(), replace(settings, lora=_adapter_of(settings))
+    return tuple(
+        f"{name} {getattr(own, name)}"
+        for name in ("lora", "weights", "dtype", "quantise", "kv_cache_dtype", "thinking")
+        if getattr(own, name) != getattr(usual, name)
+    )
+
+
+def _adapter_of(settings: ModelSettings) -> str | None:
+    """The adapter's folder by its full path."""
+    return None if settings.lora is None else str(Path(settings.lora).expanduser().resolve())
+
+
 def place_facts(engine: Engine, settings: ModelSettings) -> dict[str, Any]:
     """Where and with what a run is computed, for its trace."""
     from manyhands.cli.output import version_of
 
     return {
+        "lora": _adapter_of(settings),
         "weights": settings.weights,
         "quantise": settings.quantise,
         "kv_cache_dtype": settings.kv_cache_dtype,

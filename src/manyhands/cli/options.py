@@ -117,13 +117,16 @@ class ReplayOptions(ModelSettings):
 
     trace: Path = setting(..., "A trace, saved by solve --transcript.", names=("trace",))
     model: Any = like(ModelSettings, "model", help="Another place of the model.", unset=_TRACES)
+    lora: str | None = like(
+        ModelSettings, "lora", help="Another place of the LoRA adapter.", unset=_TRACES
+    )
     weights: Weights = like(
         ModelSettings, "weights", help="Weights: the trace's (auto), or random ones (dummy)."
     )
     quantise: Quantise = like(
         ModelSettings,
         "quantise",
-        help="Weights in fewer bits: as the trace says (auto), none, fp8 or int4.",
+        help="Weights in fewer bits: as the trace says (auto), none, fp16, fp8 or int4.",
     )
     fuse: Fuse = like(
         ModelSettings,
@@ -242,6 +245,12 @@ class PromptsOptions:
         "model",
         help="Whose: a folder, or a name on the hub.",
         unset=BUNDLED,
+        panel="",
+    )
+    lora: str | None = like(
+        ModelSettings,
+        "lora",
+        help="A folder with a LoRA adapter: words that lie beside it are the model's.",
         panel="",
     )
 

@@ -19,9 +19,12 @@ from manyhands.cli.output import Notes, TraceFile, say, say_json
 from manyhands.cli.running import drive, screen_for
 from manyhands.cli.solve import check_answered, finish
 from manyhands.errors import BrokenTrace, InvalidRequest, ManyhandsError
+from manyhands.model.settings import ModelSettings
 from manyhands.replay.retold import account_from, answer_from
 from manyhands.replay.trace import TRACE_LINES, Trace, read_trace
+from manyhands.schema.choosing import flag_of
 from manyhands.schema.lines import read_lines
+from manyhands.schema.setting import settings_of
 from manyhands.strategies.account import Account
 from manyhands.strategies.base import Answer
 from manyhands.strategies.branches import BranchAnswer
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 # Values that the command may leave open, by their type.
 _RECORDED: dict[str, type] = {
+    "lora": str,
     "weights": str,
     "quantise": str,
     "kv_cache_dtype": str,
@@ -39,7 +43,7 @@ _RECORDED: dict[str, type] = {
     "thinking": str,
     "context": int,
 }
-_FACTS = ("model", "method", "workers", "layout", "seed", "settings", "problem", "versions")
+_FACTS = ("model", "lora", "method", "workers", "layout", "seed", "settings", "problem", "versions")
 
 
 def replay(options: ReplayOptions) -> None:
@@ -131,14 +135,19 @@ def as_recorded(options: ReplayOptions, trace: Trace) -> ReplayOptions:
         value = trace.header.get(name)
         if getattr(options, name) not in (None, "auto") or value is None:
             continue
-        flag = "--load" if name == "weights" else f"--{name}"
         if type(value) is not kind:
             raise BrokenTrace(
                 f"the trace's header has {name} {value!r}, expected {kind.__name__}",
-                hint=f"The file is damaged. Say it yourself: {flag}.",
+                hint=f"The file is damaged. Say it yourself: {_flag(name)}.",
             )
         recorded[name] = value
     return replace(options, **recorded)
+
+
+def _flag(name: str) -> str:
+    """The option of a field of `ModelSettings`, as its declaration has it."""
+    (option, *_) = settings_of(ModelSettings)[name].names or (flag_of(name),)
+    return option
 
 
 def _check(verified: Verification | None) -> None:
@@ -147,7 +156,7 @@ def _check(verified: Verification | None) -> None:
         raise ManyhandsError(
             f"this model does not write this run: {verified.num_agreeing} of "
             f"{verified.num_tokens} tokens agree",
-            hint="name the model and the weights that the run was made with: --model, --load",
+            hint="name the model and the weights that the run was made with: --model, --load, --adapter",
         )
 
 
@@ -200,6 +209,7 @@ def _summary(trace: Trace, account: Account, answer: Answer) -> str:
     tokens = ", ".join(f"{n} {name}" for name, n in zip(names, answer.tokens, strict=False))
     facts = {
         "model": header.get("model"),
+        "adapter": header.get("lora"),
         "method": header.get("method"),
         "workers": ", ".join(names),
         "layout": header.get("layout"),

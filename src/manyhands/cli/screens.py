@@ -9,6 +9,7 @@ LiveScreen   one column per worker, on a terminal (live.py)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, Protocol, Self
@@ -24,7 +25,11 @@ from manyhands.strategies.base import Answer, FinishedStep
 from manyhands.strategies.branches import BranchAnswer
 from manyhands.strategies.events import Event, StepEnded, to_line
 from manyhands.strategies.listening import Item
+from manyhands.text import boxed_answer
 
+# Of words of their own: a letter, a digit, a sign or another digit's point would make them part of others.
+_BEFORE, _BEHIND = r"(?<![\w−-])(?<!\d[.,])", r"(?!\w|[.,]\d)"
+_ITEM = re.compile(r"^\s*\d+[.)]\s+")
 _REASONS = {
     "stopped": "every worker ended its turn without one",
     "budget": "the budget of forward passes is spent",
@@ -156,8 +161,9 @@ class PlainScreen(_Still):
     def end(self, outcome: Outcome) -> None:
         """Print the steps that the end cut off, the reply, and how the run ended."""
         account = self.account
-        say_steps(account, account.thoughts() if account.solo else account.unfinished(), outcome)
-        say_reply(account, outcome, above=account.steps())
+        above = account.thoughts() if account.solo else account.steps()
+        say_steps(account, above if account.solo else account.unfinished(), outcome)
+        say_reply(account, outcome, above)
         say(last_line(outcome, self.budget))
 
 
@@ -174,7 +180,8 @@ def say_steps(account: Account, steps: Sequence[FinishedStep], outcome: Outcome)
 def say_reply(account: Account, outcome: Outcome, above: Sequence[FinishedStep] = ()) -> None:
     """Print the answers of smaller budgets, the reply, and the answer if that does not contain it.
 
-    A reply that is one of the steps printed `above`, word by word, is named and not printed again.
+    A reply below steps that were printed as text (`above`) is headed; one that is one of these steps, word by
+    word, is named and not printed again.
     """
     answer, reply = outcome.answer.answer, account.reply.strip()
     for passes, found in outcome.answer.snapshots.items():
@@ -183,8 +190,8 @@ def say_reply(account: Account, outcome: Outcome, above: Sequence[FinishedStep] 
     if chosen:
         say(f"The reply is that of {account.label(chosen[0]).removesuffix(':')}.")
     elif reply:
-        say(reply)
-    if answer is not None and _squeezed(answer) not in _squeezed(reply):
+        say(f"Reply:\n{reply}" if above else reply)
+    if answer is not None and not _says(reply, answer):
         say(f"Answer: {answer}")
     if answer is None and not reply and not outcome.is_cut_short:
         reason = outcome.answer.finish_reason
@@ -197,6 +204,15 @@ def say_reply(account: Account, outcome: Outcome, above: Sequence[FinishedStep] 
             )
 
 
-def _squeezed(text: str) -> str:
-    """Without blanks: a reply that says an answer with others has said it."""
-    return "".join(text.split())
+def _says(reply: str, answer: str) -> bool:
+    """Whether a reader of the reply knows the answer: it stands in a box, or as words of their own in the last line.
+
+    Blanks do not count, nor does the number of a list's item. An answer of several lines, as a program is one, may
+    stand anywhere.
+    """
+    squeezed = "".join(answer.split())
+    if "".join((boxed_answer(reply) or "").split()) == squeezed:
+        return True
+    where = reply if "\n" in answer else _ITEM.sub("", reply.rpartition("\n")[2])
+    inside = r"\s*".join(map(re.escape, squeezed))
+    return re.search(rf"{_BEFORE}{inside}{_BEHIND}", where) is not None

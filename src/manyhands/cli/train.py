@@ -83,7 +83,7 @@ def train(options: TrainOptions) -> None:
                 with _reporting(is_silent=bool(rank)) as report:
                     run.run(report, pause=options.pause)
             except KeyboardInterrupt as error:
-                tell(f"interrupted after {run.step} steps; the same command goes on from there")
+                tell(_interrupted(run))
                 raise typer.Exit(exit_code_of(number_of(error))) from error
             if rank:
                 return
@@ -97,6 +97,15 @@ def train(options: TrainOptions) -> None:
             account = _account(options, recipe, adapter, run, last)
             (options.out / "training.json").write_text(json.dumps(account, indent=2) + "\n")
             run.end()
+
+
+def _interrupted(run: training.Training) -> str:
+    """Where an interrupted training goes on: a second interrupt may have struck while its checkpoint was written."""
+    told = f"interrupted after {run.step} steps"
+    if run.rank or run.kept == run.step:
+        return f"{told}; the same command goes on from there"
+    there = f"goes on behind step {run.kept}" if run.kept else "begins anew"
+    return f"{told}, before the checkpoint was whole; the same command {there}"
 
 
 @contextmanager
@@ -188,7 +197,7 @@ def _reporting(*, is_silent: bool = False) -> Iterator[Callable[[training.Progre
 
 def _described(progress: training.Progress) -> str:
     speed = progress.tokens / max(progress.seconds, 1e-9)
-    return f"loss {progress.loss:.4f}, right {progress.accuracy:.2%}, {speed / 1e3:.0f}k tokens/s"
+    return f"loss {progress.loss:.4f}, right {progress.accuracy:.2%}, {speed:,.0f} tokens/s"
 
 
 def _save(recipe: Recipe, adapter: ModelAdapter, tokenizer: Any, out: Path) -> None:
@@ -201,6 +210,8 @@ def _save(recipe: Recipe, adapter: ModelAdapter, tokenizer: Any, out: Path) -> N
         save_lora(adapter.model, out, base=Path(recipe.model.start).name, dtype=dtype)
     else:
         adapter.model.to(dtype).save_pretrained(out)
+        for weights in out.glob("*.safetensors"):  # that only the owner may read, unlike the rest
+            shutil.copymode(out / "config.json", weights)
         tokenizer.save_pretrained(out)
     (out / PROMPT_FILE).write_text(dump_prompts(recipe.prompts), encoding="utf-8")
 

@@ -18,6 +18,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 
+from manyhands.errors import ModelNotFound
 from manyhands.hub import check_there, damaged, in_short, incomplete, is_gguf, not_found
 from manyhands.model.gguf.header import read_header
 
@@ -25,6 +26,7 @@ from manyhands.model.gguf.header import read_header
 PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 _FILES = ("*.safetensors", "*.safetensors.index.json")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # as `peft` names them
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -34,6 +36,20 @@ def check_place(place: str, *, with_weights: bool) -> None:
         read_header(Path(place))
     else:
         check_folder(Path(place).expanduser(), with_weights=with_weights)
+
+
+def check_lora(folder: Path) -> None:
+    """Raise `ModelNotFound` where the folder holds no LoRA adapter."""
+    for name in ADAPTER_FILES:
+        try:
+            is_there = (folder / name).is_file()
+        except (OSError, ValueError):  # a name that no file can have
+            is_there = False
+        if not is_there:
+            raise ModelNotFound(
+                f"there is no adapter at {str(folder)[:200]!r}: {name} is missing",
+                hint="give a folder as `manyhands train` with [lora], or `peft`, writes it",
+            )
 
 
 def check_folder(folder: Path, *, with_weights: bool) -> None:

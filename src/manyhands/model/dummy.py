@@ -13,16 +13,24 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import PreTrainedModel
 
+from manyhands.errors import UnsupportedModel
+from manyhands.hub import in_short
 from manyhands.model.families import reject
 from manyhands.model.quantised.linear import Quantised
 from manyhands.model.quantised.quantise import make_room
 from manyhands.model.quiet import quiet
 
 _build: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config  # has no types of its own
+# Errors in which transformers' classes end where a configuration makes no sense.
+UNBUILDABLE: tuple[type[Exception], ...] = (
+    *(RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    *(ImportError, StrictDataclassError),
+)
 _STD = 0.02  # most families start their training with it; logits stay finite in half precision
 
 
@@ -56,13 +64,23 @@ def dummy_model(
 
 
 def bare_model(config: Any, dtype: torch.dtype) -> PreTrainedModel:
-    """The network on the meta device, its linear layers ordinary whatever the configuration says."""
+    """The network on the meta device, its linear layers ordinary whatever the configuration says.
+
+    UnsupportedModel if the configuration makes none: transformers' classes end in errors of every kind then.
+    """
     reject(config)
     config = copy.deepcopy(config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # gpt-oss comes in mxfp4; random weights need no packing
-    with quiet(), torch.device("meta"):
-        return _build(config, dtype=dtype, trust_remote_code=False)
+    try:
+        with quiet(), torch.device("meta"):
+            return _build(config, dtype=dtype, trust_remote_code=False)
+    except UNBUILDABLE as error:
+        name = getattr(config, "name_or_path", "") or config.model_type
+        raise UnsupportedModel(
+            f"the configuration of {name!r} makes no network: {type(error).__name__}: {in_short(error)}",
+            hint="download config.json again, or repair it",
+        ) from error
 
 
 def mend_buffers(model: Any) -> None:

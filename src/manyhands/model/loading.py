@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -37,11 +36,12 @@ from manyhands.model.adapter import ModelAdapter
 from manyhands.model.checkpoint import (
     check_dtypes,
     check_folder,
+    check_lora,
     check_tokenizer,
     read_headers,
 )
 from manyhands.model.devices import host_bytes, resolve_device, resolve_dtype, too_small
-from manyhands.model.dummy import dummy_model
+from manyhands.model.dummy import UNBUILDABLE, bare_model, dummy_model
 from manyhands.model.families import (
     FAMILIES,
     Family,
@@ -54,7 +54,7 @@ from manyhands.model.families import (
 )
 from manyhands.model.fusion import is_fused
 from manyhands.model.gguf.network import GgufFile
-from manyhands.model.lora import check_lora, merge_lora
+from manyhands.model.lora import merge_lora
 from manyhands.model.parallel.collectives import Collectives
 from manyhands.model.parallel.cuts import Cutting
 from manyhands.model.parallel.reading import read_part
@@ -133,7 +133,8 @@ def load_adapter(
     if weights not in get_args(Weights):
         raise InvalidRequest(f"weights {weights!r} are unknown", hint='choose "auto" or "dummy"')
     check_quantise(quantise)
-    if adapted is not None and (collectives is not None or quantise not in ("auto", "none")):
+    wanted = quantise
+    if adapted is not None and (collectives is not None or quantise in ("fp8", "int4")):
         raise InvalidRequest(
             "an adapter was asked for together with several ranks or weights in fewer bits",
             hint="merge it first: manyhands train writes whole models, too, and peft has merge_and_unload",
@@ -166,6 +167,8 @@ def load_adapter(
             cutting.join(network)
         if adapted is not None:
             merge_lora(network, adapted)
+            if _is_halved(found, wanted, place, precision):
+                round_to_fp16(network)
         adapter = ModelAdapter(network, name=str(model), context=context, family=family)
     for note in notes:
         warnings.warn(note, stacklevel=2)
@@ -214,7 +217,8 @@ def check_sizes(name: str, config: Any) -> None:
     """Raise UnsupportedModel where a number of the configuration can be none of a network."""
     sizes = [(field, size) for field in _SIZES for size in values_of(config, field)]
     for field, size in sizes:
-        if size is not None and not (isinstance(size, int) and 1 <= size <= _LARGEST):
+        is_number = isinstance(size, int) and not isinstance(size, bool)
+        if size is not None and not (is_number and 1 <= size <= _LARGEST):
             raise UnsupportedModel(
                 f"the configuration of {name!r} cannot be used: {field} is {size!r}; expected 1 to "
                 f"{_LARGEST:,}",
@@ -272,6 +276,15 @@ def judge(config: Any, context: int | None = None) -> Family:
     return family
 
 
+def _is_halved(found: Found, quantise: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether numbers are rounded to float16. InvalidRequest where that was asked for and cannot be."""
+    if quantise == "fp16":
+        check_fp16(device, dtype)
+        return True
+    was_rounded = found.file is not None and found.file.is_rounded  # each, to eight bits or fewer
+    return quantise == "auto" and was_rounded and device.type == "cpu" and dtype == torch.float32
+
+
 def _network(
     found: Found,
     weights: str,
@@ -285,13 +298,7 @@ def _network(
     kind = quantise
     if quantise == "auto":
         kind = "none" if layout is None else layout.kind_on(device)
-        is_rounded = (
-            found.file is not None and found.file.is_rounded
-        )  # each number, to eight bits or fewer
-        if is_rounded and device.type == "cpu" and dtype == torch.float32:
-            kind = "fp16"
-    if kind == "fp16":
-        check_fp16(device, dtype)
+    if _is_halved(found, quantise, device, dtype):
         plain = _network(found, weights, "none", device, dtype, notes, cutting)
         round_to_fp16(plain)
         return plain
@@ -391,7 +398,7 @@ def _config(name: str) -> Any:
         return language_model(AutoConfig.from_pretrained(name, trust_remote_code=False))
     except OSError as error:
         raise not_found(name, error) from error
-    except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+    except UNBUILDABLE as error:
         raise UnsupportedModel(
             f"the configuration of {name!r} cannot be used: {in_short(error)}",
             hint=f"supported: {supported()}; code that comes with a checkpoint is never run",
@@ -481,15 +488,7 @@ def _check_room(name: str, config: Any, dtype: torch.dtype) -> None:
     The network is laid out without memory: a wrong size in a configuration would otherwise be found
     when the machine has none left.
     """
-    make: Any = AutoModelForCausalLM.from_config
-    with torch.device("meta"), quiet():
-        try:
-            laid_out = make(config, trust_remote_code=False)
-        except (RuntimeError, ValueError, KeyError, TypeError, ImportError, OverflowError) as error:
-            raise UnsupportedModel(
-                f"the configuration of {name!r} makes no network: {in_short(error)}",
-                hint="download config.json again, or repair it",
-            ) from error
+    laid_out = bare_model(config, dtype)
     size = sum(weight.numel() for weight in laid_out.parameters()) * dtype.itemsize
     total = host_bytes()
     if size > total:

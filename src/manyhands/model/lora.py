@@ -9,6 +9,7 @@ that a model with an adapter is as fast as without.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from manyhands.errors import InvalidRequest, ModelNotFound, UnsupportedModel
+from manyhands.errors import InvalidRequest, UnsupportedModel
+from manyhands.model.checkpoint import ADAPTER_FILES, check_lora
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = ADAPTER_FILES
 _PREFIX = "base_model.model."
 _SIDES = ("lora_A", "lora_B")
 
@@ -102,6 +104,9 @@ def save_lora(model: nn.Module, folder: Path, *, base: str, dtype: torch.dtype) 
         "inference_mode": True,
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    shutil.copymode(
+        folder / CONFIG, folder / WEIGHTS
+    )  # safetensors lets the owner alone read its files
 
 
 def load_lora(model: nn.Module, folder: Path) -> None:
@@ -130,16 +135,6 @@ def load_lora(model: nn.Module, folder: Path) -> None:
                 )
             with torch.no_grad():
                 own.copy_(found)
-
-
-def check_lora(folder: Path) -> None:
-    """Raise ModelNotFound where the folder holds no adapter."""
-    for name in (CONFIG, WEIGHTS):
-        if not (folder / name).is_file():
-            raise ModelNotFound(
-                f"there is no adapter at {str(folder)!r}: {name} is missing",
-                hint="give a folder as `manyhands train` with [lora], or `peft`, writes it",
-            )
 
 
 def merge_lora(model: nn.Module, folder: Path) -> None:

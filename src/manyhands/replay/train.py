@@ -83,6 +83,7 @@ class Training:
         )
         self.folder = folder
         self.step = 0
+        self.kept = 0  # the step of the checkpoint that lies on disk
         self.tokens = 0
         self.seconds = 0.0
         self.has_ended = False  # and nothing is left to go on from
@@ -236,14 +237,23 @@ class Training:
         state |= {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
         fresh = self.checkpoint.with_suffix(".new")
         with fresh.open("wb") as file:
-            torch.save(state, file)
+            try:
+                torch.save(state, file)
+            except (
+                RuntimeError
+            ) as error:  # an interrupt leaves torch's writer half done, and then that fails
+                if isinstance(error.__context__, KeyboardInterrupt):
+                    raise error.__context__ from None
+                raise
             file.flush()
             os.fsync(file.fileno())  # or a power cut may leave an empty file under the right name
         os.replace(fresh, self.checkpoint)
+        self.kept = self.step
 
     def _resume(self) -> None:
         state = torch.load(self.checkpoint, map_location=self.adapter.device, weights_only=True)
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
+        self.kept = self.step
         if "optimizer" not in state:
             self.has_ended = True
             if self.done < 1:

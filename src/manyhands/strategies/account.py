@@ -66,7 +66,9 @@ class Account:
         self.forward_passes = 0
         self.answer: str | None = None
         self.reply = ""
+        self.is_apart = not solo  # whether some of the reply stands with no worker
         self.snapshots: dict[int, str | None] = {}
+        self._has_written = False  # worker 0, since the reply last grew
 
     @property
     def present(self) -> list[tuple[int, Hand]]:
@@ -95,6 +97,7 @@ class Account:
                 hand.text += event.text
                 hand.num_tokens += 1
                 hand.last_pass = event.forward_pass
+                self._has_written |= not event.worker
             case StepCut():
                 hand = self.hands[event.worker]
                 hand.text = hand.text.removesuffix(event.text)
@@ -121,6 +124,8 @@ class Account:
                 self.snapshots[event.forward_pass] = event.answer
             case ReplyWritten():
                 self.reply += event.text
+                self.is_apart |= not self._has_written
+                self._has_written = False
 
     def _welcome(self, event: WorkerJoined) -> None:
         """A new hand. The last workers who came are gone when all of them had stopped."""

@@ -20,7 +20,7 @@ A chat may also ask for a method, by its model's alias or by options of ours bes
 
 An option is a field of the method's settings, or one within them that is named alone (`"reply_tokens": 200`). It
 has the last word where OpenAI's field says something else. `max_tokens` is the budget of a method whose main
-strand is the reply; of the others it bounds all passes (`end.total`), so no strand gets longer, and nothing may be
+strand is the reply alone; of the others it bounds all passes (`end.total`), so no strand gets longer, and nothing may be
 left for a reply. `stop` cuts the reply (`end.stop`), and `n` asks for so many runs that differ in their seed
 (`RunSpec.samples`). What can be chosen in Python alone is refused.
 """
@@ -74,7 +74,8 @@ class Defaults:
     """The values that answer a request where it says nothing.
 
     `method`: None is plain completion. `context` is the longest view that the model bears, in tokens. `own` is
-    how the model samples by itself, in methods too; None: as each method does.
+    how the model samples by itself, in methods too; None: as each method does. `changes` are choices that make another
+    model of the one that `model` names, such as an adapter: answers to equal requests differ by them.
     """
 
     model: str
@@ -82,6 +83,7 @@ class Defaults:
     method: str | None = None
     context: int | None = None
     own: Choice | None = None
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -369,7 +371,8 @@ def _method_settings(
     values["choice"] = choice_of(request, own)
     if request.seed is not None:
         values["seed"] = request.seed
-    if request.most_tokens is not None and method.solo:
+    # A reply that has a thinker beside it goes on behind the budget, so the budget alone does not bound it.
+    if request.most_tokens is not None and method.solo and method.reading(usual) is None:
         values["budget"] = request.most_tokens
     elif request.most_tokens is not None:
         with _about("max_tokens"):

@@ -44,11 +44,12 @@ def _found(
         try:
             peers = _peers(group, width, dtype, device, collectives)
         except (RuntimeError, AttributeError, ImportError, TypeError) as error:
-            trouble = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            trouble = _said(error)
         if not _all(collectives, peers is not None, device):
             peers = None
-        elif peers is not None and not _all(collectives, _is_right(peers, collectives), device):
-            trouble, peers = "its sums were wrong or did not arrive", None
+        elif peers is not None:
+            trouble = _wrong(peers, collectives)
+            peers = peers if _all(collectives, not trouble, device) else None
     if peers is None:
         return None, f"not through peers' memory: {trouble or 'another rank cannot'}"
     return peers, f"those of up to {PLACES} tokens through peers' memory"
@@ -98,8 +99,12 @@ def _peers(
     return Peers(meeting, dtype, (memory, handle))  # `_all` waits until every rank's is empty
 
 
-def _is_right(peers: Peers, collectives: GroupCollectives) -> bool:
-    """Whether sums are the very bits of terms that are listed and added in the order of ranks."""
+def _wrong(peers: Peers, collectives: GroupCollectives) -> str:
+    """Trouble with sums, which must be the very bits of terms that are listed and added in order; "" is none.
+
+    All terms are listed before the first sum is tried: a rank whose kernel cannot be compiled must not leave the others
+    in another collective than its own next one.
+    """
     device, rounds = peers.meeting.epochs.device, []
     numbers = torch.Generator(device).manual_seed(collectives.rank)
     for tokens in _TRIES:
@@ -109,8 +114,19 @@ def _is_right(peers: Peers, collectives: GroupCollectives) -> bool:
         expected = terms[0]
         for term in terms[1:]:
             expected = expected + term
-        rounds.append(torch.equal(peers.sum(x, _PATIENCE), expected.to(peers.dtype)))
-    return all(rounds)
+        rounds.append((x, expected.to(peers.dtype)))
+    try:
+        found = [torch.equal(peers.sum(x, _PATIENCE), expected) for x, expected in rounds]
+    except (
+        Exception
+    ) as error:  # Triton has errors of its own, and a sum that cannot be made is no reason to end
+        return _said(error)
+    return "" if all(found) else "its sums were wrong or did not arrive"
+
+
+def _said(error: Exception) -> str:
+    """The first line of an error, for people."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _all(collectives: GroupCollectives, could: bool, device: torch.device) -> bool:

@@ -1,0 +1,86 @@
+"""A try of peers' memory: whatever goes wrong in it, sums go on through the process group, and the reason is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyhands.model.parallel import finding
+from manyhands.model.parallel.finding import find_peers
+
+CPU = torch.device("cpu")
+WIDTH = 8
+
+
+class Two:
+    """Rank 0 of two that hold the same terms, and of which the other always could; notes what was asked of it."""
+
+    size, rank, group = 2, 0, "both"
+    peers: Any = None
+    about_peers = ""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def gather(self, x: Tensor) -> Tensor:
+        self.asked.append("gather")
+        return torch.stack((x, x))
+
+    def sum(self, x: Tensor) -> Tensor:
+        self.asked.append("sum")
+        return x + 1
+
+
+def summed(x: Tensor, patience: int) -> Tensor:
+    return (x.float() + x.float()).to(x.dtype)
+
+
+def off_by_a_bit(x: Tensor, patience: int) -> Tensor:
+    return torch.nextafter(summed(x, patience), torch.tensor(9.0)) if len(x) == 2 else 2 * x
+
+
+def uncompiled(x: Tensor, patience: int) -> Tensor:
+    raise NotImplementedError("no such instruction\nin 300 lines of it")
+
+
+def found(monkeypatch: pytest.MonkeyPatch, sums: Callable[[Tensor, int], Tensor]) -> Two:
+    meeting = SimpleNamespace(epochs=torch.zeros(1), width=WIDTH)
+    peers = SimpleNamespace(meeting=meeting, dtype=torch.float32, sum=sums)
+    monkeypatch.setattr(finding, "_trouble", lambda *_: "")
+    monkeypatch.setattr(finding, "_peers", lambda *_: peers)
+    both = Two()
+    cuda: Any = SimpleNamespace(type="cuda", index=0)
+    monkeypatch.setattr(finding, "_all", lambda group, could, _: int(group.sum(int(could))) == 2)
+    find_peers(both, WIDTH, torch.float32, cuda)  # type: ignore[arg-type]
+    return both
+
+
+def test_sums_that_are_right_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = found(monkeypatch, summed)
+    assert both.peers is not None
+    assert "through peers' memory" in both.about_peers
+
+
+@pytest.mark.parametrize(
+    ("sums", "reason"),
+    [(off_by_a_bit, "its sums were wrong or did not arrive"), (uncompiled, "no such instruction")],
+)
+def test_sums_that_are_not_leave_the_process_group_its_work(
+    monkeypatch: pytest.MonkeyPatch, sums: Callable[[Tensor, int], Tensor], reason: str
+) -> None:
+    """The ranks stay in step: all terms are listed before a sum is tried, so each one's next collective is the same."""
+    both, usual = found(monkeypatch, sums), found(monkeypatch, summed)
+    assert both.peers is None
+    assert both.about_peers == f"not through peers' memory: {reason}"
+    assert both.asked == usual.asked == ["sum", "sum", *["gather"] * 5, "sum"]
+
+
+def test_on_a_cpu_nothing_is_tried() -> None:
+    both = Two()
+    find_peers(both, WIDTH, torch.float32, CPU)  # type: ignore[arg-type]
+    assert (both.peers, both.asked, both.about_peers) == (None, [], "")
