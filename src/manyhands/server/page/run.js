@@ -432,7 +432,7 @@ function piecesOf(step) {
   return step.starts.map((_, piece) => [step, piece]);
 }
 
-/** A view's blocks in the order in which they are read; lanes one behind another. */
+/** A view's blocks in the order in which they are read; lanes, of lanes too, one behind another. */
 function flatView(items) {
-  return items.flatMap((item) => (Array.isArray(item) ? item.flat() : [item]));
+  return items.flat(Infinity);
 }
