@@ -159,7 +159,7 @@ def test_nested_fields_come_back_as_they_were() -> None:
         ({"event": "StepEnded", "forward_pass": 1}, "StepEnded does not fit its class"),
         ({"event": "Queued", "forward_pass": "1"}, "forward_pass is '1'; expected int"),
         (
-            {"event": "ViewsChanged", "forward_pass": 1, "views": {"a": [0, [1, 2], 3]}},
+            {"event": "ViewsChanged", "forward_pass": 1, "views": {"a": [0, [[[1, 2]]], 3]}},
             "expected lanes, each a list of blocks",
         ),
         (
