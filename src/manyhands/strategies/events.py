@@ -150,6 +150,17 @@ class RequestRefused(Event):
 
 
 @dataclass(frozen=True)
+class ForkRefused(Event):
+    """A worker wrote the mark behind which its text parts, and it does not part there: why.
+
+    The mark is text like any other, and the worker goes on behind it.
+    """
+
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class AnswerFound(Event):
     """A final answer stands in a box. `worker` None: it was asked for when the budget was spent."""
 
