@@ -15,10 +15,10 @@ Parts of one fork that have no names differ by their random numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 
-from manyhands.cache.step import Choice
+from manyhands.cache.step import Choice, Row
 from manyhands.cache.view import Item
 from manyhands.prompts.profiled import ProfilePrompt
 from manyhands.prompts.template import put
@@ -80,6 +80,7 @@ class _Run(ForkRun[Part]):
         self.marks_seen = ForkWatch(self.profile, text)
         self.num_forks = 0
         self.part_tokens: list[int] = []  # written by each part so far
+        self.num_chosen = 0  # tokens of the work, those that end a text included
 
     # -- the main strand ----------------------------------------------------------------------------
 
@@ -130,7 +131,7 @@ class _Run(ForkRun[Part]):
             return f"a run of {profile.name} forks {profile.max_forks} times at most"
         if left < least:
             return f"{left} forward passes are left, and {profile.name} forks with {least} or more"
-        if self.num_written_in_all + num_writing > self.most_tokens:
+        if self.num_chosen + num_writing > self.most_tokens:
             return f"{num_writing} workers would write more than the {self.most_tokens} tokens of the run"
         return ""
 
@@ -147,12 +148,18 @@ class _Run(ForkRun[Part]):
         yield from self.write_parts(team, self.num_forks, fixed)
         yield from self._join()
 
+    def forward(self, rows: Iterable[Row]) -> Work[tuple[int, ...]]:
+        """One counted pass, whose tokens are counted too."""
+        tokens = yield from super().forward(rows)
+        self.num_chosen += len(tokens)
+        return tokens
+
     def write_together(
         self,
         parts: Sequence[WorkerStrand],
         goes_on: Callable[[WorkerStrand], bool] = lambda part: False,
     ) -> Work[None]:
-        """One pass of all these parts, whose tokens are counted."""
+        """One pass of all these parts. How much each has written is known at any time."""
         yield from super().write_together(parts, goes_on)
         for part in parts:
             self.part_tokens[part.worker - 1] = part.writer.num_tokens
@@ -255,7 +262,7 @@ class _Run(ForkRun[Part]):
         """End the run also where its next pass would write more tokens than it may."""
         super().check(num_tokens)
         rows = sum(len(part.writing) for part in self.team) if self.team else 1
-        if not self.finish_reason and self.num_written_in_all + rows > self.most_tokens:
+        if not self.finish_reason and self.num_chosen + rows > self.most_tokens:
             self.finish_reason = "budget"
 
     # -- the join ----------------------------------------------------------------------------------
@@ -279,15 +286,11 @@ class _Run(ForkRun[Part]):
         """All text: the main strand's, and that of the parts twice, for they may be encoded again."""
         budget, profile = self.settings.budget, self.profile
         forks = min(profile.max_forks, budget)
-        headers = self.most_parts * forks * (len(self.text.markup(profile.header)) + SLACK)
+        num_parts = min(self.most_parts * forks, self.most_tokens)  # each chooses a token
+        headers = num_parts * (len(self.text.markup(profile.header)) + SLACK)
         parts = 2 * (self.most_tokens + headers)
         num_tokens = len(self.prompt_tokens) + budget + 2 * forks * len(self.after) + parts
-        return self.bound(num_tokens, 4 * (self.most_parts + 1) * forks + 8)
-
-    @property
-    def num_written_in_all(self) -> int:
-        """Tokens that the run has written so far."""
-        return self.writer.num_tokens + sum(self.part_tokens)
+        return self.bound(num_tokens, 4 * (num_parts + forks) + 8)
 
     def num_written(self) -> tuple[int, ...]:
         """By the main strand, then by each part."""
