@@ -115,8 +115,7 @@ def test_the_sixth_level_is_text() -> None:
     _, played = run({"writer": [ONE, None], **chain})
     assert played.rows("part 5")
     assert not played.rows("part 6")
-    reason = "a part of npr parts again 4 times, and this would be time 5"
-    assert refused(played) == [(5, reason)]
+    assert refused(played) == [(5, "the fork is 6 deep, and npr forks 5 deep at most")]
     assert played.answer.finish_reason == "stopped"
     _, shallow = run({"writer": [ONE, None], "part 1": [ONE, "</step>"], "part 2": ["</step>"]})
     assert refused(shallow) == []
@@ -154,9 +153,7 @@ def test_a_fork_that_is_refused_says_why(profile: str, said: str, budget: int, r
 def test_a_part_of_a_profile_without_levels_does_not_part() -> None:
     said = {"writer": ["<Parallel>", None], "part 1": ["<Parallel></Path>"], "part 2": ["</Path>"]}
     _, played = run(said, "parallel-r1")
-    assert refused(played) == [
-        (1, "a part of parallel-r1 parts again not at all, and this would be time 1")
-    ]
+    assert refused(played) == [(1, "the fork is 2 deep, and parallel-r1 forks 1 deep at most")]
     assert not played.rows("part 3")
 
 
@@ -237,8 +234,8 @@ class Noise:
         return self.tokens[zlib.crc32(seen) % len(self.tokens)]
 
 
-def noise(seed: int, settings: ProfileSettings) -> Played:
-    return play(profiled("?", TEXT, settings, PROMPT), Noise(seed))
+def noise(seed: int, settings: ProfileSettings, context: int | None = None) -> Played:
+    return play(profiled("?", TEXT, settings, PROMPT, context=context), Noise(seed))
 
 
 def work_of(played: Played) -> list[Pass]:
@@ -280,6 +277,25 @@ def test_snapshots_are_the_answers_of_smaller_budgets(join: str) -> None:
     assert len(answers) > 2
     assert deepest >= 2
     assert workers > 6
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_no_view_of_nested_parts_outgrows_the_context(join: str) -> None:
+    """The finisher's, which reads everything, is the longest."""
+    end = EndSettings(answer="boxed", finisher_tokens=9)
+    settings = ProfileSettings(
+        profile="multiverse", budget=90, parts_join=join, part_tokens=12, end=end
+    )
+    for context in (140, 180, 240):
+        for seed in range(4):
+            played = noise(seed, settings, context)
+            assert played.longest_view <= context, (context, seed)
+    text, long = text_of("npr"), {**NESTED, "part 4": ["y" * 60, "</step>"], "part 2": ["w" * 400]}
+    settings = ProfileSettings(profile="npr", budget=2000, parts_join=join, end=end)
+    played = play(profiled("?", text, settings, PROMPT, context=300), Marked(text, **long))
+    assert played.answer.finish_reason == "context"
+    assert 260 < played.longest_view <= 300
+    assert played.rows("part 1")[-1].feed == text.encode("v"), "it went on behind its parts"
 
 
 def test_a_trace_of_nested_parts_holds_lanes_in_lanes() -> None:

@@ -123,10 +123,8 @@ class _Run(ForkRun[Part]):
         profile, left = self.profile, self.settings.budget - self.passes
         least = max(profile.least_budget, 1)
         if level > profile.max_levels:
-            most = "not at all" if profile.max_levels == 1 else f"{profile.max_levels - 1} times"
-            return (
-                f"a part of {profile.name} parts again {most}, and this would be time {level - 1}"
-            )
+            most = f"{profile.name} forks {profile.max_levels} deep at most"
+            return f"the fork is {level} deep, and {most}"
         if self.num_forks >= profile.max_forks:
             return f"a run of {profile.name} forks {profile.max_forks} times at most"
         if left < least:
