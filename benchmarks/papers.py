@@ -28,6 +28,7 @@ TINY_BUDGETS = "8,32"
 QWQ, PHI = "Qwen/QwQ-32B", "microsoft/Phi-4-reasoning-plus"
 QWEN3 = ("1.7B", "4B", "8B", "14B", "32B", "235B-A22B")
 QWEN25 = "Qwen/Qwen2.5-7B-Instruct"
+_DRAWING = "a drawing, nothing is measured"
 _OF_FILES = ("gsm8k-list", "limo", "aime25", "olympiad", "livecodebench", "2wiki", "apps")
 
 Words = tuple[str, ...]
@@ -133,8 +134,8 @@ _DECODE = measured("decode", ("--models", "qwq-32b"))
 
 
 def _hogwild() -> Iterator[tuple[str, Shown]]:
-    for number, what in ((1, "the idea"), (2, "rotated queries"), (8, "three layouts")):
-        yield f"figure-{number}", Shown(what, why_not="a drawing, nothing is measured")
+    for number, what in ((1, "the idea"), (2, "rotated queries")):
+        yield f"figure-{number}", Shown(what, why_not=_DRAWING)
     yield (
         "figure-3-left",
         Shown("lists of five, QwQ-32B, all methods", exams("gsm8k-list", QWQ, _ALL_METHODS)),
@@ -160,6 +161,7 @@ def _hogwild() -> Iterator[tuple[str, Shown]]:
     votes = tuple(judged(model, "collaborativeness") for model in _JUDGED)
     yield "figure-7", Shown("collaborativeness", (*exams("limo", _JUDGED, synced), *votes))
     yield "table-1", Shown("tokens and seconds of 1, 2 and 4 workers", (_DECODE,))
+    yield "figure-8", Shown("three layouts", why_not=_DRAWING)
     ablated = (
         SEQUENTIAL,
         HOGWILD,
@@ -201,7 +203,7 @@ _PDOS = (
 
 
 def _pdos() -> Iterator[tuple[str, Shown]]:
-    yield "figure-1", Shown("the idea", why_not="a drawing, nothing is measured")
+    yield "figure-1", Shown("the idea", why_not=_DRAWING)
     quality = judged(QWEN25, "quality")
     for name, task in (
         ("retrieval", ("retrieval-10",)),
@@ -231,7 +233,7 @@ _GRID = measured("attention", ("--full",))
 
 def _hydragen() -> Iterator[tuple[str, Shown]]:
     for number, what in ((1, "the idea"), (2, "a tree of prefixes")):
-        yield f"figure-{number}", Shown(what, why_not="a drawing, nothing is measured")
+        yield f"figure-{number}", Shown(what, why_not=_DRAWING)
     both = (measured("prefix", ("--models", "codellama-13b")),)
     yield "figure-3-left", Shown("throughput over batches", both)
     yield "figure-3-right", Shown("throughput over prefixes", both)
