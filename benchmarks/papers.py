@@ -276,7 +276,7 @@ PAPERS: Mapping[str, Shown] = MappingProxyType(
 
 
 def commands(names: Sequence[str], *, tiny: bool, places: Mapping[str, str]) -> list[Words]:
-    """What is run for these tables and figures, each command once; reports of what was asked at the end."""
+    """The commands behind these tables and figures, each of them once, and reports of all records at the end."""
     lines = [line.tiny if tiny else line.words for name in names for line in PAPERS[name].lines]
     evals = [line for line in lines if line[:2] == ("manyhands", "eval")]
     folders = dict.fromkeys(line[line.index("--out") + 1] for line in evals)
