@@ -68,7 +68,8 @@ def asked(task: str, model: str, method: Words, budgets: str = BUDGETS) -> Line:
     code = ("--allow-code",) if task in ("livecodebench", "apps") else ()
     first = ("manyhands", "eval", "--task", task, *code, *method)
     whole = (*first, "--budgets", budgets, "--model", model, "--out", f"{OUT}/{_folder(model)}")
-    small = [word for word in method if word != "--repeats" and word != "128"]
+    # Lines of all models meet in one folder, where a label stands for one way of asking.
+    small = _without(method, "--repeats", "--concurrency")
     fixture = ("--source", "fixture") if task.startswith(_OF_FILES) else ()
     if task == "needles":
         fixture = ("--sentences", "10", "--count", "2")
@@ -107,6 +108,12 @@ def exams(
     """Every model on every task with every method."""
     tasks, models = [[one] if isinstance(one, str) else one for one in (tasks, models)]
     return tuple(asked(*one) for one in product(tasks, models, methods))
+
+
+def _without(words: Words, *options: str) -> Words:
+    """The words less these options and their values."""
+    left = iter(words)
+    return tuple(word for word in left if word not in options or not next(left))
 
 
 def _folder(model: str) -> str:

@@ -41,6 +41,11 @@ def test_the_page_lists_them() -> None:
     assert table().replace("Phi-4", "Phi-3") not in page
 
 
+def _label(words: papers.Words) -> papers.Words:
+    """A command less all that its label does not say; its folder stays."""
+    return papers._without(words, "--concurrency", "--budgets", "--model", "--repeats", "--limit")
+
+
 @pytest.mark.parametrize("tiny", [False, True])
 def test_every_command_is_understood(tiny: bool) -> None:
     found = commands(list(PAPERS), tiny=tiny, places=PLACES)
@@ -55,6 +60,8 @@ def test_every_command_is_understood(tiny: bool) -> None:
     assert max(asked) < min(judges), "a judge reads what was asked"
     for _, _, *words in (words for words in found if words[1] == "eval"):
         assert ("--model" in words) is not tiny, "the bundled model answers where it is small"
+    labels = [_label(words) for words in found if words[1] == "eval"]
+    assert len(set(labels)) == len(labels), "one label for two ways of asking is refused"
     assert not any(name in " ".join(words) for words in found for name in PLACES)
     assert refusal(["eval", "--task", "limo", "--methd", "hogwild"]) is not None
 
