@@ -7,20 +7,25 @@
 
 Records of a model go to OUT/MODEL, so a line that several figures show is asked once, and what was stopped goes on. Speed is
 measured with networks of the papers' shapes and random weights (`benchmarks/`). `--tiny` takes the bundled model, one or two samples of
-our fixtures, and few passes: it tests that every command runs, and measures nothing. Judges of the papers are GPT-4o behind
-an API: `--judge` and `--judge-model` name another.
+our fixtures, and few passes: it tests that every command runs, and measures nothing; its judge is a server of this process whose vote is
+always 3, so each such run wants a fresh folder. Judges of the papers are GPT-4o behind an API: `--judge` and `--judge-model` name another.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 from types import MappingProxyType
+from typing import Any
 
 OUT, JUDGE, JUDGE_MODEL = "OUT", "JUDGE", "JUDGE_MODEL"  # are put in when a command is run
 BUDGETS = "1024,2048,4096,8192"
@@ -81,14 +86,13 @@ def asked(task: str, model: str, method: Words, budgets: str = BUDGETS) -> Line:
     return Line(whole, (*tiny, *ends, "--budgets", budget, "--out", f"{OUT}/bundled"))
 
 
-def judged(model: str, rubric: str) -> Line:
-    """The votes of a judge on all that a model answered."""
+def judged(model: str, rubric: str, task: str) -> Line:
+    """The votes of a judge on all that a model answered in one task."""
     folder = ("--rubric", rubric)
     api = ("--endpoint", JUDGE, "--endpoint-model", JUDGE_MODEL)
-    small = ("--model", "bundled", "--tokens", "8")
     return Line(
-        ("manyhands", "judge", f"{OUT}/{_folder(model)}", *folder, *api),
-        ("manyhands", "judge", f"{OUT}/bundled", *folder, *small),
+        ("manyhands", "judge", f"{OUT}/{_folder(model)}/{task}", *folder, *api),
+        ("manyhands", "judge", f"{OUT}/bundled/{task}", *folder, *api),
     )
 
 
@@ -165,7 +169,7 @@ def _hogwild() -> Iterator[tuple[str, Shown]]:
     large = (*_qwen3("235B-A22B"), "deepseek-ai/DeepSeek-R1")
     yield "figure-6-right", Shown("AIME 2025, large models", exams("aime25", large, _BOTH))
     synced = (VOTES, (*HOGWILD, "--layout", "interleaved"), HOGWILD)
-    votes = tuple(judged(model, "collaborativeness") for model in _JUDGED)
+    votes = tuple(judged(model, "collaborativeness", "limo") for model in _JUDGED)
     yield "figure-7", Shown("collaborativeness", (*exams("limo", _JUDGED, synced), *votes))
     yield "table-1", Shown("tokens and seconds of 1, 2 and 4 workers", (_DECODE,))
     yield "figure-8", Shown("three layouts", why_not=_DRAWING)
@@ -211,7 +215,6 @@ _PDOS = (
 
 def _pdos() -> Iterator[tuple[str, Shown]]:
     yield "figure-1", Shown("the idea", why_not=_DRAWING)
-    quality = judged(QWEN25, "quality")
     for name, task in (
         ("retrieval", ("retrieval-10",)),
         ("multi-document", ("2wiki", "--kind", "judge")),
@@ -219,7 +222,7 @@ def _pdos() -> Iterator[tuple[str, Shown]]:
     ):
         methods = [(*task[1:], *method, "--concurrency", "1") for method in _PDOS]
         lines = tuple(asked(task[0], QWEN25, method, "2048") for method in methods)
-        votes = () if name == "retrieval" else (quality,)
+        votes = () if name == "retrieval" else (judged(QWEN25, "quality", task[0]),)
         yield f"table-1-{name}", Shown(f"{name}, five methods", (*lines, *votes))
     others = ("Qwen/Qwen2.5-14B-Instruct", "microsoft/Phi-4-mini-instruct")
     two = [
@@ -227,7 +230,7 @@ def _pdos() -> Iterator[tuple[str, Shown]]:
         for model in others
         for method in (SEQUENTIAL, _BRANCHES)
     ]
-    votes = tuple(judged(model, "quality") for model in others)
+    votes = tuple(judged(model, "quality", "planning") for model in others)
     yield "table-2", Shown("planning, other models", (*two, *votes))
 
 
@@ -308,6 +311,39 @@ def run(words: Words) -> int:
     return subprocess.run([sys.executable, *program, *words[1:]], check=False).returncode
 
 
+class _Three(BaseHTTPRequestHandler):
+    """A judge of small runs."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        message = {"role": "assistant", "content": r"\boxed{3}"}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        body = {"id": "1", "object": "chat.completion", "created": 0, "model": "three"}
+        content = json.dumps({**body, "choices": [choice]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silence."""
+
+
+@contextmanager
+def small_judge() -> Iterator[str]:
+    """The address of a judge whose vote is always 3."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Three)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 def table() -> str:
     """The list for `docs/exam.md`."""
     rows = ["| name | shows |", "|---|---|"]
@@ -338,8 +374,14 @@ def main(words: Sequence[str] | None = None) -> None:
         if PAPERS[name].why_not:
             print(f"{name}: {PAPERS[name].why_not}")
     places = {OUT: arguments.out, JUDGE: arguments.judge, JUDGE_MODEL: arguments.judge_model}
+    with ExitStack() as stack:
+        if arguments.tiny and not arguments.show:
+            places |= {JUDGE: stack.enter_context(small_judge()), JUDGE_MODEL: "three"}
+        _run_all(arguments, commands(names, tiny=arguments.tiny, places=places))
+
+
+def _run_all(arguments: argparse.Namespace, found: Sequence[Words]) -> None:
     failed = []
-    found = commands(names, tiny=arguments.tiny, places=places)
     for number, command in enumerate(found, 1):
         line = " ".join(command)
         print(line if arguments.show else f"[{number}/{len(found)}] {line}", flush=True)
