@@ -2,7 +2,7 @@
 
     python -m benchmarks.prefix --models codellama-7b,codellama-13b --minutes 5
 
-Every completion writes 128 tokens behind a prefix that all share; the prefix is made up (random keys and
+Every completion writes 128 tokens (`--tokens`) behind a prefix that all share; the prefix is made up (random keys and
 values), so only decoding is timed, as in the paper. Ceiling: the same steps with an attention that returns
 zeros. Peer: the same engine, told that every row reads the (physically shared) prefix for itself.
 """
@@ -38,8 +38,16 @@ from manyhands.engine.backends import make_passes
 from manyhands.engine.engine import Engine
 from manyhands.evaluation.bench import fill, time_passes
 
-PREFIXES, TOKENS = (1024, 2048, 4096, 8192, 16256), 128
-BATCHES = {"codellama-7b": (1024, 256, 64), "codellama-13b": (512, 128)}
+PREFIXES, TOKENS, LONGEST = (
+    (1024, 2048, 4096, 8192),
+    128,
+    16384,
+)  # the last prefix ends in time for them
+BATCHES = {
+    "codellama-7b": (1024, 256, 64),
+    "codellama-13b": (512, 128),
+    "codellama-34b": (512, 128),
+}
 UNSHARED = ((1024, 1024), (512, 1024), (256, 1024), (256, 4096))  # (batch, prefix), if measured
 _CHECKED_ROWS = 4
 _PAGE = 64  # tokens, the largest that an engine uses
@@ -56,10 +64,12 @@ class Prefix:
         tiny = arguments.tiny
         self.shape: Shape = TINY if tiny else SHAPES[name]
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.prefixes = (32, 64) if tiny else PREFIXES
-        self.tokens = 6 if tiny else TOKENS
+        tokens: int = arguments.tokens
+        self.prefixes = (32, 64) if tiny else (*PREFIXES, LONGEST - tokens)
+        self.tokens = 6 if tiny else tokens
         self.batches: tuple[int, ...] = (8, 4) if tiny else BATCHES[name]
-        self.results = Results(f"prefix_{name}", arguments, clock)
+        own = "" if tokens == TOKENS else f"_{tokens}"
+        self.results = Results(f"prefix_{name}{own}", arguments, clock)
 
     def run(self) -> None:
         """The longest batch first: it is what the targets speak of."""
@@ -225,6 +235,7 @@ def main(words: list[str] | None = None) -> None:
     """Measure the networks that were asked for."""
     options = parser(__doc__, minutes=5.0)
     options.add_argument("--models", default="codellama-7b,codellama-13b")
+    options.add_argument("--tokens", type=int, default=TOKENS, help="of one completion")
     arguments = options.parse_args(words)
     whole, names = Clock(arguments.minutes), arguments.models.split(",")
     for index, name in enumerate(names):

@@ -121,6 +121,17 @@ SHAPES: dict[str, Shape] = {
         num_key_value_heads=40,
         **_LLAMA,
     ),
+    "codellama-34b": _shape(
+        "CodeLlama-34b",
+        "llama",
+        "LlamaForCausalLM",
+        hidden_size=8192,
+        intermediate_size=22016,
+        num_hidden_layers=48,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        **{**_LLAMA, "vocab_size": 32000},
+    ),
 }
 TINY = _shape(
     "tiny",

@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,14 @@ def commands(text: str) -> list[list[str]]:
     return [words[: words.index(">")] if ">" in words else words for words in split]
 
 
+@cache
+def _program() -> Any:
+    return typer.main.get_command(app)
+
+
 def refusal(words: list[str]) -> str | None:
     """Why the command line does not take these words; None if it does. Nothing is run."""
-    known: Any = typer.main.get_command(app)
+    known = _program()
     name, *rest = words
     if name not in known.commands:
         return f"there is no command {name}"

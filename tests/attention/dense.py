@@ -23,7 +23,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.pages import Move, PagePool
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Step
-from manyhands.cache.view import Lanes, View
+from manyhands.cache.view import Item, Lanes, View
 from manyhands.model.memory import Memory
 from tests.poison import poison
 
@@ -94,15 +94,20 @@ class DenseOracle:
 
     def _places(self, view: View) -> list[int]:
         """The position of every token of a view; what follows lanes begins behind the longest."""
+        return self._placed(view.items, 0)[0]
+
+    def _placed(self, items: Sequence[Item], start: int) -> tuple[list[int], int]:
+        """The same of a run that begins at `start`, and where it ends."""
         places: list[int] = []
-        end = 0
-        for item in view.items:
-            lanes = item.lanes if isinstance(item, Lanes) else [[item]]
-            sizes = [sum(len(self.keys[block]) for block in lane) for lane in lanes]
-            for size in sizes:
-                places += range(end, end + size)
-            end += max(sizes, default=0)
-        return places
+        for item in items:
+            if isinstance(item, Lanes):
+                lanes = [self._placed(lane, start) for lane in item.lanes]
+                places += [place for lane, _ in lanes for place in lane]
+                start = max([start, *(end for _, end in lanes)])
+            else:
+                places += range(start, start + len(self.keys[item]))
+                start += len(self.keys[item])
+        return places, start
 
     def _query(
         self,

@@ -102,7 +102,7 @@ def with_lanes(rng: random.Random, blocks: list[Block]) -> list[Item]:
     start = rng.randrange(len(blocks) - 1)
     stop = rng.randint(start + 1, len(blocks))
     cuts = sorted({start, stop, *rng.choices(range(start, stop), k=3)})
-    lanes = Lanes(blocks[a:b] for a, b in pairwise(cuts))
+    lanes = Lanes(with_lanes(rng, blocks[a:b]) for a, b in pairwise(cuts))
     return [*blocks[:start], lanes, *blocks[stop:]]
 
 

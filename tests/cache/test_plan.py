@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -89,23 +89,36 @@ class Ledger:
 
 def naive(view: View) -> list[tuple[int, Block, int]]:
     """Position, block and index of every token: lanes begin together, and end with the longest."""
-    found, end = [], 0
-    for item in view.items:
-        start = end
-        for lane in item.lanes if isinstance(item, Lanes) else [[item]]:
-            tokens = [(block, index) for block in lane for index in range(block.num_tokens)]
-            found += [(start + n, *token) for n, token in enumerate(tokens)]
-            end = max(end, start + len(tokens))
-    return found
+    return [
+        (position, block, index)
+        for block, start in placed(view.items, lambda block: block.num_tokens)[0]
+        for index, position in enumerate(range(start, start + block.num_tokens))
+    ]
 
 
-def with_lanes(rng: random.Random, blocks: list[Block]) -> list[Item]:
-    """Now and then, some neighbours side by side."""
-    if rng.random() < 0.7:
+def placed(
+    items: Sequence[Item], size_of: Callable[[Block], int], start: int = 0
+) -> tuple[list[tuple[Block, int]], int]:
+    """Every block of a run that begins at `start`, with its own beginning, and where the run ends."""
+    found: list[tuple[Block, int]] = []
+    for item in items:
+        if isinstance(item, Block):
+            found.append((item, start))
+            start += size_of(item)
+            continue
+        lanes = [placed(lane, size_of, start) for lane in item.lanes]
+        found += [one for lane, _ in lanes for one in lane]
+        start = max([start, *(end for _, end in lanes)])
+    return found, start
+
+
+def with_lanes(rng: random.Random, blocks: Sequence[Block], depth: int = 0) -> list[Item]:
+    """Now and then, some neighbours side by side; among them some that part again."""
+    if not blocks or depth > 3 or rng.random() < (0.4 if depth else 0.7):
         return list(blocks)
     start, stop = sorted(rng.choices(range(len(blocks) + 1), k=2))
     cuts = sorted({start, stop, *rng.choices(range(start, stop + 1), k=2)})
-    lanes = Lanes(blocks[a:b] for a, b in pairwise(cuts))
+    lanes = Lanes(with_lanes(rng, blocks[a:b], depth + 1) for a, b in pairwise(cuts))
     return [*blocks[:start], lanes, *blocks[stop:]]
 
 

@@ -89,6 +89,20 @@ def test_lanes_begin_together_and_end_with_the_longest():
     assert View([trunk, Lanes([]), own]).starts() == (0, 5)
 
 
+def test_lanes_in_lanes():
+    """a parts into b and c, and goes on at d behind the longer of them; e stands beside all of that."""
+    trunk, a, b, c, d, e, own = map(block_of, (5, 2, 3, 7, 1, 9, 1))
+    view = View([trunk, Lanes([[a, Lanes([[b], [c]]), d], [e]]), own])
+    assert view.blocks == (trunk, a, b, c, d, e, own)
+    assert view.starts() == (0, 5, 7, 7, 14, 5, 15)
+    assert view.beside_others == (a, b, c, d, e)
+    assert view.num_tokens == 16
+    flat = View([trunk, Lanes([[a, b, c, d], [e]]), own])
+    assert flat.starts() != view.starts()
+    with pytest.raises(InvalidRequest, match="both read and written"):
+        View([trunk, Lanes([[a, Lanes([[own]])]]), own])
+
+
 def test_one_lane_is_no_difference():
     blocks = [block_of(size) for size in (3, 1, 4)]
     assert View([Lanes([blocks[:2]]), blocks[2]]).starts() == View(blocks).starts()

@@ -101,7 +101,7 @@ def test_every_pass_is_what_the_definition_says(name: str, join: str) -> None:
 
 
 def test_control_lanes_one_behind_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Mark, "behind", lambda mark, here, fork, longest: (here, here, here))
+    monkeypatch.setattr(_Mark, "behind", lambda mark, here, forks: here)
     assert worst("qwen3", "keep") > VISIBLE
     assert worst("qwen3", "stitch") < FLOAT64  # it has no lanes
 
@@ -109,12 +109,11 @@ def test_control_lanes_one_behind_another(monkeypatch: pytest.MonkeyPatch) -> No
 def test_control_what_follows_stands_behind_the_last_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     right = _Mark.behind
 
-    def wrong(
-        mark: _Mark, here: _Point, fork: _Point, longest: _Point
-    ) -> tuple[_Point, _Point, _Point]:
+    def wrong(mark: _Mark, here: _Point, forks: list[tuple[_Point, _Point]]) -> _Point:
         if mark is _Mark.JOIN:
-            return (here[0] + 1, here[1]), fork, longest
-        return right(mark, here, fork, longest)
+            forks.pop()
+            return here[0] + 1, here[1]
+        return right(mark, here, forks)
 
     monkeypatch.setattr(_Mark, "behind", wrong)
     assert worst("qwen3", "keep") > VISIBLE

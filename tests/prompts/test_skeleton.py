@@ -55,6 +55,8 @@ def test_a_question_is_never_searched_for_placeholders() -> None:
         ("rules", "{question} of {nobody}", "unknown placeholder {nobody}"),
         ("point", "{number}.", "lacks the placeholder {title}"),
         ("point", "{number}\n{title}", "expected one line"),
+        ("point", "{number}{title}", "digits of a title would be read into its number"),
+        ("point", "{title}{number}.", "digits of a title would be read into its number"),
         ("point", "{title} {title}", "each placeholder once"),
         ("thread", "### {number}", "lacks the placeholder {title}"),
         ("close", "", "'close' is empty"),

@@ -52,7 +52,7 @@ def network(family: str, dtype: torch.dtype = torch.float32) -> ModelAdapter:
 
 def recorded(adapter: ModelAdapter, strategy: Strategy) -> tuple[Trace, Tensor, Answer]:
     """The run's trace as it comes back from a file, its logits [R, V], its answer."""
-    engine = Engine(adapter, TEXT.tokenizer, memory_tokens=6000)
+    engine = Engine(adapter, TEXT.tokenizer, memory_tokens=20_000)
     lines: list[dict[str, Any]] = []
     seen: list[Tensor] = []
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
-from manyhands.cache.view import Lanes, View
+from manyhands.cache.view import View
 from manyhands.errors import OutOfMemory
 from manyhands.replay.merged import Merged, merge_passes, side_by_side
-from tests.cache.test_plan import random_step
+from tests.cache.test_plan import placed, random_step
 
 Seen = list[tuple[int, int]]
 
@@ -34,14 +34,11 @@ def read_by(merged: Merged, row: int) -> Seen:
 
 def seen_in(view: View, numbers: dict[Block, list[int]]) -> Seen:
     """The same by definition: lanes begin together and end with the longest."""
-    found, end = [], 0
-    for item in view.items:
-        start = end
-        for lane in item.lanes if isinstance(item, Lanes) else ((item,),):
-            tokens = [token for block in lane for token in numbers[block]]
-            found += [(start + n, token) for n, token in enumerate(tokens)]
-            end = max(end, start + len(tokens))
-    return sorted(found)
+    return sorted(
+        (start + n, token)
+        for block, start in placed(view.items, lambda block: len(numbers[block]))[0]
+        for n, token in enumerate(numbers[block])
+    )
 
 
 def a_run(seed: int) -> tuple[Merged, list[Seen]]:

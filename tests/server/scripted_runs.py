@@ -173,6 +173,23 @@ def profiled_run(profile: str) -> ScriptedRun:
     )
 
 
+def nested_run(join: str | None = None) -> ScriptedRun:
+    """A line that parts in two; the first part parts again, and so does its second part; then all are joined."""
+    fork, over = "<guideline><plan>1: a</plan><plan>2: b</plan></guideline>", "</step>"
+    end = EndSettings(answer="none", reply=False)
+    settings = ProfileSettings(profile="npr", budget=2000, parts_join=join, end=end)
+    return run_of(
+        RunSpec(METHODS["profiled"], settings, ProfilePrompt(rules="Q: {question}"), "who"),
+        writer=[signs(0, 2), fork, signs(2, 3), None],
+        part_1=[signs(20, 2), fork, signs(22, 2), over],
+        part_2=[signs(30, 90), over],
+        part_3=[signs(125, 3), over],
+        part_4=[signs(130, 2), fork, signs(132, 3), over],
+        part_5=[signs(140, 4), over],
+        part_6=[signs(145, 6), over],
+    )
+
+
 def reasoning_run() -> ScriptedRun:
     """A thinker and a writer that read each other; the reply pauses once, and goes on when the thoughts are done."""
     settings = AsyncReasoningSettings(

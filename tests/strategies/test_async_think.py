@@ -341,9 +341,25 @@ def test_the_reply_is_the_organisers_own_words(text: str, bare: str) -> None:
         ("fork_end", " ", "expected one line"),
         ("fork", "{number}{number}", "in it once"),
         ("join", "<FORK-{number}>", "are the same"),
+        # "JOIN 1" stands in "JOIN 12", and "FORK 1" before "3 * 4" would be "FORK 13".
+        ("join", "JOIN {number}", "a digit beside {number} would be read into the number"),
+        ("fork", "FORK {number}", "a digit beside {number} would be read into the number"),
+        ("fork_end", "END {number}", "a digit beside {number} would be read into the number"),
+        ("fork", "{number}>", "a digit beside {number} would be read into the number"),
+        ("join", "JOIN 0{number}.", "a digit beside {number} would be read into the number"),
+        ("join", "JOIN {number}0.", "a digit beside {number} would be read into the number"),
+        ("returned", "<{number}{result}>", "a digit beside {number} would be read into the"),
+        ("returned", "Result: {result}", "nothing says where the result ends"),
         ("returned", "gone", "lacks the placeholder {result}"),
     ],
 )
 def test_words_that_cannot_be(field: str, value: str, found: str) -> None:
     with pytest.raises(InvalidRequest, match=found):
         AsyncThinkPrompt(**{field: value})
+
+
+def test_a_delimited_number_is_read_as_it_stands() -> None:
+    """A line's end is a delimiter, too."""
+    own = AsyncThinkPrompt(fork="W {number}:", fork_end="/{number};", join="J {number}\n")
+    found = list(own.marks("W 1:3 * 4/1;J 1\n2 J 12", 0))
+    assert found == [Fork(1, "3 * 4", 12), Join(1, 16)]

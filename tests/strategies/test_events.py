@@ -44,7 +44,13 @@ def any_of(kind: type[Any]) -> st.SearchStrategy[Any]:
     """Objects of a dataclass, by the types of its fields."""
     types = get_type_hints(kind)
     values = {field.name: st.from_type(types[field.name]) for field in fields(kind)}
+    if kind is ViewsChanged:  # lanes hold lanes, which no type says
+        values["views"] = st.dictionaries(st.text(), st.lists(_ITEM, max_size=3).map(tuple))
     return st.fixed_dictionaries(values)
+
+
+def _tuples(items: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(items, max_size=3).map(tuple)
 
 
 def check(registry: Registry[Any], kind: type[Any], values: Mapping[str, Any]) -> None:
@@ -64,6 +70,9 @@ def check(registry: Registry[Any], kind: type[Any], values: Mapping[str, Any]) -
 _LOGPROB = st.floats(LEAST_LOGPROB, 0)
 _TOP = st.lists(st.tuples(st.integers(0), _LOGPROB), max_size=3).map(tuple)
 st.register_type_strategy(Logprobs, st.builds(Logprobs, _LOGPROB, _TOP))
+_ITEM: st.SearchStrategy[Any] = st.recursive(
+    st.integers(0), lambda item: _tuples(_tuples(item)), max_leaves=5
+)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +141,8 @@ def test_a_line_has_logprobs_only_where_they_were_asked_for() -> None:
 def test_nested_fields_come_back_as_they_were() -> None:
     seen = ViewsChanged(4, {"Alice": (0, ((1,), (2, 3)), 5)}, {5: "Alice 2"})
     assert from_line(json.loads(json.dumps(to_line(seen)))) == seen
+    deep = ViewsChanged(4, {"a": (0, ((1, ((2,), (3, ((4,), (5,)), 6)), 7), (8,)), 9)})
+    assert from_line(json.loads(json.dumps(to_line(deep)))) == deep
     counted = UsageCounted(2, Usage(2, 30, 4, 1000, 500))
     assert from_line(json.loads(json.dumps(to_line(counted)))) == counted
 
@@ -147,6 +158,14 @@ def test_nested_fields_come_back_as_they_were() -> None:
         ({"event": ["StepEnded"]}, "is unknown"),
         ({"event": "StepEnded", "forward_pass": 1}, "StepEnded does not fit its class"),
         ({"event": "Queued", "forward_pass": "1"}, "forward_pass is '1'; expected int"),
+        (
+            {"event": "ViewsChanged", "forward_pass": 1, "views": {"a": [0, [[[1, 2]]], 3]}},
+            "expected lanes, each a list of blocks",
+        ),
+        (
+            {"event": "ViewsChanged", "forward_pass": 1, "views": {"a": [0, [["1"]], 3]}},
+            "expected the number of a block",
+        ),
         ({"event": "Queued", "forward_pass": 1, "more": 2}, "Queued has no field 'more'"),
     ],
 )

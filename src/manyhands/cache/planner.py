@@ -42,12 +42,17 @@ class _Mark(Enum):
     LANE = auto()  # the next one begins where the first one did
     JOIN = auto()  # the next block begins behind the longest lane
 
-    def behind(self, here: _Point, fork: _Point, longest: _Point) -> tuple[_Point, _Point, _Point]:
-        """`here`, `fork` and `longest` behind this mark."""
+    def behind(self, here: _Point, forks: list[tuple[_Point, _Point]]) -> _Point:
+        """`here` behind this mark. Of every fork that is open, `forks` has the point and the longest lane's end."""
         if self is _Mark.FORK:
-            return here, here, here
+            forks.append((here, here))
+            return here
+        fork, longest = forks.pop()
         longest = max(longest, here)
-        return (fork if self is _Mark.LANE else longest), fork, longest
+        if self is _Mark.JOIN:
+            return longest
+        forks.append((fork, longest))
+        return fork
 
 
 _Route = tuple[Stretch | _Live | _Mark, ...]
@@ -229,11 +234,10 @@ class Planner:
         blocks: list[Block] = []
         still: list[tuple[Block, int]] = []
         start = start_growth = 0
-        fork = longest = (0, 0)
+        forks: list[tuple[_Point, _Point]] = []
         for piece in reader.route:
             if isinstance(piece, _Mark):
-                here = (start, start_growth)
-                (start, start_growth), fork, longest = piece.behind(here, fork, longest)
+                start, start_growth = piece.behind((start, start_growth), forks)
                 continue
             grows = 0
             if isinstance(piece, Stretch):
@@ -434,7 +438,7 @@ def _marked(items: Sequence[Item]) -> Iterator[Block | _Mark]:
         if isinstance(item, Lanes):
             for index, lane in enumerate(item.lanes):
                 yield _Mark.LANE if index else _Mark.FORK
-                yield from lane
+                yield from _marked(lane)
             if item.lanes:
                 yield _Mark.JOIN
         else:

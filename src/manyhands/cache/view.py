@@ -12,11 +12,13 @@ from the same position on; a row behind them sees all of them.
 
     View([trunk, Lanes([[anna], [ben]]), rest])     start(anna) = start(ben) = trunk's length
                                                     start(rest) = that + the longer of the two
+
+Lanes may hold lanes: a run that parts again, and goes on behind its longest part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from manyhands.cache.block import Block
@@ -24,7 +26,7 @@ from manyhands.errors import InvalidRequest
 
 
 class Lanes:
-    """Runs of blocks that begin at the same position of a view.
+    """Runs of blocks, and of lanes again, that begin at the same position of a view.
 
     What follows begins behind the longest of them, for a position counts decoding steps (PDOS, section
     3, stage 2: all tokens of one decoding step have one position id, and the next step has the next).
@@ -33,18 +35,18 @@ class Lanes:
 
     __slots__ = ("lanes",)
 
-    def __init__(self, lanes: Iterable[Iterable[Block]]) -> None:
-        self.lanes = tuple(tuple(lane) for lane in lanes)
+    def __init__(self, lanes: Iterable[Iterable[Item]]) -> None:
+        self.lanes: tuple[tuple[Item, ...], ...] = tuple(tuple(lane) for lane in lanes)
 
     @property
     def blocks(self) -> tuple[Block, ...]:
         """All blocks, lane by lane."""
-        return tuple(block for lane in self.lanes for block in lane)
+        return tuple(block for lane in self.lanes for block in blocks_of(lane))
 
     @property
     def num_tokens(self) -> int:
         """Length of the longest lane."""
-        return max((sum(block.num_tokens for block in lane) for lane in self.lanes), default=0)
+        return max((sum(item.num_tokens for item in lane) for lane in self.lanes), default=0)
 
     def __repr__(self) -> str:
         return f"Lanes({[list(lane) for lane in self.lanes]!r})"
@@ -102,18 +104,21 @@ class View:
 
     def starts(self) -> tuple[int, ...]:
         """Where each of `blocks` begins in this view, now."""
-        starts, start = [], 0
-        for item in self.items:
-            for lane in item.lanes if isinstance(item, Lanes) else ((item,),):
-                within = start
-                for block in lane:
-                    starts.append(within)
-                    within += block.num_tokens
-            start += item.num_tokens
-        return tuple(starts)
+        return tuple(_starts(self.items, 0))
 
     def __repr__(self) -> str:
         return f"View({list(self.items)!r})"
+
+
+def _starts(items: Sequence[Item], start: int) -> Iterator[int]:
+    """Where the blocks of a run begin that begins itself at `start`."""
+    for item in items:
+        if isinstance(item, Lanes):
+            for lane in item.lanes:
+                yield from _starts(lane, start)
+        else:
+            yield start
+        start += item.num_tokens
 
 
 def blocks_of(items: Sequence[Item]) -> tuple[Block, ...]:

@@ -145,11 +145,16 @@ def report(options: ReportOptions) -> None:
         return document(records_of(read_trace(trace)))
 
     _files(options.folder)
+    logs: list[Path] = []
+    if options.inspect is not None:
+        from manyhands.evaluation.inspect_logs import write_inspect_logs
+
+        logs = write_inspect_logs(options.folder, options.inspect)
     out = options.out or options.folder / "report.html"
     written = write_report(
         options.folder, out, options.baseline, show=show, most_pages=options.runs
     )
-    for path in written:
+    for path in (*written, *logs):
         say(str(path))
 
 

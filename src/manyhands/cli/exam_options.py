@@ -170,6 +170,11 @@ class ReportOptions:
         at_least=0,
         zero="none",
     )
+    inspect: Path | None = setting(
+        None,
+        "A folder for logs that `inspect view` opens, of Inspect's own library.",
+        unset="no logs",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

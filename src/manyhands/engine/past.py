@@ -21,7 +21,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Step
 from manyhands.cache.view import View
-from manyhands.replay.trace import Recorder, Trace, TracedRow, flat
+from manyhands.replay.trace import Recorder, Trace, TracedItem, TracedRow, flat
 from manyhands.schema.lines import Line
 
 
@@ -33,7 +33,7 @@ class Past(Recorder):
         super().__init__(self._lines.append)
         self._names: list[str] = []
         self.found: list[int] = []  # of each block, the tokens it held when the run met it
-        self._items: list[tuple[int | tuple[tuple[int, ...], ...], ...]] = []  # of each view
+        self._items: list[tuple[TracedItem, ...]] = []  # of each view
         self._freezes: dict[int, list[int]] = {}
         self._num_rows = array("q")  # of each pass
         self._rows = array("q")  # of each row of all passes, its view

@@ -8,7 +8,7 @@ from manyhands.cache.step import StandIn, Step
 from manyhands.cache.view import View
 from manyhands.replay.trace import Recorder
 from manyhands.schema.lines import Line
-from manyhands.strategies.events import BlockIds, ViewsChanged
+from manyhands.strategies.events import BlockIds, ViewsChanged, block_ids
 
 
 class Seating(Recorder):
@@ -36,7 +36,4 @@ class Seating(Recorder):
             self._new[line["id"]] = line["name"]
 
     def _ids(self, view: View) -> tuple[BlockIds, ...]:
-        items = map(self._item, view.items)
-        return tuple(
-            item if isinstance(item, int) else tuple(tuple(lane) for lane in item) for item in items
-        )
+        return tuple(block_ids(self._item(item)) for item in view.items)

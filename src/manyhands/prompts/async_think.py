@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -89,7 +90,7 @@ class AsyncThinkPrompt:
     """Every text, checked when made. See the module's letter for where each goes.
 
     `rules` must hold {question} and may hold {count}, `fork` and `join` must hold {number}, `returned` must hold
-    {result}, `worker_rules` {query}; other braces mean themselves.
+    {result} and words behind it, `worker_rules` {query}; other braces mean themselves. Beside {number} stand signs that are no digits.
     """
 
     rules: str = ASYNC_THINK_RULES
@@ -115,6 +116,13 @@ class AsyncThinkPrompt:
                 raise InvalidRequest(
                     f"prompt field '{name}' is {mark!r}, expected {{number}} in it once"
                 )
+        for name in ("fork", "fork_end", "join", "returned"):
+            _check_delimited(name, getattr(self, name))
+        if self.returned.endswith("{result}"):
+            raise InvalidRequest(
+                f"prompt field 'returned' is {self.returned!r}, and nothing says where the result ends",
+                hint="put words behind {result}, such as </RETURN>",
+            )
         if len({self.fork, self.fork_end, self.join}) < 3:
             raise InvalidRequest(
                 f"two of the marks 'fork', 'fork_end' and 'join' are the same: {self.fork!r}, "
@@ -144,7 +152,7 @@ class AsyncThinkPrompt:
 
     def may_end_a_mark(self, piece: str) -> bool:
         """Whether a complete mark may end in this piece of text."""
-        return self.fork_end[-1] in piece or self.join[-1] in piece or piece[-1:].isdigit()
+        return self.fork_end[-1] in piece or self.join[-1] in piece
 
     def result_of(self, reply: str) -> str:
         """The result in the reply of a worker, of which `result_end` is no part."""
@@ -171,6 +179,17 @@ class AsyncThinkPrompt:
         back = "".join(wild.get(part, re.escape(part)) for part in put)
         fork = self._fork_pattern + _pattern(self.fork_end, "(?P=number)")
         return re.compile(rf"{fork}|{_pattern(self.join, '[0-9]+')}(?:{back})?", re.DOTALL)
+
+
+def _check_delimited(name: str, words: str) -> None:
+    """Refuse words in which digits beside {number} would be read into it; a result may hold some."""
+    parts = words.replace("{result}", "0").split("{number}")
+    for before, after in pairwise(parts):
+        if not before or before[-1].isdigit() or not after or after[0].isdigit():
+            raise InvalidRequest(
+                f"prompt field '{name}' is {words!r}: a digit beside {{number}} would be read into the number",
+                hint="put a sign that is no digit before {number} and behind it, as in <JOIN-{number}>",
+            )
 
 
 def _pattern(mark: str, number: str) -> str:

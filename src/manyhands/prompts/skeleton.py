@@ -97,6 +97,12 @@ class SkeletonPrompt:
                 "placeholder once"
             )
 
+        if "{number}{title}" in self.point or "{title}{number}" in self.point:
+            raise InvalidRequest(
+                f"prompt field 'point' is {self.point!r}: digits of a title would be read into its number",
+                hint="put a sign between them, as in {number}. {title}",
+            )
+
     def message(self, question: str) -> str:
         """The user's message. A question is never searched for placeholders."""
         return filled(self.rules, question=question)

@@ -2,7 +2,8 @@
 
     {"kind": "header", "schema": 1, "model": ..., "method": ..., "settings": {...}, "problem": ...}
     {"kind": "block", "id": 0, "name": "prompt"}
-    {"kind": "view", "id": 0, "blocks": [0]}              lanes are lists in it: [0, [[1], [2, 3]], 4]
+    {"kind": "view", "id": 0, "blocks": [0]}              lanes are lists in it: [0, [[1], [2, 3]], 4],
+                                                          and may hold lanes
     {"kind": "freeze", "block": 4}
     {"kind": "pass", "rows": [[view, [fed tokens], chosen token, writer or null], ...]}
                                                           a fifth part: tokens that were forbidden
@@ -49,7 +50,8 @@ TRACE_LINES = Format(
 )
 SCORE = "score"  # in the header of a run that was graded: 0 to 1
 _LARGEST_TOKEN = 1 << 31
-TracedItem = int | tuple[tuple[int, ...], ...]  # a block of a view, or its lanes
+TracedItem = int | tuple[tuple["TracedItem", ...], ...]  # a block of a view, or its lanes
+_Listed = int | list[list["_Listed"]]  # the same as JSON has it
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Trace:
 def _item(blocks: Sequence[Block], item: TracedItem) -> Item:
     if isinstance(item, int):
         return blocks[item]
-    return Lanes([blocks[block] for block in lane] for lane in item)
+    return Lanes([_item(blocks, inner) for inner in lane] for lane in item)
 
 
 class Recorder:
@@ -163,9 +165,9 @@ class Recorder:
             self.write({"kind": "view", "id": self._views[view], "blocks": blocks})
         return self._views[view]
 
-    def _item(self, item: Item) -> int | list[list[int]]:
+    def _item(self, item: Item) -> _Listed:
         if isinstance(item, Lanes):
-            return [[self._block_id(block) for block in lane] for lane in item.lanes]
+            return [[self._item(inner) for inner in lane] for lane in item.lanes]
         return self._block_id(item)
 
     def _block_id(self, block: Block) -> int:
@@ -290,8 +292,7 @@ class _Reader:
 
     def _traced_item(self, number: Any) -> TracedItem:
         if isinstance(number, list):
-            known = self.trace.blocks
-            return tuple(tuple(_known(block, known) for block in lane) for lane in number)
+            return tuple(tuple(map(self._traced_item, lane)) for lane in number)
         return _known(number, self.trace.blocks)
 
     def _rows(self, rows: Sequence[Any]) -> tuple[TracedRow, ...]:
@@ -320,8 +321,11 @@ def _forbidden(row: Row) -> list[list[int]]:
 
 def flat(items: Sequence[TracedItem]) -> tuple[int, ...]:
     """The blocks of a traced view, in the order in which they are read."""
-    lanes = (((item,),) if isinstance(item, int) else item for item in items)
-    return tuple(block for group in lanes for lane in group for block in lane)
+    return tuple(block for item in items for block in _flat(item))
+
+
+def _flat(item: TracedItem) -> tuple[int, ...]:
+    return (item,) if isinstance(item, int) else tuple(b for lane in item for b in flat(lane))
 
 
 def _check_next(number: Any, known: Sequence[Any]) -> None:

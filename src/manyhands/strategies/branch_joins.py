@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row
-from manyhands.cache.view import Item, Lanes, View, blocks_of
+from manyhands.cache.view import Item, Lanes, View
 from manyhands.strategies.scene import Stretch
 
 # From the trunk and the branches to what stands behind the trunk, and the rows to be fed for it.
@@ -43,9 +43,7 @@ def stitch(trunk: tuple[Item, ...], team: Sequence[Stretch]) -> Joined:
 def keep(trunk: tuple[Item, ...], team: Sequence[Stretch]) -> Joined:
     """The branches' own blocks, side by side."""
     parts = [branch.fed(trunk) for branch in team]
-    return (Lanes(blocks_of(items) for items, _ in parts),), [
-        row for _, rows in parts for row in rows
-    ]
+    return (Lanes(items for items, _ in parts),), [row for _, rows in parts for row in rows]
 
 
 # A new join is one function and one name.

@@ -335,7 +335,7 @@ class _Run(ForkRun[_Branch]):
             text, block = branch.text.strip(), self.num_blocks
             told = FinishedBranch(branch.worker, block, branch.title, text, reason, size)
             self.finished.append(told)
-        yield from self.go_on_joined(self.num_blocks)
+        yield from self.go_on_joined()
 
     def _joined_text(self) -> list[str]:
         """The text of a join: each branch on lines of its own."""

@@ -24,7 +24,9 @@ from manyhands.cache.logprobs import Logprobs
 from manyhands.cache.usage import Usage
 from manyhands.strategies.registry import Registry
 
-BlockIds = int | tuple[tuple[int, ...], ...]  # one block of a view by its number, or its lanes
+BlockIds = (
+    int | tuple[tuple[Any, ...], ...]
+)  # a block of a view by its number, or lanes of BlockIds
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,17 @@ class RequestRefused(Event):
 
 
 @dataclass(frozen=True)
+class ForkRefused(Event):
+    """A worker wrote the mark behind which its text parts, and it does not part there: why.
+
+    The mark is text like any other, and the worker goes on behind it.
+    """
+
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class AnswerFound(Event):
     """A final answer stands in a box. `worker` None: it was asked for when the budget was spent."""
 
@@ -214,9 +227,25 @@ class ViewsChanged(EngineEvent):
     views: Mapping[str, tuple[BlockIds, ...]]
     blocks: Mapping[int, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        views = {writer: tuple(map(block_ids, items)) for writer, items in self.views.items()}
+        object.__setattr__(self, "views", views)
+
 
 @dataclass(frozen=True)
 class UsageCounted(EngineEvent):
     """The cost of the whole run: the last event that a stream reports before the Answer."""
 
     usage: Usage
+
+
+def block_ids(item: object) -> BlockIds:
+    """A block's number, or lanes of these, as tuples at every depth. TypeError for anything else."""
+    if isinstance(item, int) and not isinstance(item, bool):
+        return item
+    if not isinstance(item, list | tuple):
+        raise TypeError(f"views hold {item!r}; expected the number of a block, or lanes of numbers")
+    lanes = tuple(item)
+    if not all(isinstance(lane, list | tuple) for lane in lanes):
+        raise TypeError(f"views hold {item!r}; expected lanes, each a list of blocks")
+    return tuple(tuple(map(block_ids, lane)) for lane in lanes)

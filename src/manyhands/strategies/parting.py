@@ -32,9 +32,11 @@ from manyhands.strategies.writer import Writer
 class WorkerStrand(SideStrand):
     """A side strand of a worker of its own.
 
-    `name` is its worker's, `heading` opens its step for a person who watches, `last_pass` is the pass in which it
-    ended.
+    `name` is its worker's, `heading` opens its step for a person who watches, `step` is the number of that,
+    `last_pass` is the pass in which it ended.
     """
+
+    step = 0
 
     def __init__(
         self,
@@ -50,6 +52,21 @@ class WorkerStrand(SideStrand):
     ) -> None:
         super().__init__(writer, marks, before, opening, first_pass, max_tokens)
         self.worker, self.name, self.heading, self.last_pass = worker, name, heading, 0
+
+    @property
+    def step_text(self) -> str:
+        """The text of its step so far."""
+        return self.text
+
+    @property
+    def writing(self) -> Sequence[WorkerStrand]:
+        """The strands of it that write in the next pass: it itself, until it is done."""
+        return [] if self.finish_reason else [self]
+
+    @property
+    def num_all(self) -> int:
+        """Tokens that will be joined of it."""
+        return self.num_joined
 
     def row(self) -> Row:
         """Its next row."""
@@ -85,7 +102,7 @@ class StrandsRun(StrandRun):
             part.finish(self.finish_reason)
         if part.finish_reason:
             part.last_pass = self.passes
-            yield StepEnded(self.passes, part.worker, step, part.text.strip())
+            yield StepEnded(self.passes, part.worker, step, part.step_text.strip())
             if self.finish_reason or not goes_on:
                 yield WorkerStopped(self.passes, part.worker, part.finish_reason)
 
@@ -105,34 +122,47 @@ class ForkRun(StrandsRun, Generic[P]):
     def write_parts(self, team: Sequence[P], fork: int, fixed: int) -> Work[None]:
         """Let all parts of a fork write to their ends. `fixed` tokens will be joined besides theirs."""
         self.team = team
+        yield from self.welcome(team, fork)
+        while live := [strand for part in team for strand in part.writing]:
+            yield from self.write_together(live)
+            self.check(fixed + sum(part.num_all + SLACK for part in team))
+            for strand in live:
+                yield from self.let_leave(strand, strand.step)
+            yield from self.look()
+            yield from self.between_passes(live)
+
+    def welcome(self, team: Sequence[P], fork: int) -> Generator[Event, None, None]:
+        """The parts of a fork come to the run."""
         for part in team:
+            part.step = fork
             yield WorkerJoined(self.passes, part.worker, part.name)
             yield StepBegun(self.passes, part.worker, fork, part.heading)
-        while live := [part for part in team if not part.finish_reason]:
-            yield from self.write_together(live)
-            self.check(fixed + sum(part.num_joined + SLACK for part in team))
-            for part in live:
-                yield from self.let_leave(part, fork)
-            yield from self.look()
+
+    def between_passes(self, live: Sequence[WorkerStrand]) -> Generator[Event, None, None]:
+        """The place for a strategy to part a part again. `live` have just written, and may have ended."""
+        yield from ()
 
     def joined(self) -> tuple[tuple[Item, ...], list[Row]]:
         """The trunk and the parts as far as they go, and the rows to be fed for it."""
         items, rows = self.join(self.trunk, [part.stretch() for part in self.team])
         return (*self.trunk, *items), rows
 
-    def go_on_joined(self, fork: int) -> Generator[Event, None, None]:
+    def go_on_joined(self) -> Generator[Event, None, None]:
         """One strand again. What has to be fed for that goes along with its next pass."""
         items, rows = self.joined()
         self.opening += rows
         self.writer.stopped = False
         self.strand = Strand(self.writer, self.marks, items, self.after)
-        for part in self.team:
-            text = part.text.strip()
-            step = FinishedStep(part.worker, fork, text, part.first_pass, part.last_pass)
-            self.steps.append(step)
+        self.settle(self.team)
         self.team = ()
         self.begin_segment()
         yield StepBegun(self.passes, 0, self.num_segments + 1, "")
+
+    def settle(self, team: Sequence[P]) -> None:
+        """Put the last steps of parts on record."""
+        for part in team:
+            text, passes = part.step_text.strip(), (part.first_pass, part.last_pass)
+            self.steps.append(FinishedStep(part.worker, part.step, text, *passes))
 
     def scene(self) -> Scene:
         """Parts joined as far as they go, if the budget ended here; else the main strand."""

@@ -2,24 +2,24 @@
 
     1  the main strand writes until it completes the profile's fork mark, having named parts before it
     2  each part is a worker that reads [trunk, own part] from its header to its end mark; the trunk is all
-       text up to the fork mark. A branch that is done leaves the step
+       text up to the fork mark. A part that is done leaves the step. A part that completes a fork mark parts
+       itself, where the profile has levels for it (`nested_parts.py`): it waits for its own parts
     3  the parts are joined in their order (`branch_joins.py`), the words of the profile are fed behind
-       them, and the main strand goes on
+       them, and the strand that parted goes on
 
-A fork that names too few or too many parts, or for which too few passes are left, is text like any other.
-Worker 0 is the main strand, parts are workers 1, 2, … through the run. Parts of one fork that have no names differ
-by their random numbers.
+A fork that names too few or too many parts, or is beyond a limit, is text like any other, and the run says
+why (`ForkRefused`). Worker 0 is the main strand, parts are workers 1, 2, … in the order in which they come.
+Parts of one fork that have no names differ by their random numbers.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 
-from manyhands.cache.block import Block
 from manyhands.cache.step import Choice, Row
-from manyhands.cache.view import Item, View
+from manyhands.cache.view import Item
 from manyhands.prompts.profiled import ProfilePrompt
 from manyhands.prompts.template import put
 from manyhands.schema.conversation import Conversation, conversation_of
@@ -28,11 +28,15 @@ from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.ending import Work
 from manyhands.strategies.events import (
     Event,
+    ForkRefused,
+    StepBegun,
     StepEnded,
+    WorkerStopped,
 )
+from manyhands.strategies.fork_marks import ForkWatch
+from manyhands.strategies.nested_parts import Joining, OpenFork, Part, fed_up, joined_text
 from manyhands.strategies.parting import ForkRun, WorkerStrand
-from manyhands.strategies.profiles import PROFILES, Profile
-from manyhands.strategies.scene import Stretch
+from manyhands.strategies.profiles import PROFILES
 from manyhands.strategies.settings import ProfileSettings
 from manyhands.strategies.strand import SLACK
 from manyhands.strategies.writer import Writer
@@ -52,66 +56,7 @@ def profiled(
     return _Run(conversation_of(question), text, settings, prompt, context).play()
 
 
-class _Part(WorkerStrand):
-    """A worker with one part."""
-
-    def __init__(
-        self,
-        writer: Writer,
-        profile: Profile,
-        trunk: Sequence[Item],
-        name: str,
-        index: int,
-        worker: int,
-        first_pass: int,
-        max_tokens: int,
-    ) -> None:
-        header = self.header = profile.header.replace("{name}", name)
-        told = (f"part {name or worker}", header.strip(), writer, (profile.end,), trunk, header)
-        super().__init__(worker, *told, first_pass, max_tokens)
-        self.profile = profile
-        self.is_first = index == 0
-        end = writer.vocabulary.markup(profile.end)
-        self.end_token = end[0] if len(end) == 1 else None
-
-    def opening_tokens(self, text: Text, opening: str) -> tuple[int, ...]:
-        """The header, whose marks are tokens of their own."""
-        return text.markup(opening)
-
-    def read(self, token: int, turn_end: frozenset[int]) -> str:
-        """Take a token. The end mark is known by its token, which has no text in some tokenizers."""
-        is_end = token == self.end_token
-        piece = super().read(token, turn_end | {token} if is_end else turn_end)
-        if is_end:
-            self.finish_reason = "marker"
-        return piece
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether it has ended without its mark."""
-        return self.finish_reason not in ("", "marker")
-
-    @property
-    def ending(self) -> str:
-        """The text behind its own: the mark, which it may have left out."""
-        missing = self.profile.missing_end if self.finish_reason != "marker" else ""
-        return missing + self.profile.end
-
-    def stretch(self) -> Stretch:
-        """The part as it would be joined now, its end mark included."""
-        own, words = super().stretch(), self.writer.vocabulary
-        closed = Stretch(own.items, own.unfed + words.markup(self.ending))
-        lead = () if self.is_first else words.markup(self.profile.lead)
-        return Stretch((), closed.tokens()[len(lead) :]) if lead else closed
-
-    def visible(self) -> str:
-        """The part in the text of the main strand."""
-        pending = "" if self.finish_reason else self.watch.pending
-        header = self.header if self.is_first else self.header.removeprefix(self.profile.lead)
-        return f"{header}{self.text}{pending}{self.ending}"
-
-
-class _Run(ForkRun[_Part]):
+class _Run(ForkRun[Part]):
     """The state of one run."""
 
     settings: ProfileSettings
@@ -129,14 +74,13 @@ class _Run(ForkRun[_Part]):
         self.profile = PROFILES[settings.profile]
         self.join = JOINS[settings.parts_join or self.profile.join]
         self.after = text.markup(self.profile.after)
-        marks = [f"<{slash}{word}>" for word in self.profile.hidden for slash in ("", "/")]
-        tokens = {mark: text.markup(mark) for mark in marks}
-        self.marks_by_token = {ids[0]: mark for mark, ids in tokens.items() if len(ids) == 1}
-        self.main_text = ""  # of the main strand so far, its marks included
+        self.joining = Joining(self.join, self.profile.after, self.after)
+        self.most_parts = self.profile.unnamed or self.profile.max_children
+        self.most_tokens = settings.run_tokens or settings.budget * self.most_parts
+        self.marks_seen = ForkWatch(self.profile, text)
         self.num_forks = 0
-        self.num_parts = 0
-        self.num_scanned = 0  # characters of `main_text` in which no fork is looked for any more
         self.part_tokens: list[int] = []  # written by each part so far
+        self.num_chosen = 0  # tokens of the work, those that end a text included
 
     # -- the main strand ----------------------------------------------------------------------------
 
@@ -144,67 +88,139 @@ class _Run(ForkRun[_Part]):
         """Write; where a fork comes, part and join."""
         while not self.finish_reason:
             yield from self.write_on()
-            self._take_newest()
-            names = self._names()
-            if names and not self.finish_reason:
-                yield from self._part(names)
+            yield from self._part_here()
         self.end_segment()
 
-    def _take_newest(self) -> None:
-        """The newest token's text; that of a mark also where the tokenizer shows none."""
+    def _part_here(self) -> Work[None]:
+        """Part if the newest token completed a fork mark, and join."""
         written = self.writer.step_tokens
-        mark = self.marks_by_token.get(written[-1]) if written and not self.writer.stopped else None
-        shown = self.strand.newest
-        self.main_text += mark if mark is not None and mark not in shown else shown
+        token = written[-1] if written and not self.writer.stopped else None
+        self.marks_seen.take(token, self.strand.newest)
+        if self.finish_reason:
+            return
+        names = yield from self._names(self.marks_seen, worker=0, level=1, num_writing=1)
+        if names:
+            yield from self._part(names)
 
-    def _names(self) -> list[str]:
-        """The names of the parts, if the newest token completed a fork; empty where nothing forks."""
-        profile = self.profile
-        place = self.main_text.find(profile.fork, self.num_scanned)
-        if place < 0:
-            return []
-        before, start = self.main_text[:place], self.num_scanned
-        self.num_scanned = place + len(profile.fork)
-        left = self.settings.budget - self.passes
-        if self.num_forks >= profile.max_forks or left < profile.least_budget or left < 1:
-            return []
-        if profile.named is None:
-            return [""] * profile.unnamed
-        opened = before.rfind(profile.opens, start)
-        if opened < 0:
-            return []
-        names = list(dict.fromkeys(re.findall(profile.named, before[opened:])))
-        return names if 1 <= len(names) <= profile.max_children else []
+    def _names(
+        self, watch: ForkWatch, worker: int, level: int, num_writing: int
+    ) -> Generator[Event, None, Sequence[str]]:
+        """The names of the parts, if this worker's newest token completed a fork; empty where nothing forks.
+
+        `level` is that of the fork. `num_writing` workers, this one included, would write in the next pass.
+        """
+        fork = watch.fork()
+        if fork is None:
+            return ()
+        why_not = fork.refused or self._why_not(level, num_writing - 1 + len(fork.names))
+        if why_not:
+            yield ForkRefused(self.passes, worker, why_not)
+            return ()
+        return fork.names
+
+    def _why_not(self, level: int, num_writing: int) -> str:
+        """Why the run does not fork at this level, so that `num_writing` workers write; empty if it does."""
+        profile, left = self.profile, self.settings.budget - self.passes
+        least = max(profile.least_budget, 1)
+        if level > profile.max_levels:
+            most = f"{profile.name} forks {profile.max_levels} deep at most"
+            return f"the fork is {level} deep, and {most}"
+        if self.num_forks >= profile.max_forks:
+            return f"a run of {profile.name} forks {profile.max_forks} times at most"
+        if left < least:
+            return f"{left} forward passes are left, and {profile.name} forks with {least} or more"
+        if self.num_chosen + num_writing > self.most_tokens:
+            return f"{num_writing} workers would write more than the {self.most_tokens} tokens of the run"
+        return ""
 
     # -- the parts ---------------------------------------------------------------------------------
 
     def _part(self, names: Sequence[str]) -> Work[None]:
         """Let all parts write at the same time, then join them."""
-        self.num_forks += 1
         if said := self.end_segment():
             yield StepEnded(self.passes, 0, self.num_segments, said)
-        self.trunk = self._fed_trunk()
+        self.trunk, row = fed_up(self.strand)
+        self.opening.append(row)
         fixed = sum(block.num_tokens for block in self.strand.view.blocks) + len(self.after) + 2
-        team = [self._new_part(name, index) for index, name in enumerate(names)]
+        team = self._new_team(self.trunk, names, None)
         yield from self.write_parts(team, self.num_forks, fixed)
         yield from self._join()
 
-    def _fed_trunk(self) -> tuple[Item, ...]:
-        """All text up to the fork; its newest token is fed along with the parts' first row."""
-        for block in self.strand.blocks:
-            if block.num_tokens:
-                block.freeze()
-        items = tuple(
-            item
-            for item in self.strand.view.items
-            if not (isinstance(item, Block) and item in self.strand.blocks and not item.num_tokens)
-        )
-        last = Block("fork")
-        self.opening.append(Row(View((*items, last)), self.writer.feed))
-        return (*items, last)
+    def forward(self, rows: Iterable[Row]) -> Work[tuple[int, ...]]:
+        """One counted pass, whose tokens are counted too."""
+        tokens = yield from super().forward(rows)
+        self.num_chosen += len(tokens)
+        return tokens
 
-    def _new_part(self, name: str, index: int) -> _Part:
-        worker = self.num_parts + index + 1
+    def write_together(
+        self,
+        parts: Sequence[WorkerStrand],
+        goes_on: Callable[[WorkerStrand], bool] = lambda part: False,
+    ) -> Work[None]:
+        """One pass of all these parts. How much each has written is known at any time."""
+        yield from super().write_together(parts, goes_on)
+        for part in parts:
+            self.part_tokens[part.worker - 1] = part.writer.num_tokens
+
+    def between_passes(self, live: Sequence[WorkerStrand]) -> Generator[Event, None, None]:
+        """Parts part again, and those that wait go on if all of their own are done."""
+        waiting = [inner for part in self.team for inner in part.waiting]
+        if self.finish_reason:
+            for part in waiting:
+                part.finish(self.finish_reason)
+                part.last_pass = self.passes
+                yield WorkerStopped(self.passes, part.worker, part.finish_reason)
+            return
+        for strand in live:
+            assert isinstance(strand, Part), "a profile's parts are Parts"
+            if not strand.finish_reason:
+                yield from self._part_again(strand)
+        for part in waiting:
+            if part.is_joinable:
+                yield from self._join_again(part)
+
+    def _part_again(self, part: Part) -> Generator[Event, None, None]:
+        """If the part has just written a fork mark, its own parts write in its place."""
+        writing = sum(len(each.writing) for each in self.team)
+        names = yield from self._names(part.marks_seen, part.worker, part.level + 1, writing)
+        if not names:
+            return
+        trunk, row = fed_up(part)
+        self.opening.append(row)
+        said, passes = part.step_text.strip(), (part.first_pass, self.passes)
+        team = self._new_team(trunk, names, part)
+        part.open(OpenFork(self.num_forks, trunk, team))
+        self.record(part.worker, part.step, said, *passes)
+        yield StepEnded(self.passes, part.worker, part.step, said)
+        yield from self.welcome(team, self.num_forks)
+
+    def _join_again(self, part: Part) -> Generator[Event, None, None]:
+        """A part goes on behind its own parts. The tokens to feed for that go along with its next pass."""
+        assert part.fork is not None, "a part that is joinable has parts"
+        self.settle(part.fork.team)
+        self.opening += part.close(self.passes + 1)
+        yield StepBegun(self.passes, part.worker, part.step, "")
+
+    def settle(self, team: Sequence[Part]) -> None:
+        """Put the last steps of parts on record, and of the parts within them."""
+        for part in team:
+            if part.fork is None:
+                super().settle([part])
+            else:
+                self.settle(part.fork.team)
+
+    def _new_team(
+        self, trunk: tuple[Item, ...], names: Sequence[str], within: Part | None
+    ) -> list[Part]:
+        """The parts of a fork of the main strand, or of the part `within`."""
+        self.num_forks += 1
+        return [self._new_part(trunk, name, index, within) for index, name in enumerate(names)]
+
+    def _new_part(
+        self, trunk: tuple[Item, ...], name: str, index: int, within: Part | None
+    ) -> Part:
+        self.part_tokens.append(0)
+        worker = len(self.part_tokens)
         writer = Writer(
             self.text,
             self._part_choice(),
@@ -215,7 +231,22 @@ class _Run(ForkRun[_Part]):
         most = min(
             self.settings.part_tokens or self.profile.child_tokens, self.profile.child_tokens
         )
-        return _Part(writer, self.profile, self.trunk, name, index, worker, self.passes + 1, most)
+        label, level = name or str(worker), 1 if within is None else within.level + 1
+        if within is not None and not label.startswith(f"{within.label}."):
+            label = f"{within.label}/{label}"
+        return Part(
+            writer,
+            self.profile,
+            self.joining,
+            trunk,
+            name,
+            label,
+            index,
+            worker,
+            level,
+            self.passes + 1,
+            most,
+        )
 
     def _part_choice(self) -> Choice:
         choice, profile = self.settings.choice, self.profile
@@ -225,37 +256,39 @@ class _Run(ForkRun[_Part]):
             choice = replace(choice, repetition_penalty=profile.repetition_penalty)
         return choice
 
+    def check(self, num_tokens: int) -> None:
+        """End the run also where its next pass would write more tokens than it may."""
+        super().check(num_tokens)
+        rows = sum(len(part.writing) for part in self.team) if self.team else 1
+        if not self.finish_reason and self.num_chosen + rows > self.most_tokens:
+            self.finish_reason = "budget"
+
     # -- the join ----------------------------------------------------------------------------------
 
     def _join(self) -> Generator[Event, None, None]:
         """One strand again. The tokens to feed for that go along with its next pass."""
-        joined = self._joined_text()
+        joined = joined_text(self.team, self.joining)
         yield from self.say(joined)
-        self.main_text += joined
-        self.num_scanned = len(self.main_text)
+        self.marks_seen.skip(joined)
         if self.profile.stops_on_cut and any(part.is_cut for part in self.team):
             self.finish_reason = self.finish_reason or "stopped"
-        self.part_tokens += (part.writer.num_tokens for part in self.team)
-        self.num_parts += len(self.team)
-        yield from self.go_on_joined(self.num_forks)
-
-    def _joined_text(self) -> str:
-        return "".join(part.visible() for part in self.team) + self.profile.after
+        yield from self.go_on_joined()
 
     # -- the account -------------------------------------------------------------------------------
 
     def unsaid(self) -> str:
         """The text that would be said if the budget ended here."""
-        return self._joined_text() if self.team else super().unsaid()
+        return joined_text(self.team, self.joining) if self.team else super().unsaid()
 
     def reserve(self) -> Reserve:
         """All text: the main strand's, and that of the parts twice, for they may be encoded again."""
         budget, profile = self.settings.budget, self.profile
-        most = profile.unnamed or profile.max_children
         forks = min(profile.max_forks, budget)
-        parts = 2 * most * (budget + forks * (len(self.text.markup(profile.header)) + SLACK))
-        num_tokens = len(self.prompt_tokens) + budget + forks * len(self.after) + parts
-        return self.bound(num_tokens, 4 * most * forks + 8)
+        num_parts = min(self.most_parts * forks, self.most_tokens)  # each chooses a token
+        headers = num_parts * (len(self.text.markup(profile.header)) + SLACK)
+        parts = 2 * (self.most_tokens + headers)
+        num_tokens = len(self.prompt_tokens) + budget + 2 * forks * len(self.after) + parts
+        return self.bound(num_tokens, 4 * (num_parts + forks) + 8)
 
     def num_written(self) -> tuple[int, ...]:
         """By the main strand, then by each part."""

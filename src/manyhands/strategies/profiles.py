@@ -14,7 +14,7 @@ what follows stands behind the longest.
 
 Tokens and rules were read from the projects' own repositories or papers. What stands between the lines of
 multiverse (header and words behind the join) follows from NPR's engine, which grew out of its own, and has not
-been seen in a file of its own. Parts inside parts (NPR allows five levels) go on as ordinary text here.
+been seen in a file of its own; so does that its parts may part again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Profile:
     opens: str = ""  # without it in the text before the fork, nothing forks
     unnamed: int = 0  # parts where nothing names them
     max_children: int = 32
-    max_forks: int = 32
+    max_forks: int = 32  # of a run, those inside parts included
+    max_levels: int = 1  # of forks: 1 where parts do not part again, 2 where their parts do not
     child_tokens: int = 4096
     least_budget: int = 0  # forward passes that must be left for a fork
     temperature: float | None = None  # inside parts; None: the run's
@@ -60,6 +61,7 @@ _PROFILES = (
         opens="<guideline>",
         named=r"<plan>" + _NUMBER,
         max_children=5,
+        max_levels=5,
         least_budget=1024,
         header="\n<step>\n{name}:",
         end="</step>",
@@ -73,7 +75,8 @@ _PROFILES = (
         "Multiverse",
         fork="</Goal>",
         opens="<Goal>",
-        named=r"(?:<Outline>)" + _NUMBER,
+        named=r"<Outline>" + _NUMBER,
+        max_levels=5,
         header="\n<Path>\n{name}:",
         end="</Path>",
         after="<Conclusion>\n",

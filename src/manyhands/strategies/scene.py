@@ -18,21 +18,27 @@ from manyhands.cache.view import Item, View, blocks_of
 
 @dataclass(frozen=True)
 class Stretch:
-    """A stretch of text: where it lies in memory, and the tokens behind it that no row has fed yet."""
+    """A stretch of text: where it lies in memory, and the tokens behind it that no row has fed yet.
+
+    `rows` write to blocks that stand among `items`, and have not been asked for either.
+    """
 
     items: tuple[Item, ...]
     unfed: tuple[int, ...] = ()
+    rows: tuple[Row, ...] = ()
 
     def tokens(self) -> tuple[int, ...]:
         """All of it as one ordinary sequence."""
-        return (*(t for block in blocks_of(self.items) for t in block.tokens), *self.unfed)
+        feeds = {row.view.own: row.feed for row in self.rows}
+        blocks = blocks_of(self.items)
+        return (*(t for b in blocks for t in (*b.tokens, *feeds.get(b, ()))), *self.unfed)
 
     def fed(self, before: tuple[Item, ...] = ()) -> tuple[tuple[Item, ...], list[Row]]:
-        """Its blocks, a tail for the unfed tokens, and the row that feeds them behind `before`."""
+        """Its blocks, a tail for the unfed tokens, and the rows: its own, and one that feeds these behind `before`."""
         if not self.unfed:
-            return self.items, []
+            return self.items, list(self.rows)
         items = (*self.items, Block("newest"))
-        return items, [Row(View((*before, *items)), self.unfed)]
+        return items, [*self.rows, Row(View((*before, *items)), self.unfed)]
 
 
 @dataclass(frozen=True, eq=False)

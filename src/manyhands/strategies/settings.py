@@ -215,6 +215,13 @@ class ProfileSettings(Settings):
     part_tokens: int | None = setting(
         None, "Tokens of one part, at most.", at_least=1, unset="the profile's"
     )
+    run_tokens: int | None = setting(
+        None,
+        "Tokens that the run writes, at most, all workers together.",
+        at_least=1,
+        unit="tokens",
+        unset="the budget, times the most parts of one fork",
+    )
     same_choice: bool = setting(
         False, "Choose tokens inside parts as elsewhere, and not as the profile does.", by="set"
     )

@@ -60,13 +60,17 @@ class Strand:
     ) -> None:
         self.writer = writer
         self.marks = marks
+        self.begin(before, feed)
+
+    def begin(self, before: Sequence[Item], feed: tuple[int, ...]) -> None:
+        """Write behind `before`, in a fresh block, feeding `feed` first."""
         self.before = tuple(before)
-        self.blocks: tuple[Block, ...] = (Block(writer.name),)
-        self.watch = MarkerWatch(marks)
+        self.blocks: tuple[Block, ...] = (Block(self.writer.name),)
+        self.watch = MarkerWatch(self.marks)
         self.suspected: str | None = None  # all text of the last block, if it may be a mark
         self.front = ""
         self.newest = ""  # the text of the newest token
-        writer.begin_step(View((*self.before, *self.blocks)), feed)
+        self.writer.begin_step(View((*self.before, *self.blocks)), feed)
 
     @property
     def view(self) -> View:

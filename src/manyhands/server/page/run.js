@@ -91,7 +91,6 @@ export class Run {
       tokens: [],
       states: [{ at, state: isPerson ? PERSON : "thinking" }],
       own: null,
-      joined: false,
     };
     this.workers.push(worker);
     return worker;
@@ -215,6 +214,11 @@ export class Run {
     this.refused.push({ at, request: event.request, reason: event.reason });
   }
 
+  onForkRefused(event, at) {
+    const { name } = this.worker(event.worker, at);
+    this.refused.push({ at, request: "a fork", reason: `a fork of ${name}: ${event.reason}` });
+  }
+
   onAnswerFound(event, at) {
     this.answers.push({ at, pass: event.forward_pass, worker: event.worker, answer: event.answer });
   }
@@ -265,10 +269,10 @@ export class Run {
         const owner = this.blocks.get(view[place - 1])?.owner;
         if (owner) this.fill(number, this.pendingOf(owner), from);
       } else if (BEFORE_A_FORK.has(block.name)) {
-        this.fill(number, this.pendingOf("writer"), from);
+        this.fill(number, this.pendingOf(this.blocks.get(view[place - 1])?.owner ?? "writer"), from);
       } else if (block.name === "branches") {
-        for (const worker of this.workers.filter((one) => one.index && !one.joined)) {
-          worker.joined = true;
+        // All that was written behind the block before it: by the parts of this fork, and by parts of theirs.
+        for (const worker of this.workers.filter((one) => one.index && this.hasRead(one, view[place - 1]))) {
           for (const step of worker.steps) this.fill(number, piecesOf(step), from);
         }
       } else if (this.isTeam) {
@@ -279,6 +283,11 @@ export class Run {
         if (owner) this.fill(number, this.fed(owner), from);
       }
     });
+  }
+
+  /** Whether a worker has read a block, or has it before its own text now. */
+  hasRead(worker, number) {
+    return (this.views.get(this.writerOf(worker)) ?? []).some(({ items }) => flatView(items).slice(0, -1).includes(number));
   }
 
   /** The newest pieces of a writer, which wait for its next row. */
@@ -432,7 +441,7 @@ function piecesOf(step) {
   return step.starts.map((_, piece) => [step, piece]);
 }
 
-/** A view's blocks in the order in which they are read; lanes one behind another. */
+/** A view's blocks in the order in which they are read; lanes, of lanes too, one behind another. */
 function flatView(items) {
-  return items.flatMap((item) => (Array.isArray(item) ? item.flat() : [item]));
+  return items.flat(Infinity);
 }
