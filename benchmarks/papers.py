@@ -3,7 +3,7 @@
     python -m benchmarks.papers                                    what there is
     python -m benchmarks.papers hogwild-figure-9-left --show       the commands behind one of them
     python -m benchmarks.papers hogwild-figure-9-left --out exam   ask, grade, report
-    python -m benchmarks.papers --all --tiny --out /tmp/papers     all of them, small, on the bundled model
+    python -m benchmarks.papers --all --tiny --out build/papers     all of them, small, on the bundled model
 
 Records of a model go to OUT/MODEL, so a line that several figures show is asked once, and what was stopped goes on. Speed is
 measured with networks of the papers' shapes and random weights (`benchmarks/`). `--tiny` takes the bundled model, one or two samples of
