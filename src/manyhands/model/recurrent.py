@@ -146,7 +146,7 @@ def linear_layers(model: nn.Module) -> dict[int, nn.Module]:
             f"the states of model type {config.model_type!r} are not known here",
             hint=f"known are those of {', '.join(_KNOWN)}",
         )
-    base: Any = model.base_model  # type: ignore[operator]  # nn.Module types attributes as modules
+    base: Any = model.base_model
     return {
         layer: module.linear_attn
         for layer, module in enumerate(base.layers)
