@@ -35,11 +35,8 @@ from manyhands.errors import UnsupportedModel
 
 EMPTY = 0  # the slot of the empty text
 _LAYER_TYPE = "linear_attention"
-_KNOWN = (
-    "qwen3_next",
-    "qwen3_5_text",
-    "qwen3_5_moe_text",
-)  # whose layers name their sizes as `take_over` reads
+# Model types whose linear layers name their sizes as `_store` reads them.
+_KNOWN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
 @dataclass(frozen=True)
