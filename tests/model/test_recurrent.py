@@ -157,12 +157,13 @@ class Anew(Forks):
 
 
 class Late(Forks):
-    """A mistake: a row that forks goes on from the newest state of another fork, some tokens behind the fork."""
+    """A mistake: a row that forks goes on from the state one token behind the fork, as another row left it."""
 
     def source(self, view: tuple[Block, ...]) -> int:
-        right = super().source(view)
-        later = [slot for other, slot in self.slots.items() if other[:-1] == view[:-1] != ()]
-        return later[-1] if later and view not in self.slots else right
+        one_token = {v: slot for v, slot in self.slots.items() if len(self.words[v[-1]]) == 1}
+        self._late = {**getattr(self, "_late", {}), **one_token}
+        late = [slot for v, slot in self._late.items() if v[:-1] == view[:-1] != ()]
+        return super().source(view) if view in self.slots or not late else int(late[0])
 
 
 class Stale(Forks):
