@@ -37,6 +37,7 @@ from manyhands.model.families import (
 )
 from manyhands.model.host_linear import laid_out_bytes
 from manyhands.model.latent import Expansion, absorb, is_absorbed, is_latent, latent_shape
+from manyhands.model.recurrent import StateCall, is_hybrid, take_over
 from manyhands.model.ropes import read_ropes
 
 _NAME = "manyhands"  # of our attention function in the registry of transformers
@@ -49,6 +50,7 @@ class _Hook:
     attend: AttendFn
     gains: tuple[float, ...]  # per layer, see ropes._gain
     query_scale: QueryScale | None
+    states: StateCall | None = None  # of a hybrid's linear layers, see model/recurrent.py
 
 
 class _Made(BaseModelOutputWithPast):
@@ -124,13 +126,20 @@ class ModelAdapter:
         """The dtype of the weights, and of q, k and v."""
         return self.model.dtype
 
-    def forward(self, token_ids: Tensor, keep: Tensor | None, attend: AttendFn) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        keep: Tensor | None,
+        attend: AttendFn,
+        states: StateCall | None = None,
+    ) -> Tensor:
         """Logits [len(keep), vocab] after the tokens at the packed indices `keep` (None: all).
 
         `token_ids` [T] are the new tokens of all rows, one after the other. Nothing is cached here
-        and nothing waits for the device: who reads what is the business of `attend`.
+        and nothing waits for the device: who reads what is the business of `attend`. The linear layers of a
+        hybrid need `states`, and raise `UnsupportedModel` without it.
         """
-        given = self._given(token_ids, attend)
+        given = self._given(token_ids, attend, states)
         out = self.model(**given, logits_to_keep=0 if keep is None else keep)
         logits: Tensor = out.logits[0]
         return logits
@@ -150,12 +159,14 @@ class ModelAdapter:
             logits: Tensor = self.model(input_ids=nothing, use_cache=False).logits[0]
         return logits
 
-    def _given(self, token_ids: Tensor, attend: AttendFn) -> dict[str, Any]:
+    def _given(
+        self, token_ids: Tensor, attend: AttendFn, states: StateCall | None = None
+    ) -> dict[str, Any]:
         return {
             "input_ids": token_ids[None],
             "position_ids": torch.zeros_like(token_ids)[None],
             "use_cache": False,
-            "manyhands_attend": _Hook(attend, self.gains, self.query_scale),
+            "manyhands_attend": _Hook(attend, self.gains, self.query_scale, states),
         }
 
     def forward_in_parts(
@@ -256,6 +267,8 @@ def _take_over(model: PreTrainedModel) -> None:
             "(its code does not use transformers' AttentionInterface)",
             hint=f"supported: {supported()}",
         )
+    if is_hybrid(model.config):
+        take_over(model)
     if is_latent(model.config) and absorb(model) != model.config.num_hidden_layers:
         raise UnsupportedModel(
             f"model type {model.config.model_type!r} has latent attention (MLA), and its code does not expand "

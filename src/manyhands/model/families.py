@@ -234,9 +234,21 @@ def storing_layers(config: Any) -> tuple[int, ...]:
     )
 
 
+# The methods whose blocks are each read behind one text alone (tests/strategies/test_forks.py finds them).
+FORKING = (
+    "sequential",
+    "branches (join reencode)",
+    "async_think",
+    "self_consistency (mode vote)",
+    "best_of_n",
+    "profiled (profile threadweaver)",
+    "batches",
+)
 _STATE = (
-    "its linear-attention or state-space layers keep one running state instead of keys and values, "
-    "so a block cannot be read by several rows or moved inside a view"
+    "its linear-attention or state-space layers keep one running state of a text instead of keys and values, so a "
+    "block cannot be moved inside a view, or be read behind another text than the one it was written behind; only "
+    f"methods that fork and never reorder are possible with such a state ({', '.join(FORKING)}), and the engine does "
+    "not keep states yet"
 )
 _CHUNKED = (
     "its layers read chunks that begin at multiples of a length, and it scales queries of other layers only; "

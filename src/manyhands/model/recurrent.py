@@ -1,0 +1,250 @@
+"""States of linear-attention layers: the layers of a hybrid that keep one state a row instead of keys and values.
+
+Such a layer (Gated DeltaNet, arXiv 2412.06464, section 3) folds every token into two things of a fixed size: a matrix for
+each head, and the last inputs of a short convolution. Both depend on all tokens before and on their order. So a state
+belongs to one text from its first token on, no block has a part of it, and nothing of it can be moved inside a view or
+read by a row with another text before it. Rows that fork are another matter: each goes on from the same state.
+
+States lie in slots. A pass reads the state of each row from one slot and leaves the new one in another:
+
+    sources  3 3 0      three rows: two fork from the text whose state is in slot 3, one begins anew
+    targets  4 5 6      slot 3 stays as it was, so a pass that fails, or was begun on a guess, has changed nothing
+
+Slot 0 is the empty text and is never written. A fork is a source that is named twice; no copy is made.
+
+Hugging Face's layers take and give their states through a cache object, and treat what they are given as one text.
+Here each layer's `forward` is called once for all rows that are fed equally many tokens (`take_over`), with a cache
+that reads and writes slots. The modelling code is not touched.
+
+The engine does not keep slots yet (docs/house.md, "Hybrids"), so every command refuses these networks.
+
+    T  new tokens, packed over rows      R  rows      S  slots      C  channels of the convolution      K  its taps
+    H  heads of the state                Dk, Dv  dims of a key and of a value
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyhands.errors import UnsupportedModel
+
+EMPTY = 0  # the slot of the empty text
+_LAYER_TYPE = "linear_attention"
+# Model types whose linear layers name their sizes as `_store` reads them.
+_KNOWN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+
+
+@dataclass(frozen=True)
+class RowStates:
+    """The states of one pass: where each row's comes from, and where the new one is left.
+
+    Row r is fed the packed tokens `row_indptr[r]` .. `row_indptr[r + 1]`. A source may be named by several rows, a target by
+    one alone, and no target is a source: what is read in a pass is not written in it. Raises `ValueError` otherwise.
+    """
+
+    row_indptr: tuple[int, ...]  # R + 1
+    sources: tuple[int, ...]  # R slots; `EMPTY` for a row whose text begins with this feed
+    targets: tuple[int, ...]  # R slots
+
+    def __post_init__(self) -> None:
+        rows = len(self.row_indptr) - 1
+        if not rows == len(self.sources) == len(self.targets):
+            raise ValueError(
+                f"{rows} rows have {len(self.sources)} sources and {len(self.targets)} targets; one each is expected"
+            )
+        if any(
+            end <= begin for begin, end in zip(self.row_indptr, self.row_indptr[1:], strict=False)
+        ):
+            raise ValueError(
+                f"a row is fed nothing (row_indptr {list(self.row_indptr)}); leave it out"
+            )
+        if len(set(self.targets)) < rows:
+            raise ValueError(
+                f"two rows leave their state in one slot (targets {list(self.targets)})"
+            )
+        if met := sorted({EMPTY, *self.sources} & set(self.targets)):
+            raise ValueError(f"slots {met} are read in this pass, and cannot be targets in it")
+
+    def by_length(self) -> dict[int, list[int]]:
+        """Rows by how many tokens they are fed."""
+        rows: dict[int, list[int]] = {}
+        for row, (begin, end) in enumerate(zip(self.row_indptr, self.row_indptr[1:], strict=False)):
+            rows.setdefault(end - begin, []).append(row)
+        return rows
+
+
+@dataclass(frozen=True, eq=False)
+class StateStore:
+    """The states of one layer, in slots."""
+
+    inputs: Tensor  # [S, C, K - 1]: the convolution's last inputs, in the network's dtype
+    states: Tensor  # [S, H, Dk, Dv]: in float32, as the layer sums them
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all slots."""
+        return self.inputs.nbytes + self.states.nbytes
+
+
+class States:
+    """The states of all linear layers of one network: `num_slots` of them, besides the empty one."""
+
+    stores: Mapping[int, StateStore]  # by layer
+
+    def __init__(self, model: nn.Module, num_slots: int) -> None:
+        """Room beside the weights of `model`, a network of Hugging Face. Raises `UnsupportedModel` if it is none of ours."""
+        slots = num_slots + 1
+        self.stores = {
+            layer: _store(module, slots) for layer, module in linear_layers(model).items()
+        }
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that may be targets; they are numbered from 1."""
+        return len(next(iter(self.stores.values())).states) - 1
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one state in all layers."""
+        return sum(store.num_bytes for store in self.stores.values()) // (self.num_slots + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class StateCall:
+    """The rows of a pass and the memory of their states, as they travel through the network."""
+
+    states: States
+    rows: RowStates
+
+    def __post_init__(self) -> None:
+        highest = max((*self.rows.sources, *self.rows.targets))
+        lowest = min((*self.rows.sources, *self.rows.targets))
+        if lowest < 0 or highest > self.states.num_slots:
+            raise ValueError(
+                f"slots {lowest} to {highest} are named; there are 0 to {self.states.num_slots}"
+            )
+
+
+def is_hybrid(config: Any) -> bool:
+    """Whether a network of this configuration has layers that keep a state."""
+    return _LAYER_TYPE in (getattr(config, "layer_types", None) or ())
+
+
+def linear_layers(model: nn.Module) -> dict[int, nn.Module]:
+    """The linear-attention modules of a network by the number of their layer."""
+    config: Any = model.config
+    if config.model_type not in _KNOWN:
+        raise UnsupportedModel(
+            f"the states of model type {config.model_type!r} are not known here",
+            hint=f"known are those of {', '.join(_KNOWN)}",
+        )
+    base: Any = model.base_model
+    return {
+        layer: module.linear_attn
+        for layer, module in enumerate(base.layers)
+        if config.layer_types[layer] == _LAYER_TYPE
+    }
+
+
+def take_over(model: nn.Module) -> None:
+    """Let the linear layers of `model` run row by row, from the states that a `StateCall` names. For good."""
+    for module in linear_layers(model).values():
+        if not isinstance(vars(module).get("forward"), _ByRow):
+            module.forward = _ByRow(module.forward)
+
+
+class _ByRow:
+    """In the place of a linear layer's `forward`: hidden states [1, T, D] of all rows, and the same of what it gives."""
+
+    def __init__(self, forward: Any) -> None:
+        self._forward = forward
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        cache_params: object = None,
+        attention_mask: Tensor | None = None,
+        manyhands_attend: Any = None,
+        **_: object,
+    ) -> Tensor:
+        call: StateCall | None = getattr(manyhands_attend, "states", None)
+        if call is None or attention_mask is not None or cache_params is not None:
+            raise UnsupportedModel(
+                "a layer that keeps a state was called without the slots of its rows, or with a mask or a cache",
+                hint="give ModelAdapter.forward a StateCall",
+            )
+        bounds = call.rows.row_indptr
+        if bounds[0] != 0 or bounds[-1] != hidden_states.shape[1]:
+            raise ValueError(
+                f"the states are of tokens {bounds[0]} to {bounds[-1]}, and the pass has {hidden_states.shape[1]}"
+            )
+        out = torch.empty_like(hidden_states[0])
+        for length, rows in call.rows.by_length().items():
+            begins = torch.tensor([bounds[row] for row in rows], device=hidden_states.device)
+            at = begins[:, None] + torch.arange(length, device=hidden_states.device)
+            cache = _SlotCache(
+                call.states,
+                [call.rows.sources[row] for row in rows],
+                [call.rows.targets[row] for row in rows],
+            )
+            out[at] = self._forward(hidden_states[0, at], cache_params=cache)
+            cache.leave()
+        return out[None]
+
+
+class _SlotCache:
+    """The part of transformers' `Cache` that a linear layer calls, over slots; for one call of one layer."""
+
+    def __init__(self, states: States, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._stores, self._sources, self._targets = states.stores, sources, targets
+        self._layer = -1
+        self._inputs: Tensor | None = None
+        self._new: Tensor | None = None
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
+        """[rows, C, K - 1], a copy: a layer that is fed one token writes the new inputs into it."""
+        self._layer = layer_idx
+        self._inputs = self._stores[layer_idx].inputs[list(self._sources)]
+        return self._inputs
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
+        """[rows, H, Dk, Dv], a copy."""
+        return self._stores[layer_idx].states[list(self._sources)]
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Never: no state is taken back, the older one still lies in its slot."""
+        return False
+
+    def update_conv_state(self, new: Tensor, layer_idx: int, **_: object) -> Tensor:
+        """The inputs so far with `new` [rows, C, length] behind them."""
+        assert self._inputs is not None, "the layer reads its state before it writes it"
+        inputs = torch.cat((self._inputs, new), dim=-1)
+        self._inputs = inputs[..., inputs.shape[-1] - self._inputs.shape[-1] :]
+        return inputs
+
+    def update_recurrent_state(self, new: Tensor, layer_idx: int, **_: object) -> Tensor:
+        """Note the new states [rows, H, Dk, Dv]."""
+        self._new = new
+        return new
+
+    def leave(self) -> None:
+        """Write the new states to their slots."""
+        assert self._inputs is not None, "the layer read no state"
+        assert self._new is not None, "the layer gave no state"
+        store, targets = self._stores[self._layer], list(self._targets)
+        store.inputs[targets] = self._inputs
+        store.states[targets] = self._new.to(store.states.dtype)
+
+
+def _store(module: Any, slots: int) -> StateStore:
+    weight: Tensor = module.conv1d.weight
+    inputs = weight.new_zeros(slots, module.conv_dim, module.conv_kernel_size - 1)
+    heads = (module.num_v_heads, module.head_k_dim, module.head_v_dim)
+    return StateStore(
+        inputs.detach(), weight.new_zeros(slots, *heads, dtype=torch.float32).detach()
+    )
