@@ -41,13 +41,13 @@ FEW = Choice(
 )
 
 
-def small_config(heads: int = 4, kv_heads: int = 2) -> hf.Qwen3Config:
-    """A Qwen3 of two layers."""
+def small_config(heads: int = 4, kv_heads: int = 2, layers: int = 2) -> hf.Qwen3Config:
+    """A Qwen3 of few layers."""
     return hf.Qwen3Config(
         vocab_size=NUM_IDS,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=8,

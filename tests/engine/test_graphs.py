@@ -111,8 +111,8 @@ class Full(Again):
 
 
 def plain_engine(**choices: Any) -> Engine:
-    """One key/value head: the interpreter runs a program for each."""
-    return small_engine(config=small_config(heads=2, kv_heads=1), **choices)
+    """One layer and one key/value head: the interpreter runs a program for each."""
+    return small_engine(config=small_config(heads=2, kv_heads=1, layers=1), **choices)
 
 
 def graphed_engine(recorder: Again | None = None) -> Engine:

@@ -20,7 +20,7 @@ from manyhands.engine.passes import Passes
 from manyhands.engine.run import Run
 from manyhands.strategies.base import Strategy
 from tests.engine.small import LETTERS, counting, finish, small_engine, story, story_of, team
-from tests.engine.test_graphs import Again, plain_engine, walking
+from tests.engine.test_graphs import Again, plain_engine, small_capacities, walking
 from tests.engine.test_scheduler import CHOICES, a_mixed_crowd, alone, everything_is_free
 
 
@@ -132,6 +132,7 @@ def test_prompts_are_fed_in_parts_in_passes_that_were_begun() -> None:
     assert story_of(long) == story(small_engine(), counting(tuple(range(5, 90)), 4))
 
 
+@pytest.mark.usefixtures(small_capacities.__name__)
 def test_recorded_passes_are_begun_ahead_too() -> None:
     """Rows whose steps turn elsewhere at some passes, in recordings, against each alone, launch by launch."""
 

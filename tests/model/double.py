@@ -20,8 +20,14 @@ class DoublePrecision(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         func = torch.Tensor.double if func is torch.Tensor.float else func
-        named = {key: _wider(value) for key, value in (kwargs or {}).items()}
-        return func(*(_wider(value) for value in args), **named)
+        # Most calls name no type, and there are half a million: these are passed on as they came.
+        for value in args:
+            if value is torch.float32:
+                args = tuple(map(_wider, args))
+                break
+        if kwargs:
+            return func(*args, **{key: _wider(value) for key, value in kwargs.items()})
+        return func(*args)
 
 
 def _wider(value: Any) -> Any:

@@ -2,10 +2,10 @@
 
 (a) One worker whose text lies in several blocks, some of them frozen and moved together, against an
     ordinary forward pass over the same tokens.
-(b) Teams of two and three workers in the combined layout, over several passes with desks that join
-    the history midway, against `DenseTeam`, which shares neither bookkeeping nor rotations with us.
+(b) Teams of three workers in the combined layout, over several passes with desks that join the history
+    midway, against `DenseTeam`, which shares neither bookkeeping nor rotations with us.
 
-Families whose attention is one of these, with another network around it, get a short look.
+Families whose attention is one of these, with another network around it, get a short look: a team of two.
 
 Tolerances. Logits are of order 4 here, so one rounding is 4e-16 of a float64 and 2e-7 of a float32, and
 a few dozen of them meet on the way: the worst measured are 8e-15 and 5e-6. The mutants at the end, each a
@@ -247,10 +247,9 @@ def _worst(name: str, num_workers: int, *, layout: str = "combined", double: boo
 
 
 @pytest.mark.parametrize("double", [False, True], ids=["float32", "float64"])
-@pytest.mark.parametrize("num_workers", [2, 3])
 @pytest.mark.parametrize("name", ZOO)
-def test_a_team_against_the_definition(name: str, num_workers: int, double: bool) -> None:
-    error = _worst(name, num_workers, double=double)
+def test_a_team_against_the_definition(name: str, double: bool) -> None:
+    error = _worst(name, 3, double=double)
     assert error < (FLOAT64 if double else FLOAT32)
 
 

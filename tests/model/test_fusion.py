@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -287,6 +288,33 @@ def test_control_the_twin_sees_what_a_fusion_would_miss(
     assert (report.products, report.joins, report.gates) == (2, 0, 0)
     assert not report.rotation
     torch.testing.assert_close(_logits(adapter), expected, rtol=0, atol=1e-5)
+
+
+def test_an_architecture_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second network of it asks no twin; another configuration, family or code does."""
+    asked: list[str] = []
+    monkeypatch.setattr(fusion, "_AGREED", {})
+    monkeypatch.setattr(fusion, "_try_twin", lambda adapter: asked.append(adapter.name) or True)
+
+    def asks(adapter: ModelAdapter) -> bool:
+        before = len(asked)
+        assert fusion._twin_agrees(adapter)
+        return len(asked) > before
+
+    assert asks(ModelAdapter(ZOO["llama"]()))
+    assert not asks(ModelAdapter(ZOO["llama"]()))
+    assert asks(ModelAdapter(ZOO["qwen3"]()))
+    longer = ZOO["llama"]()
+    longer.config.rms_norm_eps = 1e-3
+    assert asks(ModelAdapter(longer))
+    other = ModelAdapter(ZOO["llama"]())
+    other.family = replace(other.family, interleaved=True)
+    assert asks(other)
+    for place, name in ((modeling_llama.LlamaMLP, "forward"), (modeling_llama, fusion._ROTATE)):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, name, lambda *call, **named: None)
+            assert asks(ModelAdapter(ZOO["llama"]()))
+    assert not asks(ModelAdapter(ZOO["llama"]()))
 
 
 def test_control_without_the_twin_it_would_be_missed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn, get_args
 
@@ -149,7 +150,30 @@ def is_fused(model: nn.Module) -> bool:
 
 
 def _twin_agrees(adapter: ModelAdapter) -> bool:
-    """Whether every replacement leaves the logits of a tiny network of this architecture alone."""
+    """Whether every replacement leaves the logits of a tiny network of this architecture alone.
+
+    Asked once for each architecture: the same modules with the same code under the same configuration.
+    """
+    asked = _architecture(adapter)
+    if asked not in _AGREED:
+        _AGREED[asked] = _try_twin(adapter)
+    return _AGREED[asked]
+
+
+_AGREED: dict[Hashable, bool] = {}
+
+
+def _architecture(adapter: ModelAdapter) -> Hashable:
+    """All that the twin is made of: the configuration, the family, the code of modules and of their rotation."""
+    kinds = {type(module) for module in adapter.model.modules()}
+    files = {sys.modules.get(kind.__module__) for kind in kinds}
+    code = {(kind, kind.forward) for kind in kinds} | {
+        (f, getattr(f, _ROTATE, None)) for f in files
+    }
+    return adapter.config.to_json_string(use_diff=False), adapter.family, frozenset(code)
+
+
+def _try_twin(adapter: ModelAdapter) -> bool:
     try:
         with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
