@@ -123,7 +123,7 @@ def test_the_table_of_the_second_generation(
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     made = tables.grown()
     assert "| 12 | 99.0% | 99.0% | 99.0% | 99.0% | 99.0% | 99.0% |" in made
-    assert "126 to 700, ratio 0.18." in made
+    assert "126 and 700, ratio 0.18." in made
     assert "in the worst line: 0.4%" in made
     assert "| planted 5, 4 | 256 | 99.0% | 90.0% | 85.0% | 80.0% |" in made
     assert "| one leaves 5, 2 | 256 | 99.0% |  |  |  |" in made

@@ -16,7 +16,6 @@ if there are many: a strip is cut into such runs, each a bucket of its own, and 
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -321,17 +320,19 @@ def _runs(plan: Plan, group: _Group, long_run: int) -> list[_Group]:
     if group.high - group.low < long_run:
         return [group]
     size = plan.page_size
-    pages = np.asarray(plan.reads.pages[group.strip])
     first, last = group.low // size, (group.high - 1) // size
-    breaks = first + 1 + np.flatnonzero(np.diff(pages[first : last + 1]) != 1)
-    ends = [group.low, *(breaks * size).tolist(), group.high]
-    found: list[_Group] = []
-    for low, high in itertools.pairwise(ends):
-        is_run = high - low >= long_run
-        if found and not is_run and not found[-1].is_run:
-            found[-1] = found[-1]._replace(high=high)
-        else:
-            found.append(group._replace(low=low, high=high, is_run=is_run))
+    pages = plan.reads.pages[group.strip][first : last + 1]
+    breaks = (first + 1 + np.flatnonzero(np.diff(pages) != 1)) * size
+    ends = np.concatenate(([group.low], breaks, [group.high]))
+    found, done = [], group.low
+    for place in np.flatnonzero(np.diff(ends) >= long_run).tolist():
+        low, high = int(ends[place]), int(ends[place + 1])
+        if low > done:
+            found.append(group._replace(low=done, high=low))
+        found.append(group._replace(low=low, high=high, is_run=True))
+        done = high
+    if done < group.high:
+        found.append(group._replace(low=done))
     return found
 
 

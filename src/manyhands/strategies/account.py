@@ -124,8 +124,13 @@ class Account:
                 self.snapshots[event.forward_pass] = event.answer
             case ReplyWritten():
                 self.reply += event.text
-                self.is_apart |= not self._has_written
+                self.is_apart |= not self._has_written and not self._joins(event.text)
                 self._has_written = False
+
+    def _joins(self, text: str) -> bool:
+        """Whether this piece of the reply is what others wrote in columns of their own: branches that were joined."""
+        written = (hand.steps[-1].text if hand.steps else hand.text for hand in self.hands[1:])
+        return any(words.strip() and words.strip() in text for words in written)
 
     def _welcome(self, event: WorkerJoined) -> None:
         """A new hand. The last workers who came are gone when all of them had stopped."""
