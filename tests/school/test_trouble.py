@@ -95,6 +95,47 @@ def test_a_slip_itself_is_not_learned() -> None:
     assert runs[0.5] > 0
 
 
+_SUM = re.compile(r"(-?\d+)([-+])(\d+)=(-?\d+)( wrong\.)?")
+_CLAIMED = re.compile(r"#(\d+) is (-?\d+)(?:, not -?\d+)?\.( wrong\.)?")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_word_wrong_stands_behind_what_is_wrong_and_nowhere_else(workers: int) -> None:
+    """Behind a wrong sum at once, or behind the result that follows from it, and then it is learned."""
+    at_once = at_the_end = 0
+    for seed in range(8):
+        rng = random.Random(f"word/{workers}/{seed}")
+        problems = problem_list(rng, 6, "wide")
+        answer, team, simulation = solved(problems, workers, rng, slip=0.4)
+        said = 0
+        for step in answer.steps:
+            sums = [
+                (int(left) + int(f"{sign}{right}") == int(result), bool(word))
+                for left, sign, right, result, word in _SUM.findall(step.text)
+            ]
+            results = [
+                (int(result) == problems.gold[int(number) - 1], bool(word))
+                for number, result, word in _CLAIMED.findall(step.text)
+            ]
+            is_wrong = not all(right for right, _ in sums + results)
+            ends = step.text.endswith(" wrong.")
+            assert ends == is_wrong, step.text
+            at_once += ends and not results
+            at_the_end += ends and bool(results)
+            said += ends
+            assert not any(right and word for right, word in sums + results)
+        weight = team.script.wrong[0].weight
+        word = team.script.wrong[0].token
+        weights = [
+            each
+            for target, each in zip(simulation.targets, simulation.weights, strict=True)
+            if target == word
+        ]
+        assert weights == [weight] * said
+    assert at_once > 3
+    assert at_the_end > 3
+
+
 @pytest.mark.parametrize("wrong", [True, False])
 def test_a_planted_step_is_done_again_if_it_is_wrong(wrong: bool) -> None:
     for seed in range(6):

@@ -6,7 +6,8 @@ Each worker follows one rule, from nothing but what it can see at that very mome
     all are claimed, some unsolved    end the turn: somebody is on it
     all are solved                    " All solved: \boxed{75,12,9}"
     my problem is another's           " taken."  and decide again
-    a result is wrong                 " #3:"  its problem is unclaimed; at the end " #3 is 75, not 65."
+    my sum is wrong                   " 84+29=123 wrong." its problem is unclaimed
+    my result is wrong                " #3 is 65. wrong." the same; later " #3 is 75, not 65."
     a worker has left in its work     " #3:"  its problem is unclaimed
 
 Of the unclaimed ones it takes the first in order of work, most work first, so that nobody is left
@@ -16,6 +17,10 @@ be read from the cache.
 
 In a list of ten problems or more a claim that begins with a 1 is no claim before its next token: `#1` may
 become `#1:`, `#10:`, `#11:` or `#12:`. Until then the worker counts as one about to claim, ahead of all others.
+
+A worker checks its own step, and no teammate's: behind each sum and at the end it says " wrong." or goes on. To find a wrong
+sum among all that others have written, in the one token of a decision, was not learned; behind the sum itself it is near,
+and the word then stands there for all to read.
 
 `Mischief` makes runs irregular, with no loss on the irregular token itself: claims at random, claims
 of what is taken, duplicates noticed late, wrong results (`slips.py`). The strategy's own settings add pauses, late
@@ -44,6 +49,7 @@ from manyhands.text import Text
 DECISION, CLAIM, ANSWER = 3.0, 4.0, 2.0
 _INSERTED_CLAIM = re.compile(r"#(\d+):$")
 _INSERTED_STEP = re.compile(r"#(\d+): [^#]*\. #\1 is (-?\d+)\.$")
+_AT_ONCE = 0.6  # of slips in a sum: the word stands behind the sum itself
 _TWO_DIGITS = 10  # problems; from here on a 1 may be half a number
 
 
@@ -189,7 +195,8 @@ class ArithmeticTeam:
             actor.num_claims, actor.num_words = actor.num_claims + 1, 0
         if word.solves is not None:
             self._say_result(actor, word.solves, word.errs)
-            actor.problem = None
+            if word.errs is None:
+                actor.problem = None
         if word.drops:
             actor.problem = None
         return word
@@ -215,7 +222,9 @@ class ArithmeticTeam:
             is_right = result == self.problems[problem].answer
             self._say_result(actor, problem, None if is_right else result)
             actor.phase, actor.deciding = Phase.BUSY, False
-            actor.queue = list(self.script.step_end)
+            actor.queue = list(self.script.step_end if is_right else self.script.wrong)
+            if not is_right:  # until the word stands there
+                actor.problem, actor.claimed_at = problem, self.clock
         elif fed.endswith(self.prompt.redundancy_check):
             actor.phase, actor.deciding = Phase.BUSY, False
             actor.queue = self.script.no if self._has_something_to_do(actor) else self.script.yes
@@ -273,6 +282,8 @@ class ArithmeticTeam:
         slip = None
         if self.mischief.slip and self.rng.random() < self.mischief.slip:
             slip = slip_in(self.rng, self.problems[problem])
+        if slip is not None and self.rng.random() < _AT_ONCE:
+            slip = slip.cut()
         wrong = None if problem in self.solved else self.wrong.get(problem)
         return self.script.work(self.problems[problem], problem, slip, wrong)
 
@@ -379,7 +390,13 @@ class _Script:
         self.turn_end = _Word(min(text.eos), DECISION)
         self.no = self._words(" no.", first=DECISION, last={"decide": True, "phase": Phase.START})
         self.yes = [*self._words(" yes.", first=DECISION), self.turn_end]
-        self.step_end = self._words("\n\n", last={"decide": True, "phase": Phase.START})
+        self.step_end = self._words(
+            "\n\n", first=DECISION, last={"decide": True, "phase": Phase.START}
+        )
+        self.wrong = [
+            *self._words(" wrong.", first=CLAIM, last={"drops": True}),
+            *self.step_end,
+        ]
         self.equals = text.encode("=")[-1]
         self.is_sign = text.encode(" is")[-1]
         self.taken = self._words(
@@ -410,17 +427,21 @@ class _Script:
     ) -> list[_Word]:
         """`: 84+29=113; 113-38=75. #3 is 75.` and the end of the step; `wrong`: `#3 is 75, not 65.`
 
-        A slip is not learned; what follows from it is.
+        A slip is not learned; what follows from it is: ` wrong.` behind its sum or, later, behind the result.
         """
-        lines, answer = (*problem.work, ""), problem.answer
+        lines, answer = problem.work, problem.answer
         if slip is not None:
-            lines, answer = (*slip.work, ""), slip.answer
+            lines, answer = slip.work, slip.answer
         words = self._words(":")
-        for place, equation in enumerate(lines[:-1]):
-            is_last = place == len(lines) - 2
+        for place, equation in enumerate(lines):
+            is_last = place == len(lines) - 1
             done = {"computes": number} if is_last and slip is None else None
             said = self._words(f" {equation}{'.' if is_last else ';'}", glance=True, last=done)
-            words += _muted(said, self.equals) if slip and slip.place == place else said
+            if slip and slip.place == place:
+                if slip.is_cut:
+                    return words + _muted(said[:-1], self.equals) + self.wrong
+                said = _muted(said, self.equals)
+            words += said
         result = self._words(f" #{number + 1} is {answer}")
         words += (
             _muted(result, self.is_sign) if slip and slip.place == len(problem.work) else result
@@ -428,7 +449,7 @@ class _Script:
         if wrong is not None:
             words += self._words(f", not {wrong}", first=DECISION)
         ends = {"solves": number, "errs": None if slip is None else answer}
-        return words + self._words(".", last=ends) + self.step_end
+        return words + self._words(".", last=ends) + (self.wrong if slip else self.step_end)
 
     def box(self, answers: list[str]) -> list[_Word]:
         r"""` All solved: \boxed{75,12}.` and the end of the turn."""

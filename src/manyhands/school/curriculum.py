@@ -95,7 +95,8 @@ class Curriculum:
     ) -> Lesson:
         budget = self._budget(rng, problems, workers=1)
         settings = SoloSettings(budget=budget, snapshots=self._snapshots(rng, problems, 1, budget))
-        team = ArithmeticTeam(problems, text, ["writer"], prompt, rng)
+        mischief = Mischief(slip=self._slip(rng, sees_desks=True))
+        team = ArithmeticTeam(problems, text, ["writer"], prompt, rng, mischief=mischief)
         return _lesson(sequential(problems.question, text, settings, prompt), team)
 
     def _team(
@@ -196,13 +197,16 @@ class Curriculum:
         )
 
     def _mischief(self, rng: random.Random, sees_desks: bool) -> Mischief:
-        slip = 0.0
-        if self.slips and sees_desks and rng.random() < self.slips:
-            slip = rng.choice((0.1, 0.2, 0.3))
+        slip = self._slip(rng, sees_desks)
         if rng.random() > self.irregular:
             return Mischief(slip=slip)
         random_claim = rng.choice([0.0, 0.7])
         return Mischief(random_claim, wrong_claim=0.15, late_notice=0.25, slip=slip)
+
+    def _slip(self, rng: random.Random, sees_desks: bool) -> float:
+        if not self.slips or not sees_desks or rng.random() > self.slips:
+            return 0.0
+        return rng.choice((0.1, 0.2, 0.3))
 
 
 def _lesson(strategy: Strategy, team: ArithmeticTeam) -> Lesson:

@@ -275,7 +275,7 @@ class ListAttempts:
             Said(str(answer), 1.0 if answer == problem.answer else 0.0),
             Said("."),
             Said(f" #{number + 1} is {answer}.", done=number),
-            Said("\n\n"),
+            Said("\n\n", 1.0 if answer == problem.answer else 0.0),  # a team says that it is wrong
         ]
 
 

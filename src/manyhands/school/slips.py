@@ -10,7 +10,7 @@ A slip changes one number; what is computed from it is right. So a reader finds 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from manyhands.tasks.arithmetic.problem import Problem
@@ -22,11 +22,19 @@ _FURTHEST = 999  # no number of a slip is larger, so that it looks like any othe
 
 @dataclass(frozen=True)
 class Slip:
-    """Work with one mistake. `place`: the equation that is wrong, or their number: the result is."""
+    """Work with one mistake. `place`: the equation that is wrong, or their number: the result is.
+
+    `is_cut`: the mistake is noticed at once, and nothing is written behind its equation.
+    """
 
     work: tuple[str, ...]
     answer: int
     place: int
+    is_cut: bool = False
+
+    def cut(self) -> Slip:
+        """The same slip, noticed at once; a wrong result behind right work is at the end as it is."""
+        return replace(self, is_cut=self.place < len(self.work))
 
 
 def slip_in(rng: Random, problem: Problem) -> Slip | None:
