@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -22,6 +23,9 @@ from manyhands.sandbox import Failed, Limits, Returned, Sandbox
 
 HERE = "tests.test_sandbox"
 QUICK = Limits(seconds=1.0, memory_bytes=1 << 30, output_bytes=10_000, file_bytes=100_000)
+PATIENT = replace(
+    QUICK, seconds=60.0
+)  # for all that does not end by its time, on a busy machine too
 
 
 # -- functions that run in the sandbox -------------------------------------------------------------
@@ -64,13 +68,19 @@ def burn_and_tell_the_limit() -> int:
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(f"{HERE}:evaluate", PATIENT) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[Sandbox]:
     with Sandbox(f"{HERE}:evaluate", QUICK) as made:
         yield made
 
 
 def gone(pid: int) -> bool:
-    """Whether there is no such process any more, within a few seconds."""
-    for _ in range(100):
+    """Whether there is no such process any more, within half a minute."""
+    for _ in range(600):
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
@@ -86,7 +96,6 @@ def gone(pid: int) -> bool:
     [
         ("[0 for _ in iter(int, 1)]", "timeout", "took over 1 s"),
         ("9 ** 9 ** 9", "timeout", "took over 1 s"),  # C code that gives no other thread a chance
-        ("time.sleep(600)", "timeout", "took over 1 s"),
         ("bytearray(10 * 10**9)", "memory", "needed more memory than allowed"),
         ("[print('a' * 1000) for _ in iter(int, 1)]", "output", "gave more than 10000 bytes"),
         ("[os.write(2, b'a' * 1000) for _ in iter(int, 1)]", "output", "gave more than 10000 byte"),
@@ -105,14 +114,23 @@ def gone(pid: int) -> bool:
     ],
 )
 def test_a_failure_has_a_name_and_the_next_call_works(
-    sandbox: Sandbox, program: str, kind: str, why: str
+    sandbox: Sandbox, quick: Sandbox, program: str, kind: str, why: str
 ) -> None:
+    used = quick if kind == "timeout" else sandbox
     began = time.monotonic()
-    outcome = sandbox.run(program)
-    assert time.monotonic() - began < 10
+    outcome = used.run(program)
+    assert time.monotonic() - began < 30
     assert isinstance(outcome, Failed), outcome
     assert (outcome.kind, why in outcome.why) == (kind, True), outcome
-    assert sandbox.run("1 + 1") == Returned(2)
+    if kind != "timeout":
+        assert used.run("1 + 1") == Returned(2)
+
+
+def test_after_a_call_that_took_too_long_the_next_one_works() -> None:
+    with Sandbox(f"{HERE}:evaluate", QUICK) as made:
+        assert made.run("time.sleep(600)") == Failed("timeout", "took over 1 s")
+        made.limits = PATIENT
+        assert made.run("1 + 1") == Returned(2)
 
 
 def test_a_large_file_is_not_written(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -139,7 +157,7 @@ def test_one_child_serves_many_calls_quickly(sandbox: Sandbox) -> None:
     began = time.monotonic()
     for number in range(500):
         assert sandbox.run(str(number)) == Returned(number)
-    assert time.monotonic() - began < 5  # 0.15 s when the machine is free
+    assert time.monotonic() - began < 30  # 0.15 s when the machine is free
     assert sandbox.run("os.getpid()") == first
 
 
@@ -152,15 +170,21 @@ def test_the_limit_of_processor_time_moves_with_every_call() -> None:
     assert 31 <= first.value < second.value <= 35
 
 
-def test_a_child_may_be_started_before_it_is_needed() -> None:
-    with Sandbox(f"{HERE}:evaluate", QUICK) as made:
-        began = time.monotonic()
+def test_a_child_may_be_started_before_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starting it does not wait for its imports: here they do not end before it has returned."""
+    returned = tmp_path / "returned"
+    (tmp_path / "slow_to_import.py").write_text(
+        f"import os, time\nwhile not os.path.exists({str(returned)!r}): time.sleep(0.01)\n"
+        "def number(): return os.getpid()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with Sandbox("slow_to_import:number", PATIENT) as made:
         made.start()
         made.start()
-        waited = time.monotonic() - began
-        first = made.run("os.getpid()")
-        assert made.run("os.getpid()") == first
-    assert waited < 0.1  # its imports take longer
+        returned.touch()
+        assert made.run() == made.run()
     with Sandbox("no.module:here", QUICK) as made:
         made.start()
         with pytest.raises(InvalidRequest, match="did not start"):
@@ -253,15 +277,20 @@ def test_the_child_goes_with_its_caller(tmp_path: Path, end: signal.Signals) -> 
     assert (b"KeyboardInterrupt" in said) == (end == signal.SIGINT)
 
 
-def test_an_interrupt_leaves_no_answer_for_the_next_call(sandbox: Sandbox) -> None:
+def test_an_interrupt_leaves_no_answer_for_the_next_call(sandbox: Sandbox, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
     def interrupt() -> None:
-        time.sleep(0.3)
+        for _ in range(600):
+            if begun.exists():
+                break
+            time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        sandbox.run("time.sleep(0.8) or 'late'")
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 (it may come as soon as the thread is there)
+        thread.start()
+        sandbox.run(f"open({str(begun)!r}, 'w').close() or time.sleep(0.8) or 'late'")
     thread.join()
     assert sandbox.run("'fresh'") == Returned("fresh")
 

@@ -359,7 +359,7 @@ def test_a_prompt_is_loaded_from_the_cache(
     folder, ask_again = tmp_path / "keys", ("1 + 2", "--json", "--cache", tmp_path / "keys")
     first = as_json(solve(*ask_again))
     sheets = list(folder.glob("*/*.safetensors"))
-    for _ in range(200):  # written by a thread
+    for _ in range(3000):  # written by a thread
         if sheets and not list(folder.glob("*/.*")):
             break
         time.sleep(0.02)

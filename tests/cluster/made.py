@@ -15,6 +15,7 @@ from manyhands.cache.usage import Usage
 from manyhands.cluster.replica import Answers
 from manyhands.errors import ManyhandsError, ModelNotFound
 
+SLOW = "slow"
 Row = tuple[int, str]  # a number, and what happens when it comes
 
 
@@ -66,12 +67,18 @@ def paced(seconds: float, folder: Path | None = None) -> Callable[[], Answers[Ro
 def dice_front(
     mark: str, seconds: float = 0.01, keys: tuple[str, ...] = (), folder: str | None = None
 ) -> Any:
-    """A server without a model, for a replica. In `folder` a file with its mark has its process."""
+    """A server without a model, for a replica. In `folder` a file with its mark has its process, and while there
+    is one of the name `slow` a pass takes `seconds`.
+    """
     from tests.server.house import Model, make_house
+
+    def held(_: int) -> None:
+        if folder is not None and (Path(folder) / SLOW).exists():
+            time.sleep(seconds)
 
     if folder is not None:
         (Path(folder) / mark).write_text(str(os.getpid()))
-    front = make_house(Model(seconds=seconds), keys=keys).front
+    front = make_house(Model(0.0 if folder else seconds, held), keys=keys).front
     front.runs.mark = mark
     return front
 

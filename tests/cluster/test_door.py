@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -15,10 +15,12 @@ import pytest
 from manyhands.cluster.affinity import ranked
 from manyhands.cluster.forwarding import Begin, Forwarded
 from manyhands.cluster.serving import Door, ServedReplica
+from manyhands.errors import ServiceStopped
 from manyhands.schema.openai import CHAT
 from manyhands.server.keys import Keys
 from manyhands.server.limits import Limits
 from manyhands.server.shapes import RUNS
+from manyhands.strategies.base import Answer
 from tests.cluster.made import dice_front, door_of
 from tests.server.house import NAME, soon
 
@@ -57,7 +59,7 @@ class Fleet:
 
     def __init__(self) -> None:
         make = partial(dice_front, keys=(KEY, "another-key"))
-        self.replicas = {name: ServedReplica(make, name) for name in ("aaaaaaaa", "bbbbbbbb")}
+        self.replicas = {name: ServedReplica(make, name=name) for name in ("aaaaaaaa", "bbbbbbbb")}
         self.asked: list[tuple[str, Forwarded]] = []
         self.deaths: list[int | None] = []
 
@@ -193,9 +195,33 @@ def _streamed(client: httpx2.Client, body: dict[str, Any]) -> tuple[str, dict[st
 
 
 def test_an_engine_that_fails_is_a_replica_that_is_not_well() -> None:
-    replica = ServedReplica(dice_front, "aaaaaaaa")
+    replica = ServedReplica(dice_front, name="aaaaaaaa")
     asyncio.run(replica.check_health())
     replica.front.service._error = RuntimeError("the device is lost")
     with pytest.raises(RuntimeError, match="the engine has failed"):
         asyncio.run(replica.check_health())
     replica.front.close()
+
+
+@pytest.mark.parametrize(("drain", "ends"), [(60.0, Answer), (0.0, ServiceStopped)])
+def test_a_run_that_nobody_watches_may_end_before_its_replica_does(
+    drain: float, ends: type
+) -> None:
+    replica = ServedReplica(partial(dice_front, seconds=0.002), drain, "aaaaaaaa")
+    body = json.dumps(
+        {"problem": "3+4?", "workers": 2, "budget": 60, "end": {"reply": False}}
+    ).encode()
+    asked = Forwarded("POST", RUNS, b"", [(b"content-type", b"application/json")], body)
+
+    async def begun() -> None:
+        begin = await anext(answer := replica.answer(asked))
+        assert isinstance(begin, Begin)
+        assert begin.status == 201
+        await answer.aclose()
+        (run,) = replica.front.runs.live
+        replica.__del__()
+        with suppress(ServiceStopped):
+            assert run.handle.result(0).finish_reason == "budget"
+        assert isinstance(run.handle._outcome, ends)
+
+    asyncio.run(begun())

@@ -11,10 +11,13 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ import httpx2
 import pytest
 
 from manyhands.cluster.joining import Share, joined, share_of
-from manyhands.cluster.serving import Door, deploy
+from manyhands.cluster.serving import Door, Pace, deploy
 from manyhands.cluster.settings import ClusterSettings, ServingSettings
 from manyhands.cluster.spreading import ReplicaLost, Spread
 from manyhands.errors import InvalidRequest, ManyhandsError, ModelNotFound
@@ -31,7 +34,7 @@ from manyhands.server.keys import Keys
 from manyhands.server.limits import Limits
 from manyhands.server.shapes import RUNS
 from tests.cluster.conftest import ROOT
-from tests.cluster.made import broken, dice_front, door_of, nothing, paced, squares
+from tests.cluster.made import SLOW, broken, dice_front, door_of, nothing, paced, squares
 from tests.server.house import soon
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own, of which there are many
@@ -147,6 +150,7 @@ def test_a_server_whose_replica_is_killed_in_the_middle(
     nodes: Any, second: Any, tmp_path: Path
 ) -> None:
     node = second()
+    (tmp_path / SLOW).touch()
     settings = ServingSettings(ray=nodes.address, replicas=2)
     with joined(settings):
         fleet = deploy(
@@ -182,6 +186,102 @@ def test_a_server_whose_replica_is_killed_in_the_middle(
             fleet.delete()
             import_module("ray.serve").shutdown()
     nodes.remove_node(node)
+
+
+def test_a_replica_comes_with_the_crowd_and_goes_without_cutting_an_answer(
+    nodes: Any, tmp_path: Path
+) -> None:
+    (tmp_path / SLOW).touch()
+    settings = ServingSettings(ray=nodes.address, most_replicas=2, replica_requests=2.0)
+    with joined(settings), ThreadPoolExecutor(32) as crowd:
+        fleet = deploy(
+            partial(dice_front, seconds=0.1, folder=str(tmp_path)),
+            Share(1, 0.4, 0.0),
+            settings,
+            Limits(),
+            name="a/crowd",
+            drain=120.0,
+            pace=Pace(count=0.2, mean=0.6, up=0.2, down=0.5),
+        )
+        streams: list[Streamed] = []
+        number = count()
+
+        def ask(client: httpx2.Client, mark: str = "") -> Streamed:
+            """One more stream, of a conversation of its own, whose replica has this mark."""
+            while True:
+                streams.append(Streamed(client, f"{next(number)}+4?", crowd))
+                if streams[-1].run()[4:].startswith(mark):
+                    return streams[-1]
+                streams.pop().leave()
+
+        try:
+            with door_of(Door(fleet, Keys(), Limits())) as client:
+                early = [ask(client) for _ in range(4)]
+                (first,) = {each.run()[4:12] for each in early}
+                assert soon(lambda: len(fleet.marks()) == 2, 60), "two are enough for one replica"
+                pids = {path.name: int(path.read_text()) for path in tmp_path.glob("*-")}
+                (second,) = {name.rstrip("-") for name in pids} - {first}
+                late = ask(client, second)
+                for each in early[1:]:
+                    each.leave()
+                    streams.remove(each)
+                assert soon(lambda: len(fleet.marks()) == 1, 60), "one is enough for two"
+                (kept,) = fleet.marks()
+                assert not any(each.is_over() for each in (early[0], late))
+                assert {ask(client).run()[4:12] for _ in range(2)} == {kept}, "no new ones for it"
+                assert all(map(_is_there, pids.values())), "it has an answer to finish"
+                (tmp_path / SLOW).unlink()
+                for each in streams:
+                    assert each.told().endswith("data: [DONE]\n\n"), "cut"
+                    assert "replica_lost" not in each.told()
+                gone = [pid for name, pid in pids.items() if kept not in name]
+                assert len(gone) == 1
+                assert soon(lambda: not _is_there(gone[0]), 60)
+        finally:
+            fleet.delete()
+            import_module("ray.serve").shutdown()
+
+
+def _is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+class Streamed:
+    """A long answer that a thread reads until it ends, or its client leaves."""
+
+    def __init__(self, client: httpx2.Client, question: str, crowd: ThreadPoolExecutor) -> None:
+        self._run: Future[str] = Future()
+        self._left = threading.Event()
+        self._told = crowd.submit(self._read, client, question)
+
+    def _read(self, client: httpx2.Client, question: str) -> str:
+        messages = [{"role": "user", "content": question}]
+        body = {
+            "model": "dice:sequential",
+            "messages": messages,
+            "stream": True,
+            "max_tokens": 1500,
+        }
+        with client.stream("POST", CHAT, json=body) as stream:
+            self._run.set_result(stream.headers["x-manyhands-run"])
+            told = []
+            for piece in stream.iter_text():
+                told.append(piece)
+                if self._left.is_set():
+                    break
+            return "".join(told)
+
+    def run(self) -> str:
+        return self._run.result(60)
+
+    def leave(self) -> None:
+        self._left.set()
+
+    def is_over(self) -> bool:
+        return self._told.done()
+
+    def told(self) -> str:
+        return self._told.result(60)
 
 
 ASK = {"model": "dice", "messages": [{"role": "user", "content": "3+4?"}]}

@@ -32,7 +32,7 @@ def test_a_grader_that_misbehaves_is_replaced() -> None:
         start = time.monotonic()
         with pytest.raises(GraderFailed, match=r"within 0\.3 s"):
             grading.grade(one, "hang", "")
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 30
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
         grading.seconds = 20

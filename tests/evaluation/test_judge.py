@@ -37,7 +37,7 @@ from tests.evaluation.small import (
 
 
 def judging(url: str, rubric: str = "collaborativeness", **more: Any) -> Judging:
-    door = Endpoint(EndpointOptions(url, "m", retries=0, timeout=5))
+    door = Endpoint(EndpointOptions(url, "m", retries=0, timeout=30))
     return Judging(RUBRICS[rubric], JudgingPrompt(), EndpointVoice(door), {"judge": "m"}, **more)
 
 

@@ -55,14 +55,14 @@ class Visit:
         choices = {"color_scheme": "light", "reduced_motion": "reduce"} | choices
         self.context = browser.new_context(viewport=viewport, **choices)
         self.page = self.context.new_page()
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(30_000)
         self.page.add_init_script(_LISTEN)
         self.asked: list[str] = []
         self.complaints: list[str] = []
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
-    def until(self, truth: str, seconds: float = 10.0) -> None:
+    def until(self, truth: str, seconds: float = 30.0) -> None:
         """Wait for an expression to be true. (Playwright's own way would need `eval`, which the policy forbids.)"""
         limit = time.monotonic() + seconds
         while not self.page.evaluate(truth):

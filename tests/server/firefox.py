@@ -109,7 +109,7 @@ class Tab:
         assert found["type"] == "success", found["exceptionDetails"]["text"]
         return json.loads(found["result"]["value"])
 
-    def until(self, truth: str, seconds: float = 10.0) -> None:
+    def until(self, truth: str, seconds: float = 30.0) -> None:
         """Wait for an expression to be true."""
         limit = time.monotonic() + seconds
         while not self.evaluate(truth):

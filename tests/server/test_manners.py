@@ -195,7 +195,7 @@ def test_a_byte_a_second_is_not_waited_for(guarded: House) -> None:
         begun = time.monotonic()
         client.sendall(b"POST / HT")
         assert client.recv(100) == b""
-        assert 0.5 < time.monotonic() - begun < 5
+        assert 0.5 < time.monotonic() - begun < 15, "it takes up to 20 s to say nothing"
     with connected(guarded) as client:  # in the body
         client.sendall(head(guarded, "Content-Length: 100") + b"{")
         assert client.recv(100).startswith(b"HTTP/1.1 408")
@@ -204,16 +204,22 @@ def test_a_byte_a_second_is_not_waited_for(guarded: House) -> None:
 # -- many, slow, gone --------------------------------------------------------------------------------
 
 
-def test_too_many_runs_are_told_to_come_back(slow: House) -> None:
-    with ThreadPoolExecutor(30) as pool:
-        answers = list(pool.map(lambda _: post(slow, body(max_tokens=60)), range(30)))
-    counts = {status: sum(a.status_code == status for a in answers) for status in (200, 429)}
-    assert sum(counts.values()) == 30
-    assert counts[200] >= 14
-    assert counts[429] > 0
-    refused = next(answer for answer in answers if answer.status_code == 429)
-    assert int(refused.headers["retry-after"]) > 0
-    assert refused.json()["error"]["type"] == "rate_limit_error"
+def test_too_many_runs_are_told_to_come_back() -> None:
+    refused = threading.Event()
+    model = Model(fails=lambda number: refused.wait(20) and None)  # no run ends before
+    with (
+        running(make_house(model, live_runs=8, waiting_runs=6)) as house,
+        ThreadPoolExecutor(14) as pool,
+    ):
+        answers = [pool.submit(post, house, body()) for _ in range(14)]
+        assert soon(lambda: len(house.front.runs.live) == 14)
+        late = post(house, body())
+        refused.set()
+        assert late.status_code == 429
+        assert int(late.headers["retry-after"]) > 0
+        assert late.json()["error"]["type"] == "rate_limit_error"
+        assert [answer.result().status_code for answer in answers] == [200] * 14
+        assert post(house, body()).status_code == 200
 
 
 def streaming(house: House, **more: Any) -> socket.socket:
@@ -242,20 +248,20 @@ def test_clients_that_leave_take_their_runs_with_them(slow: House) -> None:
         assert len(slow.front.runs.live) == 8
         for client in clients:
             client.close()
-        assert soon(lambda: not slow.front.runs.live, 5.0)
+        assert soon(lambda: not slow.front.runs.live)
         passes = slow.model.num_passes
         time.sleep(10 * SLOW)
         assert slow.model.num_passes <= passes + 3, "runs go on for nobody"
     assert slow.num_pages_used() == 0
     assert slow.front.news.num_readers == 0
-    assert threading.active_count() <= threads + 2
+    assert soon(lambda: threading.active_count() <= threads + 2)
     assert post(slow, body()).status_code == 200
 
 
 def test_a_client_that_leaves_before_its_answer_ends_its_run(slow: House) -> None:
     with pytest.raises(httpx2.TimeoutException):
         httpx2.post(f"{slow.url}{CHAT}", json=body(max_tokens=1900), timeout=0.3)
-    assert soon(lambda: not slow.front.runs.live, 5.0)
+    assert soon(lambda: not slow.front.runs.live)
     assert slow.num_pages_used() == 0
 
 
@@ -417,21 +423,21 @@ def test_a_run_that_memory_fails_ends_and_the_others_go_on() -> None:
 
 
 def test_health_is_told_while_a_prompt_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+
     def slowly(self: Text, said: Any) -> tuple[int, ...]:
-        time.sleep(1.5)
+        goes_on.wait(60)
         return TEXT.encode("a")
 
     monkeypatch.setattr(Text, "conversation", slowly)
     with running(make_house()) as house, ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(post, house, body()) for _ in range(4)]
         with httpx2.Client(base_url=house.url) as client:
-            slowest = 0.0
-            while not all(answer.done() for answer in answers):
-                begun = time.perf_counter()
-                assert client.get("/health").status_code == 200
-                slowest = max(slowest, time.perf_counter() - begun)
+            for _ in range(20):
+                assert client.get("/health", timeout=20).status_code == 200
+            assert not any(answer.done() for answer in answers), "prompts are still made"
+            goes_on.set()
         assert [answer.result().status_code for answer in answers] == [200] * 4
-    assert slowest < 1.0
 
 
 def test_the_files_of_the_page_need_no_key_and_no_other_file_is_told() -> None:

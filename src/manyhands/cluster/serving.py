@@ -62,12 +62,16 @@ _STREAM = b"text/event-stream"
 class ServedReplica:
     """A server without a socket, in an actor of Ray Serve. `make` is given the mark for the ids of its runs.
 
+    `drain`: seconds for which runs may go on when the replica is to end, though no client waits for them.
     `name` is Serve's own for the replica, unless it is given.
     """
 
-    def __init__(self, make: Callable[[str], Front], name: str | None = None) -> None:
+    def __init__(
+        self, make: Callable[[str], Front], drain: float = 0.0, name: str | None = None
+    ) -> None:
         if name is None:
             name = imported("ray.serve").get_replica_context().replica_id.unique_id
+        self._drain = drain
         self.front = make(mark_of(str(name)))
         self.front.stop = lambda: None  # its health says that it has failed
         self._app = make_app(self.front)
@@ -86,9 +90,11 @@ class ServedReplica:
             raise RuntimeError("the engine has failed") from self.front.service.error
 
     def __del__(self) -> None:
-        """Serve calls it when a replica is to end, behind its last answer."""
+        """Serve calls it when a replica is to end, behind its last answer. Runs that nobody watches have no answer:
+        they are waited for here, until Serve's time for all of this is over and the process ends.
+        """
         if hasattr(self, "front"):
-            self.front.close()
+            self.front.close(self._drain)
 
     async def _open(self) -> None:
         """Listen for news, from the first request on: only then there is the loop of all requests."""
@@ -124,6 +130,29 @@ class Fleet:
         self.handle.shutdown()  # its router's threads would look for a cluster that is left
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How soon the number of replicas follows the requests under way. All in seconds.
+
+    They are counted every `count` seconds. Their mean over the last `mean` decides; it must ask for more replicas for
+    `up`, or for fewer for `down`. A replica that goes takes keys with it, so going is slow.
+    """
+
+    count: float = 10.0
+    mean: float = 30.0
+    up: float = 30.0
+    down: float = 300.0
+
+    def autoscaling(self) -> dict[str, float]:
+        """Arguments of Serve's `AutoscalingConfig`."""
+        return {
+            "metrics_interval_s": self.count,
+            "look_back_period_s": self.mean,
+            "upscale_delay_s": self.up,
+            "downscale_delay_s": self.down,
+        }
+
+
 def deploy(
     make: Callable[[str], Front],
     share: Share,
@@ -132,8 +161,12 @@ def deploy(
     *,
     name: str,
     drain: float,
+    pace: Pace | None = None,
 ) -> Fleet:
-    """Start the replicas, or take over those that are there. Returns when one of them answers."""
+    """Start the replicas, or take over those that are there. Returns when one of them answers.
+
+    `drain` is in seconds, as `ServedReplica` has it. `pace`: None is the usual one.
+    """
     serve = imported("ray.serve")
     config = imported("ray.serve.config")
     most = max(share.replicas, settings.most_replicas or share.replicas)
@@ -145,7 +178,7 @@ def deploy(
             "initial_replicas": share.replicas,
             "max_replicas": most,
             "target_ongoing_requests": settings.replica_requests,
-            "downscale_delay_s": 300.0,
+            **(pace or Pace()).autoscaling(),
         },
         max_ongoing_requests=limits.live_runs,
         max_queued_requests=limits.waiting_runs,
@@ -160,7 +193,7 @@ def deploy(
     serve.start(proxy_location="Disabled")  # clients come through a door of ours
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"manyhands-{name}")
     try:
-        handle = serve.run(kind.bind(make), name=name, route_prefix=None)
+        handle = serve.run(kind.bind(make, drain), name=name, route_prefix=None)
     except RuntimeError as error:
         raise ManyhandsError(
             f"the replicas could not be started: {str(error).strip().splitlines()[-1]}",

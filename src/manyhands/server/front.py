@@ -86,9 +86,9 @@ class Front:
         """Whether the engine has failed."""
         return self.service.is_broken
 
-    def close(self) -> None:
-        """End whatever is under way; the service with it."""
-        self.service.close()
+    def close(self, drain: float = 0.0) -> None:
+        """End whatever is under way, after up to `drain` seconds; the service with it."""
+        self.service.close(drain)
 
     # -- requests ----------------------------------------------------------------------------------
 

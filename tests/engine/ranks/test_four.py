@@ -15,8 +15,9 @@ import torch
 
 from manyhands.engine.ranks.world import LONGEST_END, World
 from manyhands.errors import RanksFailed
+from manyhands.model.parallel import finding
 from tests.engine.ranks.models import alone, family_folder, ranked, small_folder
-from tests.engine.ranks.odd import FAILS, LATE
+from tests.engine.ranks.odd import FAILS, LATE, NO_MEETING, NO_MEMORY, NO_SENSE, peers_on_cpu
 from tests.engine.ranks.test_processes import is_gone
 from tests.engine.small import counting
 from tests.model.test_conformance import FLOAT32, VISIBLE, told_to
@@ -63,6 +64,26 @@ def test_control_one_rank_is_one_token_late(world: World, small: Path) -> None:
     assert texts[0] != texts[1]
 
 
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [(NO_MEMORY, "another rank cannot"), (NO_MEETING, "wait timeout after 500ms")],
+)
+def test_peers_memory_that_one_rank_cannot_have_is_left_out_by_all(
+    how: int, reason: str, world: World, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, instead in peers_on_cpu(lambda: how, is_last=False).items():
+        monkeypatch.setattr(finding, name, instead)
+    began = time.monotonic()
+    four = ranked(world, small, memory_tokens=512, max_tokens_per_pass=how)
+    assert time.monotonic() - began < 30, "nobody waits for the ten minutes of a sum"
+    told = world.collectives.about_peers
+    assert told.startswith("not through peers' memory: ")
+    assert reason in told
+    assert world.told.pipes, "the ranks stay"
+    one = alone(small, memory_tokens=512)
+    assert four.run(counting(PROMPT, 6)).text == one.run(counting(PROMPT, 6)).text
+
+
 def test_a_rank_that_fails_in_a_pass_ends_all_with_its_reason(world: World, small: Path) -> None:
     assert world.processes is not None
     assert ranked(world, small, memory_tokens=512).run(counting(PROMPT, 1)).text
@@ -75,3 +96,17 @@ def test_a_rank_that_fails_in_a_pass_ends_all_with_its_reason(world: World, smal
         engine.run(counting(PROMPT, 12))
     assert not torch.distributed.is_initialized()
     assert is_gone(world.processes.pid)
+
+
+def test_a_rank_that_fails_while_peers_are_looked_for_ends_all(
+    world: World, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.end()  # a process has one world at a time, and the four of this file are not needed any more
+    two = World.start(2, "cpu", work="tests.engine.ranks.odd:oddly")
+    for name, instead in peers_on_cpu(lambda: NO_SENSE, is_last=False).items():
+        monkeypatch.setattr(finding, name, instead)
+    assert two.processes is not None
+    with pytest.raises(RanksFailed, match="rank 1 of 2 failed: ArithmeticError: no sense in it"):
+        ranked(two, small, memory_tokens=512, max_tokens_per_pass=NO_SENSE)
+    assert is_gone(two.processes.pid)
+    assert not torch.distributed.is_initialized()

@@ -32,7 +32,7 @@ def started(work: str, size: int) -> Iterator[Processes]:
         others.end()
 
 
-def is_gone(pid: int, seconds: float = 5.0) -> bool:
+def is_gone(pid: int, seconds: float = 30.0) -> bool:
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         try:
@@ -67,10 +67,9 @@ def test_every_rank_hears_the_same_and_ends_with_its_pipe() -> None:
         pids = [each.pop("pid") for each in said]
         assert said == [{"verb": Verb.FOLLOW, "said": [[3], [1, 2]]}] * 3
         assert len(set(pids)) == 3
-        began = time.monotonic()
         others.end()
         others.end()
-        assert time.monotonic() - began < processes.GRACE
+        assert others._process.returncode == 0, "it went by itself and was not made to"
     assert all(is_gone(pid) for pid in pids)
 
 

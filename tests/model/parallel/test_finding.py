@@ -52,7 +52,8 @@ def found(monkeypatch: pytest.MonkeyPatch, sums: Callable[[Tensor, int], Tensor]
     meeting = SimpleNamespace(epochs=torch.zeros(1), width=WIDTH)
     peers = SimpleNamespace(meeting=meeting, dtype=torch.float32, sum=sums)
     monkeypatch.setattr(finding, "_trouble", lambda *_: "")
-    monkeypatch.setattr(finding, "_peers", lambda *_: peers)
+    monkeypatch.setattr(finding, "_taken", lambda *_: torch.zeros(1))
+    monkeypatch.setattr(finding, "_joined", lambda *_: peers)
     both = Two()
     cuda: Any = SimpleNamespace(type="cuda", index=0)
     monkeypatch.setattr(finding, "_all", lambda group, could, _: int(group.sum(int(could))) == 2)
@@ -77,7 +78,7 @@ def test_sums_that_are_not_leave_the_process_group_its_work(
     both, usual = found(monkeypatch, sums), found(monkeypatch, summed)
     assert both.peers is None
     assert both.about_peers == f"not through peers' memory: {reason}"
-    assert both.asked == usual.asked == ["sum", "sum", *["gather"] * 5, "sum"]
+    assert both.asked == usual.asked == [*["sum"] * 3, *["gather"] * 5, "sum"]
 
 
 def test_on_a_cpu_nothing_is_tried() -> None:

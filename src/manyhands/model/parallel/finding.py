@@ -5,14 +5,22 @@ are compared with terms that the process group has listed. Where any rank has tr
 through NCCL, and the reason is kept for people.
 
 The memory comes from torch (`torch.distributed._symmetric_memory`); multicast stays off (`engine/ranks/group.py`).
+
+Torch makes memory known to all in a *rendezvous*, in which each rank waits for all others. It does not let other
+threads of its process run meanwhile, so nothing could tell it that another rank has gone elsewhere. Therefore the
+ranks agree, before it, that each has its memory; and it gives up after `_LONGEST_MEETING`.
 """
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from manyhands.model import kernels
 from manyhands.model.parallel.collectives import GroupCollectives
@@ -22,6 +30,14 @@ PLACES = 256  # tokens of one sum; wider passes have products that are longer th
 _TRIES = (1, 3, PLACES, 2, 1)  # tokens of the sums that are compared
 _PATIENCE = 1 << 24  # looks at a flag while it is tried: seconds, as a kernel is compiled first
 _PAGE = 1 << 16  # bytes: flags begin on a page of their own
+_LONGEST_MEETING = datetime.timedelta(seconds=30)  # all ranks come at once; it takes milliseconds
+_KINDS = ("cuda",)  # of devices on which it is tried
+_FAILURES = (
+    RuntimeError,
+    AttributeError,
+    ImportError,
+    TypeError,
+)  # of torch, whose interface is not stable yet
 
 
 def find_peers(
@@ -31,25 +47,31 @@ def find_peers(
 
     `device` is this rank's; on a CPU nothing is tried. The attempt, or why it failed, is told in `about_peers`.
     """
-    if device.type == "cuda" and collectives.size > 1:
+    if device.type in _KINDS and collectives.size > 1:
         collectives.peers, collectives.about_peers = _found(collectives, width, dtype, device)
 
 
 def _found(
     collectives: GroupCollectives, width: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Peers | None, str]:
-    group = dist.group.WORLD if collectives.group is None else collectives.group
-    trouble, peers = _trouble(collectives, width, dtype, device), None
+    """Peers, and the words about them. Every rank makes the same collectives up to the first that any rank lost."""
+    trouble, memory, peers = _trouble(collectives, width, dtype, device), None, None
     if _all(collectives, not trouble, device):
         try:
-            peers = _peers(group, width, dtype, device, collectives)
-        except (RuntimeError, AttributeError, ImportError, TypeError) as error:
+            memory = _taken(collectives.size, width, dtype, device)
+        except _FAILURES as error:
             trouble = _said(error)
-        if not _all(collectives, peers is not None, device):
-            peers = None
-        elif peers is not None:
-            trouble = _wrong(peers, collectives)
-            peers = peers if _all(collectives, not trouble, device) else None
+        if _all(collectives, memory is not None, device):
+            assert memory is not None, "all ranks have theirs"
+            try:
+                peers = _joined(memory, collectives, width, dtype)
+            except _FAILURES as error:
+                trouble = _said(error)
+            if not _all(collectives, peers is not None, device):
+                peers = None
+    if peers is not None:
+        trouble = _wrong(peers, collectives)
+        peers = peers if _all(collectives, not trouble, device) else None
     if peers is None:
         return None, f"not through peers' memory: {trouble or 'another rank cannot'}"
     return peers, f"those of up to {PLACES} tokens through peers' memory"
@@ -68,20 +90,33 @@ def _trouble(
     return "" if width * item % 16 == 0 else f"rows of {width} are not aligned"
 
 
-def _peers(
-    group: Any, width: int, dtype: torch.dtype, device: torch.device, collectives: GroupCollectives
-) -> Peers:
+def _flags_at(size: int, width: int, dtype: torch.dtype) -> int:
+    """Where the flags of a rank's memory begin, in bytes; its rows are before them."""
+    row = width * torch.empty(0, dtype=dtype).element_size()
+    return -(-2 * size * PLACES * row // _PAGE) * _PAGE
+
+
+def _taken(size: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory of this rank, uint8, which the others do not know yet. RuntimeError where it cannot be had."""
+    from torch.distributed import _symmetric_memory
+
+    symmetric: Any = _symmetric_memory
+    num_bytes = _flags_at(size, width, dtype) + 4 * size * PLACES
+    taken: Tensor = symmetric.empty(num_bytes, dtype=torch.uint8, device=device)
+    return taken
+
+
+def _joined(memory: Tensor, collectives: GroupCollectives, width: int, dtype: torch.dtype) -> Peers:
     """Memory that all can write to, empty and ready. RuntimeError where it cannot be had."""
     from torch.distributed import _symmetric_memory
 
     from manyhands.model.kernels.one_shot import Meeting
 
-    size, rank = collectives.size, collectives.rank
     symmetric: Any = _symmetric_memory
-    row = width * torch.empty(0, dtype=dtype).element_size()
-    start = -(-2 * size * PLACES * row // _PAGE) * _PAGE  # of the flags
-    memory = symmetric.empty(start + 4 * size * PLACES, dtype=torch.uint8, device=device)
-    handle = symmetric.rendezvous(memory, group)
+    size, rank, device = collectives.size, collectives.rank, memory.device
+    group = dist.group.WORLD if collectives.group is None else collectives.group
+    with _bounded(group):
+        handle = symmetric.rendezvous(memory, group)
     addresses = list(handle.buffer_ptrs)
     if addresses[rank] != memory.data_ptr():
         raise RuntimeError("torch's symmetric memory begins elsewhere than its tensor")
@@ -91,12 +126,24 @@ def _peers(
     meeting = Meeting(
         rank,
         buffers,
-        buffers + start,
+        buffers + _flags_at(size, width, dtype),
         torch.zeros(PLACES, dtype=torch.int32, device=device),
         torch.zeros(1, dtype=torch.int32, device=device),
         width,
     )
     return Peers(meeting, dtype, (memory, handle))  # `_all` waits until every rank's is empty
+
+
+@contextmanager
+def _bounded(group: Any) -> Iterator[None]:
+    """Inside, whoever waits for a word of another rank gives up in time, with torch's DistStoreError."""
+    store: Any = vars(dist.distributed_c10d)["_get_process_group_store"](group)
+    usual = store.timeout
+    store.set_timeout(_LONGEST_MEETING)
+    try:
+        yield
+    finally:
+        store.set_timeout(usual)
 
 
 def _wrong(peers: Peers, collectives: GroupCollectives) -> str:
