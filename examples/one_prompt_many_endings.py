@@ -13,7 +13,7 @@ problem = """Solve these problems and box the answers in order, separated by com
 2. 17 + 60 + 5 - 31"""
 message = model_prompt(bundled.path()).solo_message(problem)
 
-settings = SharedSettings(samples=16, max_tokens=96, choice=Choice(temperature=1.7), seed=1)
+settings = SharedSettings(samples=16, max_tokens=96, choice=Choice(temperature=1.3), seed=1)
 answer = engine.run(shared_prefix([message], engine.text, settings, tree=engine.prefixes))
 endings = Counter(boxed_answer(completion.text) for completion in answer.completions)
 for ending, count in endings.most_common():
