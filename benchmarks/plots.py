@@ -121,7 +121,7 @@ def _fleet(folder: Path) -> Path | None:
 
 
 def _needles(folder: Path) -> Path | None:
-    """Seconds and memory over the number of questions about one document, shared and not."""
+    """Memory over the number of questions about one document, shared and not."""
     from matplotlib import pyplot
 
     found = {
@@ -130,15 +130,13 @@ def _needles(folder: Path) -> Path | None:
     }
     if not found["shared"]:
         return None
-    figure, axes = pyplot.subplots(1, 2, figsize=(6.4, 2.8))
+    figure, axis = pyplot.subplots(figsize=(3.6, 2.8))
     for kind, sat in found.items():
         questions = [line["num_records"] for line in sat]
-        axes[0].plot(questions, [line["duration"] for line in sat], marker="o", ms=3, label=kind)
         memory = [(line["kv_bytes"] or 0) / 1e6 for line in sat]
-        axes[1].plot(questions, memory, marker="o", ms=3, label=kind)
-    for axis, title in zip(axes, ("seconds, all together", "KV cache, MB"), strict=True):
-        axis.set(title=title, xlabel="questions at once", xscale="log", yscale="log")
-    axes[0].legend()
+        axis.plot(questions, memory, marker="o", ms=3, label=kind)
+    axis.set(title="KV cache, MB", xlabel="questions at once", xscale="log", yscale="log")
+    axis.legend()
     return _save(figure, folder / "bundled" / "needles.svg")
 
 

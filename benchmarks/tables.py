@@ -210,12 +210,11 @@ def curve_of(line: Row) -> list[str]:
         *(f"{values[budget]:.2f}" for budget in _CURVE_BUDGETS),
         f"{line['passes']:.0f}",
         f"{line['tokens']:.0f}",
-        f"{line['seconds']:.1f}",
     ]
 
 
 _CURVE_BUDGETS = (64, 96, 128, 192, 256)
-_CURVE_HEADINGS = ["method", *(f"at {b}" for b in _CURVE_BUDGETS), "passes", "tokens", "s"]
+_CURVE_HEADINGS = ["method", *(f"at {b}" for b in _CURVE_BUDGETS), "passes", "tokens"]
 
 
 def methods() -> str:
@@ -230,7 +229,7 @@ def ablations() -> str:
 
 
 def students() -> str:
-    """Retrieval in every form, one question at a time: table 1 of the PDOS paper in small."""
+    """Retrieval in every form, sixteen questions at a time: table 1 of the PDOS paper in small."""
     rows = []
     for count in (10, 30):
         for at, each in enumerate(examined("exam", f"retrieval-{count}")):
@@ -241,12 +240,10 @@ def students() -> str:
                     share(each),
                     f"{each['passes']:.0f}",
                     f"{each['tokens']:.0f}",
-                    f"{each['tokens_per_second']:.0f}",
-                    f"{each['seconds']:.2f}",
                     megabytes(each),
                 ]
             )
-    headings = ["students", "method", "right", "passes", "tokens", "tokens/s", "s", "KV cache, MB"]
+    headings = ["students", "method", "right", "passes", "tokens", "KV cache, MB"]
     return table(headings, rows)
 
 
@@ -264,14 +261,12 @@ def needles() -> str:
             str(shared["num_records"]),
             f"{shared['curve'][-1]['value']['mean']:.1%}",
             f"{alone['curve'][-1]['value']['mean']:.1%}",
-            f"{shared['duration']:.1f}",
-            f"{alone['duration']:.1f}",
             megabytes(shared),
             megabytes(alone),
         ]
         for shared, alone in needle_pairs()
     ]
-    headings = ["questions", "right, shared", "unshared", "s, shared", "unshared"]
+    headings = ["questions", "right, shared", "unshared"]
     return table([*headings, "KV cache in MB, shared", "unshared"], rows)
 
 

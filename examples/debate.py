@@ -43,7 +43,7 @@ class Debate(BudgetedRun):  # budget, context, snapshots, finisher and reply com
 
 if __name__ == "__main__":
     engine, words = Engine.load(bundled.path(), memory_tokens=4096), model_prompt(bundled.path())
-    job = "Solve these problems and box the answers in order, separated by commas:\n1. 84 + 9\n2. 5 + 8"
+    job = "Solve these problems and box the answers in order, separated by commas:\n1. 8 + 9 + 4\n2. 5 + 8"
     print(
         engine.run(Debate(job, engine.text, SoloSettings(budget=70, snapshots=(20,)), words).play())
     )

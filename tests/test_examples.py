@@ -90,9 +90,9 @@ def test_branches(printed: Callable[..., str]) -> None:
 
 def test_debate(printed: Callable[..., str]) -> None:
     (told,) = printed("debate.py").splitlines()
-    assert told.startswith("Answer(text='The answers, in order: 93, 13.', answer='93,13'")
+    assert told.startswith("Answer(text='The answers, in order: 21, 13.', answer='21,13'")
     assert "finish_reason='answer'" in told
-    assert "snapshots={20: '93,?'}" in told
+    assert "snapshots={20: '21,?'}" in told
 
 
 def test_every_example_is_run_and_short() -> None:

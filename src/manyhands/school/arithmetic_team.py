@@ -47,6 +47,7 @@ from manyhands.text import Text
 
 # Weights of tokens: decisions are few among many digits.
 DECISION, CLAIM, ANSWER = 3.0, 4.0, 2.0
+_WRONG = 1.0  # " wrong." and what stands behind a right sum weigh the same: more would be learned as more often
 _INSERTED_CLAIM = re.compile(r"#(\d+):$")
 _INSERTED_STEP = re.compile(r"#(\d+): [^#]*\. #\1 is (-?\d+)\.$")
 _AT_ONCE = 0.6  # of slips in a sum: the word stands behind the sum itself
@@ -394,7 +395,7 @@ class _Script:
             "\n\n", first=DECISION, last={"decide": True, "phase": Phase.START}
         )
         self.wrong = [
-            *self._words(" wrong.", first=CLAIM, last={"drops": True}),
+            *self._words(" wrong.", first=_WRONG, last={"drops": True}),
             *self.step_end,
         ]
         self.equals = text.encode("=")[-1]

@@ -22,8 +22,8 @@ UNSEEN = (
 
 @given(
     st.integers(0, 2**32),
-    st.integers(2, 8),
-    st.sampled_from(("bare", "word", "mixed")),
+    st.integers(1, 12),
+    st.sampled_from(("bare", "wide", "word", "mixed")),
 )
 def test_what_the_model_was_made_for_is_inside(seed: int, count: int, kind: ListKind) -> None:
     question = problem_list(Random(seed), count, kind).question
@@ -63,8 +63,7 @@ def test_no_held_out_list_is_inside(seed: int, count: int) -> None:
         (f"{ask([GOOD, GOOD])}\nin French", "not a numbered list"),
         ("x" * 4000, "4000 characters"),
         ("1" * 1_000_000, "1000000 characters"),
-        (ask([GOOD]), "The list has 1; "),
-        (ask([GOOD] * 9), "The list has 9; "),
+        (ask([GOOD] * 13), "The list has 13; "),
         (f"Quickly:\n1. {GOOD}\n2. {GOOD}", "the text around them"),
         (f"1. {GOOD}\n2. {GOOD}", "the text around them"),
         (ask([GOOD, GOOD]).replace("\n2", "\n\n2"), "the text around them"),
@@ -80,13 +79,12 @@ def test_questions_outside(question: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("2 + 2", "operation count of 1"),
         ("7", "operation count of 0"),
-        ("1 + 2 + 3 + 4 + 5 + 6 + 7", "operation count of 6"),
-        ("100 + 2 - 1", "uses 100"),
+        ("1 + 2 + 3 + 4 + 5 + 6 + 7 + 8", "operation count of 7"),
+        ("1000 + 2 - 1", "uses 1000"),
         ("5 + 0 - 1", "uses 0"),
-        ("3 - 9 + 20", "passes through -6"),
-        ("99 + 99 + 99 + 99", "passes through 396"),
+        ("3 - 999 - 4", "passes through -1000"),
+        ("999 + 99 - 99", "passes through 1098"),
         ("84+29-38", 'reads "84 + 29 - 38"'),
         ("3 * 4 - 2", "'*'"),
         ("(3 + 4) - 2", "'('"),
@@ -97,7 +95,7 @@ def test_questions_outside(question: str, reason: str) -> None:
         ("17 + 60 - 31 ?", "is neither a line"),
         ("-1 + 60 - 31", "is neither a line"),
         (STORY.replace("44 of", "44 - 2 of"), "is neither a line"),
-        ("100 + 60 - 31?", "uses 100; the bundled model was trained on 1 to 99."),
+        ("1000 + 60 - 31?", "uses 1000; the bundled model was trained on 1 to 999."),
         ("1234567890 + 60 - 31", "uses 1234567890; "),
         ("Ana \x1b[31m has 3 masks?", r"'\x1b'"),
         ("2 + x - 1", '"x"'),
@@ -150,7 +148,7 @@ def assert_one_sentence(complaint: str) -> None:
 
 def test_the_size_of_the_team() -> None:
     question = ask(["84 + 29 - 38", "17 + 60 + 5"])
-    assert outside_world(question, workers=4) is None
-    assert outside_world(question, workers=5) == (
-        "The team has 5 workers; the bundled model was trained on 1 to 4."
+    assert outside_world(question, workers=8) is None
+    assert outside_world(question, workers=9) == (
+        "The team has 9 workers; the bundled model was trained on 1 to 8."
     )

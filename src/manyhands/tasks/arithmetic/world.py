@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 
 from manyhands.tasks.arithmetic.bare import (
-    FEWEST_OPERATIONS,
-    LARGEST_OPERAND,
-    MOST_OPERATIONS,
     SMALLEST_OPERAND,
+    WIDE_LARGEST,
+    WIDE_OPERATIONS,
+    WIDE_RESULT,
     Bare,
     parse_bare,
 )
-from manyhands.tasks.arithmetic.problem import LARGEST_RESULT, SMALLEST_RESULT
+from manyhands.tasks.arithmetic.problem import LARGEST_RESULT
 from manyhands.tasks.arithmetic.problem_list import INTRODUCTION, ask, parse_question
 from manyhands.tasks.arithmetic.words import is_known_story, vocabulary
 from manyhands.tasks.arithmetic.world_of_parts import (
@@ -27,11 +27,11 @@ from manyhands.tasks.arithmetic.world_of_parts import (
     outside_text,
 )
 
-FEWEST_PROBLEMS, MOST_PROBLEMS = 2, 8
-MOST_WORKERS = 4
+FEWEST_PROBLEMS, MOST_PROBLEMS = 1, 12
+MOST_WORKERS = 8
 SHORTEST_STORY, LONGEST_STORY = 10, 40  # words and numbers
 FEWEST_NUMBERS, MOST_NUMBERS = 2, 4
-LONGEST_QUESTION = 3000  # characters; eight of the longest stories have about half of that
+LONGEST_QUESTION = 3000  # characters; twelve of the longest stories have about three quarters of that
 
 FORM = f'the bundled model needs "{INTRODUCTION}" and then one line per problem: "1. …", "2. …"'
 
@@ -83,15 +83,15 @@ def _outside_line(line: str) -> str | None:
 
 
 def _outside_bare(bare: Bare, line: str) -> str | None:
-    if not FEWEST_OPERATIONS <= len(bare.rest) <= MOST_OPERATIONS:
-        found = f"has an operation count of {len(bare.rest)}"
-        return _found_expected(found, FEWEST_OPERATIONS, MOST_OPERATIONS)
+    fewest, most = WIDE_OPERATIONS
+    if not fewest <= len(bare.rest) <= most:
+        return _found_expected(f"has an operation count of {len(bare.rest)}", fewest, most)
     for operand in bare.operands:
-        if not SMALLEST_OPERAND <= operand <= LARGEST_OPERAND:
-            return _found_expected(f"uses {operand}", SMALLEST_OPERAND, LARGEST_OPERAND)
+        if not SMALLEST_OPERAND <= operand <= WIDE_LARGEST:
+            return _found_expected(f"uses {operand}", SMALLEST_OPERAND, WIDE_LARGEST)
     for result in bare.results:
-        if not SMALLEST_RESULT <= result <= LARGEST_RESULT:
-            return _found_expected(f"passes through {result}", SMALLEST_RESULT, LARGEST_RESULT)
+        if abs(result) > WIDE_RESULT:
+            return _found_expected(f"passes through {result}", -WIDE_RESULT, WIDE_RESULT)
     if line != bare.text:
         return f'is spelled in its own way; the bundled model reads "{bare.text}".'
     return None
@@ -111,7 +111,7 @@ def _outside_story(line: str) -> str | None:
         if word not in vocabulary():
             return f'contains "{word[:_BRIEF]}", a word that the bundled model never met.'
     signs = not _SIGNS.isdisjoint(pieces)
-    low, high = (SMALLEST_OPERAND, LARGEST_OPERAND) if signs else (2, LARGEST_RESULT)
+    low, high = (SMALLEST_OPERAND, WIDE_LARGEST) if signs else (2, LARGEST_RESULT)
     for number in numbers:
         if len(number) > len(str(high)) or not low <= int(number) <= high:
             return _found_expected(f"uses {number[:_BRIEF]}", low, high)
