@@ -31,7 +31,8 @@ FEWEST_PROBLEMS, MOST_PROBLEMS = 1, 12
 MOST_WORKERS = 8
 SHORTEST_STORY, LONGEST_STORY = 10, 40  # words and numbers
 FEWEST_NUMBERS, MOST_NUMBERS = 2, 4
-LONGEST_QUESTION = 3000  # characters; twelve of the longest stories have about three quarters of that
+# In characters. Twelve of the longest stories have about three quarters of it.
+LONGEST_QUESTION = 3000
 
 FORM = f'the bundled model needs "{INTRODUCTION}" and then one line per problem: "1. …", "2. …"'
 
