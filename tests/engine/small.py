@@ -41,8 +41,8 @@ FEW = Choice(
 )
 
 
-def small_config(heads: int = 4, kv_heads: int = 2, layers: int = 1) -> hf.Qwen3Config:
-    """A Qwen3 of one layer; what may be done to the first layer alone is tested with two (`two_layers`)."""
+def small_config(heads: int = 4, kv_heads: int = 2, layers: int = 2) -> hf.Qwen3Config:
+    """A Qwen3 of few layers."""
     return hf.Qwen3Config(
         vocab_size=NUM_IDS,
         hidden_size=32,
@@ -66,11 +66,6 @@ def small_engine(
 ) -> Engine:
     adapter = ModelAdapter(tiny_model(config or small_config()))
     return Engine(adapter, TOKENIZER, memory_tokens=memory_tokens, overcommit=overcommit, **choices)
-
-
-def two_layers(memory_tokens: int = 8192, **choices: Any) -> Engine:
-    """The same engine over a network of two layers."""
-    return small_engine(memory_tokens, config=small_config(layers=2), **choices)
 
 
 def team(workers: int, *, choice: Choice = GREEDY, seed: int = 0, **more: Any) -> Strategy:

@@ -22,7 +22,7 @@ from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError, Out
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
 from tests.attention.test_attend import random_conversation
-from tests.engine.small import CONTEXT, NUM_IDS, TEXT, counting, two_layers
+from tests.engine.small import CONTEXT, NUM_IDS, TEXT, counting, small_engine
 from tests.model.families_zoo import tiny_models
 from tests.poison import poison
 
@@ -37,7 +37,7 @@ def feed(engine: Engine, tokens: Iterable[int], *blocks: Block) -> Tensor:
 
 def test_the_example_of_the_docstring() -> None:
     def run(bobs_words: str) -> Tensor:
-        engine = two_layers()
+        engine = small_engine()
         assert engine.text is not None
         notes, alice, bob = Block("notes"), Block("alice"), Block("bob")
         logits = engine.forward(
@@ -61,15 +61,15 @@ def test_the_example_of_the_docstring() -> None:
 
 def test_a_row_is_what_it_would_be_alone() -> None:
     prompts = [TEXT.encode(words) for words in ("Alice and Bob", "Bob", "So the answer is four.")]
-    together = two_layers().forward(Step(Row(View([Block()]), tokens) for tokens in prompts))
-    alone = [feed(two_layers(), tokens, Block()) for tokens in prompts]
+    together = small_engine().forward(Step(Row(View([Block()]), tokens) for tokens in prompts))
+    alone = [feed(small_engine(), tokens, Block()) for tokens in prompts]
     assert (together - torch.stack(alone)).abs().max() < 1e-5
 
 
 def test_memory_holds_exactly_what_is_read() -> None:
     """Whatever lies in the memory beyond the blocks is never looked at."""
     tokens = TEXT.encode("The next step of the problem")
-    clean, dirty = two_layers(), two_layers()
+    clean, dirty = small_engine(), small_engine()
     poison(dirty.executor.memory)
     results = []
     for engine in (clean, dirty):
@@ -96,7 +96,7 @@ def test_both_backends_agree(name: str) -> None:
 
 
 def test_pages_of_dropped_blocks_return() -> None:
-    engine = two_layers(memory_tokens=256)
+    engine = small_engine(memory_tokens=256)
     everything = engine.pool.num_free_pages
     kept, dropped = Block("kept"), Block("dropped")
     feed(engine, range(40), kept)
@@ -109,7 +109,7 @@ def test_pages_of_dropped_blocks_return() -> None:
 
 
 def test_pages_of_blocks_that_were_moved_together_return() -> None:
-    engine = two_layers(memory_tokens=512)
+    engine = small_engine(memory_tokens=512)
     everything = engine.pool.num_free_pages
     history = [Block(f"step {i}") for i in range(6)]
     for block in history:
@@ -133,7 +133,7 @@ def test_pages_of_blocks_that_were_moved_together_return() -> None:
 
 def test_a_long_life_in_a_small_memory() -> None:
     """Blocks come and go for much longer than the memory would last without freeing."""
-    engine = two_layers(memory_tokens=160)
+    engine = small_engine(memory_tokens=160)
     everything = engine.pool.num_free_pages
     for round_number in range(30):
         prompt = Block()
@@ -184,7 +184,7 @@ def _steps_that_fail() -> dict[str, tuple[type[ManyhandsError], Callable[[Sequen
 @pytest.mark.parametrize("name", _steps_that_fail())
 def test_an_error_changes_nothing(name: str) -> None:
     error, failing = _steps_that_fail()[name]
-    engine, twin = two_layers(memory_tokens=512), two_layers(memory_tokens=512)
+    engine, twin = small_engine(memory_tokens=512), small_engine(memory_tokens=512)
     results = []
     for each in (engine, twin):
         read, written = Block("read"), Block("written")
@@ -204,14 +204,14 @@ def test_an_error_changes_nothing(name: str) -> None:
 
 
 def test_an_exact_fit_is_not_too_much() -> None:
-    engine = two_layers(memory_tokens=64)
+    engine = small_engine(memory_tokens=64)
     feed(engine, range(64), Block())
     with pytest.raises(OutOfMemory, match="4 of 4 are free"):
         feed(engine, range(65), Block())
 
 
 def test_the_longest_context_is_not_too_long() -> None:
-    engine = two_layers()
+    engine = small_engine()
     block = Block()
     feed(engine, [1] * CONTEXT, block)
     with pytest.raises(ContextTooLong, match=f"{CONTEXT + 1} tokens long"):
@@ -220,7 +220,7 @@ def test_the_longest_context_is_not_too_long() -> None:
 
 
 def test_a_feed_in_chunks_is_measured_as_a_whole() -> None:
-    engine = two_layers(max_tokens_per_pass=CONTEXT + 5)
+    engine = small_engine(max_tokens_per_pass=CONTEXT + 5)
     block = Block("prompt")
     with pytest.raises(ContextTooLong, match=f"block 'prompt' would be {3 * CONTEXT} tokens long"):
         feed(engine, [1] * (3 * CONTEXT), block)
@@ -228,7 +228,7 @@ def test_a_feed_in_chunks_is_measured_as_a_whole() -> None:
 
 
 def test_a_frozen_block_is_not_written_to() -> None:
-    engine = two_layers()
+    engine = small_engine()
     block = Block("done")
     feed(engine, (1, 2), block)
     block.freeze()
@@ -237,7 +237,7 @@ def test_a_frozen_block_is_not_written_to() -> None:
 
 
 def test_a_block_frozen_after_its_row_was_made_is_not_written_to() -> None:
-    engine = two_layers()
+    engine = small_engine()
     block = Block("done")
     step = Step([Row(View([block]), (1, 2))])
     engine.forward(step)
@@ -254,7 +254,7 @@ def test_two_rows_do_not_write_to_one_block() -> None:
 
 
 def test_a_step_may_be_asked_for_again() -> None:
-    engine = two_layers()
+    engine = small_engine()
     block = Block()
     step = Step([Row(View([block]), (1, 2))])
     engine.forward(step)
@@ -264,10 +264,10 @@ def test_a_step_may_be_asked_for_again() -> None:
 
 def test_a_network_that_fails_midway(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failed pass blocks and pages are as before."""
-    engine = two_layers(memory_tokens=160)
+    engine = small_engine(memory_tokens=160)
     first, second = Block("first"), Block("second")
     feed(engine, (1, 2, 3), first)
-    expected = feed(two_layers(), (1, 2, 3, 4), Block())
+    expected = feed(small_engine(), (1, 2, 3, 4), Block())
 
     class Failed(Exception):
         pass
@@ -294,7 +294,7 @@ def test_a_network_that_fails_midway(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_move_that_fails_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted while finished blocks are moved together, the engine finishes that later."""
-    engine, twin = two_layers(), two_layers()
+    engine, twin = small_engine(), small_engine()
     right = Memory.move
 
     def half(self: Memory, moves: Sequence[Move], backend: Backend) -> None:
@@ -323,7 +323,7 @@ def test_a_move_that_fails_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_unknown_backend_is_refused() -> None:
     expected = "backend is 'fast'; expected one of auto, triton, torch, reference"
     with pytest.raises(InvalidRequest, match=expected):
-        two_layers(backend="fast")
+        small_engine(backend="fast")
 
 
 # -- long feeds ------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ def test_an_unknown_backend_is_refused() -> None:
 @pytest.mark.parametrize("most_tokens", [1, 5, 16])
 def test_a_small_pass_gives_the_same_logits(most_tokens: int) -> None:
     """Feeds that are longer than a pass are fed early in chunks, and nothing else changes."""
-    whole, cut = two_layers(), two_layers(max_tokens_per_pass=most_tokens)
+    whole, cut = small_engine(), small_engine(max_tokens_per_pass=most_tokens)
     words = [
         TEXT.encode(text) for text in ("The first of three long prompts.", "Two.", "Reads both.")
     ]
@@ -353,21 +353,21 @@ def test_a_small_pass_gives_the_same_logits(most_tokens: int) -> None:
 
 
 def test_a_failure_behind_a_chunk_undoes_all_of_it() -> None:
-    engine = two_layers(memory_tokens=64, max_tokens_per_pass=10)
+    engine = small_engine(memory_tokens=64, max_tokens_per_pass=10)
     start, later = Block(), Block()
     before = feed(engine, (1, 2, 3), start)
     with pytest.raises(OutOfMemory):
         feed(engine, (5,) * 100, start, later)
     assert (start.tokens, later.tokens) == ([1, 2, 3], [])
     undone = feed(engine, (5,) * 25, start, later)
-    fresh = two_layers()
+    fresh = small_engine()
     other, more = Block(), Block()
     assert (feed(fresh, (1, 2, 3), other) - before).abs().max() < 1e-5
     assert (feed(fresh, (5,) * 25, other, more) - undone).abs().max() < 1e-5
 
 
 def test_runs_are_charged_for_their_chunks() -> None:
-    engine = two_layers(max_tokens_per_pass=8)
+    engine = small_engine(max_tokens_per_pass=8)
     runs = [engine.submit(counting((1,) * size, 3)) for size in (30, 4)]
     while not all(run.done for run in runs):
         engine.step()

@@ -31,7 +31,7 @@ from manyhands.strategies.settings import (
     SoloSettings,
     TeamSettings,
 )
-from tests.engine.small import CONTEXT, LETTERS, PROMPTS, TEXT, story, two_layers
+from tests.engine.small import CONTEXT, LETTERS, PROMPTS, TEXT, small_engine, story
 from tests.strategies.specs import method_of, spec_of
 
 END = EndSettings(finisher_tokens=3, reply_tokens=4)
@@ -93,7 +93,7 @@ def again(engine: Engine, trace: Trace, write=None):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_restored_run_ends_as_it_would_have(name: str) -> None:
-    engine = two_layers()
+    engine = small_engine()
     lines, answer = recorded(engine, RUNS[name])
     assert name not in JOINS or len(answer.branches) > 2
     passes = [at for at, line in enumerate(lines) if line["kind"] == "pass"]
@@ -107,7 +107,7 @@ def test_a_restored_run_ends_as_it_would_have(name: str) -> None:
 
 
 def test_only_what_is_new_is_reported() -> None:
-    engine = two_layers()
+    engine = small_engine()
     lines, _ = recorded(engine, RUNS["combined"])
     cut = [at for at, line in enumerate(lines) if line["kind"] == "pass"][10] + 1
     trace = parse_trace(lines[:cut])
@@ -120,7 +120,7 @@ def test_only_what_is_new_is_reported() -> None:
 
 
 def test_another_run_than_the_traces() -> None:
-    engine = two_layers()
+    engine = small_engine()
     lines, _ = recorded(engine, RUNS["combined"])
     trace = parse_trace(lines)
     other = spec_of(RUNS["combined"], WORDS.team, "Something else?")
@@ -145,7 +145,7 @@ def test_a_restored_strategy_handles_errors_as_before() -> None:
             feed = yield Step([Row(view, feed)])
         return Answer(text=f"{block.tokens} {feed}")
 
-    engine, lines = two_layers(), []
+    engine, lines = small_engine(), []
     answer = engine.run(record(careful(), {}, lines.append))
     assert answer.text.startswith("[5, 6, 7")
     for cut in [at for at, line in enumerate(lines) if line["kind"] == "pass"][:4]:
@@ -154,8 +154,8 @@ def test_a_restored_strategy_handles_errors_as_before() -> None:
 
 
 def test_no_room_for_it() -> None:
-    lines, _ = recorded(two_layers(), RUNS["combined"])
-    engine = two_layers(memory_tokens=64)
+    lines, _ = recorded(small_engine(), RUNS["combined"])
+    engine = small_engine(memory_tokens=64)
     restored = again(engine, parse_trace(lines[:-1]))
     with pytest.raises(OutOfMemory):
         engine.run(restored)

@@ -25,7 +25,7 @@ def family_folder(name: str, folder: Path) -> Path:
 def small_folder(folder: Path) -> Path:
     """The random Qwen3 of the engine's tests, saved."""
     with quiet():
-        tiny_model(small_config(layers=2)).save_pretrained(folder)
+        tiny_model(small_config()).save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
     return folder
 
