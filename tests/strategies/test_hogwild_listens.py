@@ -35,7 +35,8 @@ from tests.strategies.driver import PROMPT, Played, Scripts, SeenRow, play, smal
 
 TEXT = small_text()
 PASSES = 10
-TEAM = TeamSettings(workers=3, budget=PASSES)
+SHORT = EndSettings(finisher_tokens=4, reply_tokens=3)
+TEAM = TeamSettings(workers=3, budget=PASSES, end=SHORT)
 DANA = Said("Take <|im_end|> 7.", "Dana")
 ROSTER: dict[str, Sequence[Item]] = {
     "said": [DANA],
