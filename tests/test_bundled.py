@@ -71,7 +71,7 @@ def assert_right(asked: Sequence[ProblemList], answers: Sequence[Answer]) -> Non
 # -- what it solves --------------------------------------------------------------------------------
 
 
-ASKED = [*lists("bare", 5, 2), *lists("word", 5, 2), *lists("bare", 8, 1)]
+ASKED = [*lists("bare", 5, 2), *lists("word", 5, 1), *lists("bare", 8, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def solved_by(engine: Engine, prompt: TeamPrompt) -> Callable[[int], list[Answer
     )
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [1, 2, 4])  # of three: below, with pauses
 def test_a_team_solves_bare_and_word_problems(
     solved_by: Callable[[int], list[Answer]], workers: int
 ) -> None:
@@ -101,7 +101,7 @@ def test_more_workers_need_fewer_passes(solved_by: Callable[[int], list[Answer]]
 
 @pytest.mark.parametrize("pause", [Away(1, 1, 12), Away(0, 40, 51), Away(2, 60, 71)])
 def test_a_stalled_worker_is_no_harm(engine: Engine, prompt: TeamPrompt, pause: Away) -> None:
-    asked = lists("bare", 5, 2)
+    asked = lists("bare", 5, 1)
     settings = TeamSettings(workers=3, away=(pause,), end=SILENT)
     assert_right(asked, solve(engine, prompt, asked, settings))
 
