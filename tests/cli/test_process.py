@@ -35,19 +35,6 @@ ROOMS = tuple(
 )
 
 
-LIGHT = [
-    ("--help", (*HEAVY, *ROOMS, *WHOLE), ""),
-    ("solve --help", HEAVY, ""),
-    ("eval --help", HEAVY, ""),
-    ("solve 1+2 --workers 0", HEAVY, "workers is 0"),
-    ("solve 1+2 --model /no/such/folder", LOADING, "no folder '/no/such/folder'"),
-    ("solve 1+2 --prompts /no.toml", HEAVY, "'/no.toml' cannot be read"),
-    ("replay /no.jsonl", LOADING, "'/no.jsonl' cannot be read"),
-    ("train /no.toml --out /no", LOADING, "the recipe /no.toml cannot be read"),
-    ("eval --task gsm8k --source /no.jsonl --out /no", LOADING, "no file /no.jsonl"),
-    ("judge /no --rubric quality --model bundled", LOADING, "no records under '/no'"),
-    ("report /no", LOADING, "no records under '/no'"),
-]
 # Each command in a copy of one process that has imported the commands and done nothing else.
 IN_COPIES = r"""
 import os, sys
@@ -69,22 +56,40 @@ for words, heavy in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, tuple[str, str]]:
-    """For each command of `LIGHT` its output, which ends with the heavy modules, and its errors."""
-    args = [word for words, heavy, _ in LIGHT for word in (words, " ".join(heavy))]
+    """For each command of the test below its output, which ends with the heavy modules, and its errors."""
+    (rows,) = (
+        mark.args[1] for mark in test_nothing_heavy_is_imported_before_it_is_needed.pytestmark
+    )
+    args = [word for words, heavy, _ in rows for word in (words, " ".join(heavy))]
     shown = subprocess.run(
         [sys.executable, "-c", IN_COPIES, *args], capture_output=True, text=True, timeout=60
     )
     pieces = zip(shown.stdout.split("\0")[:-1], shown.stderr.split("\0")[:-1], strict=True)
-    return dict(zip((words for words, _, _ in LIGHT), pieces, strict=True))
+    return dict(zip((words for words, _, _ in rows), pieces, strict=True))
 
 
-@pytest.mark.parametrize(("words", "said"), [(words, said) for words, _, said in LIGHT])
+@pytest.mark.parametrize(
+    ("words", "heavy", "said"),
+    [
+        ("--help", (*HEAVY, *ROOMS, *WHOLE), ""),
+        ("solve --help", HEAVY, ""),
+        ("eval --help", HEAVY, ""),
+        ("solve 1+2 --workers 0", HEAVY, "workers is 0"),
+        ("solve 1+2 --model /no/such/folder", LOADING, "no folder '/no/such/folder'"),
+        ("solve 1+2 --prompts /no.toml", HEAVY, "'/no.toml' cannot be read"),
+        ("replay /no.jsonl", LOADING, "'/no.jsonl' cannot be read"),
+        ("train /no.toml --out /no", LOADING, "the recipe /no.toml cannot be read"),
+        ("eval --task gsm8k --source /no.jsonl --out /no", LOADING, "no file /no.jsonl"),
+        ("judge /no --rubric quality --model bundled", LOADING, "no records under '/no'"),
+        ("report /no", LOADING, "no records under '/no'"),
+    ],
+)
 def test_nothing_heavy_is_imported_before_it_is_needed(
-    words: str, said: str, told: dict[str, tuple[str, str]]
+    words: str, heavy: tuple[str, ...], said: str, told: dict[str, tuple[str, str]]
 ) -> None:
     output, errors = told[words]
-    assert said in errors, (output, errors)
-    assert output.endswith("set()\n"), (output, errors)
+    assert said in errors, (heavy, output, errors)
+    assert output.endswith("set()\n"), (heavy, output, errors)
 
 
 def test_too_little_memory_is_one_clear_error() -> None:

@@ -118,13 +118,6 @@ _THINKING = (
 )
 
 
-# Of transformers' tokenizers in Rust: the methods that decode, and the modules that define them.
-_DECODING = {
-    "decode": "transformers.tokenization_utils_base",
-    "_decode": "transformers.tokenization_utils_tokenizers",
-}
-
-
 class Text:
     """A tokenizer and its model's habits: chat template, turn ends, thinking.
 
@@ -137,7 +130,6 @@ class Text:
         self, tokenizer: Tokenizer, eos_ids: Iterable[int] = (), *, thinking: bool = True
     ) -> None:
         self.tokenizer = tokenizer
-        self._decode = _decoder(tokenizer)
         words = tokenizer.added_tokens_decoder
         added: dict[int, str] = {token: word.content for token, word in words.items()}
         ids = {word: token for token, word in added.items()}
@@ -156,6 +148,7 @@ class Text:
         self._hidden = special | thoughts
         self.eos: frozenset[int] = frozenset({tokenizer.eos_token_id, *eos_ids} - {None})
         self.turn_end = self.eos | (set() if self.think_end is None else {self.think_end})
+        self._decode = _decoder(tokenizer)
         self._lead = self._leading_blank()
         self._frame: tuple[str, ...] = ()  # the template around the user's message
         self.thinking = False
@@ -464,6 +457,13 @@ class Text:
         opened = self.tokenizer.encode("", add_special_tokens=True)
         bos = self.tokenizer.bos_token_id
         return (bos,) if bos is not None and list(opened[:1]) == [bos] else ()
+
+
+# Of transformers' tokenizers in Rust: the methods that decode, and the modules that define them.
+_DECODING = {
+    "decode": "transformers.tokenization_utils_base",
+    "_decode": "transformers.tokenization_utils_tokenizers",
+}
 
 
 def _decoder(tokenizer: Tokenizer) -> Callable[[list[int]], str]:

@@ -42,7 +42,7 @@ export class Start {
   /** `show(id)` goes to a run. */
   constructor(show) {
     this.show = show;
-    this.shown = 0; // of the problems
+    this.turn = 0;
     this.isBundled = false;
     this.problem = make("textarea", { name: "problem", id: "new-problem", rows: "7", required: true, spellcheck: "false", dir: "auto" });
     this.problem.addEventListener("input", () => (this.isOwn = true));
@@ -112,8 +112,8 @@ export class Start {
   /** A good problem to try. */
   offer(step) {
     const problems = this.isBundled ? BUNDLED_PROBLEMS : PROBLEMS;
-    this.shown = (this.shown + step) % problems.length;
-    this.problem.value = problems[this.shown];
+    this.turn = (this.turn + step) % problems.length;
+    this.problem.value = problems[this.turn];
     this.isOwn = false;
   }
 
