@@ -513,6 +513,7 @@ class LocalExecutor:
         self, merged: Merged, tokens: Ints, places: Places, found: Places | None = None
     ) -> None:
         """See `Executor.write_keys`."""
+        self.passes.settle()
         kept, targets = torch.as_tensor(tokens, device=self.adapter.device), self._at(places)
 
         def keep(k: Tensor, v: Tensor, call: LayerCall) -> None:
@@ -535,6 +536,7 @@ class LocalExecutor:
     @torch.inference_mode()
     def replay(self, merged: Merged, rows: Sequence[int] | None = None) -> Tensor:
         """See `Executor.replay`."""
+        self.passes.settle()
         return replay_logits(self.adapter, merged, rows)
 
     @torch.inference_mode()

@@ -160,6 +160,16 @@ class GraphedPasses(Passes):
         self.counts.replayed += 1
         return graph.start(plan, work)
 
+    def settle(self) -> None:
+        """See `Passes.settle`. NCCL allows no other of its calls while a recording with some of them runs."""
+        if self.others is not ALONE and self._graphs:
+            self.recorder.recover()
+
+    def launch(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
+        """See `Passes.launch`."""
+        self.settle()
+        return super().launch(plan, targets)
+
     plans_ahead = True
 
     def begin(self, plan: Plan, late: Late) -> PassOutcome:
@@ -289,6 +299,7 @@ class GraphedPasses(Passes):
         recorded, all find it at the same place. A rank that runs out of memory in between cannot go on.
         """
         began = time.perf_counter()
+        self.settle()
         graph = self._tried(lambda: _Graph(self, capacity, page_size))
         if graph is None or not self._tried(lambda: graph.record(self)):
             return None
@@ -333,6 +344,9 @@ class _Graph:
 
     def _pass(self, passes: GraphedPasses, cut: Cut) -> tuple[Tensor, Tensor]:
         integers, growth = self.buffer
+        # Tokens that rank 0 alone knows, or those that all have been told. It stands in the recording since NCCL allows
+        # none of its calls beside a replay that is under way.
+        self.others.hand_over(integers[: self.capacity.tokens])
         integers.add_(growth)
         prepared = Prepared(integers, self.capacity, self.page_size)
         cuts = {passes.head_layers: cut}
@@ -365,9 +379,9 @@ class _Graph:
 
     def look_ahead(self, plan: Plan, tokens: Tensor) -> None:
         """Begin what follows `plan` if every row is fed its token of `tokens` [R], known on the device only."""
-        self.others.begin(self.number, plan.num_tokens)
+        self.others.begin(self.number)
         self.buffer[0, : plan.num_tokens].copy_(tokens)
-        self.begin(plan.num_tokens)
+        self.begin()
 
     def finish(self, plan: Plan) -> PassOutcome:
         """The tail of a pass that has begun."""
@@ -399,9 +413,8 @@ class _Graph:
         self.recording.head()
         self.recording.tail()
 
-    def begin(self, num_tokens: int) -> None:
+    def begin(self) -> None:
         """The head of a pass, one token later, whose tokens lie on rank 0's device."""
-        self.others.hand_over(self.buffer[0, :num_tokens])
         self.recording.head()
 
     def _outcome(self, plan: Plan) -> PassOutcome:

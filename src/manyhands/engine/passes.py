@@ -107,7 +107,7 @@ class Others:
     def follow(self, number: int, token_ids: Ints) -> None:
         """It is replayed one token later, with these tokens."""
 
-    def begin(self, number: int, num_tokens: int) -> None:
+    def begin(self, number: int) -> None:
         """Its head is replayed one token later, with tokens that rank 0 hands over on the device."""
 
     def hand_over(self, tokens: Tensor) -> None:
@@ -149,6 +149,9 @@ class Passes:
 
     def forget(self) -> None:
         """Drop all recordings; launch by launch there are none."""
+
+    def settle(self) -> None:
+        """Wait for recordings under way, in front of sums over ranks that are not recorded."""
 
     # Whether a pass is begun ahead (`engine/lookahead.py`): where the host waits for each launch, it gains nothing.
     plans_ahead = False

@@ -81,11 +81,11 @@ class RankedExecutor(LocalExecutor):
                 hint="leave out cache, or ranks",
             )
         began = time.monotonic()
-        world.check()
         # Of a command's options, those of the model.
         told = {each.name: getattr(settings, each.name) for each in fields(ModelSettings)}
         told["model"] = str(settings.model)
-        world.told.tell(Verb.LOAD, ints_of(json.dumps(told)))
+        with world.whole():
+            world.told.tell(Verb.LOAD, ints_of(json.dumps(told)))
         try:
             network = load_part(settings, world.device, world.collectives, downloads=downloads)
         except ManyhandsError:
@@ -97,8 +97,8 @@ class RankedExecutor(LocalExecutor):
         share = world.size if world.device.type == "cpu" else 1  # all ranks share the host's memory
         room = max(1, min(each["tokens"] for each in reports) // share)
         settings = replace(settings, memory_tokens=settings.memory_tokens or room)
-        world.told.tell(Verb.REMEMBER, np.array([settings.memory_tokens], dtype=np.int64))
         with world.whole():
+            world.told.tell(Verb.REMEMBER, np.array([settings.memory_tokens], dtype=np.int64))
             look_for_peers(network, settings, world.collectives)
         try:
             executor = cls(world, network, settings)

@@ -119,8 +119,11 @@ class World:
                 self.lost = self.lost or str(error)
                 self.end()
                 raise
-            except ManyhandsError:
-                raise
+            except ManyhandsError as error:
+                if self.lost is None:
+                    raise
+                self.end()  # logits that are no numbers, say, of a sum that was given up
+                raise self._failure() from error
             except BaseException as error:
                 reason = self._settled() or f"rank 0 failed: {type(error).__name__}: {error}"
                 self.lost = self.lost or reason
