@@ -13,7 +13,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.pages import Move, PagePool
 from manyhands.cache.planner import Planner
 from manyhands.cache.prefix_nodes import common_length
-from manyhands.cache.prefixes import Feed, Lease, PrefixTree
+from manyhands.cache.prefixes import Lease, PrefixTree
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest
@@ -37,20 +37,20 @@ class Machine:
             for source, target in zip(move.sources.tolist(), move.targets.tolist(), strict=True):
                 self.memory[target] = self.memory[source]
 
-    def run(self, feeds: list[Feed]) -> None:
-        """One pass over these feeds."""
-        if not feeds:
+    def run(self, rows: list[Row]) -> None:
+        """One pass over these rows."""
+        if not rows:
             return
-        plan = self.planner.plan(Step(Row(*feed) for feed in feeds))
+        plan = self.planner.plan(Step(rows))
         self.pool.make_moves(self.move)
-        for view, tokens in feeds:
-            view.own.tokens.extend(tokens)
-            self.num_fed += len(tokens)
+        for row in rows:
+            row.view.own.tokens.extend(row.feed)
+            self.num_fed += len(row.feed)
         self.pool.keep()
         slots = iter(plan.slots.tolist())
-        for view, tokens in feeds:
-            whole = tuple(t for block in view.blocks for t in block.tokens)
-            for length in range(len(whole) - len(tokens) + 1, len(whole) + 1):
+        for row in rows:
+            whole = tuple(t for block in row.view.blocks for t in block.tokens)
+            for length in range(len(whole) - len(row.feed) + 1, len(whole) + 1):
                 self.memory[next(slots)] = whole[:length]
 
     def read(self, lease: Lease, index: int) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ class Machine:
         for text in texts:
             blocks.append(Block())
             if text:
-                self.run([Feed(View((*lease.path(index), *blocks)), text)])
+                self.run([Row(View((*lease.path(index), *blocks)), text)])
                 blocks[-1].freeze()
         lease.enter(index, blocks)
 
@@ -78,7 +78,7 @@ class Machine:
         """A lease, with everything fed."""
         lease = self.tree.lease(prompts, tenant)
         assert lease is not None
-        self.run(lease.feeds(range(len(prompts)), 10**6))
+        self.run(lease.rows(range(len(prompts)), 10**6))
         lease.settle()
         return lease
 
@@ -109,15 +109,15 @@ class Trees(RuleBasedStateMachine):
     @rule(chunks=st.lists(st.integers(0, 7), min_size=1, max_size=6))
     def one_pass(self, chunks: list[int]) -> None:
         """Everybody feeds what it may; what is said to be readable is readable after the pass."""
-        feeds, ready = [], []
+        rows, ready = [], []
         for (lease, prompts), chunk in zip(self.leases, chunks, strict=False):
-            mine = lease.feeds(range(len(prompts)), chunk)
-            assert sum(len(feed.tokens) for feed in mine) <= chunk
-            feeds += mine
+            mine = lease.rows(range(len(prompts)), chunk)
+            assert sum(len(row.feed) for row in mine) <= chunk
+            rows += mine
             ready += [(lease, i, prompts[i]) for i in range(len(prompts)) if lease.is_ready(i)]
-        owners = [feed.view.own for feed in feeds]
+        owners = [row.view.own for row in rows]
         assert len(set(owners)) == len(owners), "two runs write to one block"
-        self.machine.run(feeds)
+        self.machine.run(rows)
         for lease, index, prompt in ready:
             assert self.machine.read(lease, index) == prompt
         for lease, _ in self.leases:
@@ -126,7 +126,7 @@ class Trees(RuleBasedStateMachine):
     @rule(chunks=st.lists(st.integers(1, 7), min_size=1, max_size=6))
     def a_pass_that_fails(self, chunks: list[int]) -> None:
         for (lease, prompts), chunk in zip(self.leases, chunks, strict=False):
-            lease.feeds(range(len(prompts)), chunk)
+            lease.rows(range(len(prompts)), chunk)
             lease.settle()
 
     @precondition(lambda self: self.leases)
@@ -157,7 +157,7 @@ class Trees(RuleBasedStateMachine):
             for lease, prompts in self.leases
             if not all(lease.is_ready(i) for i in range(len(prompts)))
         ]
-        assert not waiting or any(lease.feeds(range(len(prompts)), 1) for lease, prompts in waiting)
+        assert not waiting or any(lease.rows(range(len(prompts)), 1) for lease, prompts in waiting)
 
     @invariant()
     def the_account_is_exact(self) -> None:
@@ -253,9 +253,9 @@ def test_nothing_is_entered_where_others_are_writing():
     first = machine.prefill([(1, 2)])
     second = machine.tree.lease([(1, 2, 3, 4)])
     assert second is not None
-    machine.run(second.feeds([0], 1))
+    machine.run(second.rows([0], 1))
     machine.write_behind(first, 0, (3, 5))
-    machine.run(second.feeds([0], 9))
+    machine.run(second.rows([0], 9))
     second.settle()
     assert machine.read(second, 0) == (1, 2, 3, 4)
     assert machine.tree.num_tokens == 4
@@ -285,12 +285,12 @@ def test_a_block_that_is_being_written_is_waited_for():
     same = machine.tree.lease([(1, 2, 3, 4, 5, 6)])
     assert first is not None
     assert same is not None
-    machine.run(first.feeds([0], 2))
+    machine.run(first.rows([0], 2))
     first.settle()
     assert machine.tree.lease([(1, 2, 3, 9)]) is None, "its middle cannot be found yet"
-    assert same.feeds([0], 9) == []
+    assert same.rows([0], 9) == []
     assert not same.is_ready(0)
-    machine.run(first.feeds([0], 9))
+    machine.run(first.rows([0], 9))
     first.settle()
     assert same.is_ready(0)
     assert machine.tree.lease([(1, 2, 3, 9)]) is not None
@@ -301,9 +301,9 @@ def test_another_one_goes_on_where_a_cancelled_run_stopped():
     first, second = (machine.tree.lease([(1, 2, 3, 4, 5, 6)]) for _ in range(2))
     assert first is not None
     assert second is not None
-    machine.run(first.feeds([0], 2))
+    machine.run(first.rows([0], 2))
     first.close()
-    machine.run(second.feeds([0], 9))
+    machine.run(second.rows([0], 9))
     second.settle()
     assert machine.num_fed == 6
     assert machine.read(second, 0) == (1, 2, 3, 4, 5, 6)
@@ -313,7 +313,7 @@ def test_what_was_promised_and_never_written_is_forgotten():
     machine = Machine()
     lease = machine.tree.lease([(1, 2, 3, 4)])
     assert lease is not None
-    machine.run(lease.feeds([0], 3))
+    machine.run(lease.rows([0], 3))
     lease.close()
     assert machine.tree.num_tokens == 3
     again = machine.prefill([(1, 2, 3, 4)])
@@ -373,8 +373,8 @@ def test_a_tree_without_a_pool_serves_one_call():
     tree = PrefixTree()
     first = tree.lease([(1, 2, 3), (1, 2, 4)])
     assert first is not None
-    for view, tokens in first.feeds([0, 1], 9):
-        view.own.tokens.extend(tokens)
+    for row in first.rows([0, 1], 9):
+        row.view.own.tokens.extend(row.feed)
     first.settle()
     with pytest.raises(InvalidRequest, match="the tree has no pool"):
         tree.lease([(1, 9)])

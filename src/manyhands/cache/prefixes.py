@@ -12,7 +12,7 @@ divided where it lies (`PagePool.divide`). A run takes a Lease on the paths of i
 it, nothing on them is let go, and it is told what must still be fed, and when a path can be read:
 
     lease = tree.lease(prompts)       what is there is found, what is not becomes new nodes
-    lease.feeds(wanted, max_tokens)   rows that write nodes which are not written yet
+    lease.rows(wanted, max_tokens)    rows that write nodes which are not written yet
     lease.settle()                    after the pass: what is complete is frozen
     lease.enter(0, blocks)            what was written behind a prompt, in just its view, is a path too
     lease.close()                     at the end; the blocks are kept for others
@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from manyhands.cache.block import Block
 from manyhands.cache.prefix_nodes import Node, Tokens, common_length, is_current
 from manyhands.cache.sheets import Fetch, Shelf, Wanted
+from manyhands.cache.step import Row
 from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest
 
@@ -51,13 +52,6 @@ class Need(NamedTuple):
 
     num_tokens: int
     num_blocks: int
-
-
-class Feed(NamedTuple):
-    """Tokens to feed at the end of a view."""
-
-    view: View
-    tokens: Tokens
 
 
 class PrefixTree:
@@ -355,7 +349,7 @@ class Lease:
         self._tree = tree
         self._leaves = leaves
         self._feeding: dict[Node, View] = {}
-        self._newly: dict[Node, int] = {}  # tokens given out with the last feeds
+        self._newly: dict[Node, int] = {}  # tokens given out with the last rows
         self._ready: set[int] = set()
 
     @property
@@ -364,13 +358,13 @@ class Lease:
         fetched = (0 if fetch is None else fetch.num_tokens for fetch in self._fetches)
         return tuple(map(sum, zip(self._found, fetched, strict=True)))
 
-    def feeds(self, wanted: Iterable[int], max_tokens: int) -> list[Feed]:
+    def rows(self, wanted: Iterable[int], max_tokens: int) -> list[Row]:
         """The rows to feed in the next pass, `max_tokens` at most, so that these prompts can be read soon.
 
         A child may be fed in the same pass as its parent: all rows write before any of them reads.
         """
         self._newly = {}
-        feeds: list[Feed] = []
+        rows: list[Row] = []
         for index in wanted:
             if max_tokens <= 0:
                 break
@@ -378,15 +372,15 @@ class Lease:
                 if node not in self._newly:
                     if node.feeder is not None and node.feeder is not self:
                         break
-                    feed = self._feed(node, max_tokens)
-                    feeds.append(feed)
-                    max_tokens -= len(feed.tokens)
+                    row = self._row(node, max_tokens)
+                    rows.append(row)
+                    max_tokens -= len(row.feed)
                 if not self._will_be_written(node) or max_tokens <= 0:
                     break
-        return feeds
+        return rows
 
     def is_ready(self, index: int) -> bool:
-        """Whether prompt `index` can be read in the pass that makes the last feeds."""
+        """Whether prompt `index` can be read in the pass that feeds the last rows."""
         if index in self._ready:
             return True
         unwritten = list(self._unwritten(index))
@@ -449,8 +443,8 @@ class Lease:
         assert node.block is not None, "what is leased is in the tree"
         return node.block.num_tokens + self._newly.get(node, 0) == len(node.tokens)
 
-    def _feed(self, node: Node, max_tokens: int) -> Feed:
-        """The next tokens of a node that no other lease is writing."""
+    def _row(self, node: Node, max_tokens: int) -> Row:
+        """A row that feeds the next tokens of a node that no other lease is writing."""
         assert node.block is not None, "what is leased is in the tree"
         if node not in self._feeding:
             node.feeder = self
@@ -459,7 +453,7 @@ class Lease:
         start = node.block.num_tokens
         tokens = node.tokens[start : start + max_tokens]
         self._newly[node] = len(tokens)
-        return Feed(self._feeding[node], tokens)
+        return Row(self._feeding[node], tokens)
 
     def _abandon(self, node: Node) -> None:
         """Leave a node half written: what there is becomes a node of its own, the rest is free for any lease."""

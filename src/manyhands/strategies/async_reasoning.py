@@ -35,9 +35,8 @@ from manyhands.prompts.async_reasoning import AsyncReasoningPrompt
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.template import put
 from manyhands.schema.conversation import Conversation, conversation_of
-from manyhands.strategies.base import Reserve, Strategy
+from manyhands.strategies.base import Reserve, Strategy, Work
 from manyhands.strategies.budgeted import BudgetedRun
-from manyhands.strategies.ending import Work
 from manyhands.strategies.events import (
     AnswerFound,
     Event,

@@ -28,8 +28,7 @@ from dataclasses import replace
 from manyhands.prompts.async_think import AsyncThinkPrompt, Fork, Join
 from manyhands.prompts.template import put
 from manyhands.schema.conversation import Conversation, conversation_of
-from manyhands.strategies.base import Answer, Reserve, Strategy
-from manyhands.strategies.ending import Work
+from manyhands.strategies.base import Answer, Reserve, Strategy, Work
 from manyhands.strategies.events import Event, StepBegun, StepEnded, TokenWritten, WorkerJoined
 from manyhands.strategies.parting import StrandsRun, WorkerStrand
 from manyhands.strategies.settings import AsyncThinkSettings

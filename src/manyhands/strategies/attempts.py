@@ -23,8 +23,9 @@ from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.template import put
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.schema.conversation import Conversation
+from manyhands.strategies.base import Work
 from manyhands.strategies.budgeted import BudgetedRun
-from manyhands.strategies.ending import Ending, Work
+from manyhands.strategies.ending import Ending
 from manyhands.strategies.events import AnswerFound, Event, ReplyWritten, StepEnded, WorkerStopped
 from manyhands.strategies.scene import Scene, Stretch, scene_of
 from manyhands.strategies.settings import AttemptSettings

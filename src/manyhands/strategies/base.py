@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from manyhands.cache.step import Row, Step
 from manyhands.strategies.events import Event
@@ -104,3 +105,7 @@ Sent = tuple[int, ...] | Heard | None
 """What it is sent: one token per row of a Step, a Heard for a Listen, and None for the others."""
 
 Strategy = Generator[Asked, Sent, Answer]
+
+T = TypeVar("T")
+Work = Generator[Asked, Sent, T]
+"""Part of a strategy; T is what comes of it."""

@@ -21,8 +21,8 @@ from manyhands.errors import UnsupportedModel
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.schema.conversation import Conversation, conversation_of
 from manyhands.strategies.attempts import Attempts, Verdict
-from manyhands.strategies.base import Strategy
-from manyhands.strategies.ending import Ending, Work
+from manyhands.strategies.base import Strategy, Work
+from manyhands.strategies.ending import Ending
 from manyhands.strategies.scene import Scene
 from manyhands.strategies.settings import BestSettings
 from manyhands.strategies.writer import Writer

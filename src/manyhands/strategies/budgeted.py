@@ -1,6 +1,6 @@
 """A run with a budget: all that strategies have in common, so that a strategy is its views.
 
-Passes are counted, prompts are fed along with the first of them, a run stops in time for its answer, it is
+Passes are counted (`strategies/counted.py`), prompts are fed along with the first of them, a run stops in time for its answer, it is
 asked for that answer at smaller budgets in passing, and at its end a finisher and a reply follow, counted
 apart (Hogwild! Inference, section 4.1). A strategy says three things, and of the rest what it wants to
 have otherwise:
@@ -40,18 +40,18 @@ For instance a worker alone; `examples/debate.py` is a team of two:
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Generator, Iterable
 from dataclasses import replace
 from functools import cached_property
 
 from manyhands.cache.block import Block
-from manyhands.cache.logprobs import Logprobs, logprobs_of, part_of
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.prompts.hogwild import TeamPrompt
-from manyhands.strategies.base import Answer, FinishedStep, Reserve, Sent, Strategy
-from manyhands.strategies.ending import Ending, Work
+from manyhands.strategies.base import Answer, FinishedStep, Reserve, Sent, Work
+from manyhands.strategies.counted import CountedRun
+from manyhands.strategies.ending import Ending
 from manyhands.strategies.events import AnswerFound, Event, Snapshot, TokenWritten
 from manyhands.strategies.scene import Scene
 from manyhands.strategies.settings import Settings
@@ -60,8 +60,8 @@ from manyhands.text import Text
 from manyhands.text.stops import StopWatch
 
 
-class BudgetedRun(ABC):
-    """The state of one run, and its course from `Reserve` to `Answer`.
+class BudgetedRun(CountedRun):
+    """The state of one run, which has a budget.
 
     `words` are the finisher's and the reply's, which begins with `prefill`. `context` is the longest view that the model bears, in
     tokens; None: no limit. `writers` are the workers, in the order of their numbers.
@@ -76,15 +76,14 @@ class BudgetedRun(ABC):
         problem: str | None = None,
         prefill: str = "",
     ) -> None:
+        super().__init__()
         self.text, self.settings, self.words, self.context = text, settings, words, context
         self.reply_prefill = prefill
         self.asks = settings.end.finisher if problem is None else settings.end.asks(problem)
         self.writers: list[Writer] = []
         self.prompt_tokens: tuple[int, ...] = ()
         self.prompt_row: Row | None = None  # of `opening`: puts the prompt into memory
-        self.opening: list[Row] = []  # fed along with the next pass, besides the rows that write
-        self.logprobs: Sequence[Logprobs | None] = ()  # of the newest pass's tokens, row by row
-        self.passes = self.extra_passes = 0
+        self.extra_passes = 0
         self.finish_reason = ""  # while there is none, the run goes on
         self.answer: str | None = None
         self.reply = ""
@@ -108,12 +107,9 @@ class BudgetedRun(ABC):
 
     # -- the course of a run -----------------------------------------------------------------------
 
-    def play(self) -> Strategy:
-        """The strategy."""
+    def begin(self) -> Work[None]:
+        """Ask for memory, and name the prompt."""
         yield replace(self.reserve(), prompt=self.prompt_row)
-        yield from self.work()
-        yield from self.end()
-        return self.result()
 
     def new_writer(
         self,
@@ -140,18 +136,6 @@ class BudgetedRun(ABC):
             self.prompt_row = Row(View((start,)), prompt[:-1])
             self.opening.append(self.prompt_row)
         return start
-
-    def forward(self, rows: Iterable[Row]) -> Work[tuple[int, ...]]:
-        """One counted pass; the tokens chosen for `rows`, and in `logprobs` what was told of them.
-
-        The rows of `opening` are fed with it.
-        """
-        tokens = yield Step((*self.opening, *rows))
-        assert isinstance(tokens, tuple), "a step is answered with one token per row"
-        num_others, self.opening = len(self.opening), []
-        self.passes += 1
-        self.logprobs = logprobs_of(part_of(tokens, num_others))
-        return tokens[num_others:]
 
     def write(self, workers: Iterable[int]) -> Work[None]:
         """One counted pass, in which each of these workers writes a token; `follow` says what next."""

@@ -9,24 +9,19 @@ What an ending reads is a `Scene` (`strategies/scene.py`).
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import replace
-from typing import TypeVar
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.prompts.hogwild import TeamPrompt
-from manyhands.strategies.base import Asked, Sent
+from manyhands.strategies.base import Work
 from manyhands.strategies.events import ReplyWritten
 from manyhands.strategies.scene import Scene
 from manyhands.strategies.settings import Settings
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 from manyhands.text.stops import StopWatch
-
-T = TypeVar("T")
-Work = Generator[Asked, Sent, T]  # part of a strategy; T is what comes of it
 
 
 class Ending:

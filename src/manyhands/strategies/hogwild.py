@@ -39,9 +39,8 @@ from manyhands.cache.step import Row
 from manyhands.cache.view import View
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.schema.conversation import Conversation, conversation_of
-from manyhands.strategies.base import Reserve, Strategy
+from manyhands.strategies.base import Reserve, Strategy, Work
 from manyhands.strategies.budgeted import BudgetedRun
-from manyhands.strategies.ending import Work
 from manyhands.strategies.events import (
     AnswerFound,
     CheckAsked,

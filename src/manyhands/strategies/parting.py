@@ -13,9 +13,8 @@ from typing import Generic, TypeVar
 
 from manyhands.cache.step import Row
 from manyhands.cache.view import Item
-from manyhands.strategies.base import FinishedStep
+from manyhands.strategies.base import FinishedStep, Work
 from manyhands.strategies.branch_joins import Join
-from manyhands.strategies.ending import Work
 from manyhands.strategies.events import (
     Event,
     StepBegun,

@@ -23,9 +23,8 @@ from manyhands.cache.view import Item
 from manyhands.prompts.profiled import ProfilePrompt
 from manyhands.prompts.template import put
 from manyhands.schema.conversation import Conversation, conversation_of
-from manyhands.strategies.base import Answer, Reserve, Strategy
+from manyhands.strategies.base import Answer, Reserve, Strategy, Work
 from manyhands.strategies.branch_joins import JOINS
-from manyhands.strategies.ending import Work
 from manyhands.strategies.events import (
     Event,
     ForkRefused,

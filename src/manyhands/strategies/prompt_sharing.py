@@ -141,8 +141,7 @@ class _SharedPrompt:
     def _reading(self, step: Step) -> Generator[Asked, Sent, list[Row]]:
         """Feed the path as far as nobody has; the rows that are left for the pass that reads it."""
         while True:
-            feeds = self.lease.feeds([0], _MOST_TOKENS)
-            rows = [Row(feed.view, feed.tokens) for feed in feeds]
+            rows = self.lease.rows([0], _MOST_TOKENS)
             if self.lease.is_ready(0):
                 return rows
             if rows:

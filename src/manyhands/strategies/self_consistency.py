@@ -18,8 +18,7 @@ from __future__ import annotations
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.schema.conversation import Conversation, conversation_of
 from manyhands.strategies.attempts import Attempts, Verdict
-from manyhands.strategies.base import Strategy
-from manyhands.strategies.ending import Work
+from manyhands.strategies.base import Strategy, Work
 from manyhands.strategies.settings import VoteSettings
 from manyhands.strategies.voting import MODES, majority
 from manyhands.text import Text

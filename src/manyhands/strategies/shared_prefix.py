@@ -29,16 +29,17 @@ repeats that.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 from manyhands.cache.block import Block
-from manyhands.cache.logprobs import Logprobs, logprobs_of, part_of
+from manyhands.cache.logprobs import Logprobs
 from manyhands.cache.prefixes import Lease, PrefixTree
-from manyhands.cache.step import Row, Step
+from manyhands.cache.step import Row
 from manyhands.cache.view import View
 from manyhands.errors import ContextTooLong, InvalidRequest
-from manyhands.strategies.base import Answer, Reserve, Strategy
+from manyhands.strategies.base import Answer, Reserve, Strategy, Work
+from manyhands.strategies.counted import CountedRun
 from manyhands.strategies.echo import Echo
 from manyhands.strategies.events import Event, TokenWritten, WorkerStopped
 from manyhands.strategies.leasing import take_lease
@@ -119,7 +120,7 @@ def shared_prefix(
             hint="Use a shorter prompt.",
         )
     matcher = None if settings.grammar is None else settings.grammar.matcher(text)
-    return _shared_prefix(given, text, settings, tree or PrefixTree(), context, matcher)
+    return _Run(given, text, settings, context, matcher, tree or PrefixTree()).play()
 
 
 def _prompt(prompt: str | Sequence[int] | Prompt, text: Text) -> Prompt:
@@ -130,24 +131,6 @@ def _prompt(prompt: str | Sequence[int] | Prompt, text: Text) -> Prompt:
     if not prompt.tokens:
         raise InvalidRequest("a prompt is empty", hint="Give at least one token.")
     return prompt
-
-
-def _shared_prefix(
-    prompts: list[Prompt],
-    text: Text,
-    settings: SharedSettings,
-    tree: PrefixTree,
-    context: int | None,
-    matcher: Matcher | None,
-) -> Strategy:
-    run = _Run(prompts, text, settings, context, matcher)
-    lease = yield from run.take_lease(tree)
-    try:
-        yield from run.work(lease)
-    finally:
-        run.leave()  # nothing of the run reads the blocks that it gives back
-        lease.close()
-    return run.result(lease)
 
 
 class _Sample:
@@ -262,8 +245,10 @@ def _without(mask: bytes, tokens: frozenset[int]) -> bytes:
     return bytes(left) if any(left) else b""
 
 
-class _Run:
+class _Run(CountedRun):
     """The state of one run."""
+
+    lease: Lease | Echo  # from `begin` on
 
     def __init__(
         self,
@@ -271,9 +256,12 @@ class _Run:
         text: Text,
         settings: SharedSettings,
         context: int | None,
-        matcher: Matcher | None = None,
+        matcher: Matcher | None,
+        tree: PrefixTree,
     ) -> None:
+        super().__init__()
         self.prompts, self.settings, self.context = prompts, settings, context
+        self.tree = tree
         # Keys can be found in memory, logits cannot.
         self.tells_prompts = settings.echo and settings.choice.logprobs is not None
         most = None if self.tells_prompts else settings.shareable
@@ -285,7 +273,6 @@ class _Run:
         ]
         self.waiting = deque(self.samples)
         self.live: list[_Sample] = []
-        self.passes = 0
         self.own = self._own()
 
     def _own(self) -> Reserve:
@@ -299,57 +286,58 @@ class _Run:
         num_unshared = max(len(prompt.tokens) - 1 - len(shared) for prompt, shared in pairs)
         return Reserve(num_rows * (num_unshared + num_tokens), num_rows)
 
-    def take_lease(self, tree: PrefixTree) -> Generator[Reserve, None, Lease | Echo]:
+    def begin(self) -> Work[None]:
         """Room for the prompts: a lease of their paths; none is shared of those whose logprobs are told."""
         if self.tells_prompts:
             num_tokens = sum(map(len, self.prefixes)) + self.own.num_tokens
             yield Reserve(num_tokens, len(self.prefixes) + self.own.num_blocks)
-            return Echo([prompt.tokens for prompt in self.prompts], self.settings.choice)
-        return (yield from take_lease(tree, self.prefixes, self.settings.tenant, self.own))
+            self.lease = Echo([prompt.tokens for prompt in self.prompts], self.settings.choice)
+        else:
+            leasing = take_lease(self.tree, self.prefixes, self.settings.tenant, self.own)
+            self.lease = yield from leasing
 
-    def work(
-        self, lease: Lease | Echo
-    ) -> Generator[Step | Reserve | Event, tuple[int, ...] | None, None]:
+    def work(self) -> Work[None]:
         """Feed prompts, write, until every sample is done."""
+        try:
+            yield from self._write()
+        finally:
+            self._leave()
+
+    def _write(self) -> Work[None]:
         while self.waiting or self.live:
             num_places = self.settings.rows - len(self.live)
             next_ones = [self.waiting[i] for i in range(min(num_places, len(self.waiting)))]
             wanted = dict.fromkeys(sample.prompt for sample in next_ones)
-            opening = self._opening(wanted, lease)
-            self._begin(next_ones, lease)
-            rows = (*opening, *(sample.row() for sample in self.live if not sample.finish_reason))
-            if rows:
-                tokens = yield Step(rows)
-                assert tokens is not None, "a step is answered with one token per row"
-                if isinstance(lease, Echo):
-                    lease.settle(tokens)
-                else:
-                    lease.settle()
-                self.passes += 1
-                yield from self._read(part_of(tokens, len(opening)), lease)
+            self.opening = self.lease.rows(wanted, self.settings.prefill)
+            self._let_begin(next_ones)
+            rows = [sample.row() for sample in self.live if not sample.finish_reason]
+            if rows or self.opening:
+                tokens = yield from self.forward(rows)
+                self._settle()
+                yield from self._read(tokens)
             elif self.live:  # nothing is to be written behind these prompts
-                yield from self._read((), lease)
+                yield from self._read(())
             else:
-                yield self.own  # somebody else is writing what we want to read
+                yield self.own  # another run is writing a prompt that is wanted
 
-    def _opening(self, wanted: Iterable[int], lease: Lease | Echo) -> list[Row]:
-        """Rows that feed the prompts that are wanted next."""
-        if isinstance(lease, Echo):
-            return lease.rows(wanted, self.settings.prefill)
-        return [Row(*feed) for feed in lease.feeds(wanted, self.settings.prefill)]
+    def _settle(self) -> None:
+        """Prompts that are complete can be read; what was told of echoed ones is kept."""
+        if isinstance(self.lease, Echo):
+            self.lease.settle(self.opened)
+        else:
+            self.lease.settle()
 
-    def _begin(self, next_ones: list[_Sample], lease: Lease | Echo) -> None:
-        """Let those begin whose prompts can be read in this pass."""
-        ready = {
-            index for index in {sample.prompt for sample in next_ones} if lease.is_ready(index)
-        }
+    def _let_begin(self, next_ones: list[_Sample]) -> None:
+        """Begin the samples whose prompts can be read in this pass; the others stay in the queue."""
+        wanted = {sample.prompt for sample in next_ones}
+        ready = {index for index in wanted if self.lease.is_ready(index)}
         later = []
         for sample in next_ones:
             self.waiting.popleft()
             if sample.prompt in ready:
                 num_shared = len(self.prefixes[sample.prompt])
                 unshared = self.prompts[sample.prompt].tokens[num_shared:]
-                sample.begin(lease.path(sample.prompt), unshared)
+                sample.begin(self.lease.path(sample.prompt), unshared)
                 if not self.settings.max_tokens:
                     sample.finish_reason = "length"
                 self.live.append(sample)
@@ -357,8 +345,8 @@ class _Run:
                 later.append(sample)
         self.waiting.extendleft(reversed(later))
 
-    def _read(self, tokens: tuple[int, ...], lease: Lease | Echo) -> Generator[Event, None, None]:
-        answered = iter(zip(tokens, logprobs_of(tokens), strict=True))
+    def _read(self, tokens: tuple[int, ...]) -> Generator[Event, None, None]:
+        answered = zip(tokens, self.logprobs, strict=True) if tokens else iter(())
         for sample in self.live:
             worker = sample.prompt * self.settings.samples + sample.number
             if not sample.finish_reason:
@@ -367,23 +355,24 @@ class _Run:
                 yield TokenWritten(self.passes, worker, token, certain, told)
             if sample.finish_reason:
                 is_kept = self.settings.keep and not self.prompts[sample.prompt].thinking
-                if is_kept and isinstance(lease, Lease):
-                    lease.enter(sample.prompt, [sample.writer.view.own])
+                if is_kept and isinstance(self.lease, Lease):
+                    self.lease.enter(sample.prompt, [sample.writer.view.own])
                 sample.leave()  # its block goes as soon as it is done
                 yield WorkerStopped(self.passes, worker, sample.finish_reason)
         self.live = [sample for sample in self.live if not sample.finish_reason]
 
-    def leave(self) -> None:
-        """Let go of all blocks, also of samples that are not done."""
+    def _leave(self) -> None:
+        """Let go of all blocks, also of samples that are not done, and then of the prompts that they read."""
         for sample in self.live:
             sample.leave()
         self.live.clear()
+        self.lease.close()
 
-    def result(self, lease: Lease | Echo) -> Completions:
+    def result(self) -> Completions:
         """The completions of the run."""
         echoed: list[Told] = [()] * len(self.prompts)
-        if isinstance(lease, Echo):
-            told = zip(self.prompts, lease.told, strict=True)
+        if isinstance(self.lease, Echo):
+            told = zip(self.prompts, self.lease.told, strict=True)
             echoed = [tuple(zip(p.tokens, (None, *each), strict=True)) for p, each in told]
         completions = tuple(sample.completion(echoed[sample.prompt]) for sample in self.samples)
         all_stopped = all(each.finish_reason == "stop" for each in completions)
@@ -394,5 +383,5 @@ class _Run:
             tokens=tuple(len(each.tokens) for each in completions),
             completions=completions,
             prompt_tokens=tuple(len(prompt.tokens) for prompt in self.prompts),
-            found=lease.found,
+            found=self.lease.found,
         )

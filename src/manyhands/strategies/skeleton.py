@@ -27,8 +27,7 @@ from manyhands.cache.view import Item
 from manyhands.prompts.skeleton import SkeletonPrompt
 from manyhands.prompts.template import put
 from manyhands.schema.conversation import Conversation, conversation_of
-from manyhands.strategies.base import Reserve, Strategy
-from manyhands.strategies.ending import Work
+from manyhands.strategies.base import Reserve, Strategy, Work
 from manyhands.strategies.events import (
     Event,
     StepBegun,

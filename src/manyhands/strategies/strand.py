@@ -20,8 +20,8 @@ from manyhands.cache.logprobs import Logprobs
 from manyhands.cache.view import Item, View
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.schema.conversation import Conversation
+from manyhands.strategies.base import Work
 from manyhands.strategies.budgeted import BudgetedRun
-from manyhands.strategies.ending import Work
 from manyhands.strategies.events import (
     AnswerFound,
     Event,
