@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import struct
 from collections.abc import Callable
@@ -295,6 +296,13 @@ def _drop_tokenizer(folder: Path) -> None:
         file.unlink()
 
 
+def _misspell_the_tokenizer(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    said = json.loads(path.read_text())
+    said["version"] = 5
+    path.write_text(json.dumps(said))
+
+
 BROKEN: dict[str, tuple[Callable[[Path], Any], type[ManyhandsError], str]] = {
     "no folder": (shutil.rmtree, ModelNotFound, "no folder"),
     "no config": (lambda f: (f / "config.json").unlink(), ModelNotFound, "config.json"),
@@ -308,6 +316,36 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], type[ManyhandsError], str]] = {
         lambda f: (f / "tokenizer.json").write_text("{"),
         ModelNotFound,
         "tokenizer that can be read",
+    ),
+    "a tokenizer of another kind": (
+        lambda f: (f / "tokenizer.json").write_text("5"),
+        ModelNotFound,
+        "tokenizer that can be read",
+    ),
+    "a tokenizer with one wrong value": (
+        _misspell_the_tokenizer,  # the library in Rust raises a bare Exception
+        ModelNotFound,
+        "tokenizer that can be read: .*expected a string",
+    ),
+    "settings of a tokenizer that are a list": (
+        lambda f: (f / "tokenizer_config.json").write_text("[]"),
+        ModelNotFound,
+        "tokenizer that can be read",
+    ),
+    "deep settings of a tokenizer": (
+        lambda f: (f / "tokenizer_config.json").write_text('{"a":' * 100_000),
+        ModelNotFound,
+        "tokenizer that can be read",
+    ),
+    "choices that are a list": (
+        lambda f: (f / "generation_config.json").write_text("[]"),
+        ModelNotFound,
+        "generation_config.json that cannot be used",
+    ),
+    "choices of another kind": (
+        lambda f: (f / "generation_config.json").write_text('{"watermarking_config": 5}'),
+        ModelNotFound,
+        "generation_config.json that cannot be used",
     ),
     "broken config": (
         lambda f: (f / "config.json").write_text("{"),
@@ -334,6 +372,31 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], type[ManyhandsError], str]] = {
     ),
     "unknown type": (lambda f: _edit(f, model_type="quux"), UnsupportedModel, "quux"),
     "nonsense": (lambda f: _edit(f, hidden_size="wide"), UnsupportedModel, "hidden_size"),
+    "a million layers": (
+        lambda f: _edit(f, num_hidden_layers=10**6, layer_types=None),
+        UnsupportedModel,
+        "num_hidden_layers is 1000000; expected at most 4,096",
+    ),
+    "an infinite base": (
+        lambda f: _edit(f, rope_parameters={"rope_type": "default", "rope_theta": math.inf}),
+        UnsupportedModel,
+        "rope_theta is inf; expected a positive number",
+    ),
+    "a list of types": (
+        lambda f: _edit(f, model_type=["qwen3"]),
+        UnsupportedModel,
+        r"model_type is \['qwen3'\]; expected the name",
+    ),
+    "no table": (
+        lambda f: (f / "config.json").write_text("5"),
+        UnsupportedModel,
+        "it is a int; expected a table",
+    ),
+    "a deep config": (
+        lambda f: (f / "config.json").write_text('{"a":' * 100_000),
+        UnsupportedModel,
+        "recursion",
+    ),
     "own code": (
         lambda f: _edit(f, model_type="quux", auto_map={"AutoConfig": "theirs.Config"}),
         UnsupportedModel,
@@ -368,6 +431,31 @@ def test_a_broken_checkpoint_has_one_clear_error(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize(
+    ("break_it", "hint"),
+    [
+        (lambda f: _edit(f, tie_word_embeddings="x"), "repair it"),
+        (lambda f: _edit(f, model_type="quux"), "supported: Llama"),
+    ],
+)
+def test_what_to_do_follows_from_what_is_wrong(
+    break_it: Callable[[Path], Any], hint: str, copy: Path
+) -> None:
+    break_it(copy)
+    with pytest.raises(UnsupportedModel) as caught:
+        load_adapter(str(copy), device="cpu")
+    assert hint in caught.value.hint
+
+
+def test_a_broken_folder_does_not_blame_the_network(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    (copy / "config.json").write_text("{")
+    with pytest.raises(ModelNotFound, match="files that cannot be read"):
+        load_adapter(str(copy), device="cpu")
+
+
 def test_refusals_come_before_the_weights(copy: Path) -> None:
     (copy / "model.safetensors").write_bytes(b"not weights at all")
     _edit(copy, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
@@ -399,6 +487,7 @@ def test_why_a_name_on_the_hub_cannot_be_had(
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hf.AutoConfig, "from_pretrained", _hub_error(cause))
+    monkeypatch.setattr("manyhands.model.configuration.file_of", lambda *_: None)  # no network
     with pytest.raises(ModelNotFound, match=words) as caught:
         load_adapter("a/b")
     assert hint in caught.value.hint

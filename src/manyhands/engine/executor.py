@@ -58,6 +58,7 @@ from manyhands.errors import OutOfMemory
 from manyhands.model.adapter import ModelAdapter, weight_bytes
 from manyhands.model.fingerprint import fingerprint
 from manyhands.model.fusion import FuseReport, check_fuse, fuse_modules
+from manyhands.model.generation import end_ids
 from manyhands.model.loading import load_adapter
 from manyhands.model.memory import (
     Memory,
@@ -602,7 +603,6 @@ def made_up(adapter: ModelAdapter, layer: int, num_tokens: int, seed: int) -> tu
 
 def _eos_ids(adapter: ModelAdapter) -> tuple[int, ...]:
     """The ids that end a turn by the model's generation configuration: none, one or several."""
-    found = getattr(adapter.model.generation_config, "eos_token_id", None)
-    if found is None:
-        return ()
-    return (found,) if isinstance(found, int) else tuple(found)
+    network = adapter.model
+    said = getattr(network.generation_config, "eos_token_id", None)
+    return end_ids(network.name_or_path, said)
