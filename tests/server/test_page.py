@@ -630,6 +630,27 @@ def test_nothing_is_begun_before_the_model_is_known(visit: Opens, server: PageSe
     assert seen.page.evaluate(problem).startswith("Solve these")
 
 
+def test_a_problem_that_is_offered_brings_a_team_that_suits_it(
+    visit: Opens, server: PageServer
+) -> None:
+    """The number of workers stays what the person chose, until another problem is asked for."""
+    page = visit(server.address).page
+    page.wait_for_selector(".hello :text('bundled')")
+    assert page.input_value("#new-workers") == "4"
+    page.fill("#new-workers", "3")
+    page.click("button:text('Another problem')")
+    assert page.input_value("#new-problem").count("\n") == 12
+    assert page.input_value("#new-workers") == "8"
+    page.click(".method-card:has-text('Alone')")
+    page.click(".method-card:has-text('Team')")
+    assert page.input_value("#new-workers") == "8"
+    is_whole = "(e => e.scrollHeight <= e.clientHeight)(document.querySelector('#new-problem'))"
+    assert page.evaluate(is_whole), "all twelve lines are seen"
+    page.fill("#new-workers", "9")
+    page.keyboard.press("Tab")
+    assert page.input_value("#new-workers") == "8", "a larger team is none of its world"
+
+
 def test_a_model_that_was_trained_to_part_is_run_as_it_was_trained(
     visit: Opens, server: PageServer
 ) -> None:
