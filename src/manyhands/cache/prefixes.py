@@ -125,7 +125,7 @@ class PrefixTree:
         """Let the least recently used leaves go until so many pages are free again, or none is left."""
         assert self.pool is not None, "only a pool asks for room"
         enough = self.pool.num_free_pages + num_pages
-        while self.pool.num_free_pages < enough and self._drop_oldest():
+        while self.pool.num_free_pages < enough and self.let_go():
             pass
 
     def keeps(self, block: Block) -> bool:
@@ -136,9 +136,18 @@ class PrefixTree:
         """The root below which a block of the tree stands, one for each tenant; None for another block."""
         return self._root_of.get(block)
 
+    def let_go(self) -> bool:
+        """Let the least recently used leaf go; False if there is none."""
+        while self._idle:
+            entry = heapq.heappop(self._idle)
+            if is_current(*entry):
+                self._drop(entry[-1])
+                return True
+        return False
+
     def clear(self) -> None:
         """Let everything go that is not in use."""
-        while self._drop_oldest():
+        while self.let_go():
             pass
 
     # -- finding ---------------------------------------------------------------------------------
@@ -191,7 +200,10 @@ class PrefixTree:
                 "a prefix that is in memory already would have to be divided, and the tree has no pool",
                 hint="Make the tree with the engine's: PrefixTree(engine.pool), or engine.prefixes.",
             )
-        return self._cut(node, at, *self.pool.divide(node.block, at))
+        head, tail = self.pool.divide(node.block, at)
+        if self.pool.states is not None:  # behind the head nobody has stopped: it is fed anew, to have its state
+            head = Block("prefix")
+        return self._cut(node, at, head, tail)
 
     def _grow(self, node: Node, block: Block) -> Node | None:
         """Enter a block that is written, behind a node that is; the node at its end.
@@ -313,15 +325,6 @@ class PrefixTree:
                 heapq.heapify(self._idle)
                 self._longest_idle = 64 + 2 * len(self._idle)
 
-    def _drop_oldest(self) -> bool:
-        """Let the least recently used leaf go; False if there is none."""
-        while self._idle:
-            entry = heapq.heappop(self._idle)
-            if is_current(*entry):
-                self._drop(entry[-1])
-                return True
-        return False
-
     def _drop(self, node: Node) -> None:
         parent = node.parent() if node.parent is not None else None
         assert parent is not None, "a root is never dropped"
@@ -334,7 +337,7 @@ class PrefixTree:
 
     def _keep_within_limit(self) -> None:
         if self.max_tokens is not None:
-            while self.num_tokens > self.max_tokens and self._drop_oldest():
+            while self.num_tokens > self.max_tokens and self.let_go():
                 pass
 
 
