@@ -382,12 +382,13 @@ class PagePool:
         return head, tail
 
     def evict(self, blocks: Iterable[Block], strips: list[Strip]) -> None:
-        """Free the pages of these blocks; `strips` becomes the list on which they wait for new ones.
+        """Free the pages of these blocks, and their states; `strips` becomes the list on which they wait for new ones.
 
         Blocks that lay together stay together, without the gaps of those that are gone. `bring_back` gives the
         strips pages; their keys are then to be written anew. An interrupt finds both changed or neither.
         """
         together: dict[Strip, list[tuple[Place, int]]] = {}
+        blocks = list(blocks)
         for block in blocks:
             place = self.place(block)
             together.setdefault(place.strip, []).append((place, block.num_tokens))
@@ -395,6 +396,8 @@ class PagePool:
             journal.keep(self, "generation")
             journal.keep_tail(strips)
             self.generation += bool(together)
+            if self.states is not None:
+                self.states.evict(blocks, journal)
             strips.clear()
             for places in together.values():
                 strips.append(Strip())

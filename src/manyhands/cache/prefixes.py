@@ -201,7 +201,9 @@ class PrefixTree:
                 hint="Make the tree with the engine's: PrefixTree(engine.pool), or engine.prefixes.",
             )
         head, tail = self.pool.divide(node.block, at)
-        if self.pool.states is not None:  # behind the head nobody has stopped: it is fed anew, to have its state
+        if (
+            self.pool.states is not None
+        ):  # behind the head nobody has stopped: it is fed anew, to have its state
             head = Block("prefix")
         return self._cut(node, at, head, tail)
 

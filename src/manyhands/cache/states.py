@@ -17,19 +17,18 @@ Slot 0 is the empty text. Slots of blocks that are kept for others (`Keeper`) ar
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 from manyhands.cache.block import Block
+from manyhands.cache.journal import Journal
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest, OutOfMemory
 
 EMPTY = 0  # the slot of the empty text
-_HINT = (
-    "Ask for a method that only forks; docs/models.md names them. Or take a network without such layers."
-)
+_HINT = "Ask for a method that only forks; docs/models.md names them. Or take a network without such layers."
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,18 @@ class RowStates:
                     chain.append(before)
             for each in reversed(chain[:-1]):
                 depths[each] = depths[maker[self.sources[each]]] + 1
-        waves: list[dict[int, list[int]]] = [{} for _ in range(max(depths.values(), default=-1) + 1)]
+        waves: list[dict[int, list[int]]] = [
+            {} for _ in range(max(depths.values(), default=-1) + 1)
+        ]
         for row, depth in sorted(depths.items()):
             size = self.row_indptr[row + 1] - self.row_indptr[row]
             waves[depth].setdefault(size, []).append(row)
         return waves
+
+    @property
+    def num_slots(self) -> int:
+        """The highest slot that is named."""
+        return max((*self.sources, *self.targets))
 
     def tokens_of(self, row: int) -> Sequence[int]:
         """The packed indices of a row's tokens."""
@@ -101,16 +107,18 @@ class RowStates:
 class _Text:
     """The text that ends with a block: what stands before the block, and the states behind it."""
 
-    start: int  # tokens before the block
-    before: int | None  # name of the last block before it that has tokens; 0: there is none; None: not known yet
+    start: int | None  # tokens before the block; None: not known yet
+    before: (
+        int | None
+    )  # name of the last block before it that has tokens; 0: there is none; None: not known yet
     name: int
     slots: dict[int, int] = field(default_factory=dict)  # by how many tokens the block has
     view: weakref.ref[View] | None = None  # the last view of the row that writes it
 
     def is_behind(self, start: int, before: int) -> bool:
         """Whether this is what stands before the block in some view."""
-        if self.before is None and self.start == start:
-            self.before = before
+        if self.before is None and self.start in (start, None):
+            self.start, self.before = start, before
         return (self.start, self.before) == (start, before)
 
 
@@ -139,7 +147,7 @@ class StateBook:
         self._tidy(before_step)
         growth = {row.view.own: len(row.feed) for row in step.rows}
         texts = [self._check(row, growth) for row in step.rows]
-        targets = dict(zip(growth, self._free_slots(len(growth)), strict=True))
+        targets = dict(zip(growth, self.free_slots(len(growth)), strict=True))
         sources = [self._source(row, growth, targets) for row in step.rows]
         for row, text in zip(step.rows, texts, strict=True):
             own = row.view.own
@@ -148,7 +156,9 @@ class StateBook:
         ends = [0]
         for row in step.rows:
             ends.append(ends[-1] + len(row.feed))
-        return RowStates(tuple(ends), tuple(sources), tuple(targets[row.view.own] for row in step.rows))
+        return RowStates(
+            tuple(ends), tuple(sources), tuple(targets[row.view.own] for row in step.rows)
+        )
 
     def slot(self, block: Block) -> int | None:
         """Where the state behind a block lies; None if it is not held."""
@@ -160,25 +170,48 @@ class StateBook:
         text = self._texts.get(weakref.ref(block))
         if text is not None:
             slot = text.slots.get(block.num_tokens)
-            start = text.start + block.num_tokens - tail.num_tokens
             slots = {} if slot is None else {tail.num_tokens: slot}
+            start = text.start
+            if start is not None:
+                start += block.num_tokens - tail.num_tokens
             self._texts[weakref.ref(tail)] = _Text(start, None, text.name, slots)
 
-    def put(self, views: Iterable[View]) -> dict[Block, int]:
-        """Slots for the states behind all blocks of these views that have tokens and none yet: another pass leaves them.
+    def start(self, block: Block) -> int | None:
+        """How many tokens stand before a block; None if that is not known."""
+        text = self._texts.get(weakref.ref(block))
+        return None if text is None else text.start
 
-        Raises as `take` does.
-        """
-        self._tidy(lambda block: block.num_tokens)
-        wanted: dict[Block, None] = {}
-        for view in views:
-            self._walk(view, {})
-            wanted.update(dict.fromkeys(b for b in view.blocks if b.num_tokens))
-        new = [block for block in wanted if self.slot(block) is None]
-        slots = dict(zip(new, self._free_slots(len(new)), strict=True))
-        for block, slot in slots.items():
-            self._texts[weakref.ref(block)].slots = {block.num_tokens: slot}
-        return slots
+    def hold(self, block: Block, slot: int, start: int | None = None) -> None:
+        """The state behind a block lies in this slot, where another pass has left it. `start`: see `start`."""
+        known = self._texts.get(weakref.ref(block))
+        text = _Text(start, None, next(self._names)) if known is None else known
+        text.slots = {block.num_tokens: slot}
+        self._texts[weakref.ref(block)] = text
+
+    def evict(self, blocks: Iterable[Block], journal: Journal) -> None:
+        """Free the slots of these blocks; what stands before each stays known."""
+        for block in blocks:
+            if (text := self._texts.get(weakref.ref(block))) is not None:
+                journal.keep(text, "slots")
+                text.slots = {}
+
+    def make_room(self, num_slots: int) -> bool:
+        """Have so many slots free, with the help of the keepers. False if it cannot be."""
+        while self.num_free < num_slots:
+            if not self._let_go():
+                return False
+        return True
+
+    def free_slots(self, wanted: int) -> list[int]:
+        """So many slots that no block has. Raises OutOfMemory where there are fewer."""
+        if not self.make_room(wanted):
+            raise OutOfMemory(
+                f"{wanted} more states are needed, and {self.num_free} of {self.num_slots} are free",
+                hint="Give the engine more states (--states), or run fewer strategies at once.",
+            )
+        used = self._used()
+        free = (slot for slot in range(1, self.num_slots + 1) if slot not in used)
+        return [next(free) for _ in range(wanted)]
 
     def _tidy(self, before_step: Callable[[Block], int]) -> None:
         """Forget what was gone before: blocks, and states of lengths that no block has or can go back to."""
@@ -195,19 +228,6 @@ class StateBook:
     def _used(self) -> set[int]:
         alive = (text for reference, text in self._texts.items() if reference() is not None)
         return {slot for text in alive for slot in text.slots.values()}
-
-    def _free_slots(self, wanted: int) -> Iterator[int]:
-        used = self._used()
-        while self.num_slots - len(used) < wanted:
-            if not self._let_go():
-                raise OutOfMemory(
-                    f"this step needs {wanted} more states, and {self.num_slots - len(used)} of {self.num_slots} "
-                    "are free",
-                    hint="Give the engine more states (--states), or run fewer strategies at once.",
-                )
-            used = self._used()
-        free = (slot for slot in range(1, self.num_slots + 1) if slot not in used)
-        return (next(free) for _ in range(wanted))
 
     def _check(self, row: Row, growth: Mapping[Block, int]) -> _Text:
         """The text of a row's own block. A view that was walked is held against the length before that block alone."""

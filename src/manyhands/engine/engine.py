@@ -129,9 +129,7 @@ class Engine:
             rebuild=self._rebuild,
             # Keys are made again from unrounded ones: where they are rounded, a run that left would not
             # come back as it was. So runs stay.
-            overcommit=1.0
-            if self.settings.kv_cache_dtype == "int8" or self.facts.num_states
-            else self.settings.overcommit,
+            overcommit=1.0 if self.settings.kv_cache_dtype == "int8" else self.settings.overcommit,
             prompt_tokens=self.settings.prompt_tokens,
             is_known=self._is_known if self._speculation is not None else None,
             lookahead=self._lookahead,

@@ -115,6 +115,13 @@ class Places(NamedTuple):
     offsets: Ints  # [N]
 
 
+class Kept(NamedTuple):
+    """States that a forward over a whole past takes from memory and leaves there: pairs of slots."""
+
+    taken: tuple[tuple[int, int], ...]  # in memory, in the forward
+    left: tuple[tuple[int, int], ...]  # in the forward, in memory
+
+
 class Network(NamedTuple):
     """The loaded part of a model before there is memory for keys and values."""
 
@@ -264,11 +271,17 @@ class Executor(Protocol):
         """Copy keys and values to other slots, all at once. Made twice in a row it does the same as once."""
 
     def write_keys(
-        self, merged: Merged, tokens: Ints, places: Places, found: Places | None = None
+        self,
+        merged: Merged,
+        tokens: Ints,
+        places: Places,
+        found: Places | None = None,
+        states: Kept | None = None,
     ) -> None:
         """One forward over a whole past; keys and values of the packed `tokens` [N] go to `places` [N].
 
-        What the past has found (`merge_passes`) is read from memory at `found`. Raises OutOfMemory where
+        What the past has found (`merge_passes`) is read from memory at `found`. `states`: of a network that keeps some,
+        which of them the past begins with, and which it leaves. Raises OutOfMemory where
         the device has no room for the forward.
         """
 
@@ -527,7 +540,12 @@ class LocalExecutor:
 
     @torch.inference_mode()
     def write_keys(
-        self, merged: Merged, tokens: Ints, places: Places, found: Places | None = None
+        self,
+        merged: Merged,
+        tokens: Ints,
+        places: Places,
+        found: Places | None = None,
+        states: Kept | None = None,
     ) -> None:
         """See `Executor.write_keys`."""
         kept, targets = torch.as_tensor(tokens, device=self.adapter.device), self._at(places)
@@ -539,7 +557,14 @@ class LocalExecutor:
         has_room = True
         try:
             replay = Replay.of(merged, rows=[0]).to(self.adapter.device)
-            replay.logits(self.adapter, keep, self._finder(found))
+            room = None
+            if self.states is not None and states is not None:
+                assert replay.states is not None, "the past was merged without its states"
+                room = States(self.adapter.model, replay.states.num_slots)
+                room.copy(self.states, states.taken)
+            replay.logits(self.adapter, keep, self._finder(found), room)
+            if self.states is not None and states is not None and room is not None:
+                self.states.copy(room, states.left)
         except torch.OutOfMemoryError:  # not kept as the cause: its frames hold blocks
             has_room = False
         if not has_room:
@@ -628,7 +653,16 @@ def _states(adapter: ModelAdapter, settings: ModelSettings) -> States | None:
             )
         return None
     for name, is_asked, reason in (
-        ("speculate", settings.speculate, "a guess that is refused in its middle has left no state there"),
+        (
+            "speculate",
+            settings.speculate,
+            "a guess that is refused in its middle has left no state there",
+        ),
+        (
+            "kv_cache_dtype int8",
+            settings.kv_cache_dtype == "int8",
+            "runs leave for want of states, and with rounded keys they would not come back as they were",
+        ),
         ("cache", settings.cache is not None, "sheets on disk hold keys and values, and no states"),
     ):
         if is_asked:

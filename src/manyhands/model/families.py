@@ -110,7 +110,9 @@ _ROWS = (
 )
 # Networks some of whose layers keep a state (`model/recurrent.py`): methods that only fork run on them.
 _HYBRID_ROWS = (
-    Family("qwen3_next", "Qwen3-Next", "three of four layers keep a state; experts; partial rotary"),
+    Family(
+        "qwen3_next", "Qwen3-Next", "three of four layers keep a state; experts; partial rotary"
+    ),
     Family("qwen3_5_text", "Qwen3.5 (text)", "three of four layers keep a state; partial rotary"),
     Family(
         "qwen3_5_moe_text",

@@ -69,6 +69,15 @@ class States:
         """Slots that may be targets; they are numbered from 1."""
         return len(next(iter(self.stores.values())).states) - 1
 
+    def copy(self, other: States, slots: Sequence[tuple[int, int]]) -> None:
+        """Take states of the same network: `slots` are pairs of a slot of `other` and one of these."""
+        if not slots:
+            return
+        sources, targets = map(list, zip(*slots, strict=True))
+        for layer, store in self.stores.items():
+            store.inputs[targets] = other.stores[layer].inputs[sources]
+            store.states[targets] = other.stores[layer].states[sources]
+
     @property
     def slot_bytes(self) -> int:
         """Bytes of one state in all layers."""
