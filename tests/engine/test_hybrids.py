@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,11 +21,14 @@ from transformers.modeling_utils import PreTrainedModel
 from manyhands.cache.states import EMPTY, StateBook
 from manyhands.cache.step import Choice, Row
 from manyhands.engine.engine import Engine
-from manyhands.errors import InvalidRequest
+from manyhands.engine.run import RunState
+from manyhands.errors import InvalidRequest, OutOfMemory, UnsupportedModel
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.families import FORKING
+from manyhands.model.recurrent import States
 from manyhands.prompts.votes import VotesPrompt
-from manyhands.replay.trace import Trace
+from manyhands.replay.forward import merge_trace, replay_logits
+from manyhands.replay.trace import Trace, parse_trace, record
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.best_of_n import best_of_n
 from manyhands.strategies.events import Event, UsageCounted
@@ -40,11 +44,14 @@ from tests.engine.small import (
     TOKENIZER,
     counting,
     finish,
+    small_engine,
     solo,
     story,
     story_of,
 )
 from tests.engine.test_preemption import branching
+from tests.engine.test_prompt_sharing import next_turn, shared, spec, unfound
+from tests.engine.test_shared_prefix import alone, some_prompts, tokens_of
 from tests.model.double import DoublePrecision
 from tests.model.families_zoo import tiny_model
 from tests.model.test_conformance import VISIBLE
@@ -189,3 +196,124 @@ def test_together_is_as_alone() -> None:
         assert bool(engine.num_preemptions) == (states < 256)
         del run, runs
     assert engine.pool.states is not None
+
+
+def test_a_run_that_comes_back_without_its_states_would_show(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The control of the test above: the states that are left for it are those of no text."""
+    (expected,) = (told(solo(choice=SAMPLED, seed=4), hybrid_engine()),)
+    right = States.copy
+    for mistake in (False, True):
+        if mistake:
+            monkeypatch.setattr(States, "copy", lambda *_: None)
+        engine = hybrid_engine(overcommit=1.5)
+        runs = [engine.submit(solo(choice=SAMPLED, seed=seed)) for seed in (3, 4)]
+        for _ in range(12):
+            engine.step()
+        assert engine._scheduler.preemption.preempt()
+        assert runs[1].state is RunState.PREEMPTED
+        for store in engine.executor.states.stores.values():
+            store.states[1:] = store.inputs[1:] = 0  # also of the other run, which is not looked at
+        finish(engine, runs[1])
+        assert (story_of(runs[1]) == expected) != mistake
+    assert right is not States.copy
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_prompts_that_begin_alike(shares: bool) -> None:
+    """Ragged prompts, which leave each other's in the middle: there no state is, and the beginning is fed anew, once."""
+    engine = hybrid_engine()
+    prompts = some_prompts(count=5)
+    prompts += [prompts[2], prompts[3][:1]]
+    choice = Choice(forbidden=TEXT.eos)
+    expected = [alone(engine, prompt, 4, choice) for prompt in prompts]
+    settings = SharedSettings(max_tokens=4, choice=choice, rows=3, prefill=7)
+    tree = engine.prefixes if shares else None
+    for turn in range(2):
+        answer = engine.run(shared_prefix(prompts, TEXT, settings, tree=tree))
+        assert tokens_of(answer) == expected, turn
+    if shares:
+        assert answer.found == tuple(len(prompt) - 1 for prompt in prompts), "the second time"
+
+
+def test_the_next_turn_finds_the_last() -> None:
+    """What was written behind a prompt is found with its state; where another turn leaves it, a part is fed anew once."""
+    engine, plain = hybrid_engine(), hybrid_engine()
+    one = spec("sequential", choice=Choice(temperature=1.0, allowed=frozenset(TEXT.encode("!b"))))
+    first = engine.run(shared(engine, one))
+    two = next_turn(one, first)
+    whole = first.prompt_tokens[0] + sum(first.tokens) - 1
+    assert engine.run(shared(engine, two)).found == (whole,), "it goes on where the reply ended"
+    three = replace(two, problem="And what of this?")
+    for turn in (0, 1):
+        answer = engine.run(shared(engine, three))
+        assert unfound(answer) == plain.run(three.strategy(TEXT))
+        assert (answer.found[0] > whole) == bool(turn), (
+            "the end of the common part has its state now"
+        )
+
+
+def test_nodes_go_where_states_are_wanted() -> None:
+    """Prompts that are kept for others hold slots, and give them back."""
+    engine = hybrid_engine(states=6)
+    for seed in range(8):
+        prompt = tuple(range(10 * seed, 10 * seed + 9))
+        engine.run(
+            shared_prefix([prompt], TEXT, SharedSettings(max_tokens=2), tree=engine.prefixes)
+        )
+    assert engine.pool.states is not None
+    assert engine.prefixes.num_tokens < 8 * 8
+
+
+def test_too_few_states_are_said() -> None:
+    engine = hybrid_engine(states=2)
+    settings = VoteSettings(workers=3, budget=30, mode="vote", end=SHORT_END, choice=SAMPLED)
+    with pytest.raises(OutOfMemory, match="2 are free") as caught:
+        engine.run(self_consistency(PROBLEM, TEXT, settings, VotesPrompt()))
+    assert "--states" in str(caught.value.hint)
+    assert engine.run(counting((5, 6, 7), 3)).text
+
+
+@pytest.mark.parametrize("method", ["branches (join reencode)", "async_think"])
+def test_a_trace_is_verified_and_restored(method: str) -> None:
+    """All logits of the run in one forward are those of its passes; a run that ended in its middle goes on as it was."""
+    trace = RUNS[method]().trace
+    size = max(token for rows in trace.passes for row in rows for token in (*row.feed, row.token))
+    with both("qwen3_5_text", True, size + 1) as (_, engine):
+        passes = torch.cat([engine.forward(step) for step, _ in trace.steps()])
+        with torch.no_grad():
+            replayed = replay_logits(engine.executor.adapter, merge_trace(trace, keeps_states=True))
+    assert (passes - replayed).abs().max() < FLOAT64
+    with pytest.raises(UnsupportedModel, match="gradients"):
+        replay_logits(engine.executor.adapter, merge_trace(trace, keeps_states=True))
+
+
+@pytest.mark.parametrize("name", ["sequential", "branches", "attempts"])
+def test_a_run_is_restored(name: str) -> None:
+    make, lines = kinds()[name], []
+    expected = told(make(), hybrid_engine())
+    answer = hybrid_engine().run(record(make(), {}, lines.append))
+    assert answer == expected[-1]
+    passes = [at for at, line in enumerate(lines) if line["kind"] == "pass"]
+    trace = parse_trace(lines[: passes[20] + 1])
+    engine = hybrid_engine()
+    assert engine.run(engine.restore(make(), trace)) == answer
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ({"speculate": 2}, "speculate"),
+        ({"kv_cache_dtype": "int8"}, "int8"),
+        ({"cache": "somewhere"}, "cache"),
+    ],
+)
+def test_what_such_a_network_does_not_bear(choice: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        Engine(ModelAdapter(hybrid()), memory_tokens=64, **choice)
+
+
+def test_states_are_of_networks_that_keep_them() -> None:
+    with pytest.raises(InvalidRequest, match="no layer of this network keeps a state"):
+        small_engine(states=4)

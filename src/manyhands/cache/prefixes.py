@@ -179,15 +179,18 @@ class PrefixTree:
         """The node at which the prompt ends, and how many of its tokens were there."""
         nodes, depth, part, common = self._match(tokens, tenant)
         node = nodes[-1] if nodes else self._root(tenant)
+        lost = 0
         if part is not None:
+            was_written = part.is_written
             node, depth = self._divide(part, common), depth + common
+            lost = common if was_written and not node.is_written else 0
         if depth < len(tokens):
             rest = tokens[depth:]
             node.children[rest[0]] = child = Node(rest, block := Block("prefix"), node)
             self._enter_block(block, node)
             self.num_tokens += len(rest)
             node = child
-        return node, depth
+        return node, depth - lost
 
     def _divide(self, node: Node, at: int) -> Node:
         """Put a new node before `node` that takes its first `at` tokens; `node` keeps the rest."""
@@ -201,10 +204,10 @@ class PrefixTree:
                 hint="Make the tree with the engine's: PrefixTree(engine.pool), or engine.prefixes.",
             )
         head, tail = self.pool.divide(node.block, at)
-        if (
-            self.pool.states is not None
-        ):  # behind the head nobody has stopped: it is fed anew, to have its state
-            head = Block("prefix")
+        if self.pool.states is not None:
+            head = Block(
+                "prefix"
+            )  # no feed has ended behind it, so it has no state: it is fed anew
         return self._cut(node, at, head, tail)
 
     def _grow(self, node: Node, block: Block) -> Node | None:
@@ -395,7 +398,8 @@ class Lease:
         if index in self._ready:
             return True
         unwritten = list(self._unwritten(index))
-        if not unwritten:
+        # Where a block that is divided loses its head (`_divide`), a path that was ready may have to be fed once more.
+        if not unwritten and (self._tree.pool is None or self._tree.pool.states is None):
             self._ready.add(index)
         return all(self._will_be_written(node) for node in unwritten)
 

@@ -261,7 +261,8 @@ def storing_layers(config: Any) -> tuple[int, ...]:
     )
 
 
-# The methods whose blocks are each read behind one text alone (tests/strategies/test_forks.py finds them).
+# The methods whose blocks are each read behind one text alone (tests/strategies/test_forks.py finds them). Methods stand
+# in the other wing (`strategies/methods.py::FORKING`), which this room does not import.
 FORKING = (
     "sequential",
     "branches (join reencode)",
