@@ -89,6 +89,7 @@ def make_front(options: ServeOptions, keys: Keys, mark: str = "") -> Front:
         text,
         prompts,
         context=engine.facts.max_positions,
+        only_forks=engine.facts.num_states > 0,
         tree=engine.prefixes,
         limits=limits,
         unsaid=unsaid,

@@ -91,7 +91,9 @@ class Engine:
         if tokenizer is not None:
             thinks = self.settings.thinking != "off"
             self.text = Text(tokenizer, self.facts.eos_ids, thinking=thinks)
-        self.pool = PagePool(self.facts.num_pages, self.facts.page_size)
+        self.pool = PagePool(
+            self.facts.num_pages, self.facts.page_size, num_states=self.facts.num_states
+        )
         self.planner = Planner(self.pool, self.facts.max_positions)
         self.prefixes = PrefixTree(self.pool)  # beginnings of prompts, kept while there is room
         self.shelving: Shelving | None = None  # prompts on disk, where a cache was asked for
@@ -410,6 +412,8 @@ class Engine:
     def _plan(self, step: Step) -> Plan:
         """Room for all feeds, and what is read in the pass, brought to where the plan reads it."""
         plan = self.planner.plan(step)
+        if self.pool.states is not None:
+            plan = replace(plan, states=self.pool.states.take(step, self.pool.before_step))
         self.pool.make_moves(self.executor.move)
         return plan
 

@@ -54,7 +54,7 @@ from manyhands.engine.lookahead import Ahead
 from manyhands.engine.passes import ALONE, Late, Others, PassCounts, PassOutcome
 from manyhands.engine.sampling import Chosen, choose, sent
 from manyhands.engine.weighing import Weights
-from manyhands.errors import OutOfMemory
+from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.model.adapter import ModelAdapter, weight_bytes
 from manyhands.model.fingerprint import fingerprint
 from manyhands.model.fusion import FuseReport, check_fuse, fuse_modules
@@ -64,12 +64,14 @@ from manyhands.model.memory import (
     Memory,
     about_memory,
     default_memory_tokens,
+    default_states,
     free_bytes,
     num_weights,
     token_bytes,
 )
 from manyhands.model.parallel.collectives import Collectives
 from manyhands.model.quantised.quantise import check_quantise
+from manyhands.model.recurrent import States, state_bytes
 from manyhands.model.settings import ModelSettings
 from manyhands.model.shelf import MemoryShelf
 from manyhands.replay.forward import Find, Replay, replay_logits
@@ -97,6 +99,9 @@ class ModelFacts:
     about_memory: str  # where memory goes, in a sentence
     about_ranks: str = ""  # how many ranks share the model, and what each holds; "" if there is one
     num_weights: int = 0  # of this process's part of the network
+    # Slots for states of texts; 0: no layer of the network keeps any (`model/recurrent.py`).
+    num_states: int = 0
+    state_bytes: int = 0  # of one state in all layers
 
     @property
     def is_on_gpu(self) -> bool:
@@ -109,6 +114,13 @@ class Places(NamedTuple):
 
     slots: Ints  # [N]
     offsets: Ints  # [N]
+
+
+class Kept(NamedTuple):
+    """States that a forward over a whole past takes from memory and leaves there: pairs of slots."""
+
+    taken: tuple[tuple[int, int], ...]  # in memory, in the forward
+    left: tuple[tuple[int, int], ...]  # in the forward, in memory
 
 
 class Network(NamedTuple):
@@ -260,11 +272,17 @@ class Executor(Protocol):
         """Copy keys and values to other slots, all at once. Made twice in a row it does the same as once."""
 
     def write_keys(
-        self, merged: Merged, tokens: Ints, places: Places, found: Places | None = None
+        self,
+        merged: Merged,
+        tokens: Ints,
+        places: Places,
+        found: Places | None = None,
+        states: Kept | None = None,
     ) -> None:
         """One forward over a whole past; keys and values of the packed `tokens` [N] go to `places` [N].
 
-        What the past has found (`merge_passes`) is read from memory at `found`. Raises OutOfMemory where
+        What the past has found (`merge_passes`) is read from memory at `found`. `states`: of a network that keeps some,
+        which of them the past begins with, and which it leaves. Raises OutOfMemory where
         the device has no room for the forward.
         """
 
@@ -311,13 +329,23 @@ class LocalExecutor:
         eight_bits = settings.kv_cache_dtype == "int8"
         chosen = choose_backend(settings.backend, adapter, eight_bits=eight_bits)
         free = free_bytes(adapter.device)
-        num_tokens = settings.memory_tokens or default_memory_tokens(adapter, eight_bits=eight_bits)
+        self.states = _states(adapter, settings)
+        slot_bytes = 0 if self.states is None else self.states.slot_bytes
+        num_states = 0 if self.states is None else self.states.num_slots
+        num_tokens = settings.memory_tokens or default_memory_tokens(
+            adapter, eight_bits=eight_bits, besides=num_states * slot_bytes
+        )
         num_pages = max(1, num_tokens // chosen.page_size)
         self.adapter = adapter
         self.backend = chosen.backend
         self.memory = Memory.for_model(adapter, num_pages * chosen.page_size, eight_bits=eight_bits)
         self.passes = make_passes(
-            adapter, self.memory, chosen.backend, graphs=graphs, others=others
+            adapter,
+            self.memory,
+            chosen.backend,
+            graphs=graphs,
+            others=others,
+            states=self.states,
         )
         self.weights = Weights(adapter.device)
         self._kept: Tensor | None = None  # logits [D, V] of the tokens that were drafted last
@@ -350,6 +378,8 @@ class LocalExecutor:
                 adapter, num_pages, chosen.page_size, free, eight_bits=eight_bits
             ),
             num_weights=num_weights(adapter),
+            num_states=num_states,
+            state_bytes=slot_bytes,
         )
 
     @classmethod
@@ -511,7 +541,12 @@ class LocalExecutor:
 
     @torch.inference_mode()
     def write_keys(
-        self, merged: Merged, tokens: Ints, places: Places, found: Places | None = None
+        self,
+        merged: Merged,
+        tokens: Ints,
+        places: Places,
+        found: Places | None = None,
+        states: Kept | None = None,
     ) -> None:
         """See `Executor.write_keys`."""
         self.passes.settle()
@@ -524,7 +559,14 @@ class LocalExecutor:
         has_room = True
         try:
             replay = Replay.of(merged, rows=[0]).to(self.adapter.device)
-            replay.logits(self.adapter, keep, self._finder(found))
+            room = None
+            if self.states is not None and states is not None:
+                assert replay.states is not None, "the past was merged without its states"
+                room = States(self.adapter.model, replay.states.num_slots)
+                room.copy(self.states, states.taken)
+            replay.logits(self.adapter, keep, self._finder(found), room)
+            if self.states is not None and states is not None and room is not None:
+                self.states.copy(room, states.left)
         except torch.OutOfMemoryError:  # not kept as the cause: its frames hold blocks
             has_room = False
         if not has_room:
@@ -599,6 +641,47 @@ def made_up(adapter: ModelAdapter, layer: int, num_tokens: int, seed: int) -> tu
         return torch.randn(size, generator=generator, device=adapter.device).to(adapter.dtype)
 
     return numbers(shape.head_dim), numbers(shape.value_dim)
+
+
+def _states(adapter: ModelAdapter, settings: ModelSettings) -> States | None:
+    """Room for the states of texts, where the network keeps any.
+
+    Raises InvalidRequest for a setting that such a network does not bear, OutOfMemory where they do not fit.
+    """
+    if not adapter.keeps_states:
+        if settings.states is not None:
+            raise InvalidRequest(
+                f"states is {settings.states}, and no layer of this network keeps a state",
+                hint="leave it out",
+            )
+        return None
+    for name, is_asked, reason in (
+        (
+            "speculate",
+            settings.speculate,
+            "a guess that is refused in its middle has left no state there",
+        ),
+        (
+            "kv_cache_dtype int8",
+            settings.kv_cache_dtype == "int8",
+            "runs leave for want of states, and with rounded keys they would not come back as they were",
+        ),
+        ("cache", settings.cache is not None, "sheets on disk hold keys and values, and no states"),
+    ):
+        if is_asked:
+            raise InvalidRequest(
+                f"{name} was asked for, and layers of this network keep one state of a text: {reason}",
+                hint=f"leave out {name}",
+            )
+    num_states = settings.states or default_states(adapter)
+    try:
+        return States(adapter.model, num_states)
+    except RuntimeError as error:  # torch's allocators raise nothing narrower on the CPU
+        raise OutOfMemory(
+            f"{num_states} states take {num_states * state_bytes(adapter.model) / 2**30:.1f} GiB, which "
+            f"{adapter.device} does not have",
+            hint="Ask for fewer (--states).",
+        ) from error
 
 
 def _eos_ids(adapter: ModelAdapter) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from manyhands.cache.plan import Plan
 from manyhands.engine.sampling import Chosen, ToldLogprobs, sent
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
+from manyhands.model.recurrent import StateCall, States
 
 
 @dataclass
@@ -124,9 +125,16 @@ class Passes:
     """Runs plans, launch by launch."""
 
     def __init__(
-        self, adapter: ModelAdapter, memory: Memory, backend: Backend, others: Others = ALONE
+        self,
+        adapter: ModelAdapter,
+        memory: Memory,
+        backend: Backend,
+        others: Others = ALONE,
+        states: States | None = None,
     ) -> None:
+        """`states`: of a network whose linear layers keep some."""
         self.adapter = adapter
+        self.states = states
         self.others = others
         self.memory = memory
         self.backend = backend
@@ -182,13 +190,17 @@ class Passes:
         if late is not None:
             token_ids = late.fill(token_ids.clone())
         keep = torch.as_tensor(plan.heads, device=device)
+        states = None
+        if self.states is not None:
+            assert plan.states is not None, "the network keeps states, and the plan says of none"
+            states = StateCall(self.states, plan.states)
         if targets is None:
-            return PassOutcome(self.adapter.forward(token_ids, keep, attend))
+            return PassOutcome(self.adapter.forward(token_ids, keep, attend, states))
         size = max(1, LOGITS_AT_ONCE // self.adapter.vocab_size)
         places = sent(targets.at, torch.int64, device).split(size)
         tokens = sent(targets.tokens, torch.int64, device).split(size)
         tops = [targets.top[at : at + size] for at in range(0, len(targets.top), size)]
-        parts = self.adapter.forward_in_parts(token_ids, (keep, *places), attend)
+        parts = self.adapter.forward_in_parts(token_ids, (keep, *places), attend, states)
         logits = next(parts)
         told = [
             ToldLogprobs(part, own, top).settle()

@@ -43,9 +43,9 @@ from manyhands.model.configuration import REPAIR, check_sizes, check_written
 from manyhands.model.devices import host_bytes, resolve_device, resolve_dtype, too_small
 from manyhands.model.dummy import UNBUILDABLE, bare_model, dummy_model
 from manyhands.model.families import (
-    FAMILIES,
     Family,
     language_model,
+    listed_family,
     may_be_inside,
     reach,
     reject,
@@ -205,7 +205,7 @@ def find_format(model: str | Path, *, with_weights: bool = True) -> Found:
 def judge(config: Any, context: int | None = None) -> Family:
     """Whether this configuration can work here, and how it rotates; raises if it cannot."""
     reject(config)
-    family = FAMILIES.get(config.model_type) or self_test(config)
+    family = listed_family(config) or self_test(config)
     if context is not None and context < 1:
         raise InvalidRequest(f"context is {context} tokens", hint="ask for at least 1")
     if context is not None and context > reach(config):

@@ -95,6 +95,13 @@ class ModelSettings:
         unset="what fits half of the free memory",
         panel=_MODEL,
     )
+    states: int | None = setting(
+        None,
+        "Texts whose states are held, for networks with layers that keep one (Qwen3-Next, Qwen3.5).",
+        at_least=2,
+        unset="what a quarter of the free memory holds, at most 256",
+        panel=_MODEL,
+    )
     context: int | None = setting(
         None, "Longest view of a worker.", at_least=1, unset="the model's own", panel=_MODEL
     )

@@ -39,7 +39,7 @@ from manyhands.server.shapes import (
     RunBody,
 )
 from manyhands.strategies.base import Strategy
-from manyhands.strategies.methods import method_named_by
+from manyhands.strategies.methods import check_forks, method_named_by
 from manyhands.strategies.prompt_sharing import share_prompt
 from manyhands.strategies.requests import (
     CompletionSpec,
@@ -57,12 +57,16 @@ from manyhands.text import Text
 
 @dataclass(frozen=True)
 class Served:
-    """The model that is served: a model by the name that clients call it, its words, how much one may ask."""
+    """The model that is served: a model by the name that clients call it, its words, how much one may ask.
+
+    `only_forks`: it bears only methods that fork (`strategies/methods.py::check_forks`).
+    """
 
     name: str
     text: Text
     prompts: Prompts = field(default_factory=Prompts)
     context: int | None = None
+    only_forks: bool = False
     tree: PrefixTree = field(default_factory=PrefixTree)
     limits: Limits = field(default_factory=Limits)
     unsaid: SharedSettings = UNSAID
@@ -242,6 +246,8 @@ def _spec(
     spec = spec_of(request, options, served.text, served.prompts, defaults)
     if not isinstance(spec, RunSpec):
         return spec
+    if served.only_forks:
+        check_forks(spec.method, spec.settings)
     settings, samples = spec.settings, request.n or 1
     workers = max(1, getattr(settings, "workers", 1))
     _check_size(samples * settings.budget * workers, served.limits)

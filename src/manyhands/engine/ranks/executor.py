@@ -28,7 +28,7 @@ from manyhands.cache.pages import Ints, Move
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import Choice
 from manyhands.cache.tally import Weighing
-from manyhands.engine.executor import LocalExecutor, Network, Places
+from manyhands.engine.executor import Kept, LocalExecutor, Network, Places
 from manyhands.engine.lookahead import Ahead
 from manyhands.engine.ranks.channel import Verb, ints_of
 from manyhands.engine.ranks.launched import num_ranks
@@ -155,9 +155,15 @@ class RankedExecutor(LocalExecutor):
             super().move(moves)
 
     def write_keys(
-        self, merged: Merged, tokens: Ints, places: Places, found: Places | None = None
+        self,
+        merged: Merged,
+        tokens: Ints,
+        places: Places,
+        found: Places | None = None,
+        states: Kept | None = None,
     ) -> None:
         """See `Executor.write_keys`. Without room for the forward the ranks cannot go on: RanksFailed."""
+        assert states is None, "a network that keeps states is not cut over ranks"
         with self.world.whole():
             where = (*places, *(found or ()))
             self.world.told.tell(Verb.WRITE_KEYS, *pack_merged(merged), tokens, *where)
