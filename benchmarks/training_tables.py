@@ -78,7 +78,33 @@ def training_memory() -> str:
     return table(head, [row])
 
 
+_LOOKS = 8  # points of a learning curve
+
+
+def smollm2_learning() -> str:
+    """The learning curve of the pretrained model, over its trainings one after another."""
+    rows, before = [], 0
+    for name in ACCOUNTS["smollm2"]:
+        log = account_of("smollm2", name).with_name(f"{name}log.jsonl")
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        wanted = [lines[-1]["tokens"] * (look + 1) / _LOOKS for look in range(_LOOKS)]
+        seen = [next(line for line in lines if line["tokens"] >= tokens) for tokens in wanted]
+        rows += [
+            [
+                (name.rstrip("_") or "recipe") if line is lines[0] else "",
+                f"{(before + line['tokens']) / 1e6:.1f}",
+                f"{line['loss']:.4f}",
+                f"{line['accuracy']:.2%}",
+                f"{line['decisive']:.1%}" if "decisive" in line else "",
+            ]
+            for line in [lines[0], *seen]
+        ]
+        before += lines[-1]["tokens"]
+    return table(["training", "tokens so far, million", "loss", "right", "decisive right"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "training_speed": training_speed,
     "training_memory": training_memory,
+    "smollm2_learning": smollm2_learning,
 }
