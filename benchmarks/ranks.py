@@ -58,7 +58,8 @@ LENGTHS, WORKERS, DESK, PASSES = (1024, 16384), (1, 4), 128, 48
 LOOKED_AT = 8  # passes of a breakdown
 # A completion takes one page, whatever is timed: SUFFIX, and all passes below, the uncounted ones included.
 COMPLETIONS, SUFFIX, PAGE, COMPLETING = 1024, 16, 64, 16
-MODELS = ("qwq-32b", "qwen3-8b", "codellama-7b")
+MODELS = ("qwq-32b", "codellama-7b", "qwen3-8b")
+SHORT = ("qwen3-8b",)  # measured over the shortest history alone
 _LOAD = 8  # seconds that a network and a cell take at least: none is begun without them
 
 
@@ -68,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     options.add_argument("--ranks", type=int, default=2)
     options.add_argument("--on", choices=("ranks", "one", "both"), default="both")
     options.add_argument("--sums", default="peers,nccl", help="how ranks add up, one after another")
+    options.add_argument(
+        "--again", default="4", help="workers of the teams that NCCL is timed with"
+    )
     options.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="of the histories")
     options.add_argument("--workers", default=",".join(map(str, WORKERS)), help="of the teams")
     options.add_argument("--layers", type=int, help="of each network, to try out: it has its own")
@@ -150,7 +154,7 @@ def _writes_the_same(world: World, arguments: argparse.Namespace) -> bool:
         folder, found = Path(place), []
         torch.manual_seed(0)  # dummy weights are each rank's own, so these are written and read
         with quiet():
-            config = transformers.AutoConfig.for_model(**TINY.config)
+            config = transformers.AutoConfig.for_model(**{**TINY.config, "head_dim": 8})
             build: Any = transformers.AutoModelForCausalLM.from_config
             build(config).save_pretrained(folder)
             words = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
@@ -187,6 +191,10 @@ def _measure(
     lengths, workers = (
         [int(each) for each in told.split(",")] for told in (arguments.lengths, arguments.workers)
     )
+    if not peers:
+        workers = [int(each) for each in arguments.again.split(",")]
+    if name in SHORT:
+        lengths = lengths[:1]
     is_shared = _is_shared(name)
     passes, looked_at = (COMPLETING if is_shared else PASSES), LOOKED_AT
     completions = COMPLETIONS
