@@ -58,7 +58,9 @@ LENGTHS, WORKERS, DESK, PASSES = (1024, 16384), (1, 4), 128, 48
 LOOKED_AT = 8  # passes of a breakdown
 # A completion takes one page, whatever is timed: SUFFIX, and all passes below, the uncounted ones included.
 COMPLETIONS, SUFFIX, PAGE, COMPLETING = 1024, 16, 64, 16
-MODELS = ("qwq-32b", "qwen3-8b", "codellama-7b")
+MODELS = ("qwq-32b", "codellama-7b", "qwen3-8b")
+SHORT = ("qwen3-8b",)  # measured over the shortest history alone
+_SPARE = 4096  # tokens of memory
 _LOAD = 8  # seconds that a network and a cell take at least: none is begun without them
 
 
@@ -68,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     options.add_argument("--ranks", type=int, default=2)
     options.add_argument("--on", choices=("ranks", "one", "both"), default="both")
     options.add_argument("--sums", default="peers,nccl", help="how ranks add up, one after another")
+    options.add_argument(
+        "--again", default="4", help="workers of the teams that NCCL is timed with"
+    )
     options.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="of the histories")
     options.add_argument("--workers", default=",".join(map(str, WORKERS)), help="of the teams")
     options.add_argument("--layers", type=int, help="of each network, to try out: it has its own")
@@ -150,7 +155,7 @@ def _writes_the_same(world: World, arguments: argparse.Namespace) -> bool:
         folder, found = Path(place), []
         torch.manual_seed(0)  # dummy weights are each rank's own, so these are written and read
         with quiet():
-            config = transformers.AutoConfig.for_model(**TINY.config)
+            config = transformers.AutoConfig.for_model(**{**TINY.config, "head_dim": 8})
             build: Any = transformers.AutoModelForCausalLM.from_config
             build(config).save_pretrained(folder)
             words = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
@@ -187,13 +192,17 @@ def _measure(
     lengths, workers = (
         [int(each) for each in told.split(",")] for told in (arguments.lengths, arguments.workers)
     )
+    if not peers:
+        workers = [int(each) for each in arguments.again.split(",")]
+    if name in SHORT:
+        lengths = lengths[:1]
     is_shared = _is_shared(name)
     passes, looked_at = (COMPLETING if is_shared else PASSES), LOOKED_AT
     completions = COMPLETIONS
     if arguments.tiny:
         lengths, completions, passes, looked_at = [32, 64], 8, 3, 2
     rows = completions if is_shared else max(workers)
-    room = max(lengths) + rows * (PAGE if is_shared else 1024) + 4096
+    room = max(lengths) + rows * (PAGE if is_shared else 1024) + _SPARE
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         settings = _settings(shape.write(Path(folder)), arguments, memory_tokens=room, peers=peers)
@@ -214,14 +223,27 @@ def _measure(
     try:
         for length in lengths:
             history = fill(engine, Block("history"), length, seed=0).freeze()
+            # Views are held by the call alone: for those of two lengths there is no room.
             if is_shared:
-                views = _completing(engine, history, completions)
-                _time(engine, views, told, passes, looked_at, results)
-            else:
-                for count in workers:
-                    views = views_of(seat(engine, history, count, 8 if arguments.tiny else DESK))
-                    _time(engine, views, told, passes, looked_at, results)
-            del history
+                _time(
+                    engine,
+                    _completing(engine, history, completions),
+                    told,
+                    passes,
+                    looked_at,
+                    results,
+                )
+                continue
+            for count in workers:
+                desk = 8 if arguments.tiny else DESK
+                _time(
+                    engine,
+                    views_of(seat(engine, history, count, desk)),
+                    told,
+                    passes,
+                    looked_at,
+                    results,
+                )
     finally:
         del engine
         gc.collect()
@@ -279,9 +301,10 @@ def _time(
     }
     results.add("cells", **line, took=round(time.monotonic() - began, 2))
     if engine.facts.is_on_gpu:
-        parts = breakdown(engine, views, found.ms, passes=looked_at)
         where = {**told, "history": history, "rows": len(views)}
-        results.add("breakdowns", **where, **parts)
+        with results.surviving(f"breakdown of {where}"):
+            parts = breakdown(engine, views, found.ms, passes=looked_at)
+            results.add("breakdowns", **where, **parts)
 
 
 if __name__ == "__main__":

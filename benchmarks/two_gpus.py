@@ -31,6 +31,16 @@ ROOT = Path(__file__).parents[1]
 _CACHE = Path("/tmp/manyhands_triton")  # Triton writes whole paths into its cache
 _GRACE, _LEAST = 3.0, 10.0  # seconds
 _TESTS = "tests/engine/ranks/test_on_gpus.py::"
+_LOST = "tests/engine/ranks/test_lost_on_gpus.py::"
+_ENDS = (
+    "test_a_killed_rank_ends_all_and_holds_no_memory",
+    "test_a_rank_that_is_killed_at_any_moment[0.4]",
+)
+_FIRST = (
+    "test_sums_through_peers_memory[bfloat16]",
+    "test_recorded_passes_and_running_ahead[0]",
+    "test_sums_through_peers_memory[float32]",
+)
 _FAMILIES = ("qwen2", "gpt_oss", "deepseek_v3", "qwen3_moe", "gemma3_text", "olmo2")
 
 
@@ -58,8 +68,7 @@ def _ranks(words: str, gpu: str | None = None) -> Command:
 
 def _pytest(*names: str) -> Command:
     options = "-v -p no:cacheprovider -p benchmarks.at_once -W default -o faulthandler_timeout=30"
-    ids = [_TESTS + name for name in names]
-    return Command(("-m", "pytest", *options.split(), "--tb=long", *ids))
+    return Command(("-m", "pytest", *options.split(), "--tb=short", *names))
 
 
 def _training(ranks: int, steps: int) -> Command:
@@ -79,71 +88,28 @@ SECTIONS = {
     for each in (
         Section(
             "tests",
-            95,
+            120,
             (
                 Command(("-c", "from benchmarks.two_gpus import facts; facts()")),
                 _pytest(
-                    "test_sums_through_peers_memory[bfloat16]",
-                    "test_recorded_passes_and_running_ahead[0]",
-                    "test_a_killed_rank_ends_all_and_holds_no_memory[peers]",
-                    f"test_every_family[{_FAMILIES[0]}]",
-                    "test_a_killed_rank_ends_all_and_holds_no_memory[nccl]",
-                    *(f"test_every_family[{name}]" for name in _FAMILIES[1:3]),
+                    *(_TESTS + name for name in _FIRST),
+                    *(f"{_TESTS}test_every_family[{name}]" for name in _FAMILIES),
                 ),
             ),
         ),
-        Section(
-            "more_tests",
-            90,
-            (
-                _pytest(
-                    "test_sums_through_peers_memory[float32]",
-                    "test_recorded_passes_and_running_ahead[1]",
-                    *(f"test_every_family[{name}]" for name in _FAMILIES[3:]),
-                    "test_a_rank_that_is_killed_at_any_moment",
-                ),
-            ),
-        ),
+        Section("lost", 60, (_pytest(*(_LOST + name for name in _ENDS)),)),
         Section("sums", 30, (Command(("-m", "benchmarks.sums", "--out", "{out}")),)),
-        Section(
-            "sums_mixed",
-            30,
-            (
-                Command(
-                    ("-m", "benchmarks.sums", "--out", "{out}/mixed"),
-                    environment={"NCCL_GRAPH_MIXING_SUPPORT": "1"},
-                ),
-            ),
-        ),
-        Section(
-            "first",
-            60,
-            (
-                _ranks(
-                    "--models qwq-32b --on ranks --unchecked --workers 4 --minutes 1 --sums peers,nccl"
-                ),
-            ),
-        ),
-        Section(
-            "qwq",
-            90,
-            (_ranks("--models qwq-32b --on ranks --unchecked --minutes 1.4"),),
-        ),
-        Section(
-            "others",
-            75,
-            (_ranks("--models qwen3-8b,codellama-7b --on ranks --unchecked --minutes 1.2"),),
-        ),
+        Section("ranks", 165, (_ranks("--on ranks --minutes 2.3"),)),
         Section(
             "one",
-            90,
+            75,
             (
-                _ranks("--models qwq-32b --on one --minutes 1.4", "0"),
-                _ranks("--models qwen3-8b,codellama-7b --on one --minutes 1.4", "1"),
+                _ranks("--models qwq-32b --on one --minutes 1.2", "0"),
+                _ranks("--models codellama-7b,qwen3-8b --on one --minutes 1.2", "1"),
             ),
         ),
-        Section("training_one", 45, (_training(1, 60),)),
-        Section("training_two", 45, (_training(2, 60),)),
+        Section("training_two", 45, (_training(2, 40),)),
+        Section("training_one", 45, (_training(1, 40),)),
     )
 }
 

@@ -116,6 +116,7 @@ class ModelSettings:
         "Processes that share one model, each with a part of every layer: on GPUs, one on each.",
         at_least=1,
         unset="1, or as many as torchrun has started",
+        names=("--ranks", "--gpus"),
         panel=_MODEL,
     )
     check_ranks: bool = setting(False, "Compare after each pass what all ranks made.", by="code")
