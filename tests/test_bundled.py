@@ -356,7 +356,7 @@ def test_control_the_readme_would_not_claim_another_number() -> None:
 
 
 def claims(teams: Lines, grown: Lines) -> list[str]:
-    """What README.md says, made from the results."""
+    """The claims of README.md, made from the results."""
 
     def least(start: str, number: str = "accuracy") -> float:
         return 100 * min(line[number] for name, line in grown.items() if name.startswith(start))

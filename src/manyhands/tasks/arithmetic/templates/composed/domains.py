@@ -213,7 +213,7 @@ def rated(story: Telling) -> None:
 
 
 def _changed_or_needed(story: Telling, gaps: dict[str, str]) -> None:
-    """What is left of a product, or what comes to it, or what it lacks of a goal; and the question."""
+    """A product loses something, or gains it, or lacks something of a goal; then the question."""
     if story.is_likely(0.5):
         number, is_gain = story.rng.randint(2, 40), story.is_likely(0.5)
         story.say(_SOME_BESIDES if is_gain else _SOME_MISSING, c=number, **gaps)
@@ -469,7 +469,7 @@ _PRICE_ASKED = (
 
 
 def priced(story: Telling) -> None:
-    """What comes back, what a sale earns, what something costs when its price has changed."""
+    """Coins that come back, the gain of a sale, a price after it has changed."""
     rng = story.rng
     ware = rng.choice(WARES)
     gaps = {"ware": ware, "Ware": ware[0].upper() + ware[1:]}
