@@ -35,43 +35,63 @@ ROOMS = tuple(
 )
 
 
-@pytest.mark.parametrize(
-    ("words", "heavy", "said"),
-    [
-        ("--help", (*HEAVY, *ROOMS, *WHOLE), ""),
-        ("solve --help", HEAVY, ""),
-        ("eval --help", HEAVY, ""),
-        ("solve 1+2 --workers 0", HEAVY, "workers is 0"),
-        ("solve 1+2 --model /no/such/folder", LOADING, "no folder '/no/such/folder'"),
-        ("chat --model /no/such/folder", LOADING, "no folder '/no/such/folder'"),
-        ("serve --model /no/such/folder", LOADING, "no folder '/no/such/folder'"),
-        ("bench --model /no/such/folder", LOADING, "no folder '/no/such/folder'"),
-        ("bench --life --model /no/such/folder", LOADING, "no folder '/no/such/folder'"),
-        ("solve 1+2 --adapter /no/such/folder", LOADING, "no adapter at '/no/such/folder'"),
-        ("solve 1+2 --prompts /no.toml", HEAVY, "'/no.toml' cannot be read"),
-        ("view /no.jsonl", LOADING, "'/no.jsonl' cannot be read"),
-        ("batch /no.jsonl /no", LOADING, "'/no.jsonl' cannot be read"),
-        ("replay /no.jsonl", LOADING, "'/no.jsonl' cannot be read"),
-        ("train /no.toml --out /no", LOADING, "the recipe /no.toml cannot be read"),
-        ("eval --task gsm8k --source /no.jsonl --out /no", LOADING, "no file /no.jsonl"),
-        ("judge /no --rubric quality --model bundled", LOADING, "no records under '/no'"),
-        ("report /no", LOADING, "no records under '/no'"),
-    ],
-)
-def test_nothing_heavy_is_imported_before_it_is_needed(
-    words: str, heavy: tuple[str, ...], said: str
-) -> None:
-    code = (
-        "import sys\n"
-        "from manyhands.cli import app\n"
-        "try:\n    app(sys.argv[2:], standalone_mode=False)\n"
-        "except BaseException: pass\n"
-        "print(set(sys.argv[1].split()) & set(sys.modules))"
+LIGHT = [
+    ("--help", (*HEAVY, *ROOMS, *WHOLE), ""),
+    ("solve --help", HEAVY, ""),
+    ("eval --help", HEAVY, ""),
+    ("solve 1+2 --workers 0", HEAVY, "workers is 0"),
+    ("solve 1+2 --model /no/such/folder", LOADING, "no folder '/no/such/folder'"),
+    ("chat --model /no/such/folder", LOADING, "no folder '/no/such/folder'"),
+    ("serve --model /no/such/folder", LOADING, "no folder '/no/such/folder'"),
+    ("bench --model /no/such/folder", LOADING, "no folder '/no/such/folder'"),
+    ("bench --life --model /no/such/folder", LOADING, "no folder '/no/such/folder'"),
+    ("solve 1+2 --adapter /no/such/folder", LOADING, "no adapter at '/no/such/folder'"),
+    ("solve 1+2 --prompts /no.toml", HEAVY, "'/no.toml' cannot be read"),
+    ("view /no.jsonl", LOADING, "'/no.jsonl' cannot be read"),
+    ("batch /no.jsonl /no", LOADING, "'/no.jsonl' cannot be read"),
+    ("replay /no.jsonl", LOADING, "'/no.jsonl' cannot be read"),
+    ("train /no.toml --out /no", LOADING, "the recipe /no.toml cannot be read"),
+    ("eval --task gsm8k --source /no.jsonl --out /no", LOADING, "no file /no.jsonl"),
+    ("judge /no --rubric quality --model bundled", LOADING, "no records under '/no'"),
+    ("report /no", LOADING, "no records under '/no'"),
+]
+# Each command in a copy of one process that has imported the commands and done nothing else.
+IN_COPIES = r"""
+import os, sys
+from manyhands.cli import app
+for words, heavy in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+    if not os.fork():
+        try:
+            app(words.split(), standalone_mode=False)
+        except BaseException:
+            pass
+        print(set(heavy.split()) & set(sys.modules), flush=True)
+        sys.stderr.flush()
+        os._exit(0)
+    os.wait()
+    for stream in (sys.stdout, sys.stderr):
+        print(end="\0", file=stream, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, tuple[str, str]]:
+    """For each command of `LIGHT` its output, which ends with the heavy modules, and its errors."""
+    args = [word for words, heavy, _ in LIGHT for word in (words, " ".join(heavy))]
+    shown = subprocess.run(
+        [sys.executable, "-c", IN_COPIES, *args], capture_output=True, text=True, timeout=60
     )
-    args = [sys.executable, "-c", code, " ".join(heavy), *words.split()]
-    shown = subprocess.run(args, capture_output=True, text=True, timeout=60)
-    assert said in shown.stderr, shown
-    assert shown.stdout.endswith("set()\n"), shown
+    pieces = zip(shown.stdout.split("\0")[:-1], shown.stderr.split("\0")[:-1], strict=True)
+    return dict(zip((words for words, _, _ in LIGHT), pieces, strict=True))
+
+
+@pytest.mark.parametrize(("words", "said"), [(words, said) for words, _, said in LIGHT])
+def test_nothing_heavy_is_imported_before_it_is_needed(
+    words: str, said: str, told: dict[str, tuple[str, str]]
+) -> None:
+    output, errors = told[words]
+    assert said in errors, (output, errors)
+    assert output.endswith("set()\n"), (output, errors)
 
 
 def test_too_little_memory_is_one_clear_error() -> None:

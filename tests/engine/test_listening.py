@@ -141,16 +141,21 @@ def test_restored_at_every_line() -> None:
 
 
 def test_a_restored_run_can_be_spoken_to_at_once() -> None:
+    """It listens before its first pass, and again behind it: nothing can be said between these two."""
+    said = {6 if n == 5 else n: items for n, items in SAID.items()}
     engine = small_engine()
-    lines, answer = recorded(engine)
+    lines, answer = recorded(engine, said)
     cut = [at for at, line in enumerate(lines) if line["kind"] == "pass"][3] + 1
-    run = engine.submit(engine.restore(listener(), parse_trace(lines[:cut])))
+    continued: list[Any] = []
+    restored = engine.restore(listener(), parse_trace(lines[:cut]), write=continued.append)
+    run = engine.submit(restored)
     assert run.listens
     assert not run.num_passes
-    for item in SAID[4]:
+    for item in said[4]:
         run.say(item)
-    speak(engine, run, {n - 4: items for n, items in SAID.items() if n > 4})
+    speak(engine, run, {n - 4: items for n, items in said.items() if n > 4})
     assert run.result() == answer
+    assert json.loads(json.dumps(continued)) == lines[cut:], "each word is heard at its Listen"
 
 
 def test_preempted_and_brought_back() -> None:

@@ -72,23 +72,28 @@ def test_the_loss_falls(tmp_path):
     assert trained.done == 1
 
 
-def test_training_is_reproducible(tmp_path):
-    one, other = training(tmp_path / "one"), training(tmp_path / "other")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A training of `SHORT` from its first step to its last; tests compare with it and leave it as it is."""
+    one = training(tmp_path_factory.mktemp("whole"))
     one.run()
+    return one
+
+
+def test_training_is_reproducible(tmp_path, whole):
+    other = training(tmp_path / "other")
     other.run()
-    assert_same(one, other)
+    assert_same(whole, other)
     different = training(tmp_path / "different", replace(SHORT, seed=4))
     different.run()
     assert not torch.equal(
-        parameters(one)["model.embed_tokens.weight"],
+        parameters(whole)["model.embed_tokens.weight"],
         parameters(different)["model.embed_tokens.weight"],
     )
 
 
 @pytest.mark.parametrize("stop_at", [0, 1, 4])
-def test_an_interrupted_training_goes_on_where_it_was(tmp_path, stop_at):
-    whole = training(tmp_path / "whole")
-    whole.run()
+def test_an_interrupted_training_goes_on_where_it_was(tmp_path, whole, stop_at):
     broken = training(tmp_path / "broken", stop_at=stop_at)
     with pytest.raises(KeyboardInterrupt):
         broken.run()
@@ -99,7 +104,7 @@ def test_an_interrupted_training_goes_on_where_it_was(tmp_path, stop_at):
     assert_same(resumed, whole)
     assert resumed.tokens == whole.tokens
     steps = [line["step"] for line in log(tmp_path / "broken")]
-    assert steps == [line["step"] for line in log(tmp_path / "whole")]
+    assert steps == [line["step"] for line in log(whole.folder)]
 
 
 def test_a_killed_training_goes_on_from_its_last_checkpoint(tmp_path):
@@ -126,12 +131,11 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(tmp_path):
     assert not (folder / "checkpoint.new").exists()
 
 
-def test_a_finished_training_stays_as_it_is(tmp_path):
-    first = training(tmp_path)
-    first.run()
-    again = training(tmp_path, stop_at=0)  # would be interrupted if it asked for a batch
+def test_a_finished_training_stays_as_it_is(tmp_path, whole):
+    shutil.copytree(whole.folder, tmp_path / "again")
+    again = training(tmp_path / "again", stop_at=0)  # would be interrupted if it asked for a batch
     again.run()
-    assert_same(first, again)
+    assert_same(whole, again)
     assert again.step == SHORT.steps
 
 

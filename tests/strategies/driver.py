@@ -11,6 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TypeVar
 
 from tokenizers import AddedToken
@@ -151,7 +152,7 @@ def feed(step: Step) -> tuple[SeenRow, ...]:
             row.writer,
             tuple(block.name for block in row.view.blocks),
             tuple(block.frozen for block in row.view.blocks),
-            tuple(token for block in row.view.blocks for token in block.tokens),
+            tuple(chain.from_iterable(block.tokens for block in row.view.blocks)),
             row.feed,
             row.choice,
         )
@@ -186,7 +187,8 @@ class Dice:
         pieces = ["a"] * 20 + ["b"] * 20 + [" c"] * 20 + ["."] * 10 + [".\n\n"] * 10
         pieces += [":\n\n"] * 3 + ["\n"] * 10 + ["}"] * 10 + ["\\boxed{8"] * 2
         pieces += ["\\boxed{7}"] * boxes
-        self.tokens = [text.encode(piece)[0] for piece in pieces] + [min(text.eos)] * ends
+        first = {piece: text.encode(piece)[0] for piece in set(pieces)}
+        self.tokens = [first[piece] for piece in pieces] + [min(text.eos)] * ends
 
     def __call__(self, row: SeenRow) -> int:
         seen = repr((row.context, row.choice.draw)).encode()

@@ -150,7 +150,7 @@ def test_points_are_dealt_in_turn() -> None:
     hands = {worker: [p.title for p in points] for worker, points in dealt(titles, 2).items()}
     assert hands == {1: ["a", "c", "e"], 2: ["b", "d"]}
     assert [p.number for p in dealt(titles, 2)[1]] == [1, 3, 5]
-    assert [p.turn for p in dealt(titles, 2)[1]] == [1, 2, 3]
+    assert [p.step for p in dealt(titles, 2)[1]] == [1, 2, 3]
     assert list(dealt(titles, 0)) == list(dealt(titles, 9)) == [1, 2, 3, 4, 5]
 
 

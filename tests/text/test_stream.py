@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from manyhands.text import StreamDecoder, Text
 from tests.text.small_tokenizers import byte_level, sentence_piece
@@ -24,6 +29,33 @@ def streamed(text: Text, tokens) -> list[str]:
 @example("\ufffd" * 90 + "数" * 90)
 def test_byte_level_pieces_join_to_the_text(text):
     assert "".join(streamed(BYTES, BYTES.encode(text))) == text
+
+
+class Loud(PreTrainedTokenizerFast):  # type: ignore[misc]
+    """A tokenizer with a decoding of its own."""
+
+    def _decode(self, *args: Any, **choices: Any) -> str:
+        return str(super()._decode(*args, **choices)).upper()
+
+
+@pytest.mark.parametrize("make", [byte_level, sentence_piece])
+def test_the_shorter_way_decodes_as_the_tokenizer_does(make: Callable[[], Any]) -> None:
+    tokenizer = make()
+    text, ids = Text(tokenizer), range(len(tokenizer))
+    assert text._decode.func == tokenizer.backend_tokenizer.decode  # type: ignore[attr-defined]
+    lists = [[token] for token in ids] + [[*ids][start : start + 7] for start in ids]
+    expected = [
+        tokenizer.decode(each, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        for each in lists
+    ]
+    assert [text.decode(each, special=True) for each in lists] == expected
+    assert pickle.loads(pickle.dumps(text)).decode(lists[-1], special=True) == expected[-1]
+
+
+def test_a_decoding_of_its_own_is_kept() -> None:
+    tokens = BYTES.encode("loud words")
+    loud = Loud(tokenizer_object=byte_level().backend_tokenizer)
+    assert Text(loud).decode(tokens) == "LOUD WORDS"
 
 
 @given(st.lists(st.integers(0, len(byte_level()) - 1), max_size=60))

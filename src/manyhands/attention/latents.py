@@ -8,7 +8,7 @@ of a few hundred numbers, and one more key k_pe, rotated, that all heads share. 
 
 The network's queries are brought into that form by `model/latent.py` (the absorbed form, same paper, section 2.1.2), so
 a backend sees one key/value head with many query heads, and a partial rotation. A view costs the latents nothing: no
-dim of c depends on a position. A move turns R dims and copies C.
+dim of c depends on a position. A move rotates R dims and copies C.
 
     L  layers      S  slots      R, C  dims of k_pe and of c      D = R + C      Dv = C
 """

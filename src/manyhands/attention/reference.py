@@ -1,6 +1,6 @@
 """The slow, obvious way: every row lays out its own context and looks at it.
 
-For each row the keys it reads are rotated to where they stand in the row's view and put in one line,
+For each row the keys it reads are rotated to where they stand in the row's view and put one behind another,
 the queries are rotated to their positions, and textbook attention with a causal mask follows.
 Nothing is shared, nothing is merged, the rotations are other ones than in the fast backends (keys
 move, not queries): that makes it the oracle of the next rung.

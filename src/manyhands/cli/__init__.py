@@ -7,13 +7,14 @@
     replay.py    a trace, read again
     train.py     a recipe into a model
     batch.py     a file of requests into a file of answers: batch_lines.py understands them,
-                 batch_files.py keeps them, batch_run.py has them answered
-    serve.py     a model over HTTP (the room `server`); serve_ray.py: on a cluster
+                 batch_files.py keeps them, batch_run.py has them answered; its options are in batch_options.py
+    serve.py     a model over HTTP (the room `server`); serve_ray.py: on a cluster; its options are in serve_options.py
     spreading.py what commands have in common that spread their work over a cluster (the room `cluster`)
     bench.py     how fast this machine is
     evaluate.py  an exam, its judges, its report, two methods compared; its options are in exam_options.py, and
-    candidates.py makes of them who takes the exam
+                 candidates.py makes candidates of them
     loading.py   options into an engine: which model, which words
+    advice.py    a model that is too small for a team, and was not taught to be one
     running.py   drives a run, and ends it well on Ctrl-C
     stopping.py  the signals that end a command, or halt it for a while
     view.py      a saved run on a page

@@ -12,7 +12,7 @@ a conversation (`manyhands serve`, where its keys and values lie in one replica'
     spreading.py   the actors: started, filled, replaced when they die
 
     affinity.py    what makes two requests one conversation, and which replica it belongs to
-    router.py      the same as a request router of Ray Serve
+    router.py      the same as a request router of Ray Serve; known.py: the replicas that it may choose among
     forwarding.py  a request and its answer on their way between two processes
     serving.py     the door and the replicas of a server, as deployments of Ray Serve
 

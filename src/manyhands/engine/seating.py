@@ -1,4 +1,4 @@
-"""The blocks that each worker reads, as they change: a page draws views from them (`events.py::ViewsChanged`)."""
+"""The blocks that each worker reads, as they change: a page draws views from them (`strategies/events.py::ViewsChanged`)."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Summary:
 
     @property
     def label(self) -> str:
-        """The name of this line of the exam."""
+        """The name of this candidate in tables and curves."""
         return self.results.header.label
 
     @property

@@ -1,7 +1,7 @@
 """Replay: a run's attention, all passes at once, with gradients if they are wanted.
 
 The logits of every row of every pass come out of one forward over all tokens of the run, equal to
-those the run saw. Used to learn from runs (`train.py`) and to restore one (`restore.py`).
+those the run saw. Used to learn from runs (`train.py`) and to restore one (`engine/restore.py`).
 
     T  tokens of the run      S  slots      R  rows of all passes
 """

@@ -1,4 +1,4 @@
-"""How far a join of branches is from the exact one (PDOS, section 3, stage 3; `branch_joins.py`).
+"""How far a join of branches is from the exact one (PDOS, section 3, stage 3; `strategies/branch_joins.py`).
 
 Behind a join the run goes on from a distribution over the next token. Had the same text been read
 causally from its beginning, as an ordinary sequence, it would have been another: the branches would

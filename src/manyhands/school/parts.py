@@ -52,7 +52,7 @@ class StudentParts:
 
     Whoever is found is named once more behind the verdict, spelt as in the box, so that the box is
     gathered by looking for one word. Without it, a found "yes" would have to lead back to the
-    beginning of its line or branch, and small networks do not learn to go that far.
+    beginning of its strand, and small networks do not learn to go that far.
     """
 
     box_weight = _NAMES

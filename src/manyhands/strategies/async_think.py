@@ -117,7 +117,7 @@ class _Run(StrandsRun):
         told = put(asked, message, prompt.rules_in)
         super().__init__(told, text, settings, prompt.finisher, context, problem=asked.problem)
         self.prompt = prompt
-        self.line = ""  # the organiser's own text, in which marks are found
+        self.said = ""  # the organiser's own text, in which marks are found
         self.num_scanned = 0  # characters of it
         self.live: list[_Worker] = []
         self.results: dict[int, str] = {}  # not joined yet, by the organiser's numbers
@@ -155,7 +155,7 @@ class _Run(StrandsRun):
 
     def certain(self, piece: str) -> str:
         """The organiser's newest text, which may complete a mark; marks stay in it."""
-        self.line += piece
+        self.said += piece
         return piece
 
     # -- forks -------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class _Run(StrandsRun):
         newest = self.strand.newest
         if self.finish_reason or not self.prompt.may_end_a_mark(newest):
             return
-        for mark in self.prompt.marks(self.line, self.num_scanned):
+        for mark in self.prompt.marks(self.said, self.num_scanned):
             self.num_scanned = mark.end
             busy = {worker.number for worker in self.live}
             if isinstance(mark, Join):
@@ -242,9 +242,9 @@ class _Run(StrandsRun):
         written = min(s.worker_tokens, s.budget)
         around = len(self.text.encode(self.prompt.put_in(s.workers, "")))
         rules = len(self.text.chat_prompt(self.prompt.worker_message("")))
-        line = len(self.prompt_tokens) + s.budget + s.max_forks * (written + around + SLACK)
+        main = len(self.prompt_tokens) + s.budget + s.max_forks * (written + around + SLACK)
         at_work = min(s.workers, s.max_forks) * (rules + s.budget + written + SLACK)
-        return self.bound(line + at_work, 4 * s.workers + 16, 1 + s.workers)
+        return self.bound(main + at_work, 4 * s.workers + 16, 1 + s.workers)
 
     def num_written(self) -> tuple[int, ...]:
         """By the organiser, then by each worker."""

@@ -3,7 +3,7 @@
     reencode   the branches' text is fed once more behind the trunk, one after another: exactly the
                causal text, as the authors' code does it
     stitch     nothing is computed anew: the branches' own blocks, one after another, which have not
-               read each other; their keys turn to where they now stand
+               read each other; their keys are rotated to where they now stand
     keep       nothing is computed and nothing moves: all branches stay where they were written, side
                by side behind the trunk, and what follows stands behind the longest of them
 

@@ -3,8 +3,8 @@
     1  outline    the main strand lists points, one a line, until an empty line (or its turn) ends the
                   list; the format is data, see `prompts/skeleton.py`
     2  threads    every point is worked out in the view [prompt, outline, own thread]: by a worker of
-                  its own, or by k workers in turn (point i is for worker i mod k, who goes on with its
-                  next point in the very next pass)
+                  its own, or by k workers (point i is for worker i mod k, who goes on with its next point in the
+                  very next pass)
     3  together   the main strand goes on in the view [prompt, outline, all threads]: the threads' own
                   blocks, nothing is encoded again
 
@@ -61,12 +61,12 @@ def skeleton(
 
 @dataclass(frozen=True)
 class Point:
-    """One point of the outline, and whose it is: `worker` (from 1) takes it as its `turn`th."""
+    """One point of the outline, and whose it is: `worker` (from 1) writes it as its step of that number."""
 
     number: int  # from 1
     title: str
     worker: int
-    turn: int
+    step: int
 
 
 def dealt(titles: Sequence[str], workers: int) -> dict[int, list[Point]]:
@@ -74,8 +74,8 @@ def dealt(titles: Sequence[str], workers: int) -> dict[int, list[Point]]:
     workers = min(workers, len(titles)) or len(titles)
     return {
         worker: [
-            Point(number, titles[number - 1], worker, turn)
-            for turn, number in enumerate(range(worker, len(titles) + 1, workers), 1)
+            Point(number, titles[number - 1], worker, step)
+            for step, number in enumerate(range(worker, len(titles) + 1, workers), 1)
         ]
         for worker in range(1, workers + 1)
     }
@@ -209,7 +209,7 @@ class _Run(StrandsRun):
             for thread in live:
                 if not thread.strand.writer.num_tokens:
                     point = thread.point
-                    yield StepBegun(self.passes, point.worker, point.turn, thread.strand.heading)
+                    yield StepBegun(self.passes, point.worker, point.step, thread.strand.heading)
             strands = [thread.strand for thread in live]
             yield from self.write_together(strands, lambda part: bool(waiting[part.worker]))
             self.trunk = Stretch(trunk)
@@ -241,10 +241,10 @@ class _Run(StrandsRun):
 
     def _look_at(self, thread: Thread, waiting: list[Point]) -> Generator[Event, None, None]:
         """Has it ended, or must it? Then its worker may have been the last to leave."""
-        strand, turn = thread.strand, thread.point.turn
-        yield from self.let_leave(strand, turn, goes_on=bool(waiting))
+        strand, step = thread.strand, thread.point.step
+        yield from self.let_leave(strand, step, goes_on=bool(waiting))
         if strand.finish_reason:
-            self.record(strand.worker, turn, strand.text, strand.first_pass)
+            self.record(strand.worker, step, strand.text, strand.first_pass)
 
     # -- stage 3: together -----------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ The contract and the tasks:
     code.py            LiveCodeBench and APPS, whose answers are programs
     documents.py       2WikiMultihopQA, questions over several passages
     generated.py       the bundled model's lists, student retrieval, needles
-    planning.py        several sides of a matter, for a judge
+    planning.py        several sides of a matter, for a judge; plans.py composes a hundred of them
 
 What they share:
 
@@ -26,10 +26,9 @@ the five GSM8K problems that the Hogwild! paper packs into one prompt (section 4
 Independent problems are the plainest work that can be shared: a free worker takes the next one that
 is not taken.
 
-    arithmetic/        lists of problems, bare or in plain English
+    arithmetic/        lists of problems, bare or in plain English; where the small world ends: arithmetic/world.py
     retrieval.py       students and their GPAs
     needles.py         a long text, and facts to find in it
-    world.py           where the small world ends
 
 Nothing here knows of tensors, and every random choice comes from a `random.Random` handed in.
 """

@@ -4,6 +4,9 @@
     templates.py   renders a chat template under limits, in a child process; jinja.py is its other side
     stream.py      `StreamDecoder`: tokens to text, one by one
     steps.py       `StepEnd`: is the worker's paragraph, and with it the step, complete?
+    markers.py     `MarkerWatch`: the marks of a parallel block
+    stops.py       `StopWatch`: a text ends where a stop text would begin
+    grammar.py     `Grammar`: a form that a text must have
     boxed.py       `boxed_answer`, `BoxWatch`: the final answer inside a box
     code.py        `CodeWatch`, `answer_in`: a program as the answer
     clean.py       `clean_problem` for what comes in, `printable` for what goes to a terminal

@@ -350,8 +350,8 @@ export class Run {
     if (PART_NAMES[method]) return `${PART_NAMES[method]} ${worker.index}`;
     if (method === "skeleton") {
       const count = this.workers.filter((one) => one.late).length;
-      const turn = (worker.steps.at(-1)?.number ?? 1) - 1;
-      return `point ${worker.index + turn * count}`;
+      const before = (worker.steps.at(-1)?.number ?? 1) - 1;
+      return `point ${worker.index + before * count}`;
     }
     return this.views.has(worker.name) ? worker.name : worker.name.toLowerCase();
   }

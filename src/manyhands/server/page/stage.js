@@ -133,7 +133,7 @@ class Column {
     this.label = make("span", { class: "label" });
     this.body = make("div", { class: "body", "data-worker": String(worker.index), tabindex: "0", role: "group", "aria-labelledby": `worker-${worker.index}` });
     this.box = make("span", { class: "boxed", hidden: true });
-    this.pause = make("button", { type: "button", class: "small", click: () => this.turn(tell) });
+    this.pause = make("button", { type: "button", class: "small", click: () => this.pauseOrResume(tell) });
     this.dismiss = make(
       "button",
       { type: "button", class: "small", click: () => tell({ item: "DismissWorker", worker: worker.index }) },
@@ -156,7 +156,7 @@ class Column {
     }
   }
 
-  turn(tell) {
+  pauseOrResume(tell) {
     tell({ item: this.isPaused ? "ResumeWorker" : "PauseWorker", worker: this.worker.index });
   }
 

@@ -44,7 +44,7 @@ export class Start {
   /** `show(id)` goes to a run. */
   constructor(show) {
     this.show = show;
-    this.turn = 0;
+    this.shown = 0; // of the problems
     this.team = undefined; // workers that suit the problem that is offered
     this.isBundled = false;
     this.problem = make("textarea", { name: "problem", id: "new-problem", rows: "7", required: true, spellcheck: "false", dir: "auto" });
@@ -115,8 +115,8 @@ export class Start {
   /** A good problem to try. */
   offer(step) {
     const problems = this.isBundled ? BUNDLED_PROBLEMS : PROBLEMS.map((problem) => ({ problem }));
-    this.turn = (this.turn + step) % problems.length;
-    const { problem, workers } = problems[this.turn];
+    this.shown = (this.shown + step) % problems.length;
+    const { problem, workers } = problems[this.shown];
     [this.problem.value, this.team] = [problem, workers];
     this.isOwn = false;
     if (this.method.name === "hogwild") this.workers.value = String(this.usual);

@@ -4,6 +4,7 @@ A model that could read before learns the words of a template by heart when it m
 taught is composed. A kind of story says what is computed; each of its sentences has many wordings, and any goes
 with any.
 
+    telling.py      a story while it is told: persons, sentences, and the work of its numbers
     changing.py     a number of things, and what happens to it:          4 * 9, then - 7
     comparing.py    two numbers of which one is told by the other:       14, and 14 + 5; both together
     grouping.py     two groups of products; groups of a sum:             4 * 9 + 3 * 6;  (4 + 3) * 6
