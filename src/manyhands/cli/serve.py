@@ -22,6 +22,7 @@ from manyhands.cli.serve_options import ServeOptions
 from manyhands.errors import InvalidRequest
 from manyhands.evaluation.shared import SHARED_PREFIX
 from manyhands.model.generation import own_choice
+from manyhands.schema.bounded import read_small
 from manyhands.server.keys import Keys
 from manyhands.server.limits import Limits
 
@@ -114,7 +115,7 @@ def keys_of(options: ServeOptions) -> Keys:
     given = [key for key in (options.api_key, os.environ.get(KEY_VARIABLE)) if key]
     if options.api_key_file is not None:
         try:
-            lines = options.api_key_file.read_text(encoding="utf-8").splitlines()
+            lines = read_small(options.api_key_file).decode("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRequest(
                 f"the file {str(options.api_key_file)!r} cannot be read as text",

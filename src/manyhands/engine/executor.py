@@ -688,4 +688,4 @@ def _eos_ids(adapter: ModelAdapter) -> tuple[int, ...]:
     """The ids that end a turn by the model's generation configuration: none, one or several."""
     network = adapter.model
     said = getattr(network.generation_config, "eos_token_id", None)
-    return end_ids(network.name_or_path, said)
+    return end_ids(str(network.name_or_path), said)

@@ -115,6 +115,7 @@ class ModelSettings:
         None,
         "Processes that share one model, each with a part of every layer: on GPUs, one on each.",
         at_least=1,
+        at_most=64,
         unset="1, or as many as torchrun has started",
         names=("--ranks", "--gpus"),
         panel=_MODEL,
@@ -152,6 +153,7 @@ class ModelSettings:
         None,
         "Gibibytes that the cache may take; the prompts that were used least recently go.",
         above=0,
+        at_most=1 << 20,
         unset=f"{_CACHE_SIZE:g}",
         panel=_MODEL,
     )
