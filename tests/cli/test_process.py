@@ -142,6 +142,30 @@ def test_a_full_disk_under_the_output(words: str) -> None:
     assert "Traceback" not in process.stderr
 
 
+def test_a_full_disk_under_messages_ends_nothing() -> None:
+    """Also where another library's words could not be written before: they wait in the stream for the next flush."""
+    program = """if True:
+        import sys
+        from manyhands.cli.guard import tell
+        try:
+            sys.stderr.write("of another library\\n")
+        except OSError:
+            print("full")
+        tell("one")
+        tell("two")
+        print("goes on")
+        """
+    with open("/dev/full", "w") as full:
+        process = subprocess.run(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            timeout=60,
+        )
+    assert (process.returncode, process.stdout) == (0, "full\ngoes on\n")
+
+
 @pytest.mark.parametrize("words", ["prompts", "--help"])
 def test_nothing_is_said_into_a_closed_output(words: str) -> None:
     command = " ".join(f"'{word}'" for word in (*MANYHANDS, *words.split()))

@@ -275,7 +275,7 @@ _WALK = """() => {
     for (let before = null; told() !== before; ) {
       before = told();
       group.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft", bubbles: true }));
-      const seen = [0, 1, 2, 3, 4, 5, 6, 7].map((colour) => text(`seen-${colour}`)).join("");
+      const seen = [...CSS.highlights.keys()].filter((name) => name.startsWith("seen-")).map(text).join("");
       found[text("pointed")] = seen;
     }
     document.querySelector(".seen button").click();

@@ -95,6 +95,7 @@ def make_front(options: ServeOptions, keys: Keys, mark: str = "") -> Front:
         limits=limits,
         unsaid=unsaid,
         own=None if options.greedy else own_choice(place_of(model)),
+        vocabulary=engine.facts.vocab_size,
     )
     service = Service(
         engine,

@@ -26,6 +26,7 @@ from manyhands.schema.openai import (
     InvalidField,
     PlainRequest,
     read_shape,
+    shown,
 )
 from manyhands.server.failures import Refusal
 from manyhands.server.limits import Limits
@@ -71,6 +72,7 @@ class Served:
     limits: Limits = field(default_factory=Limits)
     unsaid: SharedSettings = UNSAID
     own: Choice | None = None  # how the model samples by itself
+    vocabulary: int | None = None  # how many tokens the network knows; None: not said
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -191,7 +193,7 @@ def _response(request: ResponsesBody, served: Served) -> Asked:
     """A response is asked for in other words than a chat completion, and is one."""
     items = [{"role": "user", "content": request.input}]
     if not isinstance(request.input, str):
-        said = [item for item in request.input if item.type != "reasoning" and item.role]
+        said = [item for item in request.input if item.is_said]
         items = [{"role": str(item.role), "content": item.text} for item in said]
         if not items:
             raise InvalidField("input has no message; expected one of the user", param="input")
@@ -204,6 +206,7 @@ def _response(request: ResponsesBody, served: Served) -> Asked:
         temperature=request.temperature,
         top_p=request.top_p,
         user=request.user,
+        reasoning_effort=request.reasoning.effort if request.reasoning is not None else None,
         stream=request.stream,
         manyhands=request.manyhands,
     )
@@ -225,6 +228,22 @@ def _decoded(
     return Asked(url, served.name, prompts=prompts, settings=settings, num_prompt_tokens=size)
 
 
+def _check_ids(request: ChatRequest | PlainRequest, served: Served) -> None:
+    """Refused by the field's name, before the engine sees it: a token that the network does not know."""
+    given = {"logit_bias": [int(token) for token in request.logit_bias or ()]}
+    if isinstance(request, PlainRequest):
+        texts = [prompt for prompt in request.prompts if not isinstance(prompt, str)]
+        given["prompt"] = [token for tokens in texts for token in tokens]
+    most = served.vocabulary
+    for name, tokens in given.items():
+        wrong = [token for token in tokens if token < 0 or (most is not None and token >= most)]
+        if wrong:
+            known = "0 or more" if most is None else f"0 to {most - 1}"
+            raise InvalidField(
+                f"{name} has the token id {shown(wrong[0])}; expected {known}", param=name
+            )
+
+
 def _check_size(num_tokens: int, limits: Limits) -> None:
     if num_tokens > limits.request_tokens:
         raise InvalidField(
@@ -244,6 +263,7 @@ def _spec(
     _check_model(request.model, served)
     defaults = Defaults(served.name, served.unsaid, context=served.context, own=served.own)
     spec = spec_of(request, options, served.text, served.prompts, defaults)
+    _check_ids(request, served)
     if not isinstance(spec, RunSpec):
         return spec
     if served.only_forks:

@@ -14,7 +14,7 @@ import { textAt } from "./run.js";
 const LONGEST_DESK = 4000; // characters of a step that is written
 const LONGEST_STEP = 2400; // of a finished one, until more is asked for
 const MOST_FOLDS = 6; // finished steps that a desk has a line of
-const NUM_COLOURS = 8;
+export const NUM_COLOURS = 12; // a team of eight, and those who join it
 const NARROWEST = 150; // pixels of a branch beside others
 const NARROWEST_OF = { few: 190, many: 165, crowd: 135 }; // pixels of a desk
 
@@ -262,7 +262,7 @@ class Columns {
   /** As many in a row as fit, in rows of like length: five are three and two, not four and one. */
   spread() {
     const count = Math.max(1, this.columns.length);
-    const size = count > 24 ? "crowd" : count > 8 ? "many" : "few";
+    const size = count > 24 ? "crowd" : count > 12 ? "many" : "few";
     const fitting = Math.max(1, Math.min(count, Math.floor(this.width / NARROWEST_OF[size])));
     const rows = Math.ceil(count / fitting);
     this.element.dataset.size = size;
