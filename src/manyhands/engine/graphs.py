@@ -179,6 +179,29 @@ class GraphedPasses(Passes):
         self.counts.replayed += 1
         return graph.start(plan, work, late)
 
+    def begin_head(self, plan: Plan, late: Late) -> bool:
+        """See `Passes.begin_head`. Nothing is recorded for a guess."""
+        self._newest = self._lookahead = None
+        if plan.num_tokens > MOST_TOKENS or self.trouble is not None:
+            return False
+        work = cut(plan, self.backend.tiling)
+        if (found := self._at_hand(plan, work, _capacity(plan, work))) is None:
+            return False
+        graph, work = found
+        graph.start_head(plan, work, late)
+        self._newest = graph, plan
+        self.counts.planned_ahead += 1
+        self.counts.heads += 1
+        return True
+
+    def finish_head(self, plan: Plan) -> PassOutcome:
+        """See `Passes.finish_head`."""
+        assert self._newest is not None, "its head was begun"
+        graph, begun = self._newest
+        assert begun is plan, "nothing was run in between"
+        self.counts.replayed += 1
+        return graph.finish(plan)
+
     def _next(self, plan: Plan) -> PassOutcome | None:
         """The pass that follows the newest one, perhaps begun already; None if this is another."""
         newest, self._newest = self._newest, None
@@ -226,19 +249,23 @@ class GraphedPasses(Passes):
         """
         work = cut(plan, self.backend.tiling)
         capacity = _capacity(plan, work)
-        if (own := self._graphs.get(capacity)) is not None:
-            return own, work
-        self._seen[capacity] += 1
+        if capacity not in self._graphs:
+            self._seen[capacity] += 1
         times = self._seen[capacity]
-        if times < (_VERY_OFTEN if self._ahead else _OFTEN):
-            if fitting := [
-                graph for known, graph in self._graphs.items() if known.serves(capacity)
-            ]:
-                return min(fitting, key=lambda graph: graph.capacity.num_integers), work
-            if (wide := self._wide(plan, has_large=has_large_ahead(plan, work))) is not None:
-                return wide
+        if (found := self._at_hand(plan, work, capacity)) is not None:
+            return found
         graph = self._record(plan.page_size, capacity) if times > 1 else None
         return None if graph is None else (graph, work)
+
+    def _at_hand(self, plan: Plan, work: Work, capacity: Capacity) -> tuple[_Graph, Work] | None:
+        """A recording that is there already and serves this plan, which was cut alone as `work`."""
+        if (own := self._graphs.get(capacity)) is not None:
+            return own, work
+        if self._seen[capacity] >= (_VERY_OFTEN if self._ahead else _OFTEN):
+            return None  # it is to have its own
+        if fitting := [graph for known, graph in self._graphs.items() if known.serves(capacity)]:
+            return min(fitting, key=lambda graph: graph.capacity.num_integers), work
+        return self._wide(plan, has_large=has_large_ahead(plan, work))
 
     def _wide(self, plan: Plan, *, has_large: bool) -> tuple[_Graph, Work] | None:
         """The wide recording for so many tokens, with large tiles or without, if the plan fits into it."""
@@ -345,6 +372,12 @@ class _Graph:
 
     def start(self, plan: Plan, work: Work, late: Late | None = None) -> PassOutcome:
         """Any plan that fits: send all of it, but for tokens that are there already."""
+        self.start_head(plan, work, late)
+        self.recording.tail()
+        return self._outcome(plan)
+
+    def start_head(self, plan: Plan, work: Work, late: Late | None = None) -> None:
+        """The head of such a pass; `finish` makes the rest."""
         self.sent.synchronize()
         integers, growth = self.host.numpy()
         pack(plan, work, self.capacity, integers)
@@ -354,8 +387,7 @@ class _Graph:
             pack_growth(plan, work, self.capacity, growth)
         integers -= growth  # the pass begins by adding it
         self.others.start(self.number, self.host)
-        self.replay(late)
-        return self._outcome(plan)
+        self.replay_head(late)
 
     def next(self, plan: Plan, late: Late | None = None) -> PassOutcome:
         """The plan that follows: send its tokens, which are all that the graph cannot know."""
@@ -379,12 +411,16 @@ class _Graph:
 
     def replay(self, late: Late | None = None) -> None:
         """A whole pass, with the integers of the host's buffer."""
+        self.replay_head(late)
+        self.recording.tail()
+
+    def replay_head(self, late: Late | None = None) -> None:
+        """Its head."""
         self.buffer.copy_(self.host, non_blocking=True)
         self.sent.record()
         if late is not None:
             late.fill(self.buffer[0])
         self.recording.head()
-        self.recording.tail()
 
     def follow(self, token_ids: Ints, late: Late | None = None) -> None:
         """A whole pass, one token later."""

@@ -35,7 +35,7 @@ class PassCounts:
     )
     recorded: int = 0  # recordings made
     lookaheads: int = 0  # passes begun before they were asked for
-    heads: int = 0  # of those, the ones of which the first layers alone were begun
+    heads: int = 0  # passes of which the first layers alone were begun
     dropped: int = 0  # passes begun that no step asked for
     planned_ahead: int = 0  # passes planned and begun while the device made the one before
     in_vain: int = 0  # rows of these that no run asked for
@@ -161,6 +161,17 @@ class Passes:
         """The pass of a plan some of whose tokens are on the device alone."""
         self.counts.planned_ahead += 1
         return self._launched(plan, None, late)
+
+    def begin_head(self, plan: Plan, late: Late) -> bool:
+        """Begin the first layers of such a pass, whose tokens are a guess; `finish_head` makes the rest.
+
+        False, and nothing is begun, where no recording serves the plan. Launch by launch none does.
+        """
+        return False
+
+    def finish_head(self, plan: Plan) -> PassOutcome:
+        """The rest of the pass whose head was begun last."""
+        raise AssertionError("launch by launch no head is begun")
 
     def launch(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
         """The pass, launch by launch."""
