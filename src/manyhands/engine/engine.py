@@ -40,6 +40,7 @@ from manyhands.cache.usage import Usage, usage_of, usage_of_each
 from manyhands.engine.executor import Executor, LocalExecutor, ModelFacts
 from manyhands.engine.lookahead import Ahead, Begun, Lookahead
 from manyhands.engine.loop import run_passes
+from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.past import Past
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.launched import num_ranks
@@ -173,6 +174,11 @@ class Engine:
     def shelf_counts(self) -> ShelfCounts:
         """Counts of reads from the cache on disk and of writes to it; zeros without one."""
         return ShelfCounts() if self.shelving is None else self.shelving.sheets.counts
+
+    @property
+    def pass_counts(self) -> PassCounts:
+        """How passes were made so far: recorded, launch by launch, begun ahead; kernels compiled, blocks moved."""
+        return self.executor.counts
 
     @property
     def usage(self) -> Usage:

@@ -51,7 +51,8 @@ from manyhands.cache.step import Choice
 from manyhands.cache.tally import Weighing
 from manyhands.engine.backends import check_backend, choose_backend, make_passes
 from manyhands.engine.lookahead import Ahead
-from manyhands.engine.passes import ALONE, Late, Others, PassCounts, PassOutcome
+from manyhands.engine.pass_counts import PassCounts
+from manyhands.engine.passes import ALONE, Late, Others, PassOutcome
 from manyhands.engine.sampling import Chosen, choose, sent
 from manyhands.engine.weighing import Weights
 from manyhands.errors import OutOfMemory

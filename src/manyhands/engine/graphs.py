@@ -72,7 +72,9 @@ _FEW_PARTIALS = 4  # of a token, as completions have; merged by programs of seve
 _SURE_ENOUGH = 0.99  # share of right guesses from which on whole passes are begun
 # Times that a capacity is asked for, until it gets a recording beside one that serves it: one that is a little
 # wider, or a wide one that was made ahead.
-_OFTEN, _VERY_OFTEN = 32, 256
+_OFTEN, _VERY_OFTEN = 32, 32
+# Where a wide recording serves small tiles alone, a plan is cut for it at once, and one of so many for itself too.
+_LOOKED_AT = 8
 AHEAD = 768  # tokens of the largest wide recording: a part of a prompt, and what many others write
 # Tokens of a pass up to which a wide recording has small tiles alone, and up to which one of these is made.
 _ALL_SMALL, _MOST_ALONE = 32, 256
@@ -111,6 +113,8 @@ class GraphedPasses(Passes):
         # Of those the wide ones: by their tokens, and whether they have large tiles.
         self._ahead: dict[tuple[int, bool], _Graph] = {}
         self._seen: Counter[Capacity] = Counter()
+        self._kinds: Counter[_Kind] = Counter()  # of plans that wide recordings serve
+        self._kinds_with_own: set[_Kind] = set()
         self._newest: tuple[_Graph, Plan] | None = None
         self._lookahead: _Lookahead | None = None
         self._sureness = 1.0
@@ -184,8 +188,10 @@ class GraphedPasses(Passes):
         self._newest = self._lookahead = None
         if plan.num_tokens > MOST_TOKENS or self.trouble is not None:
             return False
-        work = cut(plan, self.backend.tiling)
-        if (found := self._at_hand(plan, work, _capacity(plan, work))) is None:
+        if (found := self._wide_at_once(plan)) is None:
+            work = cut(plan, self.backend.tiling)
+            found = self._at_hand(plan, work, _capacity(plan, work))
+        if found is None:
             return False
         graph, work = found
         graph.start_head(plan, work, late)
@@ -247,6 +253,8 @@ class GraphedPasses(Passes):
 
         Its own; or while its capacity is rare, one that is a little wider, or a wide one.
         """
+        if (found := self._wide_at_once(plan)) is not None:
+            return found
         work = cut(plan, self.backend.tiling)
         capacity = _capacity(plan, work)
         if capacity not in self._graphs:
@@ -255,7 +263,18 @@ class GraphedPasses(Passes):
         if (found := self._at_hand(plan, work, capacity)) is not None:
             return found
         graph = self._record(plan.page_size, capacity) if times > 1 else None
-        return None if graph is None else (graph, work)
+        if graph is None:
+            return None
+        self._kinds_with_own.add(_kind(plan))
+        return graph, work
+
+    def _wide_at_once(self, plan: Plan) -> tuple[_Graph, Work] | None:
+        """The wide recording, for most plans of few tokens: to look for their own, they would be cut twice."""
+        kind = _kind(plan)
+        if plan.num_tokens > _ALL_SMALL or kind in self._kinds_with_own or not self._ahead:
+            return None
+        self._kinds[kind] += 1
+        return self._wide(plan, has_large=False) if self._kinds[kind] % _LOOKED_AT else None
 
     def _at_hand(self, plan: Plan, work: Work, capacity: Capacity) -> tuple[_Graph, Work] | None:
         """A recording that is there already and serves this plan, which was cut alone as `work`."""
@@ -444,6 +463,16 @@ class _Graph:
         rows = len(plan.heads)
         tokens, sound = self.greedy[0, :rows], self.greedy[1, :rows]
         return PassOutcome(self.logits[:rows], torch.cat((tokens, sound.min().view(1))))
+
+
+_Kind = tuple[int, int, int]
+
+
+def _kind(plan: Plan) -> _Kind:
+    """Plans of different kinds have different capacities: tokens, reads and strips, rounded up."""
+    sizes = plan.num_tokens, len(plan.reads.row), len(plan.reads.pages)
+    tokens, reads, strips = map(power_of_two, sizes)
+    return tokens, reads, strips
 
 
 def kinds_ahead(most: int) -> list[tuple[int, bool]]:

@@ -40,6 +40,7 @@ from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.step import Step
 from manyhands.cache.usage import Usage
 from manyhands.engine.lookahead import Expected, Lookahead
+from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.preemption import Preemption, Rebuild
 from manyhands.engine.run import Run, RunState, new_queues
 from manyhands.errors import ManyhandsError, OutOfMemory, RanksFailed
@@ -129,6 +130,11 @@ class Scheduler:
     def usage(self) -> Usage:
         """The work computed so far: none that a scheduler alone knows of."""
         return Usage()
+
+    @property
+    def pass_counts(self) -> PassCounts:
+        """Zeros: a scheduler alone makes no pass itself."""
+        return PassCounts()
 
     @property
     def shelf_counts(self) -> ShelfCounts:
