@@ -475,6 +475,11 @@ def test_health_readiness_metrics_and_ids(house: House) -> None:
         "kv_cache_usage_perc",
         "time_to_first_token_seconds_count",
         "disk_cache_hits_total",
+        "kernels_compiled_total",
+        "passes_recorded_total",
+        "passes_dropped_total",
+        "rows_in_vain_total",
+        "blocks_moved_total",
     ):
         assert f"manyhands_{name}" in page
     assert 'manyhands_requests_total{route="health",status="200"} ' in page

@@ -51,7 +51,8 @@ from manyhands.cache.step import Choice
 from manyhands.cache.tally import Weighing
 from manyhands.engine.backends import check_backend, choose_backend, make_passes
 from manyhands.engine.lookahead import Ahead
-from manyhands.engine.passes import ALONE, Late, Others, PassCounts, PassOutcome
+from manyhands.engine.pass_counts import PassCounts
+from manyhands.engine.passes import ALONE, Late, Others, PassOutcome
 from manyhands.engine.sampling import Chosen, choose, sent
 from manyhands.engine.weighing import Weights
 from manyhands.errors import InvalidRequest, OutOfMemory
@@ -246,6 +247,7 @@ class Executor(Protocol):
         rows: Sequence[int],
         choices: Sequence[Choice],
         *,
+        lookahead: bool = False,
         weighing: Weighing | None = None,
         ahead: Ahead | None = None,
     ) -> tuple[int, ...]:
@@ -349,7 +351,8 @@ class LocalExecutor:
         )
         self.weights = Weights(adapter.device)
         self._kept: Tensor | None = None  # logits [D, V] of the tokens that were drafted last
-        self._begun: PassOutcome | None = None  # of the pass that was begun ahead
+        # Of the pass that was begun ahead: gives its outcome, and makes the rest of it where its head alone was begun.
+        self._begun: Callable[[], PassOutcome] | None = None
         self._shelf: MemoryShelf | None = None
         if settings.cache is not None:
             self._shelf = MemoryShelf(
@@ -443,20 +446,24 @@ class LocalExecutor:
         rows: Sequence[int],
         choices: Sequence[Choice],
         *,
+        lookahead: bool = False,
         weighing: Weighing | None = None,
         ahead: Ahead | None = None,
     ) -> tuple[int, ...]:
         """See `Executor.go_on`."""
-        outcome, self._begun = self._begun, None
-        assert outcome is not None, "only what was begun goes on"
+        begun, self._begun = self._begun, None
+        assert begun is not None, "only what was begun goes on"
+        outcome = begun()
         logits, greedy = outcome.logits, outcome.greedy
-        if len(rows) < len(logits):
+        is_whole = len(rows) == len(logits)
+        if not is_whole:
             self.passes.counts.in_vain += len(logits) - len(rows)
             at = sent([*rows, len(logits)], torch.int64, logits.device)
             greedy = None if greedy is None else greedy.index_select(0, at)
             logits = logits.index_select(0, at[:-1])
         chosen = choose(logits, choices, greedy, self._weigh(weighing))
-        self._begin(chosen, ahead)
+        if not self._begin(chosen, ahead) and lookahead and is_whole:
+            self.passes.look_ahead(chosen)
         return self._arrived(chosen)
 
     def _begin(self, chosen: Chosen, ahead: Ahead | None) -> bool:
@@ -464,10 +471,15 @@ class LocalExecutor:
         begun = None if ahead is None else ahead()
         if begun is None:
             return False
-        plan, sources = begun
+        plan, sources, is_sure = begun
         (at,) = (sources >= 0).nonzero()
-        self._begun = self.passes.begin(plan, Late(chosen.on_device, at, sources[at]))
-        return True
+        late = Late(chosen.on_device, at, sources[at])
+        if is_sure:
+            outcome = self.passes.begin(plan, late)
+            self._begun = lambda: outcome
+        elif self.passes.begin_head(plan, late):
+            self._begun = partial(self.passes.finish_head, plan)
+        return self._begun is not None
 
     def _arrived(self, chosen: Chosen) -> tuple[int, ...]:
         """The tokens. Where those on the device were a guess that was wrong, what was begun with them is dropped."""

@@ -21,7 +21,7 @@ from manyhands.engine import graphs
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.graphs import GraphedPasses
-from manyhands.engine.passes import PassCounts
+from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.ranks.channel import Heard, Told, Verb
 from manyhands.engine.ranks.follower import Follower
 from manyhands.engine.ranks.told import Together, ToldRanks
