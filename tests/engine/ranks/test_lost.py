@@ -12,10 +12,12 @@ import torch
 from manyhands.engine.ranks import follower as follower_of_ranks
 from manyhands.engine.ranks import world as world_of_ranks
 from manyhands.engine.ranks.channel import Heard, Told, Verb
+from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.follower import Follower, follow
 from manyhands.engine.ranks.world import World
 from manyhands.engine.service import Service
-from manyhands.errors import RanksFailed, ServiceStopped
+from manyhands.errors import ManyhandsError, RanksFailed, ServiceStopped
+from manyhands.model.settings import ModelSettings
 from tests.engine.small import counting, small_engine
 
 LOST = RanksFailed("rank 1 of 2 has ended; all ranks of the model were ended")
@@ -88,3 +90,36 @@ def test_recordings_go_before_the_group(monkeypatch: pytest.MonkeyPatch) -> None
     Told([ours]).tell(Verb.END)  # type: ignore[list-item]
     follow(follower.heard)
     assert order == ["recordings go", "the group goes"]
+
+
+def a_world(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Any]:
+    """Of two ranks, the other of which is a pipe that nothing reads."""
+    monkeypatch.setattr(world_of_ranks, "join_group", lambda *_: (torch.device("cpu"), None))
+    monkeypatch.setattr(world_of_ranks, "leave_group", lambda: None)
+    ours, theirs = Pipe()
+    return World([ours], "cpu"), theirs  # type: ignore[list-item]
+
+
+def give_up(world: World) -> None:
+    with world.whole():
+        world.lost = "rank 1 of 2 has ended"
+        raise ManyhandsError("the logits are no numbers")
+
+
+def test_numbers_that_went_with_a_rank_are_a_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum that is given up is NaN: the engine would say so before it is known why."""
+    world, _ = a_world(monkeypatch)
+    with pytest.raises(ManyhandsError, match="no numbers"), world.whole():
+        raise ManyhandsError("the logits are no numbers")
+    with pytest.raises(RanksFailed, match="rank 1 of 2 has ended"):
+        give_up(world)
+
+
+def test_a_rank_that_is_gone_before_it_loads_is_a_lost_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, theirs = a_world(monkeypatch)
+    monkeypatch.setattr(world, "_ended", lambda *_: None)  # not yet seen when rank 0 tells it
+    theirs.close()
+    with pytest.raises(RanksFailed, match="all ranks of the model were ended"):
+        RankedExecutor.on(world, ModelSettings("no model", device="cpu"))
