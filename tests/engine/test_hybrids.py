@@ -137,7 +137,7 @@ def test_each_network_is_exact(name: str) -> None:
 
 
 def test_float32_is_as_round_as_hugging_face_s_own() -> None:
-    """Whose float32 is 1.6e-4 off its float64 on this run."""
+    """Hugging Face's float32 is 1.6e-4 off its float64 on this run."""
     assert worst(RUNS["branches (join reencode)"]().trace, "qwen3_5_text", double=False) < FLOAT32
 
 
@@ -153,7 +153,7 @@ def test_control_a_fork_without_its_state_shows(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("method", [name for name in RUNS if name not in FORKING])
 def test_a_method_that_reorders_is_stopped(method: str) -> None:
-    """Whoever drives an engine by hand is told where it is; commands refuse such a method before (below)."""
+    """An engine that is driven by hand says where; commands refuse such a method before (`check_forks`)."""
     with pytest.raises(InvalidRequest, match="behind another text") as caught:
         worst(RUNS[method]().trace, "qwen3_5_text", double=False)
     assert "forks" in str(caught.value.hint)
@@ -238,7 +238,7 @@ def test_prompts_that_begin_alike(shares: bool) -> None:
 
 
 def test_the_next_turn_finds_the_last() -> None:
-    """What was written behind a prompt is found with its state; where another turn leaves it, a part is fed anew once."""
+    """Text that was written behind a prompt is found with its state; where another turn leaves it, a part is fed anew once."""
     engine, plain = hybrid_engine(), hybrid_engine()
     one = spec("sequential", choice=Choice(temperature=1.0, allowed=frozenset(TEXT.encode("!b"))))
     first = engine.run(shared(engine, one))
