@@ -7,6 +7,7 @@ import math
 import shutil
 import struct
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,10 @@ from huggingface_hub.errors import (
 from safetensors.torch import load_file, save, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from manyhands.cache.block import Block
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
 from manyhands.errors import (
     ContextTooLong,
     InvalidRequest,
@@ -37,6 +42,7 @@ from manyhands.model.loading import _config, _pretrained, load_adapter
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
 from tests.model.families_zoo import some_tokens, tiny_models
+from tests.model.test_recurrent import CONFIGS
 
 ZOO = tiny_models()
 
@@ -235,6 +241,35 @@ def test_the_language_model_is_taken_out_of_a_gemma_4(tmp_path: Path, copy: Path
         expected = whole(input_ids=tokens[None]).logits[0]
         logits = adapter.forward(tokens, None, exact_attention(adapter.ropes))
     torch.testing.assert_close(logits, expected, atol=5e-5, rtol=0)
+
+
+def test_the_language_model_is_taken_out_of_a_qwen_3_5(tmp_path: Path, copy: Path) -> None:
+    """With axes for pictures, which are one for text, and with layers that guess tokens ahead, which have no use here."""
+    text = deepcopy(CONFIGS["qwen3_5_text"])
+    text.rope_parameters = {
+        **text.rope_parameters,
+        "mrope_interleaved": True,
+        "mrope_section": [1, 1, 0],
+    }
+    with quiet():
+        config = hf.Qwen3_5Config(
+            text_config=text.to_dict(),
+            vision_config={"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32},
+        )
+        whole = hf.Qwen3_5ForConditionalGeneration(config).eval()
+        whole.save_pretrained(tmp_path)
+    for file in copy.glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["mtp.fc.weight"] = torch.ones(8, 8)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    engine = Engine.load(tmp_path, device="cpu", dtype="float32", memory_tokens=64, states=4)
+    assert engine.facts.num_states == 4
+    tokens = some_tokens(24)
+    with torch.no_grad():
+        expected = whole(input_ids=tokens[None]).logits[0, -1]
+    (logits,) = engine.forward(Step([Row(View([Block()]), tuple(tokens.tolist()))]))
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
 
 
 def test_a_gemma_3_with_dummy_weights(

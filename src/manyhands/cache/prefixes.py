@@ -207,8 +207,11 @@ class PrefixTree:
     def _grow(self, node: Node, block: Block) -> Node | None:
         """Enter a block that is written, behind a node that is; the node at its end.
 
-        None where it cannot be: a part of it is being written by somebody else, or has lost its keys.
+        None where it cannot be: a part of it is being written by somebody else, or has lost its keys or its state.
         """
+        states = None if self.pool is None else self.pool.states
+        if states is not None and states.slot(block) is None:
+            return None
         tokens, depth = tuple(block.tokens), 0
         while depth < len(tokens) and (child := node.children.get(tokens[depth])) is not None:
             if not child.is_written:

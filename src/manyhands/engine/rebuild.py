@@ -19,7 +19,7 @@ from manyhands.engine.executor import Executor, Kept, Places
 from manyhands.engine.past import Past
 from manyhands.errors import InvalidRequest
 from manyhands.replay.merged import Merged, merge_passes
-from manyhands.replay.strands import Strands
+from manyhands.replay.text_rows import TextRows
 
 _SHARE = "Let runs share what they both read through the engine's prefixes."
 
@@ -35,7 +35,7 @@ class Fed(NamedTuple):
 class Ends(NamedTuple):
     """The states that a run needs to go on: those behind its blocks, by the blocks of the run that was merged."""
 
-    strands: Strands
+    text_rows: TextRows
     blocks: Mapping[Block, Block]
     taken: tuple[
         tuple[int, int], ...
@@ -46,10 +46,10 @@ class Ends(NamedTuple):
         assert pool.states is not None, "only a network that keeps states needs them"
         blocks = [block for block in self.blocks if block.num_tokens]
         slots = dict(zip(blocks, pool.states.free_slots(len(blocks)), strict=True))
-        left = ((self.strands.slot(self.blocks[block]), slot) for block, slot in slots.items())
+        left = ((self.text_rows.slot(self.blocks[block]), slot) for block, slot in slots.items())
         write(Kept(self.taken, tuple(left)))
         for block, slot in slots.items():
-            pool.states.hold(block, slot, self.strands.start(self.blocks[block]))
+            pool.states.hold(block, slot, self.text_rows.start(self.blocks[block]))
 
 
 def rebuild_past(
@@ -94,11 +94,11 @@ def rebuild_past(
         slots = {number: pool.states.slot(block) for number, block in found.items()}
         held = {number: slot for number, slot in slots.items() if slot is not None}
         ends = Ends(
-            Strands([fresh[number] for number in held]),
+            TextRows([fresh[number] for number in held]),
             {block: fresh[number] for number, block in wanted.items()},
             tuple((slot, name) for name, slot in enumerate(held.values(), 1)),
         )
-    merged = merge_passes(steps(), trace.num_tokens, before, ends.strands if ends else None)
+    merged = merge_passes(steps(), trace.num_tokens, before, ends.text_rows if ends else None)
     write_keys(merged, fed, executor, pool, here, ends)
 
 

@@ -20,7 +20,7 @@ from manyhands.engine.executor import Executor
 from manyhands.engine.rebuild import Ends, Fed, write_keys
 from manyhands.errors import BrokenTrace, ManyhandsError
 from manyhands.replay.merged import merge_passes
-from manyhands.replay.strands import Strands
+from manyhands.replay.text_rows import TextRows
 from manyhands.replay.trace import Trace, TracedRow, record
 from manyhands.schema.lines import Line
 from manyhands.strategies.base import Answer, Asked, Reserve, Strategy
@@ -165,8 +165,8 @@ def _rebuild(retraced: _Retraced, executor: Executor, pool: PagePool) -> None:
     """One forward over the whole past; keys and values of the blocks still in use go to memory."""
     if not retraced.trace.passes:
         return
-    strands = None if pool.states is None else Strands()
-    merged = merge_passes(retraced.steps(), retraced.trace.num_tokens, strands=strands)
+    text_rows = None if pool.states is None else TextRows()
+    merged = merge_passes(retraced.steps(), retraced.trace.num_tokens, text_rows=text_rows)
     used = [
         Fed(token, block, index)
         for token, (reference, index) in enumerate(retraced.fed)
@@ -176,8 +176,8 @@ def _rebuild(retraced: _Retraced, executor: Executor, pool: PagePool) -> None:
         return
     pool.reserve({each.block: each.block.num_tokens for each in used}.items())
     ends = None
-    if strands is not None:
-        ends = Ends(strands, {each.block: each.block for each in used})
+    if text_rows is not None:
+        ends = Ends(text_rows, {each.block: each.block for each in used})
     write_keys(merged, used, executor, pool, ends=ends)
 
 

@@ -99,7 +99,7 @@ class ModelSettings:
         None,
         "Texts whose states are held, for networks with layers that keep one (Qwen3-Next, Qwen3.5).",
         at_least=2,
-        unset="what a quarter of the free memory holds, at most 256",
+        unset="what half of the memory for tokens holds, at most 256",
         panel=_MODEL,
     )
     context: int | None = setting(

@@ -28,7 +28,7 @@ from manyhands.errors import UnsupportedModel
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.recurrent import StateCall, States
 from manyhands.replay.merged import Merged, merge_passes
-from manyhands.replay.strands import Strands
+from manyhands.replay.text_rows import TextRows
 from manyhands.replay.trace import Trace
 
 _BACKEND = TorchBackend()
@@ -41,8 +41,8 @@ def merge_trace(trace: Trace, *, keeps_states: bool = False) -> Merged:
 
     Raises InvalidRequest where such a network cannot have made the trace.
     """
-    strands = Strands() if keeps_states else None
-    return merge_passes((step for step, _ in trace.steps()), trace.num_tokens, strands=strands)
+    text_rows = TextRows() if keeps_states else None
+    return merge_passes((step for step, _ in trace.steps()), trace.num_tokens, text_rows=text_rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Replay:
     slot_offset: Tensor  # [S]
     keep: Tensor  # packed indices whose logits are wanted
     prepared: Prepared | Strips
-    states: RowStates | None = None  # of the strands, for a network that keeps states
+    states: RowStates | None = None  # for a network that keeps some
 
     @classmethod
     def of(

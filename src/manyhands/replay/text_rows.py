@@ -1,10 +1,10 @@
 """The states of a whole run: which texts grew, where others forked from them, in one forward over all its tokens.
 
-Passes are many and forks are few. So what a block was fed in passes that follow each other is one row here, a *strand*,
-which ends where another text forks or where its block ends:
+Passes are many and forks are few. So what a block was fed in passes that follow each other is one row here, which ends
+where another text forks or where its block ends:
 
     passes    prompt 0-5 | a 6-7, b 8 | a 9, b 10 | c (behind a) 11
-    strands   prompt 0-5   a 6 7 9      b 8 10      c 11                 four rows, three waves
+    rows      prompt 0-5   a 6 7 9      b 8 10      c 11                 four rows, three waves
 
 Slots are numbered for this forward alone.
 """
@@ -20,7 +20,7 @@ from manyhands.cache.states import EMPTY, RowStates, StateBook
 from manyhands.cache.step import Step
 
 
-class Strands:
+class TextRows:
     """Follows the steps of a run, and says what its linear layers need."""
 
     def __init__(self, found: Sequence[Block] = ()) -> None:
@@ -54,23 +54,23 @@ class Strands:
         for _, source, _ in self._passes:
             readers[source] = readers.get(source, 0) + 1
         kept = set(wanted.values()) | set(self._given)
-        strands: dict[int, tuple[list[int], int]] = {}  # by the target of its newest pass
+        joined: dict[int, tuple[list[int], int]] = {}  # by the target of its newest pass
         for tokens, source, target in self._passes:
-            if source in strands and readers[source] == 1 and source not in kept:
-                own, begin = strands.pop(source)
+            if source in joined and readers[source] == 1 and source not in kept:
+                own, begin = joined.pop(source)
                 own.extend(tokens)
-                strands[target] = own, begin
+                joined[target] = own, begin
             else:
-                strands[target] = list(tokens), source
-        names = {slot: name for name, slot in enumerate((EMPTY, *self._given, *strands))}
+                joined[target] = list(tokens), source
+        names = {slot: name for name, slot in enumerate((EMPTY, *self._given, *joined))}
         ends = [0]
-        for own, _ in strands.values():
+        for own, _ in joined.values():
             ends.append(ends[-1] + len(own))
         rows = RowStates(
             tuple(ends),
-            tuple(names[begin] for _, begin in strands.values()),
-            tuple(names[target] for target in strands),
-            tuple(token for own, _ in strands.values() for token in own),
+            tuple(names[begin] for _, begin in joined.values()),
+            tuple(names[target] for target in joined),
+            tuple(token for own, _ in joined.values() for token in own),
         )
         self._left = {weakref.ref(block): names[slot] for block, slot in wanted.items()}
         return rows
