@@ -260,7 +260,8 @@ def _is_usable(example: Example) -> bool:
         values["difficulty"] == "introductory"
         and not (values.get("starter_code") or "").strip()
         and bool((values.get("input_output") or "").strip())
-        and "fn_name" not in _json(example, "input_output")
+        and "fn_name" not in (cases := _json(example, "input_output"))
+        and cases != {"inputs": [], "outputs": []}
     )
 
 
