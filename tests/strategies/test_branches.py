@@ -254,6 +254,14 @@ def test_a_placeholder_and_a_line_break_in_one_token_cannot_begin_a_branch_eithe
     assert text.encode("\n")[0] not in placeholder_tokens(text, "......")
 
 
+def test_the_ban_is_looked_up_once_for_each_tokenizer(monkeypatch):
+    one, other = Text(byte_level()), Text(sentence_piece())
+    banned = placeholder_tokens(one, "......")
+    assert placeholder_tokens(other, "......") != banned
+    monkeypatch.setattr(Text, "encode", None)
+    assert placeholder_tokens(one, "......") == banned
+
+
 # -- forcing, and blocks that are none -------------------------------------------------------------
 
 

@@ -117,7 +117,7 @@ class _Run(StrandsRun):
         told = put(asked, message, prompt.rules_in)
         super().__init__(told, text, settings, prompt.finisher, context, problem=asked.problem)
         self.prompt = prompt
-        self.said = ""  # the organiser's own text, in which marks are found
+        self.own_text = ""  # of the organiser; marks are found in it
         self.num_scanned = 0  # characters of it
         self.live: list[_Worker] = []
         self.results: dict[int, str] = {}  # not joined yet, by the organiser's numbers
@@ -155,7 +155,7 @@ class _Run(StrandsRun):
 
     def certain(self, piece: str) -> str:
         """The organiser's newest text, which may complete a mark; marks stay in it."""
-        self.said += piece
+        self.own_text += piece
         return piece
 
     # -- forks -------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class _Run(StrandsRun):
         newest = self.strand.newest
         if self.finish_reason or not self.prompt.may_end_a_mark(newest):
             return
-        for mark in self.prompt.marks(self.said, self.num_scanned):
+        for mark in self.prompt.marks(self.own_text, self.num_scanned):
             self.num_scanned = mark.end
             busy = {worker.number for worker in self.live}
             if isinstance(mark, Join):

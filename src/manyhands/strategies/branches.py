@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from weakref import WeakKeyDictionary
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row
@@ -47,6 +48,7 @@ from manyhands.text import Text
 from manyhands.text.markers import MarkEraser, MarkerProfile, TitleReader
 
 _TAILS = ("", " ", "\n", "\n\n", " \n", " \n\n")  # may be one token with the end of a placeholder
+_PLACEHOLDERS: WeakKeyDictionary[Text, dict[str, frozenset[int]]] = WeakKeyDictionary()
 BRANCH = "branch "  # how names of branches' writers begin; a number follows
 
 
@@ -111,8 +113,15 @@ def placeholder_tokens(text: Text, placeholder: str) -> frozenset[int]:
     They are found by encoding runs of the placeholder of every length, with and without blanks before
     and line breaks behind, so the tokenizer itself says which tokens it has. A token counts if its text, less
     blanks, begins the placeholder or begins with it. Blanks alone are free; therefore the ban holds
-    as long as the branch has written nothing else.
+    as long as the branch has written nothing else. They are found once for each text.
     """
+    known = _PLACEHOLDERS.setdefault(text, {})
+    if placeholder not in known:
+        known[placeholder] = _placeholder_tokens(text, placeholder)
+    return known[placeholder]
+
+
+def _placeholder_tokens(text: Text, placeholder: str) -> frozenset[int]:
     found: set[int] = set()
     for lead in ("", " ", "\n"):
         for size in range(1, 2 * len(placeholder) + 1):
