@@ -658,7 +658,7 @@ def test_an_index_stays_in_its_folder(copy: Path, target: str) -> None:
         load_adapter(copy)
 
 
-@pytest.mark.parametrize("index", ["[]", "{", "{}", '{"weight_map": 3}'])
+@pytest.mark.parametrize("index", ["[]", "{", "{}", '{"weight_map": 3}', '{"a":' * 100_000])
 def test_an_index_that_is_none(copy: Path, index: str) -> None:
     (copy / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ModelNotFound, match="an index that cannot be read"):

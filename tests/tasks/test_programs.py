@@ -173,6 +173,10 @@ class Evil:
     [
         ({"public_test_cases": None}, "has no 'public_test_cases'"),
         ({"public_test_cases": "[", "surplus": 1}, "'public_test_cases' is not JSON"),
+        (
+            {"public_test_cases": "[" * 100_000},
+            "'public_test_cases' is not JSON: maximum recursion",
+        ),
         ({"public_test_cases": '[{"input": "1"}]'}, "a test in 'public_test_cases' is"),
         ({"public_test_cases": "[]", "private_test_cases": "[]"}, "has no tests"),
         ({"private_test_cases": "gold"}, "'private_test_cases' cannot be read"),
