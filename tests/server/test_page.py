@@ -706,6 +706,19 @@ def test_methods_by_prompt_are_offered_and_drawn_as_what_they_are(
     assert drawn == {"async_reasoning": None, "async_think": 2}
 
 
+def test_a_question_that_the_model_was_not_made_for_is_marked(
+    visit: Opens, server: PageServer, team: ScriptedRun
+) -> None:
+    begin, *rest = live(team)
+    said = "This is not a numbered list of problems; <b>…</b>"
+    page = visit(server.add("outside", [begin | {"warning": said}, *rest])).page
+    page.wait_for_selector(".column")
+    assert words_of(page, ".problem .warning") == [said]
+    page.goto(server.add("inside", [begin | {"warning": None}, *rest]))
+    page.wait_for_selector(".column")
+    assert words_of(page, ".problem .warning") == []
+
+
 def test_a_server_that_refuses_is_quoted(visit: Opens, server: PageServer) -> None:
     seen = visit(f"{server.address}#run=gone")
     page = seen.page

@@ -25,6 +25,7 @@ from manyhands.model.generation import own_choice
 from manyhands.schema.bounded import read_small
 from manyhands.server.keys import Keys
 from manyhands.server.limits import Limits
+from manyhands.tasks.arithmetic.world import outside_world
 
 if TYPE_CHECKING:
     from manyhands.server.front import Front
@@ -96,6 +97,7 @@ def make_front(options: ServeOptions, keys: Keys, mark: str = "") -> Front:
         unsaid=unsaid,
         own=None if options.greedy else own_choice(place_of(model)),
         vocabulary=engine.facts.vocab_size,
+        outside=outside_world if model == BUNDLED else None,
     )
     service = Service(
         engine,

@@ -11,7 +11,7 @@ thread beside the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -73,6 +73,8 @@ class Served:
     unsaid: SharedSettings = UNSAID
     own: Choice | None = None  # how the model samples by itself
     vocabulary: int | None = None  # how many tokens the network knows; None: not said
+    # Why the model was not made for this question, this number of workers and this method; None if it was.
+    outside: Callable[[str, int, str], str | None] | None = None
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -96,6 +98,7 @@ class Asked:
     spec: RunSpec | None = None
     samples: int = 1
     num_prompt_tokens: int = 0
+    warning: str | None = None  # to the one who asked
 
     def runs(self) -> tuple[Asked, ...]:
         """The same, run by run: one, or of a method one for each choice. They share their prompt."""
@@ -285,7 +288,9 @@ def _check_model(model: str | None, served: Served) -> None:
 
 def _with_spec(url: str, model: str, spec: RunSpec, served: Served) -> Asked:
     size = len(served.text.conversation(spec.conversation))
-    return Asked(url, model, spec=spec, num_prompt_tokens=size)
+    workers, method = spec.facts()["workers"], spec.method.name
+    warning = served.outside and served.outside(spec.problem, workers, method)
+    return Asked(url, model, spec=spec, num_prompt_tokens=size, warning=warning)
 
 
 def tokens_of(messages: Sequence[Mapping[str, Any]], served: Served) -> tuple[int, ...]:

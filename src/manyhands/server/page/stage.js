@@ -532,6 +532,7 @@ export class Stage {
     this.ending = new Ending(run);
     this.problem = make("p", { class: "words problem-words", dir: "auto" }, visible(run.begin.problem ?? ""));
     this.problemPanel = make("section", { class: "problem panel", "aria-labelledby": "problem" }, make("h2", { id: "problem" }, "Problem"), make("div", { class: "scroller", tabindex: "0", role: "group", "aria-labelledby": "problem" }, this.problem));
+    if (run.begin.warning) this.problemPanel.append(make("p", { class: "warning", dir: "auto" }, visible(run.begin.warning)));
     const options = { keepsAll: false, say: tell };
     this.sections = []; // of one line: {kind, of, part}
     dimmed?.clear();
