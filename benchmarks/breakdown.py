@@ -32,7 +32,10 @@ KINDS = (
         "collectives",
         re.compile(r"nccl|^_meet", re.I),
     ),  # of several ranks, with the wait for the others
-    ("attention", re.compile(r"attend|attention|append|merge|partial|flash|fmha", re.I)),
+    (
+        "attention",
+        re.compile(r"attend|attention|append|merge|partial|lone_|specialised_|flash|fmha", re.I),
+    ),
     (
         "linears",
         re.compile(r"gemm|gemv|nvjet|cutlass|cublas|split_?k|matmul|w4a16|wgmma|skinny", re.I),

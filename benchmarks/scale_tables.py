@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.performance import table
+from manyhands.model.parallel.finding import PLACES
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -92,7 +93,7 @@ def ranks() -> str:
                     found["model"],
                     str(cell["rows"]),
                     str(cell["history"]),
-                    "peers" if cell["peers"] else "NCCL",
+                    "peers" if cell["peers"] and cell["rows"] <= PLACES else "NCCL",
                     "" if one is None else f"{one:.2f}",
                     f"{cell['ms']:.2f}",
                     "" if one is None else f"{one / cell['ms']:.2f}",
