@@ -32,6 +32,8 @@ from manyhands.model.recurrent import States
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.replay.forward import merge_trace, replay_logits
 from manyhands.replay.trace import Trace, parse_trace, record
+from manyhands.server.asked import Served, understand
+from manyhands.server.shapes import CHAT
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.best_of_n import best_of_n
 from manyhands.strategies.events import Event, UsageCounted
@@ -331,3 +333,11 @@ def test_states_are_of_networks_that_keep_them() -> None:
 def test_a_bench_says_that_it_cannot_make_up_states() -> None:
     with pytest.raises(UnsupportedModel, match="never fed"):
         fill(hybrid_engine(), Block(), 4, seed=1)
+
+
+@pytest.mark.parametrize(("model", "refused"), [("tiny:hogwild", True), ("tiny:sequential", False)])
+def test_a_server_refuses_what_its_network_does_not_bear(model: str, refused: bool) -> None:
+    served = Served("tiny", TEXT, only_forks=True)
+    body = {"model": model, "messages": [{"role": "user", "content": PROBLEM}]}
+    with pytest.raises(InvalidRequest, match="one state of a text") if refused else nullcontext():
+        assert understand(CHAT, body, served).spec is not None
