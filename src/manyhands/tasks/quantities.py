@@ -148,7 +148,7 @@ def grade_quantity(answer: str, gold: str, tolerance: float, unit: str = "") -> 
         return None
     wanted = _tidy_unit(unit) or expected.unit
     value = found.value
-    if found.unit and not wanted or _FORMULA.search(found.unit):
+    if (found.unit and not wanted) or _FORMULA.search(found.unit):
         return None
     if found.unit and found.unit != wanted:
         converted = _converted(found, wanted)
