@@ -28,7 +28,14 @@ from manyhands.evaluation.bench import time_passes
 
 # In this order: the first that is found in a kernel's name decides.
 KINDS = (
-    ("attention", re.compile(r"attend|attention|append|merge|partial|flash|fmha", re.I)),
+    (
+        "collectives",
+        re.compile(r"nccl|^_meet", re.I),
+    ),  # of several ranks, with the wait for the others
+    (
+        "attention",
+        re.compile(r"attend|attention|append|merge|partial|lone_|specialised_|flash|fmha", re.I),
+    ),
     (
         "linears",
         re.compile(r"gemm|gemv|nvjet|cutlass|cublas|split_?k|matmul|w4a16|wgmma|skinny", re.I),
@@ -75,11 +82,9 @@ def account(
     most = sorted(by_name.items(), key=lambda item: -item[1])[:_NAMED_KERNELS]
     profiled = sum(by_kind.values())
     scale = 1.0 if busy is None else busy / profiled
+    told = ("attention", "linears", "rest", *(each for each in ("collectives",) if each in by_kind))
     return {
-        **{
-            f"ms_{kind}": round(scale * by_kind[kind], 4)
-            for kind in ("attention", "linears", "rest")
-        },
+        **{f"ms_{kind}": round(scale * by_kind[kind], 4) for kind in told},
         "ms_idle": round(ms - scale * profiled, 4),
         "ms_profiled": round(profiled, 4),
         "kernels": [[name[:70], round(scale * spent, 4)] for name, spent in most],

@@ -4,16 +4,18 @@
     python -m benchmarks.bundled_exam parts --processes 2 --out build/bundled_parts.json
     python -m benchmarks.bundled_exam grown --model build/grown_polished --device cuda --processes 6 \
         --out build/bundled_grown.json
+    python -m benchmarks.bundled_exam between --device cuda --processes 6 --out benchmarks/results/bundled_between.json
     python -m benchmarks.bundled_exam stories --model SmolLM2-135M-Instruct.Q4_1.gguf --adapter build/smollm2 \
         --device cuda --processes 6 --out benchmarks/results/smollm2_exam.json
 
-The first three are of the bundled model; `grown` asks what its second generation learns: teams of one to eight, lists
-of one to twelve with results from -999 to 999, and troubles (`bundled_trouble.py`). `stories` is of SmolLM2 with an adapter (docs/smollm2.md); without one it
+All but the last are of the bundled model; `grown` asks what its second generation learns: teams of one to eight, lists
+of one to twelve with results from -999 to 999, and troubles (`bundled_trouble.py`). `between` has the sizes of teams and lengths of lists that `grown` leaves out. `stories` is of SmolLM2 with an adapter (docs/smollm2.md); without one it
 shows what the model was before.
 
 A row is a task, a method and its settings, asked n times, greedy, without a reply. Its records lie
 under --records, so an exam that was stopped goes on, and `manyhands report` makes a page of them. A
-line of --out is kept as long as the weights are the same. Two circumstances have no option, since they
+line of --out is kept as long as the weights are the same, and has the command and the commit that it was sat with (--commit, where
+there is no git; lines of before 2026-11-25 have the commit that brought them). Two circumstances have no option, since they
 differ from question to question: a worker that misses twelve passes, and a claim that is taken. So do troubles.
 """
 
@@ -24,7 +26,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import platform
 import random
 import re
 import sys
@@ -47,6 +48,7 @@ from benchmarks.bundled_trouble import (
     planted,
     planted_right,
 )
+from benchmarks.results import ROOT, commit_of, cpu
 from manyhands import bundled
 from manyhands.cli.candidates import method_candidate, task_of
 from manyhands.cli.exam_options import EXAM_METHODS, EvalOptions
@@ -208,6 +210,21 @@ def grown() -> list[Row]:
     ]
 
 
+def between() -> list[Row]:
+    """Wide lists of every length from 1 to 12, for teams of 5 and of 7: the sizes that `grown` leaves out."""
+    return [
+        Row(
+            f"wide {count}, {workers}",
+            *("arithmetic", "hogwild", {"workers": workers}),
+            count=count,
+            kind="wide",
+            budget=_BUDGETS.get(count, 1500),
+        )
+        for count in range(1, 13)
+        for workers in (5, 7)
+    ]
+
+
 def stories() -> list[Row]:
     """Five problems for teams of one to four: stories made of nothing that was taught, taught ones, sums."""
     return [
@@ -232,7 +249,7 @@ def _looks(workers: int) -> tuple[int, ...]:
     return tuple(range(first, last, (last - first) // 18))
 
 
-EXAMS = {"teams": teams, "parts": parts, "grown": grown, "stories": stories}
+EXAMS = {"teams": teams, "parts": parts, "grown": grown, "between": between, "stories": stories}
 
 
 def budgets(kind: str, workers: int) -> tuple[int, ...]:
@@ -400,13 +417,6 @@ def line(row: Row, results: Results) -> dict[str, Any]:
 # -- all rows --------------------------------------------------------------------------------------
 
 
-def cpu() -> str:
-    """The processor's name."""
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.+)", info.read_text()) if info.exists() else []
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def hardware(arguments: argparse.Namespace) -> str:
     """The processor or the GPU that the exam runs on."""
     if arguments.device != "cpu":
@@ -439,6 +449,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--n", type=int, default=256)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--commit", default=None, help="of the code that runs, if git cannot tell")
     parser.add_argument("--only", default="", help="lines whose name contains one of these, by ;")
     arguments = parser.parse_args()
     weights = weights_of(arguments.model, arguments.adapter)
@@ -449,10 +460,15 @@ def main() -> None:
     rows = [r for r in every if r.name not in lines and any(name in r.name for name in wanted)]
     where = {
         "date": time.strftime("%Y-%m-%d"),
+        "command": " ".join(["python -m benchmarks.bundled_exam", *sys.argv[1:]]),
+        "commit": arguments.commit or commit_of(ROOT),
         "hardware": hardware(arguments),
         "versions": {name: metadata.version(name) for name in ("torch", "transformers")},
         "weights": weights,
     }
+    if arguments.adapter is not None:
+        adapter = Path(arguments.adapter) / "adapter_model.safetensors"
+        where["adapter"] = hashlib.sha256(adapter.read_bytes()).hexdigest()[:16]
     began = time.time()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(arguments.processes, mp_context=context) as pool:
@@ -462,9 +478,8 @@ def main() -> None:
             told = {name: found[name] for name in ("accuracy", "passes", "first_good_budget")}
             print(f"{time.time() - began:5.0f} s  {found['name']:32} {told}", flush=True)
             ordered = [lines[row.name] for row in every if row.name in lines]
-            command = " ".join(["python -m benchmarks.bundled_exam", *sys.argv[1:]])
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
-            arguments.out.write_text(json.dumps({"command": command, "lines": ordered}, indent=1))
+            arguments.out.write_text(json.dumps({"lines": ordered}, indent=1))
 
 
 if __name__ == "__main__":

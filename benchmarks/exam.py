@@ -46,7 +46,7 @@ ABLATIONS = (
 
 
 def _students(count: int, limit: int) -> tuple[str, ...]:
-    """The students of so many with a GPA in a range, in every form."""
+    """Lines of one question, the GPAs of so many students: every method that has it, in every form."""
     task = f"--task retrieval-{count} --limit {limit} --budgets 2048"
     branches = f"{task} --method branches --set max_branches=32"
     return (

@@ -2,16 +2,18 @@
 
     python -m benchmarks.ranks --ranks 2 --minutes 4
     python -m benchmarks.ranks --ranks 2 --models qwq-32b --minutes 2
-    pytest tests/engine/ranks/test_on_gpus.py             # first: are the numbers right
+    python -m benchmarks.ranks --models qwq-32b --on one      # the one GPU alone
+    pytest tests/engine/ranks/test_on_gpus.py                 # first: are the numbers right
+    python -m benchmarks.two_gpus                             # all of it, in processes that may fail
 
 First a tiny network in float32 writes beside itself on one device: without equal tokens nothing is timed. Then each
 network on `--ranks` GPUs, with sums of few tokens through peers' memory and, where those could be had, by NCCL
 alone; at last the networks on one GPU. Teams of 1 and 4 workers over histories of 1 k and 16 k tokens, and 1 024
 completions of one prompt of 1 k and 16 k for CodeLlama. Every cell prints its line and is on the disk at once.
 
-`collectives_ms`: the time of kernels in which ranks meet, on rank 0, by torch's profiler; it contains the wait for
-the slowest rank, and `joined_ms` of it is that of our own, which make residual sums and norms besides.
-`idle_ms`: the wall clock's pass less the kernels on rank 0.
+Of each cell there is a breakdown on rank 0 (`benchmarks/breakdown.py`). `ms_collectives`: kernels in which ranks
+meet; it contains the wait for the slowest rank, and `_meet` among its kernels makes residual sums and norms besides.
+`ms_idle`: the wall clock's pass less the time in which rank 0's device was busy.
 
 One GPU and several are not held at once: the ranks have ended before one GPU loads. Without a GPU, `--tiny
 --device cpu` runs all of it over processes on the CPU.
@@ -20,63 +22,102 @@ One GPU and several are not held at once: the ranks have ended before one GPU lo
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
-import statistics
+import signal
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from benchmarks.breakdown import breakdown
 from benchmarks.results import Clock, Results, parser
-from benchmarks.shapes import SHAPES, TINY
+from benchmarks.shapes import SHAPES, TINY, Shape
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
+from manyhands.engine.executor import Places
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.world import World
+from manyhands.engine.rebuild import places_of
 from manyhands.evaluation.bench import fill, seat, time_passes, timing, tokens_in_use, views_of
 from manyhands.model.quiet import quiet
 from manyhands.model.settings import ModelSettings
 from manyhands.strategies.base import Answer, Strategy
 
 LENGTHS, WORKERS, DESK, PASSES = (1024, 16384), (1, 4), 128, 48
-COMPLETIONS, SUFFIX = 1024, 16
-MODELS = ("qwq-32b", "qwen3-8b", "codellama-7b")
-_LOAD = 12  # seconds that a network and a cell take at least: none is begun without them
+LOOKED_AT = 8  # passes of a breakdown
+# A completion takes one page, whatever is timed: SUFFIX, and all passes below, the uncounted ones included.
+COMPLETIONS, SUFFIX, PAGE, COMPLETING = 1024, 16, 64, 16
+MODELS = ("qwq-32b", "codellama-7b", "qwen3-8b")
+SHORT = ("qwen3-8b",)  # measured over the shortest history alone
+_SPARE = 4096  # tokens of memory
+_LOAD = 8  # seconds that a network and a cell take at least: none is begun without them
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parser(__doc__, 9)
     options.add_argument("--models", default=",".join(MODELS))
     options.add_argument("--ranks", type=int, default=2)
+    options.add_argument("--on", choices=("ranks", "one", "both"), default="both")
+    options.add_argument("--sums", default="peers,nccl", help="how ranks add up, one after another")
+    options.add_argument(
+        "--again", default="4", help="workers of the teams that NCCL is timed with"
+    )
+    options.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="of the histories")
+    options.add_argument("--workers", default=",".join(map(str, WORKERS)), help="of the teams")
+    options.add_argument("--layers", type=int, help="of each network, to try out: it has its own")
+    options.add_argument("--unchecked", action="store_true", help="do not compare tokens first")
     arguments = options.parse_args(argv)
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
     clock = Clock(arguments.minutes)
     names = arguments.models.split(",")
-    files = {name: Results(f"ranks_{name}", arguments, clock) for name in names}
-    world = World.start(arguments.ranks, arguments.device)
-    clock.say(f"{arguments.ranks} ranks have started")
-    try:
-        same = _writes_the_same(world, arguments)
-        for results in files.values():
-            results.put(same_tokens=same)
-        if not same:
-            raise SystemExit("the ranks write other tokens than one device: nothing is timed")
+    beside = "_one" if arguments.on == "one" else ""
+    files = {name: Results(f"ranks_{name}{beside}", arguments, clock) for name in names}
+    if arguments.on != "one":
+        _on_ranks(files, arguments, clock)
+    if arguments.on != "ranks":
         for name, results in files.items():
-            with results.surviving(f"{name} on {arguments.ranks}"):
-                if _measure(name, world, arguments, results):
-                    _measure(name, world, arguments, results, peers=False)
+            with results.surviving(f"{name} on 1"):
+                _measure(name, None, arguments, results)
+
+
+def _on_ranks(files: dict[str, Results], arguments: argparse.Namespace, clock: Clock) -> None:
+    world = World.start(arguments.ranks, arguments.device)
+    clock.say(f"{arguments.ranks} ranks have started in {world.seconds_starting:.1f} s")
+    try:
+        if not arguments.unchecked:
+            same = _writes_the_same(world, arguments)
+            for results in files.values():
+                results.put(same_tokens=same)
+            if not same:
+                raise SystemExit("the ranks write other tokens than one device: nothing is timed")
+        for name, results in files.items():
+            has_peers = True
+            for kind in arguments.sums.split(","):
+                # Completions are more tokens than go through peers' memory.
+                if kind == "nccl" and (not has_peers or _is_shared(name)):
+                    continue
+                with results.surviving(f"{name} on {arguments.ranks}, {kind}"):
+                    has_peers = _measure(name, world, arguments, results, peers=kind == "peers")
     finally:
         world.end()
-    for name, results in files.items():
-        with results.surviving(f"{name} on 1"):
-            _measure(name, None, arguments, results)
+    clock.say("the ranks have ended")
+
+
+def _is_shared(name: str) -> bool:
+    """Whether the network is measured by completions of one prompt."""
+    return name.startswith("codellama")
 
 
 def _settings(folder: Path, arguments: argparse.Namespace, **more: Any) -> ModelSettings:
@@ -114,7 +155,7 @@ def _writes_the_same(world: World, arguments: argparse.Namespace) -> bool:
         folder, found = Path(place), []
         torch.manual_seed(0)  # dummy weights are each rank's own, so these are written and read
         with quiet():
-            config = transformers.AutoConfig.for_model(**TINY.config)
+            config = transformers.AutoConfig.for_model(**{**TINY.config, "head_dim": 8})
             build: Any = transformers.AutoModelForCausalLM.from_config
             build(config).save_pretrained(folder)
             words = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
@@ -146,15 +187,22 @@ def _measure(
     ranks = 1 if world is None else world.size
     if not results.clock.allows(0 if arguments.tiny else _LOAD):
         results.leave_out(f"{name} on {ranks}", "no time was left")
-        return False
-    shape = TINY if arguments.tiny else SHAPES[name]
-    lengths = (32, 64) if arguments.tiny else LENGTHS
-    passes = 3 if arguments.tiny else PASSES
-    completions = 8 if arguments.tiny else COMPLETIONS
-    is_shared = name.startswith("codellama")
-    rows = completions if is_shared else max(WORKERS)
-    each = SUFFIX if is_shared else DESK
-    room = max(lengths) + rows * (each + 2 * passes + 128) + 4096
+        return peers
+    shape = _shape(name, arguments)
+    lengths, workers = (
+        [int(each) for each in told.split(",")] for told in (arguments.lengths, arguments.workers)
+    )
+    if not peers:
+        workers = [int(each) for each in arguments.again.split(",")]
+    if name in SHORT:
+        lengths = lengths[:1]
+    is_shared = _is_shared(name)
+    passes, looked_at = (COMPLETING if is_shared else PASSES), LOOKED_AT
+    completions = COMPLETIONS
+    if arguments.tiny:
+        lengths, completions, passes, looked_at = [32, 64], 8, 3, 2
+    rows = completions if is_shared else max(workers)
+    room = max(lengths) + rows * (PAGE if is_shared else 1024) + _SPARE
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         settings = _settings(shape.write(Path(folder)), arguments, memory_tokens=room, peers=peers)
@@ -175,13 +223,27 @@ def _measure(
     try:
         for length in lengths:
             history = fill(engine, Block("history"), length, seed=0).freeze()
+            # Views are held by the call alone: for those of two lengths there is no room.
             if is_shared:
-                _time(engine, _completing(engine, history, completions), told, passes, results)
-            else:
-                for workers in WORKERS:
-                    views = views_of(seat(engine, history, workers, 8 if arguments.tiny else DESK))
-                    _time(engine, views, told, passes, results)
-            del history
+                _time(
+                    engine,
+                    _completing(engine, history, completions),
+                    told,
+                    passes,
+                    looked_at,
+                    results,
+                )
+                continue
+            for count in workers:
+                desk = 8 if arguments.tiny else DESK
+                _time(
+                    engine,
+                    views_of(seat(engine, history, count, desk)),
+                    told,
+                    passes,
+                    looked_at,
+                    results,
+                )
     finally:
         del engine
         gc.collect()
@@ -190,17 +252,40 @@ def _measure(
     return has_peers
 
 
+def _shape(name: str, arguments: argparse.Namespace) -> Shape:
+    shape = TINY if arguments.tiny else SHAPES[name]
+    if arguments.layers is None:
+        return shape
+    config = {**shape.config, "num_hidden_layers": arguments.layers}
+    return Shape(f"{shape.title}, {arguments.layers} layers", config)
+
+
 def _completing(engine: Engine, prompt: Block, count: int) -> list[View]:
-    return [View([prompt, fill(engine, Block(), SUFFIX, seed=1 + row)]) for row in range(count)]
+    """Views of so many completions that have begun, all made up at once."""
+    blocks = [Block() for _ in range(count)]
+    engine.pool.reserve([(block, SUFFIX) for block in blocks])
+    engine.pool.make_moves(engine.executor.move)
+    places = [places_of(block, 0, SUFFIX, engine.pool) for block in blocks]
+    slots, offsets = (np.concatenate(each) for each in zip(*places, strict=True))
+    engine.executor.make_up(Places(slots, offsets), 1)
+    for block in blocks:
+        block.tokens.extend(index % engine.facts.vocab_size for index in range(SUFFIX))
+    return [View([prompt, block]) for block in blocks]
 
 
 def _time(
-    engine: Engine, views: Sequence[View], told: dict[str, Any], passes: int, results: Results
+    engine: Engine,
+    views: Sequence[View],
+    told: dict[str, Any],
+    passes: int,
+    looked_at: int,
+    results: Results,
 ) -> None:
     history, in_use = views[0].blocks[0].num_tokens, tokens_in_use(views)
     if not results.clock.allows(0):
         results.leave_out(f"{told} {history} {len(views)}", "no time was left")
         return
+    began = time.monotonic()
     seconds = time_passes(engine, views, passes=passes, warm_up=8)
     found = timing(seconds, len(views), history, in_use)
     line: dict[str, Any] = {
@@ -208,35 +293,18 @@ def _time(
         "history": history,
         "rows": len(views),
         "ms": found.ms,
+        "ms_p10": found.ms_p10,
         "ms_p90": found.ms_p90,
         "tokens_per_second": found.tokens_per_second,
+        "passes": passes,
+        "counts": {name: n for name, n in asdict(engine.executor.counts).items() if n},
     }
+    results.add("cells", **line, took=round(time.monotonic() - began, 2))
     if engine.facts.is_on_gpu:
-        line |= _kernels(engine, views, passes, statistics.median(seconds))
-    results.add("cells", **line)
-
-
-def _kernels(
-    engine: Engine, views: Sequence[View], passes: int, seconds: float
-) -> dict[str, float]:
-    """Milliseconds of a pass that rank 0's kernels take, and those of NCCL among them."""
-    kinds = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=kinds) as profile:
-        time_passes(engine, views, passes=passes, warm_up=0)
-        torch.cuda.synchronize()
-    made = passes + 1  # the first has no pass before it, and is made all the same
-    spent = {
-        event.key: event.self_device_time_total / 1e3 / made for event in profile.key_averages()
-    }
-    whole = sum(spent.values())
-    nccl = sum(ms for key, ms in spent.items() if "nccl" in key.lower())
-    joined = sum(ms for key, ms in spent.items() if key == "_meet")
-    return {
-        "kernels_ms": round(whole, 4),
-        "collectives_ms": round(nccl + joined, 4),
-        "joined_ms": round(joined, 4),
-        "idle_ms": round(1e3 * seconds - whole, 4),
-    }
+        where = {**told, "history": history, "rows": len(views)}
+        with results.surviving(f"breakdown of {where}"):
+            parts = breakdown(engine, views, found.ms, passes=looked_at)
+            results.add("breakdowns", **where, **parts)
 
 
 if __name__ == "__main__":

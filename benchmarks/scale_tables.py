@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.performance import table
+from manyhands.model.parallel.finding import PLACES
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -68,9 +69,91 @@ def kills() -> str:
     )
 
 
+_RANKED = ("qwq-32b", "qwen3-8b", "codellama-7b")
+
+
+def ranks() -> str:
+    """Passes over several GPUs beside those on one, and where those of several spend their time."""
+    rows = []
+    for name in _RANKED:
+        found = _perhaps(f"ranks_{name}")
+        alone = {
+            _where(cell): cell["ms"] for cell in _perhaps(f"ranks_{name}_one").get("cells", [])
+        }
+        parts = {
+            (_where(line), line["peers"]): line
+            for line in found.get("breakdowns", [])
+            if "ms_idle" in line
+        }
+        for cell in found.get("cells", []):
+            where = _where(cell)
+            one, part = alone.get(where), parts.get((where, cell["peers"]))
+            rows.append(
+                [
+                    found["model"],
+                    str(cell["rows"]),
+                    str(cell["history"]),
+                    "peers" if cell["peers"] and cell["rows"] <= PLACES else "NCCL",
+                    "" if one is None else f"{one:.2f}",
+                    f"{cell['ms']:.2f}",
+                    "" if one is None else f"{one / cell['ms']:.2f}",
+                    *(
+                        "" if part is None or kind not in part else f"{part[kind]:.2f}"
+                        for kind in _PARTS
+                    ),
+                ]
+            )
+    heads = ["network", "rows", "history", "sums by", "one GPU", "two", "times"]
+    return table([*heads, *(part.removeprefix("ms_") for part in _PARTS)], rows)
+
+
+_PARTS = ("ms_linears", "ms_attention", "ms_collectives", "ms_rest", "ms_idle")
+
+
+def sums() -> str:
+    """Microseconds of one sum with what stands behind it: by NCCL, and in one launch of our own."""
+    found = [(title, _perhaps(name)) for title, name in _PROTOCOLS]
+    rows = []
+    for line in next((each["sums"] for _, each in found if each), []):
+        if line["by"] != "nccl":
+            continue
+        size = {key: line[key] for key in ("width", "tokens")}
+        own = [
+            next(
+                (
+                    each["us"]
+                    for each in made.get("sums", [])
+                    if each == {**each, **size, "by": "peers"}
+                ),
+                None,
+            )
+            for _, made in found
+        ]
+        shown = ["" if us is None else f"{us:.1f}" for us in (line["us"], *own)]
+        rows.append([str(line["width"]), str(line["tokens"]), *shown])
+    return table(["width", "tokens", "NCCL, then a launch", *(title for title, _ in found)], rows)
+
+
+_PROTOCOLS = (("by flags and fences", "ranks_sums_fences"),)
+
+
+def _where(cell: dict[str, Any]) -> tuple[int, int]:
+    return cell["rows"], cell["history"]
+
+
+def _perhaps(name: str) -> dict[str, Any]:
+    """The results, if they were measured."""
+    return _results(name) if (RESULTS / f"{name}.json").exists() else {}
+
+
 def _results(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
     return found
 
 
-TABLES: dict[str, Callable[[], str]] = {"fleet": fleet, "kills": kills}
+TABLES: dict[str, Callable[[], str]] = {
+    "fleet": fleet,
+    "kills": kills,
+    "ranks": ranks,
+    "sums": sums,
+}

@@ -13,7 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cpu_tables, layer_tables, performance, scale_tables, serving_tables, targets
+from benchmarks import (
+    cpu_tables,
+    layer_tables,
+    performance,
+    scale_tables,
+    serving_tables,
+    targets,
+    training_tables,
+)
 from benchmarks.performance import table
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +35,7 @@ PAGES = tuple(
         "scale.md",
         "serving.md",
         "smollm2.md",
+        "training.md",
     )
 )
 Row = dict[str, Any]
@@ -308,6 +317,26 @@ def grown() -> str:
 _CORRECTIONS = ("noticed", "said", "corrected")
 
 
+def between() -> str:
+    """Wide lists of every length for teams of 5 and of 7, as far as they were asked."""
+    lines, teams_of = _lines("bundled_between"), (5, 7)
+    rows = []
+    for count in range(1, 13):
+        asked = [lines.get(f"wide {count}, {n}") for n in teams_of]
+        if any(asked):
+            rows.append([str(count), *map(_share_of, asked)])
+    return table(["problems", *(f"{n} workers" for n in teams_of)], rows)
+
+
+def parts() -> str:
+    """Questions in parts: how often the whole box is right."""
+    rows = [
+        [name, str(line["n"]), _share_of(line), f"{line['passes']:.0f}", f"{line['tokens']:.0f}"]
+        for name, line in _lines("bundled_parts").items()
+    ]
+    return table(["line", "n", "right", "passes", "tokens"], rows)
+
+
 def _share_of(line: Row | None) -> str:
     return f"{line['accuracy']:.1%}" if line else ""
 
@@ -376,11 +405,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "needles": needles,
     "speed": speed,
     "grown": grown,
+    "between": between,
+    "parts": parts,
     **performance.TABLES,
     **layer_tables.TABLES,
     **cpu_tables.TABLES,
     **scale_tables.TABLES,
     **serving_tables.TABLES,
+    **training_tables.TABLES,
     "targets": targets.targets,
 }
 

@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.results import ROOT, circumstances
 from benchmarks.shapes import SHAPES
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.lora import add_lora
@@ -34,7 +35,6 @@ from manyhands.school.recipe import read_recipe
 from manyhands.school.simulated import Simulated
 from manyhands.text import Text
 
-_ROOT = Path(__file__).parents[1]
 _BUNDLED = {
     "model_type": "qwen3",
     "vocab_size": 1280,
@@ -63,7 +63,7 @@ _KNOWN = {"bundled": _BUNDLED, "smollm2": _SMOLLM2}
 
 def lessons() -> Simulated:
     """Lessons of teams, in the words and the vocabulary of the bundled model."""
-    folder = _ROOT / "recipes" / "bundled"
+    folder = ROOT / "recipes" / "bundled"
     text = Text(AutoTokenizer.from_pretrained(folder / "tokenizer"))
     return Simulated(Curriculum(), text, read_recipe(folder / "recipe.toml").prompts)
 
@@ -228,12 +228,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit", default=None, help="of the code that runs, if git cannot tell")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    is_gpu = device.type == "cuda"
-    outcome: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if is_gpu else "cpu",
-        "torch": torch.__version__,
+    options.device = str(device)
+    outcome: dict[str, Any] = circumstances(options) | {
         "tokens_per_step": options.tokens,
         "gate": gate(device),
     }

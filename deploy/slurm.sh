@@ -16,8 +16,10 @@ address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | a
 srun --nodes=1 --ntasks=1 --nodelist="$head" \
     ray start --head --port="$port" --include-dashboard=false --block &
 sleep 15
-srun --nodes=$((SLURM_JOB_NUM_NODES - 1)) --ntasks=$((SLURM_JOB_NUM_NODES - 1)) --exclude="$head" \
-    ray start --address="$address" --block &
-sleep 15
+others=$((SLURM_JOB_NUM_NODES - 1))
+if [ "$others" -gt 0 ]; then
+    srun --nodes="$others" --ntasks="$others" --exclude="$head" ray start --address="$address" --block &
+    sleep 15
+fi
 # The driver runs on the head, which this script does too.
 manyhands batch "$@" --ray "$address" --replicas $((SLURM_JOB_NUM_NODES * 8))

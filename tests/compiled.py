@@ -115,7 +115,7 @@ def products(capability: int) -> None:
     """The kernels between attention and attention; float8 only where it is multiplied."""
     norms.join(zeros(2, 256), zeros(2, 256), (zeros(256), 1e-6), (zeros(256), 1e-6), 0)
     addresses, places = torch.zeros(2, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
-    meeting = one_shot.Meeting(1, addresses, addresses, places, places[:1], 256)
+    meeting = one_shot.Meeting(1, addresses, places, places[:1], 256)
     one_shot.meet(meeting, zeros(2, 256), zeros(2, 256), (zeros(256), 1e-6), (zeros(256), 1e-6), 0)
     norms.norm_heads(zeros(2, 256), (zeros(64), 1e-6), (zeros(64), 1e-6), 2, 1, 0)
     gated.gated(zeros(2, 512), "silu")

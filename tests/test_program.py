@@ -171,7 +171,7 @@ def add(a, b): return Liar(7)
 def test_limits_alone_still_end_a_program() -> None:
     """The way of a system without namespaces; it closes neither network nor files, and says so."""
     alone = Isolation("limits")
-    assert "network and files can be reached" in alone.about
+    assert "network, files and processes can be reached" in alone.about
     assert run_program("print(1)", limits=PATIENT, isolation=alone) == Ended("1\n")
     endless = run_program("while True: pass", limits=QUICK, isolation=alone)
     assert endless == Failed("timeout", "took over 0.6 s")

@@ -171,6 +171,8 @@ def not_found(name: str, error: BaseException) -> ModelNotFound:
     elif any_of(RepositoryNotFoundError, HFValidationError):
         problem = f"there is no model {name!r} on the Hugging Face hub, or it is private"
         hint = "check the name; for a private model set HF_TOKEN; for a folder give its path"
+    elif is_local(name) and Path(name).is_dir():
+        return damaged(name, f"files that cannot be read ({in_short(error)})")
     elif any_of(OfflineModeIsEnabled) or is_offline_mode():
         problem = f"the model {name!r} is not here, and HF_HUB_OFFLINE forbids to fetch it"
         hint = "unset HF_HUB_OFFLINE, or give the path of a folder"

@@ -35,6 +35,26 @@ ROOMS = tuple(
 )
 
 
+LIGHT = [
+    ("--help", (*HEAVY, *ROOMS, *WHOLE), ""),
+    ("solve --help", HEAVY, ""),
+    ("eval --help", HEAVY, ""),
+    ("solve 1+2 --workers 0", HEAVY, "workers is 0"),
+    ("solve 1+2 --model /no/such/folder", LOADING, "no folder '/no/such/folder'"),
+    ("chat --model /no/such/folder", LOADING, "no folder '/no/such/folder'"),
+    ("serve --model /no/such/folder", LOADING, "no folder '/no/such/folder'"),
+    ("bench --model /no/such/folder", LOADING, "no folder '/no/such/folder'"),
+    ("bench --life --model /no/such/folder", LOADING, "no folder '/no/such/folder'"),
+    ("solve 1+2 --adapter /no/such/folder", LOADING, "no adapter at '/no/such/folder'"),
+    ("solve 1+2 --prompts /no.toml", HEAVY, "'/no.toml' cannot be read"),
+    ("view /no.jsonl", LOADING, "'/no.jsonl' cannot be read"),
+    ("batch /no.jsonl /no", LOADING, "'/no.jsonl' cannot be read"),
+    ("replay /no.jsonl", LOADING, "'/no.jsonl' cannot be read"),
+    ("train /no.toml --out /no", LOADING, "the recipe /no.toml cannot be read"),
+    ("eval --task gsm8k --source /no.jsonl --out /no", LOADING, "no file /no.jsonl"),
+    ("judge /no --rubric quality --model bundled", LOADING, "no records under '/no'"),
+    ("report /no", LOADING, "no records under '/no'"),
+]
 # Each command in a copy of one process that has imported the commands and done nothing else.
 IN_COPIES = r"""
 import os, sys
@@ -56,40 +76,22 @@ for words, heavy in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, tuple[str, str]]:
-    """For each command of the test below its output, which ends with the heavy modules, and its errors."""
-    (rows,) = (
-        mark.args[1] for mark in test_nothing_heavy_is_imported_before_it_is_needed.pytestmark
-    )
-    args = [word for words, heavy, _ in rows for word in (words, " ".join(heavy))]
+    """For each command of `LIGHT` its output, which ends with the heavy modules, and its errors."""
+    args = [word for words, heavy, _ in LIGHT for word in (words, " ".join(heavy))]
     shown = subprocess.run(
         [sys.executable, "-c", IN_COPIES, *args], capture_output=True, text=True, timeout=60
     )
     pieces = zip(shown.stdout.split("\0")[:-1], shown.stderr.split("\0")[:-1], strict=True)
-    return dict(zip((words for words, _, _ in rows), pieces, strict=True))
+    return dict(zip((words for words, _, _ in LIGHT), pieces, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("words", "heavy", "said"),
-    [
-        ("--help", (*HEAVY, *ROOMS, *WHOLE), ""),
-        ("solve --help", HEAVY, ""),
-        ("eval --help", HEAVY, ""),
-        ("solve 1+2 --workers 0", HEAVY, "workers is 0"),
-        ("solve 1+2 --model /no/such/folder", LOADING, "no folder '/no/such/folder'"),
-        ("solve 1+2 --prompts /no.toml", HEAVY, "'/no.toml' cannot be read"),
-        ("replay /no.jsonl", LOADING, "'/no.jsonl' cannot be read"),
-        ("train /no.toml --out /no", LOADING, "the recipe /no.toml cannot be read"),
-        ("eval --task gsm8k --source /no.jsonl --out /no", LOADING, "no file /no.jsonl"),
-        ("judge /no --rubric quality --model bundled", LOADING, "no records under '/no'"),
-        ("report /no", LOADING, "no records under '/no'"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [(words, said) for words, _, said in LIGHT])
 def test_nothing_heavy_is_imported_before_it_is_needed(
-    words: str, heavy: tuple[str, ...], said: str, told: dict[str, tuple[str, str]]
+    words: str, said: str, told: dict[str, tuple[str, str]]
 ) -> None:
     output, errors = told[words]
-    assert said in errors, (heavy, output, errors)
-    assert output.endswith("set()\n"), (heavy, output, errors)
+    assert said in errors, (output, errors)
+    assert output.endswith("set()\n"), (output, errors)
 
 
 def test_too_little_memory_is_one_clear_error() -> None:
@@ -138,6 +140,30 @@ def test_a_full_disk_under_the_output(words: str) -> None:
     assert process.stderr.startswith("error: the output could not be written: No space left")
     assert "Exception" not in process.stderr
     assert "Traceback" not in process.stderr
+
+
+def test_a_full_disk_under_messages_ends_nothing() -> None:
+    """Also where another library's words could not be written before: they wait in the stream for the next flush."""
+    program = """if True:
+        import sys
+        from manyhands.cli.guard import tell
+        try:
+            sys.stderr.write("of another library\\n")
+        except OSError:
+            print("full")
+        tell("one")
+        tell("two")
+        print("goes on")
+        """
+    with open("/dev/full", "w") as full:
+        process = subprocess.run(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            timeout=60,
+        )
+    assert (process.returncode, process.stdout) == (0, "full\ngoes on\n")
 
 
 @pytest.mark.parametrize("words", ["prompts", "--help"])

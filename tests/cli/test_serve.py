@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx2
 import pytest
 from openai import OpenAI
 from typer.testing import CliRunner
@@ -86,7 +87,7 @@ def test_a_models_own_sampling_is_what_a_request_means_that_says_nothing(
     text = small_text()
     engine = SimpleNamespace(
         about=[],
-        facts=SimpleNamespace(max_positions=512, is_on_gpu=False),
+        facts=SimpleNamespace(max_positions=512, is_on_gpu=False, vocab_size=1000),
         prefixes=PrefixTree(),
     )
     fronts: list[Any] = []
@@ -135,6 +136,11 @@ def test_the_bundled_model_is_served() -> None:
                     extra_body={"manyhands": {"budget": 60}},
                 )
             assert "75, 46" in (answer.choices[0].message.content or "")
+            asked = {"problem": "Who are you?", "budget": 1, "end": {"reply": False}}
+            with httpx2.Client(headers={"Authorization": f"Bearer {KEY}"}) as other:
+                run = other.post(f"{url}/v1/runs", json=asked).json()["id"]
+                records = other.get(f"{url}/v1/runs/{run}/events", timeout=60).text
+            assert '"warning":"This is not a numbered list of problems;' in records
             example = subprocess.run(
                 [sys.executable, ROOT / "examples" / "ask_a_server.py", url],
                 env={**environment, "OPENAI_API_KEY": KEY},

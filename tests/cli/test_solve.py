@@ -327,6 +327,15 @@ def test_other_models_have_no_such_world(solve: Cli) -> None:
     assert solve("Prove the Riemann hypothesis.", "--quiet").stderr == ""
 
 
+def test_fewer_bits_on_a_cpu_cost_time_and_it_is_said(solve: Cli) -> None:
+    """They are unpacked for every product; the run was slower than without, and nothing said why."""
+    told = solve("1 + 2", "--quantise", "int4", "--device", "cpu")
+    assert "unpacked for every product: that takes less memory and more time" in told.stderr, (
+        told.output
+    )
+    assert "unpacked" not in solve("1 + 2", "--device", "cpu").stderr
+
+
 def test_a_transcript_is_a_whole_trace(solve: Cli, tmp_path: Path, model: Path) -> None:
     path = tmp_path / "t.jsonl"
     found = as_json(solve(" 1 + 2\x00 ", "--json", "--transcript", path))

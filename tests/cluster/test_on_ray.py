@@ -129,6 +129,7 @@ def test_replicas_of_different_models_are_no_replicas(nodes: Any) -> None:
 
 
 def test_the_share_of_a_cluster(nodes: Any) -> None:
+    nodes.wait_for_nodes()  # a machine that an earlier test took away counts for a moment more
     settings = ClusterSettings(ray=nodes.address)
     before = signal.getsignal(signal.SIGTERM)
     with joined(settings) as ray:

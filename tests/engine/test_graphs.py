@@ -296,6 +296,7 @@ def test_a_capacity_that_is_met_again_and_again_gets_a_recording_of_its_own(
 ) -> None:
     monkeypatch.setattr(graphs, "AHEAD", 2)
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
+    monkeypatch.setattr(graphs, "_LOOKED_AT", 1)
     engine = graphed_engine()
     engine.get_ready()
     views = a_team_of(2)

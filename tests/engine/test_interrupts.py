@@ -97,6 +97,7 @@ class Ledger:
         rows: Sequence[int],
         choices: Sequence[Choice],
         *,
+        lookahead: bool = False,
         weighing: None = None,
         ahead: Ahead | None = None,
     ) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from manyhands.strategies.events import (
     Resumed,
     ViewsChanged,
 )
+from manyhands.strategies.prompt_sharing import share_prompt
 from tests.engine.small import LETTERS, counting, finish, small_engine, story, team
 
 
@@ -51,6 +52,15 @@ def test_a_run_waits_is_let_in_leaves_and_comes_back() -> None:
     gone = second.events[written.index(Preempted)]
     back = second.events[written.index(Resumed)]
     assert 0 < gone.forward_pass == back.forward_pass < 40
+
+
+def test_a_run_that_gives_back_a_part_at_once_has_not_waited_again() -> None:
+    """A prompt of the prefix tree is reserved, then leased: two reservations, of which the second is smaller."""
+    engine = small_engine()
+    for tenant in ("anna", "ben"):
+        run = engine.submit(share_prompt(team(2), engine.prefixes, tenant), lifecycle=True)
+        finish(engine, run)
+        assert lifecycle(run) == ["Queued", "Admitted"]
 
 
 def test_who_is_not_watched_reports_what_it_did_before() -> None:

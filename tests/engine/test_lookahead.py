@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,11 +14,13 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
+from manyhands.engine import graphs
 from manyhands.engine.engine import Engine
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.lookahead import Lookahead
 from manyhands.engine.passes import Passes
 from manyhands.engine.run import Run
+from manyhands.evaluation.life import Kind, _live_team, _noting
 from manyhands.strategies.base import Strategy
 from tests.engine.small import LETTERS, counting, finish, small_engine, story, story_of, team
 from tests.engine.test_graphs import Again, plain_engine, small_capacities, walking
@@ -154,10 +157,54 @@ def graphed() -> Engine:
     return Engine(executor, None, adapter_engine.settings)
 
 
-def test_one_run_alone_expects_nothing() -> None:
+def test_where_passes_are_not_recorded_one_run_alone_begins_nothing() -> None:
     engine = small_engine()
     engine.run(team(3, choice=Choice(allowed=LETTERS)))
     assert engine.executor.counts.planned_ahead == 0
+
+
+def live_alone(engine: Engine) -> list[tuple[int, ...]]:
+    """The tokens of a team whose steps end, and whose fresh desks are fed several tokens."""
+    written: list[tuple[int, ...]] = []
+    kind = Kind(2, (3, 3), (14, 14), (1, 3), step=4)
+    live = _live_team(kind, 14, random.Random(3), engine.facts.vocab_size, None)
+    engine.run(_noting(live, written))
+    return written
+
+
+@pytest.mark.usefixtures(small_capacities.__name__)
+def test_behind_a_step_that_ends_a_team_alone_is_planned_while_the_device_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of its pass the head alone is begun; where another step ends then, it is dropped."""
+    monkeypatch.setattr(graphs, "AHEAD", 8)
+    engine = graphed()
+    engine.get_ready()
+    before = engine.executor.counts
+    assert live_alone(engine) == live_alone(plain_engine())
+    counts = engine.executor.counts - before
+    assert counts.heads >= counts.planned_ahead > 3
+    assert counts.dropped > 2, "two steps were to end in a row"
+    assert counts.lookaheads > 2, "passes behind it follow token by token, without a plan"
+    assert counts.followed > 2
+    assert counts.in_vain == 0
+    assert counts.eager + counts.replayed + counts.followed == 14, "a dropped head is no pass"
+    assert everything_is_free(engine)
+
+
+def test_a_pass_by_hand_between_two_of_the_runs_changes_no_token() -> None:
+    """It is made by the same network, so what was begun for the runs is not taken up."""
+    crowd = [((3, 8), 12), ((4, 8), 12)]
+    engine = small_engine()
+    runs = [engine.submit(counting(*each)) for each in crowd]
+    for _ in range(6):
+        engine.step()
+    assert engine.executor.has_begun
+    engine.forward(Step([Row(View([Block()]), (1, 2, 3))]))
+    finish(engine, *runs)
+    assert [story_of(run) for run in runs] == [
+        story(small_engine(), counting(*each)) for each in crowd
+    ]
 
 
 def test_where_most_turn_elsewhere_nothing_is_begun() -> None:

@@ -209,6 +209,22 @@ def test_one_method_or_twelve(tmp_path: Path, methods: int) -> None:
         assert "nothing to compare sequential with" in page.text
 
 
+@pytest.mark.parametrize("what", plots.AXES)
+def test_long_labels_stay_within_the_picture(tmp_path: Path, what: str) -> None:
+    """Labels of ablations name several settings; their signs stand in the legend, and must be read."""
+    labels = [f"hogwild-{n} layout=interleaved finisher_tokens=4 {'x' * 30 * n}" for n in range(5)]
+    figure = plots.picture([summary(tmp_path, label, records(0.5)) for label in labels], what)
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    assert len(legend.get_texts()) == len(labels)
+    box, whole = legend.get_window_extent(), figure.bbox
+    assert whole.x0 <= box.x0
+    assert box.x1 <= whole.x1
+    assert box.y1 < whole.y1 / 2, "the curves have the upper half"
+    short = plots.picture([summary(tmp_path, f"m-{n}", records(0.5)) for n in range(5)], what)
+    assert short.legends[0]._ncols > figure.legends[0]._ncols == 1
+
+
 def test_a_label_in_a_script_that_the_font_lacks(tmp_path: Path) -> None:
     figure = plots.picture([summary(tmp_path, "队伍", records(0.5))], "passes")
     with warnings.catch_warnings():

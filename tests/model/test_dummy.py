@@ -95,5 +95,5 @@ def test_the_callers_random_numbers_and_configuration_are_left_alone() -> None:
 
 
 def test_a_refused_architecture_is_refused_before_anything_is_built() -> None:
-    with pytest.raises(UnsupportedModel, match="qwen3_next"):
-        dummy_model(hf.Qwen3NextConfig(), device=CPU, dtype=torch.float32)
+    with pytest.raises(UnsupportedModel, match="jamba"):
+        dummy_model(hf.JambaConfig(), device=CPU, dtype=torch.float32)

@@ -23,7 +23,7 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.errors import InvalidRequest
-from manyhands.model import fusion, kernels
+from manyhands.model import fusion, kernels, products
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.fusion import fuse_modules
 from manyhands.model.host_linear import laid_out_bytes
@@ -147,6 +147,23 @@ def test_the_parts_are_freed_and_nothing_is_doubled() -> None:
     laid_out = laid_out_bytes(adapter.model)
     assert sum(p.nbytes for p in adapter.model.parameters()) + laid_out == size
     assert not any(p.requires_grad for p in adapter.model.parameters())
+
+
+def test_one_layer_at_a_time_is_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that fills its GPU has no room for more: QwQ-32B on one of 80 GB had not."""
+    adapter = ModelAdapter(ZOO["qwen2"]())
+    layers: Any = adapter.model.base_model.layers
+    ups = [weakref.ref(layer.mlp.up_proj.weight) for layer in layers]
+    join, left = products.joined_linear, []
+
+    def counted(parts: list[Any], *more: Any) -> Any:
+        left.append(sum(up() is not None for up in ups))
+        return join(parts, *more)
+
+    monkeypatch.setattr(products, "joined_linear", counted)
+    del layers
+    products.fuse_mlps(list(adapter.model.base_model.layers), set())
+    assert left == [2, 1]
 
 
 def test_a_pass_leaves_nothing_behind() -> None:

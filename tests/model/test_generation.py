@@ -10,7 +10,7 @@ import pytest
 from manyhands import bundled
 from manyhands.cache.step import GREEDY, Choice
 from manyhands.errors import ModelNotFound
-from manyhands.model.generation import about, own_choice
+from manyhands.model.generation import about, end_ids, own_choice
 from tests.hub_cache import keep
 
 
@@ -70,6 +70,21 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, text: str, reason: str) -> N
         own_choice(folder(tmp_path, text))
     assert reason in str(raised.value)
     assert "--greedy" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("said", "ends"), [(None, ()), (7, (7,)), ([7, 9], (7, 9)), ((7,), (7,)), ([], ())]
+)
+def test_tokens_that_end_a_turn(said: object, ends: tuple[int, ...]) -> None:
+    assert end_ids("folder", said) == ends
+
+
+@pytest.mark.parametrize("said", ["x", [1, "x"], {"a": 1}, 1.5, [[1]], True])
+def test_ends_of_turns_that_are_no_tokens(said: object) -> None:
+    """Taken as they were, some ended in a traceback and others never ended a turn."""
+    with pytest.raises(ModelNotFound, match="expected the number of a token") as raised:
+        end_ids("folder", said)
+    assert raised.value.hint == "mend the file or remove it"
 
 
 def test_how_it_is_told() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import struct
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +25,10 @@ from huggingface_hub.errors import (
 from safetensors.torch import load_file, save, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from manyhands.cache.block import Block
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
 from manyhands.errors import (
     ContextTooLong,
     InvalidRequest,
@@ -36,6 +42,7 @@ from manyhands.model.loading import _config, _pretrained, load_adapter
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
 from tests.model.families_zoo import some_tokens, tiny_models
+from tests.model.test_recurrent import CONFIGS
 
 ZOO = tiny_models()
 
@@ -236,6 +243,35 @@ def test_the_language_model_is_taken_out_of_a_gemma_4(tmp_path: Path, copy: Path
     torch.testing.assert_close(logits, expected, atol=5e-5, rtol=0)
 
 
+def test_the_language_model_is_taken_out_of_a_qwen_3_5(tmp_path: Path, copy: Path) -> None:
+    """With axes for pictures, which are one for text, and with layers that guess tokens ahead, which have no use here."""
+    text = deepcopy(CONFIGS["qwen3_5_text"])
+    text.rope_parameters = {
+        **text.rope_parameters,
+        "mrope_interleaved": True,
+        "mrope_section": [1, 1, 0],
+    }
+    with quiet():
+        config = hf.Qwen3_5Config(
+            text_config=text.to_dict(),
+            vision_config={"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32},
+        )
+        whole = hf.Qwen3_5ForConditionalGeneration(config).eval()
+        whole.save_pretrained(tmp_path)
+    for file in copy.glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["mtp.fc.weight"] = torch.ones(8, 8)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    engine = Engine.load(tmp_path, device="cpu", dtype="float32", memory_tokens=64, states=4)
+    assert engine.facts.num_states == 4
+    tokens = some_tokens(24)
+    with torch.no_grad():
+        expected = whole(input_ids=tokens[None]).logits[0, -1]
+    (logits,) = engine.forward(Step([Row(View([Block()]), tuple(tokens.tolist()))]))
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+
+
 def test_a_gemma_3_with_dummy_weights(
     composite: tuple[Path, hf.Gemma3ForConditionalGeneration], tmp_path: Path
 ) -> None:
@@ -295,6 +331,13 @@ def _drop_tokenizer(folder: Path) -> None:
         file.unlink()
 
 
+def _misspell_the_tokenizer(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    said = json.loads(path.read_text())
+    said["version"] = 5
+    path.write_text(json.dumps(said))
+
+
 BROKEN: dict[str, tuple[Callable[[Path], Any], type[ManyhandsError], str]] = {
     "no folder": (shutil.rmtree, ModelNotFound, "no folder"),
     "no config": (lambda f: (f / "config.json").unlink(), ModelNotFound, "config.json"),
@@ -308,6 +351,36 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], type[ManyhandsError], str]] = {
         lambda f: (f / "tokenizer.json").write_text("{"),
         ModelNotFound,
         "tokenizer that can be read",
+    ),
+    "a tokenizer of another kind": (
+        lambda f: (f / "tokenizer.json").write_text("5"),
+        ModelNotFound,
+        "tokenizer that can be read",
+    ),
+    "a tokenizer with one wrong value": (
+        _misspell_the_tokenizer,  # the library in Rust raises a bare Exception
+        ModelNotFound,
+        "tokenizer that can be read: .*expected a string",
+    ),
+    "settings of a tokenizer that are a list": (
+        lambda f: (f / "tokenizer_config.json").write_text("[]"),
+        ModelNotFound,
+        "tokenizer that can be read",
+    ),
+    "deep settings of a tokenizer": (
+        lambda f: (f / "tokenizer_config.json").write_text('{"a":' * 100_000),
+        ModelNotFound,
+        "tokenizer that can be read",
+    ),
+    "choices that are a list": (
+        lambda f: (f / "generation_config.json").write_text("[]"),
+        ModelNotFound,
+        "generation_config.json that cannot be used",
+    ),
+    "choices of another kind": (
+        lambda f: (f / "generation_config.json").write_text('{"watermarking_config": 5}'),
+        ModelNotFound,
+        "generation_config.json that cannot be used",
     ),
     "broken config": (
         lambda f: (f / "config.json").write_text("{"),
@@ -334,6 +407,31 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], type[ManyhandsError], str]] = {
     ),
     "unknown type": (lambda f: _edit(f, model_type="quux"), UnsupportedModel, "quux"),
     "nonsense": (lambda f: _edit(f, hidden_size="wide"), UnsupportedModel, "hidden_size"),
+    "a million layers": (
+        lambda f: _edit(f, num_hidden_layers=10**6, layer_types=None),
+        UnsupportedModel,
+        "num_hidden_layers is 1000000; expected at most 4,096",
+    ),
+    "an infinite base": (
+        lambda f: _edit(f, rope_parameters={"rope_type": "default", "rope_theta": math.inf}),
+        UnsupportedModel,
+        "rope_theta is inf; expected a positive number",
+    ),
+    "a list of types": (
+        lambda f: _edit(f, model_type=["qwen3"]),
+        UnsupportedModel,
+        r"model_type is \['qwen3'\]; expected the name",
+    ),
+    "no table": (
+        lambda f: (f / "config.json").write_text("5"),
+        UnsupportedModel,
+        "it is a int; expected a table",
+    ),
+    "a deep config": (
+        lambda f: (f / "config.json").write_text('{"a":' * 100_000),
+        UnsupportedModel,
+        "recursion",
+    ),
     "own code": (
         lambda f: _edit(f, model_type="quux", auto_map={"AutoConfig": "theirs.Config"}),
         UnsupportedModel,
@@ -368,6 +466,31 @@ def test_a_broken_checkpoint_has_one_clear_error(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize(
+    ("break_it", "hint"),
+    [
+        (lambda f: _edit(f, tie_word_embeddings="x"), "repair it"),
+        (lambda f: _edit(f, model_type="quux"), "supported: Llama"),
+    ],
+)
+def test_what_to_do_follows_from_what_is_wrong(
+    break_it: Callable[[Path], Any], hint: str, copy: Path
+) -> None:
+    break_it(copy)
+    with pytest.raises(UnsupportedModel) as caught:
+        load_adapter(str(copy), device="cpu")
+    assert hint in caught.value.hint
+
+
+def test_a_broken_folder_does_not_blame_the_network(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    (copy / "config.json").write_text("{")
+    with pytest.raises(ModelNotFound, match="files that cannot be read"):
+        load_adapter(str(copy), device="cpu")
+
+
 def test_refusals_come_before_the_weights(copy: Path) -> None:
     (copy / "model.safetensors").write_bytes(b"not weights at all")
     _edit(copy, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
@@ -399,6 +522,7 @@ def test_why_a_name_on_the_hub_cannot_be_had(
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hf.AutoConfig, "from_pretrained", _hub_error(cause))
+    monkeypatch.setattr("manyhands.model.configuration.file_of", lambda *_: None)  # no network
     with pytest.raises(ModelNotFound, match=words) as caught:
         load_adapter("a/b")
     assert hint in caught.value.hint
@@ -534,7 +658,7 @@ def test_an_index_stays_in_its_folder(copy: Path, target: str) -> None:
         load_adapter(copy)
 
 
-@pytest.mark.parametrize("index", ["[]", "{", "{}", '{"weight_map": 3}'])
+@pytest.mark.parametrize("index", ["[]", "{", "{}", '{"weight_map": 3}', '{"a":' * 100_000])
 def test_an_index_that_is_none(copy: Path, index: str) -> None:
     (copy / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ModelNotFound, match="an index that cannot be read"):

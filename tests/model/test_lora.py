@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,22 @@ def test_another_kind_is_refused_by_name(saved: Path, entries: dict[str, object]
     with pytest.raises(UnsupportedModel, match=says):
         merge_lora(made, saved)
     assert torch.equal(logits(made), logits(model()))
+
+
+@pytest.mark.parametrize("alpha", [math.inf, math.nan, "x", None])
+def test_an_alpha_that_is_no_number_is_refused(saved: Path, alpha: object):
+    """An infinite one made weights of nan."""
+    changed(saved, lora_alpha=alpha)
+    with pytest.raises(
+        InvalidRequest, match=f"lora_alpha = {alpha!r}; expected two positive numbers"
+    ):
+        merge_lora(model(), saved)
+
+
+def test_a_configuration_that_lies_too_deep_in_itself_is_refused(saved: Path):
+    (saved / CONFIG).write_text('{"a":' * 100_000)
+    with pytest.raises(UnsupportedModel, match="cannot be read: maximum recursion"):
+        merge_lora(model(), saved)
 
 
 def test_another_base_is_refused_and_stays_as_it_is(saved: Path):

@@ -16,11 +16,12 @@ from manyhands.attention import triton_backend
 from manyhands.attention.triton_backend import refusal as kernels_refuse
 from manyhands.model import families
 from manyhands.model.adapter import _layers
-from manyhands.model.families import FAMILIES
+from manyhands.model.families import FAMILIES, FORKING, HYBRIDS
 from manyhands.model.gguf.config import ARCHITECTURES
 from manyhands.model.gguf.tokenizer import RULES
 from manyhands.strategies.methods import METHODS
 from tests.model.families_zoo import repeating_models, tiny_models
+from tests.model.test_recurrent import CONFIGS as HYBRID_CONFIGS
 
 H200 = 232448  # bytes of shared memory that one program may have
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -31,7 +32,12 @@ _TABLE = re.compile(
 
 def tables() -> dict[str, str]:
     """Each table of the page by its name."""
-    return {"families": _families(), "refused": _refused(), "gguf": _gguf()}
+    return {
+        "families": _families(),
+        "hybrids": _hybrids(),
+        "refused": _refused(),
+        "gguf": _gguf(),
+    }
 
 
 def _families() -> str:
@@ -53,6 +59,24 @@ def _families() -> str:
             reason = kernels_refuse(_layers(config), torch.float16, torch.device("cuda"))
         tried = "in full" if family.model_type in in_full else "in short"
         cells = (family.title, f"`{family.model_type}`", family.special, tried, reason or "yes")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _hybrids() -> str:
+    tried = {config.model_type for config in HYBRID_CONFIGS.values()}
+    assert set(HYBRIDS) == tried, "a hybrid that no test tries, or the other way round"
+    lines = [
+        f"Methods: {', '.join(FORKING)}. Backends: `reference` and `torch`; `triton` as below, for the full layers.",
+        "",
+        "| family | model type | what is special | triton |",
+        "|---|---|---|---|",
+    ]
+    for family in HYBRIDS.values():
+        config = hf.CONFIG_MAPPING[family.model_type]()
+        with patch.object(triton_backend, "shared_memory", lambda device: H200):
+            reason = kernels_refuse(_layers(config), torch.float16, torch.device("cuda"))
+        cells = (family.title, f"`{family.model_type}`", family.special, reason or "yes")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

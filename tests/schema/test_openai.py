@@ -97,11 +97,11 @@ for _ in range(60):
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content",
-            "messages[0].content is [{'type': 'image_url'}]; "
-            "expected a text or a list of text parts",
+            "messages[0].content[0].type is 'image_url'; "
+            "this is not supported: there is text alone",
         ),
         (
-            {"messages": [{"role": "user", "content": [{"text": "a" * 99, "type": "image"}]}]},
+            {"messages": [{"role": "user", "content": [{"text": "a" * 99, "type": 7}]}]},
             "messages[0].content",
             "messages[0].content is a long list; expected a text or a list of text parts",
         ),

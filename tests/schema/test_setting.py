@@ -43,6 +43,7 @@ class Small:
         ({"layout": ["combined"]}, "layout is ['combined']; expected one of " + ", ".join(LAYOUTS)),
         ({"lengths": (3, 0)}, "lengths has 0; expected 1 or more"),
         ({"memory": 0}, "memory is 0; expected 1 or more"),
+        ({"memory": math.inf}, "memory is inf; expected 1 or more"),
     ],
 )
 def test_what_is_out_of_range(given: dict[str, object], said: str) -> None:

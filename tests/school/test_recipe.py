@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import normalizers
 
 from manyhands import bundled
 from manyhands.errors import BrokenTrace, InvalidRequest, UnsupportedModel
@@ -19,7 +20,7 @@ from manyhands.strategies.settings import TeamSettings
 from manyhands.text import Text
 from tests.replay.runs import LIST_PROMPT, RECIPE, list_text
 from tests.strategies.driver import Scripts, play
-from tests.text.small_tokenizers import byte_level
+from tests.text.small_tokenizers import byte_level, sentence_piece
 
 # All but the one of short lists, which teaches to find a wrong sum.
 SECOND_GENERATION = (
@@ -60,11 +61,25 @@ def test_the_bundled_models_recipe():
     assert isinstance(recipe.lessons(list_text()), Simulated)
 
 
-def test_a_tokenizer_that_parts_the_sign_is_refused_before_training():
+def test_a_tokenizer_that_parts_digits_is_refused_before_training():
     recipe = read_recipe(RECIPE / "recipe.toml")
-    text = Text(byte_level())
-    with pytest.raises(UnsupportedModel, match="makes 2 tokens of ' #'; the scripted team needs"):
-        recipe.lessons(text)
+    tokenizer = byte_level()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("7", "7 ")
+    with pytest.raises(UnsupportedModel, match="makes 2 tokens of '7'; the scripted team needs"):
+        recipe.lessons(Text(tokenizer))
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level, sentence_piece])
+def test_a_tokenizer_that_parts_the_sign_has_lessons(tokenizer):
+    """Simulated ones, in its own tokens: their words are those that a team writes."""
+    text = Text(tokenizer())
+    assert len(text.encode(" #")) == 2
+    lessons = read_recipe(RECIPE / "recipe.toml").lessons(text)
+    lesson = lessons.draw("parted")
+    learned = [
+        token for token, weight in zip(lesson.targets, lesson.weights, strict=True) if weight
+    ]
+    assert " #1" in text.decode(learned)
 
 
 def test_a_model_grows_before_it_is_trained(tmp_path):

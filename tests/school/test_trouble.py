@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from manyhands.replay.simulate import Simulation
-from manyhands.school.arithmetic_team import ArithmeticTeam, Leave, Mischief
+from manyhands.school import arithmetic_team
+from manyhands.school.arithmetic_team import ArithmeticTeam, Leave, Mischief, Phase
 from manyhands.school.slips import slip_in, written_step
 from manyhands.strategies.base import Answer
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.settings import EndSettings, TeamSettings
 from manyhands.tasks.arithmetic.problem_list import ProblemList, problem_list
+from manyhands.text import Text
 from tests.replay.runs import LIST_PROMPT, list_text
+from tests.text.small_tokenizers import byte_level, sentence_piece
 
 TEXT = list_text()
 _RESULT = re.compile(r"#(\d+) is (-?\d+)(?:, not (-?\d+))?\.")
@@ -29,10 +33,11 @@ def solved(
     slip: float = 0.0,
     leaves: tuple[Leave, ...] = (),
     insertions: dict[tuple[int, int], str] | None = None,
+    text: Text = TEXT,
 ) -> tuple[Answer, ArithmeticTeam, Simulation]:
     names = LIST_PROMPT.team(workers)
     team = ArithmeticTeam(
-        problems, TEXT, names, LIST_PROMPT, rng, mischief=Mischief(slip=slip), leaves=leaves
+        problems, text, names, LIST_PROMPT, rng, mischief=Mischief(slip=slip), leaves=leaves
     )
     settings = TeamSettings(
         workers=workers,
@@ -41,7 +46,7 @@ def solved(
         insertions=insertions or {},
         end=EndSettings(reply=False),
     )
-    strategy = hogwild(problems.question, TEXT, settings, LIST_PROMPT)
+    strategy = hogwild(problems.question, text, settings, LIST_PROMPT)
     simulation = Simulation(strategy, team, team.heard)
     return simulation.run(), team, simulation
 
@@ -59,6 +64,38 @@ def test_long_lists_are_shared_out(workers: int) -> None:
         answer, team, _ = solved(problems, workers, rng)
         assert answer.answer == box(problems)
         assert all(len(by) == 1 for by in team.solved.values())
+
+
+PARTED = {"bytes": Text(byte_level()), "pieces": Text(sentence_piece())}  # " #" is two tokens
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+@pytest.mark.parametrize("text", PARTED.values(), ids=PARTED)
+def test_a_sign_of_two_tokens_shares_work_out_as_well(text: Text, workers: int) -> None:
+    """A worker that has written a part of the sign comes before all that stand at a bare prefix."""
+    assert len(text.encode(" #")) == 2
+    for seed in range(3):
+        rng = random.Random(f"parted/{seed}")
+        problems = problem_list(rng, 12, "wide")
+        answer, team, _ = solved(problems, workers, rng, text=text, slip=0.2 * (seed == 2))
+        assert answer.answer == box(problems)
+        assert all(len(by) == 1 for by in team.solved.values())
+        assert all("taken" not in step.text for step in answer.steps)
+
+
+def test_control_a_part_of_a_sign_that_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list in which one worker stands at a bare prefix while another writes the sign of the last problem."""
+
+    def collisions() -> int:
+        rng = random.Random("parted/24")
+        answer, _, _ = solved(problem_list(rng, 5, "bare"), 4, rng, text=PARTED["bytes"])
+        return sum("taken" in step.text for step in answer.steps)
+
+    assert collisions() == 0
+    script = arithmetic_team._Script(PARTED["bytes"])
+    script.number_sign[0] = replace(script.number_sign[0], phase=Phase.BUSY)
+    monkeypatch.setattr(arithmetic_team, "_script", lambda text: script)
+    assert collisions() > 0
 
 
 @pytest.mark.parametrize("workers", [1, 3, 8])

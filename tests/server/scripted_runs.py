@@ -159,7 +159,7 @@ def profiled_run(profile: str) -> ScriptedRun:
             "</Thread>",
         ),
     }
-    fork, over = words[profile]
+    fork, over = words[profile.removesuffix("-seen")]
     settings = ProfileSettings(
         profile=profile, budget=2000, part_tokens=20, end=EndSettings(answer="none", reply=False)
     )

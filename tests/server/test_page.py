@@ -275,7 +275,7 @@ _WALK = """() => {
     for (let before = null; told() !== before; ) {
       before = told();
       group.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft", bubbles: true }));
-      const seen = [0, 1, 2, 3, 4, 5, 6, 7].map((colour) => text(`seen-${colour}`)).join("");
+      const seen = [...CSS.highlights.keys()].filter((name) => name.startsWith("seen-")).map(text).join("");
       found[text("pointed")] = seen;
     }
     document.querySelector(".seen button").click();
@@ -630,6 +630,27 @@ def test_nothing_is_begun_before_the_model_is_known(visit: Opens, server: PageSe
     assert seen.page.evaluate(problem).startswith("Solve these")
 
 
+def test_a_problem_that_is_offered_brings_a_team_that_suits_it(
+    visit: Opens, server: PageServer
+) -> None:
+    """The number of workers stays what the person chose, until another problem is asked for."""
+    page = visit(server.address).page
+    page.wait_for_selector(".hello :text('bundled')")
+    assert page.input_value("#new-workers") == "4"
+    page.fill("#new-workers", "3")
+    page.click("button:text('Another problem')")
+    assert page.input_value("#new-problem").count("\n") == 12
+    assert page.input_value("#new-workers") == "8"
+    page.click(".method-card:has-text('Alone')")
+    page.click(".method-card:has-text('Team')")
+    assert page.input_value("#new-workers") == "8"
+    is_whole = "(e => e.scrollHeight <= e.clientHeight)(document.querySelector('#new-problem'))"
+    assert page.evaluate(is_whole), "all twelve lines are seen"
+    page.fill("#new-workers", "9")
+    page.keyboard.press("Tab")
+    assert page.input_value("#new-workers") == "8", "a larger team is none of its world"
+
+
 def test_a_model_that_was_trained_to_part_is_run_as_it_was_trained(
     visit: Opens, server: PageServer
 ) -> None:
@@ -683,6 +704,19 @@ def test_methods_by_prompt_are_offered_and_drawn_as_what_they_are(
             assert sorted(words_of(page, ".column .name")) == ["Thinker", "Writer"]
             assert page.inner_text("#history").casefold() == "finished steps"
     assert drawn == {"async_reasoning": None, "async_think": 2}
+
+
+def test_a_question_that_the_model_was_not_made_for_is_marked(
+    visit: Opens, server: PageServer, team: ScriptedRun
+) -> None:
+    begin, *rest = live(team)
+    said = "This is not a numbered list of problems; <b>…</b>"
+    page = visit(server.add("outside", [begin | {"warning": said}, *rest])).page
+    page.wait_for_selector(".column")
+    assert words_of(page, ".problem .warning") == [said]
+    page.goto(server.add("inside", [begin | {"warning": None}, *rest]))
+    page.wait_for_selector(".column")
+    assert words_of(page, ".problem .warning") == []
 
 
 def test_a_server_that_refuses_is_quoted(visit: Opens, server: PageServer) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 import httpx2
 import pytest
@@ -23,12 +23,14 @@ ASK = {"model": NAME, "messages": [{"role": "user", "content": "a"}]}
 
 
 @contextmanager
-def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def process(
+    *arguments: str, log: int | IO[str] = subprocess.PIPE
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server in a process of its own, and its address."""
     child = subprocess.Popen(
         [sys.executable, "-m", "tests.server.house", *arguments],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=log,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
@@ -76,6 +78,13 @@ def test_signals_ports_and_logs() -> None:
     assert [line["status"] for line in asked] == [200, 200]
     assert all("request_id" in line for line in lines)
     assert "content" not in told
+
+
+def test_a_log_on_a_full_disk_disturbs_nobody() -> None:
+    with open("/dev/full", "w") as full, process("0", log=full) as (child, url):
+        assert post(url, max_tokens=2).status_code == 200
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(30) == 0
 
 
 def test_a_kill_and_a_start_at_the_same_port() -> None:

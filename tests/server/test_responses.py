@@ -60,6 +60,25 @@ def test_a_conversation_goes_on_by_its_items(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("knows_agents", [False, True])
+def test_a_conversation_with_a_team_goes_on_by_its_items(
+    client: OpenAI, knows_agents: bool
+) -> None:
+    """The steps of the workers are thinking, and stand in no later prompt."""
+    headers = AGENTS if knows_agents else {}
+    asked: dict[str, Any] = {"extra_body": {"manyhands": TEAM}, "extra_headers": headers}
+    first = client.responses.create(model=f"{NAME}:hogwild-2", input=ASK, **asked)
+    output = first.model_dump()["output"]
+    assert len(output) > 2
+    reply = output[-1]["content"][0]["text"]
+    items: list[Any] = [{"role": "user", "content": ASK}, *output]
+    items.append({"role": "user", "content": "And 4+4?"})
+    second = client.responses.create(model=NAME, input=items, max_output_tokens=3)
+    said = [Message("user", ASK), Message("assistant", reply), Message("user", "And 4+4?")]
+    assert second.usage is not None
+    assert second.usage.input_tokens == len(TEXT.conversation(Conversation.of(said)))
+
+
+@pytest.mark.parametrize("knows_agents", [False, True])
 def test_a_stream_of_a_team_adds_up_to_its_response(client: OpenAI, knows_agents: bool) -> None:
     asked: dict[str, Any] = {"model": f"{NAME}:hogwild-3", "input": ASK}
     asked |= {"extra_body": {"manyhands": TEAM}, "extra_headers": AGENTS if knows_agents else {}}

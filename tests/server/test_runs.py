@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -72,18 +73,37 @@ def test_a_run_is_watched_from_beginning_to_end(anna: httpx2.Client) -> None:
     assert (last["kind"], last["error"]) == ("end", None)
     assert last["usage"]["manyhands"]["passes"] >= 50
     account = account_of(first)
-    kinds, passes = set(), []
+    kinds, passes = [], []
     for record in list(found.values())[1:-1]:
         passes.append(record["pass"])
         for line in record["events"]:
-            kinds.add(line["event"])
+            kinds.append(line["event"])
             account.take(from_line(line))
     assert passes == sorted(set(passes)), "one record for a pass"
-    assert {"Admitted", "ViewsChanged", "TokenWritten", "StepEnded", "UsageCounted"} <= kinds
+    assert {"ViewsChanged", "TokenWritten", "StepEnded", "UsageCounted"} <= set(kinds)
+    assert [kind for kind in kinds if kind in ("Queued", "Admitted")] == ["Queued", "Admitted"]
     assert [step.text for step in account.steps()] == [s["text"] for s in last["answer"]["steps"]]
     assert records(anna, run) == found  # once more, when it is over
     told = anna.get(f"/v1/runs/{run}").json()
     assert (told["status"], told["end"]) == ("done", last)
+
+
+def test_a_run_says_that_its_model_was_not_made_for_the_question() -> None:
+    house = make_house()
+    told: list[tuple[str, int, str]] = []
+
+    def outside(*asked: Any) -> str | None:
+        told.append(asked)
+        return "Poems are none of it." if "poem" in asked[0] else None
+
+    house.front.served = replace(house.front.served, outside=outside)
+    with running(house), httpx2.Client(base_url=house.url) as anybody:
+        warnings = [
+            records(anybody, begun(anybody, problem=problem, budget=2))[0]["warning"]
+            for problem in ("a poem", "3+4")
+        ]
+    assert warnings == ["Poems are none of it.", None]
+    assert told == [("a poem", 2, "hogwild"), ("3+4", 2, "hogwild")]
 
 
 @pytest.mark.parametrize("way", ["header", "query"])

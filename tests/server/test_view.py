@@ -23,7 +23,7 @@ from manyhands.strategies.methods import METHODS
 from manyhands.strategies.profiles import PROFILES
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import TeamSettings
-from manyhands.tasks.arithmetic.world import outside_world
+from manyhands.tasks.arithmetic.world import MOST_PROBLEMS, MOST_WORKERS, outside_world
 from tests.engine.small import LETTERS, SHORT_END, TEXT, small_engine
 from tests.server.scripted_runs import team_run
 from tests.strategies.driver import PROMPT
@@ -149,7 +149,13 @@ def test_the_form_offers_what_there_is() -> None:
         assert hasattr(METHODS[name].settings(), "workers")
     bundled = text.partition("const BUNDLED_PROBLEMS")[2].partition("\n];")[0]
     (introduction,) = re.findall(r'const LIST = ("[^\n]*");', text)
-    problems = re.findall(r'LIST \+ ("[^\n]*")', bundled)
-    assert len(problems) >= 3
-    for problem in problems:
-        assert outside_world(json.loads(introduction) + json.loads(problem), workers=4) is None
+    problems = re.findall(r'workers: (\d+), problem: LIST \+ ("[^\n]*") }', bundled)
+    assert len(problems) == bundled.count("LIST") >= 3
+    sizes = set()
+    for workers, problem in problems:
+        lines = json.loads(problem)
+        assert outside_world(json.loads(introduction) + lines, workers=int(workers)) is None
+        sizes.add((int(workers), lines.count("\n") + 1))
+    assert max(sizes) == (MOST_WORKERS, MOST_PROBLEMS), "the largest team at the longest list"
+    (most,) = re.findall(r"const MOST_BUNDLED = (\d+);", text)
+    assert int(most) == MOST_WORKERS

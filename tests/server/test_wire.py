@@ -339,6 +339,64 @@ def test_a_value_that_cannot_be_is_named(
 
 
 @pytest.mark.parametrize(
+    ("url", "body", "place"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": ["a", {"type": "image_url"}]}]},
+            "messages[0].content[1].type is 'image_url'",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [*ASK, {"role": "user", "content": [{"type": "input_audio"}]}]},
+            "messages[1].content[0].type is 'input_audio'",
+        ),
+        (
+            "/v1/responses",
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0].type is 'input_image'",
+        ),
+    ],
+)
+def test_a_part_that_is_no_text_is_refused_by_its_kind(
+    house: House, url: str, body: dict[str, Any], place: str
+) -> None:
+    answer = httpx2.post(f"{house.url}{url}", json=body)
+    assert answer.status_code == 400
+    expected = f"{place}; this is not supported: there is text alone"
+    assert answer.json()["error"]["message"] == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "param"),
+    [
+        ("/v1/chat/completions", {"messages": ASK, "logit_bias": {"99999": 1}}, "logit_bias"),
+        (
+            "/v1/chat/completions",
+            {"messages": ASK, "logit_bias": {"99999": 1}, "manyhands": {"method": "hogwild"}},
+            "logit_bias",
+        ),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"99999": 1}}, "logit_bias"),
+        ("/v1/completions", {"prompt": [1, 99999]}, "prompt"),
+        ("/v1/completions", {"prompt": [[1], [-1]]}, "prompt"),
+        ("/v1/completions", {"prompt": "a", "logprobs": 21}, "logprobs"),
+        (
+            "/v1/chat/completions",
+            {"messages": ASK, "logprobs": True, "top_logprobs": 21},
+            "top_logprobs",
+        ),
+    ],
+)
+def test_ids_and_numbers_that_the_engine_does_not_know_have_the_name_of_their_field(
+    house: House, url: str, body: dict[str, Any], param: str
+) -> None:
+    answer = httpx2.post(f"{house.url}{url}", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert answer.json()["error"]["message"].startswith(param)
+
+
+@pytest.mark.parametrize(
     ("url", "body"),
     [
         ("/v1/responses", {"input": "a", "manyhands": {"method": "hogwild", "insertions": []}}),
@@ -417,6 +475,11 @@ def test_health_readiness_metrics_and_ids(house: House) -> None:
         "kv_cache_usage_perc",
         "time_to_first_token_seconds_count",
         "disk_cache_hits_total",
+        "kernels_compiled_total",
+        "passes_recorded_total",
+        "passes_dropped_total",
+        "rows_in_vain_total",
+        "blocks_moved_total",
     ):
         assert f"manyhands_{name}" in page
     assert 'manyhands_requests_total{route="health",status="200"} ' in page

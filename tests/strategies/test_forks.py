@@ -7,6 +7,7 @@ The real strategies run on scripts, and their steps are watched; the refusal mus
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -14,10 +15,12 @@ import pytest
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
+from manyhands.errors import InvalidRequest
 from manyhands.model.families import FORKING
 from manyhands.prompts.votes import VotesPrompt
+from manyhands.strategies import methods
 from manyhands.strategies.base import Sent, Strategy
-from manyhands.strategies.methods import METHODS
+from manyhands.strategies.methods import METHODS, check_forks
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import BestSettings, SoloSettings, VoteSettings
 from manyhands.strategies.shared_prefix import SharedSettings, shared_prefix
@@ -107,6 +110,29 @@ def test_the_refusal_names_the_methods_that_only_fork(
     RUNS[name]()
     assert len(watch.before) > 1, "nothing was written"
     assert watch.reordered != (name in FORKING)
+
+
+def test_methods_say_whether_they_fork() -> None:
+    for name, make in RUNS.items():
+        spec = RunSpec.from_plain(make().trace.header)
+        assert spec.method.forks(spec.settings) == (name in FORKING), name
+        with nullcontext() if name in FORKING else pytest.raises(InvalidRequest, match="one state"):
+            check_forks(spec.method, spec.settings)
+    assert methods.FORKING == FORKING
+
+
+@pytest.mark.parametrize(("profile", "join"), [("npr", "reencode"), ("parallel-r1-seen", None)])
+def test_a_profile_that_joins_anew_only_forks(
+    profile: str, join: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where parts part again."""
+    watch, record = Watch(), runs.record
+    monkeypatch.setattr(runs, "record", lambda run, *more: record(watch(run), *more))
+    run = runs.nested_run(join) if join else runs.profiled_run(profile)
+    spec = RunSpec.from_plain(run.trace.header)
+    assert spec.method.forks(spec.settings)
+    assert len(watch.before) > 3
+    assert not watch.reordered
 
 
 def test_a_batch_only_forks() -> None:

@@ -38,8 +38,10 @@ from manyhands.strategies.requests import (
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import EndSettings, SharedSettings, TeamSettings
 from manyhands.strategies.shared_prefix import Completion, Completions, Prompt
+from manyhands.text import Text
 from manyhands.text.grammar import Grammar
 from tests.strategies.driver import play, small_text
+from tests.text.small_tokenizers import SILENCED, byte_level
 
 TEXT = small_text()
 DEFAULTS = Defaults(
@@ -449,6 +451,29 @@ def test_what_cannot_be_asked_for_is_named(
     with pytest.raises(InvalidField, match=said) as caught:
         asked(options, **body)
     assert caught.value.param == param
+
+
+def test_an_effort_of_none_leaves_the_thinking_out_of_a_plain_completion() -> None:
+    """The workers of a method think as the model was loaded to; elsewhere an effort that changes nothing is taken."""
+    thinking = Text(byte_level(SILENCED))
+
+    def spec(effort: str, text: Text, **options: Any) -> RunSpec | CompletionSpec:
+        body = request(CHAT, reasoning_effort=effort)
+        return spec_of(body, options, text, Prompts(), Defaults("small"))
+
+    for effort, thinks in (("none", False), ("high", True)):
+        plain = spec(effort, thinking)
+        assert isinstance(plain, CompletionSpec)
+        assert plain.prompts[0].thinking is thinks
+        prompt = thinking.decode(plain.prompts[0].tokens, special=True)
+        assert ("</think>" in prompt) is not thinks
+    with pytest.raises(InvalidField, match="think as the model was loaded to") as found:
+        spec("none", thinking, method="hogwild")
+    assert found.value.param == "reasoning_effort"
+    for text, effort in ((thinking, "high"), (TEXT, "none")):
+        assert isinstance(spec(effort, text, method="hogwild"), RunSpec)
+    with pytest.raises(InvalidField, match="opens a thinking before every reply"):
+        spec("none", small_text(thinking=True))
 
 
 def test_a_prefill_of_a_chat_goes_on_behind_its_prompt() -> None:

@@ -16,6 +16,7 @@ from manyhands.errors import InvalidRequest
 from manyhands.tasks.catalogue import make_task
 from manyhands.tasks.loading import FIXTURES
 from manyhands.tasks.task import TaskOptions
+from tests.programs import isolation
 
 FILES = {
     "gsm8k": "gsm8k.jsonl",
@@ -44,6 +45,8 @@ def records_of(task: str) -> list[dict[str, Any]]:
 
 
 def samples(task: str, records: list[dict[str, Any]], folder: Path) -> list[Any]:
+    if task in WITH_PROGRAMS:
+        isolation()
     file = folder / "own.jsonl"
     file.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
     options = TaskOptions(source=file, allow_code=task in WITH_PROGRAMS)

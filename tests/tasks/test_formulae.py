@@ -50,6 +50,10 @@ SAME = [
     (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}"),
     (r"\sin x+1", r"1+\sin(x)"),
     ("10^{100}", "10^{10^{2}}"),
+    ("x+y=5", "2x+2y=10"),
+    ("R-r", "-r+R"),
+    (r"\frac{GMm}{r^2}", r"mMG/r^2"),
+    (r"\text{Even}", "even"),
 ]
 
 DIFFERENT = [
@@ -69,7 +73,14 @@ DIFFERENT = [
     (r"\pi", "3.14159265"),
     (r"\sqrt{2}", "1.41421356"),
     ("(3,4)", "3,4"),
+    ("R-r", "r-R"),  # it reads capitals as small letters
+    ("2a", "a+A"),
+    (r"\omega", r"\Omega"),
+    (r"\pi", r"\Pi"),
+    ("M_1", "m_1"),
     # and it is right about these
+    ("x+y=5", "2x+2y=5"),
+    ("40", "4 0"),
     (r"\frac{3}{4}", r"\frac{4}{3}"),
     ("(3,4)", "(4,3)"),
     ("[0,1]", "(0,1)"),

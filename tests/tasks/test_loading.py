@@ -79,6 +79,8 @@ def test_ids_of_their_own(tmp_path: Path) -> None:
     [
         ("{", "bad.jsonl, line 3 is not JSON: Expecting property name", "one JSON object"),
         ('{"question": "1?", "answer"', "bad.jsonl, line 3 is not JSON", "one JSON object"),
+        ("[" * 100_000, "bad.jsonl, line 3 is not JSON: maximum recursion", "one JSON object"),
+        ("1" * 5_000, "bad.jsonl, line 3 is not JSON: Exceeds the limit", "one JSON object"),
         ("[1, 2]", "bad.jsonl, line 3 is list, not a record", '{"question"'),
         ("7", "bad.jsonl, line 3 is int, not a record", '{"question"'),
         (

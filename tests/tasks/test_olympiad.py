@@ -13,7 +13,7 @@ from manyhands.tasks.catalogue import make_task
 from manyhands.tasks.loading import FIXTURES
 from manyhands.tasks.olympiad import Olympiad
 from manyhands.tasks.quantities import Quantity, grade_quantity, read_quantity
-from manyhands.tasks.task import TaskOptions
+from manyhands.tasks.task import Sample, TaskOptions
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,23 @@ def test_what_is_no_quantity(text: str) -> None:
         (r"1 \mathrm{~kJ}", "1000", 1, r"\mathrm{N} \cdot \mathrm{m}", True),
         ("40", "40", 1e-8, "", True),
         ("40.0000001", "40", 1e-8, "", False),
+        # a unit that is not known, is another one, or is written in another way
+        ("44.1 lb", "44.1", 0.5, "m", False),
+        ("44.1 miles", "44.1", 0.5, "m", False),
+        ("44.1 minutes", "44.1", 0.5, "s", False),
+        ("44.1 years", "44.1", 0.5, "s", False),
+        (r"44.1 \text{ meters}", "44.1", 0.5, "m", True),
+        ("5 t", "5", 0.1, "T", False),
+        ("5 meV", "5", 0.1, "MeV", False),
+        ("5 Hz", "5", 0.1, "rad/s", False),
+        ("5 s^{-1}", "5", 0.1, "rad/s", True),
+        ("300 °C", "300", 0.5, "K", False),
+        (r"27^{\circ} \mathrm{C}", "300", 0.5, "K", True),
+        ("293 K", "20", 0.5, r"$^{\circ} \mathrm{C}$", True),
+        ("5 J/kg/K", "5", 0.1, "J/(kg K)", True),
+        ("5 J/kg K", "5", 0.1, r"\mathrm{J} /(\mathrm{kg} \cdot \mathrm{K})", True),
+        (r"5 \frac{\mathrm{m}}{\mathrm{s}}", "5", 0.1, "m/s", True),
+        (r"5 \frac{\mathrm{s}}{\mathrm{m}}", "5", 0.1, "m/s", False),
     ],
 )
 def test_units_and_tolerances(
@@ -115,6 +132,40 @@ def test_every_type_of_answer(
         )
     for other in wrong:
         assert maths.grade(sample, other, "").value == 0.0, other
+
+
+@pytest.mark.parametrize(
+    ("kind", "gold", "answer", "tolerance", "right"),
+    [
+        ("Numerical", "40", "x >= 40", 1.0, False),
+        ("Numerical", "40", r"x \not= 40", 1.0, False),
+        ("Numerical", "40", "4 0", 1.0, False),
+        ("Numerical", "12.57", r"4\pi", 0.01, True),
+        ("Numerical", "12.57", r"4\pi", 1e-4, False),
+        ("Numerical", "40", "40i", 1.0, False),
+        ("Interval", "[0,2)", r"x\in[0,2)", 1.0, True),
+        ("Interval", "[0,2)", "[2,0)", 1.0, False),
+        ("Tuple", "(3,4)", "(x,y)=(3,4)", 1.0, True),
+        ("Tuple", "(3,4)", "(y,x)=(4,3)", 1.0, False),
+        ("Expression", r"2\pi\sqrt{m/k}", r"T=2\pi\sqrt{m/k}", 1.0, True),
+        ("Expression", r"2\pi\sqrt{m/k}", r"2\pi\sqrt{M/k}", 1.0, False),
+    ],
+)
+def test_hard_answers(
+    maths: Olympiad, kind: str, gold: str, answer: str, tolerance: float, right: bool
+) -> None:
+    facts = {"type": kind, "unit": "", "several": False, "tolerances": [tolerance]}
+    score = maths.grade(Sample("1", "?", gold, facts), answer, "")
+    assert score.value == float(right), score
+
+
+def test_each_gold_number_finds_an_answer_of_its_own(maths: Olympiad) -> None:
+    """Within wide tolerances the first answer that fits may be the only one of another gold number."""
+    facts = {"type": "Numerical", "unit": "", "several": True, "tolerances": [1.5, 1.5]}
+    sample = Sample("1", "?", "3, 1", facts)
+    assert maths.grade(sample, "2, 4", "").value == 1.0
+    assert maths.grade(sample, "4, 2", "").value == 1.0
+    assert maths.grade(sample, "4, 4", "").value == 0.0
 
 
 def test_physics_from_its_fixture() -> None:

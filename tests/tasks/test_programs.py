@@ -90,6 +90,14 @@ def test_numbers_that_are_printed_count_by_their_values() -> None:
     assert not same_output("1 2", "1\n2")
     assert not same_output("nan", "NaN", tolerance=1.0)
     assert not same_output("", "5")
+    for no_number in ("1e999999999999", "1_0", "٥", "0x5", "inf", "sNaN"):
+        assert not same_output(no_number, "5", tolerance=1.0), no_number
+        assert not same_output(no_number, "10", tolerance=1.0), no_number
+
+
+def test_a_program_without_tests_is_not_right() -> None:
+    with pytest.raises(InvalidRequest, match="has no tests"):
+        grade_program("print(5)", [])
 
 
 RIGHT = {
@@ -165,6 +173,10 @@ class Evil:
     [
         ({"public_test_cases": None}, "has no 'public_test_cases'"),
         ({"public_test_cases": "[", "surplus": 1}, "'public_test_cases' is not JSON"),
+        (
+            {"public_test_cases": "[" * 100_000},
+            "'public_test_cases' is not JSON: maximum recursion",
+        ),
         ({"public_test_cases": '[{"input": "1"}]'}, "a test in 'public_test_cases' is"),
         ({"public_test_cases": "[]", "private_test_cases": "[]"}, "has no tests"),
         ({"private_test_cases": "gold"}, "'private_test_cases' cannot be read"),
@@ -186,6 +198,9 @@ def test_bad_records_of_livecodebench(
 def test_bad_records_of_apps(tmp_path: Path) -> None:
     path = _changed(tmp_path, "apps.jsonl", input_output='{"inputs": ["1"], "outputs": []}')
     with pytest.raises(InvalidRequest, match="no inputs with as many outputs"):
+        task("apps", path).samples()
+    path = _changed(tmp_path, "apps.jsonl", input_output='{"inputs": [], "outputs": []}')
+    with pytest.raises(InvalidRequest, match="no introductory problem with tests"):
         task("apps", path).samples()
     path = _changed(tmp_path, "apps.jsonl", difficulty="competition")
     with pytest.raises(InvalidRequest, match="no introductory problem"):

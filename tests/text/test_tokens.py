@@ -154,6 +154,40 @@ def test_thinking_is_opened_once(template, thinking, end, open_at_end):
     assert text.thinking is open_at_end
 
 
+ASKED = REASONING.replace(
+    "{% for", "{% if reasoning_effort %}{{ reasoning_effort }}.{% endif %}{% for"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "prompt", "thinking"),
+    [
+        (SILENCED, "none", "assistant\n<think>\n\n</think>\n\n", False),
+        (SILENCED, "high", "assistant\n<think>\n", True),
+        (REASONING, "none", "<|im_start|>assistant\n", False),
+        (CHATML, "none", "<|im_start|>assistant\n", False),
+        (ASKED, "low", "assistant\n<think>\n", True),
+    ],
+)
+def test_an_effort_is_what_the_template_makes_of_it(template, effort, prompt, thinking):
+    usual = Text(byte_level(template), (7,))
+    text = usual.at_effort(effort)
+    written = text.decode(text.chat_prompt("Add."), special=True)
+    assert written.endswith(prompt)
+    assert written.startswith("low." if template is ASKED else "<|im_start|>user")
+    assert text.thinking is thinking
+    assert (text.eos, text.turn_end) == (usual.eos, usual.turn_end)
+    assert text.at_effort(None) is text
+    assert usual.at_effort(effort) is text, "made once"
+    changes = template is ASKED or (effort == "none" and template is not CHATML)
+    assert (text is not usual) == changes
+
+
+def test_a_template_that_always_thinks_refuses_to_think_nothing():
+    with pytest.raises(InvalidRequest, match="opens a thinking before every reply"):
+        Text(byte_level(OPENED)).at_effort("none")
+
+
 def test_harmony_thinks_in_a_channel():
     tokenizer = byte_level(
         "<|start|>user<|message|>{{ messages[0].content }}<|end|><|start|>assistant"

@@ -122,6 +122,9 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
         (small, _small_split(small, tiling)),
         (large, _large_split(large, tiling)),
     ):
+        if not len(tiles.strip):
+            lists.append(np.empty((0, ITEM_FIELDS), dtype=np.int64))
+            continue
         splits = _num_splits(tiles, size, tiling)
         for_entries = np.repeat(splits, tiles.count)
         num_splits[_ranges(tiles.first, tiles.count)] = for_entries
@@ -156,13 +159,13 @@ class _Tiles:
 def _tiles(entries: Entries, strips: Ints, most: int, tiling: Tiling) -> _Tiles:
     """Tiles of at most `most` entries over these strips."""
     begin, end = entries.strip_indptr[strips], entries.strip_indptr[strips + 1]
+    if not len(strips):
+        return _Tiles(strips, begin, begin, begin, begin)
     per_strip = -(-(end - begin) // most)
     strip = np.repeat(strips, per_strip)
     within = _ranges(np.zeros_like(per_strip), per_strip)
     first = np.repeat(begin, per_strip) + within * most
     count = np.minimum(np.repeat(end, per_strip) - first, most)
-    if not len(strip):
-        return _Tiles(strip, first, count, first, first)
     # Runs of entries need not touch each other (strips of the other kind lie between them).
     picked = _ranges(first, count)
     start, num_keys = _keys(entries, np.cumsum(count) - count, picked)

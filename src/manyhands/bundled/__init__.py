@@ -1,7 +1,7 @@
 """The model that comes with the package: small, real, and good at one small thing.
 
-A Qwen3 of five million parameters that solves lists of arithmetic problems, alone or as a team of up
-to four. How it was made is in `recipes/bundled`, what it can do in `docs/bundled_model.md`.
+A Qwen3 of 9.8 million parameters that solves lists of one to twelve arithmetic problems, alone or as a team
+of up to eight. How it was made is in `recipes/bundled`, what it can do in `docs/bundled_model.md`.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ from numpy.typing import NDArray
 
 from manyhands.cache.block import Block
 from manyhands.cache.journal import Journal
+from manyhands.cache.states import StateBook
 from manyhands.errors import OutOfMemory
 
 Ints = NDArray[np.int64]
@@ -104,6 +105,9 @@ class Keeper(Protocol):
     def keeps(self, block: Block) -> bool:
         """Whether `block` is kept for others too."""
 
+    def let_go(self) -> bool:
+        """Let one unused block go; False if there is none."""
+
 
 class PagePool:
     """A fixed number of pages and what lies on them. All methods are exact or change nothing.
@@ -111,8 +115,12 @@ class PagePool:
     With `recycle=False` a freed page is not used again: a replay needs every key that ever was.
     """
 
-    def __init__(self, num_pages: int, page_size: int = 16, *, recycle: bool = True) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int = 16, *, recycle: bool = True, num_states: int = 0
+    ) -> None:
+        """`num_states`: slots for states of texts, for a network that keeps some; 0: it keeps none."""
         assert min(num_pages, page_size) > 0, (num_pages, page_size)
+        self.states = StateBook(num_states, self._let_go) if num_states else None
         self.recycle = recycle
         self.num_pages = num_pages
         self.page_size = page_size
@@ -369,15 +377,18 @@ class PagePool:
         for half, low, high in ((head, 0, at), (tail, at, block.num_tokens)):
             half.tokens.extend(block.tokens[low:high])
             self._put(half.freeze(), Place(place.strip, place.offset + low, high - low))
+        if self.states is not None:
+            self.states.divided(block, tail)
         return head, tail
 
     def evict(self, blocks: Iterable[Block], strips: list[Strip]) -> None:
-        """Free the pages of these blocks; `strips` becomes the list on which they wait for new ones.
+        """Free the pages of these blocks, and their states; `strips` becomes the list on which they wait for new ones.
 
         Blocks that lay together stay together, without the gaps of those that are gone. `bring_back` gives the
         strips pages; their keys are then to be written anew. An interrupt finds both changed or neither.
         """
         together: dict[Strip, list[tuple[Place, int]]] = {}
+        blocks = list(blocks)
         for block in blocks:
             place = self.place(block)
             together.setdefault(place.strip, []).append((place, block.num_tokens))
@@ -385,6 +396,8 @@ class PagePool:
             journal.keep(self, "generation")
             journal.keep_tail(strips)
             self.generation += bool(together)
+            if self.states is not None:
+                self.states.evict(blocks, journal)
             strips.clear()
             for places in together.values():
                 strips.append(Strip())
@@ -415,6 +428,14 @@ class PagePool:
     def is_evicted(self, block: Block) -> bool:
         """Whether the block was evicted, so that its keys are not in memory."""
         return self._pages_to_add(self.place(block).strip, 0) > 0
+
+    def before_step(self, block: Block) -> int:
+        """How many tokens the block had before the step that goes on; without one, how many it has."""
+        return self._promises.get(block, block.num_tokens)
+
+    def _let_go(self) -> bool:
+        """Have a keeper let one unused block go; False if none has any."""
+        return any(keeper.let_go() for keeper in list(self.keepers))
 
     def is_kept(self, block: Block) -> bool:
         """Whether a keeper has the block for others too."""

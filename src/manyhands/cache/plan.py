@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from manyhands.cache.pages import Ints
+from manyhands.cache.states import RowStates
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +71,9 @@ class Plan:
     lockstep: object = None
     lockstep_index: int = 0
     num_drafted: Ints | None = None  # [R]: of each row's tokens the last ones; None: no row has any
+    states: RowStates | None = (
+        None  # where linear layers find and leave states; None: there are none
+    )
 
     @property
     def num_tokens(self) -> int:

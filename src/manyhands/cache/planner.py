@@ -32,6 +32,9 @@ class _Live(NamedTuple):
     place: Place
 
 
+_Met = tuple[
+    Strip, int, int, int
+]  # where a block lies: strip, offset; its tokens; whether it grows
 _Point = tuple[int, int]  # a position of a view, and how it grows
 
 
@@ -178,16 +181,17 @@ class Planner:
             sizes = [pending.get(block, 0) + size for block, size in growth.items()]
             if not self.pool.lend(_sizes_to_lend(self.pool, strips, sizes, spare)):
                 return None
+        met: dict[Block, _Met] = {}
         for reader, row in zip(readers, step.rows, strict=True):
             if not reader.goes_on(
                 self._number, before, irregular, self.max_positions, self._pending
             ):
-                self._read(reader, row.view, growth)
+                self._read(reader, row.view, growth, met)
             reader.took_part = self._number
         if pending is None:
             self.pool.promise((row.view.own, len(row.feed)) for row in step.rows)
-            if is_plain:
-                self.pool.add_spares([reader.place.strip for reader in readers])
+        if is_plain:
+            self.pool.add_spares([reader.place.strip for reader in readers])
         plan = self._assemble(step, readers)
         self._after = after
         if plan.growth is not None and plan.num_tokens == plan.num_rows:
@@ -226,8 +230,13 @@ class Planner:
         }
         return (after.keys() | {id(block) for block in growth}) - regular
 
-    def _read(self, reader: _Reader, view: View, growth: dict[Block, int]) -> None:
-        """The reads of the row in this plan. Raises ContextTooLong."""
+    def _read(
+        self, reader: _Reader, view: View, growth: dict[Block, int], met: dict[Block, _Met]
+    ) -> None:
+        """The reads of the row in this plan. Raises ContextTooLong.
+
+        `met`: the blocks that may grow and were met in this plan already, since the rows of a team read the same ones.
+        """
         reader.is_known = False
         table: list[tuple[int, int, int, int, int, int]] = []
         strips: dict[int, Strip] = {}
@@ -243,14 +252,13 @@ class Planner:
             if isinstance(piece, Stretch):
                 strip, low, size = piece
             else:
-                block = piece.block
-                strip, low = piece.place.strip, piece.place.offset
-                size = self._length(block)
+                block, place = piece
+                if (known := met.get(block)) is None:
+                    size = self._length(block) + growth.get(block, 0)
+                    known = met[block] = place.strip, place.offset, size, int(block in growth)
+                strip, low, size, grows = known
                 blocks.append(block)
-                if block in growth:
-                    size += growth[block]
-                    grows = 1
-                else:
+                if not grows:
                     still.append((block, size))
             if size:
                 base = start - low

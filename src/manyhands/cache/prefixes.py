@@ -119,7 +119,7 @@ class PrefixTree:
         """Let the least recently used leaves go until so many pages are free again, or none is left."""
         assert self.pool is not None, "only a pool asks for room"
         enough = self.pool.num_free_pages + num_pages
-        while self.pool.num_free_pages < enough and self._drop_oldest():
+        while self.pool.num_free_pages < enough and self.let_go():
             pass
 
     def keeps(self, block: Block) -> bool:
@@ -130,9 +130,18 @@ class PrefixTree:
         """The root below which a block of the tree stands, one for each tenant; None for another block."""
         return self._root_of.get(block)
 
+    def let_go(self) -> bool:
+        """Let the least recently used leaf go; False if there is none."""
+        while self._idle:
+            entry = heapq.heappop(self._idle)
+            if is_current(*entry):
+                self._drop(entry[-1])
+                return True
+        return False
+
     def clear(self) -> None:
         """Let everything go that is not in use."""
-        while self._drop_oldest():
+        while self.let_go():
             pass
 
     # -- finding ---------------------------------------------------------------------------------
@@ -164,15 +173,18 @@ class PrefixTree:
         """The node at which the prompt ends, and how many of its tokens were there."""
         nodes, depth, part, common = self._match(tokens, tenant)
         node = nodes[-1] if nodes else self._root(tenant)
+        lost = 0
         if part is not None:
+            was_written = part.is_written
             node, depth = self._divide(part, common), depth + common
+            lost = common if was_written and not node.is_written else 0
         if depth < len(tokens):
             rest = tokens[depth:]
             node.children[rest[0]] = child = Node(rest, block := Block("prefix"), node)
             self._enter_block(block, node)
             self.num_tokens += len(rest)
             node = child
-        return node, depth
+        return node, depth - lost
 
     def _divide(self, node: Node, at: int) -> Node:
         """Put a new node before `node` that takes its first `at` tokens; `node` keeps the rest."""
@@ -185,13 +197,21 @@ class PrefixTree:
                 "a prefix that is in memory already would have to be divided, and the tree has no pool",
                 hint="Make the tree with the engine's: PrefixTree(engine.pool), or engine.prefixes.",
             )
-        return self._cut(node, at, *self.pool.divide(node.block, at))
+        head, tail = self.pool.divide(node.block, at)
+        if self.pool.states is not None:
+            head = Block(
+                "prefix"
+            )  # no feed has ended behind it, so it has no state: it is fed anew
+        return self._cut(node, at, head, tail)
 
     def _grow(self, node: Node, block: Block) -> Node | None:
         """Enter a block that is written, behind a node that is; the node at its end.
 
-        None where it cannot be: a part of it is being written by somebody else, or has lost its keys.
+        None where it cannot be: a part of it is being written by somebody else, or has lost its keys or its state.
         """
+        states = None if self.pool is None else self.pool.states
+        if states is not None and states.slot(block) is None:
+            return None
         tokens, depth = tuple(block.tokens), 0
         while depth < len(tokens) and (child := node.children.get(tokens[depth])) is not None:
             if not child.is_written:
@@ -307,15 +327,6 @@ class PrefixTree:
                 heapq.heapify(self._idle)
                 self._longest_idle = 64 + 2 * len(self._idle)
 
-    def _drop_oldest(self) -> bool:
-        """Let the least recently used leaf go; False if there is none."""
-        while self._idle:
-            entry = heapq.heappop(self._idle)
-            if is_current(*entry):
-                self._drop(entry[-1])
-                return True
-        return False
-
     def _drop(self, node: Node) -> None:
         parent = node.parent() if node.parent is not None else None
         assert parent is not None, "a root is never dropped"
@@ -328,7 +339,7 @@ class PrefixTree:
 
     def _keep_within_limit(self) -> None:
         if self.max_tokens is not None:
-            while self.num_tokens > self.max_tokens and self._drop_oldest():
+            while self.num_tokens > self.max_tokens and self.let_go():
                 pass
 
 
@@ -384,7 +395,8 @@ class Lease:
         if index in self._ready:
             return True
         unwritten = list(self._unwritten(index))
-        if not unwritten:
+        # Where a block that is divided loses its head (`_divide`), a path that was ready may have to be fed once more.
+        if not unwritten and (self._tree.pool is None or self._tree.pool.states is None):
             self._ready.add(index)
         return all(self._will_be_written(node) for node in unwritten)
 

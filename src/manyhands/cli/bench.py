@@ -45,14 +45,14 @@ def bench(options: BenchOptions) -> None:
     if options.life:
         _life(options)
         return
-    from manyhands.evaluation.bench import bench
-
     passes = options.passes or LOCKSTEP_PASSES
     workers = tuple(sorted(set(options.workers)))
     wanted = None if options.lengths is None else tuple(sorted(set(options.lengths)))
     notes = Notes()
     model = name_of(options.model)
     engine = load_wordless_engine(model, options, notes)
+    from manyhands.evaluation.bench import bench  # imports torch: a wrong model is told before
+
     lengths = _fitting(engine, wanted, max(workers), options)
     if not options.json:
         say(f"{_what(model, engine, options)}; {passes} passes a number, medians")
@@ -72,12 +72,12 @@ def bench(options: BenchOptions) -> None:
 
 def _life(options: BenchOptions) -> None:
     """Runs as they live, one situation after another."""
-    from manyhands.evaluation.life import at_best, everyday, live
-
     passes = options.passes or LIFE_PASSES
     notes = Notes()
     model = name_of(options.model)
     engine = load_wordless_engine(model, options, notes)
+    from manyhands.evaluation.life import at_best, everyday, live  # imports torch
+
     if not options.json:
         say(f"{_what(model, engine, options)}; {passes} passes each, milliseconds")
         say(_LIFE_HEAD)

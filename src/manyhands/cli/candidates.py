@@ -42,7 +42,7 @@ from manyhands.prompts import Prompts, load_prompts
 from manyhands.prompts.chain_of_draft import drafted
 from manyhands.schema.choosing import pairs
 from manyhands.schema.plain import to_plain
-from manyhands.strategies.methods import Method
+from manyhands.strategies.methods import Method, check_forks
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import SAMPLED, Settings, VoteSettings
 from manyhands.tasks.arithmetic.world import outside_world
@@ -183,6 +183,8 @@ def method_candidate(
     if (options.repeats or protocol.repeats) > 1 and settings.choice.temperature == 0:
         tell("at temperature 0 every repeat is the same", "warning: ", "yellow")
     watched = frozenset(sample.id for sample in samples[: options.transcripts])
+    if engine.facts.num_states:
+        check_forks(method, settings)
     spec = RunSpec(method, settings, prompt, context=engine.facts.max_positions)
     tree = None if options.cache is None else engine.prefixes
     place = place_facts(engine, options)

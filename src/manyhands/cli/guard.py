@@ -193,12 +193,13 @@ def tell(message: str, label: str = "", style: str = "") -> None:
     from manyhands.text.clean import printable
 
     console = Console(stderr=True)
-    with console.capture() as said:  # rich itself would leave if the reader is gone
-        console.print(Text.assemble((label, style), printable(message)), soft_wrap=True)
     try:
+        # Rich itself would leave if the reader is gone. Even so it flushes what others have left in the stream.
+        with console.capture() as said:
+            console.print(Text.assemble((label, style), printable(message)), soft_wrap=True)
         sys.stderr.write(said.get())
         sys.stderr.flush()
-    except OSError:  # no reader is left to be told
+    except OSError:  # no reader is left to be told, or its disk is full
         hush(sys.stderr)
 
 

@@ -193,9 +193,15 @@ def load_network(model: str, settings: ModelSettings, notes: Notes) -> ModelAdap
 
 
 def strategy_for(engine: Engine, text: Text, spec: RunSpec) -> Strategy:
-    """The strategy of a spec, and what is to be measured of it besides."""
-    from manyhands.replay.joins import measure_joins
+    """The strategy of a spec, and what is to be measured of it besides.
 
+    Raises InvalidRequest for a method that the model's network does not bear.
+    """
+    from manyhands.replay.joins import measure_joins
+    from manyhands.strategies.methods import check_forks
+
+    if engine.facts.num_states:
+        check_forks(spec.method, spec.settings)
     strategy = spec.strategy(text)
     wanted = getattr(spec.settings, "join_distance", False)
     return measure_joins(strategy, engine.replay) if wanted else strategy

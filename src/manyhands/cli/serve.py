@@ -22,8 +22,10 @@ from manyhands.cli.serve_options import ServeOptions
 from manyhands.errors import InvalidRequest
 from manyhands.evaluation.shared import SHARED_PREFIX
 from manyhands.model.generation import own_choice
+from manyhands.schema.bounded import read_small
 from manyhands.server.keys import Keys
 from manyhands.server.limits import Limits
+from manyhands.tasks.arithmetic.world import outside_world
 
 if TYPE_CHECKING:
     from manyhands.server.front import Front
@@ -89,10 +91,13 @@ def make_front(options: ServeOptions, keys: Keys, mark: str = "") -> Front:
         text,
         prompts,
         context=engine.facts.max_positions,
+        only_forks=engine.facts.num_states > 0,
         tree=engine.prefixes,
         limits=limits,
         unsaid=unsaid,
         own=None if options.greedy else own_choice(place_of(model)),
+        vocabulary=engine.facts.vocab_size,
+        outside=outside_world if model == BUNDLED else None,
     )
     service = Service(
         engine,
@@ -113,7 +118,7 @@ def keys_of(options: ServeOptions) -> Keys:
     given = [key for key in (options.api_key, os.environ.get(KEY_VARIABLE)) if key]
     if options.api_key_file is not None:
         try:
-            lines = options.api_key_file.read_text(encoding="utf-8").splitlines()
+            lines = read_small(options.api_key_file).decode("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRequest(
                 f"the file {str(options.api_key_file)!r} cannot be read as text",

@@ -58,7 +58,7 @@ def verify(adapter: ModelAdapter, trace: Trace, choice: Choice) -> Verification:
         return Verification(0, 0, 0.0, 0.0)
     _check_vocabulary(adapter, trace)
     try:
-        merged = merge_trace(trace)
+        merged = merge_trace(trace, keeps_states=adapter.keeps_states)
     except InvalidRequest as error:
         raise BrokenTrace(f"the trace cannot be run again: {error}") from error
     num_agreeing, largest_gap = 0, 0.0

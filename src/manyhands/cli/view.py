@@ -39,10 +39,15 @@ def view(options: ViewOptions) -> None:
         say(f"{options.out} shows the run; it needs no server, and no network")
 
 
+def _is_page(path: Path) -> bool:
+    with path.open("rb") as opened:
+        return opened.read(len(_PAGE_BEGINS)) == _PAGE_BEGINS
+
+
 def _write(path: Path, page: str) -> None:
     """Put the page in the place of nothing, or of an earlier page; never half of it."""
     try:
-        if path.exists() and not path.read_bytes().startswith(_PAGE_BEGINS):
+        if path.exists() and not _is_page(path):
             raise InvalidRequest(
                 f"{str(path)!r} exists and is not a page of manyhands, so it is not replaced",
                 hint="give another name, or remove it first",

@@ -16,6 +16,7 @@ from manyhands.engine.passes import ALONE, Others, Passes
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
+from manyhands.model.recurrent import States
 from manyhands.model.settings import BACKENDS
 
 
@@ -85,13 +86,17 @@ def make_passes(
     *,
     graphs: bool,
     others: Others = ALONE,
+    states: States | None = None,
 ) -> Passes:
-    """How passes are run: recorded as CUDA graphs where the kernels run on a GPU."""
-    if graphs and backend.name == "triton" and adapter.device.type == "cuda":
+    """How passes are run: recorded as CUDA graphs where the kernels run on a GPU.
+
+    Those of a network with `states` are not recorded: which rows go together is decided on the host.
+    """
+    if graphs and states is None and backend.name == "triton" and adapter.device.type == "cuda":
         from manyhands.attention.triton_backend import TritonBackend
         from manyhands.engine.graphs import GraphedPasses
         from manyhands.engine.recorder import CudaRecorder
 
         assert isinstance(backend, TritonBackend)
         return GraphedPasses(adapter, memory, backend, CudaRecorder(adapter.device), others)
-    return Passes(adapter, memory, backend, others)
+    return Passes(adapter, memory, backend, others, states)

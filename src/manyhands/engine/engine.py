@@ -38,8 +38,9 @@ from manyhands.cache.step import Step
 from manyhands.cache.tally import TallyBook
 from manyhands.cache.usage import Usage, usage_of, usage_of_each
 from manyhands.engine.executor import Executor, LocalExecutor, ModelFacts
-from manyhands.engine.lookahead import Ahead, Lookahead
+from manyhands.engine.lookahead import Ahead, Begun, Lookahead
 from manyhands.engine.loop import run_passes
+from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.past import Past
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.launched import num_ranks
@@ -91,7 +92,9 @@ class Engine:
         if tokenizer is not None:
             thinks = self.settings.thinking != "off"
             self.text = Text(tokenizer, self.facts.eos_ids, thinking=thinks)
-        self.pool = PagePool(self.facts.num_pages, self.facts.page_size)
+        self.pool = PagePool(
+            self.facts.num_pages, self.facts.page_size, num_states=self.facts.num_states
+        )
         self.planner = Planner(self.pool, self.facts.max_positions)
         self.prefixes = PrefixTree(self.pool)  # beginnings of prompts, kept while there is room
         self.shelving: Shelving | None = None  # prompts on disk, where a cache was asked for
@@ -175,6 +178,11 @@ class Engine:
         return ShelfCounts() if self.shelving is None else self.shelving.sheets.counts
 
     @property
+    def pass_counts(self) -> PassCounts:
+        """How passes were made so far: recorded, launch by launch, begun ahead; kernels compiled, blocks moved."""
+        return self.executor.counts
+
+    @property
     def usage(self) -> Usage:
         """The work computed so far; each Run has a `usage` of its own."""
         return replace(
@@ -199,6 +207,8 @@ class Engine:
         Each row's feed is appended to its own block. If this raises, no block has changed.
         """
         self._scheduler.settle()  # tokens of its own that an interrupt has kept from it
+        if self._lookahead is not None:
+            self._lookahead.forget()  # what was begun for runs may be written over
         with self._feeding(step) as (_, plan):
             return self.executor.logits(plan)
 
@@ -343,6 +353,7 @@ class Engine:
             self.pool.chosen = chosen = self.executor.go_on(
                 rows,
                 [row.choice for row in step.rows],
+                lookahead=self.planner.can_look_ahead,
                 weighing=self._tallies.weighing([row.tally for row in step.rows]),
                 ahead=self._ahead_of(step),
             )
@@ -359,7 +370,14 @@ class Engine:
         lookahead = self._lookahead
         if lookahead is None:
             return None
-        return lambda: lookahead.plan(self._scheduler.expected(), step)
+        scheduler = self._scheduler
+
+        def begin() -> Begun | None:
+            # A run alone whose rows go on token by token needs no plan: see `GraphedPasses.look_ahead`.
+            expected = scheduler.expected(of_one=not self.planner.can_look_ahead)
+            return lookahead.plan(expected, step, is_sure=not scheduler.is_one_asked)
+
+        return begin
 
     def _told(self, chosen: tuple[int, ...]) -> None:
         """A pass was made, and its tokens are known."""
@@ -410,6 +428,8 @@ class Engine:
     def _plan(self, step: Step) -> Plan:
         """Room for all feeds, and what is read in the pass, brought to where the plan reads it."""
         plan = self.planner.plan(step)
+        if self.pool.states is not None:
+            plan = replace(plan, states=self.pool.states.take(step, self.pool.before_step))
         self.pool.make_moves(self.executor.move)
         return plan
 

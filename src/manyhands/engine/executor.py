@@ -51,24 +51,28 @@ from manyhands.cache.step import Choice
 from manyhands.cache.tally import Weighing
 from manyhands.engine.backends import check_backend, choose_backend, make_passes
 from manyhands.engine.lookahead import Ahead
-from manyhands.engine.passes import ALONE, Late, Others, PassCounts, PassOutcome
+from manyhands.engine.pass_counts import PassCounts
+from manyhands.engine.passes import ALONE, Late, Others, PassOutcome
 from manyhands.engine.sampling import Chosen, choose, sent
 from manyhands.engine.weighing import Weights
-from manyhands.errors import OutOfMemory
+from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.model.adapter import ModelAdapter, weight_bytes
 from manyhands.model.fingerprint import fingerprint
 from manyhands.model.fusion import FuseReport, check_fuse, fuse_modules
+from manyhands.model.generation import end_ids
 from manyhands.model.loading import load_adapter
 from manyhands.model.memory import (
     Memory,
     about_memory,
     default_memory_tokens,
+    default_states,
     free_bytes,
     num_weights,
     token_bytes,
 )
 from manyhands.model.parallel.collectives import Collectives
 from manyhands.model.quantised.quantise import check_quantise
+from manyhands.model.recurrent import States, state_bytes
 from manyhands.model.settings import ModelSettings
 from manyhands.model.shelf import MemoryShelf
 from manyhands.replay.forward import Find, Replay, replay_logits
@@ -96,6 +100,9 @@ class ModelFacts:
     about_memory: str  # where memory goes, in a sentence
     about_ranks: str = ""  # how many ranks share the model, and what each holds; "" if there is one
     num_weights: int = 0  # of this process's part of the network
+    # Slots for states of texts; 0: no layer of the network keeps any (`model/recurrent.py`).
+    num_states: int = 0
+    state_bytes: int = 0  # of one state in all layers
 
     @property
     def is_on_gpu(self) -> bool:
@@ -108,6 +115,13 @@ class Places(NamedTuple):
 
     slots: Ints  # [N]
     offsets: Ints  # [N]
+
+
+class Kept(NamedTuple):
+    """States that a forward over a whole past takes from memory and leaves there: pairs of slots."""
+
+    taken: tuple[tuple[int, int], ...]  # in memory, in the forward
+    left: tuple[tuple[int, int], ...]  # in the forward, in memory
 
 
 class Network(NamedTuple):
@@ -233,6 +247,7 @@ class Executor(Protocol):
         rows: Sequence[int],
         choices: Sequence[Choice],
         *,
+        lookahead: bool = False,
         weighing: Weighing | None = None,
         ahead: Ahead | None = None,
     ) -> tuple[int, ...]:
@@ -259,11 +274,17 @@ class Executor(Protocol):
         """Copy keys and values to other slots, all at once. Made twice in a row it does the same as once."""
 
     def write_keys(
-        self, merged: Merged, tokens: Ints, places: Places, found: Places | None = None
+        self,
+        merged: Merged,
+        tokens: Ints,
+        places: Places,
+        found: Places | None = None,
+        states: Kept | None = None,
     ) -> None:
         """One forward over a whole past; keys and values of the packed `tokens` [N] go to `places` [N].
 
-        What the past has found (`merge_passes`) is read from memory at `found`. Raises OutOfMemory where
+        What the past has found (`merge_passes`) is read from memory at `found`. `states`: of a network that keeps some,
+        which of them the past begins with, and which it leaves. Raises OutOfMemory where
         the device has no room for the forward.
         """
 
@@ -310,17 +331,28 @@ class LocalExecutor:
         eight_bits = settings.kv_cache_dtype == "int8"
         chosen = choose_backend(settings.backend, adapter, eight_bits=eight_bits)
         free = free_bytes(adapter.device)
-        num_tokens = settings.memory_tokens or default_memory_tokens(adapter, eight_bits=eight_bits)
+        self.states = _states(adapter, settings)
+        slot_bytes = 0 if self.states is None else self.states.slot_bytes
+        num_states = 0 if self.states is None else self.states.num_slots
+        num_tokens = settings.memory_tokens or default_memory_tokens(
+            adapter, eight_bits=eight_bits, besides=num_states * slot_bytes
+        )
         num_pages = max(1, num_tokens // chosen.page_size)
         self.adapter = adapter
         self.backend = chosen.backend
         self.memory = Memory.for_model(adapter, num_pages * chosen.page_size, eight_bits=eight_bits)
         self.passes = make_passes(
-            adapter, self.memory, chosen.backend, graphs=graphs, others=others
+            adapter,
+            self.memory,
+            chosen.backend,
+            graphs=graphs,
+            others=others,
+            states=self.states,
         )
         self.weights = Weights(adapter.device)
         self._kept: Tensor | None = None  # logits [D, V] of the tokens that were drafted last
-        self._begun: PassOutcome | None = None  # of the pass that was begun ahead
+        # Of the pass that was begun ahead: gives its outcome, and makes the rest of it where its head alone was begun.
+        self._begun: Callable[[], PassOutcome] | None = None
         self._shelf: MemoryShelf | None = None
         if settings.cache is not None:
             self._shelf = MemoryShelf(
@@ -349,6 +381,8 @@ class LocalExecutor:
                 adapter, num_pages, chosen.page_size, free, eight_bits=eight_bits
             ),
             num_weights=num_weights(adapter),
+            num_states=num_states,
+            state_bytes=slot_bytes,
         )
 
     @classmethod
@@ -412,20 +446,24 @@ class LocalExecutor:
         rows: Sequence[int],
         choices: Sequence[Choice],
         *,
+        lookahead: bool = False,
         weighing: Weighing | None = None,
         ahead: Ahead | None = None,
     ) -> tuple[int, ...]:
         """See `Executor.go_on`."""
-        outcome, self._begun = self._begun, None
-        assert outcome is not None, "only what was begun goes on"
+        begun, self._begun = self._begun, None
+        assert begun is not None, "only what was begun goes on"
+        outcome = begun()
         logits, greedy = outcome.logits, outcome.greedy
-        if len(rows) < len(logits):
+        is_whole = len(rows) == len(logits)
+        if not is_whole:
             self.passes.counts.in_vain += len(logits) - len(rows)
             at = sent([*rows, len(logits)], torch.int64, logits.device)
             greedy = None if greedy is None else greedy.index_select(0, at)
             logits = logits.index_select(0, at[:-1])
         chosen = choose(logits, choices, greedy, self._weigh(weighing))
-        self._begin(chosen, ahead)
+        if not self._begin(chosen, ahead) and lookahead and is_whole:
+            self.passes.look_ahead(chosen)
         return self._arrived(chosen)
 
     def _begin(self, chosen: Chosen, ahead: Ahead | None) -> bool:
@@ -433,10 +471,15 @@ class LocalExecutor:
         begun = None if ahead is None else ahead()
         if begun is None:
             return False
-        plan, sources = begun
+        plan, sources, is_sure = begun
         (at,) = (sources >= 0).nonzero()
-        self._begun = self.passes.begin(plan, Late(chosen.on_device, at, sources[at]))
-        return True
+        late = Late(chosen.on_device, at, sources[at])
+        if is_sure:
+            outcome = self.passes.begin(plan, late)
+            self._begun = lambda: outcome
+        elif self.passes.begin_head(plan, late):
+            self._begun = partial(self.passes.finish_head, plan)
+        return self._begun is not None
 
     def _arrived(self, chosen: Chosen) -> tuple[int, ...]:
         """The tokens. Where those on the device were a guess that was wrong, what was begun with them is dropped."""
@@ -510,9 +553,15 @@ class LocalExecutor:
 
     @torch.inference_mode()
     def write_keys(
-        self, merged: Merged, tokens: Ints, places: Places, found: Places | None = None
+        self,
+        merged: Merged,
+        tokens: Ints,
+        places: Places,
+        found: Places | None = None,
+        states: Kept | None = None,
     ) -> None:
         """See `Executor.write_keys`."""
+        self.passes.settle()
         kept, targets = torch.as_tensor(tokens, device=self.adapter.device), self._at(places)
 
         def keep(k: Tensor, v: Tensor, call: LayerCall) -> None:
@@ -522,7 +571,14 @@ class LocalExecutor:
         has_room = True
         try:
             replay = Replay.of(merged, rows=[0]).to(self.adapter.device)
-            replay.logits(self.adapter, keep, self._finder(found))
+            room = None
+            if self.states is not None and states is not None:
+                assert replay.states is not None, "the past was merged without its states"
+                room = States(self.adapter.model, replay.states.num_slots)
+                room.copy(self.states, states.taken)
+            replay.logits(self.adapter, keep, self._finder(found), room)
+            if self.states is not None and states is not None and room is not None:
+                self.states.copy(room, states.left)
         except torch.OutOfMemoryError:  # not kept as the cause: its frames hold blocks
             has_room = False
         if not has_room:
@@ -535,6 +591,7 @@ class LocalExecutor:
     @torch.inference_mode()
     def replay(self, merged: Merged, rows: Sequence[int] | None = None) -> Tensor:
         """See `Executor.replay`."""
+        self.passes.settle()
         return replay_logits(self.adapter, merged, rows)
 
     @torch.inference_mode()
@@ -598,9 +655,49 @@ def made_up(adapter: ModelAdapter, layer: int, num_tokens: int, seed: int) -> tu
     return numbers(shape.head_dim), numbers(shape.value_dim)
 
 
+def _states(adapter: ModelAdapter, settings: ModelSettings) -> States | None:
+    """Room for the states of texts, where the network keeps any.
+
+    Raises InvalidRequest for a setting that such a network does not bear, OutOfMemory where they do not fit.
+    """
+    if not adapter.keeps_states:
+        if settings.states is not None:
+            raise InvalidRequest(
+                f"states is {settings.states}, and no layer of this network keeps a state",
+                hint="leave it out",
+            )
+        return None
+    for name, is_asked, reason in (
+        (
+            "speculate",
+            settings.speculate,
+            "a guess that is refused in its middle has left no state there",
+        ),
+        (
+            "kv_cache_dtype int8",
+            settings.kv_cache_dtype == "int8",
+            "runs leave for want of states, and with rounded keys they would not come back as they were",
+        ),
+        ("cache", settings.cache is not None, "sheets on disk hold keys and values, and no states"),
+    ):
+        if is_asked:
+            raise InvalidRequest(
+                f"{name} was asked for, and layers of this network keep one state of a text: {reason}",
+                hint=f"leave out {name}",
+            )
+    num_states = settings.states or default_states(adapter)
+    try:
+        return States(adapter.model, num_states)
+    except RuntimeError as error:  # torch's allocators raise nothing narrower on the CPU
+        raise OutOfMemory(
+            f"{num_states} states take {num_states * state_bytes(adapter.model) / 2**30:.1f} GiB, which "
+            f"{adapter.device} does not have",
+            hint="Ask for fewer (--states).",
+        ) from error
+
+
 def _eos_ids(adapter: ModelAdapter) -> tuple[int, ...]:
     """The ids that end a turn by the model's generation configuration: none, one or several."""
-    found = getattr(adapter.model.generation_config, "eos_token_id", None)
-    if found is None:
-        return ()
-    return (found,) if isinstance(found, int) else tuple(found)
+    network = adapter.model
+    said = getattr(network.generation_config, "eos_token_id", None)
+    return end_ids(str(network.name_or_path), said)

@@ -72,7 +72,9 @@ _FEW_PARTIALS = 4  # of a token, as completions have; merged by programs of seve
 _SURE_ENOUGH = 0.99  # share of right guesses from which on whole passes are begun
 # Times that a capacity is asked for, until it gets a recording beside one that serves it: one that is a little
 # wider, or a wide one that was made ahead.
-_OFTEN, _VERY_OFTEN = 32, 256
+_OFTEN, _VERY_OFTEN = 32, 32
+# Where a wide recording serves small tiles alone, a plan is cut for it at once, and one of so many for itself too.
+_LOOKED_AT = 8
 AHEAD = 768  # tokens of the largest wide recording: a part of a prompt, and what many others write
 # Tokens of a pass up to which a wide recording has small tiles alone, and up to which one of these is made.
 _ALL_SMALL, _MOST_ALONE = 32, 256
@@ -111,6 +113,8 @@ class GraphedPasses(Passes):
         # Of those the wide ones: by their tokens, and whether they have large tiles.
         self._ahead: dict[tuple[int, bool], _Graph] = {}
         self._seen: Counter[Capacity] = Counter()
+        self._kinds: Counter[_Kind] = Counter()  # of plans that wide recordings serve
+        self._kinds_with_own: set[_Kind] = set()
         self._newest: tuple[_Graph, Plan] | None = None
         self._lookahead: _Lookahead | None = None
         self._sureness = 1.0
@@ -160,6 +164,16 @@ class GraphedPasses(Passes):
         self.counts.replayed += 1
         return graph.start(plan, work)
 
+    def settle(self) -> None:
+        """See `Passes.settle`. NCCL allows no other of its calls while a recording with some of them runs."""
+        if self.others is not ALONE and self._graphs:
+            self.recorder.recover()
+
+    def launch(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
+        """See `Passes.launch`."""
+        self.settle()
+        return super().launch(plan, targets)
+
     plans_ahead = True
 
     def begin(self, plan: Plan, late: Late) -> PassOutcome:
@@ -178,6 +192,31 @@ class GraphedPasses(Passes):
         self.counts.planned_ahead += 1
         self.counts.replayed += 1
         return graph.start(plan, work, late)
+
+    def begin_head(self, plan: Plan, late: Late) -> bool:
+        """See `Passes.begin_head`. Nothing is recorded for a guess."""
+        self._newest = self._lookahead = None
+        if plan.num_tokens > MOST_TOKENS or self.trouble is not None:
+            return False
+        if (found := self._wide_at_once(plan)) is None:
+            work = cut(plan, self.backend.tiling)
+            found = self._at_hand(plan, work, _capacity(plan, work))
+        if found is None:
+            return False
+        graph, work = found
+        graph.start_head(plan, work, late)
+        self._newest = graph, plan
+        self.counts.planned_ahead += 1
+        self.counts.heads += 1
+        return True
+
+    def finish_head(self, plan: Plan) -> PassOutcome:
+        """See `Passes.finish_head`."""
+        assert self._newest is not None, "its head was begun"
+        graph, begun = self._newest
+        assert begun is plan, "nothing was run in between"
+        self.counts.replayed += 1
+        return graph.finish(plan)
 
     def _next(self, plan: Plan) -> PassOutcome | None:
         """The pass that follows the newest one, perhaps begun already; None if this is another."""
@@ -224,21 +263,38 @@ class GraphedPasses(Passes):
 
         Its own; or while its capacity is rare, one that is a little wider, or a wide one.
         """
+        if (found := self._wide_at_once(plan)) is not None:
+            return found
         work = cut(plan, self.backend.tiling)
         capacity = _capacity(plan, work)
+        if capacity not in self._graphs:
+            self._seen[capacity] += 1
+        times = self._seen[capacity]
+        if (found := self._at_hand(plan, work, capacity)) is not None:
+            return found
+        graph = self._record(plan.page_size, capacity) if times > 1 else None
+        if graph is None:
+            return None
+        self._kinds_with_own.add(_kind(plan))
+        return graph, work
+
+    def _wide_at_once(self, plan: Plan) -> tuple[_Graph, Work] | None:
+        """The wide recording, for most plans of few tokens: to look for their own, they would be cut twice."""
+        kind = _kind(plan)
+        if plan.num_tokens > _ALL_SMALL or kind in self._kinds_with_own or not self._ahead:
+            return None
+        self._kinds[kind] += 1
+        return self._wide(plan, has_large=False) if self._kinds[kind] % _LOOKED_AT else None
+
+    def _at_hand(self, plan: Plan, work: Work, capacity: Capacity) -> tuple[_Graph, Work] | None:
+        """A recording that is there already and serves this plan, which was cut alone as `work`."""
         if (own := self._graphs.get(capacity)) is not None:
             return own, work
-        self._seen[capacity] += 1
-        times = self._seen[capacity]
-        if times < (_VERY_OFTEN if self._ahead else _OFTEN):
-            if fitting := [
-                graph for known, graph in self._graphs.items() if known.serves(capacity)
-            ]:
-                return min(fitting, key=lambda graph: graph.capacity.num_integers), work
-            if (wide := self._wide(plan, has_large=has_large_ahead(plan, work))) is not None:
-                return wide
-        graph = self._record(plan.page_size, capacity) if times > 1 else None
-        return None if graph is None else (graph, work)
+        if self._seen[capacity] >= (_VERY_OFTEN if self._ahead else _OFTEN):
+            return None  # it is to have its own
+        if fitting := [graph for known, graph in self._graphs.items() if known.serves(capacity)]:
+            return min(fitting, key=lambda graph: graph.capacity.num_integers), work
+        return self._wide(plan, has_large=has_large_ahead(plan, work))
 
     def _wide(self, plan: Plan, *, has_large: bool) -> tuple[_Graph, Work] | None:
         """The wide recording for so many tokens, with large tiles or without, if the plan fits into it."""
@@ -289,6 +345,7 @@ class GraphedPasses(Passes):
         recorded, all find it at the same place. A rank that runs out of memory in between cannot go on.
         """
         began = time.perf_counter()
+        self.settle()
         graph = self._tried(lambda: _Graph(self, capacity, page_size))
         if graph is None or not self._tried(lambda: graph.record(self)):
             return None
@@ -333,6 +390,9 @@ class _Graph:
 
     def _pass(self, passes: GraphedPasses, cut: Cut) -> tuple[Tensor, Tensor]:
         integers, growth = self.buffer
+        # Tokens that rank 0 alone knows, or those that all have been told. It stands in the recording since NCCL allows
+        # none of its calls beside a replay that is under way.
+        self.others.hand_over(integers[: self.capacity.tokens])
         integers.add_(growth)
         prepared = Prepared(integers, self.capacity, self.page_size)
         cuts = {passes.head_layers: cut}
@@ -345,6 +405,12 @@ class _Graph:
 
     def start(self, plan: Plan, work: Work, late: Late | None = None) -> PassOutcome:
         """Any plan that fits: send all of it, but for tokens that are there already."""
+        self.start_head(plan, work, late)
+        self.recording.tail()
+        return self._outcome(plan)
+
+    def start_head(self, plan: Plan, work: Work, late: Late | None = None) -> None:
+        """The head of such a pass; `finish` makes the rest."""
         self.sent.synchronize()
         integers, growth = self.host.numpy()
         pack(plan, work, self.capacity, integers)
@@ -354,8 +420,7 @@ class _Graph:
             pack_growth(plan, work, self.capacity, growth)
         integers -= growth  # the pass begins by adding it
         self.others.start(self.number, self.host)
-        self.replay(late)
-        return self._outcome(plan)
+        self.replay_head(late)
 
     def next(self, plan: Plan, late: Late | None = None) -> PassOutcome:
         """The plan that follows: send its tokens, which are all that the graph cannot know."""
@@ -365,9 +430,9 @@ class _Graph:
 
     def look_ahead(self, plan: Plan, tokens: Tensor) -> None:
         """Begin what follows `plan` if every row is fed its token of `tokens` [R], known on the device only."""
-        self.others.begin(self.number, plan.num_tokens)
+        self.others.begin(self.number)
         self.buffer[0, : plan.num_tokens].copy_(tokens)
-        self.begin(plan.num_tokens)
+        self.begin()
 
     def finish(self, plan: Plan) -> PassOutcome:
         """The tail of a pass that has begun."""
@@ -379,12 +444,16 @@ class _Graph:
 
     def replay(self, late: Late | None = None) -> None:
         """A whole pass, with the integers of the host's buffer."""
+        self.replay_head(late)
+        self.recording.tail()
+
+    def replay_head(self, late: Late | None = None) -> None:
+        """Its head."""
         self.buffer.copy_(self.host, non_blocking=True)
         self.sent.record()
         if late is not None:
             late.fill(self.buffer[0])
         self.recording.head()
-        self.recording.tail()
 
     def follow(self, token_ids: Ints, late: Late | None = None) -> None:
         """A whole pass, one token later."""
@@ -399,15 +468,24 @@ class _Graph:
         self.recording.head()
         self.recording.tail()
 
-    def begin(self, num_tokens: int) -> None:
+    def begin(self) -> None:
         """The head of a pass, one token later, whose tokens lie on rank 0's device."""
-        self.others.hand_over(self.buffer[0, :num_tokens])
         self.recording.head()
 
     def _outcome(self, plan: Plan) -> PassOutcome:
         rows = len(plan.heads)
         tokens, sound = self.greedy[0, :rows], self.greedy[1, :rows]
         return PassOutcome(self.logits[:rows], torch.cat((tokens, sound.min().view(1))))
+
+
+_Kind = tuple[int, int, int]
+
+
+def _kind(plan: Plan) -> _Kind:
+    """Plans of different kinds have different capacities: tokens, reads and strips, rounded up."""
+    sizes = plan.num_tokens, len(plan.reads.row), len(plan.reads.pages)
+    tokens, reads, strips = map(power_of_two, sizes)
+    return tokens, reads, strips
 
 
 def kinds_ahead(most: int) -> list[tuple[int, bool]]:

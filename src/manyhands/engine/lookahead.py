@@ -15,6 +15,11 @@ their next steps, every run whose step is the expected one *goes on* in the pass
 is planned at that moment, with their true steps. What was written for them in vain lies behind the ends of their
 blocks, and is written again before it is read.
 
+A run that is alone turns elsewhere with all its rows. While its passes follow one another token by token, the next
+one needs no plan (`engine/graphs.py`). Behind a pass that was planned anew (a step has ended, and a fresh desk was
+fed its first tokens) it does: that plan is made while the device works, and the head of its pass is begun, so a wrong
+guess costs the first layers alone.
+
 So a run gets the tokens that it would get alone, one pass later now and then. The pool knows nothing of
 expected feeds: room for them is lent (`PagePool.lend`), and what was begun holds only while the pool's `generation`
 stays. An interrupt anywhere leaves at worst a pass that nothing takes up.
@@ -63,10 +68,14 @@ class Expected(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """All that the executor needs to begin a pass: its plan, and of every token the row that chooses it, or KNOWN."""
+    """All that the executor needs to begin a pass: its plan, and of every token the row that chooses it, or KNOWN.
+
+    If it is not `is_sure`, its head alone is begun: all of it is in vain where a single run turns elsewhere.
+    """
 
     plan: Plan
     sources: Ints  # [T]
+    is_sure: bool = True
 
 
 Ahead = Callable[[], Begun | None]
@@ -120,10 +129,12 @@ class Lookahead:
         self._sizes = []
         self._chosen = None
 
-    def plan(self, expected: Sequence[Expected], fed: Step) -> Begun | None:
+    def plan(
+        self, expected: Sequence[Expected], fed: Step, *, is_sure: bool = True
+    ) -> Begun | None:
         """Plan the pass of these steps, behind the one that feeds `fed`; None if it cannot be.
 
-        The pass counts as begun from then on.
+        The pass counts as begun from then on. `is_sure`: see `Begun`.
         """
         self.forget()
         if not expected:
@@ -146,7 +157,7 @@ class Lookahead:
         self._rows, self._sizes = rows, [len(step.rows) for step in steps]
         self._generation = self._pool.generation
         self._plan = plan
-        return Begun(plan, sources)
+        return Begun(plan, sources, is_sure)
 
     def _known_rows(
         self, expected: Sequence[Expected], pending: Mapping[Block, int]

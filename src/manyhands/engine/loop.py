@@ -18,6 +18,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from manyhands.cache.pages import PagePool
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.usage import Usage
+from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.run import Run, RunState
 from manyhands.strategies.base import Strategy
 
@@ -36,6 +37,10 @@ class Packs(Protocol):
     @property
     def shelf_counts(self) -> ShelfCounts:
         """Counts of reads from the cache on disk and of writes to it."""
+
+    @property
+    def pass_counts(self) -> PassCounts:
+        """How passes were made so far."""
 
     @property
     def num_preemptions(self) -> int:

@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,32 +19,11 @@ from manyhands.attention.attend import Backend, LayerCall
 from manyhands.cache.logprobs import Targets
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
+from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.sampling import Chosen, ToldLogprobs, sent
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
-
-
-@dataclass
-class PassCounts:
-    """How passes were run so far, each in one of the first three ways, and what that has cost."""
-
-    eager: int = 0  # launch by launch
-    replayed: int = 0  # by a recording, all integers sent anew
-    followed: int = (
-        0  # by a recording, one token later than the pass before: nothing but tokens sent
-    )
-    recorded: int = 0  # recordings made
-    lookaheads: int = 0  # passes begun before they were asked for
-    heads: int = 0  # of those, the ones of which the first layers alone were begun
-    dropped: int = 0  # passes begun that no step asked for
-    planned_ahead: int = 0  # passes planned and begun while the device made the one before
-    in_vain: int = 0  # rows of these that no run asked for
-    moves: int = 0  # blocks moved in memory
-    compiled: int = 0  # kernels compiled, or loaded from the cache on disk
-
-    def __sub__(self, other: Self) -> Self:
-        theirs = asdict(other)
-        return type(self)(**{name: n - theirs[name] for name, n in asdict(self).items()})
+from manyhands.model.recurrent import StateCall, States
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +86,7 @@ class Others:
     def follow(self, number: int, token_ids: Ints) -> None:
         """It is replayed one token later, with these tokens."""
 
-    def begin(self, number: int, num_tokens: int) -> None:
+    def begin(self, number: int) -> None:
         """Its head is replayed one token later, with tokens that rank 0 hands over on the device."""
 
     def hand_over(self, tokens: Tensor) -> None:
@@ -124,9 +103,16 @@ class Passes:
     """Runs plans, launch by launch."""
 
     def __init__(
-        self, adapter: ModelAdapter, memory: Memory, backend: Backend, others: Others = ALONE
+        self,
+        adapter: ModelAdapter,
+        memory: Memory,
+        backend: Backend,
+        others: Others = ALONE,
+        states: States | None = None,
     ) -> None:
+        """`states`: of a network whose linear layers keep some."""
         self.adapter = adapter
+        self.states = states
         self.others = others
         self.memory = memory
         self.backend = backend
@@ -150,6 +136,9 @@ class Passes:
     def forget(self) -> None:
         """Drop all recordings; launch by launch there are none."""
 
+    def settle(self) -> None:
+        """Wait for recordings under way, in front of sums over ranks that are not recorded."""
+
     # Whether a pass is begun ahead (`engine/lookahead.py`): where the host waits for each launch, it gains nothing.
     plans_ahead = False
 
@@ -161,6 +150,17 @@ class Passes:
         """The pass of a plan some of whose tokens are on the device alone."""
         self.counts.planned_ahead += 1
         return self._launched(plan, None, late)
+
+    def begin_head(self, plan: Plan, late: Late) -> bool:
+        """Begin the first layers of such a pass, whose tokens are a guess; `finish_head` makes the rest.
+
+        False, and nothing is begun, where no recording serves the plan. Launch by launch none does.
+        """
+        return False
+
+    def finish_head(self, plan: Plan) -> PassOutcome:
+        """The rest of the pass whose head was begun last."""
+        raise AssertionError("launch by launch no head is begun")
 
     def launch(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
         """The pass, launch by launch."""
@@ -179,13 +179,17 @@ class Passes:
         if late is not None:
             token_ids = late.fill(token_ids.clone())
         keep = torch.as_tensor(plan.heads, device=device)
+        states = None
+        if self.states is not None:
+            assert plan.states is not None, "the network keeps states, and the plan says of none"
+            states = StateCall(self.states, plan.states)
         if targets is None:
-            return PassOutcome(self.adapter.forward(token_ids, keep, attend))
+            return PassOutcome(self.adapter.forward(token_ids, keep, attend, states))
         size = max(1, LOGITS_AT_ONCE // self.adapter.vocab_size)
         places = sent(targets.at, torch.int64, device).split(size)
         tokens = sent(targets.tokens, torch.int64, device).split(size)
         tops = [targets.top[at : at + size] for at in range(0, len(targets.top), size)]
-        parts = self.adapter.forward_in_parts(token_ids, (keep, *places), attend)
+        parts = self.adapter.forward_in_parts(token_ids, (keep, *places), attend, states)
         logits = next(parts)
         told = [
             ToldLogprobs(part, own, top).settle()

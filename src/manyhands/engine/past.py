@@ -114,6 +114,8 @@ class Past(Recorder):
             return None
         if any(block.num_tokens != self.found[n] + fed[n] for block, n in known):
             return None
+        if pool.states is not None and any(self.found[n] and fed[n] for _, n in known):
+            return None  # the state with which it was found is gone
         return [
             block
             for block, n in known

@@ -158,7 +158,7 @@ class Preemption:
             is_quiet = not self._running
             margin = 0 if is_quiet else self.pool.num_pages // _MARGIN
             need = self._num_pages_to_return(run)
-            if self.pool.make_room(need + margin):
+            if self.pool.make_room(need + margin) and self._has_states(run):
                 self._return(run)
             elif is_quiet:
                 run.fail(_stays_out(need, self.pool))
@@ -174,8 +174,11 @@ class Preemption:
     def _is_certain(self, bound: int) -> bool:
         """Whether runs whose bounds come to so many pages may be sure of them.
 
-        Not all of the memory is promised that firmly: preemptible runs bring prefixes, which stay.
+        Not all of the memory is promised that firmly: preemptible runs bring prefixes, which stay. Of states no run says
+        how many it needs, so where there are any none is sure of them.
         """
+        if self.pool.states is not None:
+            return False
         taken = bound + self.pool.num_pages_in_use_by_keepers
         return taken * self.overcommit <= self.pool.num_pages
 
@@ -201,6 +204,22 @@ class Preemption:
         run.enter(RunState.PREEMPTED)
         return True
 
+    def _has_states(self, run: Run) -> bool:
+        """Whether there are slots for the states of a run that comes back, and for the next pass with it."""
+        if self.pool.states is None:
+            return True
+        assert run.past is not None, "only a preemptible run was preempted"
+        num_blocks = sum(block.num_tokens > 0 for block in self._evicted(run))
+        steps = [each.step for each in (*self._running, run)]
+        num_rows = sum(len(step.rows) for step in steps if step is not None)
+        return self.pool.states.make_room(num_blocks + num_rows)
+
+    def _evicted(self, run: Run) -> list[Block]:
+        """The blocks of a preempted run that have lost their pages."""
+        assert run.past is not None, "only a preemptible run was preempted"
+        strips = set(run.strips)
+        return [b for b in run.past.blocks().values() if self.pool.place(b).strip in strips]
+
     def _num_pages_to_return(self, run: Run) -> int:
         growth = dict.fromkeys(run.strips, 0)
         for row in run.step.rows if run.step is not None else ():
@@ -211,8 +230,7 @@ class Preemption:
         """Give a run its pages and make its keys again; if that fails, it is where it was."""
         assert run.past is not None, "only a preemptible run was preempted"
         assert self.rebuild is not None, "without it no run is preemptible"
-        strips = set(run.strips)
-        blocks = [b for b in run.past.blocks().values() if self.pool.place(b).strip in strips]
+        blocks = self._evicted(run)
         try:
             self.pool.bring_back(run.strips)
             if blocks:
@@ -309,6 +327,12 @@ def _age(run: Run) -> int:
 
 
 def _stays_out(need: int, pool: PagePool) -> OutOfMemory:
+    if pool.states is not None and need <= pool.num_free_pages:
+        return OutOfMemory(
+            f"{pool.states.num_free} of {pool.states.num_slots} states are free, which a preempted run needs to come "
+            "back, though no other run can go on",
+            hint="Give the engine more states (--states), or run fewer strategies at once.",
+        )
     return OutOfMemory(
         f"a preempted run needs {need} of {pool.num_pages} pages to come back, and "
         f"{pool.num_free_pages} are free though no other run can go on",

@@ -7,7 +7,7 @@ integers which tokens those are and where they go; the executor does the forward
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +15,11 @@ import numpy as np
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Step
-from manyhands.engine.executor import Executor, Places
+from manyhands.engine.executor import Executor, Kept, Places
 from manyhands.engine.past import Past
 from manyhands.errors import InvalidRequest
 from manyhands.replay.merged import Merged, merge_passes
+from manyhands.replay.text_rows import TextRows
 
 _SHARE = "Let runs share what they both read through the engine's prefixes."
 
@@ -29,6 +30,26 @@ class Fed(NamedTuple):
     token: int
     block: Block
     at: int
+
+
+class Ends(NamedTuple):
+    """The states that a run needs to go on: those behind its blocks, by the blocks of the run that was merged."""
+
+    text_rows: TextRows
+    blocks: Mapping[Block, Block]
+    taken: tuple[
+        tuple[int, int], ...
+    ] = ()  # of what it has found: slots in memory and in the forward
+
+    def write(self, write: Callable[[Kept], None], pool: PagePool) -> None:
+        """Have them left in free slots. Raises OutOfMemory where there are too few."""
+        assert pool.states is not None, "only a network that keeps states needs them"
+        blocks = [block for block in self.blocks if block.num_tokens]
+        slots = dict(zip(blocks, pool.states.free_slots(len(blocks)), strict=True))
+        left = ((self.text_rows.slot(self.blocks[block]), slot) for block, slot in slots.items())
+        write(Kept(self.taken, tuple(left)))
+        for block, slot in slots.items():
+            pool.states.hold(block, slot, self.text_rows.start(self.blocks[block]))
 
 
 def rebuild_past(
@@ -66,9 +87,19 @@ def rebuild_past(
                 token += len(row.feed)
             yield step
 
-    merged = merge_passes(steps(), trace.num_tokens, [fresh[number] for number in found])
+    before = [fresh[number] for number in found]
     here = [(block, past.found[number]) for number, block in found.items()]
-    write_keys(merged, fed, executor, pool, here)
+    ends = None
+    if pool.states is not None:
+        slots = {number: pool.states.slot(block) for number, block in found.items()}
+        held = {number: slot for number, slot in slots.items() if slot is not None}
+        ends = Ends(
+            TextRows([fresh[number] for number in held]),
+            {block: fresh[number] for number, block in wanted.items()},
+            tuple((slot, name) for name, slot in enumerate(held.values(), 1)),
+        )
+    merged = merge_passes(steps(), trace.num_tokens, before, ends.text_rows if ends else None)
+    write_keys(merged, fed, executor, pool, here, ends)
 
 
 def write_keys(
@@ -77,12 +108,13 @@ def write_keys(
     executor: Executor,
     pool: PagePool,
     found: Sequence[tuple[Block, int]] = (),
+    ends: Ends | None = None,
 ) -> None:
     """One forward over a whole run; the keys and values of the tokens in `fed` go to memory.
 
     Their blocks have pages. `found` are the blocks whose first tokens the run met in memory, and how many
     of them: their keys are read there. Moves that are owed are made first, for what they are about to read
-    may be overwritten here.
+    may be overwritten here. `ends`: of a network that keeps states, whose are left in memory.
     """
     lost = next((block for block, _ in found if pool.is_evicted(block)), None)
     if lost is not None:
@@ -96,7 +128,14 @@ def write_keys(
         offsets=np.array([whole[each.block].offsets[each.at] for each in fed], dtype=np.int64),
     )
     tokens = np.array([each.token for each in fed], dtype=np.int64)
-    executor.write_keys(merged, tokens, places, _found_at(found, pool))
+    found_at = _found_at(found, pool)
+    if ends is None:
+        executor.write_keys(merged, tokens, places, found_at)
+        return
+    ends.write(
+        lambda kept: executor.write_keys(merged, tokens, places, found_at, kept),
+        pool,
+    )
 
 
 def places_of(block: Block, start: int, stop: int, pool: PagePool) -> Places:

@@ -48,7 +48,7 @@ class GraphRecorder(Protocol):
         """Record `work`, which calls the cut once. Raises RuntimeError if it cannot be recorded."""
 
     def recover(self) -> None:
-        """Be ready again after a recording that failed."""
+        """Be ready again after a recording that failed, or behind one that is under way."""
 
 
 class CudaRecorder:

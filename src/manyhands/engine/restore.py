@@ -17,9 +17,10 @@ from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Step
 from manyhands.engine.executor import Executor
-from manyhands.engine.rebuild import Fed, write_keys
+from manyhands.engine.rebuild import Ends, Fed, write_keys
 from manyhands.errors import BrokenTrace, ManyhandsError
 from manyhands.replay.merged import merge_passes
+from manyhands.replay.text_rows import TextRows
 from manyhands.replay.trace import Trace, TracedRow, record
 from manyhands.schema.lines import Line
 from manyhands.strategies.base import Answer, Asked, Reserve, Strategy
@@ -164,7 +165,8 @@ def _rebuild(retraced: _Retraced, executor: Executor, pool: PagePool) -> None:
     """One forward over the whole past; keys and values of the blocks still in use go to memory."""
     if not retraced.trace.passes:
         return
-    merged = merge_passes(retraced.steps(), retraced.trace.num_tokens)
+    text_rows = None if pool.states is None else TextRows()
+    merged = merge_passes(retraced.steps(), retraced.trace.num_tokens, text_rows=text_rows)
     used = [
         Fed(token, block, index)
         for token, (reference, index) in enumerate(retraced.fed)
@@ -173,7 +175,10 @@ def _rebuild(retraced: _Retraced, executor: Executor, pool: PagePool) -> None:
     if not used:  # the run had ended
         return
     pool.reserve({each.block: each.block.num_tokens for each in used}.items())
-    write_keys(merged, used, executor, pool)
+    ends = None
+    if text_rows is not None:
+        ends = Ends(text_rows, {each.block: each.block for each in used})
+    write_keys(merged, used, executor, pool, ends=ends)
 
 
 def _check_vocabulary(trace: Trace, vocab_size: int) -> None:

@@ -69,6 +69,7 @@ class Run:
         # Of a step that is fed in parts: how long its blocks were before the first.
         self.lengths: dict[Block, int] = {}
         self.events: deque[Event] = deque()
+        self._was_queued = False
         self.listens = False  # whether the strategy hears what is said
         self._unheard: deque[Item] = deque()  # an append and a popleft are safe from any thread
         self._seating = Seating() if lifecycle else None
@@ -276,7 +277,8 @@ class Run:
                 self._enter_unless_preempted()
         elif isinstance(asked, Reserve):
             self.request = asked
-            if self.age is None:
+            if self.age is None and not self._was_queued:  # the first one; others belong to it
+                self._was_queued = True
                 self.happened(Queued)
             self._enter_unless_preempted()
         else:

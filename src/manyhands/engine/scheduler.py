@@ -40,6 +40,7 @@ from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.step import Step
 from manyhands.cache.usage import Usage
 from manyhands.engine.lookahead import Expected, Lookahead
+from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.preemption import Preemption, Rebuild
 from manyhands.engine.run import Run, RunState, new_queues
 from manyhands.errors import ManyhandsError, OutOfMemory, RanksFailed
@@ -129,6 +130,11 @@ class Scheduler:
     def usage(self) -> Usage:
         """The work computed so far: none that a scheduler alone knows of."""
         return Usage()
+
+    @property
+    def pass_counts(self) -> PassCounts:
+        """Zeros: a scheduler alone makes no pass itself."""
+        return PassCounts()
 
     @property
     def shelf_counts(self) -> ShelfCounts:
@@ -228,14 +234,24 @@ class Scheduler:
             return []
         return ready
 
-    def expected(self) -> list[Expected]:
+    @property
+    def is_one_asked(self) -> bool:
+        """Whether one run alone takes part in the pass that goes on."""
+        return self._asked is not None and len(self._asked) == 1
+
+    def expected(self, *, of_one: bool = False) -> list[Expected]:
         """The steps of the next pass, as far as they are known or likely while this one is made.
 
-        None are expected where one run is alone, since if it turns elsewhere all is in vain; nor where many runs
-        have turned elsewhere lately, or more wait than fit into a pass.
+        None are expected where many runs have turned elsewhere lately, or more wait than fit into a pass. Of a run that
+        is alone, only `of_one`, since if it turns elsewhere all is in vain.
         """
         self._expected = []
-        if self._asked is None or len(self._asked) < 2 or self._steadiness < _STEADY:
+        if self._asked is None:
+            return []
+        if len(self._asked) < 2:
+            if not of_one or len(self._running) != len(self._asked):
+                return []
+        elif self._steadiness < _STEADY:
             return []
         next_steps: dict[Run, Expected | None] = {}
         first = 0

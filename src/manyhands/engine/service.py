@@ -44,6 +44,7 @@ from typing import Any, NamedTuple
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.usage import Usage
 from manyhands.engine.loop import Packs, Pass, run_passes
+from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.run import Run, RunState, check_strategy
 from manyhands.errors import Busy, DeadlineExceeded, InvalidRequest, ManyhandsError, ServiceStopped
 from manyhands.strategies.base import Answer, Strategy
@@ -97,6 +98,7 @@ class Load:
     num_passes: int = 0
     usage: Usage = field(default_factory=Usage)
     shelf: ShelfCounts = field(default_factory=ShelfCounts)  # of the cache on disk
+    passes: PassCounts = field(default_factory=PassCounts)
     seconds_since_pass: float | None = None
 
 
@@ -483,6 +485,7 @@ class Service:
             num_passes=self._num_passes,
             usage=engine.usage,
             shelf=engine.shelf_counts,
+            passes=engine.pass_counts,
         )
 
     def _wake_watchers(self) -> None:

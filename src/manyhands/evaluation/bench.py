@@ -29,6 +29,7 @@ from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.loop import run_passes
 from manyhands.engine.rebuild import places_of
+from manyhands.errors import UnsupportedModel
 from manyhands.strategies.base import Sent, Strategy
 
 HEADER_TOKENS, MARKER_TOKENS = 8, 4  # about what the words of `prompts/hogwild.py` come to
@@ -51,7 +52,15 @@ class Timing:
 
 
 def fill(engine: Engine, block: Block, num_tokens: int, *, seed: int) -> Block:
-    """Append `num_tokens` made-up tokens to `block`; OutOfMemory if they do not fit."""
+    """Append `num_tokens` made-up tokens to `block`; OutOfMemory if they do not fit.
+
+    Raises UnsupportedModel for a network that keeps states of texts: none can be made up.
+    """
+    if engine.facts.num_states:
+        raise UnsupportedModel(
+            "layers of this network keep one state of a text, and a bench makes histories up that were never fed",
+            hint="time a real run: manyhands solve --method sequential",
+        )
     engine.pool.reserve([(block, num_tokens)])
     engine.pool.make_moves(engine.executor.move)
     start, stop = block.num_tokens, block.num_tokens + num_tokens

@@ -36,7 +36,7 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.loop import run_passes
-from manyhands.engine.passes import PassCounts
+from manyhands.engine.pass_counts import PassCounts
 from manyhands.evaluation.bench import HEADER_TOKENS, MARKER_TOKENS, copy_bandwidth, fill
 from manyhands.strategies.base import Answer, Reserve, Sent, Strategy
 

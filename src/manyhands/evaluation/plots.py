@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import io
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,10 @@ _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#
 _MARKERS = "Ds^vPX<>*hp"
 _DASHES: Sequence[Any] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 3)))
 _WIDE_RANGE = 12  # times; beyond, the axis is logarithmic
+_HANDLE_WIDTH, _LETTER_WIDTH = (
+    0.65,
+    0.085,
+)  # inches in the legend: a line's sign, and a letter of its label
 _MOST_BANDS = 4  # with more methods, thin bars are easier to read than bands over bands
 
 
@@ -57,24 +62,32 @@ def picture(summaries: Sequence[Summary], what: str, theme: Theme = LIGHT) -> Fi
     matplotlib = _matplotlib()
     shown = [s for s in summaries if _points(s, what)]
     baseline = baseline_of(summaries)
-    columns = 3 if what == "passes" else 2  # the first picture has the whole width of the page
-    rows = -(-len(shown) // columns)
-    size = (2.7 * columns, 4.2 + 0.22 * rows)
+    width = 8.1 if what == "passes" else 5.4  # the first picture has the whole width of the page
+    labels = {summary.label: _wrapped(summary.label, width) for summary in shown}
+    longest = max((len(line) for label in labels.values() for line in label.split("\n")), default=1)
+    columns = max(1, min(len(shown), int(width / (_HANDLE_WIDTH + _LETTER_WIDTH * longest))))
+    tallest = max((label.count("\n") + 1 for label in labels.values()), default=1)
+    size = (width, 4.2 + 0.2 * tallest * -(-len(shown) // columns))
     figure: Figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     others = 0
     for summary in shown:
         is_baseline = summary is baseline
-        _draw(axes, summary, what, _style(others, theme, is_baseline), len(shown) <= _MOST_BANDS)
+        style = _style(others, theme, is_baseline) | {"label": labels[summary.label]}
+        _draw(axes, summary, what, style, len(shown) <= _MOST_BANDS)
         others += not is_baseline
     _dress(axes, what, theme, [x for s in shown for x, _ in _points(s, what)])
     if shown:
-        legend = figure.legend(
-            loc="outside lower center", ncols=min(columns, len(shown)), frameon=False, fontsize=9
-        )
+        legend = figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
         for text in legend.get_texts():
             text.set_color(theme.ink)
     return figure
+
+
+def _wrapped(label: str, width: float) -> str:
+    """The label in lines of which each is narrower than a picture of so many inches."""
+    most = int((width - _HANDLE_WIDTH) / _LETTER_WIDTH)
+    return "\n".join(textwrap.wrap(printable(label), most)) or label
 
 
 def save_png(figure: Figure, path: Path) -> None:
@@ -129,7 +142,7 @@ def _draw(axes: Axes, summary: Summary, what: str, style: dict[str, Any], has_ba
     xs = [x for x, _ in points]
     means = [p.value.mean for _, p in points]
     lows, highs = [p.value.low for _, p in points], [p.value.high for _, p in points]
-    axes.plot(xs, means, label=printable(summary.label), markersize=5, **style)
+    axes.plot(xs, means, markersize=5, **style)
     if has_band and len(xs) > 1:
         axes.fill_between(xs, lows, highs, color=style["color"], alpha=0.13, linewidth=0)
     else:

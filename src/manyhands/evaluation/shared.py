@@ -49,7 +49,9 @@ def shared_method(tree: PrefixTree | None = None) -> Method:
         found = shared_prefix([message], text, shared, tree=tree, context=context)
         return _answered(found, settings.end.answer)
 
-    return Method(SHARED_PREFIX, ABOUT, SoloSettings, "team", make, solo=True)
+    return Method(
+        SHARED_PREFIX, ABOUT, SoloSettings, "team", make, solo=True, forks=lambda settings: True
+    )
 
 
 def check_budgets(budgets: Sequence[int]) -> None:

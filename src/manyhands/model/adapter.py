@@ -112,6 +112,11 @@ class ModelAdapter:
         return len(self.layers)
 
     @property
+    def keeps_states(self) -> bool:
+        """Whether some layers keep one state of a text instead of keys and values (`model/recurrent.py`)."""
+        return is_hybrid(self.config)
+
+    @property
     def config(self) -> Any:
         """The model's Hugging Face configuration."""
         return self.model.config
@@ -170,7 +175,11 @@ class ModelAdapter:
         }
 
     def forward_in_parts(
-        self, token_ids: Tensor, keeps: Sequence[Tensor], attend: AttendFn
+        self,
+        token_ids: Tensor,
+        keeps: Sequence[Tensor],
+        attend: AttendFn,
+        states: StateCall | None = None,
     ) -> Iterator[Tensor]:
         """`forward` for several `keeps`: logits [len(keep), vocab] of one after the other.
 
@@ -182,14 +191,14 @@ class ModelAdapter:
         outcome: list[Any] = []
         caught = base.register_forward_hook(lambda module, given, out: outcome.append(out))
         try:
-            logits = self.forward(token_ids, first, attend)
+            logits = self.forward(token_ids, first, attend, states)
         finally:
             caught.remove()
         yield logits
         del logits
         for keep in others:
             with _standing_in(base, outcome[0]):
-                logits = self.forward(token_ids, keep, attend)
+                logits = self.forward(token_ids, keep, attend, states)
             yield logits
             del logits
 

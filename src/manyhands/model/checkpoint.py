@@ -68,7 +68,7 @@ def _check_index(folder: Path) -> None:
     for index in folder.glob("*.safetensors.index.json"):
         try:
             listed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
             raise damaged(str(folder), f"an index that cannot be read ({index.name})") from error
         for name in sorted(map(str, listed)):
             if PurePath(name).name != name or "\\" in name or name == "..":
@@ -143,7 +143,7 @@ def weights_files(name: str, folder: Path) -> list[Path]:
         return found
     try:
         listed = json.loads(indices[0].read_text(encoding="utf-8"))["weight_map"].values()
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise damaged(name, f"an index that cannot be read ({in_short(error)})") from error
     paths = [folder / file for file in sorted(set(listed))]
     for path in paths:

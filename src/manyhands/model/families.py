@@ -108,12 +108,27 @@ _ROWS = (
     Family("starcoder2", "StarCoder 2", "biases; norms with a mean; a window"),
     Family("youtu", "Youtu-LLM", "latent attention"),
 )
+# Networks some of whose layers keep a state (`model/recurrent.py`): methods that only fork run on them.
+_HYBRID_ROWS = (
+    Family(
+        "qwen3_next", "Qwen3-Next", "three of four layers keep a state; experts; partial rotary"
+    ),
+    Family("qwen3_5_text", "Qwen3.5 (text)", "three of four layers keep a state; partial rotary"),
+    Family(
+        "qwen3_5_moe_text",
+        "Qwen3.5-MoE (text)",
+        "three of four layers keep a state; experts; partial rotary",
+    ),
+)
+HYBRIDS: dict[str, Family] = {row.model_type: row for row in _HYBRID_ROWS}
 _NAMED = 14  # of the table, in messages
 # Composites whose language model is taken out of them, and its model type.
 _COMPOSITES = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }
 FAMILIES: dict[str, Family] = {row.model_type: row for row in _ROWS}
 
@@ -127,8 +142,8 @@ def supported() -> str:
 def language_model(config: Any) -> Any:
     """The configuration of the language model inside, where loading can take it out of its composite.
 
-    Gemma 3 from 4B on and Gemma 4 are published with towers for pictures and sounds; text never passes through
-    those. Other configurations are returned as they are, so that `reject` can speak about them. So are
+    Gemma 3 from 4B on, Gemma 4 and Qwen3.5 are published with towers for pictures and sounds; text never passes
+    through those. Other configurations are returned as they are, so that `reject` can speak about them. So are
     composites in a packing (AWQ and the like), which names its layers by the composite's names.
     """
     inner = getattr(config, "text_config", None)
@@ -160,13 +175,18 @@ def values_of(config: Any, name: str) -> list[Any]:
 def known_family(config: Any) -> Family:
     """The table's row for this configuration; `UnsupportedModel` if it is refused or unknown."""
     reject(config)
-    family = FAMILIES.get(config.model_type)
+    family = listed_family(config)
     if family is None:
         raise UnsupportedModel(
             f"model type {config.model_type!r} is not in the table of known families",
             hint="load it with load_adapter, which examines unknown model types first",
         )
     return family
+
+
+def listed_family(config: Any) -> Family | None:
+    """The row of one of the tables for this configuration, if there is one."""
+    return FAMILIES.get(config.model_type) or HYBRIDS.get(config.model_type)
 
 
 def reject(config: Any) -> None:
@@ -220,10 +240,17 @@ def nope_layers(config: Any, family: Family) -> tuple[bool, ...]:
 def storing_layers(config: Any) -> tuple[int, ...]:
     """For each layer the one that stores the keys and values it reads: itself, or an earlier one of its kind.
 
+    The linear layers of a hybrid store none and read none: for them it is the first full layer, which they never ask.
     The last `num_kv_shared_layers` layers of Gemma 4's small models make none of their own: they read those of
     the last layer before them that has the same type.
     """
     count = config.num_hidden_layers
+    if config.model_type in HYBRIDS:
+        full = config.layer_types.index("full_attention")
+        return tuple(
+            layer if kind == "full_attention" else full
+            for layer, kind in enumerate(config.layer_types)
+        )
     first_without = count - (getattr(config, "num_kv_shared_layers", None) or 0)
     if first_without == count:
         return tuple(range(count))
@@ -234,7 +261,8 @@ def storing_layers(config: Any) -> tuple[int, ...]:
     )
 
 
-# The methods whose blocks are each read behind one text alone (tests/strategies/test_forks.py finds them).
+# The methods whose blocks are each read behind one text alone (tests/strategies/test_forks.py finds them). Methods stand
+# in the other wing (`strategies/methods.py::FORKING`), which this room does not import.
 FORKING = (
     "sequential",
     "branches (join reencode)",
@@ -247,8 +275,8 @@ FORKING = (
 _STATE = (
     "its linear-attention or state-space layers keep one running state of a text instead of keys and values, so a "
     "block cannot be moved inside a view, or be read behind another text than the one it was written behind; only "
-    f"methods that fork and never reorder are possible with such a state ({', '.join(FORKING)}), and the engine does "
-    "not keep states yet"
+    f"methods that fork and never reorder are possible with such a state ({', '.join(FORKING)}), and this type's "
+    "states are not read here yet"
 )
 _CHUNKED = (
     "its layers read chunks that begin at multiples of a length, and it scales queries of other layers only; "
@@ -274,7 +302,6 @@ _REFUSED: dict[str, str] = {
     **dict.fromkeys(("llama4", "llama4_text"), _CHUNKED),
     **dict.fromkeys(
         (
-            *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
             *("qwen4_exp", "qwen4_exp_text", "jamba", "mamba", "mamba2", "falcon_mamba"),
             *("falcon_h1", "kimi_linear", "bailing_hybrid", "inkling_text", "inkling2_text"),
             *("bamba", "zamba", "zamba2", "zaya", "granitemoehybrid", "lfm2", "lfm2_moe", "lfm3"),
@@ -324,7 +351,12 @@ def refusal(config: Any) -> str | None:
 
 
 def _layer_refusal(config: Any) -> str | None:
-    strange = sorted(set(getattr(config, "layer_types", None) or ()) - _PLAIN_LAYERS)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if config.model_type in HYBRIDS:
+        if "full_attention" not in kinds:
+            return "none of its layers attends, and memory here is made of keys and values"
+        kinds.discard("linear_attention")
+    strange = sorted(kinds - _PLAIN_LAYERS)
     if not strange:
         return None
     if any("linear" in kind or "mamba" in kind or "conv" in kind for kind in strange):
@@ -342,7 +374,8 @@ def _rope_refusal(config: Any) -> str | None:
                 "dynamic NTK scaling changes all frequencies as the text grows, and keys that are "
                 "already stored cannot follow"
             )
-        if rope.get("mrope_section"):
+        # Of text alone all axes are equal, which is a plain rotation; a composite's text network may rely on it.
+        if rope.get("mrope_section") and config.model_type not in HYBRIDS:
             return "its positions have several axes (text, height, width)"
     return None
 

@@ -128,6 +128,8 @@ def fuse_modules(adapter: ModelAdapter, fuse: str = "auto") -> FuseReport:
         return FuseReport(left=("not wanted",))
     if fuse == "auto" and adapter.device.type not in ("cuda", "cpu"):
         return FuseReport(left=(f"on the device {adapter.device} they save nothing",))
+    if adapter.keeps_states:
+        return FuseReport(left=("networks whose layers keep states are left as they are",))
     if is_fused(adapter.model):
         return FuseReport(left=("the network was fused before",))
     report = _replace(adapter, sure=_twin_agrees(adapter), hands_over=_hands_over(adapter))

@@ -19,13 +19,15 @@ from typing import Any
 
 from manyhands.cache.step import GREEDY, Choice
 from manyhands.errors import InvalidRequest, ModelNotFound
-from manyhands.hub import file_of, is_gguf
+from manyhands.hub import file_of, in_short, is_gguf
 from manyhands.model.gguf.header import read_header
 from manyhands.schema.setting import settings_of
 
 GENERATION_FILE = "generation_config.json"
 # Settings that a user can choose and a file can hold, by the same names.
 _NAMES = tuple(name for name, declared in settings_of(Choice).items() if declared.by == "option")
+_MEND = "mend the file or remove it"
+_WITHOUT = f"{_MEND}; greedy choices (--greedy) do without"
 
 
 # A choice, and what the facts of a GGUF file call it behind `general.sampling.`.
@@ -72,6 +74,36 @@ def about(choice: Choice, without: Collection[str] = ()) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in said if value != getattr(GREEDY, name))
 
 
+def check_generation(model: str) -> None:
+    """Raise ModelNotFound where transformers cannot make anything of a model's generation_config.json.
+
+    It reads the file beside the weights, so what is wrong in it looks like a mistake in these.
+    """
+    from transformers import GenerationConfig
+
+    try:
+        GenerationConfig.from_pretrained(model)
+    except OSError:
+        return  # there is none, or no JSON: the network goes without
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _unusable(model, in_short(error), hint=_MEND) from error
+
+
+def end_ids(model: str, said: object) -> tuple[int, ...]:
+    """The tokens that end a turn, by `eos_token_id` of a generation configuration: none, one or several.
+
+    Raises ModelNotFound where that is neither a number nor a list of numbers.
+    """
+    if said is None:
+        return ()
+    found = said if isinstance(said, list | tuple) else [said]
+    for token in found:
+        if isinstance(token, bool) or not isinstance(token, int):
+            reason = f"eos_token_id is {said!r}; expected the number of a token, or a list of them"
+            raise _unusable(model, reason, hint=_MEND)
+    return tuple(found)
+
+
 def _read(model: str, path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -82,8 +114,8 @@ def _read(model: str, path: Path) -> dict[str, Any]:
     return found
 
 
-def _unusable(model: str, reason: object) -> ModelNotFound:
+def _unusable(model: str, reason: object, hint: str = _WITHOUT) -> ModelNotFound:
     return ModelNotFound(
         f"the model {model!r} has a {GENERATION_FILE} that cannot be used: {str(reason)[:200]}",
-        hint="mend the file or remove it; greedy choices (--greedy) do without",
+        hint=hint,
     )

@@ -9,7 +9,6 @@ here each has one clear error.
 
 from __future__ import annotations
 
-import json
 import pickle
 import warnings
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any, get_args
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils.quantization_config import Mxfp4Config
@@ -40,19 +39,20 @@ from manyhands.model.checkpoint import (
     check_tokenizer,
     read_headers,
 )
+from manyhands.model.configuration import REPAIR, check_sizes, check_written
 from manyhands.model.devices import host_bytes, resolve_device, resolve_dtype, too_small
 from manyhands.model.dummy import UNBUILDABLE, bare_model, dummy_model
 from manyhands.model.families import (
-    FAMILIES,
     Family,
     language_model,
+    listed_family,
     may_be_inside,
     reach,
     reject,
     supported,
-    values_of,
 )
 from manyhands.model.fusion import is_fused
+from manyhands.model.generation import check_generation
 from manyhands.model.gguf.network import GgufFile
 from manyhands.model.lora import merge_lora
 from manyhands.model.parallel.collectives import Collectives
@@ -71,17 +71,6 @@ from manyhands.model.quiet import quiet
 from manyhands.model.self_test import self_test
 from manyhands.model.settings import Weights
 
-_SIZES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "max_position_embeddings",
-)
-_LARGEST = 1 << 31
 _BITS = {"int4": "four", "fp8": "eight"}
 
 # How composites (`families.language_model`) name the weights of their language model: as published, and as transformers
@@ -213,59 +202,10 @@ def find_format(model: str | Path, *, with_weights: bool = True) -> Found:
     return Found(name, config, _layout(name, config))
 
 
-def check_sizes(name: str, config: Any) -> None:
-    """Raise UnsupportedModel where a number of the configuration can be none of a network."""
-    sizes = [(field, size) for field in _SIZES for size in values_of(config, field)]
-    for field, size in sizes:
-        is_number = isinstance(size, int) and not isinstance(size, bool)
-        if size is not None and not (is_number and 1 <= size <= _LARGEST):
-            raise UnsupportedModel(
-                f"the configuration of {name!r} cannot be used: {field} is {size!r}; expected 1 to "
-                f"{_LARGEST:,}",
-                hint="download config.json again, or repair it",
-            )
-    entry = getattr(config, "quantization_config", None)
-    if entry is not None and not (isinstance(entry, dict) or hasattr(entry, "to_dict")):
-        raise UnsupportedModel(
-            f"the configuration of {name!r} cannot be used: quantization_config is {entry!r}; expected "
-            f"a table",
-            hint="download config.json again, or repair it",
-        )
-
-
-def check_written(name: str) -> None:
-    """Raise UnsupportedModel where a folder's config.json has entries of a kind that none can have.
-
-    The library that reads it would speak of its own insides.
-    """
-    try:
-        written = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return  # on the hub, or no JSON: what reads it next says so
-    if not isinstance(written, dict):
-        return
-    for field in ("dtype", "torch_dtype"):
-        dtype = written.get(field)
-        known = isinstance(dtype, str) and getattr(torch, dtype.removeprefix("torch."), None)
-        if dtype is not None and not isinstance(known, torch.dtype):
-            raise UnsupportedModel(
-                f"the configuration of {name!r} cannot be used: {field} is {dtype!r}; expected the name of a "
-                "dtype such as bfloat16 or float32",
-                hint="download config.json again, or repair it",
-            )
-    packing = written.get("quantization_config")
-    if packing is not None and not isinstance(packing, dict):
-        raise UnsupportedModel(
-            f"the configuration of {name!r} cannot be used: quantization_config is {packing!r}; expected "
-            "a table",
-            hint="download config.json again, or repair it",
-        )
-
-
 def judge(config: Any, context: int | None = None) -> Family:
     """Whether this configuration can work here, and how it rotates; raises if it cannot."""
     reject(config)
-    family = FAMILIES.get(config.model_type) or self_test(config)
+    family = listed_family(config) or self_test(config)
     if context is not None and context < 1:
         raise InvalidRequest(f"context is {context} tokens", hint="ask for at least 1")
     if context is not None and context > reach(config):
@@ -393,15 +333,18 @@ def _adopt(
 
 
 def _config(name: str) -> Any:
-    check_written(name)
+    written = check_written(name)
     try:
         return language_model(AutoConfig.from_pretrained(name, trust_remote_code=False))
     except OSError as error:
         raise not_found(name, error) from error
     except UNBUILDABLE as error:
+        kind = written.get("model_type")
+        is_known = isinstance(kind, str) and kind in CONFIG_MAPPING
+        types = f"supported: {supported()}; code that comes with a checkpoint is never run"
         raise UnsupportedModel(
             f"the configuration of {name!r} cannot be used: {in_short(error)}",
-            hint=f"supported: {supported()}; code that comes with a checkpoint is never run",
+            hint=REPAIR if is_known else types,
         ) from error
 
 
@@ -414,7 +357,9 @@ def _tokenizer(name: str, *, required: bool) -> PreTrainedTokenizerBase | None:
     except ModelNotFound:
         if required:
             raise
-    except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
+    except (
+        Exception
+    ) as error:  # the library in Rust raises just that, whatever is wrong in the file
         if required and isinstance(error, OSError) and not Path(name).is_dir():
             raise not_found(name, error) from error
         if required:
@@ -457,7 +402,8 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, notes: list[str]) ->
             f"the weights of {name!r} are a pickle (*.bin) with more in it than tensors",
             hint="a pickle can run any program, so it is not read; ask for *.safetensors",
         ) from error
-    except (RuntimeError, ValueError, KeyError) as error:
+    except UNBUILDABLE as error:
+        check_generation(name)
         raise damaged(name, f"weights that cannot be used ({in_short(error)})") from error
     # Transformers would go on with random numbers in the place of these.
     if report["missing_keys"]:

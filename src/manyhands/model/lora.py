@@ -9,6 +9,7 @@ that a model with an adapter is as fast as without.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -202,7 +203,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         tensors = load_file(folder / WEIGHTS)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise UnsupportedModel(f"the adapter at {folder} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise UnsupportedModel(f"{folder / CONFIG} holds no table")
@@ -222,6 +223,10 @@ def _scaling(config: dict[str, Any], folder: Path) -> float:
                 f"the adapter at {folder} has {name} = {config[name]!r}; expected one rank and one alpha for all layers",
                 hint="merge it with the library that made it, and load the merged model",
             )
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
-        raise InvalidRequest(f"{folder / CONFIG} has r = {rank!r} and lora_alpha = {alpha!r}")
+    is_number = isinstance(alpha, int | float) and 0 < alpha < math.inf
+    if not isinstance(rank, int) or rank < 1 or not is_number:
+        raise InvalidRequest(
+            f"{folder / CONFIG} has r = {rank!r} and lora_alpha = {alpha!r}; expected two positive numbers",
+            hint="copy both files of the adapter again",
+        )
     return float(alpha) / (rank**0.5 if config.get("use_rslora") else rank)

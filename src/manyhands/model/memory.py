@@ -23,6 +23,7 @@ from manyhands.cache.pages import Move
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.host_linear import laid_out_bytes
+from manyhands.model.recurrent import state_bytes
 
 
 class Memory:
@@ -138,14 +139,26 @@ def token_bytes(adapter: ModelAdapter, *, eight_bits: bool = False) -> int:
     return num_numbers + 2 * SCALE_BYTES * sum(layer.num_kv_heads for layer in storing)
 
 
-def default_memory_tokens(adapter: ModelAdapter, *, eight_bits: bool = False) -> int:
-    """How many tokens to hold by default: most of what is free on a GPU, half on a CPU.
+def default_memory_tokens(
+    adapter: ModelAdapter, *, eight_bits: bool = False, besides: int = 0
+) -> int:
+    """How many tokens to hold by default: most of what is free on a GPU, half on a CPU, without `besides` bytes.
 
     At most a million: beyond, the accounting costs more than has ever been used.
     """
-    share = 0.85 if adapter.device.type == "cuda" else 0.5
-    free = int(share * free_bytes(adapter.device))
+    free = _share(adapter) - besides
     return max(1, min(1 << 20, free // token_bytes(adapter, eight_bits=eight_bits)))
+
+
+def default_states(adapter: ModelAdapter) -> int:
+    """How many states of texts to hold by default: what half of the memory for tokens holds, at most 256."""
+    return max(2, min(256, _share(adapter) // 2 // state_bytes(adapter.model)))
+
+
+def _share(adapter: ModelAdapter) -> int:
+    """Bytes of the device that memory takes by default."""
+    share = 0.85 if adapter.device.type == "cuda" else 0.5
+    return int(share * free_bytes(adapter.device))
 
 
 def about_memory(

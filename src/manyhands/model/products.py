@@ -79,13 +79,19 @@ def _head_norms(attention: Any, heads: tuple[int, int]) -> HeadNorms | None:
 
 def fuse_mlps(layers: list[Any], shared: set[int]) -> tuple[int, int]:
     """How many pairs of products were joined, and how many MLPs were replaced."""
-    joined = gates = 0
-    for holder in [holder for layer in layers for holder in layer.modules()]:
+    found = [made for layer in layers for made in _fuse_mlps_of(layer, shared)]
+    return sum(found), len(found)
+
+
+def _fuse_mlps_of(layer: nn.Module, shared: set[int]) -> list[int]:
+    """The same of one layer; its old modules, which hold the weights apart, go when it returns."""
+    found = []
+    for holder in list(layer.modules()):
         for name in [name for name, _ in holder.named_children()]:
             products = _fuse_mlp(holder, name, shared)
             if products is not None:
-                joined, gates = joined + products, gates + 1
-    return joined, gates
+                found.append(products)
+    return found
 
 
 def _fuse_mlp(holder: nn.Module, name: str, shared: set[int]) -> int | None:

@@ -7,16 +7,16 @@ read by a row with another text before it. Rows that fork are another matter: ea
 
 States lie in slots. A pass reads the state of each row from one slot and leaves the new one in another:
 
-    sources  3 3 0      three rows: two fork from the text whose state is in slot 3, one begins anew
-    targets  4 5 6      slot 3 stays as it was, so a pass that fails, or was begun on a guess, has changed nothing
+    sources  3 3 0 6    four rows: two fork from the text whose state is in slot 3, one begins anew,
+    targets  4 5 6 7    and one forks from that, whose state this very pass makes
+                        slot 3 stays as it was, so a pass that fails has changed nothing
 
-Slot 0 is the empty text and is never written. A fork is a source that is named twice; no copy is made.
+Slot 0 is the empty text and is never written. A fork is a source that is named twice; no copy is made. Which slot
+is whose is decided in `cache/states.py`.
 
 Hugging Face's layers take and give their states through a cache object, and treat what they are given as one text.
-Here each layer's `forward` is called once for all rows that are fed equally many tokens (`take_over`), with a cache
-that reads and writes slots. The modelling code is not touched.
-
-The engine does not keep slots yet (docs/house.md, "Hybrids"), so every command refuses these networks.
+Here each layer's `forward` is called once for all rows of a wave that are fed equally many tokens (`take_over`), with
+a cache that reads and writes slots. The modelling code is not touched.
 
     T  new tokens, packed over rows      R  rows      S  slots      C  channels of the convolution      K  its taps
     H  heads of the state                Dk, Dv  dims of a key and of a value
@@ -31,51 +31,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyhands.cache.states import RowStates
 from manyhands.errors import UnsupportedModel
 
-EMPTY = 0  # the slot of the empty text
 _LAYER_TYPE = "linear_attention"
 # Model types whose linear layers name their sizes as `_store` reads them.
 _KNOWN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-
-
-@dataclass(frozen=True)
-class RowStates:
-    """The states of one pass: where each row's comes from, and where the new one is left.
-
-    Row r is fed the packed tokens `row_indptr[r]` .. `row_indptr[r + 1]`. A source may be named by several rows, a target by
-    one alone, and no target is a source: what is read in a pass is not written in it. Raises `ValueError` otherwise.
-    """
-
-    row_indptr: tuple[int, ...]  # R + 1
-    sources: tuple[int, ...]  # R slots; `EMPTY` for a row whose text begins with this feed
-    targets: tuple[int, ...]  # R slots
-
-    def __post_init__(self) -> None:
-        rows = len(self.row_indptr) - 1
-        if not rows == len(self.sources) == len(self.targets):
-            raise ValueError(
-                f"{rows} rows have {len(self.sources)} sources and {len(self.targets)} targets; one each is expected"
-            )
-        if any(
-            end <= begin for begin, end in zip(self.row_indptr, self.row_indptr[1:], strict=False)
-        ):
-            raise ValueError(
-                f"a row is fed nothing (row_indptr {list(self.row_indptr)}); leave it out"
-            )
-        if len(set(self.targets)) < rows:
-            raise ValueError(
-                f"two rows leave their state in one slot (targets {list(self.targets)})"
-            )
-        if met := sorted({EMPTY, *self.sources} & set(self.targets)):
-            raise ValueError(f"slots {met} are read in this pass, and cannot be targets in it")
-
-    def by_length(self) -> dict[int, list[int]]:
-        """Rows by how many tokens they are fed."""
-        rows: dict[int, list[int]] = {}
-        for row, (begin, end) in enumerate(zip(self.row_indptr, self.row_indptr[1:], strict=False)):
-            rows.setdefault(end - begin, []).append(row)
-        return rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +69,15 @@ class States:
         """Slots that may be targets; they are numbered from 1."""
         return len(next(iter(self.stores.values())).states) - 1
 
+    def copy(self, other: States, slots: Sequence[tuple[int, int]]) -> None:
+        """Take states of the same network: `slots` are pairs of a slot of `other` and one of these."""
+        if not slots:
+            return
+        sources, targets = map(list, zip(*slots, strict=True))
+        for layer, store in self.stores.items():
+            store.inputs[targets] = other.stores[layer].inputs[sources]
+            store.states[targets] = other.stores[layer].states[sources]
+
     @property
     def slot_bytes(self) -> int:
         """Bytes of one state in all layers."""
@@ -128,6 +98,12 @@ class StateCall:
             raise ValueError(
                 f"slots {lowest} to {highest} are named; there are 0 to {self.states.num_slots}"
             )
+
+
+def state_bytes(model: nn.Module) -> int:
+    """Bytes of one state in all layers of a network."""
+    stores = (_store(module, 1) for module in linear_layers(model).values())
+    return sum(store.num_bytes for store in stores)
 
 
 def is_hybrid(config: Any) -> bool:
@@ -184,16 +160,18 @@ class _ByRow:
                 f"the states are of tokens {bounds[0]} to {bounds[-1]}, and the pass has {hidden_states.shape[1]}"
             )
         out = torch.empty_like(hidden_states[0])
-        for length, rows in call.rows.by_length().items():
-            begins = torch.tensor([bounds[row] for row in rows], device=hidden_states.device)
-            at = begins[:, None] + torch.arange(length, device=hidden_states.device)
-            cache = _SlotCache(
-                call.states,
-                [call.rows.sources[row] for row in rows],
-                [call.rows.targets[row] for row in rows],
-            )
-            out[at] = self._forward(hidden_states[0, at], cache_params=cache)
-            cache.leave()
+        for wave in call.rows.waves():
+            for rows in wave.values():
+                at = torch.tensor(
+                    [list(call.rows.tokens_of(row)) for row in rows], device=hidden_states.device
+                )
+                cache = _SlotCache(
+                    call.states,
+                    [call.rows.sources[row] for row in rows],
+                    [call.rows.targets[row] for row in rows],
+                )
+                out[at] = self._forward(hidden_states[0, at], cache_params=cache)
+                cache.leave()
         return out[None]
 
 

@@ -95,6 +95,13 @@ class ModelSettings:
         unset="what fits half of the free memory",
         panel=_MODEL,
     )
+    states: int | None = setting(
+        None,
+        "Texts whose states are held, for networks with layers that keep one (Qwen3-Next, Qwen3.5).",
+        at_least=2,
+        unset="what half of the memory for tokens holds, at most 256",
+        panel=_MODEL,
+    )
     context: int | None = setting(
         None, "Longest view of a worker.", at_least=1, unset="the model's own", panel=_MODEL
     )
@@ -108,7 +115,9 @@ class ModelSettings:
         None,
         "Processes that share one model, each with a part of every layer: on GPUs, one on each.",
         at_least=1,
+        at_most=64,
         unset="1, or as many as torchrun has started",
+        names=("--ranks", "--gpus"),
         panel=_MODEL,
     )
     check_ranks: bool = setting(False, "Compare after each pass what all ranks made.", by="code")
@@ -144,6 +153,7 @@ class ModelSettings:
         None,
         "Gibibytes that the cache may take; the prompts that were used least recently go.",
         above=0,
+        at_most=1 << 20,
         unset=f"{_CACHE_SIZE:g}",
         panel=_MODEL,
     )

@@ -23,8 +23,12 @@ from manyhands.attention.store import LayerStore
 from manyhands.attention.strips import Strips
 from manyhands.attention.torch_backend import Prepared, TorchBackend
 from manyhands.cache.pages import Ints
+from manyhands.cache.states import RowStates
+from manyhands.errors import UnsupportedModel
 from manyhands.model.adapter import ModelAdapter
+from manyhands.model.recurrent import StateCall, States
 from manyhands.replay.merged import Merged, merge_passes
+from manyhands.replay.text_rows import TextRows
 from manyhands.replay.trace import Trace
 
 _BACKEND = TorchBackend()
@@ -32,9 +36,13 @@ Keep = Callable[[Tensor, Tensor, LayerCall], None]
 Find = Callable[[LayerCall], tuple[Tensor, Tensor]]
 
 
-def merge_trace(trace: Trace) -> Merged:
-    """The plan of a whole trace."""
-    return merge_passes((step for step, _ in trace.steps()), trace.num_tokens)
+def merge_trace(trace: Trace, *, keeps_states: bool = False) -> Merged:
+    """The plan of a whole trace. `keeps_states`: for a network some of whose layers do (`ModelAdapter.keeps_states`).
+
+    Raises InvalidRequest where such a network cannot have made the trace.
+    """
+    text_rows = TextRows() if keeps_states else None
+    return merge_passes((step for step, _ in trace.steps()), trace.num_tokens, text_rows=text_rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +54,7 @@ class Replay:
     slot_offset: Tensor  # [S]
     keep: Tensor  # packed indices whose logits are wanted
     prepared: Prepared | Strips
+    states: RowStates | None = None  # for a network that keeps some
 
     @classmethod
     def of(
@@ -73,6 +82,7 @@ class Replay:
             slot_offset=torch.as_tensor(merged.slot_offset),
             keep=torch.as_tensor(last),
             prepared=prepared,
+            states=merged.plan.states,
         )
 
     def to(self, device: torch.device) -> Replay:
@@ -83,17 +93,35 @@ class Replay:
             self.slot_offset.to(device, non_blocking=True),
             self.keep.to(device, non_blocking=True),
             self.prepared.to(device),
+            self.states,
         )
 
     def logits(
-        self, adapter: ModelAdapter, keep: Keep | None = None, find: Find | None = None
+        self,
+        adapter: ModelAdapter,
+        keep: Keep | None = None,
+        find: Find | None = None,
+        states: States | None = None,
     ) -> Tensor:
         """Logits [len(keep), vocab]. Differentiable when gradients are enabled.
 
         `keep` is shown every layer's k [T, G, D] and v [T, G, Dv], not rotated; `find` gives those of
-        the tokens that were there before (`found` in `merge_passes`).
+        the tokens that were there before (`found` in `merge_passes`). `states`: room for those of a network that keeps
+        some, where it is wanted afterwards. Raises UnsupportedModel for such a network and a run that was merged
+        without them, and where gradients are asked for: slots are written in place.
         """
-        return adapter.forward(self.token_ids, self.keep, self.attention(adapter, keep, find))
+        call = None
+        if adapter.keeps_states:
+            if self.states is None or torch.is_grad_enabled():
+                raise UnsupportedModel(
+                    f"model type {adapter.config.model_type!r} keeps states of texts, and a replay for gradients or "
+                    "without the order of its texts is not built for it",
+                    hint="train another network; runs of this one can be restored and verified",
+                )
+            if states is None:
+                states = States(adapter.model, self.states.num_slots)
+            call = StateCall(states, self.states)
+        return adapter.forward(self.token_ids, self.keep, self.attention(adapter, keep, find), call)
 
     def attention(
         self, adapter: ModelAdapter, keep: Keep | None = None, find: Find | None = None

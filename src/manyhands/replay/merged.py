@@ -11,7 +11,7 @@ This is the 4D mask of Hogwild! Inference, app. B, as integers, for any strategy
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from manyhands.cache.pages import Ints, Move, PagePool
 from manyhands.cache.plan import Plan, Reads
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Step
+from manyhands.replay.text_rows import TextRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,18 +31,24 @@ class Merged:
     `pass_indptr` [passes + 1] says which rows belong to which pass.
     """
 
-    plan: Plan
+    plan: Plan  # with the states of its rows of text, where a network keeps any (`replay/text_rows.py`)
     slot_token: Ints
     slot_offset: Ints
     pass_indptr: Ints
 
 
-def merge_passes(steps: Iterable[Step], num_tokens: int, found: Sequence[Block] = ()) -> Merged:
+def merge_passes(
+    steps: Iterable[Step],
+    num_tokens: int,
+    found: Sequence[Block] = (),
+    text_rows: TextRows | None = None,
+) -> Merged:
     """Plan every step as the engine would, without a model, and put the plans into one.
 
     `num_tokens` is what all steps together feed. Appends each step's feeds to its blocks, as the
     engine does. `found` are blocks that hold tokens already: their keys come from elsewhere, and are
-    numbered, in this order, behind the tokens that are fed.
+    numbered, in this order, behind the tokens that are fed. `text_rows`: follows the steps for a network that keeps states,
+    and raises InvalidRequest where such a network does not bear one.
     """
     # Pages of one slot, each used once; a token is written once and moved at most once.
     num_found = sum(block.num_tokens for block in found)
@@ -56,11 +63,16 @@ def merge_passes(steps: Iterable[Step], num_tokens: int, found: Sequence[Block] 
         plan = planner.plan(step)
         pool.make_moves(moves.extend)
         plans.append((moves, plan))
+        if text_rows is not None:
+            text_rows.feed(step)
         for row in step.rows:
             blocks.update(row.view.blocks)
             row.view.own.tokens.extend(row.feed)
         pool.keep()
-    return _in_one(plans, pool.num_slots - pool.num_free_pages, found_slots)
+    merged = _in_one(plans, pool.num_slots - pool.num_free_pages, found_slots)
+    if text_rows is None:
+        return merged
+    return replace(merged, plan=replace(merged.plan, states=text_rows.end(blocks)))
 
 
 def _in_one(

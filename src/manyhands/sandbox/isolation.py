@@ -3,7 +3,7 @@
     Isolation      network   files of others         processes
     bubblewrap     none      none but Python's own   a world of their own, all end together
     unshare        none      as the caller           a world of their own, all end together
-    limits         open      as the caller           one session, killed as a group
+    limits         open      as the caller           one session, killed as a group; others can be signalled
 
 Each is tried once by starting a Python in it that does nothing: a kernel or a container may forbid what a
 program on the path would do. `Isolation.about` says in words what holds, for help, records and errors.
@@ -35,8 +35,8 @@ _FIRST_USER = 1_900_000_000  # numbers of users that no system gives out
 _ABOUT: dict[IsolationKind, str] = {
     "bubblewrap": "no network, no files but Python's own and an empty folder (bubblewrap)",
     "unshare": "no network; files can be reached as by the caller (unshare, without bubblewrap)",
-    "limits": "limits alone: network and files can be reached as by the caller; "
-    "install bubblewrap to close both",
+    "limits": "limits alone: network, files and processes can be reached as by the caller; "
+    "install bubblewrap to close these",
 }
 # Where programs and libraries of the system lie. Some are links into /usr.
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf")

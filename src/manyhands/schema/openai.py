@@ -40,6 +40,8 @@ MAX_SAMPLES = 1024
 MAX_STOPS = 4
 _MAX_SHOWN = 80  # characters of a value that an error repeats
 _MAX_MESSAGE = 1000  # characters of an error that an answer keeps
+_PART = "part"  # pydantic's name for our error about a part that is no text
+_NAME = re.compile(r"[a-z_]+")
 
 
 class InvalidField(InvalidRequest):
@@ -84,6 +86,8 @@ class Shape(BaseModel):
 
 
 Read = TypeVar("Read", bound=Shape)
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+EFFORTS = f"one of {', '.join(get_args(Effort))}"
 Stops = Annotated[list[str], Field(max_length=MAX_STOPS)]
 
 
@@ -94,6 +98,16 @@ class Form:
     kind: str
     rules: Any
     param: str
+
+
+def check_parts(parts: Any, *kinds: str) -> Any:
+    """The content of a message as it is given. Refuses, by its place, a part of another kind than `kinds`."""
+    for index, part in enumerate(parts if isinstance(parts, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in kinds:
+            said = {"at": index, "kind": shown(kind)}
+            raise PydanticCustomError(_PART, "[{at}].type is {kind}", said)
+    return parts
 
 
 class TextPart(BaseModel):
@@ -120,6 +134,11 @@ class Message(Shape):
     audio: Any = refused("there is no sound")
     function_call: Any = refused("there are no tools")
     tool_calls: Any = refused("there are no tools", [])
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _check_parts(cls, value: Any) -> Any:
+        return check_parts(value, "text")
 
     @property
     def text(self) -> str:
@@ -205,6 +224,11 @@ class Request(Shape):
         return None
 
     @property
+    def told_by(self) -> str:
+        """The field that says `told`."""
+        return "logprobs"
+
+    @property
     def echoes(self) -> bool:
         """Whether the answer begins with the prompt."""
         return False
@@ -241,6 +265,7 @@ class ChatRequest(Request):
 
     messages: list[Message] = asked("a list of messages", required=True, min_length=1)
     max_completion_tokens: int | None = asked("a whole number")
+    reasoning_effort: Effort | None = asked(EFFORTS)
 
     logprobs: bool | None = asked("true or false")
     top_logprobs: int | None = asked("a whole number")
@@ -261,6 +286,11 @@ class ChatRequest(Request):
                 )
             return None
         return self.top_logprobs or 0
+
+    @property
+    def told_by(self) -> str:
+        """See `Request.told_by`."""
+        return "top_logprobs"
 
     @property
     def form(self) -> Form | None:
@@ -356,8 +386,12 @@ def _invalid(
     shape: type[BaseModel], body: Mapping[str, Any], error: ValidationError
 ) -> InvalidField:
     """The first mistake that pydantic found, in our words."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    found = next((each for each in errors if each["type"] == _PART), errors[0])
     place, value, field, names = _place(shape, body, found["loc"])
+    if found["type"] == _PART:
+        said = f"{_path(found['loc'])}{found['msg']}; this is not supported: there is text alone"
+        return InvalidField(said, param=place)
     if found["type"] == "extra_forbidden":
         near = get_close_matches(str(found["loc"][-1]), names, n=1)
         holder = place.rpartition(".")[0] or "body"
@@ -399,6 +433,12 @@ def _place(
             break
         shape = inner
     return place, value, field, names
+
+
+def _path(loc: Sequence[int | str]) -> str:
+    """Pydantic's path without the types that it tried on its way."""
+    steps = [each for each in loc if isinstance(each, int) or _NAME.fullmatch(each)]
+    return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in steps)[1:]
 
 
 def _object_in(field: FieldInfo) -> type[BaseModel] | None:

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields, replace
-from math import inf
+from sys import float_info
 from typing import Any, Literal
 
 from manyhands.errors import InvalidRequest
 
 _KEY = "setting"  # of a field's metadata
+_MOST = float_info.max  # where no bound is declared: what is infinite is no number to work with
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,13 @@ class Setting:
             return False
 
     def test(self) -> Callable[[Any], bool]:
-        """`allows` as one short function; it raises TypeError for what has no order. nan is refused."""
+        """`allows` as one short function; it raises TypeError for what has no order. nan and inf are refused."""
         if self.one_of:
             words = frozenset(self.one_of)
             return lambda value: value in words
         low = self.above if self.at_least is None else self.at_least
         high = self.below if self.at_most is None else self.at_most
-        least, most = -inf if low is None else low, inf if high is None else high
+        least, most = -_MOST if low is None else low, _MOST if high is None else high
         if self.above is not None:
             return lambda value: least < value <= most
         if self.below is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.errors import InvalidRequest
+from manyhands.schema.bounded import read_small
 
 
 def read_toml(path: Path, where: str, hint: str = "give the path of a TOML file") -> dict[str, Any]:
@@ -15,7 +16,7 @@ def read_toml(path: Path, where: str, hint: str = "give the path of a TOML file"
     Raises InvalidRequest for a file that cannot be read, is not UTF-8 or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8"))
+        return tomllib.loads(read_small(path).decode("utf-8"))
     except OSError as error:
         raise InvalidRequest(
             f"{where} cannot be read: {error.strerror or error}", hint=hint
@@ -23,6 +24,10 @@ def read_toml(path: Path, where: str, hint: str = "give the path of a TOML file"
     except UnicodeDecodeError as error:
         raise InvalidRequest(
             f"{where} is not UTF-8 (byte {error.start})", hint="save the file as UTF-8"
+        ) from error
+    except RecursionError as error:
+        raise InvalidRequest(
+            f"{where} is not valid TOML: tables lie too deep in each other", hint="repair the file"
         ) from error
     except tomllib.TOMLDecodeError as error:
         raise InvalidRequest(

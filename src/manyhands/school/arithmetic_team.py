@@ -16,7 +16,8 @@ prefixes and take turns: the k-th takes the k-th. That is all the coordination t
 be read from the cache.
 
 In a list of ten problems or more a claim that begins with a 1 is no claim before its next token: `#1` may
-become `#1:`, `#10:`, `#11:` or `#12:`. Until then the worker counts as one about to claim, ahead of all others.
+become `#1:`, `#10:`, `#11:` or `#12:`. Until then the worker counts as one about to claim, ahead of all others. A tokenizer may
+part the sign ` #`: a worker that has written a part of it is ahead of those that stand at a bare prefix.
 
 A worker checks its own step, and no teammate's: behind each sum and at the end it says " wrong." or goes on. To find a wrong
 sum among all that others have written, in the one token of a decision, was not learned; behind the sum itself it is near,
@@ -59,9 +60,10 @@ class Phase(Enum):
 
     EMPTY = 0
     START = 1  # a bare prefix: about to decide
-    CLAIMING = 2  # "#", the number still to come
-    NUMBERING = 3  # "#1" in a list of ten or more: the number may go on
-    BUSY = 4
+    SIGNING = 2  # a part of " #", where a tokenizer parts it
+    CLAIMING = 3  # " #", the number still to come
+    NUMBERING = 4  # "#1" in a list of ten or more: the number may go on
+    BUSY = 5
 
 
 @dataclass(frozen=True)
@@ -258,7 +260,7 @@ class ArithmeticTeam:
     def _decide(self, actor: _Actor) -> list[_Word]:
         unclaimed = self._unclaimed(actor)
         if len(unclaimed) > self._ahead(actor, Phase.START):
-            return [self.script.number_sign]
+            return list(self.script.number_sign)
         if len(self._seen_solved(actor)) == len(self.problems):
             return self.script.box([str(p.answer) for p in self.problems])
         return [self.script.turn_end]
@@ -343,6 +345,7 @@ class ArithmeticTeam:
         """How many will claim before this worker: those further on, and those before it in order."""
         return sum(
             other.phase is Phase.NUMBERING
+            or (other.phase is Phase.SIGNING and phase is Phase.START)
             or (
                 other.phase is Phase.CLAIMING
                 and (phase is Phase.START or other.index < actor.index)
@@ -363,9 +366,10 @@ class ArithmeticTeam:
 def check_tokenizer(text: Text) -> None:
     """Raise UnsupportedModel unless claims can be written as the team decides: sign, then number.
 
-    A decision is one token. So is what others see of it in the pass in which they decide themselves.
+    The number of a claim is one token, and so is what others see of it in the pass in which they decide themselves. The sign may
+    have several.
     """
-    for words in (" #", *map(str, range(1, 10))):
+    for words in map(str, range(1, 10)):
         count = len(text.encode(words))
         if count != 1:
             raise UnsupportedModel(
@@ -386,8 +390,8 @@ class _Script:
     def __init__(self, text: Text) -> None:
         self.text = text
         self.nothing = _Word(0, 0.0)
-        (sign,) = text.encode(" #")
-        self.number_sign = _Word(sign, DECISION, phase=Phase.CLAIMING)
+        pieces = [_Word(piece, DECISION, phase=Phase.SIGNING) for piece in text.encode(" #")]
+        self.number_sign = [*pieces[:-1], replace(pieces[-1], phase=Phase.CLAIMING)]
         self.turn_end = _Word(min(text.eos), DECISION)
         self.no = self._words(" no.", first=DECISION, last={"decide": True, "phase": Phase.START})
         self.yes = [*self._words(" yes.", first=DECISION), self.turn_end]

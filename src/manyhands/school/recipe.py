@@ -266,7 +266,7 @@ def _texts_of(path: Path) -> list[str]:
         if path.suffix != ".jsonl":
             return [whole]
         return [str(json.loads(line)["text"]) for line in whole.splitlines() if line.strip()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidRequest(
             f"{path} cannot be read as text: {error!r}",
             hint='expected UTF-8; a .jsonl file has one {"text": ...} a line',

@@ -11,7 +11,7 @@ thread beside the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from manyhands.schema.openai import (
     InvalidField,
     PlainRequest,
     read_shape,
+    shown,
 )
 from manyhands.server.failures import Refusal
 from manyhands.server.limits import Limits
@@ -39,7 +40,7 @@ from manyhands.server.shapes import (
     RunBody,
 )
 from manyhands.strategies.base import Strategy
-from manyhands.strategies.methods import method_named_by
+from manyhands.strategies.methods import check_forks, method_named_by
 from manyhands.strategies.prompt_sharing import share_prompt
 from manyhands.strategies.requests import (
     CompletionSpec,
@@ -57,16 +58,23 @@ from manyhands.text import Text
 
 @dataclass(frozen=True)
 class Served:
-    """The model that is served: a model by the name that clients call it, its words, how much one may ask."""
+    """The model that is served: a model by the name that clients call it, its words, how much one may ask.
+
+    `only_forks`: it bears only methods that fork (`strategies/methods.py::check_forks`).
+    """
 
     name: str
     text: Text
     prompts: Prompts = field(default_factory=Prompts)
     context: int | None = None
+    only_forks: bool = False
     tree: PrefixTree = field(default_factory=PrefixTree)
     limits: Limits = field(default_factory=Limits)
     unsaid: SharedSettings = UNSAID
     own: Choice | None = None  # how the model samples by itself
+    vocabulary: int | None = None  # how many tokens the network knows; None: not said
+    # Why the model was not made for this question, this number of workers and this method; None if it was.
+    outside: Callable[[str, int, str], str | None] | None = None
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -90,6 +98,7 @@ class Asked:
     spec: RunSpec | None = None
     samples: int = 1
     num_prompt_tokens: int = 0
+    warning: str | None = None  # to the one who asked
 
     def runs(self) -> tuple[Asked, ...]:
         """The same, run by run: one, or of a method one for each choice. They share their prompt."""
@@ -187,7 +196,7 @@ def _response(request: ResponsesBody, served: Served) -> Asked:
     """A response is asked for in other words than a chat completion, and is one."""
     items = [{"role": "user", "content": request.input}]
     if not isinstance(request.input, str):
-        said = [item for item in request.input if item.type != "reasoning" and item.role]
+        said = [item for item in request.input if item.is_said]
         items = [{"role": str(item.role), "content": item.text} for item in said]
         if not items:
             raise InvalidField("input has no message; expected one of the user", param="input")
@@ -200,6 +209,7 @@ def _response(request: ResponsesBody, served: Served) -> Asked:
         temperature=request.temperature,
         top_p=request.top_p,
         user=request.user,
+        reasoning_effort=request.reasoning.effort if request.reasoning is not None else None,
         stream=request.stream,
         manyhands=request.manyhands,
     )
@@ -221,6 +231,22 @@ def _decoded(
     return Asked(url, served.name, prompts=prompts, settings=settings, num_prompt_tokens=size)
 
 
+def _check_ids(request: ChatRequest | PlainRequest, served: Served) -> None:
+    """Refused by the field's name, before the engine sees it: a token that the network does not know."""
+    given = {"logit_bias": [int(token) for token in request.logit_bias or ()]}
+    if isinstance(request, PlainRequest):
+        texts = [prompt for prompt in request.prompts if not isinstance(prompt, str)]
+        given["prompt"] = [token for tokens in texts for token in tokens]
+    most = served.vocabulary
+    for name, tokens in given.items():
+        wrong = [token for token in tokens if token < 0 or (most is not None and token >= most)]
+        if wrong:
+            known = "0 or more" if most is None else f"0 to {most - 1}"
+            raise InvalidField(
+                f"{name} has the token id {shown(wrong[0])}; expected {known}", param=name
+            )
+
+
 def _check_size(num_tokens: int, limits: Limits) -> None:
     if num_tokens > limits.request_tokens:
         raise InvalidField(
@@ -240,8 +266,11 @@ def _spec(
     _check_model(request.model, served)
     defaults = Defaults(served.name, served.unsaid, context=served.context, own=served.own)
     spec = spec_of(request, options, served.text, served.prompts, defaults)
+    _check_ids(request, served)
     if not isinstance(spec, RunSpec):
         return spec
+    if served.only_forks:
+        check_forks(spec.method, spec.settings)
     settings, samples = spec.settings, request.n or 1
     workers = max(1, getattr(settings, "workers", 1))
     _check_size(samples * settings.budget * workers, served.limits)
@@ -259,7 +288,9 @@ def _check_model(model: str | None, served: Served) -> None:
 
 def _with_spec(url: str, model: str, spec: RunSpec, served: Served) -> Asked:
     size = len(served.text.conversation(spec.conversation))
-    return Asked(url, model, spec=spec, num_prompt_tokens=size)
+    workers, method = spec.facts()["workers"], spec.method.name
+    warning = served.outside and served.outside(spec.problem, workers, method)
+    return Asked(url, model, spec=spec, num_prompt_tokens=size, warning=warning)
 
 
 def tokens_of(messages: Sequence[Mapping[str, Any]], served: Served) -> tuple[int, ...]:

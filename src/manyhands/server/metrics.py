@@ -135,6 +135,26 @@ class _Engine:
                 used.kv_bytes_saved,
             ),
         }
+        passes = load.passes
+        counters |= {
+            "passes_launched": ("Passes that were run launch by launch.", passes.eager),
+            "passes_replayed": (
+                "Passes that were replayed from a recording, with a plan of their own.",
+                passes.replayed,
+            ),
+            "passes_followed": (
+                "Passes that were replayed one token behind the pass before.",
+                passes.followed,
+            ),
+            "passes_recorded": ("Recordings of passes that were made.", passes.recorded),
+            "passes_dropped": ("Passes that were begun ahead and not asked for.", passes.dropped),
+            "rows_in_vain": ("Rows of passes begun ahead that were not asked for.", passes.in_vain),
+            "kernels_compiled": (
+                "Kernels that were compiled, or loaded from the cache on disk.",
+                passes.compiled,
+            ),
+            "blocks_moved": ("Blocks of tokens that were moved in memory.", passes.moves),
+        }
         shelf = load.shelf
         counters |= {
             "disk_cache_hits": (

@@ -35,9 +35,18 @@ RETRY = b"retry: 1000\n\n"  # milliseconds after which a browser comes back by i
 
 
 def begin_record(
-    spec: RunSpec, *, run: str | None, model: str, listens: bool, created: int
+    spec: RunSpec,
+    *,
+    run: str | None,
+    model: str,
+    listens: bool,
+    created: int,
+    warning: str | None = None,
 ) -> Record:
-    """Record 0: what is known before the first pass. `created` in seconds since 1970."""
+    """Record 0: what is known before the first pass. `created` in seconds since 1970.
+
+    `warning` says why the model was not made for this question.
+    """
     return {
         "kind": "begin",
         "run": run,
@@ -50,6 +59,7 @@ def begin_record(
         "solo": spec.method.solo,
         "listens": listens,
         "created": created,
+        "warning": warning,
     }
 
 

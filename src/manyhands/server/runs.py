@@ -70,6 +70,7 @@ class ServedRun:
             model=self.model,
             listens=spec.method.listens,
             created=self.created,
+            warning=self.asked.warning,
         )
 
     def records(self, number: int) -> list[tuple[int, Record]]:

@@ -9,13 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from pydantic import field_validator
+
 from manyhands.schema.openai import (
     CHAT,
+    EFFORTS,
     PLAIN,
     ChatRequest,
+    Effort,
     PlainRequest,
     Shape,
     asked,
+    check_parts,
     ignored,
     refused,
 )
@@ -39,7 +44,6 @@ class ChatBody(ChatRequest):
     stream: bool | None = asked("true or false")
     stream_options: StreamOptions | None = asked("an object with include_usage")
     manyhands: dict[str, Any] | None = asked(_METHOD)
-    reasoning_effort: Any = ignored("how long is thought follows from the budget")
     verbosity: Any = ignored("how long a reply is follows from its tokens")
     parallel_tool_calls: Any = ignored("there are no tools")
     modalities: Any = refused("there is text alone", ["text"])
@@ -56,7 +60,7 @@ class PlainBody(PlainRequest):
 class InputPart(Shape):
     """A piece of an input message."""
 
-    type: Literal["input_text", "output_text", "text"] = asked("a part of text")
+    type: Literal["input_text", "output_text", "reasoning_text", "text"] = asked("a part of text")
     text: str = asked("a text", required=True)
     annotations: Any = ignored("an answer's own")
     logprobs: Any = ignored("an answer's own")
@@ -70,12 +74,22 @@ class InputItem(Shape):
         "one of system, developer, user, assistant"
     )
     content: str | list[InputPart] | None = asked("a text or a list of text parts")
-    phase: Any = ignored("an earlier answer's own")
+    phase: Any = ignored("a commentary is left out, as earlier thinking is")
     id: Any = ignored("an earlier answer's own")
     status: Any = ignored("an earlier answer's own")
     agent: Any = ignored("an earlier answer's own")
     summary: Any = ignored("an earlier answer's own")
     encrypted_content: Any = ignored("an earlier answer's own")
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _check_parts(cls, value: Any) -> Any:
+        return check_parts(value, "input_text", "output_text", "reasoning_text", "text")
+
+    @property
+    def is_said(self) -> bool:
+        """Whether it is a message, and no thinking: neither reasoning nor a step of a worker."""
+        return self.type != "reasoning" and self.phase != "commentary" and self.role is not None
 
     @property
     def text(self) -> str:
@@ -83,6 +97,16 @@ class InputItem(Shape):
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
         return "".join(part.text for part in self.content)
+
+
+class Reasoning(Shape):
+    """The thinking that a response asks for."""
+
+    effort: Effort | None = asked(EFFORTS)
+    context: Any = ignored("chat templates leave earlier thinking out")
+    generate_summary: Any = ignored("the thinking itself is told")
+    mode: Any = ignored("there is one")
+    summary: Any = ignored("the thinking itself is told")
 
 
 class ResponsesBody(Shape):
@@ -98,6 +122,7 @@ class ResponsesBody(Shape):
     top_p: float | None = asked("a number")
     stream: bool | None = asked("true or false")
     user: str | None = asked("a text")
+    reasoning: Reasoning | None = asked("an object with effort")
     manyhands: dict[str, Any] | None = asked(_METHOD)
 
     background: Any = refused("a response is waited for", False)
@@ -115,7 +140,6 @@ class ResponsesBody(Shape):
     multi_agent: Any = ignored("workers are asked for by `manyhands`")
     parallel_tool_calls: Any = ignored("there are no tools")
     prompt_cache_key: Any = ignored("what prompts have in common is found by itself")
-    reasoning: Any = ignored("how long is thought follows from the budget")
     safety_identifier: Any = ignored("it is the sender's")
     service_tier: Any = ignored("there is one")
     store: Any = ignored("nothing is stored")

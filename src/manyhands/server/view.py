@@ -66,6 +66,7 @@ def _begin(trace: Trace) -> Record:
         "solo": method is not None and method.solo,
         "listens": False,
         "created": None,
+        "warning": None,
     }
 
 

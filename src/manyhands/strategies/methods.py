@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from manyhands.cache.layouts import LAYOUTS
+from manyhands.errors import InvalidRequest
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.schema.choosing import choosable
 from manyhands.strategies.async_reasoning import NAMES, async_reasoning
@@ -24,6 +25,7 @@ from manyhands.strategies.best_of_n import best_of_n
 from manyhands.strategies.branches import BranchAnswer, branches
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.profiled import profiled
+from manyhands.strategies.profiles import PROFILES
 from manyhands.strategies.self_consistency import self_consistency
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import (
@@ -52,6 +54,14 @@ def _parts(settings: Any) -> None:
     return None
 
 
+def _reorders(settings: Any) -> bool:
+    return False
+
+
+def _forks(settings: Any) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Method:
     """One strategy and what belongs to it.
@@ -61,7 +71,8 @@ class Method:
     workers are there from the start; others may come while it runs (`WorkerJoined`). `solo`: what
     worker 0 writes is the reply itself, if it is not thinking. `listens`: what is said to a run of it is heard
     (`strategies/listening.py`). `reading` says, from settings, what workers read of each other while they write: "words",
-    "steps" that are finished, "nothing"; None: there are no workers, but parts of one text.
+    "steps" that are finished, "nothing"; None: there are no workers, but parts of one text. `forks` says, from settings,
+    whether each block is read behind one text alone, which networks that keep states need (`check_forks`).
     """
 
     name: str
@@ -74,6 +85,7 @@ class Method:
     solo: bool = False
     listens: bool = False
     reading: Callable[[Any], str | None] = _parts
+    forks: Callable[[Any], bool] = _reorders
 
 
 def _sight(settings: TeamSettings) -> str:
@@ -88,6 +100,18 @@ def _none(settings: AttemptSettings) -> str:
     return "nothing"
 
 
+def _joins_anew(settings: BranchSettings) -> bool:
+    return settings.join == "reencode"
+
+
+def _parts_join_anew(settings: ProfileSettings) -> bool:
+    return (settings.parts_join or PROFILES[settings.profile].join) == "reencode"
+
+
+def _votes(settings: VoteSettings) -> bool:
+    return settings.mode == "vote"
+
+
 def _team(settings: TeamSettings, prompt: TeamPrompt) -> tuple[str, ...]:
     return prompt.team(settings.workers)
 
@@ -99,6 +123,17 @@ def _pair(settings: AsyncReasoningSettings, prompt: Any) -> tuple[str, ...]:
 def _attempts(settings: AttemptSettings, prompt: Any) -> tuple[str, ...]:
     return tuple(f"Attempt {number}" for number in range(1, settings.workers + 1))
 
+
+# The methods, and the choices with them, that networks with states bear; as messages and docs name them.
+FORKING = (
+    "sequential",
+    "branches (join reencode)",
+    "async_think",
+    "self_consistency (mode vote)",
+    "best_of_n",
+    "profiled (profile threadweaver)",
+    "batches",
+)
 
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
@@ -121,6 +156,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 "team",
                 sequential,
                 solo=True,
+                forks=_forks,
             ),
             Method(
                 "branches",
@@ -130,6 +166,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 branches,
                 answer=BranchAnswer,
                 solo=True,
+                forks=_joins_anew,
             ),
             Method(
                 "skeleton",
@@ -146,6 +183,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 "profiled",
                 profiled,
                 solo=True,
+                forks=_parts_join_anew,
             ),
             Method(
                 "async_reasoning",
@@ -164,6 +202,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 "async_think",
                 async_think,
                 solo=True,
+                forks=_forks,
             ),
             Method(
                 "self_consistency",
@@ -173,6 +212,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 self_consistency,
                 names=_attempts,
                 reading=_none,
+                forks=_votes,
             ),
             Method(
                 "best_of_n",
@@ -182,6 +222,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 best_of_n,
                 names=_attempts,
                 reading=_none,
+                forks=_forks,
             ),
         )
     }
@@ -195,3 +236,16 @@ def method_named_by(chosen: Collection[str]) -> str | None:
             if one.setting.names_method and path in chosen:
                 return name
     return None
+
+
+def check_forks(method: Method, settings: Settings) -> None:
+    """Raise InvalidRequest if a method with these settings reads a block behind several texts.
+
+    For networks some of whose layers keep one state of a text instead of keys and values (`ModelFacts.num_states`).
+    """
+    if not method.forks(settings):
+        raise InvalidRequest(
+            f"the method {method.name} with these settings reads what was written behind other texts, and layers of this "
+            "network keep one state of a text, which depends on the order of all its tokens",
+            hint=f"methods that only fork run on it: {', '.join(FORKING)}",
+        )

@@ -114,7 +114,14 @@ def choice_of(request: Request, defaults: Defaults) -> Choice:
         "logprobs": request.told,
     }
     asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return replace(defaults.settings.choice, **asked)
+    try:
+        return replace(defaults.settings.choice, **asked)
+    except InvalidRequest as error:
+        name, _, rest = str(error).partition(" ")
+        if name != "logprobs":
+            raise
+        name = request.told_by
+        raise InvalidField(f"{name} {rest}", param=name, hint=error.hint) from error
 
 
 def settings_of(request: Request, defaults: Defaults, *, isolate: bool = False) -> SharedSettings:
@@ -164,6 +171,8 @@ def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
 def prompts_of(request: ChatRequest | PlainRequest, text: Text) -> tuple[Prompt, ...]:
     """The prompts to complete, in tokens. InvalidRequest if a prompt has none."""
     if isinstance(request, ChatRequest):
+        with _about("reasoning_effort"):
+            text = text.at_effort(request.reasoning_effort)
         with _about("messages"):
             said = Conversation.of(_messages(request))
             return (Prompt(text.conversation(said), text.thinks(said), chat=True),)
@@ -206,6 +215,8 @@ def spec_of(
         raise InvalidField(
             f"manyhands.method is {shown(name)}", param="manyhands.method", hint=_METHODS
         )
+    if isinstance(request, ChatRequest):
+        _check_effort(METHODS[name], request, text)
     return _method_spec(METHODS[name], request, wanted, prompts, defaults)
 
 
@@ -252,6 +263,20 @@ def _check_reply(method: Method, request: ChatRequest) -> None:
             f"logprobs is {shown(request.logprobs)}; the reply of the method {method.name} comes without",
             param="logprobs",
             hint="`manyhands.logprobs` tells those of every worker in the events of the run.",
+        )
+
+
+def _check_effort(method: Method, request: ChatRequest, text: Text) -> None:
+    """Refused where it would change the prompt: all workers of a method think as the model was loaded to."""
+    effort = request.reasoning_effort
+    with _about("reasoning_effort"):
+        changes = text.at_effort(effort) is not text
+    if changes:
+        raise InvalidField(
+            f"reasoning_effort is {effort!r}; the workers of the method {method.name} think as the model "
+            "was loaded to",
+            param="reasoning_effort",
+            hint="Leave it out; a budget bounds how much is written.",
         )
 
 

@@ -16,6 +16,8 @@ math-verify is asked in ways that keep its known mistakes out:
 - Numbers are compared again by us, to 30 digits, with decimals as exact fractions: 0.333333 is not 1/3.
 - Two texts that differ in an odd number of minus signs and in nothing else are never the same.
 - `(3,4)` and `3,4` differ, as a pair and a set do; so do numbers in different bases.
+- It reads every letter as a small one: `R-r` and `r-R` would be the same, and `A` would be `a`. Where both cases of
+  a letter stand in the two texts, the capital is read as a letter that neither of them has.
 """
 
 from __future__ import annotations
@@ -28,18 +30,43 @@ import sympy
 
 _PAIR = re.compile(r"[(\[][^()\[\]]*,.*[)\]]", re.DOTALL)
 _BASE = re.compile(r"_\{?([0-9]+)\}?$")
+_SMALL = "abcfghjklmnpqrstuvwxyz"  # letters that LaTeX readers take for a symbol and nothing else
+_GREEK = (
+    "Gamma",
+    "Delta",
+    "Theta",
+    "Lambda",
+    "Xi",
+    "Pi",
+    "Sigma",
+    "Upsilon",
+    "Phi",
+    "Psi",
+    "Omega",
+)
+# A word, a command, or one letter: of these only the last, and capital Greek commands, are symbols with a case.
+_SYMBOL = re.compile(
+    r"\\(?:text|mbox|operatorname|textbf|textit)\s*\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z]", re.DOTALL
+)
+_WORD = re.compile(r"[A-Za-z][a-z]{2,}")
 _PLAIN = (" ", "$", r"\left", r"\right", r"\!", r"\,", "{", "}")
 
 
-def compare(gold: str, answer: str) -> tuple[bool, str]:
-    """Whether the two formulae mean the same, and how that is known."""
+def compare(gold: str, answer: str, tolerance: float = 0.0) -> tuple[bool, str]:
+    """Whether the two formulae mean the same, and how that is known.
+
+    `tolerance`: how far the value of one number may be from the other's; 0 wants them equal.
+    """
     difference = _difference_of_looks(gold, answer)
     if difference:
         return False, f"{difference}, expected {gold}"
-    ours, theirs = _parsed(gold), _parsed(answer)
+    ours, theirs = (_parsed(text) for text in cases_apart(gold, answer))
     if ours is None or theirs is None:
         unread = "gold" if ours is None else "answer"
         return False, f"the {unread} cannot be read as a formula, expected {gold}"
+    if tolerance > 0 and (values := _numbers(ours, theirs)) is not None:
+        near = bool(abs((values[0] - values[1]).evalf(30)) <= tolerance)
+        return near, "within the tolerance" if near else f"expected {gold}"
     if _says_nothing(ours) or _says_nothing(theirs):
         return False, f"an equation that says nothing, expected {gold}"
     if _is_equation(ours) and not _has_sides(theirs):
@@ -90,17 +117,48 @@ def _sort(formula: Any) -> str:
 
 
 def _differ_in_value(ours: Any, theirs: Any) -> bool:
-    """Whether both are numbers, and not the same to 30 digits."""
-    values = []
-    for formula in (ours, theirs):
-        formula = getattr(formula, "rhs", formula)  # of x = 5
-        if not getattr(formula, "is_number", False):
-            return False
-        floats = formula.atoms(sympy.Float)
-        exact = {f: sympy.Rational(str(f)) for f in floats}
-        values.append(formula.xreplace(exact))
+    """Whether both are numbers, and not the same to 24 places."""
+    values = _numbers(ours, theirs)
+    if values is None:
+        return False
     difference = (values[0] - values[1]).evalf(30)
     return not bool(abs(difference) < 1e-24 * (1 + abs(values[0].evalf(30))))
+
+
+def _numbers(ours: Any, theirs: Any) -> tuple[Any, Any] | None:
+    """Both as numbers, decimals as exact fractions; None if one of them is none."""
+    values = []
+    for formula in (ours, theirs):
+        if _has_sides(formula) and not _is_equation(formula):
+            formula = formula.rhs  # of x = 5
+        if not getattr(formula, "is_number", False):
+            return None
+        exact = {number: sympy.Rational(str(number)) for number in formula.atoms(sympy.Float)}
+        values.append(formula.xreplace(exact))
+    return values[0], values[1]
+
+
+def cases_apart(gold: str, answer: str) -> tuple[str, str]:
+    """Both texts, with another letter for each capital that would be read as a small letter of theirs."""
+    if all(_WORD.fullmatch(_bare(text)) for text in (gold, answer)):
+        return gold, answer  # a word may begin with a capital
+    symbols = {symbol for text in (gold, answer) for symbol in _SYMBOL.findall(text)}
+    capitals = {s for s in symbols if (len(s) == 1 and s.isupper()) or s[1:] in _GREEK}
+    doubled = sorted(capital for capital in capitals if capital.lower() in symbols)
+    free = [letter for letter in _SMALL if not {letter, letter.upper()} & symbols]
+    names = {
+        capital: letter if len(capital) == 1 else f"{letter} "
+        for capital, letter in zip(doubled, free, strict=False)
+    }
+
+    def renamed(text: str) -> str:
+        return _SYMBOL.sub(lambda match: names.get(match[0], match[0]), text)
+
+    return renamed(gold), renamed(answer)
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"\\text|[{}$\s]", "", text)
 
 
 def _difference_of_looks(gold: str, answer: str) -> str:

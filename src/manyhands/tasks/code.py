@@ -218,7 +218,7 @@ def _contest_tests(where: str, values: Mapping[str, Any]) -> list[PrintTest | Ca
                 continue
             arguments = [json.loads(line) for line in case["input"].splitlines() if line.strip()]
             tests.append(CallTest(str(function), arguments, json.loads(case["output"])))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(
                 f"{where}: a test in '{column}' is {str(case)[:80]}",
                 hint="a test has input, output and testtype (stdin or functional)",
@@ -232,14 +232,21 @@ def _private(where: str, text: str) -> list[Any]:
     """Private tests: JSON, or JSON that was pickled, compressed and written in letters."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if isinstance(found, list):
         return found
     try:
         packed = zlib.decompress(base64.b64decode(text, validate=True))
         return list(json.loads(_TextUnpickler(io.BytesIO(packed)).load()))
-    except (ValueError, TypeError, EOFError, zlib.error, pickle.UnpicklingError) as error:
+    except (
+        ValueError,
+        TypeError,
+        EOFError,
+        RecursionError,
+        zlib.error,
+        pickle.UnpicklingError,
+    ) as error:
         raise InvalidRequest(
             f"{where}: 'private_test_cases' cannot be read ({error})",
             hint="it is JSON, or base64 of zlib of a pickled text of JSON",
@@ -260,7 +267,8 @@ def _is_usable(example: Example) -> bool:
         values["difficulty"] == "introductory"
         and not (values.get("starter_code") or "").strip()
         and bool((values.get("input_output") or "").strip())
-        and "fn_name" not in _json(example, "input_output")
+        and "fn_name" not in (cases := _json(example, "input_output"))
+        and cases != {"inputs": [], "outputs": []}
     )
 
 
@@ -289,7 +297,7 @@ def _json(example: Example, column: str) -> Any:
 def _text_json(where: str, column: str, text: str, kinds: type[Any] | tuple[type[Any], ...]) -> Any:
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(
             f"{where}: '{column}' is not JSON: {error}",
             hint=f"'{column}' is a text that holds JSON",

@@ -10,13 +10,14 @@ all memory, so it runs in a sandbox (`manyhands.sandbox`); a formula that could 
 
 from __future__ import annotations
 
+from fractions import Fraction
 from importlib.util import find_spec
 
 from manyhands.errors import InvalidRequest
 from manyhands.sandbox import Failed, Limits, Sandbox
 from manyhands.tasks.graders import Score
 from manyhands.tasks.loading import INSTALL_EXAM
-from manyhands.tasks.numbers import read_number
+from manyhands.tasks.numbers import BETWEEN_DIGITS_NOT, read_number
 
 SECONDS = 10.0  # for one comparison
 LONGEST = 2000  # characters of an answer; a formula that is longer is a text
@@ -30,8 +31,11 @@ class FormulaGrader:
     ) -> None:
         self._sandbox = Sandbox(function, Limits(seconds))
 
-    def grade(self, answer: str | None, gold: str) -> Score:
-        """1 if the boxed `answer` means what `gold` means, else 0 with the reason."""
+    def grade(self, answer: str | None, gold: str, tolerance: float = 0.0) -> Score:
+        """1 if the boxed `answer` means what `gold` means, else 0 with the reason.
+
+        `tolerance`: how far a number may be from a gold number; 0 wants them equal.
+        """
         if answer is None:
             return Score(0.0, None, "no answer")
         answer, gold = answer.strip(), gold.strip()
@@ -39,12 +43,13 @@ class FormulaGrader:
             return Score(1.0, answer, "the same text")
         found, expected = read_number(answer), read_number(gold)
         if found is not None and expected is not None:
-            right = found == expected
-            return Score(float(right), answer, "the same number" if right else f"expected {gold}")
+            right = abs(found - expected) <= Fraction(tolerance)
+            why = "within the tolerance" if tolerance else "the same number"
+            return Score(float(right), answer, why if right else f"expected {gold}")
         if len(answer) > LONGEST:
             return Score(0.0, answer[:LONGEST], f"a text of {len(answer)} characters, no formula")
         check_installed()
-        outcome = self._sandbox.run(gold, answer)
+        outcome = self._sandbox.run(gold, answer, tolerance)
         if isinstance(outcome, Failed):
             return Score(0.0, answer, f"the comparison with {gold} {outcome.why}")
         right, why = outcome.value
@@ -65,6 +70,7 @@ def check_installed() -> None:
 
 def _plain(text: str) -> str:
     """A formula without what only its looks depend on."""
-    for dress in (" ", "\n", "$", r"\left", r"\right", r"\!", r"\,", r"\;"):
+    for dress in ("$", r"\left", r"\right", r"\!", r"\,", r"\;"):
         text = text.replace(dress, "")
+    text = BETWEEN_DIGITS_NOT.sub("", text)
     return text.replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac").rstrip(".")

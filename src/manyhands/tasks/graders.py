@@ -18,6 +18,7 @@ from typing import Any
 from manyhands.errors import InvalidRequest
 from manyhands.tasks.numbers import read_number, undressed
 
+EQUALS = re.compile(r"(?<!\\not)(?<![<>!≠=:])=(?!=)")  # and no sign of another relation
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _PAPER_INTEGER = re.compile(r"\+?0*([0-9]{1,3})")  # AIME answers are written 000 to 999
 _BETWEEN_NAMES = re.compile(r"\s*(?:,|;|\band\b|&|\n)\s*", re.IGNORECASE)
@@ -123,8 +124,8 @@ def grade_word(answer: str | None, text: str, gold: str, known: Collection[str])
 
 
 def after_equals(answer: str) -> str:
-    """`x = 5` as `5`: what stands after the last equals sign."""
-    return answer.rpartition("=")[2].strip()
+    """`x = 5` as `5`: what stands after the last equals sign. `x >= 5` and `x != 5` stay as they are."""
+    return EQUALS.split(answer)[-1].strip()
 
 
 def _verdict(right: bool, found: str, expected: str) -> Score:

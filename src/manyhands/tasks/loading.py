@@ -174,6 +174,10 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
                 f"{where} is not JSON: {error.msg} at column {error.colno}",
                 hint="one JSON object on each line",
             ) from error
+        except (ValueError, RecursionError) as error:  # numbers and nestings beyond measure
+            raise InvalidRequest(
+                f"{where} is not JSON: {error}", hint="one JSON object on each line"
+            ) from error
     if empty:
         raise InvalidRequest(f"{path} holds no records", hint="one JSON object on each line")
 

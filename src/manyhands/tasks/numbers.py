@@ -9,6 +9,8 @@ import re
 from fractions import Fraction
 
 _DRESS = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox)\b|\\left\b|\\right\b|\\[ ,;!:$%]|[{}$~]")
+# White space, but not that between two digits: `4 0` is not 40.
+BETWEEN_DIGITS_NOT = re.compile(r"(?<![0-9])\s+|\s+(?![0-9\s])")
 _DECIMAL = r"[0-9]{1,40}(?:\.[0-9]{1,40})?|\.[0-9]{1,40}"
 _THOUSANDS = r"[0-9]{1,3}(?:,[0-9]{3}){1,12}(?:\.[0-9]{1,40})?"
 _NUMBER = re.compile(
@@ -24,9 +26,12 @@ _UNIT = re.compile(rf"(?:{_UNIT_WORD}(?:[ /.]+{_UNIT_WORD})*)?")
 
 
 def undressed(text: str, spaces: bool = False) -> str:
-    """The text without LaTeX's dress, and without white space unless `spaces` are wanted."""
+    """The text without LaTeX's dress, and without white space unless `spaces` are wanted.
+
+    White space between two digits stays: `4 0` is not 40.
+    """
     bare = _DRESS.sub(" " if spaces else "", text)
-    return bare if spaces else re.sub(r"\s", "", bare)
+    return bare if spaces else BETWEEN_DIGITS_NOT.sub("", bare)
 
 
 def read_number(text: str) -> Fraction | None:

@@ -52,7 +52,9 @@ TYPES = ("Numerical", "Expression", "Equation", "Interval", "Tuple")
 _EXACT = 1e-8  # the tolerance of a number where a record names none
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _INTERVAL = re.compile(r"\s*([\[(])(.*)([\])])\s*", re.DOTALL)
+_NAMED = re.compile(r"[(\[]?[A-Za-z_0-9{}, ]+[)\]]?\s*=\s*([(\[][^=]*[)\]])", re.DOTALL)
 _INFINITY = re.compile(r"\+\s*(?=\\infty|∞)")
+_MEMBER = re.compile(r"\\in(?![A-Za-z])|∈")
 _UNION = re.compile(r"\\cup|∪|\bor\b")
 
 
@@ -89,21 +91,23 @@ class Olympiad:
             )
         tolerances = list(sample.facts["tolerances"])
         tolerances += tolerances[-1:] * (len(golds) - len(tolerances))
-        why = ""
-        for gold, tolerance in zip(golds, tolerances, strict=False):
-            graded = [self._grade(kind, one, gold, tolerance, sample) for one in answers]
-            right = [place for place, score in enumerate(graded) if score.value == 1]
-            if not right:
-                return Score(0.0, answer, graded[0].explanation)
-            why = graded[right[0]].explanation
-            del answers[right[0]]
+        graded = [
+            [self._grade(kind, one, gold, tolerance, sample) for one in answers]
+            for gold, tolerance in zip(golds, tolerances, strict=False)
+        ]
+        unmatched = _first_unmatched([[score.value == 1 for score in row] for row in graded])
+        if unmatched is not None:
+            return Score(
+                0.0, answer, graded[unmatched][min(unmatched, len(answers) - 1)].explanation
+            )
+        why = next(score.explanation for score in graded[0] if score.value == 1)
         return Score(1.0, answer, why)
 
     def _grade(self, kind: str, answer: str, gold: str, tolerance: float, sample: Sample) -> Score:
         if kind == "Numerical":
             unit = str(sample.facts["unit"] or "")
             found = grade_quantity(answer, gold, tolerance, unit)
-            return found if found is not None else self.grader.grade(answer, gold)
+            return found if found is not None else self.grader.grade(answer, gold, tolerance)
         if kind == "Interval":
             return self._intervals(answer, gold)
         if kind == "Tuple":
@@ -239,9 +243,27 @@ def _entries(text: str, kind: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
+def _first_unmatched(fits: Sequence[Sequence[bool]]) -> int | None:
+    """The first row that finds no column of its own, however the others choose theirs; None if all do."""
+    owners: dict[int, int] = {}
+
+    def find(row: int, seen: set[int]) -> bool:
+        for column, fit in enumerate(fits[row]):
+            if fit and column not in seen:
+                seen.add(column)
+                if column not in owners or find(owners[column], seen):
+                    owners[column] = row
+                    return True
+        return False
+
+    return next((row for row in range(len(fits)) if not find(row, set())), None)
+
+
 def _inside(text: str) -> list[str]:
-    """The entries of a tuple, with its brackets or without."""
+    """The entries of a tuple, with its brackets or without, and without the names before `=`."""
     text = text.strip().strip("$").replace(r"\left", "").replace(r"\right", "").strip()
+    if (named := _NAMED.fullmatch(text)) is not None:
+        text = named[1]
     if text[:1] in _CLOSING and text.endswith(_CLOSING[text[0]]) and len(_entries(text, "")) == 1:
         text = text[1:-1]
     return _entries(text, "")
@@ -250,7 +272,7 @@ def _inside(text: str) -> list[str]:
 def _intervals(text: str) -> list[tuple[str, list[str], str]] | None:
     r"""`[0,1) \cup (2,\infty)` as brackets and ends; None if it is no union of intervals."""
     text = text.strip().strip("$").replace(r"\left", "").replace(r"\right", "")
-    text = _INFINITY.sub("", text.partition(r"\in")[2] if r"\in " in text else text)
+    text = _INFINITY.sub("", _MEMBER.split(text, maxsplit=1)[-1])
     found = []
     for part in _UNION.split(text):
         match = _INTERVAL.fullmatch(part)

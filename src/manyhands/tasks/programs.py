@@ -13,9 +13,10 @@ standard library is all that a program finds; names that answers to such problem
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 from manyhands.errors import InvalidRequest
@@ -28,6 +29,8 @@ LIMITS = Limits(
     seconds=SECONDS_PER_TEST, memory_bytes=2 << 30, output_bytes=16 << 20, open_files=32
 )
 _BRIEF = 60  # characters that an explanation quotes
+# As a program prints one. Exponents beyond four digits would be beyond any float, and slow.
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 _PRELUDE = """
 import sys, math, re, string, random, itertools, functools, collections, heapq, bisect, operator
 from math import *
@@ -78,16 +81,19 @@ def grade_program(
 ) -> Score:
     """1 if the program passes every test, else 0 with the first that it fails.
 
-    `tolerance`: how far a printed number may be off, in parts of the expected one.
+    `tolerance`: how far a printed number may be off, in parts of the expected one. InvalidRequest without a test.
     """
     if program is None or not program.strip():
         return Score(0.0, None, "no program")
     passed = 0
-    for passed, test in enumerate(tests):
+    for test in tests:
         fault = _fault(program, test, tolerance, limits)
         if fault:
             return Score(0.0, program, f"test {passed + 1}: {fault}")
-    return Score(1.0, program, f"passes {passed + 1} of {passed + 1} tests")
+        passed += 1
+    if not passed:
+        raise InvalidRequest("a program has no tests", hint="grade it with one test or more")
+    return Score(1.0, program, f"passes {passed} of {passed} tests")
 
 
 def same_output(printed: str, expected: str, tolerance: float = 0.0) -> bool:
@@ -127,12 +133,9 @@ def _same_numbers(found: list[str], wanted: list[str], tolerance: float) -> bool
     for one, other in zip(found, wanted, strict=True):
         if one == other:
             continue
-        try:
-            value, expected = Decimal(one), Decimal(other)
-        except InvalidOperation:
+        if not (_NUMBER.fullmatch(one) and _NUMBER.fullmatch(other)):
             return False
-        if not (value.is_finite() and expected.is_finite()):
-            return False
+        value, expected = Decimal(one), Decimal(other)
         if abs(value - expected) > Decimal(tolerance) * abs(expected):
             return False
     return True

@@ -4,7 +4,9 @@ r"""Quantities: numbers with units, within a tolerance (OlympiadBench, physics).
 
 The unit of a gold answer is known; an answer may leave it out, name it, or name another of the same kind,
 which is then converted: `72 km/h` is `20` where metres a second are asked for. An answer in a unit of
-another kind is wrong. A unit that is not in the table counts as the text that it is.
+another kind is wrong, and so is one in a unit that is not in the table, unless it is written as the gold one is.
+What stands behind one slash stands below the line: `J/kg K` is `J/(kg K)`. Degrees Celsius are temperatures,
+no differences of them: `27 °C` is `300 K`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from manyhands.tasks.graders import Score
+from manyhands.tasks.graders import EQUALS, Score
 from manyhands.tasks.numbers import read_number
 
 # How much more than the tolerance is let pass: a gold answer is itself rounded.
@@ -31,7 +33,7 @@ _DRESS = re.compile(
     r"\\(?:mathrm|text|textrm|mathbf|rm|operatorname|left|right|displaystyle)\b|[{}$]"
 )
 _SPACES = re.compile(r"\\[ ,;:!]|~|\\quad|\s+")
-_EQUALS = re.compile(r"^.*(?:=|\\approx|\\simeq|≈|\\sim)")
+_EQUALS = re.compile(rf"^.*(?:{EQUALS.pattern}|\\approx|\\simeq|≈|\\sim)")
 
 # Factor to the SI unit, and exponents of metre, kilogram, second, ampere, kelvin, mole, radian.
 _Kind = tuple[int, ...]
@@ -68,21 +70,43 @@ _UNITS: Mapping[str, tuple[float, _Kind]] = {
     "H": (1, (2, 1, -2, -2, 0, 0, 0)),
     "Wb": (1, (2, 1, -2, -1, 0, 0, 0)),
     "L": (1e-3, (3, 0, 0, 0, 0, 0, 0)),
+    "t": (1e3, (0, 1, 0, 0, 0, 0, 0)),
+    "yr": (31_557_600, (0, 0, 1, 0, 0, 0, 0)),
+    "cal": (4.184, (2, 1, -2, 0, 0, 0, 0)),
+    "Å": (1e-10, (1, 0, 0, 0, 0, 0, 0)),
+    "AU": (149_597_870_700, (1, 0, 0, 0, 0, 0, 0)),
 }
+# Units as words, in the singular.
+_WORDS = {
+    **{"meter": "m", "metre": "m", "gram": "g", "second": "s", "sec": "s", "minute": "min"},
+    **{"hour": "h", "year": "yr", "tonne": "t", "ampere": "A", "amp": "A", "kelvin": "K"},
+    **{"mole": "mol", "radian": "rad", "degree": "°", "newton": "N", "joule": "J", "watt": "W"},
+    **{"pascal": "Pa", "volt": "V", "ohm": "Ω", "farad": "F", "tesla": "T", "coulomb": "C"},
+    **{"hertz": "Hz", "weber": "Wb", "liter": "L", "litre": "L", "calorie": "cal"},
+    **{"kilometer": "km", "kilometre": "km", "centimeter": "cm", "centimetre": "cm"},
+    **{"millimeter": "mm", "millimetre": "mm", "kilogram": "kg", "kilojoule": "kJ"},
+    **{"electronvolt": "eV", "microsecond": "μs", "millisecond": "ms", "nanometer": "nm"},
+}
+_CELSIUS, _ZERO_CELSIUS = "°C", 273.15
 _PREFIXES = {
     **{"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "c": 1e-2, "m": 1e-3},
     **{"μ": 1e-6, "u": 1e-6, "n": 1e-9, "p": 1e-12, "f": 1e-15},
 }
-_NO_PREFIX = frozenset({"min", "h", "hr", "hours", "day", "days", "°", "deg", "degrees", "atm"})
+_NO_PREFIX = frozenset(
+    {"min", "h", "hr", "hours", "day", "days", "°", "deg", "degrees", "atm", "t", "yr", "Å", "AU"}
+)
 _SYMBOLS = (
+    (r"\\[dt]?frac\s*\{((?:[^{}]|\{[^{}]*\})*)\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r" \1/(\2)"),
     (r"\^\s*\{?\s*\\circ\s*\}?", "°"),
     (r"\\(?:circ|degree)", "°"),
     (r"\\(?:Omega|ohm)", "Ω"),
     (r"\\mu|µ", "μ"),
     (r"\\(?:cdot|times)|·|\*|⋅", " "),
     (r"\bper\b", "/"),
+    (r"°\s*(?:\\(?:mathrm|text|rm)\s*)?\{?\s*C\b\}?", _CELSIUS),
 )
-_FACTOR = re.compile(r"(/?)\s*([A-Za-zμΩ°]+)\s*(?:\^?\s*([+-]?[0-9]+))?")
+_FACTOR = re.compile(r"([A-Za-zμΩ°Å]+)\s*(?:\^?\s*\(?([+-]?[0-9]+)\)?)?")
+_FORMULA = re.compile(r"\\[A-Za-z]|^\s*[!^_(|]|π|√")  # behind a number: it goes on, and is no unit
 
 
 @dataclass(frozen=True)
@@ -124,43 +148,59 @@ def grade_quantity(answer: str, gold: str, tolerance: float, unit: str = "") -> 
         return None
     wanted = _tidy_unit(unit) or expected.unit
     value = found.value
-    if found.unit and wanted and found.unit != wanted:
-        ours, theirs = unit_of(found.unit), unit_of(wanted)
-        if ours is None or theirs is None:
-            return None
-        if ours[1] != theirs[1]:
-            return Score(0.0, answer, f"a quantity in {found.unit}, expected one in {wanted}")
-        value *= ours[0] / theirs[0]
-    elif found.unit and not wanted:
+    if (found.unit and not wanted) or _FORMULA.search(found.unit):
         return None
+    if found.unit and found.unit != wanted:
+        converted = _converted(found, wanted)
+        if converted is None:
+            return Score(0.0, answer, f"a quantity in {found.unit}, expected one in {wanted}")
+        value = converted
     allowed = _SLACK * tolerance + 1e-9 * abs(expected.value)
     right = abs(value - expected.value) <= allowed
     shown = f"{gold} {wanted}".strip()
     return Score(float(right), answer, "within the tolerance" if right else f"expected {shown}")
 
 
+def _converted(found: Quantity, wanted: str) -> float | None:
+    """The value in another unit; None if that is of another kind, or one of both is unknown."""
+    value, unit = found.value, found.unit
+    if unit == _CELSIUS:
+        value, unit = value + _ZERO_CELSIUS, "K"
+    ours, theirs = unit_of(unit), unit_of("K" if wanted == _CELSIUS else wanted)
+    if ours is None or theirs is None or ours[1][:-1] != theirs[1][:-1]:
+        return None
+    if ours[1] != theirs[1] and "Hz" in unit + wanted:
+        return None  # a turn is no radian; else radians have no dimension, and rad/s are 1/s
+    value *= ours[0] / theirs[0]
+    return value - _ZERO_CELSIUS if wanted == _CELSIUS else value
+
+
 def unit_of(text: str) -> tuple[float, tuple[int, ...]] | None:
-    """Factor to SI units and exponents of these; None if a part of it is unknown."""
-    factor, kind, place = 1.0, [0] * 7, 0
-    is_below = False
+    """Factor to SI units and exponents of these; None if a part of it is unknown.
+
+    Brackets add nothing: all that stands behind a slash is below the line, and a slash behind it changes nothing.
+    """
+    factor, kind, place, sign = 1.0, [0] * 7, 0, 1
+    text = text.strip(" ()")
     while place < len(text):
+        if text[place] in " ()/":
+            sign = -1 if text[place] == "/" else sign
+            place += 1
+            continue
         match = _FACTOR.match(text, place)
-        if match is None:
+        known = _known(match[1]) if match is not None else None
+        if match is None or known is None:
             return None
         place = match.end()
-        while place < len(text) and text[place] in " ()":
-            place += 1
-        known = _known(match[2])
-        if known is None:
-            return None
-        is_below = is_below or bool(match[1])
-        power = int(match[3] or 1) * (-1 if match[1] or (is_below and "(" in text) else 1)
+        power = sign * int(match[2] or 1)
         factor *= known[0] ** power
         kind = [one + power * other for one, other in zip(kind, known[1], strict=True)]
     return factor, tuple(kind)
 
 
 def _known(name: str) -> tuple[float, tuple[int, ...]] | None:
+    word = name.casefold()
+    name = _WORDS.get(word) or _WORDS.get(word.removesuffix("s")) or name
     if name in _UNITS:
         return _UNITS[name]
     prefix, base = name[:1], name[1:]

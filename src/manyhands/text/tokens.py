@@ -118,18 +118,33 @@ _THINKING = (
 )
 
 
+_EFFORT, _NO_EFFORT = "reasoning_effort", "none"  # as OpenAI's API and templates have them
+# Of transformers' tokenizers in Rust: the methods that decode, and the modules that define them.
+_DECODING = {
+    "decode": "transformers.tokenization_utils_base",
+    "_decode": "transformers.tokenization_utils_tokenizers",
+}
+
+
 class Text:
     """A tokenizer and its model's habits: chat template, turn ends, thinking.
 
     `eos` holds the ids that end a turn in generation (the tokenizer's and those of `eos_ids`, from
     the generation config), `think_end` the id that closes the thinking if the vocabulary has one,
-    and `turn_end` all of these. `thinking` says whether `chat_prompt` leaves a thinking open.
+    and `turn_end` all of these. `thinking` says whether `chat_prompt` leaves a thinking open; `effort` is
+    the value of a template's `reasoning_effort`.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, eos_ids: Iterable[int] = (), *, thinking: bool = True
+        self,
+        tokenizer: Tokenizer,
+        eos_ids: Iterable[int] = (),
+        *,
+        thinking: bool = True,
+        effort: str | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self._decode = _decoder(tokenizer)
         words = tokenizer.added_tokens_decoder
         added: dict[int, str] = {token: word.content for token, word in words.items()}
         ids = {word: token for token, word in added.items()}
@@ -148,12 +163,14 @@ class Text:
         self._hidden = special | thoughts
         self.eos: frozenset[int] = frozenset({tokenizer.eos_token_id, *eos_ids} - {None})
         self.turn_end = self.eos | (set() if self.think_end is None else {self.think_end})
-        self._decode = _decoder(tokenizer)
         self._lead = self._leading_blank()
         self._frame: tuple[str, ...] = ()  # the template around the user's message
         self.thinking = False
         self._opens = ""  # added to a rendered prompt, so that the thinking is open
-        self._switches = {"enable_thinking": thinking, "thinking": thinking}
+        self._switches: dict[str, Any] = {"enable_thinking": thinking, "thinking": thinking}
+        if effort is not None:
+            self._switches[_EFFORT] = effort
+        self._efforts: dict[str, Text] = {}
         if tokenizer.chat_template:
             self._frame, self.thinking = self._render(habit, thinking)
         self._closing = self._raw(habit.closes + habit.replies) if habit and self.thinking else ()
@@ -163,6 +180,36 @@ class Text:
         """16 hex digits that stand for all tokens and their ids: traces of one model are read by another only if equal."""
         listed = sorted((token, str(word)) for word, token in self.tokenizer.get_vocab().items())
         return hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:16]
+
+    def at_effort(self, effort: str | None) -> Text:
+        """The same words where so much thinking is asked for; None: nothing is said of it.
+
+        With "none" no thinking is opened. Any other effort is told to a template that reads
+        `reasoning_effort`; a model whose template does not has one way to think. Raises InvalidRequest for
+        "none" where the template opens a thinking all the same.
+        """
+        if effort is None:
+            return self
+        if effort not in self._efforts:
+            self._efforts[effort] = self._with_effort(effort)
+        return self._efforts[effort]
+
+    def _with_effort(self, effort: str) -> Text:
+        if effort != _NO_EFFORT:
+            if _EFFORT not in str(self.tokenizer.chat_template or ""):
+                return self
+            thinks = self._switches["thinking"]
+            return Text(self.tokenizer, self.eos, thinking=thinks, effort=effort)
+        if not self.thinking:
+            return self
+        found = Text(self.tokenizer, self.eos, thinking=False)
+        if found.thinking:
+            raise InvalidRequest(
+                f"{_EFFORT} is {effort!r}, and the chat template of this model opens a thinking "
+                "before every reply",
+                hint="leave it out",
+            )
+        return found
 
     # -- text to tokens ------------------------------------------------------------------------
 
@@ -457,13 +504,6 @@ class Text:
         opened = self.tokenizer.encode("", add_special_tokens=True)
         bos = self.tokenizer.bos_token_id
         return (bos,) if bos is not None and list(opened[:1]) == [bos] else ()
-
-
-# Of transformers' tokenizers in Rust: the methods that decode, and the modules that define them.
-_DECODING = {
-    "decode": "transformers.tokenization_utils_base",
-    "_decode": "transformers.tokenization_utils_tokenizers",
-}
 
 
 def _decoder(tokenizer: Tokenizer) -> Callable[[list[int]], str]:

@@ -21,14 +21,14 @@ from manyhands.engine import graphs
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.graphs import GraphedPasses
-from manyhands.engine.passes import PassCounts
+from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.ranks.channel import Heard, Told, Verb
 from manyhands.engine.ranks.follower import Follower
 from manyhands.engine.ranks.told import Together, ToldRanks
 from manyhands.model.loading import load_adapter
 from manyhands.model.settings import ModelSettings
 from tests.engine.ranks.models import small_folder
-from tests.engine.small import TOKENIZER, small_engine
+from tests.engine.small import TOKENIZER, counting, small_engine
 from tests.engine.test_graphs import Again, a_team_of, walking
 from tests.model.parallel.threads import Meeting, ThreadCollectives
 
@@ -121,6 +121,25 @@ def test_recordings_are_replayed_by_both(small: Path) -> None:
     assert ours.lookaheads > 0
     assert ours.dropped > 0
     assert recorders[0].num_replays == recorders[1].num_replays > 0
+
+
+class Settling(Again):
+    settled = 0
+
+    def recover(self) -> None:
+        self.settled += 1
+
+
+def test_what_is_not_recorded_waits_for_what_is(small: Path) -> None:
+    """NCCL allows none of its calls beside a replay that is under way, and a guess that was wrong may be."""
+    recorders = Settling(), Settling()
+    two = TwoRanks(small, recorders)
+    two.engine.run(walking(a_team_of(1), 3, {}))
+    before = recorders[0].settled
+    two.engine.run(counting(tuple(range(3, 15)), 1))  # a prompt: its pass is not recorded
+    ours, theirs = two.end()
+    assert ours.recorded == theirs.recorded > 0
+    assert recorders[0].settled == recorders[1].settled == before + 1
 
 
 class NoBuffer(Again):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from multiprocessing.connection import Pipe
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +14,12 @@ import torch
 from manyhands.engine.ranks import follower as follower_of_ranks
 from manyhands.engine.ranks import world as world_of_ranks
 from manyhands.engine.ranks.channel import Heard, Told, Verb
+from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.follower import Follower, follow
 from manyhands.engine.ranks.world import World
 from manyhands.engine.service import Service
-from manyhands.errors import RanksFailed, ServiceStopped
+from manyhands.errors import ManyhandsError, RanksFailed, ServiceStopped
+from manyhands.model.settings import ModelSettings
 from tests.engine.small import counting, small_engine
 
 LOST = RanksFailed("rank 1 of 2 has ended; all ranks of the model were ended")
@@ -88,3 +92,101 @@ def test_recordings_go_before_the_group(monkeypatch: pytest.MonkeyPatch) -> None
     Told([ours]).tell(Verb.END)  # type: ignore[list-item]
     follow(follower.heard)
     assert order == ["recordings go", "the group goes"]
+
+
+def a_world(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Any]:
+    """Of two ranks, the other of which is a pipe that nothing reads."""
+    monkeypatch.setattr(world_of_ranks, "join_group", lambda *_: (torch.device("cpu"), None))
+    monkeypatch.setattr(world_of_ranks, "leave_group", lambda: None)
+    ours, theirs = Pipe()
+    return World([ours], "cpu"), theirs  # type: ignore[list-item]
+
+
+def give_up(world: World) -> None:
+    with world.whole():
+        world.lost = "rank 1 of 2 has ended"
+        raise ManyhandsError("the logits are no numbers")
+
+
+def test_numbers_that_went_with_a_rank_are_a_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum that is given up is NaN: the engine would say so before it is known why."""
+    world, _ = a_world(monkeypatch)
+    with pytest.raises(ManyhandsError, match="no numbers"), world.whole():
+        raise ManyhandsError("the logits are no numbers")
+    with pytest.raises(RanksFailed, match="rank 1 of 2 has ended"):
+        give_up(world)
+
+
+def test_a_rank_that_is_gone_before_it_loads_is_a_lost_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, theirs = a_world(monkeypatch)
+    monkeypatch.setattr(world, "_ended", lambda *_: None)  # not yet seen when rank 0 tells it
+    theirs.close()
+    with pytest.raises(RanksFailed, match="all ranks of the model were ended"):
+        RankedExecutor.on(world, ModelSettings("no model", device="cpu"))
+
+
+class Recorded(Passes):
+    """Passes whose recordings NCCL waits for."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.gone = threading.Event()
+
+    def forget(self) -> None:
+        self.gone.set()
+
+
+def waits_for(event: threading.Event, world: World, freed: list[bool]) -> None:
+    with world.whole():
+        world._ended(1, "")
+        freed.append(event.wait(5))
+        raise RuntimeError("NCCL communicator was aborted")
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, world: World, abort: Callable[[], None]) -> None:
+    """As if the ranks had GPUs, NCCL aborted so, and all waits were short."""
+    world.device = torch.device("cuda")
+    monkeypatch.setattr(world_of_ranks.dist.distributed_c10d, "_abort_process_group", abort)
+    for name, seconds in (("_PATIENCE", 0.1), ("LONGEST_END", 0.5), ("_SETTLED", 0.1)):
+        monkeypatch.setattr(world_of_ranks, name, seconds)
+    monkeypatch.setattr(world_of_ranks, "GRACE", 0.1)
+
+
+def test_a_verb_that_waits_for_the_abort_sets_its_recordings_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The abort waits for the recordings, the verb for the abort: seen on two GPUs, where it hung."""
+    world, _ = a_world(monkeypatch)
+    passes, aborted, freed = Recorded(), threading.Event(), list[bool]()
+    world.recorded.add(passes)
+
+    def abort() -> None:
+        passes.gone.wait()
+        aborted.set()
+
+    on_a_gpu(monkeypatch, world, abort)
+    with pytest.raises(RanksFailed, match="rank 1 of 2 has ended"):
+        waits_for(aborted, world, freed)
+    assert freed == [True]
+
+
+def test_a_device_that_cannot_be_freed_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world, _ = a_world(monkeypatch)
+    codes, freed = list[int](), list[bool]()
+    forced = threading.Event()
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        forced.set()
+
+    monkeypatch.setattr(world_of_ranks.os, "_exit", leave)
+    on_a_gpu(monkeypatch, world, lambda: forced.wait(20) and None)
+    with pytest.raises(RanksFailed):
+        waits_for(forced, world, freed)
+    assert freed == [True]
+    assert codes == [RanksFailed.exit_code]
+    assert "rank 1 of 2 has ended" in capsys.readouterr().err

@@ -24,17 +24,13 @@ class Ranks:
     """All ranks' buffers in one process."""
 
     def __init__(self, size: int, dtype: torch.dtype = torch.float32) -> None:
-        self.buffers = [torch.full((2, size, PLACES, WIDTH), 7.0, dtype=dtype) for _ in range(size)]
-        self.flags = [torch.zeros(size, PLACES, dtype=torch.int32) for _ in range(size)]
-        addresses, flags = (
-            torch.tensor([each.data_ptr() for each in those])
-            for those in (self.buffers, self.flags)
-        )
+        words = torch.int64 if dtype == torch.float32 else torch.int32
+        self.buffers = [torch.zeros(2, size, PLACES, WIDTH, dtype=words) for _ in range(size)]
+        addresses = torch.tensor([each.data_ptr() for each in self.buffers])
         self.meetings = [
             Meeting(
                 rank,
                 addresses,
-                flags,
                 torch.zeros(PLACES, dtype=torch.int32),
                 torch.zeros(1, dtype=torch.int32),
                 WIDTH,
@@ -71,16 +67,26 @@ def test_sums_of_any_number_of_tokens_one_behind_another(size: int) -> None:
     assert ranks.meetings[0].epochs.tolist() == [7, 4, 3, 2]
 
 
-def test_counts_go_on_behind_the_largest_integer() -> None:
-    ranks = Ranks(2)
-    for rank, meeting in enumerate(ranks.meetings):
-        meeting.epochs.fill_(2**31 - 2)
-        ranks.flags[rank].fill_(2**31 - 2)
-    for _ in range(3):
-        parts = parts_of(2, 2)
-        ranks.push(parts)
-        assert all(torch.equal(found, parts[0] + parts[1]) for found in ranks.pull(parts))
-    assert ranks.meetings[0].epochs[0] == 1 - 2**31, "one beyond the least"
+@pytest.mark.parametrize(
+    ("dtype", "last"), [(torch.float32, 2**31 - 1), (torch.float16, 2**16 - 1)], ids=str
+)
+def test_counts_go_on_behind_the_largest_that_a_word_bears(dtype: torch.dtype, last: int) -> None:
+    """And words of two epochs before are none of this one's: the control at each epoch leaves out one push."""
+    ranks = Ranks(2, dtype)
+    for meeting in ranks.meetings:
+        meeting.epochs.fill_(last - 3)
+    for _ in range(6):
+        parts = parts_of(2, 2, dtype)
+        expected = (parts[0].float() + parts[1].float()).to(dtype)
+        ranks.push(parts, 0)
+        missed = meet(ranks.meetings[0], None, parts[0], push=False, patience=1)[0]
+        assert missed.isnan().all()
+        for meeting in ranks.meetings[:1]:  # as if it had not looked
+            meeting.epochs[:2] -= 1
+            meeting.stop.zero_()
+        ranks.push(parts, 1)
+        assert all(torch.equal(found, expected) for found in ranks.pull(parts))
+    assert ranks.meetings[0].epochs[0] == (last + 3 + 2**31) % 2**32 - 2**31
 
 
 def test_a_rank_that_is_ahead_spoils_nothing() -> None:
@@ -103,7 +109,7 @@ def test_a_rank_that_never_comes_leaves_no_numbers() -> None:
     ranks.push(parts, 0)
     assert ranks.pull(parts, patience=3)[0].isnan().all()
     assert ranks.meetings[0].stop.item() == 1
-    # The flag is still missing: the next sum gives up at the first look, though patience is long.
+    # The other is still missing: the next sum gives up at the first look, though patience is long.
     assert meet(ranks.meetings[0], None, parts[0], patience=1 << 30)[0].isnan().all()
 
 

@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.tasks.arithmetic.problem import Problem
-from manyhands.tasks.arithmetic.templates.composed import composed
+from manyhands.tasks.arithmetic.templates.composed import DOMAINS, KINDS, Kinds, composed
+from manyhands.tasks.arithmetic.templates.composed.domain_words import (
+    ACTIVITIES,
+    COUNTED,
+    MEASURES,
+    RATES,
+)
 from manyhands.tasks.arithmetic.templates.fresh import FRESH
 from manyhands.tasks.arithmetic.templates.nouns import NAMES, THINGS
 from manyhands.tasks.arithmetic.templates.template import PLACEHOLDER, Template
@@ -151,13 +157,14 @@ def test_what_is_unseen_has_nothing_of_what_is_taught() -> None:
         assert words.isdisjoint(set(taught.things) - _WORDS_OF_TEMPLATES)
 
 
-def test_composed_stories_are_worked_out_from_their_numbers() -> None:
+@pytest.mark.parametrize("kinds", [KINDS, DOMAINS], ids=["kinds", "domains"])
+def test_composed_stories_are_worked_out_from_their_numbers(kinds: Kinds) -> None:
     """Every equation is right, the last one is the answer, and no operand comes from nowhere."""
     taught, unseen = told_apart()
     rng = Random(8)
     texts = set()
     for _ in range(600):
-        problem = composed(rng, taught.names, taught.things)
+        problem = composed(rng, taught.names, taught.things, kinds)
         assert 1 <= problem.num_steps <= 3
         known = {int(number) for number in re.findall(r"\d+", problem.text)}
         known |= {2} if re.search("twice|double|two", problem.text) else set()
@@ -180,6 +187,44 @@ def test_composed_stories_are_worked_out_from_their_numbers() -> None:
         assert not (compares and "together: " in problem.text), "the other one has a number already"
         texts.add(re.sub(r"\d+", "n", problem.text))
     assert len(texts) > 590, "hardly two are worded alike"
+
+
+def test_stories_of_domains_are_plain_and_use_every_number_once() -> None:
+    """And no thing that an exam keeps for itself."""
+    taught, unseen = told_apart()
+    rng = Random("domains")
+    for _ in range(600):
+        problem = composed(rng, taught.names, taught.things, DOMAINS)
+        assert re.fullmatch(r"[A-Z0-9][A-Za-z0-9 .,]*\?", problem.text), problem.text
+        assert not re.search(r"[.] [a-z]|  |[{}]", problem.text), problem.text
+        told = [int(number) for number in re.findall(r"\d+", problem.text)]
+        assert len(told) <= 1 + problem.num_steps, problem
+        assert set(WORD.findall(problem.text)).isdisjoint(set(unseen.things) - _WORDS_OF_TEMPLATES)
+
+
+def test_makes_of_sentences_are_many() -> None:
+    """Stories without their numbers, names and the nouns of their domain: what is left is the make."""
+    taught, _ = told_apart()
+    nouns = {
+        word for table in (COUNTED, RATES, ACTIVITIES, MEASURES) for row in table for word in row
+    }
+    own = re.compile("|".join(map(re.escape, sorted({*nouns, *taught.names}, key=len)[::-1])))
+
+    def makes(kinds: Kinds) -> int:
+        rng = Random("makes")
+        told = (composed(rng, taught.names, taught.things, kinds).text for _ in range(1500))
+        firsts = (story.split(". ")[0] for story in told)
+        return len({re.sub(r"\d+", "n", own.sub("_", first)).lower() for first in firsts})
+
+    assert makes(DOMAINS) > 150
+
+
+def test_most_stories_of_domains_are_composed() -> None:
+    rng = Random(3)
+    taught = {template.name for template in told_apart()[0].templates}
+    drawn = [word_problem(rng, "domains") for _ in range(400)]
+    assert 0.08 < sum(story.template in taught for story in drawn) / len(drawn) < 0.22
+    assert {story.template for story in drawn} <= {*taught, "composed"}
 
 
 def test_most_of_composed_lists_are_composed() -> None:

@@ -28,7 +28,7 @@ from manyhands.cache.pages import Ints, Move
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import Choice
 from manyhands.cache.tally import Weighing
-from manyhands.engine.executor import LocalExecutor, Network, Places
+from manyhands.engine.executor import Kept, LocalExecutor, Network, Places
 from manyhands.engine.lookahead import Ahead
 from manyhands.engine.ranks.channel import Verb, ints_of
 from manyhands.engine.ranks.launched import num_ranks
@@ -81,11 +81,11 @@ class RankedExecutor(LocalExecutor):
                 hint="leave out cache, or ranks",
             )
         began = time.monotonic()
-        world.check()
         # Of a command's options, those of the model.
         told = {each.name: getattr(settings, each.name) for each in fields(ModelSettings)}
         told["model"] = str(settings.model)
-        world.told.tell(Verb.LOAD, ints_of(json.dumps(told)))
+        with world.whole():
+            world.told.tell(Verb.LOAD, ints_of(json.dumps(told)))
         try:
             network = load_part(settings, world.device, world.collectives, downloads=downloads)
         except ManyhandsError:
@@ -97,8 +97,8 @@ class RankedExecutor(LocalExecutor):
         share = world.size if world.device.type == "cpu" else 1  # all ranks share the host's memory
         room = max(1, min(each["tokens"] for each in reports) // share)
         settings = replace(settings, memory_tokens=settings.memory_tokens or room)
-        world.told.tell(Verb.REMEMBER, np.array([settings.memory_tokens], dtype=np.int64))
         with world.whole():
+            world.told.tell(Verb.REMEMBER, np.array([settings.memory_tokens], dtype=np.int64))
             look_for_peers(network, settings, world.collectives)
         try:
             executor = cls(world, network, settings)
@@ -155,9 +155,15 @@ class RankedExecutor(LocalExecutor):
             super().move(moves)
 
     def write_keys(
-        self, merged: Merged, tokens: Ints, places: Places, found: Places | None = None
+        self,
+        merged: Merged,
+        tokens: Ints,
+        places: Places,
+        found: Places | None = None,
+        states: Kept | None = None,
     ) -> None:
         """See `Executor.write_keys`. Without room for the forward the ranks cannot go on: RanksFailed."""
+        assert states is None, "a network that keeps states is not cut over ranks"
         with self.world.whole():
             where = (*places, *(found or ()))
             self.world.told.tell(Verb.WRITE_KEYS, *pack_merged(merged), tokens, *where)

@@ -123,8 +123,7 @@ class Follower:
         self.graphs.recordings[int(next(arrays)[0])].follow(next(arrays))
 
     def _begin(self, arrays: Iterator[Ints]) -> None:
-        number, num_tokens = next(arrays).tolist()
-        self.graphs.recordings[number].begin(num_tokens)
+        self.graphs.recordings[int(next(arrays)[0])].begin()
 
     def _finish(self, arrays: Iterator[Ints]) -> None:
         self.graphs.recordings[int(next(arrays)[0])].recording.tail()

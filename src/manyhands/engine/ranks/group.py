@@ -2,7 +2,9 @@
 
 NCCL is told, before the group is made, not to use multicast (NVLS), which is not available everywhere and hangs
 where it only seems so; and that graphs and other launches do not overlap, which makes its recorded sums cheaper:
-all our launches stand in one stream. Values that a user has set are left.
+all our launches stand in one stream, and calls that are not recorded wait for the recordings in front of them
+(`Passes.settle`). Torch is told to take peers' memory anew each time: from its pool, one rank might get memory that
+all know already and another one memory that none knows. Values that a user has set are left.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ _LONGEST = datetime.timedelta(minutes=10)  # that a rank waits for the others in
 _NCCL = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "TORCH_SYMMMEM_IMPLICIT_POOL": "0",
     "NCCL_GRAPH_MIXING_SUPPORT": "0",
 }
 

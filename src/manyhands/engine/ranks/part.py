@@ -50,6 +50,7 @@ def report_of(network: Network, settings: ModelSettings, seconds: float) -> dict
 
 def fingerprint_of_all(executor: LocalExecutor, collectives: Collectives) -> str:
     """The digits of all ranks' weights together. Every rank calls it."""
+    executor.passes.settle()
     own = sums_of(executor.adapter.model)  # by layer
     layers = torch.arange(-1, executor.adapter.num_layers)
     zero = torch.zeros(2, dtype=torch.int64, device=executor.adapter.device)

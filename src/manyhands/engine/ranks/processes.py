@@ -6,7 +6,9 @@ rank 0 alone, and one signal ends them all.
 
 A rank goes when rank 0 goes, however that happens: the standard input of all is one pipe whose other end
 rank 0 holds, and a thread of each waits for its end. When a rank fails it reports why, through its own pipe.
-Prints go to a file without a name, whose last line is quoted where a rank dies without a report.
+Prints go to a file without a name, whose last line is quoted where a rank dies without a report; or to the end of
+the file that MANYHANDS_RANKS_LOG names: there a rank that fails leaves its whole traceback, and one that gets SIGUSR1
+the place where it is.
 
     others = Processes("manyhands.engine.ranks.follower:follow", size=4)
     others.pipes          of ranks 1, 2, 3
@@ -17,6 +19,7 @@ Nothing here imports torch, so all of it is tested in fractions of a second.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import socket
@@ -30,11 +33,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import IO, NoReturn
 
 from manyhands.engine.ranks.channel import Heard
 from manyhands.errors import ManyhandsError, RanksFailed
 
+LOG = "MANYHANDS_RANKS_LOG"
 GRACE = 5.0  # seconds that a rank has for leaving by itself
 _START = 300.0  # seconds until all ranks must have answered
 _TAIL_BYTES = 2000
@@ -51,7 +56,7 @@ class Processes:
         """
         self.size = size
         self._last_words = ""
-        self._printed: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as they live)
+        self._printed: IO[bytes] = _printed()
         pairs = [socket.socketpair() for _ in range(1, size)]
         theirs = [end.fileno() for _, end in pairs]
         self.pipes = [Connection(end.detach()) for end, _ in pairs]
@@ -117,12 +122,19 @@ class Processes:
         self._printed.close()
 
 
+def _printed() -> IO[bytes]:
+    """The file of what they print, open as long as they live."""
+    log = os.environ.get(LOG)
+    return tempfile.TemporaryFile() if log is None else Path(log).open("ab+")
+
+
 # -- in the other ranks ----------------------------------------------------------------------------
 
 
 def main() -> None:
     """The first of the other processes: imports, divides into the ranks, and is rank 1 itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides when to end
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     module, _, function = sys.argv[1].partition(":")
     numbers = [int(number) for number in sys.argv[2:]]
     work: Callable[[Heard], None] = getattr(import_module(module), function)

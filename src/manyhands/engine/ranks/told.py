@@ -89,9 +89,9 @@ class ToldRanks(Together):
         """See `Others.follow`."""
         self.told.tell(Verb.FOLLOW, _one(number), token_ids)
 
-    def begin(self, number: int, num_tokens: int) -> None:
+    def begin(self, number: int) -> None:
         """See `Others.begin`."""
-        self.told.tell(Verb.BEGIN, np.array([number, num_tokens], dtype=np.int64))
+        self.told.tell(Verb.BEGIN, _one(number))
 
     def finish(self, number: int) -> None:
         """See `Others.finish`."""

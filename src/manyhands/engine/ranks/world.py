@@ -7,7 +7,9 @@
 A thread waits for what the others report. When one is lost the world is lost: a sum that waits for that rank is
 given up (gloo sees the closed connection, NCCL is told to abort), the verb that made it raises `RanksFailed`, and
 every later one does. NCCL does not let go of a group while a graph that has recorded its sums is alive, so recordings
-go first (`recorded`). If the device cannot be freed in `LONGEST_END` seconds, the process says why and ends.
+go first (`recorded`). A verb that asks NCCL for another sum while it aborts waits for the end of that, and would keep the
+recordings: after a second they are dropped from beside it. If the device cannot be freed in `LONGEST_END` seconds, the
+process says why and ends.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ from manyhands.errors import ManyhandsError, RanksFailed
 
 LONGEST_END = 3 * GRACE  # seconds from the loss of a rank to the end of this process, at the latest
 _FOLLOW = "manyhands.engine.ranks.follower:follow"
+_PATIENCE = 1.0  # seconds in which a verb that waits for a sum ends by itself when that is given up
 _SETTLED = 0.5  # seconds in which all ranks that end with the first one have said so
 _OTHER_SIDE = ("onnection", "peer", "NCCL")  # in the reason of a rank that only saw another one end
 
@@ -73,7 +76,8 @@ class World:
         self._ends: list[tuple[int, str]] = []  # which ranks ended and how, the first one first
         self._is_ended = False
         self._in_verb = threading.Event()
-        self._giving_up: threading.Thread | None = None
+        self._aborting: threading.Thread | None = None
+        self._has_ended = threading.Event()  # `end` is over
         kind = kind_of_group(device, self.size)
         self._share_processors(kind)
         store = open_store(self.size)
@@ -119,8 +123,11 @@ class World:
                 self.lost = self.lost or str(error)
                 self.end()
                 raise
-            except ManyhandsError:
-                raise
+            except ManyhandsError as error:
+                if self.lost is None:
+                    raise
+                self.end()  # logits that are no numbers, say, of a sum that was given up
+                raise self._failure() from error
             except BaseException as error:
                 reason = self._settled() or f"rank 0 failed: {type(error).__name__}: {error}"
                 self.lost = self.lost or reason
@@ -171,12 +178,13 @@ class World:
             pipe.close()
         if self.processes is not None:
             self.processes.end()
-        if self._giving_up is not None and self._giving_up is not threading.current_thread():
-            self._giving_up.join(GRACE)  # NCCL's abort ends when the recordings are gone
+        if self._aborting is not None:
+            self._aborting.join(GRACE)  # NCCL's abort ends when the recordings are gone
         with suppress(RuntimeError, ValueError):  # torch's, of a group that an abort has taken away
             leave_group()
         if self._threads is not None:
             torch.set_num_threads(self._threads)
+        self._has_ended.set()
 
     # -- learning of an end ------------------------------------------------------------------------
 
@@ -205,28 +213,36 @@ class World:
         self._ends.append((rank, reason))
         if len(self._ends) > 1:
             return
-        self._giving_up = threading.Thread(target=self._give_up, daemon=True)
-        self._giving_up.start()
+        threading.Thread(target=self._give_up, daemon=True).start()
 
     def _give_up(self) -> None:
-        """A rank is gone: free whatever waits for it, in the end by force."""
+        """A rank is gone: free whatever waits for it, in the end by force. Nothing here waits for the device."""
         self.lost = self._settled()
         self._answers.put(None)
         if self.device_type == "cuda":
-            with suppress(RuntimeError, AttributeError):
-                if self.collectives.peers is not None:
-                    self.collectives.peers.give_up()
-            with suppress(RuntimeError, AttributeError):
-                dist.distributed_c10d._abort_process_group()
-        ends = time.monotonic() + LONGEST_END
-        while time.monotonic() < ends:
-            if self._is_ended or not self._in_verb.is_set():
+            self._aborting = threading.Thread(target=self._abort, daemon=True)
+            self._aborting.start()
+        began = time.monotonic()
+        while time.monotonic() < began + LONGEST_END:
+            is_busy = self._in_verb.is_set() or self._is_ended
+            if self._has_ended.is_set() or not is_busy:
                 return
+            if time.monotonic() > began + _PATIENCE:
+                for passes in list(self.recorded):
+                    passes.forget()
             time.sleep(0.05)
         print(f"manyhands: {self.lost}", file=sys.stderr, flush=True)
         if self.processes is not None:
             self.processes.end()
         os._exit(RanksFailed.exit_code)
+
+    def _abort(self) -> None:
+        """Free sums that wait on the device. NCCL's part ends when the recordings are gone."""
+        with suppress(RuntimeError, AttributeError):
+            if self.collectives.peers is not None:
+                self.collectives.peers.give_up()
+        with suppress(RuntimeError, ValueError, AttributeError):
+            dist.distributed_c10d._abort_process_group()
 
     @property
     def device_type(self) -> str:

@@ -1,27 +1,30 @@
 """Sums over ranks in one launch, together with the residual sum and the norm behind them.
 
-Each rank has a buffer and flags that all others can write to (`model/parallel/peers.py`). One program takes
-one token, on every rank:
+Each rank has a buffer that all others can write to (`model/parallel/peers.py`). One program takes one token, on
+every rank:
 
-    push     its row of x into every rank's buffer, then the token's epoch into every rank's flags (release)
-    wait     until the own flags say that all other ranks have pushed (acquire)
+    push     its row of x into every other rank's buffer, each number in a word together with the token's epoch
+    wait     until all words of the own buffer bear this epoch: then the numbers in them are here, too
     sum      the rows in the order of ranks, in float32, rounded once: the same bits on every rank
     join     residual + y, and the norm of that, as `norms.py` makes them
 
-So a row travels once and is read where it lies. NCCL's sum and the launch behind it do the same in two
-launches; nothing here is ordered between tokens, and no barrier of all programs is needed.
+A word is twice as wide as a number (32 bits for those of 16, 64 for those of 32) and is written as a whole. So nothing
+is ordered: neither a fence, which would wait until the other GPU has answered, nor a flag behind it. NCCL's sum and
+the launch behind it do the same in two launches; nothing here is ordered between tokens either.
 
 **Epochs** count, for each token's place, how often it was used. They lie on the device and are counted by the
-kernel itself, so a replayed graph counts on. Odd and even epochs have a half of the buffer each. That is enough:
+kernel itself, so a replayed graph counts on. A word of 32 bits bears the last 16 of an epoch. Odd and even epochs have a
+half of the buffer each: before its time a word bears the epoch two before. That is enough:
 a rank that pushes for epoch e has seen all others push for e - 1, so their launch of e - 2 has ended, and with it
 all reading of that half. The launch must not begin before the one in front has ended: it is never overlapped.
 
-**Patience** bounds the wait, in looks at a flag. A rank that has lost it puts NaN in the place of the sum, which
+**Patience** bounds the wait, in looks at a row. A rank that has lost it puts NaN in the place of the sum, which
 ends the pass with an error, and waits no more (`stop`).
 
     R  ranks      T  tokens      N  width of the residual stream      P  places: the most tokens of a launch
 
-After the one-shot all-reduce of NVIDIA's TensorRT-LLM and vLLM (`custom_all_reduce`); multicast is not used.
+After the protocol of NCCL for short messages (LL), in the place of the fences of NVIDIA's TensorRT-LLM and vLLM
+(`custom_all_reduce`); multicast is not used.
 """
 
 # Kernels are written in Triton's language, which has no types of Python's.
@@ -38,21 +41,20 @@ from torch import Tensor
 
 from manyhands.model.kernels.norms import _rms, _rows
 
-SELDOM = tl.constexpr(64)  # looks at a flag for one at `stop`
-# Looks at a flag, some tens of seconds: another rank may compile a kernel meanwhile.
-PATIENCE = 1 << 26
+SELDOM = tl.constexpr(64)  # looks at a row for one at `stop`
+# Looks at a row, some tens of seconds: another rank may compile a kernel meanwhile.
+PATIENCE = 1 << 25
 
 
 class Meeting(NamedTuple):
     """A rank's means of meeting the others.
 
-    `buffers` and `flags` [R] int64: addresses, on this rank's device, of all ranks' [2, R, P, N] of the dtype
-    and [R, P] int32. `epochs` [P] and `stop` [1] int32 are its own.
+    `buffers` [R] int64: addresses, on this rank's device, of all ranks' words [2, R, P, N], which are zero before
+    the first sum. `epochs` [P] and `stop` [1] int32 are its own.
     """
 
     rank: int
     buffers: Tensor
-    flags: Tensor
     epochs: Tensor
     stop: Tensor
     width: int
@@ -69,9 +71,9 @@ class Meeting(NamedTuple):
 
 
 @triton.jit
-def _at(addresses, rank, DTYPE: tl.constexpr):
+def _at(addresses, rank, WORD: tl.constexpr):
     """The pointer that stands in a list of addresses; all are those of whole pages."""
-    return tl.multiple_of(tl.load(addresses + rank).to(tl.pointer_type(DTYPE)), 16)
+    return tl.multiple_of(tl.load(addresses + rank).to(tl.pointer_type(WORD)), 16)
 
 
 @triton.jit
@@ -83,7 +85,6 @@ def _meet(
     total,
     normed,
     buffers,
-    flags,
     epochs,
     stop,
     N,
@@ -106,53 +107,62 @@ def _meet(
     n = tl.arange(0, BLOCK)
     mask = n < N
     DTYPE: tl.constexpr = x.dtype.element_ty
+    BITS: tl.constexpr = DTYPE.primitive_bitwidth  # of a number, and of the epoch above it
+    WORD: tl.constexpr = tl.int64 if BITS == 32 else tl.int32
+    BARE: tl.constexpr = tl.uint32 if BITS == 32 else tl.uint16
     epoch = tl.load(epochs + row) + 1
     half = (epoch & 1) * RANKS
     wide = row.to(tl.int64)
+    own = tl.load(x + wide * stride + n, mask=mask, other=0.0)
+    mark = epoch.to(WORD) << BITS
     if PUSH:
-        own = tl.load(x + wide * stride + n, mask=mask, other=0.0)
+        words = own.to(BARE, bitcast=True).to(WORD) | mark
         for other in tl.static_range(RANKS):
-            place = ((half + rank) * P + wide) * N
-            tl.store(_at(buffers, other, DTYPE) + place + n, own, mask=mask)
-        tl.debug_barrier()  # all threads have stored before one of them says so
-        for other in tl.static_range(RANKS):
-            flag = _at(flags, other, tl.int32) + rank * P + row
-            tl.atomic_xchg(flag, epoch, sem="release", scope="sys")
+            if other != rank:
+                place = ((half + rank) * P + wide) * N
+                tl.store(_at(buffers, other, WORD) + place + n, words, mask=mask)
     if PULL:
+        # All that needs no other rank is read before the wait.
+        if POST:
+            w_post = tl.load(post + n, mask=mask, other=0.0).to(tl.float32)
+        if RESIDUAL:
+            beside = tl.load(residual + wide * N + n, mask=mask, other=0.0).to(tl.float32)
+        if PRE:
+            w_pre = tl.load(pre + n, mask=mask, other=0.0).to(tl.float32)
+        held = _at(buffers, rank, WORD)
+        wanted = mark >> BITS
         late = 0
-        mine = _at(flags, rank, tl.int32) + row
-        for other in tl.static_range(RANKS):
-            seen = tl.atomic_add(mine + other * P, 0, sem="acquire", scope="sys")
-            looks = 0
-            while (seen - epoch < 0) & (looks < patience):
-                seen = tl.atomic_add(mine + other * P, 0, sem="acquire", scope="sys")
-                looks += 1
-                # A rank that waited in vain once waits no more. Read as one value for the whole program: threads
-                # that saw different ones would part, and meet no more.
-                if looks % SELDOM == 1:  # noqa: SIM102 (`and` would look every time)
-                    if tl.atomic_add(stop, 0, sem="acquire", scope="sys") != 0:
-                        looks = patience
-            if seen - epoch < 0:
-                late = 1
-        if late:
-            tl.store(stop, 1)
-        tl.debug_barrier()  # all threads may read now: one has seen the flags
-        held = _at(buffers, rank, DTYPE)
         v = tl.zeros([BLOCK], tl.float32)
         for other in tl.static_range(RANKS):
-            place = ((half + other) * P + wide) * N
-            v += tl.load(held + place + n, mask=mask, other=0.0).to(tl.float32)
+            if other == rank:
+                v += own.to(tl.float32)
+            else:
+                at = held + ((half + other) * P + wide) * N + n
+                words = tl.load(at, mask=mask, other=0, volatile=True)
+                missing = tl.max((mask & ((words >> BITS) != wanted)).to(tl.int32), axis=0)
+                looks = 0
+                while (missing != 0) & (looks < patience):
+                    words = tl.load(at, mask=mask, other=0, volatile=True)
+                    missing = tl.max((mask & ((words >> BITS) != wanted)).to(tl.int32), axis=0)
+                    looks += 1
+                    # A rank that waited in vain once waits no more. Read as one value for the whole program:
+                    # threads that saw different ones would part, and meet no more.
+                    if looks % SELDOM == 1:  # noqa: SIM102 (`and` would look every time)
+                        if tl.atomic_add(stop, 0, sem="acquire", scope="sys") != 0:
+                            looks = patience
+                if missing != 0:
+                    late = 1
+                v += words.to(BARE).to(DTYPE, bitcast=True).to(tl.float32)
+        if late:
+            tl.store(stop, 1)
         v = tl.where(late != 0, float("nan"), v).to(DTYPE).to(tl.float32)
         v = tl.where(mask, v, 0.0)
         if POST:
-            w_post = tl.load(post + n, mask=mask, other=0.0).to(tl.float32)
             v = _rms(v, w_post, N, eps_post, FORM, DTYPE)
         if RESIDUAL:
-            beside = tl.load(residual + wide * N + n, mask=mask, other=0.0).to(tl.float32)
             v = (v + beside).to(DTYPE).to(tl.float32)
         tl.store(total + wide * N + n, v.to(DTYPE), mask=mask)
         if PRE:
-            w_pre = tl.load(pre + n, mask=mask, other=0.0).to(tl.float32)
             v = _rms(v, w_pre, N, eps_pre, FORM, DTYPE)
             tl.store(normed + wide * N + n, v.to(DTYPE), mask=mask)
         tl.store(epochs + row, epoch)
@@ -193,7 +203,6 @@ def meet(
             total,
             total if normed is None else normed,
             meeting.buffers,
-            meeting.flags,
             meeting.epochs,
             meeting.stop,
             width,

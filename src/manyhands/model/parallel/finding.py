@@ -29,7 +29,6 @@ from manyhands.model.parallel.peers import Peers
 PLACES = 256  # tokens of one sum; wider passes have products that are longer than NCCL's launches
 _TRIES = (1, 3, PLACES, 2, 1)  # tokens of the sums that are compared
 _PATIENCE = 1 << 24  # looks at a flag while it is tried: seconds, as a kernel is compiled first
-_PAGE = 1 << 16  # bytes: flags begin on a page of their own
 _LONGEST_MEETING = datetime.timedelta(seconds=30)  # all ranks come at once; it takes milliseconds
 _KINDS = ("cuda",)  # of devices on which it is tried
 _FAILURES = (
@@ -90,18 +89,13 @@ def _trouble(
     return "" if width * item % 16 == 0 else f"rows of {width} are not aligned"
 
 
-def _flags_at(size: int, width: int, dtype: torch.dtype) -> int:
-    """Where the flags of a rank's memory begin, in bytes; its rows are before them."""
-    row = width * torch.empty(0, dtype=dtype).element_size()
-    return -(-2 * size * PLACES * row // _PAGE) * _PAGE
-
-
 def _taken(size: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory of this rank, uint8, which the others do not know yet. RuntimeError where it cannot be had."""
     from torch.distributed import _symmetric_memory
 
     symmetric: Any = _symmetric_memory
-    num_bytes = _flags_at(size, width, dtype) + 4 * size * PLACES
+    word = 2 * torch.empty(0, dtype=dtype).element_size()
+    num_bytes = 2 * size * PLACES * width * word
     taken: Tensor = symmetric.empty(num_bytes, dtype=torch.uint8, device=device)
     return taken
 
@@ -113,7 +107,7 @@ def _joined(memory: Tensor, collectives: GroupCollectives, width: int, dtype: to
     from manyhands.model.kernels.one_shot import Meeting
 
     symmetric: Any = _symmetric_memory
-    size, rank, device = collectives.size, collectives.rank, memory.device
+    rank, device = collectives.rank, memory.device
     group = dist.group.WORLD if collectives.group is None else collectives.group
     with _bounded(group):
         handle = symmetric.rendezvous(memory, group)
@@ -126,7 +120,6 @@ def _joined(memory: Tensor, collectives: GroupCollectives, width: int, dtype: to
     meeting = Meeting(
         rank,
         buffers,
-        buffers + _flags_at(size, width, dtype),
         torch.zeros(PLACES, dtype=torch.int32, device=device),
         torch.zeros(1, dtype=torch.int32, device=device),
         width,

@@ -7,7 +7,7 @@ to the other GPU and back. With `Peers` a sum is one launch, together with the r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,6 +26,11 @@ class Peers:
         self.meeting = meeting
         self.dtype = dtype
         self._held = held
+        self._beside: tuple[Any, Tensor] | None = None
+        if meeting.stop.is_cuda:
+            # Made ahead: a kernel in the other stream may wait, and then nothing can be allotted or loaded.
+            one = torch.ones(1, dtype=torch.int32).pin_memory()
+            self._beside = torch.cuda.Stream(meeting.stop.device, priority=-1), one
 
     def can_sum(self, x: Tensor) -> bool:
         """Whether x [..., N] is of the right width and dtype, with few enough tokens."""
@@ -44,8 +49,10 @@ class Peers:
 
     def give_up(self) -> None:
         """Wait for nobody from now on, in a launch that runs already too: sums are NaN. From any thread."""
-        with torch.cuda.stream(torch.cuda.Stream(self.meeting.stop.device)):
-            self.meeting.stop.fill_(1)
+        assert self._beside is not None, "only on GPUs do ranks wait for each other's memory"
+        stream, one = self._beside
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            self.meeting.stop.copy_(one, non_blocking=True)  # a transfer: it needs no kernel
 
     def join(
         self, residual: Tensor | None, x: Tensor, post: Norm | None, pre: Norm | None

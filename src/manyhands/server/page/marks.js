@@ -5,10 +5,9 @@
 // above the slider says the same in words, in the order in which the row read its blocks.
 
 import { brief, make, say } from "./text.js";
-import { HAS_HIGHLIGHTS, colourOf, wordsIn, wordsOf } from "./stage.js";
+import { HAS_HIGHLIGHTS, NUM_COLOURS, colourOf, wordsIn, wordsOf } from "./stage.js";
 import { pieceAt, seenBy, spanOf } from "./seen.js";
 
-const COLOURS = 8;
 const PLUMBING = new Set(["others' header", "own header", "more to come", "between", "prompt"]);
 
 export class Marks {
@@ -179,12 +178,12 @@ function pointed(x, y) {
 }
 
 function paint(run, at, seen) {
-  const ranges = Array.from({ length: COLOURS }, () => []);
+  const ranges = Array.from({ length: NUM_COLOURS }, () => []);
   for (const [step, spans] of seen?.spans ?? []) {
     for (const words of wordsOf(step)) {
       for (const [start, end] of spans) {
         const range = words.range(start, end);
-        if (range) ranges[(step.worker ?? 0) % COLOURS].push(range);
+        if (range) ranges[(step.worker ?? 0) % NUM_COLOURS].push(range);
       }
     }
   }

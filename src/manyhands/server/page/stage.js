@@ -14,7 +14,7 @@ import { textAt } from "./run.js";
 const LONGEST_DESK = 4000; // characters of a step that is written
 const LONGEST_STEP = 2400; // of a finished one, until more is asked for
 const MOST_FOLDS = 6; // finished steps that a desk has a line of
-const NUM_COLOURS = 8;
+export const NUM_COLOURS = 12; // a team of eight, and those who join it
 const NARROWEST = 150; // pixels of a branch beside others
 const NARROWEST_OF = { few: 190, many: 165, crowd: 135 }; // pixels of a desk
 
@@ -262,7 +262,7 @@ class Columns {
   /** As many in a row as fit, in rows of like length: five are three and two, not four and one. */
   spread() {
     const count = Math.max(1, this.columns.length);
-    const size = count > 24 ? "crowd" : count > 8 ? "many" : "few";
+    const size = count > 24 ? "crowd" : count > 12 ? "many" : "few";
     const fitting = Math.max(1, Math.min(count, Math.floor(this.width / NARROWEST_OF[size])));
     const rows = Math.ceil(count / fitting);
     this.element.dataset.size = size;
@@ -532,6 +532,7 @@ export class Stage {
     this.ending = new Ending(run);
     this.problem = make("p", { class: "words problem-words", dir: "auto" }, visible(run.begin.problem ?? ""));
     this.problemPanel = make("section", { class: "problem panel", "aria-labelledby": "problem" }, make("h2", { id: "problem" }, "Problem"), make("div", { class: "scroller", tabindex: "0", role: "group", "aria-labelledby": "problem" }, this.problem));
+    if (run.begin.warning) this.problemPanel.append(make("p", { class: "warning", dir: "auto" }, visible(run.begin.warning)));
     const options = { keepsAll: false, say: tell };
     this.sections = []; // of one line: {kind, of, part}
     dimmed?.clear();

@@ -4,11 +4,13 @@ import { brief, counted, drawn, make, say } from "./text.js";
 import { Refused, ask } from "./source.js";
 
 const LIST = "Solve these problems and box the answers in order, separated by commas:\n";
+// Each with a team that suits its length.
 const BUNDLED_PROBLEMS = [
-  LIST + "1. 84 + 29 - 38\n2. 17 + 60 + 5 - 31\n3. 93 - 46 + 12\n4. 25 + 25 + 25 + 25\n5. 71 - 8 - 9",
-  LIST + "1. Musa packed 3 boxes with 9 postcards each. Later 3 of the postcards were lost. How many postcards remain?\n2. 35 + 76 + 41 + 3 + 84 + 57\n3. A bus was carrying 74 people. At the market, 3 people got off and 35 got on. How many people were then on the bus?\n4. Leila reads 12 pages every day for 5 days. The book has 177 pages. How many pages are left?",
-  LIST + "1. 98 - 6 - 66 - 13 - 8 - 5\n2. 65 + 37 + 97 + 80\n3. 69 + 40 + 94 + 88 - 61\n4. 46 - 21 + 71\n5. 57 - 4 + 12 - 1 - 43 + 94\n6. 91 + 25 + 31 + 70 - 12",
-  LIST + "1. In the garden there are 4 rows of 7 red flowers and 9 rows of 12 white flowers. How many flowers are in the garden?\n2. 34 + 25 - 35 - 13 + 30 + 67\n3. Yara has 28 puzzles. After giving 12 of them to Anya, how many puzzles does Yara have left?\n4. Musa caught 70 fish and Olga caught 40 fewer than Musa. How many fish did they catch together?",
+  { workers: 4, problem: LIST + "1. 84 + 29 - 38\n2. 17 + 60 + 5 - 31\n3. 93 - 46 + 12\n4. 25 + 25 + 25 + 25\n5. 71 - 8 - 9" },
+  { workers: 8, problem: LIST + "1. 48 - 29 + 46 - 5\n2. 214 - 79 - 83\n3. 86 + 89 - 294 + 99\n4. 5 - 7\n5. 371 + 26\n6. 846 - 930 + 55\n7. 67 - 32 + 915\n8. 41 + 31 - 79 + 49 + 18\n9. 467 + 93 - 10\n10. 90 + 41 - 252\n11. 33 + 528 - 60 + 28\n12. 39 - 29 - 21 + 82" },
+  { workers: 4, problem: LIST + "1. Musa packed 3 boxes with 9 postcards each. Later 3 of the postcards were lost. How many postcards remain?\n2. 35 + 76 + 41 + 3 + 84 + 57\n3. A bus was carrying 74 people. At the market, 3 people got off and 35 got on. How many people were then on the bus?\n4. Leila reads 12 pages every day for 5 days. The book has 177 pages. How many pages are left?" },
+  { workers: 6, problem: LIST + "1. 98 - 6 - 66 - 13 - 8 - 5\n2. 65 + 37 + 97 + 80\n3. 69 + 40 + 94 + 88 - 61\n4. 46 - 21 + 71\n5. 57 - 4 + 12 - 1 - 43 + 94\n6. 91 + 25 + 31 + 70 - 12" },
+  { workers: 4, problem: LIST + "1. In the garden there are 4 rows of 7 red flowers and 9 rows of 12 white flowers. How many flowers are in the garden?\n2. 34 + 25 - 35 - 13 + 30 + 67\n3. Yara has 28 puzzles. After giving 12 of them to Anya, how many puzzles does Yara have left?\n4. Musa caught 70 fish and Olga caught 40 fewer than Musa. How many fish did they catch together?" },
 ];
 const PROBLEMS = [
   "Find all integers n between 1 and 60 for which n² + n + 41 is not a prime. Check each candidate by factoring, and give their number in \\boxed{}.",
@@ -35,14 +37,15 @@ const PROFILES = [
   ["parallel-r1-seen", "Parallel-R1, seen"],
   ["threadweaver", "ThreadWeaver"],
 ];
-const MOST_BUNDLED = 4; // workers that the bundled model was trained with
+const MOST_BUNDLED = 8; // workers that the bundled model was trained with
 const USUAL_BUDGET = 2048;
 
 export class Start {
   /** `show(id)` goes to a run. */
   constructor(show) {
     this.show = show;
-    this.turn = 0;
+    this.shown = 0; // of the problems
+    this.team = undefined; // workers that suit the problem that is offered
     this.isBundled = false;
     this.problem = make("textarea", { name: "problem", id: "new-problem", rows: "7", required: true, spellcheck: "false", dir: "auto" });
     this.problem.addEventListener("input", () => (this.isOwn = true));
@@ -111,10 +114,18 @@ export class Start {
 
   /** A good problem to try. */
   offer(step) {
-    const problems = this.isBundled ? BUNDLED_PROBLEMS : PROBLEMS;
-    this.turn = (this.turn + step) % problems.length;
-    this.problem.value = problems[this.turn];
+    const problems = this.isBundled ? BUNDLED_PROBLEMS : PROBLEMS.map((problem) => ({ problem }));
+    this.shown = (this.shown + step) % problems.length;
+    const { problem, workers } = problems[this.shown];
+    [this.problem.value, this.team] = [problem, workers];
     this.isOwn = false;
+    if (this.method.name === "hogwild") this.workers.value = String(this.usual);
+  }
+
+  /** Workers of the method, if nothing else is said; a team has those that suit the problem that is offered. */
+  get usual() {
+    const { method } = this;
+    return (method.name === "hogwild" && this.team) || (method.workers?.[1] ?? 1);
   }
 
   get method() {
@@ -133,12 +144,12 @@ export class Start {
     const { method } = this;
     this.workers.parentElement.hidden = Boolean(method.isTrained);
     this.profilePart.hidden = !method.isTrained;
-    const [least, usual, most] = method.workers ?? [1, 1, 1];
+    const [least, , most] = method.workers ?? [1, 1, 1];
     this.workers.disabled = !method.workers;
     const largest = this.isBundled && method.name === "hogwild" ? MOST_BUNDLED : most;
     this.workers.min = String(least);
     this.workers.max = String(largest);
-    if (this.fitted !== method) this.workers.value = String(usual);
+    if (this.fitted !== method) this.workers.value = String(this.usual);
     else if (Number(this.workers.value) > largest) this.workers.value = String(largest);
     this.fitted = method;
     say(this.workersLabel, method.name === "skeleton" ? "Workers (0: one for each point)" : "Workers");

@@ -8,6 +8,8 @@ two ways to part them, and known stories can be told a little differently (`rewo
                       a third of the things are unseen, and no story has anything of both sides
     fresh             templates of their own (`templates/fresh.py`), with the names and things that are unseen:
                       nothing that is taught was made or chosen with a look at them
+    composed, domains for training: taught templates, and mostly stories that are put together of sentences; `domains` has
+                      frames that go with many domains beside them
     varied            for training: known templates, many with a changed word, and composed stories; people
                       with known names, or with names made of syllables
     changed, renamed  for exams: known templates with a word changed that training never puts there, and
@@ -23,7 +25,7 @@ from typing import Literal, NamedTuple
 
 from manyhands.tasks.arithmetic.problem import Problem
 from manyhands.tasks.arithmetic.reworded import UNSEEN_WORDS, reworded
-from manyhands.tasks.arithmetic.templates.composed import composed
+from manyhands.tasks.arithmetic.templates.composed import DOMAINS, KINDS, composed
 from manyhands.tasks.arithmetic.templates.fresh import FRESH
 from manyhands.tasks.arithmetic.templates.nouns import NAMES, THINGS
 from manyhands.tasks.arithmetic.templates.one_step import ONE_STEP
@@ -35,9 +37,22 @@ from manyhands.tasks.needles import made_up_names
 _TEMPLATES: tuple[Template, ...] = (*ONE_STEP, *TWO_STEPS, *THREE_STEPS)
 
 Stories = Literal[
-    "known", "held-out", "taught", "composed", "unseen", "fresh", "varied", "changed", "renamed"
+    "known",
+    "held-out",
+    "taught",
+    "composed",
+    "domains",
+    "unseen",
+    "fresh",
+    "varied",
+    "changed",
+    "renamed",
 ]
 COMPOSED = 0.75  # of the stories that are mostly composed
+_DOMAINS, _NOT_TAUGHT = (
+    0.55,
+    0.85,
+)  # of stories of many domains: these, and these or composed as before
 _VARIED_COMPOSED, _VARIED_WORDS, _VARIED_NAMES = 0.3, 0.5, 0.5  # of varied ones
 WORD = re.compile(r"[A-Za-z]+")
 
@@ -69,7 +84,7 @@ def is_known_story(text: str) -> bool:
 def word_problem(rng: Random, stories: Stories = "known") -> Problem:
     """A fresh problem of one to three steps; every template is equally likely.
 
-    Of `composed` ones most are put together of sentences (`templates/composed.py`), the others are taught.
+    Of `composed` ones and of `domains` most are put together of sentences (`templates/composed/`), the others are taught.
     """
     if stories == "varied":
         return _varied(rng)
@@ -78,6 +93,8 @@ def word_problem(rng: Random, stories: Stories = "known") -> Problem:
     if stories == "renamed":
         names = made_up_names(rng, len(PEOPLE), held_out=True)
         return rng.choice(_named()).problem(rng, names)
+    if stories == "domains":
+        return _of_domains(rng)
     told = _told("taught" if stories == "composed" else stories)
     if stories == "composed" and rng.random() < COMPOSED:
         return composed(rng, told.names, told.things)
@@ -94,6 +111,13 @@ def _varied(rng: Random) -> Problem:
     if rng.random() < _VARIED_WORDS:
         template = reworded(rng, template, unseen=False)
     return template.problem(rng, names)
+
+
+def _of_domains(rng: Random) -> Problem:
+    told, roll = _told("taught"), rng.random()
+    if roll < _NOT_TAUGHT:
+        return composed(rng, told.names, told.things, DOMAINS if roll < _DOMAINS else KINDS)
+    return rng.choice(told.templates).problem(rng, told.names, told.things)
 
 
 @cache

@@ -9,6 +9,7 @@ with any.
     comparing.py    two numbers of which one is told by the other:       14, and 14 + 5; both together
     grouping.py     two groups of products; groups of a sum:             4 * 9 + 3 * 6;  (4 + 3) * 6
     spending.py     what is taken, a product at a time, from a store:    120 - 4 * 9
+    domains.py      all of these once more, in frames that go with many domains; a set of kinds of its own
 
 Nothing here is taken from the templates that are unseen or fresh (`words.py`), and a test looks that no composed
 story is told by one of them.
@@ -28,6 +29,14 @@ from manyhands.tasks.arithmetic.templates.composed.comparing import (
     compares_three,
     compares_times,
 )
+from manyhands.tasks.arithmetic.templates.composed.domains import (
+    counted,
+    divided,
+    measured,
+    priced,
+    rated,
+    worked,
+)
 from manyhands.tasks.arithmetic.templates.composed.grouping import (
     groups_of_a_sum,
     two_groups,
@@ -37,8 +46,9 @@ from manyhands.tasks.arithmetic.templates.composed.spending import spends, takes
 from manyhands.tasks.arithmetic.templates.composed.telling import Telling
 
 MOST_STEPS = 3
+Kinds = tuple[tuple[Callable[[Telling], None], int], ...]
 # Each kind and how often it is drawn, beside the others.
-KINDS: tuple[tuple[Callable[[Telling], None], int], ...] = (
+KINDS: Kinds = (
     (changes, 8),
     (differs, 2),
     (three_numbers, 2),
@@ -54,13 +64,24 @@ KINDS: tuple[tuple[Callable[[Telling], None], int], ...] = (
     (takes, 3),
 )
 
+DOMAINS: Kinds = (
+    (counted, 5),
+    (rated, 4),
+    (worked, 3),
+    (measured, 4),
+    (divided, 3),
+    (priced, 3),
+)
 
-def composed(rng: Random, names: Sequence[str], things: Sequence[str]) -> Problem:
-    """A fresh story of one to three steps, told of these people and things.
+
+def composed(
+    rng: Random, names: Sequence[str], things: Sequence[str], kinds_of: Kinds = KINDS
+) -> Problem:
+    """A fresh story of one to three steps, told of these people and things; `kinds_of`: `KINDS` or `DOMAINS`.
 
     Stories whose numbers leave the small world are drawn again, so every result is 1 to `LARGEST_RESULT`.
     """
-    kinds, weights = zip(*KINDS, strict=True)
+    kinds, weights = zip(*kinds_of, strict=True)
     kind = rng.choices(kinds, weights)[0]
     while True:
         who, friend, third = rng.sample(names, 3)

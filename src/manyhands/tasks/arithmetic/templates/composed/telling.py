@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -11,6 +12,8 @@ _OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
 }
+
+_FIRST_LETTER = re.compile(r"(?:^|(?<=\. ))[a-z]")
 
 
 @dataclass
@@ -27,9 +30,9 @@ class Telling:
     value: int = 0
 
     def say(self, wordings: Sequence[str], **gaps: object) -> None:
-        """One of these sentences, drawn; its first letter becomes large."""
+        """One of these, drawn; the first letter of each of its sentences becomes large."""
         told = self.worded(wordings, **gaps)
-        self.sentences.append(told[0].upper() + told[1:])
+        self.sentences.append(_FIRST_LETTER.sub(lambda found: found[0].upper(), told))
 
     def worded(self, wordings: Sequence[str], **gaps: object) -> str:
         """One of these, with its gaps filled."""

@@ -1,0 +1,141 @@
+"""One sum over the ranks of a model: microseconds in a recorded graph, through peers' memory and by NCCL.
+
+    python -m benchmarks.sums --ranks 2
+    NCCL_GRAPH_MIXING_SUPPORT=1 python -m benchmarks.sums --ranks 2
+
+A graph of 64 sums, each followed by the residual sum and norm that stand behind it in a network: `_meet` is one launch,
+NCCL's sum and `norms.join` are two. First both must give the same bits, one sum after another. `us` is of one sum with
+what follows it; `alone_us` of NCCL's sum without.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.results import Clock, Results, parser
+from manyhands.engine.ranks.channel import Heard, Verb, text_of
+from manyhands.engine.ranks.group import join_group, leave_group
+from manyhands.engine.ranks.world import World
+from manyhands.model.parallel.collectives import GroupCollectives
+from manyhands.model.parallel.finding import find_peers
+
+WIDTHS, TOKENS, SUMS, REPLAYS = (5120, 4096), (1, 4, 16, 64, 256), 64, 30
+_WORK = "benchmarks.sums:follow"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """See the module."""
+    options = parser(__doc__, 1)
+    options.add_argument("--ranks", type=int, default=2)
+    arguments = options.parse_args(argv)
+    clock = Clock(arguments.minutes)
+    results = Results("ranks_sums", arguments, clock)
+    results.put(graph_mixing=os.environ.get("NCCL_GRAPH_MIXING_SUPPORT", "0"))
+    world = World.start(arguments.ranks, arguments.device, work=_WORK)
+    clock.say(f"{arguments.ranks} ranks have started in {world.seconds_starting:.1f} s")
+    try:
+        with world.whole():
+            measure(world.collectives, world.device, results.add)
+    finally:
+        world.end()
+
+
+def follow(heard: Heard) -> None:
+    """Another rank: the same calls."""
+    verb, arrays = heard.next()
+    assert verb == Verb.JOIN, "rank 0 begins with it"
+    kind, port = text_of(next(arrays)), int(next(arrays)[0])
+    device, collectives = join_group(kind, port, heard.rank, heard.size)
+    measure(collectives, device, lambda kind, **line: None)
+    assert heard.next()[0] == Verb.END
+    leave_group()
+
+
+def measure(collectives: GroupCollectives, device: torch.device, add: Callable[..., None]) -> None:
+    """All lines; every rank calls it."""
+    for width in WIDTHS:
+        collectives.forget_peers()
+        find_peers(collectives, width, torch.bfloat16, device)
+        add("peers", width=width, about=collectives.about_peers)
+        for tokens in TOKENS:
+            rows = _Rows(collectives, width, tokens, device)
+            kinds = {"nccl": rows.by_group}
+            if collectives.peers is not None:
+                kinds["peers"] = rows.by_peers
+                add("same", width=width, tokens=tokens, rounds=SUMS, same=rows.agree())
+            for kind, make in kinds.items():
+                add("sums", width=width, tokens=tokens, by=kind, us=_timed(make, device))
+            alone = _timed(lambda rows=rows: collectives.sum(rows.x), device)  # type: ignore[misc]
+            add("alone", width=width, tokens=tokens, us=alone)
+    collectives.forget_peers()
+
+
+class _Rows:
+    """Rows as they stand behind an output projection, and the residual stream that they join."""
+
+    def __init__(
+        self, collectives: GroupCollectives, width: int, tokens: int, device: torch.device
+    ) -> None:
+        numbers = torch.Generator(device).manual_seed(collectives.rank)
+
+        def some(*size: int) -> Tensor:
+            return torch.randn(*size, generator=numbers, device=device).to(torch.bfloat16)
+
+        self.collectives = collectives
+        self.x, self.weight = some(tokens, width), torch.ones_like(some(width))
+        self.residual = torch.zeros_like(self.x)
+
+    def by_group(self) -> tuple[Any, Any]:
+        """NCCL's sum, and the launch behind it."""
+        from manyhands.model.kernels.norms import join
+
+        x = self.collectives.sum(self.x)  # in place
+        return join(self.residual, x, None, (self.weight, 1e-6), 0)
+
+    def by_peers(self) -> tuple[Any, Any]:
+        """The same in one launch."""
+        from manyhands.model.kernels.one_shot import meet
+
+        assert self.collectives.peers is not None
+        meeting = self.collectives.peers.meeting
+        return meet(meeting, self.residual, self.x, None, (self.weight, 1e-6), 0)
+
+    def agree(self) -> bool:
+        """Whether both give the same bits, over and over, with other numbers each time."""
+        same = True
+        for _ in range(SUMS):
+            self.x = torch.randn_like(self.x)
+            pairs = zip(self.by_peers(), self.by_group(), strict=True)  # in this order
+            same &= all(torch.equal(ours, theirs) for ours, theirs in pairs)
+        return same
+
+
+def _timed(make: Callable[[], object], device: torch.device) -> float:
+    """Microseconds of one of many in a graph: the median of its replays."""
+    side = torch.cuda.Stream(device)
+    with torch.cuda.stream(side):
+        make()
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(SUMS):
+            make()
+    spent = []
+    for _ in range(REPLAYS):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        graph.replay()
+        ended.record()
+        torch.cuda.synchronize(device)
+        spent.append(1e3 * began.elapsed_time(ended) / SUMS)
+    return round(float(statistics.median(spent[REPLAYS // 3 :])), 3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""States of texts, in integers: which slot holds the state of which text, for networks that keep one.
+
+Linear layers fold a text into one state of a fixed size (`model/recurrent.py`). It depends on every token and on their
+order, so each block has one text before it for good, and the state behind a block is that of a whole text:
+
+    view [prompt, own]      the state behind `own` is that of the text prompt + own
+    a fork                  begins with the state behind the last block before it that has tokens
+
+A state is known by its block and by how many tokens that has. A pass reads it from one slot and leaves the new one in
+another; then the block has both, for two lengths. If the pass fails, the block is as long as before, and the older state
+is its own again; if it succeeds, the newer one is. So nothing is kept or taken back here, and an interrupt changes
+nothing. Which slots are free follows from the blocks that live: there is no list of them that could be wrong.
+
+Slot 0 is the empty text. Slots of blocks that are kept for others (`Keeper`) are free as soon as they are needed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from manyhands.cache.block import Block
+from manyhands.cache.journal import Journal
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.errors import InvalidRequest, OutOfMemory
+
+EMPTY = 0  # the slot of the empty text
+_HINT = "Ask for a method that only forks; docs/models.md names them. Or take a network without such layers."
+
+
+@dataclass(frozen=True)
+class RowStates:
+    """The states of one pass: where each row's comes from, and where the new one is left.
+
+    Row r is fed the tokens `row_indptr[r]` .. `row_indptr[r + 1]`: packed tokens, or with `tokens` those of these packed
+    indices. A source may be named by several rows, and may be the target of another row, whose tokens then come first
+    (`waves`). A target is named once. Raises `ValueError` otherwise.
+    """
+
+    row_indptr: tuple[int, ...]  # R + 1
+    sources: tuple[int, ...]  # R slots; `EMPTY` for a row whose text begins with this feed
+    targets: tuple[int, ...]  # R slots
+    tokens: tuple[int, ...] | None = None  # T packed indices, row by row; None: as they are packed
+
+    def __post_init__(self) -> None:
+        rows = len(self.row_indptr) - 1
+        if not rows == len(self.sources) == len(self.targets):
+            raise ValueError(
+                f"{rows} rows have {len(self.sources)} sources and {len(self.targets)} targets; one each is expected"
+            )
+        if any(
+            end <= begin for begin, end in zip(self.row_indptr, self.row_indptr[1:], strict=False)
+        ):
+            raise ValueError(
+                f"a row is fed nothing (row_indptr {list(self.row_indptr)}); leave it out"
+            )
+        if len(set(self.targets)) < rows:
+            raise ValueError(
+                f"two rows leave their state in one slot (targets {list(self.targets)})"
+            )
+        if EMPTY in self.targets:
+            raise ValueError(f"slots [{EMPTY}] are read in this pass, and cannot be targets in it")
+        self.waves()
+
+    def waves(self) -> list[dict[int, list[int]]]:
+        """Rows in the order in which they can be made, each wave by how many tokens its rows are fed."""
+        maker = {slot: row for row, slot in enumerate(self.targets)}
+        depths: dict[int, int] = {}
+        for row in range(len(self.targets)):
+            chain = [row]
+            while chain[-1] not in depths:
+                before = maker.get(self.sources[chain[-1]])
+                if before in chain:
+                    slots = sorted(self.sources[each] for each in chain[chain.index(before) :])
+                    raise ValueError(
+                        f"slots {slots} are read in this pass, and cannot be targets in it"
+                    )
+                if before is None:
+                    depths[chain[-1]] = 0
+                else:
+                    chain.append(before)
+            for each in reversed(chain[:-1]):
+                depths[each] = depths[maker[self.sources[each]]] + 1
+        waves: list[dict[int, list[int]]] = [
+            {} for _ in range(max(depths.values(), default=-1) + 1)
+        ]
+        for row, depth in sorted(depths.items()):
+            size = self.row_indptr[row + 1] - self.row_indptr[row]
+            waves[depth].setdefault(size, []).append(row)
+        return waves
+
+    @property
+    def num_slots(self) -> int:
+        """The highest slot that is named."""
+        return max((*self.sources, *self.targets))
+
+    def tokens_of(self, row: int) -> Sequence[int]:
+        """The packed indices of a row's tokens."""
+        first, last = self.row_indptr[row], self.row_indptr[row + 1]
+        return range(first, last) if self.tokens is None else self.tokens[first:last]
+
+
+@dataclass(eq=False)
+class _Text:
+    """The text that ends with a block: what stands before the block, and the states behind it."""
+
+    start: int | None  # tokens before the block; None: not known yet
+    before: (
+        int | None
+    )  # name of the last block before it that has tokens; 0: there is none; None: not known yet
+    name: int
+    slots: dict[int, int] = field(default_factory=dict)  # by how many tokens the block has
+    view: weakref.ref[View] | None = None  # the last view of the row that writes it
+
+    def is_behind(self, start: int, before: int) -> bool:
+        """Whether this is what stands before the block in some view."""
+        if self.before is None and self.start in (start, None):
+            self.start, self.before = start, before
+        return (self.start, self.before) == (start, before)
+
+
+class StateBook:
+    """The texts of all living blocks, and in which of `num_slots` slots their states lie."""
+
+    def __init__(self, num_slots: int, let_go: Callable[[], bool] = lambda: False) -> None:
+        """`let_go` drops a block that is only kept for others, where there is one: False if not."""
+        self.num_slots = num_slots
+        self._let_go = let_go
+        self._texts: dict[weakref.ref[Block], _Text] = {}
+        self._names = count(1)
+
+    @property
+    def num_free(self) -> int:
+        """Slots that no living block has."""
+        return self.num_slots - len(self._used())
+
+    def take(self, step: Step, before_step: Callable[[Block], int]) -> RowStates:
+        """Sources and targets for a pass that feeds this step.
+
+        `before_step` says how many tokens a block had before the step, of which this pass may feed a later part: a step
+        that fails as a whole goes back to there. Raises InvalidRequest for a block that is read behind another text than
+        the one before it, or whose state is gone, and OutOfMemory where slots do not suffice.
+        """
+        self._tidy(before_step)
+        growth = {row.view.own: len(row.feed) for row in step.rows}
+        texts = [self._check(row, growth) for row in step.rows]
+        targets = dict(zip(growth, self.free_slots(len(growth)), strict=True))
+        sources = [self._source(row, growth, targets) for row in step.rows]
+        for row, text in zip(step.rows, texts, strict=True):
+            own = row.view.own
+            text.slots = {**text.slots, own.num_tokens + len(row.feed): targets[own]}
+            text.view = weakref.ref(row.view)
+        ends = [0]
+        for row in step.rows:
+            ends.append(ends[-1] + len(row.feed))
+        return RowStates(
+            tuple(ends), tuple(sources), tuple(targets[row.view.own] for row in step.rows)
+        )
+
+    def slot(self, block: Block) -> int | None:
+        """Where the state behind a block lies; None if it is not held."""
+        text = self._texts.get(weakref.ref(block))
+        return None if text is None else text.slots.get(block.num_tokens)
+
+    def divided(self, block: Block, tail: Block) -> None:
+        """`tail` is the last part of a block: the state behind one is that behind the other."""
+        text = self._texts.get(weakref.ref(block))
+        if text is not None:
+            slot = text.slots.get(block.num_tokens)
+            slots = {} if slot is None else {tail.num_tokens: slot}
+            start = text.start
+            if start is not None:
+                start += block.num_tokens - tail.num_tokens
+            self._texts[weakref.ref(tail)] = _Text(start, None, text.name, slots)
+
+    def start(self, block: Block) -> int | None:
+        """How many tokens stand before a block; None if that is not known."""
+        text = self._texts.get(weakref.ref(block))
+        return None if text is None else text.start
+
+    def hold(self, block: Block, slot: int, start: int | None = None) -> None:
+        """The state behind a block lies in this slot, where another pass has left it. `start`: see `start`."""
+        known = self._texts.get(weakref.ref(block))
+        text = _Text(start, None, next(self._names)) if known is None else known
+        text.slots = {block.num_tokens: slot}
+        self._texts[weakref.ref(block)] = text
+
+    def evict(self, blocks: Iterable[Block], journal: Journal) -> None:
+        """Free the slots of these blocks; what stands before each stays known."""
+        for block in blocks:
+            if (text := self._texts.get(weakref.ref(block))) is not None:
+                journal.keep(text, "slots")
+                text.slots = {}
+
+    def make_room(self, num_slots: int) -> bool:
+        """Have so many slots free, with the help of the keepers. False if it cannot be."""
+        while self.num_free < num_slots:
+            if not self._let_go():
+                return False
+        return True
+
+    def free_slots(self, wanted: int) -> list[int]:
+        """So many slots that no block has. Raises OutOfMemory where there are fewer."""
+        if not self.make_room(wanted):
+            raise OutOfMemory(
+                f"{wanted} more states are needed, and {self.num_free} of {self.num_slots} are free",
+                hint="Give the engine more states (--states), or run fewer strategies at once.",
+            )
+        used = self._used()
+        free = (slot for slot in range(1, self.num_slots + 1) if slot not in used)
+        return [next(free) for _ in range(wanted)]
+
+    def _tidy(self, before_step: Callable[[Block], int]) -> None:
+        """Forget what was gone before: blocks, and states of lengths that no block has or can go back to."""
+        texts = {}
+        for reference, text in self._texts.items():
+            if (block := reference()) is None or not block.num_tokens:
+                continue
+            texts[reference] = text
+            if len(text.slots) > 1 or block.num_tokens not in text.slots:
+                sizes = (block.num_tokens, before_step(block))
+                text.slots = {n: slot for n, slot in text.slots.items() if n in sizes}
+        self._texts = texts
+
+    def _used(self) -> set[int]:
+        alive = (text for reference, text in self._texts.items() if reference() is not None)
+        return {slot for text in alive for slot in text.slots.values()}
+
+    def _check(self, row: Row, growth: Mapping[Block, int]) -> _Text:
+        """The text of a row's own block. A view that was walked is held against the length before that block alone."""
+        view, own = row.view, row.view.own
+        text = self._texts.get(weakref.ref(own))
+        if text is not None and text.view is not None and text.view() is view:
+            start = sum(b.num_tokens + growth.get(b, 0) for b in view.blocks[:-1])
+            if start != text.start:
+                raise _reordered(own)
+            return text
+        self._walk(view, growth)
+        return self._texts[weakref.ref(own)]
+
+    def _walk(self, view: View, growth: Mapping[Block, int]) -> None:
+        """Hold every block of a view against the text before it, or note that where the block is new."""
+        if view.beside_others:
+            raise _reordered(view.beside_others[0])
+        start = before = 0
+        for block in view.blocks:
+            size = block.num_tokens + growth.get(block, 0)
+            if not size:
+                continue
+            text = self._texts.get(weakref.ref(block))
+            if text is None:
+                text = self._texts[weakref.ref(block)] = _Text(start, before, next(self._names))
+            elif not text.is_behind(start, before):
+                raise _reordered(block)
+            start, before = start + size, text.name
+
+    def _source(self, row: Row, growth: Mapping[Block, int], targets: Mapping[Block, int]) -> int:
+        own = row.view.own
+        if own.num_tokens:
+            return self._held(own)
+        for block in reversed(row.view.blocks[:-1]):
+            if block in growth:
+                return targets[block]
+            if block.num_tokens:
+                return self._held(block)
+        return EMPTY
+
+    def _held(self, block: Block) -> int:
+        slot = self.slot(block)
+        if slot is None:
+            raise InvalidRequest(
+                f"the state behind token {block.num_tokens} of the block {block.name!r} is not held: this network "
+                "folds a text into one state, and that is kept where a feed has ended",
+                hint="Feed the text anew in a fresh block.",
+            )
+        return slot
+
+
+def _reordered(block: Block) -> InvalidRequest:
+    return InvalidRequest(
+        f"the block {block.name!r} is read behind another text than the one that it was written behind, and this "
+        "network folds a text into one state, which depends on the order of all its tokens",
+        hint=_HINT,
+    )

@@ -1,0 +1,120 @@
+"""Entries of a config.json, judged before a library builds something of them.
+
+A configuration is somebody else's file. A library that reads a wrong entry speaks of its own insides, or does what the
+entry says: a list of a billion layers. So entries are looked at twice, as they are written and as they were understood,
+and each that no network can have is named, with what is expected in its place.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from manyhands.errors import ModelNotFound, UnsupportedModel
+from manyhands.hub import file_of
+from manyhands.model.families import values_of
+
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+)
+_LARGEST = 1 << 31
+# Of these each is a module of its own, laid out in about a millisecond: the deepest published networks have hundreds.
+_COUNTS = (
+    "num_hidden_layers",
+    "num_layers",
+    "n_layer",
+    "n_layers",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+)
+_MOST_MODULES = 4096
+_POSITIVE = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+REPAIR = "download config.json again, or repair it"
+
+
+def check_sizes(name: str, config: Any) -> None:
+    """Raise UnsupportedModel where a number of the configuration can be none of a network."""
+    sizes = [(field, size) for field in _SIZES for size in values_of(config, field)]
+    for field, size in sizes:
+        is_number = isinstance(size, int) and not isinstance(size, bool)
+        if size is not None and not (is_number and 1 <= size <= _LARGEST):
+            raise UnsupportedModel(
+                f"the configuration of {name!r} cannot be used: {field} is {size!r}; expected 1 to "
+                f"{_LARGEST:,}",
+                hint=REPAIR,
+            )
+    entry = getattr(config, "quantization_config", None)
+    if entry is not None and not (isinstance(entry, dict) or hasattr(entry, "to_dict")):
+        raise UnsupportedModel(
+            f"the configuration of {name!r} cannot be used: quantization_config is {entry!r}; expected "
+            f"a table",
+            hint=REPAIR,
+        )
+
+
+def check_written(name: str) -> dict[str, Any]:
+    """Raise UnsupportedModel where config.json has entries of a kind that none can have; returns what it says.
+
+    The library that reads it next would speak of its own insides, or lay out a billion layers. Empty where
+    there is no such table: what reads it next says so.
+    """
+    try:
+        path = file_of(name, "config.json")
+        if path is None:
+            return {}
+        written = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, ModelNotFound):
+        return {}
+    if not isinstance(written, dict):
+        raise UnsupportedModel(
+            f"the configuration of {name!r} cannot be used: it is a {type(written).__name__}; expected a table",
+            hint=REPAIR,
+        )
+    for field, value, expected in _odd_entries(written):
+        raise UnsupportedModel(
+            f"the configuration of {name!r} cannot be used: {field} is {value!r}; expected {expected}",
+            hint=REPAIR,
+        )
+    return written
+
+
+def _odd_entries(written: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Entries that no network can have: name, value, what is expected instead."""
+    for field in ("dtype", "torch_dtype"):
+        dtype = written.get(field)
+        known = isinstance(dtype, str) and getattr(torch, dtype.removeprefix("torch."), None)
+        if dtype is not None and not isinstance(known, torch.dtype):
+            yield field, dtype, "the name of a dtype such as bfloat16 or float32"
+    kind = written.get("model_type")
+    if kind is not None and not isinstance(kind, str):
+        yield "model_type", kind, "the name of an architecture"
+    packing = written.get("quantization_config")
+    if packing is not None and not isinstance(packing, dict):
+        yield "quantization_config", packing, "a table"
+    for field, value in _entries(written):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if field in _COUNTS and is_number and not value <= _MOST_MODULES:
+            yield field, value, f"at most {_MOST_MODULES:,}"
+        if field in _POSITIVE and is_number and not 0 < value < math.inf:
+            yield field, value, "a positive number"
+
+
+def _entries(table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every name and value of a table and of the tables in it."""
+    for field, value in table.items():
+        if isinstance(value, dict):
+            yield from _entries(value)
+        else:
+            yield field, value

@@ -1,0 +1,137 @@
+"""Which slot holds the state of which text: integers alone, with passes that succeed, fail and are struck."""
+
+from __future__ import annotations
+
+import pytest
+
+from manyhands.cache.block import Block
+from manyhands.cache.journal import Journal
+from manyhands.cache.states import EMPTY, RowStates, StateBook
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import Lanes, View
+from manyhands.errors import InvalidRequest, OutOfMemory
+
+
+def feed(book: StateBook, *rows: tuple[View, int], fails: bool = False) -> RowStates:
+    """A pass that feeds so many tokens to each view, and what it was told."""
+    step = Step([Row(view, (1,) * size) for view, size in rows])
+    taken = book.take(step, lambda block: block.num_tokens)
+    for row in step.rows if not fails else ():
+        row.view.own.tokens.extend(row.feed)
+    return taken
+
+
+def test_a_fork_reads_the_state_behind_the_prompt_and_leaves_it() -> None:
+    book, prompt, a, b = StateBook(8), Block(), Block(), Block()
+    first = feed(book, (View([prompt]), 4))
+    forks = View([prompt, a]), View([prompt, b])
+    both = feed(book, (forks[0], 2), (forks[1], 1))
+    assert first.sources == (EMPTY,)
+    assert both.sources == first.targets * 2
+    assert len({*first.targets, *both.targets}) == 3
+    assert feed(book, (forks[0], 1), (forks[1], 1)).sources == both.targets
+    assert book.slot(prompt) == first.targets[0]
+
+
+def test_forks_of_the_pass_that_feeds_the_prompt_come_in_a_second_wave() -> None:
+    book, prompt, a, b = StateBook(8), Block(), Block(), Block()
+    taken = feed(book, (View([prompt, a]), 2), (View([prompt]), 4), (View([prompt, b]), 2))
+    assert taken.sources == (taken.targets[1], EMPTY, taken.targets[1])
+    assert taken.waves() == [{4: [1]}, {2: [0, 2]}]
+
+
+def test_a_pass_that_fails_has_taken_nothing() -> None:
+    book, text = StateBook(2), View([Block()])
+    feed(book, (text, 3))
+    for _ in range(5):
+        failed = feed(book, (text, 2), fails=True)
+    again = feed(book, (text, 1))
+    assert again.sources == failed.sources
+    assert book.slot(text.own) == again.targets[0]
+    feed(book, (text, 1))
+    assert book.num_free == 0, "one state, and the one before it until the next pass"
+
+
+def test_the_state_before_a_step_stays_while_its_parts_are_fed() -> None:
+    book, text = StateBook(8), View([Block()])
+    feed(book, (text, 3))
+    before = book.slot(text.own)
+    for _ in range(4):  # parts of one step
+        book.take(Step([Row(text, (1, 1))]), lambda block: 3)
+        text.own.tokens.extend((1, 1))
+    assert book.num_free == 8 - 3
+    del text.own.tokens[3:]  # the step is taken back
+    assert book.slot(text.own) == before
+
+
+def test_slots_come_back_with_their_blocks() -> None:
+    book, prompt, own = StateBook(3), Block(), Block()
+    feed(book, (View([prompt]), 2))
+    feed(book, (View([prompt, own]), 2))
+    assert book.num_free == 1
+    del own
+    assert book.num_free == 2
+
+
+def test_too_few_slots_are_said_and_kept_blocks_go_first() -> None:
+    kept = [Block(), Block()]
+    book = StateBook(3, lambda: bool(kept) and kept.pop() is not None)
+    feed(book, (View([kept[0]]), 1), (View([kept[1]]), 1))
+    texts = [(View([Block()]), 1) for _ in range(3)]
+    feed(book, *texts)
+    assert not kept
+    with pytest.raises(OutOfMemory, match="1 more states are needed, and 0 of 3"):
+        feed(book, (View([Block()]), 1))
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+def test_a_block_behind_another_text_is_refused(lanes: bool) -> None:
+    book, prompt, a, b, join = StateBook(8), Block("p"), Block("a"), Block("b"), Block()
+    feed(book, (View([prompt]), 2))
+    feed(book, (View([prompt, a]), 1), (View([prompt, b]), 1))
+    with pytest.raises(InvalidRequest, match=r"'[ab]' is read behind another text"):
+        feed(book, (View([prompt, Lanes([[a], [b]]), join] if lanes else [prompt, a, b, join]), 1))
+    feed(book, (View([prompt, a, join]), 1))
+
+
+def test_a_text_before_a_block_that_grows_is_refused() -> None:
+    book, prompt, own = StateBook(8), Block(), Block()
+    views = View([prompt]), View([prompt, own])
+    feed(book, (views[0], 2), (views[1], 1))
+    with pytest.raises(InvalidRequest, match="behind another text"):
+        feed(book, (views[0], 1), (views[1], 1))
+
+
+def test_a_tail_has_the_state_of_the_whole_and_a_shorter_block_has_none() -> None:
+    book, prompt, tail = StateBook(8), Block(), Block()
+    feed(book, (View([prompt]), 5))
+    tail.tokens.extend((1, 1))
+    book.divided(prompt, tail)
+    head = Block()
+    feed(book, (View([head]), 3))
+    forked = feed(book, (View([head, tail, Block()]), 1))
+    assert forked.sources == (book.slot(prompt),)
+    del prompt.tokens[4:]
+    with pytest.raises(InvalidRequest, match="state behind token 4"):
+        feed(book, (View([prompt]), 1))
+
+
+def struck(book: StateBook, block: Block, journal: Journal) -> None:
+    with journal:
+        book.evict([block], journal)
+        raise KeyboardInterrupt
+
+
+def test_what_is_evicted_frees_its_slot_and_can_be_held_again() -> None:
+    book, text, journal = StateBook(4), View([Block()]), Journal()
+    feed(book, (text, 3))
+    before = book.slot(text.own)
+    with pytest.raises(KeyboardInterrupt):
+        struck(book, text.own, journal)
+    assert book.slot(text.own) == before, "struck, it has not happened"
+    with journal:
+        book.evict([text.own], journal)
+    assert book.num_free == 4
+    (slot,) = book.free_slots(1)
+    book.hold(text.own, slot)
+    assert feed(book, (text, 1)).sources == (slot,)
