@@ -9,7 +9,8 @@ with any.
     comparing.py    two numbers of which one is told by the other:       14, and 14 + 5; both together
     grouping.py     two groups of products; groups of a sum:             4 * 9 + 3 * 6;  (4 + 3) * 6
     spending.py     what is taken, a product at a time, from a store:    120 - 4 * 9
-    domains.py      all of these once more, in frames that go with many domains; a set of kinds of its own
+    domains.py      all of these once more, in frames for many domains, with the words of domain_words.py;
+                    a set of kinds of its own
 
 Nothing here is taken from the templates that are unseen or fresh (`words.py`), and a test looks that no composed
 story is told by one of them.
