@@ -124,13 +124,6 @@ class Asked:
         assert asked is not None, "a request asks for a method, or for plain decoding"
         return asked.choice
 
-    @property
-    def num_choices(self) -> int:
-        """How many completions are asked for."""
-        if self.settings is None:
-            return self.samples
-        return self.settings.samples * len(self.prompts)
-
 
 def understand(url: str, body: object, served: Served) -> Asked:
     """The request that this body is, at one of the routes that make text."""
