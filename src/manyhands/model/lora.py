@@ -223,8 +223,11 @@ def _scaling(config: dict[str, Any], folder: Path) -> float:
                 f"the adapter at {folder} has {name} = {config[name]!r}; expected one rank and one alpha for all layers",
                 hint="merge it with the library that made it, and load the merged model",
             )
-    is_rank = isinstance(rank, int) and rank > 0
-    if not (is_rank and isinstance(alpha, int | float) and 0 < alpha < math.inf):
+    if (
+        not (isinstance(rank, int) and isinstance(alpha, int | float))
+        or rank < 1
+        or not 0 < alpha < math.inf
+    ):
         raise InvalidRequest(
             f"{folder / CONFIG} has r = {rank!r} and lora_alpha = {alpha!r}; expected two positive numbers",
             hint="copy both files of the adapter again",
