@@ -67,10 +67,18 @@ class BrokenTrace(ManyhandsError):
     exit_code = 7
 
 
+_NO_SUCH_PLACE = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+    *(errno.ENODEV, errno.ENXIO, errno.EINVAL),
+)
+
+
 def place_or_room(error: OSError) -> str:
     """The hint where a file cannot be written: another place, or room on the disk."""
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "choose a place that you may write to"
+    if error.errno in _NO_SUCH_PLACE:
+        return "choose another place"
     return "make room"
 
 

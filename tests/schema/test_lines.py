@@ -382,6 +382,9 @@ def test_how_durable_a_line_is(
     [
         (errno.ENOSPC, "make room"),
         (errno.EFBIG, "make room"),
+        (errno.ENOTDIR, "choose another place"),
+        (errno.EEXIST, "choose another place"),
+        (errno.ENOENT, "choose another place"),
         (errno.EROFS, "choose a place that you may write to"),
         (errno.EACCES, "choose a place that you may write to"),
     ],

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from manyhands.cli.options import ViewOptions
 from manyhands.cli.output import say
-from manyhands.errors import InvalidRequest, OutputFailed
+from manyhands.errors import InvalidRequest, OutputFailed, place_or_room
 from manyhands.replay.trace import read_trace
 from manyhands.server.page import document
 from manyhands.server.view import records_of, serve_page
@@ -68,5 +68,5 @@ def _write(path: Path, page: str) -> None:
     except OSError as error:
         raise OutputFailed(
             f"{str(path)!r} cannot be written: {error.strerror}",
-            hint="give another place with --out, or make room",
+            hint=f"{place_or_room(error)} (--out)",
         ) from error

@@ -210,8 +210,13 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return config, tensors
 
 
+def _is_positive(number: object) -> bool:
+    return isinstance(number, int | float) and 0 < number < math.inf
+
+
 def _scaling(config: dict[str, Any], folder: Path) -> float:
-    kind, rank, alpha = (config.get(name) for name in ("peft_type", "r", "lora_alpha"))
+    kind, alpha = config.get("peft_type"), config.get("lora_alpha")
+    rank = config.get("r")
     if kind != "LORA" or config.get("use_dora") or config.get("bias", "none") != "none":
         raise UnsupportedModel(
             f"the adapter at {folder} is of the kind {kind!r}, with bias or DoRA; expected plain LoRA",
@@ -223,13 +228,9 @@ def _scaling(config: dict[str, Any], folder: Path) -> float:
                 f"the adapter at {folder} has {name} = {config[name]!r}; expected one rank and one alpha for all layers",
                 hint="merge it with the library that made it, and load the merged model",
             )
-    if (
-        not (isinstance(rank, int) and isinstance(alpha, int | float))
-        or rank < 1
-        or not 0 < alpha < math.inf
-    ):
+    if not isinstance(rank, int) or rank < 1 or not _is_positive(alpha):
         raise InvalidRequest(
             f"{folder / CONFIG} has r = {rank!r} and lora_alpha = {alpha!r}; expected two positive numbers",
             hint="copy both files of the adapter again",
         )
-    return float(alpha) / (rank**0.5 if config.get("use_rslora") else rank)
+    return float(config["lora_alpha"]) / (rank**0.5 if config.get("use_rslora") else rank)
