@@ -152,3 +152,16 @@ def test_the_size_of_the_team() -> None:
     assert outside_world(question, workers=9) == (
         "The team has 9 workers; the bundled model was trained on 1 to 8."
     )
+
+
+@pytest.mark.parametrize("method", ["branches", "skeleton"])
+def test_lists_in_parts_are_shorter_than_those_of_teams(method: str) -> None:
+    """The model boxes a question mark for each problem behind the eighth, which no branch was made for."""
+    sums = ["84 + 29 - 38"] * 12
+    assert outside_world(ask(sums[:8]), 1, method) is None
+    for count in (1, 9, 12):
+        said = outside_world(ask(sums[:count]), 1, method)
+        assert said is not None
+        assert f"has {count}, and the method is {method}" in said
+        assert "2 to 8" in said
+    assert outside_world(ask(sums), 8, "hogwild") is None

@@ -28,6 +28,8 @@ from manyhands.tasks.arithmetic.world_of_parts import (
 )
 
 FEWEST_PROBLEMS, MOST_PROBLEMS = 1, 12
+# Of lists that a method writes in parts, which another lesson taught: `school/curriculum_parts.py`.
+IN_PARTS, PROBLEMS_IN_PARTS = frozenset({"branches", "skeleton"}), (2, 8)
 MOST_WORKERS = 8
 SHORTEST_STORY, LONGEST_STORY = 10, 40  # words and numbers
 FEWEST_NUMBERS, MOST_NUMBERS = 2, 4
@@ -64,8 +66,11 @@ def outside_world(question: str, workers: int = 1, method: str = "hogwild") -> s
     lines = parse_question(question)
     if lines is None:
         return f"This is not a numbered list of problems; {FORM}."
-    if not FEWEST_PROBLEMS <= len(lines) <= MOST_PROBLEMS:
-        return _found_expected(f"The list has {len(lines)}", FEWEST_PROBLEMS, MOST_PROBLEMS)
+    in_parts = method in IN_PARTS
+    fewest, most = PROBLEMS_IN_PARTS if in_parts else (FEWEST_PROBLEMS, MOST_PROBLEMS)
+    if not fewest <= len(lines) <= most:
+        found = f"The list has {len(lines)}" + f", and the method is {method}" * in_parts
+        return _found_expected(found, fewest, most)
     for number, line in enumerate(lines, start=1):
         complaint = _outside_line(line)
         if complaint:
