@@ -31,6 +31,7 @@ from manyhands.engine.engine import Engine
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.evaluation.bench import copy_bandwidth
 from manyhands.evaluation.life import (
+    FEW_TEAMS,
     LONES,
     MIX,
     RAGGED,
@@ -55,6 +56,7 @@ SITUATIONS: dict[str, tuple[Situation, ...]] = {
         one_team(16, 1024, 40),
         one_team(4, 16384, 40),
         RAGGED,
+        FEW_TEAMS,
         TEAMS,
         LONES,
     ),

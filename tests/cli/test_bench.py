@@ -90,6 +90,7 @@ def test_life_has_a_line_for_every_situation(cli: Cli, model: Path) -> None:
         assert 0 < line["p50_ms"] <= line["p90_ms"] <= line["p99_ms"] <= line["worst_ms"]
         assert line["passes"] == line["eager"] == 2
         assert line["floor_ms"] > 0
+        assert line["p50_ms"] <= line["gap_worst_ms"], "a run has its tokens pass by pass"
         assert line["tokens_per_second"] > 0
 
 

@@ -306,6 +306,30 @@ def test_a_capacity_that_is_met_again_and_again_gets_a_recording_of_its_own(
     assert passes_of(engine).counts.eager == 0
 
 
+def test_a_plan_of_few_tokens_is_cut_once_where_a_wide_recording_serves_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own capacity is looked for once in so many plans of its kind, for which it is cut twice."""
+    monkeypatch.setattr(graphs, "AHEAD", 2)
+    monkeypatch.setattr(graphs, "_LOOKED_AT", 4)
+    engine = graphed_engine()
+    engine.get_ready()
+    views, cuts = a_team_of(2), []
+
+    def counted(*how: Any) -> Any:
+        cuts.append(how)
+        return cut(*how)
+
+    monkeypatch.setattr(graphs, "cut", counted)
+    made = []
+    for index in range(5):
+        before = len(cuts)
+        engine.run(walking(views, 1, {0: index + 1}))
+        made.append(len(cuts) - before)
+    assert sorted(made) == [1, 1, 1, 1, 2]
+    assert passes_of(engine).counts.eager == 0
+
+
 def test_sizes_of_passes_are_tiles_apart() -> None:
     assert [rounded_tokens(n) for n in (1, 3, 128, 129, 192, 193, 513, 1024, 1025, 2048)] == [
         *(1, 4, 128, 192, 192, 256, 576, 1024, 1152, 2048)

@@ -35,6 +35,8 @@ _COUNTED = (
     "prompts",
     "recorded",
     "compiled",
+    "planned_ahead",
+    "in_vain",
     "dropped",
     "moves",
 )

@@ -208,7 +208,7 @@ class Engine:
         """
         self._scheduler.settle()  # tokens of its own that an interrupt has kept from it
         if self._lookahead is not None:
-            self._lookahead.forget()  # its memory may be written over
+            self._lookahead.forget()  # the logits of a pass that was begun may be written over
         with self._feeding(step) as (_, plan):
             return self.executor.logits(plan)
 

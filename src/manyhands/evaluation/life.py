@@ -37,6 +37,7 @@ from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.loop import run_passes
 from manyhands.engine.pass_counts import PassCounts
+from manyhands.engine.run import Run
 from manyhands.evaluation.bench import HEADER_TOKENS, MARKER_TOKENS, copy_bandwidth, fill
 from manyhands.strategies.base import Answer, Reserve, Sent, Strategy
 
@@ -96,6 +97,7 @@ RAGGED = Situation(
     begin_together=True,
 )
 TEAMS = Situation("32 teams of 4, come and go", ((32, _TEAM),), 500, warm_up=100)
+FEW_TEAMS = Situation("4 teams of 4, come and go", ((4, _TEAM),), 500, warm_up=100)
 LONES = Situation(
     "128 lone runs, come and go", ((128, replace(_LONE, prompt=(20, 400))),), 500, warm_up=60
 )
@@ -115,7 +117,9 @@ def everyday(num_passes: int, *, small: bool) -> tuple[Situation, ...]:
     `small`: of a size that a CPU does in seconds; else as large as what a GPU serves.
     """
     if not small:
-        large = (one_team(4, 1024, 0), one_team(4, 1024, 40), RAGGED, TEAMS, LONES, MIX)
+        kinds = ((1, 40), (4, 40), (4, 100), (16, 40))  # workers, and tokens of a step
+        teams = (one_team(workers, 1024, step) for workers, step in kinds)
+        large = (one_team(4, 1024, 0), *teams, RAGGED, FEW_TEAMS, TEAMS, LONES, MIX)
         return tuple(replace(situation, num_passes=num_passes) for situation in large)
     alone = {"prompt": (1, 1), "passes": (2 * num_passes, 2 * num_passes), "desk": (8, 24)}
     still, alive = (_team(4, step, **alone) for step in (0, 20))
@@ -159,9 +163,10 @@ class TimedPass:
 
 @dataclass
 class Record:
-    """The passes of one situation, in order."""
+    """The passes of one situation, in order; and seconds from one token of a run to its next, of all runs."""
 
     passes: list[TimedPass] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
     floor_of: FloorOf = lambda fed, kv_bytes: 0.0
 
     def facts(self) -> dict[str, Any]:
@@ -180,6 +185,7 @@ class Record:
             **_quantiles("", seconds),
             "prompts": len(seconds) - len(narrow),
             **_quantiles("narrow_", narrow or [0.0]),
+            **_quantiles("gap_", self.gaps or [0.0]),
             "tokens_per_second": round(written / sum(seconds), 1),
             "rows": round(written / len(seconds), 1),
             "floor_ms": _ms(statistics.fmean(floors)),
@@ -196,6 +202,10 @@ def live(
     facts = engine.executor
     before, counts = engine.usage, facts.counts
     num_passes = -1  # runs that have begun are reported before there is a pass
+    clock, told = (
+        0.0,
+        dict[Run, tuple[int, float]](),
+    )  # of each run: its passes, and when the last was made
     with closing(run_passes(engine, crowd, sum(count for count, _ in situation.crowd))) as passes:
         for each in passes:
             for kind, run in each.runs:
@@ -205,6 +215,13 @@ def live(
             if not each.seconds:
                 continue
             num_passes += 1
+            clock += each.seconds
+            before_it, told = told, {}
+            for _, run in each.runs:
+                count, since = before_it.get(run, (0, clock))
+                if 0 < count < run.num_passes and num_passes >= situation.warm_up:
+                    record.gaps.append(clock - since)
+                told[run] = run.num_passes, clock if run.num_passes > count else since
             usage, now = engine.usage, facts.counts
             cost = usage - before
             if num_passes >= situation.warm_up:
