@@ -18,6 +18,7 @@ import transformers as hf
 from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.model.self_test import saved_buffers
+from manyhands.model.unlisted import enter
 
 VOCABULARY = 97
 WINDOW = 5
@@ -238,6 +239,15 @@ def _repeating() -> dict[str, Any]:
                 "llama_4_scaling_beta": 0.5,
             },
         },
+        "mistral4": {
+            **{**_LATENT, **_ROUTED, **grouped, "n_shared_experts": 1},
+            "rope_parameters": {
+                **_YARN_MSCALE,
+                "partial_rotary_factor": 0.4,  # 8 of the 20 dims of a head
+                "original_max_position_embeddings": 8,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
         "mixtral": {**_SIZES, **local},
         "olmo": {**_SIZES, "clip_qkv": 1.0},
         "olmoe": {**_SIZES, "num_experts": 4, "num_experts_per_tok": 2},
@@ -271,6 +281,7 @@ def tiny_model(config: Any, seed: int = 0) -> PreTrainedModel:
     """A random network of this configuration that attends sharply."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
+        enter(config)
         # A copy, because the model keeps the configuration and writes into it.
         model = hf.AutoModelForCausalLM.from_config(
             copy.deepcopy(config), attn_implementation="eager"

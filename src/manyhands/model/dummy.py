@@ -24,6 +24,7 @@ from manyhands.model.families import reject
 from manyhands.model.quantised.linear import Quantised
 from manyhands.model.quantised.quantise import make_room
 from manyhands.model.quiet import quiet
+from manyhands.model.unlisted import enter
 
 _build: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config  # has no types of its own
 # Errors in which transformers' classes end where a configuration makes no sense.
@@ -69,6 +70,7 @@ def bare_model(config: Any, dtype: torch.dtype) -> PreTrainedModel:
     UnsupportedModel if the configuration makes none: transformers' classes end in errors of every kind then.
     """
     reject(config)
+    enter(config)
     config = copy.deepcopy(config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # gpt-oss comes in mxfp4; random weights need no packing

@@ -98,6 +98,11 @@ _ROWS = (
     Family("minicpm3", "MiniCPM3", "latent attention; multipliers"),
     Family("ministral", "Ministral (8B)", "windows on some layers"),
     Family("ministral3", "Ministral 3", "queries scaled by their position in the view; YaRN"),
+    Family(
+        "mistral4",
+        "Mistral 4",
+        "latent attention; experts; queries scaled by their position in the view; YaRN",
+    ),
     Family("mixtral", "Mixtral", "experts"),
     Family("olmo", "OLMo", "norms without weights; clipped q, k and v"),
     Family("olmoe", "OLMoE", "experts; norms on all of q and k"),
@@ -215,7 +220,7 @@ def reach(config: Any) -> int:
 
 def query_scale(config: Any) -> QueryScale | None:
     """How the network scales queries by their position, if it does."""
-    if config.model_type != "ministral3":
+    if config.model_type not in ("ministral3", "mistral4"):
         return None
     rope = config.rope_parameters
     return QueryScale(
@@ -319,7 +324,6 @@ _REFUSED: dict[str, str] = {
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "mistral_large4"), _INDEXED),
     "deepseek_v4": _COMPRESSED,
     "longcat_flash": _TWICE,
-    "mistral4": "transformers has no class for its language model alone, and it scales queries besides",
 }
 _OTHER_SENSES = ("text_config", "vision_config", "audio_config")
 _BY_LAYER = {"head_dim", "num_key_value_heads"}  # may be others in other layers (Gemma 4)

@@ -70,6 +70,7 @@ from manyhands.model.quantised.quantise import (
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import self_test
 from manyhands.model.settings import Weights
+from manyhands.model.unlisted import enter
 
 _BITS = {"int4": "four", "fp8": "eight"}
 
@@ -374,6 +375,7 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, notes: list[str]) ->
         special = {"quantization_config": Mxfp4Config(dequantize=True)}
     elif may_be_inside(config):
         special = {"config": config, "key_mapping": _INSIDE}
+    enter(config)
     read: Any = AutoModelForCausalLM.from_pretrained
     headers = read_headers(Path(name)) if Path(name).is_dir() else {}
     if headers and getattr(config, "quantization_config", None) is None:

@@ -298,7 +298,7 @@ def part_of(config: Any, size: int) -> Any:
 # Families whose parts cannot be had from a divided configuration: the output projection of helium and the norms of
 # q and k of olmoe have the width of the residual stream, and not that of the heads; Gemma 4's heads differ by layer. A
 # checkpoint of axk1 has some norms under other names than the network.
-WHOLE = frozenset({"axk1", "gemma4_text", "gemma4_unified_text", "helium", "olmoe"})
+WHOLE = frozenset({"axk1", "gemma4_text", "gemma4_unified_text", "helium", "mistral4", "olmoe"})
 
 
 def read_plan(config: Any) -> dict[str, str]:
