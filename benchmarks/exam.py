@@ -46,7 +46,7 @@ ABLATIONS = (
 
 
 def _students(count: int, limit: int) -> tuple[str, ...]:
-    """Who has a GPA in a range, of so many students, in every form."""
+    """Questions for the students with a GPA in a range, of so many students, in every form."""
     task = f"--task retrieval-{count} --limit {limit} --budgets 2048"
     branches = f"{task} --method branches --set max_branches=32"
     return (
