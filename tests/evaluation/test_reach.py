@@ -140,6 +140,12 @@ def test_results_for_other_programs_agree_with_each_other(tmp_path: Path) -> Non
     )
     text = (tmp_path / "page.md").read_text()
     assert "=hogwild\\|2" in text
+    tables = [part.strip().splitlines() for part in text.split("## ")[1:]]
+    assert [(table[0], len(table) - 4) for table in tables] == [
+        ("Points", 6),
+        ("Differences", 3),
+        ("Costs", 6),
+    ]
     assert len(whole["costs"]) == 6
 
 

@@ -1,7 +1,7 @@
 """The numbers of a report for other programs: JSON, CSV and Markdown beside the page.
 
-`results.json` of a page `report.html` is `report.json`, and so on. JSON has all three tables, CSV the points
-of all curves with the paired differences beside them, Markdown the differences and the costs for a reader.
+`results.json` of a page `report.html` is `report.json`, and so on. JSON and Markdown have all three tables: the
+points of all curves, the paired differences, the costs. CSV has the points with the differences beside them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ def write_results(
     texts = {
         ".json": json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
         ".csv": _csv(points, pairs),
-        ".md": _markdown("Differences", pairs) + "\n" + _markdown("Costs", costs),
+        ".md": "\n".join(
+            _markdown(title, rows)
+            for title, rows in (("Points", points), ("Differences", pairs), ("Costs", costs))
+        ),
     }
     written = []
     for suffix, text in texts.items():
