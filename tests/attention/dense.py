@@ -118,11 +118,13 @@ class DenseOracle:
         places: list[int],
     ) -> Tensor:
         lowest = 0 if self.call.window is None else max(0, position - self.call.window + 1)
+        if self.call.chunk is not None:
+            lowest = max(lowest, position // self.call.chunk * self.call.chunk)
         seen = [n for n, place in enumerate(places) if lowest <= place <= position]
         group = q.shape[0] // keys[0].shape[0]
         q = complex_rope(q, position, self.rope)
         if (scale := self.call.query_scale) is not None:
-            q = q * (1 + scale.beta * math.log(1 + position // scale.span))
+            q = q * (1 + scale.beta * math.log(1 + (position + scale.first) // scale.span))
         k = torch.stack([keys[n] for n in seen])  # [N, G, D]
         v = torch.stack([values[n] for n in seen])
         out = torch.empty(q.shape[0], v.shape[-1], dtype=torch.float64)

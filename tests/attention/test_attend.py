@@ -54,6 +54,7 @@ LAYERS = {
     "plain": {},
     "window": {"window": 5},
     "window of one": {"window": 1},
+    "chunks": {"chunk": 5},
     "softcap": {"softcap": 3.0},
     "sinks": {"sinks": torch.tensor([0.3, -1.0, 4.0, 0.0, 2.0])},
     "all at once": {

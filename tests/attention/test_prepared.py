@@ -67,6 +67,7 @@ class Kept:
         ({}, 16),
         ({"window": 9, "sinks": torch.tensor([0.5, 0, 1, 2.0])}, 6),
         ({"query_scale": QueryScale(1, 4)}, 6),
+        ({"chunk": 6, "query_scale": QueryScale(1, 4, first=1)}, 6),
     ],
 )
 def test_a_team_decodes_from_a_buffer_that_grows_by_itself(

@@ -14,6 +14,7 @@ A layer whose rotation is not called has no positions.
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -70,11 +71,17 @@ class DenseTeam:
         self._rotate: Any = getattr(self._modelling, self._name)
         # With latent attention only the last dims of a head are given to the rotation.
         self._rotary: int = getattr(config, "qk_rope_head_dim", 0)
+        self._heads_last = config.model_type == "llama4_text"  # it rotates x [N, H, D]
         # Gemma 4 rotates queries and keys in two calls
-        self._one_by_one = (
-            "k" not in inspect.signature(self._rotate).parameters and not self._rotary
-        )
+        names = inspect.signature(self._rotate).parameters
+        self._one_by_one = not self._rotary and not {"k", "xk"} & set(names)
         self._scale: Any = getattr(self._modelling, _SCALE, None)
+        # Llama 4 scales the queries of some layers by their place among the fed tokens.
+        self._tuned: set[int] = set()
+        for module in self.model.modules():
+            if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
+                self._tuned.add(int(module.layer_idx))  # type: ignore[arg-type]
+                module.attn_temperature_tuning = False
 
     def step(self, rows: Sequence[DenseRow]) -> Tensor:
         """Feed all rows; logits [rows, vocab] of their last tokens."""
@@ -157,6 +164,10 @@ class DenseTeam:
         """One query [H, D] at the end of its context."""
         (*_, here), window = context[-1], call.get("sliding_window")
         near = [token for token in context if window is None or here - token[2] < window]
+        config = self.model.config
+        if (getattr(config, "layer_types", None) or {layer: ""})[layer] == "chunked_attention":
+            chunk = here // config.attention_chunk_size
+            near = [token for token in near if token[2] // config.attention_chunk_size == chunk]
         keys = torch.stack([self.keys[layer, block][i] for block, i, _ in near], dim=1)
         values = torch.stack([self.values[layer, block][i] for block, i, _ in near], dim=1)
         group = q.shape[0] // keys.shape[0]
@@ -170,6 +181,8 @@ class DenseTeam:
                 span,
             )
             query = query * factor.reshape(())
+        if layer in self._tuned:
+            query = query * (1 + config.attn_scale * math.log1p((here + 1) // config.floor_scale))
         keys = self._rotated(keys, [p for *_, p in near], table).repeat_interleave(
             group, 0
         )  # [H, N, D]
@@ -191,15 +204,19 @@ class DenseTeam:
             return x
         here = [part[:, list(positions)] for part in table]
         still, turned = x[..., : -self._rotary or 0], x[..., -self._rotary :]
+        if self._heads_last:
+            turned = turned.transpose(0, 1)
         both = (turned[None],) if self._one_by_one else (turned[None], turned[None])
         rotated = self._rotate(*both, *here)
         of_x: Tensor = rotated if self._one_by_one else rotated[0]
+        if self._heads_last:
+            of_x = of_x.transpose(1, 2)
         return torch.cat((still, of_x[0]), dim=-1)
 
 
 def rotation_name(config: Any) -> str:
     """The name of the function by which the network rotates."""
-    if config.model_type == "deepseek_v2":
+    if config.model_type in ("deepseek_v2", "llama4_text"):
         return "apply_rotary_emb"
     own = "_interleave" if getattr(config, "rope_interleave", False) else ""
     return f"apply_rotary_pos_emb{own}"

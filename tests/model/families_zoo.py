@@ -56,6 +56,15 @@ _LLAMA3 = {
 }
 # The factor on k_pe and the one on all scores both differ from 1, and from each other.
 _YARN_MSCALE = {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.5}
+_CHUNKED: dict[str, Any] = {  # of Llama 4
+    **_HEAD,
+    "intermediate_size_mlp": 40,
+    "num_local_experts": 4,
+    "no_rope_layers": [1, 0],
+    "attention_chunk_size": 11,  # texts of the tests go through three
+    "attn_scale": 0.5,
+    "floor_scale": 4,
+}
 _LATENT: dict[str, Any] = {
     **_SIZES,
     "num_key_value_heads": 4,
@@ -176,6 +185,12 @@ def _configurations() -> dict[str, Any]:
         "deepseek_v3": hf.DeepseekV3Config(
             **_LATENT, **_GROUPED_ROUTED, first_k_dense_replace=1, rope_parameters=_YARN_MSCALE
         ),
+        # the first layer attends in chunks, the second has no positions and scales queries
+        "llama4_text": hf.Llama4TextConfig(
+            **{**_SIZES, **_CHUNKED},
+            num_experts_per_tok=2,
+            interleave_moe_layer_step=2,
+        ),
         "smollm3": hf.SmolLM3Config(
             **{**_SIZES, "num_hidden_layers": 4}, no_rope_layer_interval=2, use_cache=False
         ),
@@ -225,6 +240,7 @@ def _repeating() -> dict[str, Any]:
         "helium": sized,
         "hy_v3": {**sized, **_EXPERTS},
         "jais2": sized,
+        "llama4_text_experts": {**_SIZES, **_CHUNKED, "use_qk_norm": False},
         "mellum": {
             **{**sized, **_EXPERTS, **windows},
             "rope_parameters": dict.fromkeys(_ALTERNATING, _default()),

@@ -26,7 +26,7 @@ ZOO = tiny_models()
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic NTK"),
     ("qwen2", {"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, "several axes"),
-    ("llama4_text", {}, "chunks that begin at multiples"),
+    ("llama4_text", {"attention_chunk_size": None}, "chunked_attention"),
     ("qwen3_next", {"layer_types": ["linear_attention"] * 48}, "none of its layers attends"),
     ("qwen4_exp_text", {}, "running state"),
     ("qwen3_5", {}, "other modalities"),

@@ -243,6 +243,27 @@ def test_the_language_model_is_taken_out_of_a_gemma_4(tmp_path: Path, copy: Path
     torch.testing.assert_close(logits, expected, atol=5e-5, rtol=0)
 
 
+def test_the_language_model_is_taken_out_of_a_llama_4(tmp_path: Path, copy: Path) -> None:
+    text = ZOO["llama4_text"]()
+    text.config.pad_token_id = 0  # it stands for pictures
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    with quiet():
+        vision = hf.Llama4VisionConfig(**small, num_hidden_layers=1, vision_output_dim=16)
+        config = hf.Llama4Config(text_config=text.config, vision_config=vision)
+        whole = hf.Llama4ForConditionalGeneration(config).eval()
+        whole.language_model.load_state_dict(text.state_dict())
+        whole.save_pretrained(tmp_path)
+    for file in copy.glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    adapter, _ = load_adapter(tmp_path, device="cpu", dtype="float32")
+    assert type(adapter.model) is hf.Llama4ForCausalLM
+    tokens = some_tokens(30)
+    with torch.no_grad():
+        expected = whole(input_ids=tokens[None]).logits[0]
+        logits = adapter.forward(tokens, None, exact_attention(adapter.ropes))
+    torch.testing.assert_close(logits, expected, atol=5e-5, rtol=0)
+
+
 def test_the_language_model_is_taken_out_of_a_qwen_3_5(tmp_path: Path, copy: Path) -> None:
     """With axes for pictures, which are one for text, and with layers that guess tokens ahead, which have no use here."""
     text = deepcopy(CONFIGS["qwen3_5_text"])

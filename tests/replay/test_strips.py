@@ -46,8 +46,10 @@ def gradients(
     return float(loss.detach()), dict(zip(named, found, strict=True))
 
 
-# queries in groups, in a batch of several lessons; a window; pairs side by side, heads in part
-@pytest.mark.parametrize(("family", "lessons"), [("qwen3", 2), ("gemma3_text", 1), ("glm4", 1)])
+# queries in groups, in a batch of several lessons; a window; pairs side by side, heads in part; chunks
+@pytest.mark.parametrize(
+    ("family", "lessons"), [("qwen3", 2), ("gemma3_text", 1), ("glm4", 1), ("llama4_text", 1)]
+)
 def test_gradients_are_those_of_the_torch_backend(family: str, lessons: int) -> None:
     loss, found = gradients(family, fused=True, lessons=lessons)
     expected_loss, expected = gradients(family, fused=False, lessons=lessons)

@@ -32,17 +32,18 @@ from manyhands.cache.plan import Plan
 
 @dataclass(frozen=True)
 class QueryScale:
-    """A factor on queries that grows with their position p in the view: 1 + beta ln(1 + floor(p / span)).
+    """A factor on queries by their position p in the view: 1 + beta ln(1 + floor((p + first) / span)).
 
     It sharpens attention over long texts (Llama 4 and Ministral 3, "attention temperature").
     """
 
     beta: float
     span: int  # positions, up to which it is 1
+    first: int = 0  # the number of the first position; Llama 4 counts from 1
 
     def of(self, positions: Tensor) -> Tensor:
         """The factors [T] of queries at these positions [T], in float64 for int64 positions."""
-        whole = torch.div(positions, self.span, rounding_mode="floor")
+        whole = torch.div(positions + self.first, self.span, rounding_mode="floor")
         wide = torch.float64 if positions.dtype == torch.int64 else torch.float32
         return 1 + self.beta * torch.log1p(whole.to(wide))
 
@@ -58,11 +59,19 @@ class LayerCall:
     layer: int
     scaling: float
     window: int | None = None  # a query sees keys at view distance 0 <= d < window; None: all
+    # A query at view position p sees keys from position p - p % chunk on (chunked attention); None: all.
+    chunk: int | None = None
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
     sinks: Tensor | None = (
         None  # [H]: one extra logit per head that takes weight and gives no value
     )
     query_scale: QueryScale | None = None
+
+    @property
+    def reach(self) -> int | None:
+        """No key at this view distance or beyond is seen; None: any may be."""
+        bounds = [bound for bound in (self.window, self.chunk) if bound is not None]
+        return min(bounds, default=None)
 
 
 # q [T, H, D], k [T, G, D], v [T, G, Dv], none of them rotated yet -> [T, H, Dv]

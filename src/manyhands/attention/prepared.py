@@ -224,6 +224,7 @@ class Prepared:
         )
         self._offsets = buffer[first : first + self.key_tables + capacity.tokens]
         self._tables: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._lows: dict[int, Tensor] = {}
 
     def tables(self, rope: Rope | None, half: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines [n, half] float32: of the entries' offsets, from `key_tables` on of the keys'.
@@ -237,6 +238,18 @@ class Prepared:
             )
             self._tables[key] = radians.cos(), radians.sin()
         return self._tables[key]
+
+    def lows(self, chunk: int | None) -> Tensor:
+        """First keys [entries] int32 that entries see in a layer with such chunks. Made once per pass and chunk.
+
+        A chunk begins at a multiple of its length in the view, so on each strip elsewhere for every row.
+        """
+        if chunk is None:
+            return self.entry_low
+        if chunk not in self._lows:
+            behind = (self.position % chunk).index_select(0, self.entry_token)
+            self._lows[chunk] = torch.maximum(self.entry_low, self.entry_offset - behind)
+        return self._lows[chunk]
 
 
 def frequencies(rope: Rope | None, half: int, device: torch.device) -> Tensor:

@@ -99,6 +99,8 @@ class ReferenceBackend:
         visible = distance >= 0
         if call.window is not None:
             visible &= distance < call.window
+        if call.chunk is not None:
+            visible &= distance <= row.positions[:, None] % call.chunk
         scores = scores.masked_fill(~visible, float("-inf"))
         if call.sinks is not None:
             sinks = call.sinks.to(work).view(-1, 1, 1).expand(-1, scores.shape[1], 1)

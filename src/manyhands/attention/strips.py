@@ -156,7 +156,7 @@ class _Attention(torch.autograd.Function):
             keys,
             values,
             strips.rotations.offsets,
-            strips.lows,
+            _lows(strips, call),
             strips.highs,
             strips.entry_tiles,
             strips.slots,
@@ -183,7 +183,7 @@ class _Attention(torch.autograd.Function):
         delta = (of_out.float() * out.float()).sum(dim=-1)  # [T, H]
         queries = _rotated(q, strips, rope)
         options = _options(q, keys, values, call)
-        ranges = (strips.rotations.offsets, strips.lows, strips.highs, strips.tokens)
+        ranges = (strips.rotations.offsets, _lows(strips, call), strips.highs, strips.tokens)
         wholes = (strips.slots, of_out, lse, delta)
         of_queries = torch.empty_like(queries, dtype=torch.float32)
         of_queries_kernel[len(strips.entry_tiles), q.shape[1]](
@@ -206,6 +206,14 @@ def _rotated(q: Tensor, strips: Strips, rope: Rope | None) -> Tensor:
     return strips.rotations.rotate(q.index_select(0, strips.tokens), rope).contiguous()
 
 
+def _lows(strips: Strips, call: LayerCall) -> Tensor:
+    """First keys [E] that entries see in this layer."""
+    if call.chunk is None:
+        return strips.lows
+    behind = (strips.positions % call.chunk).index_select(0, strips.tokens)
+    return torch.maximum(strips.lows, strips.rotations.offsets - behind)
+
+
 def _token_lse(lses: Tensor, tokens: Tensor, num_tokens: int) -> Tensor:
     """Log-sum-exp [T, H] of whole tokens, of those of their entries [E, H]."""
     largest = torch.full((num_tokens, lses.shape[1]), NOTHING, device=lses.device)
@@ -221,7 +229,7 @@ def _options(q: Tensor, keys: Tensor, values: Tensor, call: LayerCall) -> dict[s
     padded = [max(16, 1 << (dim - 1).bit_length()) for dim in dims]
     return {
         "scaling": call.scaling,
-        "window": call.window or _ENDLESS,
+        "window": call.reach or _ENDLESS,
         "NUM_HEADS": q.shape[1],
         "NUM_KV_HEADS": keys.shape[1],
         "DIM": dims[0],

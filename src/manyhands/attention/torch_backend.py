@@ -31,26 +31,30 @@ from manyhands.attention.store import LayerStore, Moved, StoreStack, Targets, ro
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 
+_Bounds = tuple[int | None, int | None]  # window and chunk of a layer
+
 
 @dataclass(eq=False)
 class Bucket:
     """Strips of like size. Padding repeats real entries and keys, and is never visible."""
 
     tokens: Tensor  # [B, M] the query
+    positions: Tensor  # [B, M] of the query in its row's view
     offsets: Tensor  # [B, M] position - base: rotates the query; also the causal limit
     lows: Tensor  # [B, M]
     highs: Tensor  # [B, M]; 0 for padding
     slots: Tensor  # [B, N]
     indices: Tensor  # [B, N] key's index on its strip; beyond every `high` for padding
     run: slice | None = None  # the slots, if there is one strip and they follow each other
-    _visible: dict[int | None, Tensor] = field(default_factory=dict)
+    _visible: dict[_Bounds, Tensor] = field(default_factory=dict)
     _by_head: dict[int, Tensor] = field(default_factory=dict)
-    _masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
+    _masks: dict[tuple[_Bounds, int, torch.dtype], Tensor | None] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Bucket:
         """The same bucket on another device."""
         return Bucket(
             self.tokens.to(device, non_blocking=True),
+            self.positions.to(device, non_blocking=True),
             self.offsets.to(device, non_blocking=True),
             self.lows.to(device, non_blocking=True),
             self.highs.to(device, non_blocking=True),
@@ -59,21 +63,24 @@ class Bucket:
             self.run,
         )
 
-    def visible(self, window: int | None) -> Tensor:
-        """[B, M, N]: which keys each query sees. The same for all layers with this window."""
-        if window not in self._visible:
+    def visible(self, window: int | None, chunk: int | None = None) -> Tensor:
+        """[B, M, N]: which keys each query sees. The same for all layers with this window and chunk."""
+        bounds = window, chunk
+        if bounds not in self._visible:
             key, offset = self.indices[:, None, :], self.offsets[:, :, None]
             seen = (key >= self.lows[:, :, None]) & (key < self.highs[:, :, None]) & (key <= offset)
             if window is not None:
                 seen &= offset - key < window
-            self._visible[window] = seen
-        return self._visible[window]
+            if chunk is not None:
+                seen &= offset - key <= self.positions[:, :, None] % chunk
+            self._visible[bounds] = seen
+        return self._visible[bounds]
 
-    def mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
+    def mask(self, call: LayerCall, group: int, dtype: torch.dtype) -> Tensor | None:
         """[B, 1, M * r, N]: what is added to the scores of `group` = r heads a query; None where all see all."""
-        key = window, group, dtype
+        key = (call.window, call.chunk), group, dtype
         if key not in self._masks:
-            seen = self.visible(window)
+            seen = self.visible(call.window, call.chunk)
             added = None
             if not seen.all():
                 added = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
@@ -233,10 +240,11 @@ class TorchBackend:
                 heads = store.read_heads(bucket.slots_by_head(store.num_kv_heads))
                 k, v = (one.to(work) for one in heads)  # [G, B, N, D] and [G, B, N, Dv]
             if is_fused:
-                mask = bucket.mask(call.window, x.shape[2] // len(k), work)
+                mask = bucket.mask(call, x.shape[2] // len(k), work)
                 out, lse = fused_attention(x, k, v, mask, call)
             else:
-                out, lse = partial_attention(x, k, v, bucket.visible(call.window), call)
+                seen = bucket.visible(call.window, call.chunk)
+                out, lse = partial_attention(x, k, v, seen, call)
             outs.append(out.flatten(0, 1))
             lses.append(lse.flatten(0, 1))
         out, lse = torch.cat(outs), torch.cat(lses)  # [E, H, Dv], [E, H]
@@ -390,19 +398,20 @@ def _lay_out(
     pages = np.concatenate(tables)[first_page + key // plan.page_size]
     arrays = (
         entries.token[entry],
+        plan.positions[entries.token[entry]],
         entries.offset[entry],
         entries.low[entry],
         np.where(is_entry, entries.high[entry], 0),
         pages * plan.page_size + key % plan.page_size,
         np.where(is_key, index, np.iinfo(np.int64).max),
     )
-    tokens, offsets, lows, highs, slots, indices = (
+    tokens, positions, offsets, lows, highs, slots, indices = (
         torch.as_tensor(array, device=device) for array in arrays
     )
     run = None
-    if len(groups) == 1 and (np.diff(arrays[4][0]) == 1).all():
-        run = slice(int(arrays[4][0, 0]), int(arrays[4][0, -1]) + 1)
-    return Bucket(tokens, offsets, lows, highs, slots, indices, run), width
+    if len(groups) == 1 and (np.diff(arrays[5][0]) == 1).all():
+        run = slice(int(arrays[5][0, 0]), int(arrays[5][0, -1]) + 1)
+    return Bucket(tokens, positions, offsets, lows, highs, slots, indices, run), width
 
 
 def _partials_of(token: Ints, places: Ints, num_tokens: int) -> tuple[Ints, np.ndarray]:

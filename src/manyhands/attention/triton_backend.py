@@ -326,13 +326,15 @@ class _Reading:
         self.is_whole = rotation["INTERLEAVED"] or self.rotary_dim == head_dim
         fits = prepared.page_size % self.launches.large.keys == 0
         self.is_mapped = self.launches.is_mapped and fits and self.is_whole and not self.eight_bits
-        self.tensors = (q, cos, sin, prepared.buffer, partials, lses)
+        # Kernels know windows. A chunk is one, a superset that bounds their walks, and lows of its own.
+        self.lows = prepared.lows(call.chunk)
+        self.tensors = (q, cos, sin, prepared.buffer, partials, lses, self.lows)
         self.options = {
-            "window": call.window or 0,
+            "window": call.reach or 0,
             "HEAD_DIM": head_dim,
             "INTERLEAVED": rotation["INTERLEAVED"],
             "PAGE": prepared.page_size,
-            "HAS_WINDOW": call.window is not None,
+            "HAS_WINDOW": call.reach is not None,
             "DIRECT": is_direct,
         }
 
@@ -346,9 +348,9 @@ class _Reading:
             occupancy = self.prepared.capacity.occupancy
             launch = self.launches.of_small(rows, occupancy, self.is_mapped)
             kernel, keys, options = self._lone(launch) if rows == 1 else self._tiles(rows, launch)
-        prepared, (q, cos, sin, _, partials, lses) = self.prepared, self.tensors
+        prepared, (q, cos, sin, _, partials, lses, lows) = self.prepared, self.tensors
         kernel[self.num_kv_heads, len(items) // ITEM_FIELDS](
-            *(q, *keys, cos, sin, prepared.entry_token, prepared.entry_offset, prepared.entry_low),
+            *(q, *keys, cos, sin, prepared.entry_token, prepared.entry_offset, lows),
             *(prepared.entry_high, prepared.entry_partial, items, prepared.pages),
             *(partials, lses, *q.stride()[:2]),
             **self.options,

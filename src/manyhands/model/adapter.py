@@ -29,8 +29,9 @@ from manyhands.attention.store import LayerShape
 from manyhands.errors import UnsupportedModel
 from manyhands.model.families import (
     Family,
+    chunks,
     known_family,
-    query_scale,
+    query_scales,
     reach,
     storing_layers,
     supported,
@@ -49,7 +50,8 @@ class _Hook:
 
     attend: AttendFn
     gains: tuple[float, ...]  # per layer, see ropes._gain
-    query_scale: QueryScale | None
+    query_scales: tuple[QueryScale | None, ...]  # per layer
+    chunks: tuple[int | None, ...]  # per layer, see `LayerCall.chunk`
     states: StateCall | None = None  # of a hybrid's linear layers, see model/recurrent.py
 
 
@@ -73,7 +75,9 @@ class ModelAdapter:
     family: Family
     ropes: tuple[Rope | None, ...]
     gains: tuple[float, ...]  # per layer: what the scaling of its scores is multiplied by
-    query_scale: QueryScale | None  # at position 0 the network's own is 1, as its rotation is none
+    # per layer; at position 0 the network's own is 1, as its rotation is none, or it is switched off
+    query_scales: tuple[QueryScale | None, ...]
+    chunks: tuple[int | None, ...]  # per layer, see `LayerCall.chunk`
     layers: tuple[LayerShape, ...]
     stored_by: tuple[
         int, ...
@@ -104,7 +108,7 @@ class ModelAdapter:
         self.vocab_size = config.vocab_size
         self.max_positions = min(context or reach(config), reach(config))
         self.ropes, self.gains = read_ropes(model, family, context)
-        self.query_scale = query_scale(config)
+        self.query_scales, self.chunks = query_scales(config), chunks(config)
 
     @property
     def num_layers(self) -> int:
@@ -171,7 +175,7 @@ class ModelAdapter:
             "input_ids": token_ids[None],
             "position_ids": torch.zeros_like(token_ids)[None],
             "use_cache": False,
-            "manyhands_attend": _Hook(attend, self.gains, self.query_scale, states),
+            "manyhands_attend": _Hook(attend, self.gains, self.query_scales, self.chunks, states),
         }
 
     def forward_in_parts(
@@ -278,6 +282,8 @@ def _take_over(model: PreTrainedModel) -> None:
         )
     if is_hybrid(model.config):
         take_over(model)
+    if model.config.model_type == "llama4_text":
+        _take_over_llama4(model)
     if is_latent(model.config) and absorb(model) != model.config.num_hidden_layers:
         raise UnsupportedModel(
             f"model type {model.config.model_type!r} has latent attention (MLA), and its code does not expand "
@@ -288,6 +294,13 @@ def _take_over(model: PreTrainedModel) -> None:
     # there are none, and the loop over experts that waits is the only way; float64 is for tests.
     if model.dtype == torch.float64 and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")
+
+
+def _take_over_llama4(model: Any) -> None:
+    """Its layers scale queries by their place among the fed tokens, whatever positions are given: ours do so instead."""
+    for layer in model.model.layers:
+        layer.self_attn.attn_temperature_tuning = False
+    model.base_model_prefix = "model"  # of the class it is that of checkpoints with pictures
 
 
 def _attention(
@@ -324,9 +337,10 @@ def _attention(
         layer=layer,
         scaling=scaling if absorbed else scaling * gain,
         window=sliding_window,
+        chunk=manyhands_attend.chunks[layer],
         softcap=softcap,
         sinks=s_aux,
-        query_scale=manyhands_attend.query_scale,
+        query_scale=manyhands_attend.query_scales[layer],
     )
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if absorbed is None:

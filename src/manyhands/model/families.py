@@ -48,6 +48,11 @@ _ROWS = (
     Family("olmo2", "OLMo 2", "norms on all of q and k before they are cut into heads"),
     Family("olmo3", "OLMo 3", "two sets of frequencies; windows"),
     Family("gpt_oss", "gpt-oss", "attention sinks; windows; experts; YaRN"),
+    Family(
+        *("llama4_text", "Llama 4 (text)"),
+        "chunks of the view; full layers without positions, with scaled queries; experts",
+        interleaved=True,
+    ),
     Family("smollm3", "SmolLM3", "every fourth layer has no positions"),
     Family(
         "afmoe",
@@ -132,6 +137,7 @@ _COMPOSITES = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
+    "llama4": "llama4_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
@@ -147,7 +153,7 @@ def supported() -> str:
 def language_model(config: Any) -> Any:
     """The configuration of the language model inside, where loading can take it out of its composite.
 
-    Gemma 3 from 4B on, Gemma 4 and Qwen3.5 are published with towers for pictures and sounds; text never passes
+    Gemma 3 from 4B on, Gemma 4, Llama 4 and Qwen3.5 are published with towers for pictures and sounds; text never passes
     through those. Other configurations are returned as they are, so that `reject` can speak about them. So are
     composites in a packing (AWQ and the like), which names its layers by the composite's names.
     """
@@ -218,14 +224,27 @@ def reach(config: Any) -> int:
     return max((trained, *stretched))
 
 
-def query_scale(config: Any) -> QueryScale | None:
-    """How the network scales queries by their position, if it does."""
+def query_scales(config: Any) -> tuple[QueryScale | None, ...]:
+    """For each layer how it scales queries by their position, if it does."""
+    count: int = config.num_hidden_layers
+    if config.model_type == "llama4_text":
+        if not config.attn_temperature_tuning:
+            return (None,) * count
+        scale = QueryScale(float(config.attn_scale), int(config.floor_scale), first=1)
+        return tuple(None if rotates else scale for rotates in config.no_rope_layers)
     if config.model_type not in ("ministral3", "mistral4"):
-        return None
+        return (None,) * count
     rope = config.rope_parameters
-    return QueryScale(
+    scale = QueryScale(
         float(rope["llama_4_scaling_beta"]), int(rope["original_max_position_embeddings"])
     )
+    return (scale,) * count
+
+
+def chunks(config: Any) -> tuple[int | None, ...]:
+    """For each layer the length of the chunks it attends in, if it does (see `LayerCall.chunk`)."""
+    kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
+    return tuple(config.attention_chunk_size if kind == _CHUNKED else None for kind in kinds)
 
 
 def nope_layers(config: Any, family: Family) -> tuple[bool, ...]:
@@ -283,10 +302,6 @@ _STATE = (
     f"methods that fork and never reorder are possible with such a state ({', '.join(FORKING)}), and this type's "
     "states are not read here yet"
 )
-_CHUNKED = (
-    "its layers read chunks that begin at multiples of a length, and it scales queries of other layers only; "
-    "neither is built yet"
-)
 _LEARNED = (
     "its positions are learned vectors added to the tokens (or biases, ALiBi) instead of rotations, "
     "so cached keys cannot be moved inside a view"
@@ -304,7 +319,6 @@ _NORMED_BEHIND = (
 _REFUSED: dict[str, str] = {
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _NORMED_BEHIND),
     "nemotron": "its attention (transformers' NemotronAttention) cannot be replaced from outside",
-    **dict.fromkeys(("llama4", "llama4_text"), _CHUNKED),
     **dict.fromkeys(
         (
             *("qwen4_exp", "qwen4_exp_text", "jamba", "mamba", "mamba2", "falcon_mamba"),
@@ -328,6 +342,7 @@ _REFUSED: dict[str, str] = {
 _OTHER_SENSES = ("text_config", "vision_config", "audio_config")
 _BY_LAYER = {"head_dim", "num_key_value_heads"}  # may be others in other layers (Gemma 4)
 _CAUSAL_TEXT = (None, False, "vision")  # Gemma 4's pictures are read both ways, and its text is not
+_CHUNKED = "chunked_attention"
 _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -360,14 +375,16 @@ def _layer_refusal(config: Any) -> str | None:
         if "full_attention" not in kinds:
             return "none of its layers attends, and memory here is made of keys and values"
         kinds.discard("linear_attention")
+    if getattr(config, "attention_chunk_size", None):
+        kinds.discard(_CHUNKED)
     strange = sorted(kinds - _PLAIN_LAYERS)
     if not strange:
         return None
     if any("linear" in kind or "mamba" in kind or "conv" in kind for kind in strange):
         return _STATE
     return (
-        f"it has layers of type {', '.join(strange)}; every layer must read all earlier tokens or a "
-        "sliding window of them"
+        f"it has layers of type {', '.join(strange)}; every layer must read all earlier tokens, a "
+        "sliding window of them, or those of its chunk, of a length that the configuration gives"
     )
 
 

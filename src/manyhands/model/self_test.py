@@ -31,7 +31,8 @@ from manyhands.model.quiet import quiet
 TOLERANCE = 1e-4
 _BLIND = 1e-2  # the examination must notice by this much that rotations are missing
 _TOKENS, _WINDOW, _LAYERS, _VOCABULARY = 24, 5, 8, 96
-_SPANS = ("window", "chunk", "local_attention")  # in names of numbers that limit how far one reads
+# in names of numbers that limit how far one reads, or from where on queries are scaled
+_SPANS = ("window", "chunk", "local_attention", "floor_scale")
 
 # Errors that other people's modelling code may raise when it meets a shrunken configuration.
 BREAKS = (
@@ -68,6 +69,8 @@ def exact_attention(ropes: tuple[Rope | None, ...]) -> AttendFn:
         hidden = distance < 0
         if call.window is not None:
             hidden = hidden | (distance >= call.window)
+        if call.chunk is not None:
+            hidden = hidden | (distance > positions[:, None] % call.chunk)
         scores = scores.masked_fill(hidden, float("-inf"))
         if call.sinks is not None:
             sinks = call.sinks.to(scores.dtype)[:, None, None].expand(-1, scores.shape[1], 1)
@@ -101,6 +104,7 @@ def tiny_twin(config: Any) -> Any:
         "num_key_value_heads": 2 if grouped else 4,
         "hidden_size": 4 * head,
         "intermediate_size": 64,
+        "intermediate_size_mlp": 64,
         "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 32,
         "num_experts": 4,
