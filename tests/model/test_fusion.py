@@ -35,10 +35,11 @@ from tests.model.families_zoo import some_tokens, tiny_model, tiny_models
 
 ZOO = tiny_models()
 TOKENS = some_tokens(30)
-# The rotation of these stays: YaRN's factor on a part of the head cannot enter the scaling.
-ROTATING = {"phi3_longrope", "deepseek_v2", "deepseek_v3"}
-# Layers that scale what they give: their sums are left to them.
-UNJOINED = {"gemma4_text", "gemma4_shared"}
+# The rotation of these stays: YaRN's factor on a part of the head cannot enter the scaling;
+# Llama 4 rotates complex numbers.
+ROTATING = {"phi3_longrope", "deepseek_v2", "deepseek_v3", "llama4_text"}
+# Layers that scale what they give, or (Llama 4) see it in another shape: their sums are left to them.
+UNJOINED = {"gemma4_text", "gemma4_shared", "llama4_text"}
 GPU = torch.cuda.is_available()
 
 

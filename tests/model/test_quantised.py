@@ -154,7 +154,9 @@ def test_groups() -> None:
 
 
 @KIND
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "phi3", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen2", "gemma2", "phi3", "qwen3_moe", "gpt_oss", "llama4_text"]
+)
 def test_a_network_is_quantised_in_place(kind: str, name: str) -> None:
     expected = _logits(ModelAdapter(ZOO[name]()))
     adapter, _ = load_adapter(ZOO[name](), quantise=kind)

@@ -67,6 +67,9 @@ class Lines:
     ) -> Tensor:
         place = torch.arange(self.line.shape[1])  # [N]
         q = rotated(q, self.position, rope)
+        if (scale := call.query_scale) is not None:
+            grown = (self.position + scale.first) // scale.span
+            q = q * (1 + scale.beta * torch.log(1.0 + grown.double()))[:, None, None]
         k = rotated(k[self.line], place, rope)  # [T, N, G, D]
         k = k.repeat_interleave(q.shape[1] // k.shape[2], dim=2)
         v = v[self.line].repeat_interleave(q.shape[1] // v.shape[1], dim=2)
@@ -75,6 +78,8 @@ class Lines:
         mask = distance >= 0
         if call.window is not None:
             mask &= distance < call.window
+        if call.chunk is not None:
+            mask &= self.position[:, None] // call.chunk == place[None, :] // call.chunk
         scores = scores.masked_fill(~mask[:, None, :], float("-inf"))
         return torch.einsum("thn,tnhd->thd", scores.softmax(-1), v)
 
@@ -83,8 +88,10 @@ def rotated(x: Tensor, position: Tensor, rope: Rope | None) -> Tensor:
     """x [..., H, D] rotated to `position` [...]: pairs of coordinates as complex numbers."""
     if rope is None:
         return x
-    assert not rope.interleaved, "the families of these tests cut a head in two halves"
     half = rope.rotary_dim // 2
+    if rope.interleaved:
+        order = torch.arange(rope.rotary_dim).view(half, 2).T.flatten()
+        x = torch.cat((x[..., order], x[..., rope.rotary_dim :]), dim=-1)
     angle = position[..., None, None] * rope.inv_freq.to(x.dtype)  # [..., 1, half]
     pairs = torch.complex(x[..., :half], x[..., half : 2 * half])
     pairs = pairs * torch.polar(torch.ones_like(angle), angle)

@@ -30,7 +30,7 @@ def gradients(loss: torch.Tensor, adapter) -> dict[str, torch.Tensor]:
 
 
 CASES = [(layout, family) for layout in LAYOUTS for family in ("qwen3", "gemma3_text")]
-CASES += [("combined", "gemma4_text"), ("combined", "gemma4_shared")]
+CASES += [("combined", family) for family in ("gemma4_text", "gemma4_shared", "llama4_text")]
 
 
 @pytest.mark.parametrize(("layout", "family"), CASES)

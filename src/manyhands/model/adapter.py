@@ -40,6 +40,7 @@ from manyhands.model.host_linear import laid_out_bytes
 from manyhands.model.latent import Expansion, absorb, is_absorbed, is_latent, latent_shape
 from manyhands.model.recurrent import StateCall, is_hybrid, take_over
 from manyhands.model.ropes import read_ropes
+from manyhands.model.unlisted import name_base
 
 _NAME = "manyhands"  # of our attention function in the registry of transformers
 
@@ -273,6 +274,7 @@ def _take_over(model: PreTrainedModel) -> None:
     # Registered when the first adapter is made, not on import; registering again changes nothing.
     # No mask function goes with it: that is what keeps transformers from building a mask.
     AttentionInterface.register(_NAME, _attention)
+    name_base(model)
     model.set_attn_implementation(_NAME)
     if model.config._attn_implementation != _NAME:
         raise UnsupportedModel(
@@ -298,9 +300,8 @@ def _take_over(model: PreTrainedModel) -> None:
 
 def _take_over_llama4(model: Any) -> None:
     """Its layers scale queries by their place among the fed tokens, whatever positions are given: ours do so instead."""
-    for layer in model.model.layers:
+    for layer in model.base_model.layers:
         layer.self_attn.attn_temperature_tuning = False
-    model.base_model_prefix = "model"  # of the class it is that of checkpoints with pictures
 
 
 def _attention(

@@ -1,6 +1,7 @@
-"""Language models that transformers has classes for, and leaves out of its table of causal language models.
+"""Language models that transformers knows as parts of composites, and not, or not wholly, alone (5.23).
 
-Mistral 4 is one: transformers lists it as a part of a composite with pictures alone (5.23).
+Mistral 4 has a class that stands in no table of causal language models. Llama 4 has one whose `base_model`, by which the
+layers are found, is named for the checkpoints of the composite and leads to the network itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM
 
 _CLASSES = {"mistral4": ("transformers.models.mistral4.modeling_mistral4", "Mistral4ForCausalLM")}
+_BASES = {"llama4_text": "model"}
 
 
 def enter(config: Any) -> None:
@@ -20,3 +22,10 @@ def enter(config: Any) -> None:
         kind: Any = getattr(import_module(module), name)
         table: Any = AutoModelForCausalLM
         table.register(type(config), kind, exist_ok=True)
+
+
+def name_base(model: Any) -> None:
+    """Have `base_model` lead to the layers, if the class names another part; again changes nothing."""
+    name = _BASES.get(model.config.model_type)
+    if name is not None:
+        model.base_model_prefix = name

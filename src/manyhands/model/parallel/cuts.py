@@ -297,8 +297,11 @@ def part_of(config: Any, size: int) -> Any:
 
 # Families whose parts cannot be had from a divided configuration: the output projection of helium and the norms of
 # q and k of olmoe have the width of the residual stream, and not that of the heads; Gemma 4's heads differ by layer. A
-# checkpoint of axk1 has some norms under other names than the network.
-WHOLE = frozenset({"axk1", "gemma4_text", "gemma4_unified_text", "helium", "mistral4", "olmoe"})
+# checkpoint of axk1 has some norms under other names than the network. The stacks of Llama 4's experts have gates and
+# values of both halves in one dimension that a rank would cut in two places, which no verb here does.
+WHOLE = frozenset(
+    {"axk1", "gemma4_text", "gemma4_unified_text", "helium", "llama4_text", "mistral4", "olmoe"}
+)
 
 
 def read_plan(config: Any) -> dict[str, str]:

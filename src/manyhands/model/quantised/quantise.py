@@ -19,6 +19,7 @@ from manyhands.errors import InvalidRequest
 from manyhands.model.quantised.linear import Float8Linear, Quantised
 from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.settings import Quantise
+from manyhands.model.unlisted import name_base
 
 KINDS: MappingProxyType[str, type[Quantised]] = MappingProxyType(
     {"fp8": Float8Linear, "int4": Int4Linear}
@@ -77,6 +78,7 @@ def make_room(model: Any, kind: str) -> int:
 
 
 def _linears(model: Any, kind: str) -> Iterator[LinearAt]:
+    name_base(model)
     for layer in getattr(model.base_model, "layers", ()):
         for holder in list(layer.modules()):
             for name, child in list(holder.named_children()):
