@@ -8,12 +8,15 @@ import pytest
 import torch
 import transformers as hf
 
+from manyhands.attention.attend import QueryScale
 from manyhands.errors import UnsupportedModel
 from manyhands.model.families import (
     FAMILIES,
     Family,
+    chunks,
     known_family,
     nope_layers,
+    query_scales,
     reach,
     refusal,
     storing_layers,
@@ -96,6 +99,16 @@ def test_pictures_that_are_read_both_ways_leave_text_causal() -> None:
 def test_an_unknown_type_is_not_taken_without_examination() -> None:
     with pytest.raises(UnsupportedModel, match="not in the table"):
         known_family(hf.CONFIG_MAPPING["persimmon"]())
+
+
+def test_chunks_and_scaled_queries_are_of_different_layers() -> None:
+    config = hf.Llama4TextConfig(num_hidden_layers=8)
+    scale = QueryScale(0.1, span=8192, first=1)
+    assert chunks(config) == (8192, 8192, 8192, None) * 2
+    assert query_scales(config) == (None, None, None, scale) * 2
+    config.attn_temperature_tuning = False
+    assert query_scales(config) == (None,) * 8
+    assert chunks(hf.LlamaConfig(num_hidden_layers=2)) == (None, None)
 
 
 def test_how_long_a_view_may_be() -> None:

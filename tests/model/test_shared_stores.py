@@ -96,11 +96,14 @@ def test_runs_that_come_back_to_memory() -> None:
     assert few.num_preemptions > 0
 
 
-def test_tables_that_are_looked_up_are_not_read() -> None:
-    """Gemma 4's second table of embeddings has a row per token for every layer."""
-    adapter = ModelAdapter(tiny_models()[NAME]())
+@pytest.mark.parametrize(
+    ("name", "looked_up"), [(NAME, "embed_tokens_per_layer"), ("llama4_text", "embed_tokens")]
+)
+def test_tables_that_are_looked_up_are_not_read(name: str, looked_up: str) -> None:
+    """Gemma 4's second table of embeddings has a row per token for every layer. Of Llama 4 all experts are read."""
+    adapter = ModelAdapter(tiny_models()[name]())
     model: Any = adapter.model
-    table: Tensor = model.base_model.embed_tokens_per_layer.weight
+    table: Tensor = model.base_model.get_submodule(looked_up).weight
     everything = sum(
         x.numel() * x.element_size()
         for x in {x.data_ptr(): x for x in (*model.parameters(), *model.buffers())}.values()

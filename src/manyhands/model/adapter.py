@@ -229,7 +229,7 @@ def weight_bytes(adapter: ModelAdapter) -> int:
     """Bytes of weights that one pass reads at least.
 
     A table of embeddings is only looked up, unless the output layer shares it. Of a stack of experts (a
-    parameter of three dimensions) a token reads its own few.
+    parameter of three dimensions) a token reads its own few; in transformers' code of Llama 4 it goes through all.
     """
     model: Any = adapter.model
     head = getattr(model.get_output_embeddings(), "weight", None)
@@ -237,6 +237,8 @@ def weight_bytes(adapter: ModelAdapter) -> int:
     looked_up = {table.data_ptr() for table in tables if table is not head}
     config = adapter.config
     experts = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
+    if config.model_type == "llama4_text":
+        experts = None
     largest: dict[int, float] = {}  # two names for one piece of memory count once
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.data_ptr() in looked_up:
