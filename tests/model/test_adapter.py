@@ -273,8 +273,9 @@ def test_layers_that_rotate_alike_share_one_rope() -> None:
         "gemma3_text",
         "gemma4_text",
         "gemma4_shared",
+        "llama4_text",  # one rope and None
         "olmo3",
-        "smollm3",  # one rope and None
+        "smollm3",  # as llama4_text
     }
 
 
