@@ -69,6 +69,23 @@ def kills() -> str:
     )
 
 
+def spread() -> str:
+    """Tokens per second of one file of requests: by threads of one process, and by replicas; the mean of all turns."""
+    turns: dict[str, list[dict[str, Any]]] = {}
+    for line in _results("spread")["spread"]:
+        turns.setdefault(line["way"], []).append(line)
+    speeds = {
+        way: sum(line["tokens"] for line in lines) / sum(line["seconds"] for line in lines)
+        for way, lines in turns.items()
+    }
+    first = next(iter(speeds.values()))
+    rows = [
+        [way, str(turns[way][0]["answered"]), f"{speed:.0f}", f"{speed / first:.2f}"]
+        for way, speed in speeds.items()
+    ]
+    return table(["way", "requests", "tokens/s", "over the first"], rows)
+
+
 _RANKED = ("qwq-32b", "qwen3-8b", "codellama-7b")
 
 
@@ -155,5 +172,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "fleet": fleet,
     "kills": kills,
     "ranks": ranks,
+    "spread": spread,
     "sums": sums,
 }

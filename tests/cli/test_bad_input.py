@@ -45,7 +45,7 @@ NOBODY = "\x1b[2J\x1b]0;owned\x07"
         ("--load half", 2, "weights is 'half'; expected one of auto, dummy"),
         ("--headers none", 2, "headers is 'none'; expected one of in_context"),
         ("--memory-tokens 0", 2, "memory_tokens is 0; expected 1 or more"),
-        ("--gpus 0", 2, "ranks is 0; expected 1 or more"),
+        ("--gpus 0", 2, "ranks is 0; expected 1 to 64"),
         ("--set workers=0", 2, "workers is 0; expected 1 to 256"),
         ("--set layuot=combined", 2, "TeamSettings have no 'layuot'"),
         ("--set workers=3 -n 2", 2, "twice: --set workers=3 and --workers 2"),

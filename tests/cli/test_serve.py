@@ -87,7 +87,7 @@ def test_a_models_own_sampling_is_what_a_request_means_that_says_nothing(
     text = small_text()
     engine = SimpleNamespace(
         about=[],
-        facts=SimpleNamespace(max_positions=512, is_on_gpu=False, vocab_size=1000),
+        facts=SimpleNamespace(max_positions=512, is_on_gpu=False, vocab_size=1000, num_states=0),
         prefixes=PrefixTree(),
     )
     fronts: list[Any] = []

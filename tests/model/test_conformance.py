@@ -278,13 +278,9 @@ def test_control_others_off_by_one_position(name: str, monkeypatch: pytest.Monke
     right = planning.Planner._read
 
     def shifted(
-        self: planning.Planner,
-        reader: planning._Reader,
-        view: View,
-        growth: dict[Block, int],
-        met: Any,
+        self: planning.Planner, reader: planning._Reader, view: View, *known: dict[Block, Any]
     ) -> None:
-        right(self, reader, view, growth, met)
+        right(self, reader, view, *known)
         reader.table[1:-1, planning.TABLE.index("base")] += 1
 
     monkeypatch.setattr(planning.Planner, "_read", shifted)
@@ -302,11 +298,11 @@ def test_control_the_others_newest_token_is_not_seen(
         reader: planning._Reader,
         view: View,
         growth: dict[Block, int],
-        met: Any,
+        _: dict[Block, Any],
     ) -> None:
         own = view.own
         is_desk = "." in own.name or not own.name
-        right(self, reader, view, {own: growth[own]} if is_desk else growth, {} if is_desk else met)
+        right(self, reader, view, {own: growth[own]} if is_desk else growth, {})
 
     monkeypatch.setattr(planning.Planner, "_read", alone)
     assert _worst(name, 2) > VISIBLE
