@@ -71,9 +71,7 @@ class Plan:
     lockstep: object = None
     lockstep_index: int = 0
     num_drafted: Ints | None = None  # [R]: of each row's tokens the last ones; None: no row has any
-    states: RowStates | None = (
-        None  # where linear layers find and leave states; None: there are none
-    )
+    states: RowStates | None = None  # where linear layers find and leave theirs, if there are any
 
     @property
     def num_tokens(self) -> int:

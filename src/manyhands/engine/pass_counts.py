@@ -16,9 +16,7 @@ class PassCounts:
 
     eager: int = 0  # launch by launch
     replayed: int = 0  # by a recording, all integers sent anew
-    followed: int = (
-        0  # by a recording, one token later than the pass before: nothing but tokens sent
-    )
+    followed: int = 0  # by a recording, one token later than the pass before: tokens alone sent
     recorded: int = 0  # recordings made
     lookaheads: int = 0  # passes begun before they were asked for
     heads: int = 0  # passes of which the first layers alone were begun
