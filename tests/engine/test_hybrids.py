@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.cache.block import Block
-from manyhands.cache.states import EMPTY, StateBook
+from manyhands.cache.states import EMPTY, FORKING, StateBook
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
@@ -27,7 +27,6 @@ from manyhands.engine.run import RunState
 from manyhands.errors import InvalidRequest, OutOfMemory, UnsupportedModel
 from manyhands.evaluation.bench import fill
 from manyhands.model.adapter import ModelAdapter
-from manyhands.model.families import FORKING
 from manyhands.model.recurrent import States
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.replay.forward import merge_trace, replay_logits

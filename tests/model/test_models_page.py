@@ -14,9 +14,10 @@ import transformers as hf
 
 from manyhands.attention import triton_backend
 from manyhands.attention.triton_backend import refusal as kernels_refuse
+from manyhands.cache.states import FORKING
 from manyhands.model import families
 from manyhands.model.adapter import _layers
-from manyhands.model.families import FAMILIES, FORKING, HYBRIDS
+from manyhands.model.families import FAMILIES, HYBRIDS
 from manyhands.model.gguf.config import ARCHITECTURES
 from manyhands.model.gguf.tokenizer import RULES
 from manyhands.strategies.methods import METHODS

@@ -13,12 +13,11 @@ from functools import partial
 import pytest
 
 from manyhands.cache.block import Block
+from manyhands.cache.states import FORKING
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest
-from manyhands.model.families import FORKING
 from manyhands.prompts.votes import VotesPrompt
-from manyhands.strategies import methods
 from manyhands.strategies.base import Sent, Strategy
 from manyhands.strategies.methods import METHODS, check_forks
 from manyhands.strategies.run_spec import RunSpec
@@ -118,7 +117,6 @@ def test_methods_say_whether_they_fork() -> None:
         assert spec.method.forks(spec.settings) == (name in FORKING), name
         with nullcontext() if name in FORKING else pytest.raises(InvalidRequest, match="one state"):
             check_forks(spec.method, spec.settings)
-    assert methods.FORKING == FORKING
 
 
 @pytest.mark.parametrize(("profile", "join"), [("npr", "reencode"), ("parallel-r1-seen", None)])

@@ -28,7 +28,18 @@ from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest, OutOfMemory
 
 EMPTY = 0  # the slot of the empty text
-_HINT = "Ask for a method that only forks; docs/models.md names them. Or take a network without such layers."
+# The methods, and the choices with them, whose blocks are each read behind one text alone (tests/strategies/test_forks.py
+# finds them). Both wings name them in messages and docs, so the list stands below both.
+FORKING = (
+    "sequential",
+    "branches (join reencode)",
+    "async_think",
+    "self_consistency (mode vote)",
+    "best_of_n",
+    "profiled (profile threadweaver)",
+    "batches",
+)
+_HINT = f"Methods that only fork run on it: {', '.join(FORKING)}. Or take a network without such layers."
 
 
 @dataclass(frozen=True)

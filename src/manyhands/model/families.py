@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyhands.attention.attend import QueryScale
+from manyhands.cache.states import FORKING
 from manyhands.errors import UnsupportedModel
 
 
@@ -285,17 +286,6 @@ def storing_layers(config: Any) -> tuple[int, ...]:
     )
 
 
-# The methods whose blocks are each read behind one text alone (tests/strategies/test_forks.py finds them). Methods stand
-# in the other wing (`strategies/methods.py::FORKING`), which this room does not import.
-FORKING = (
-    "sequential",
-    "branches (join reencode)",
-    "async_think",
-    "self_consistency (mode vote)",
-    "best_of_n",
-    "profiled (profile threadweaver)",
-    "batches",
-)
 _STATE = (
     "its linear-attention or state-space layers keep one running state of a text instead of keys and values, so a "
     "block cannot be moved inside a view, or be read behind another text than the one it was written behind; only "

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from manyhands.cache.layouts import LAYOUTS
+from manyhands.cache.states import FORKING
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.schema.choosing import choosable
@@ -123,17 +124,6 @@ def _pair(settings: AsyncReasoningSettings, prompt: Any) -> tuple[str, ...]:
 def _attempts(settings: AttemptSettings, prompt: Any) -> tuple[str, ...]:
     return tuple(f"Attempt {number}" for number in range(1, settings.workers + 1))
 
-
-# The methods, and the choices with them, that networks with states bear; as messages and docs name them.
-FORKING = (
-    "sequential",
-    "branches (join reencode)",
-    "async_think",
-    "self_consistency (mode vote)",
-    "best_of_n",
-    "profiled (profile threadweaver)",
-    "batches",
-)
 
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
