@@ -167,7 +167,7 @@ def test_a_method_that_reorders_is_stopped(method: str) -> None:
     """An engine that is driven by hand says where; commands refuse such a method before (`check_forks`)."""
     with pytest.raises(InvalidRequest, match="behind another text") as caught:
         worst(RUNS[method]().trace, "qwen3_5_text", double=False)
-    assert "forks" in str(caught.value.hint)
+    assert "sequential, branches (join reencode)" in str(caught.value.hint)
 
 
 SAMPLED = Choice(temperature=1.0, top_p=0.95, allowed=LETTERS)
