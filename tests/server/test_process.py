@@ -32,7 +32,8 @@ def process(
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # Unbuffered: what is left in a stream at the end is the command line's to guard, which is not here.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
     )
     try:
         assert child.stdout is not None
