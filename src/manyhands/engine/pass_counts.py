@@ -1,7 +1,7 @@
 """Counts of how passes were made: what an operator looks at when passes take longer than they should.
 
 A server that got ready (`Engine.get_ready`) compiles and records next to nothing afterwards, and runs hardly a pass launch by
-launch. No tensor is needed here, so that whoever only reads the counts brings no torch.
+launch. No tensor is needed here, so that reading the counts brings no torch.
 """
 
 from __future__ import annotations
