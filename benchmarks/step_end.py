@@ -44,7 +44,7 @@ def measured(workers: int, num_passes: int) -> dict[str, Any]:
     from manyhands.evaluation.life import live, one_team
 
     torch.set_num_threads(1)
-    engine = _engine()
+    engine = unlaunched()
     hidden = _leave_out(engine.executor)
     clock = SimpleNamespace(perf_counter=lambda: time.thread_time() - hidden())
     loop.time = clock  # type: ignore[assignment]  # a pass is timed there
@@ -63,7 +63,7 @@ def measured(workers: int, num_passes: int) -> dict[str, Any]:
     }
 
 
-def _engine() -> Any:
+def unlaunched() -> Any:
     """An engine with recordings that do nothing."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
