@@ -130,7 +130,7 @@ def measured(engine: Engine, workers: int, history: int, num_passes: int) -> dic
     watch(Planner, "plan", "plan")
     watch(Planner, "plan_ahead", "plan")
     watch(Planner, "_prepare_all", "plan: routes")
-    watch(Planner, "_read", "plan: reads")
+    watch(Planner, "_read_all", "plan: reads")
     watch(Planner, "_assemble", "plan: lists")
     watch(PagePool, "promise", "pool")
     watch(PagePool, "keep", "pool")

@@ -275,15 +275,14 @@ def test_the_other_layouts(name: str, layout: str) -> None:
 
 @pytest.mark.parametrize("name", BROAD)
 def test_control_others_off_by_one_position(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = planning.Planner._read
+    right = planning.Planner._read_all
 
-    def shifted(
-        self: planning.Planner, reader: planning._Reader, view: View, *known: dict[Block, Any]
-    ) -> None:
-        right(self, reader, view, *known)
-        reader.table[1:-1, planning.TABLE.index("base")] += 1
+    def shifted(self: planning.Planner, rows: Any, growth: dict[Block, int]) -> None:
+        right(self, rows, growth)
+        for reader, _ in rows:
+            reader.table[1:-1, planning.TABLE.index("base")] += 1
 
-    monkeypatch.setattr(planning.Planner, "_read", shifted)
+    monkeypatch.setattr(planning.Planner, "_read_all", shifted)
     assert _worst(name, 2) > VISIBLE
 
 
@@ -291,20 +290,15 @@ def test_control_others_off_by_one_position(name: str, monkeypatch: pytest.Monke
 def test_control_the_others_newest_token_is_not_seen(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = planning.Planner._read
+    right = planning.Planner._read_all
 
-    def alone(
-        self: planning.Planner,
-        reader: planning._Reader,
-        view: View,
-        growth: dict[Block, int],
-        _: dict[Block, Any],
-    ) -> None:
-        own = view.own
-        is_desk = "." in own.name or not own.name
-        right(self, reader, view, {own: growth[own]} if is_desk else growth, {})
+    def alone(self: planning.Planner, rows: Any, growth: dict[Block, int]) -> None:
+        for row in rows:
+            own = row[1].own
+            is_desk = "." in own.name or not own.name
+            right(self, [row], {own: growth[own]} if is_desk else growth)
 
-    monkeypatch.setattr(planning.Planner, "_read", alone)
+    monkeypatch.setattr(planning.Planner, "_read_all", alone)
     assert _worst(name, 2) > VISIBLE
 
 

@@ -32,11 +32,12 @@ class Entries(NamedTuple):
     def of(cls, plan: Plan) -> Entries:
         """The pairs of `plan`, in the order of its reads, the tokens of a row in theirs."""
         reads = plan.reads
-        sizes = np.diff(plan.row_indptr)[reads.row]  # tokens of the reading row
-        ends = np.cumsum(sizes)
-        within = np.arange(ends[-1]) - np.repeat(ends - sizes, sizes)
-        read = np.repeat(np.arange(len(sizes)), sizes)
-        token = np.repeat(plan.row_indptr[reads.row], sizes) + within
+        indptr = plan.row_indptr
+        sizes = (indptr[1:] - indptr[:-1])[reads.row]  # tokens of the reading row
+        ends = sizes.cumsum()
+        within = np.arange(ends[-1]) - (ends - sizes).repeat(sizes)
+        read = np.arange(len(sizes)).repeat(sizes)
+        token = indptr[reads.row].repeat(sizes) + within
         return cls(
             token=token,
             read=read,

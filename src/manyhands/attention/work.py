@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -97,9 +98,10 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     """The work list of a plan, for the kernels that are best for it or for those that are `wanted`."""
     entries = Entries.of(plan)
     sizes = [len(table) for table in plan.reads.pages]
-    first_page = np.cumsum([0, *sizes])
-    rows = np.diff(entries.strip_indptr) * tiling.group
-    keys = _keys(entries, entries.strip_indptr[:-1])[1]
+    first_page = np.array([0, *accumulate(sizes)])
+    strip_indptr = entries.strip_indptr
+    rows = (strip_indptr[1:] - strip_indptr[:-1]) * tiling.group
+    keys = _keys(entries, strip_indptr[:-1])[1]
     most = tiling.most_small_rows
     if tiling.group == 1 and 2 * np.count_nonzero(rows == 1) > len(rows):
         # Small tiles are all alike, and those of lone rows should not grow for what these share.
@@ -118,15 +120,13 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     large = _tiles(entries, (~is_small).nonzero()[0], large_rows // tiling.group, tiling)
     num_splits = np.zeros(len(entries.token), dtype=np.int64)
     lists = []
-    for tiles, size in (
-        (small, _small_split(small, tiling)),
-        (large, _large_split(large, tiling)),
-    ):
+    for tiles, split_of in ((small, _small_split), (large, _large_split)):
         if not len(tiles.strip):
             lists.append(np.empty((0, ITEM_FIELDS), dtype=np.int64))
             continue
+        size = split_of(tiles, tiling)
         splits = _num_splits(tiles, size, tiling)
-        for_entries = np.repeat(splits, tiles.count)
+        for_entries = splits.repeat(tiles.count)
         num_splits[_ranges(tiles.first, tiles.count)] = for_entries
         lists.append(_items(tiles, splits, size, first_page))
     entry_partial, partial_indptr = _partials(entries.token, num_splits, plan.num_tokens)
@@ -141,7 +141,7 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
         entry_partial=entry_partial,
         partial_indptr=partial_indptr,
         pages=np.concatenate(plan.reads.pages),
-        key_page=np.repeat(first_page[own], np.diff(plan.row_indptr)),
+        key_page=first_page[own].repeat(plan.row_indptr[1:] - plan.row_indptr[:-1]),
     )
 
 
@@ -162,13 +162,13 @@ def _tiles(entries: Entries, strips: Ints, most: int, tiling: Tiling) -> _Tiles:
     if not len(strips):
         return _Tiles(strips, begin, begin, begin, begin)
     per_strip = -(-(end - begin) // most)
-    strip = np.repeat(strips, per_strip)
+    strip = strips.repeat(per_strip)
     within = _ranges(np.zeros_like(per_strip), per_strip)
-    first = np.repeat(begin, per_strip) + within * most
-    count = np.minimum(np.repeat(end, per_strip) - first, most)
+    first = begin.repeat(per_strip) + within * most
+    count = np.minimum(end.repeat(per_strip) - first, most)
     # Runs of entries need not touch each other (strips of the other kind lie between them).
     picked = _ranges(first, count)
-    start, num_keys = _keys(entries, np.cumsum(count) - count, picked)
+    start, num_keys = _keys(entries, count.cumsum() - count, picked)
     is_cut = start % tiling.key_tile
     return _Tiles(strip, first, count, start - is_cut, num_keys + is_cut)
 
@@ -253,37 +253,36 @@ def _large_split(tiles: _Tiles, tiling: Tiling) -> int:
 def _items(tiles: _Tiles, num_splits: Ints, size: int, first_page: Ints) -> Ints:
     """[I, ITEM_FIELDS]: every split of every tile. The last split of a tile has no end of its own."""
     split = _ranges(np.zeros_like(num_splits), num_splits)
-    tile = np.repeat(np.arange(len(num_splits)), num_splits)
+    tile = np.arange(len(num_splits)).repeat(num_splits)
     start = tiles.start[tile] + split * size
     is_last = split == num_splits[tile] - 1
     # The longest first: programs start in this order, and the short ones fill what is left.
-    order = np.argsort(-np.minimum(tiles.num_keys[tile] - split * size, size), kind="stable")
-    columns = (
-        tiles.first[tile],
-        tiles.count[tile],
-        start,
-        np.where(is_last, ENDLESS, start + size),
-        first_page[tiles.strip[tile]],
-        split,
-    )
-    return np.stack(columns, axis=1).astype(np.int64).reshape(-1, ITEM_FIELDS)[order]
+    order = (-np.minimum(tiles.num_keys[tile] - split * size, size)).argsort(kind="stable")
+    items: Ints = np.empty((ITEM_FIELDS, len(tile)), dtype=np.int64)
+    items[0], items[1] = tiles.first[tile], tiles.count[tile]
+    items[2], items[3] = start, np.where(is_last, ENDLESS, start + size)
+    items[4], items[5] = first_page[tiles.strip[tile]], split
+    ordered: Ints = items.T[order]
+    return ordered
 
 
 def _partials(token: Ints, num_splits: Ints, num_tokens: int) -> tuple[Ints, Ints]:
     """Number the partials token by token: where each entry's begin, and each token's."""
-    order = np.argsort(token, kind="stable")
-    ends = np.cumsum(num_splits[order])
+    order = token.argsort(kind="stable")
+    ends = num_splits[order].cumsum()
     entry_partial = np.empty_like(ends)
     entry_partial[order] = ends - num_splits[order]
     per_token = np.bincount(token, weights=num_splits, minlength=num_tokens).astype(np.int64)
-    return entry_partial, np.concatenate(([0], np.cumsum(per_token)))
+    return entry_partial, np.concatenate(([0], per_token.cumsum()))
 
 
 def _ranges(first: Ints, count: Ints) -> Ints:
     """first[0], first[0] + 1, ... (count[0] of them), then the same from first[1], and so on."""
-    ends = np.cumsum(count)
+    ends = count.cumsum()
     total = int(ends[-1]) if len(ends) else 0
-    ranges: Ints = np.arange(total) + np.repeat(first - (ends - count), count)
+    shift: Ints = first - (ends - count)
+    ranges: Ints = shift.repeat(count)
+    ranges += np.arange(total)
     return ranges
 
 

@@ -302,6 +302,16 @@ class PagePool:
     def _num_spare_pages(self, strip: Strip) -> int:
         return len(strip.pages) - -(-strip.num_tokens // self.page_size)
 
+    def can_join(self, block: Block, before: Block) -> bool:
+        """Whether `join` would move the block."""
+        here, there = self.place(block), self.place(before)
+        end = there.offset + before.num_tokens
+        size = block.num_tokens
+        alone = here.strip.num_blocks == 1 and here.strip.num_tokens == size
+        if here.strip is there.strip or not alone or end != there.strip.num_tokens or size == 0:
+            return False
+        return self._pages_to_add(there.strip, size) <= len(self._free)
+
     def join(self, block: Block, before: Block) -> Move | None:
         """Move frozen `block` onto the strip of `before`, directly behind it, if that is possible.
 
@@ -309,14 +319,11 @@ class PagePool:
         The move is owed from then on.
         """
         self._collect()
+        if not self.can_join(block, before):
+            return None
         here, there = self.place(block), self.place(before)
         end = there.offset + before.num_tokens
         size = block.num_tokens
-        alone = here.strip.num_blocks == 1 and here.strip.num_tokens == size
-        if here.strip is there.strip or not alone or end != there.strip.num_tokens or size == 0:
-            return None
-        if self._pages_to_add(there.strip, size) > len(self._free):
-            return None
         left = here.strip
         sources = self.slots(left, here.offset, here.offset + size)
         with self._journal as journal:

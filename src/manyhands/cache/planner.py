@@ -3,6 +3,10 @@
 A view is walked once and kept as a route: its frozen neighbours, moved together by compaction, are one
 piece. After that the work of a step is proportional to rows times pieces, and where the same rows go on
 token by token, less: the next plan is the last one, one token later (`cache/lockstep.py`).
+
+When a worker ends its step, all views of its team are new, and the device waits until they are planned. So what
+rows have in common is looked up once for all of them, lists are laid out for all rows at a time, and compaction can be
+left to the next plan that is made while the device works (`Planner.joins_ahead`).
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import accumulate
+from operator import and_
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +26,7 @@ from manyhands.cache.lockstep import Lockstep
 from manyhands.cache.pages import Ints, PagePool, Place, Strip
 from manyhands.cache.plan import Growth, Plan, Reads
 from manyhands.cache.step import Step
-from manyhands.cache.trunks import Stretch, Trunk, Trunks
+from manyhands.cache.trunks import NOTHING, Stretch, Trunk, Trunks
 from manyhands.cache.view import Item, Lanes, View
 from manyhands.errors import ContextTooLong, InvalidRequest
 
@@ -30,11 +36,9 @@ class _Live(NamedTuple):
 
     block: Block
     place: Place
+    strip: Strip
 
 
-_Met = tuple[
-    Strip, int, int, int
-]  # where a block lies: strip, offset; its tokens; whether it grows
 _Point = tuple[int, int]  # a position of a view, and how it grows
 
 
@@ -62,6 +66,16 @@ _Route = tuple[Stretch | _Live | _Mark, ...]
 
 
 @dataclass(eq=False)
+class _Walk:
+    """What was met while the views of one step are walked: those of a team meet the same blocks."""
+
+    pieces: dict[Block, Stretch | _Live] = field(default_factory=dict)
+    # How the last view began, and its trunk.
+    beginning: tuple[Item, ...] = ()
+    trunk: Trunk = NOTHING
+
+
+@dataclass(eq=False)
 class _Reader:
     """How one view is read: its route, and what its row read in plan number `at`.
 
@@ -70,8 +84,11 @@ class _Reader:
 
     route: _Route
     place: Place  # of its own block
+    is_waiting: bool  # a block of it is to be moved, in a plan that has the time
+    num_marks: int  # of the route
     table: Ints = field(default_factory=lambda: np.empty((0, 6), dtype=np.int64))  # see TABLE
-    strips: dict[int, Strip] = field(default_factory=dict)  # that are read, by their numbers
+    # Those that the route leads over, by their numbers.
+    strips: dict[int, Strip] = field(default_factory=dict)
     blocks: frozenset[Block] = frozenset()  # that may grow
     length: int = 0  # of the view, with what was fed
     growth: int = 0  # of that, a pass
@@ -129,6 +146,10 @@ class Planner:
         self._after: dict[int, int] = {}  # ids of the blocks that it fed: their lengths behind it
         # While a plan is made ahead: what the pass before it is about to add to its blocks.
         self._pending: Mapping[Block, int] = {}
+        # Whether compaction waits for a plan that is made ahead, while the device works; for the next one at most.
+        self.joins_ahead = False
+        self._has_waiting = False  # of the last plan: blocks that could have been moved
+        self._is_joining = True
 
     def plan_ahead(self, step: Step, pending: Mapping[Block, int]) -> Plan | None:
         """The plan of a step behind a pass whose feeds have not joined their blocks: `pending` are their sizes.
@@ -168,6 +189,8 @@ class Planner:
             self._number += followed
             self._after = {block: size + followed for block, size in self._after.items()}
             self._lockstep = None
+        self._is_joining = pending is not None or self._has_waiting or not self.joins_ahead
+        self._has_waiting = False
         readers = self._prepare_all(step)
         growth = {row.view.own: len(row.feed) + len(row.draft) for row in step.rows}
         irregular = self._irregular(growth)
@@ -181,12 +204,16 @@ class Planner:
             sizes = [pending.get(block, 0) + size for block, size in growth.items()]
             if not self.pool.lend(_sizes_to_lend(self.pool, strips, sizes, spare)):
                 return None
-        met: dict[Block, _Met] = {}
-        for reader, row in zip(readers, step.rows, strict=True):
+        anew = [
+            (reader, row.view)
+            for reader, row in zip(readers, step.rows, strict=True)
             if not reader.goes_on(
                 self._number, before, irregular, self.max_positions, self._pending
-            ):
-                self._read(reader, row.view, growth, met)
+            )
+        ]
+        if anew:
+            self._read_all(anew, growth)
+        for reader in readers:
             reader.took_part = self._number
         if pending is None:
             self.pool.promise((row.view.own, len(row.feed)) for row in step.rows)
@@ -230,50 +257,55 @@ class Planner:
         }
         return (after.keys() | {id(block) for block in growth}) - regular
 
-    def _read(
-        self, reader: _Reader, view: View, growth: dict[Block, int], met: dict[Block, _Met]
-    ) -> None:
-        """The reads of the row in this plan. Raises ContextTooLong.
+    def _read_all(self, rows: Sequence[tuple[_Reader, View]], growth: Mapping[Block, int]) -> None:
+        """The reads of these rows in this plan. Raises ContextTooLong.
 
-        `met`: the blocks that may grow and were met in this plan already, since the rows of a team read the same ones.
+        Rows of a team read the same pieces: where a piece lies is looked up once, and each row has an index into that.
         """
-        reader.is_known = False
-        table: list[tuple[int, int, int, int, int, int]] = []
-        strips: dict[int, Strip] = {}
-        blocks: list[Block] = []
-        still: list[tuple[Block, int]] = []
-        start = start_growth = 0
-        forks: list[tuple[_Point, _Point]] = []
-        for piece in reader.route:
-            if isinstance(piece, _Mark):
-                start, start_growth = piece.behind((start, start_growth), forks)
-                continue
-            grows = 0
-            if isinstance(piece, Stretch):
-                strip, low, size = piece
-            else:
-                block, place = piece
-                if (known := met.get(block)) is None:
-                    size = self._length(block) + growth.get(block, 0)
-                    known = met[block] = place.strip, place.offset, size, int(block in growth)
-                strip, low, size, grows = known
-                blocks.append(block)
-                if not grows:
-                    still.append((block, size))
-            if size:
-                base = start - low
-                table.append((strip.number, base, low, low + size, start_growth, grows))
-                strips[strip.number] = strip
-            start += size
-            start_growth += grows
-        self._check_length(view, start)
-        reader.table = np.array(table, dtype=np.int64)
-        reader.strips, reader.length, reader.growth = strips, start, start_growth
-        reader.blocks = frozenset(blocks)
-        reader.live, reader.still = frozenset(map(id, blocks)), tuple(still)
-        reader.at = self._number
-        # behind lanes that grow, another one may become the longest
-        reader.is_known = not any(block in growth for block in view.beside_others)
+        known: dict[int, int] = {}  # ids of pieces: where they stand in `lying`
+        lying: list[tuple[int, int, int, int]] = []  # strip, offset, tokens, whether it grows
+        at: list[int] = []
+        for reader, _ in rows:
+            reader.is_known = False
+            for piece in reader.route:
+                if id(piece) not in known and not isinstance(piece, _Mark):
+                    known[id(piece)] = len(lying)
+                    lying.append(self._lies(piece, growth))
+            at += [known[id(piece)] for piece in reader.route if id(piece) in known]
+        counts = np.array([len(reader.route) - reader.num_marks for reader, _ in rows])
+        number, low, size, grows = np.array(lying, dtype=np.int64)[at].T
+        ends = counts.cumsum()
+        start, start_growth = _before(size, counts, ends), _before(grows, counts, ends)
+        for (reader, _), end, count in zip(rows, ends.tolist(), counts.tolist(), strict=True):
+            if reader.num_marks:
+                own = slice(end - count, end)
+                start[own], start_growth[own] = _starts(reader.route, size[own], grows[own])
+        table = np.stack((number, start - low, low, low + size, start_growth, grows), axis=1)
+        last = ends - 1
+        lengths = (start[last] + size[last]).tolist()
+        growths = (start_growth[last] + grows[last]).tolist()
+        is_read = size > 0
+        table, kept = table[is_read], is_read.cumsum()[last].tolist()
+        first = 0
+        for (reader, view), length, grown, end in zip(rows, lengths, growths, kept, strict=True):
+            self._check_length(view, length)
+            reader.table, first = table[first:end], end
+            reader.length, reader.growth = length, grown
+            reader.still = tuple(
+                (block, self._length(block)) for block in reader.blocks - growth.keys()
+            )
+            reader.at = self._number
+            # behind lanes that grow, another one may become the longest
+            reader.is_known = not any(block in growth for block in view.beside_others)
+
+    def _lies(
+        self, piece: Stretch | _Live, growth: Mapping[Block, int]
+    ) -> tuple[int, int, int, int]:
+        if isinstance(piece, Stretch):
+            return piece.strip.number, piece.low, piece.size, 0
+        block, place, _ = piece
+        size = self._length(block) + growth.get(block, 0)
+        return place.strip.number, place.offset, size, int(block in growth)
 
     def check_lengths(self, step: Step) -> None:
         """Raise ContextTooLong for a row whose own feed does not fit, before part of it is fed."""
@@ -293,66 +325,115 @@ class Planner:
         again until all are up to date; each move joins two strips for good, so this ends.
         """
         views = [row.view for row in step.rows]
-        lying: dict[Block, _Live] = {}  # views of a team read the same blocks: looked up once
+        walk = _Walk()
         found = [self._readers.get(view) for view in views]
         while True:
             num_joined = self.pool.num_joined
             for index, reader in enumerate(found):
-                if reader is not None and reader.joined == num_joined:
+                is_due = reader is not None and reader.is_waiting and self._is_joining
+                if reader is not None and reader.joined == num_joined and not is_due:
                     continue
-                if reader is None or any(strip.left for strip in reader.strips.values()):
-                    view = views[index]
-                    route = self._prepare(view, lying)
-                    strips = {p.strip.number: p.strip for p in route if isinstance(p, Stretch)}
-                    reader = _Reader(route, self.pool.place(view.own), strips=strips)
-                    found[index] = self._readers[view] = reader
+                if reader is None or is_due or any(strip.left for strip in reader.strips.values()):
+                    found[index] = reader = self._reader(views[index], walk)
                 reader.joined = num_joined
             if num_joined == self.pool.num_joined:
                 return [reader for reader in found if reader is not None]
 
-    def _prepare(self, view: View, lying: dict[Block, _Live]) -> _Route:
+    def _reader(self, view: View, walk: _Walk) -> _Reader:
+        route, is_waiting = self._prepare(view, walk)
+        pieces = [piece for piece in route if not isinstance(piece, _Mark)]
+        blocks = [piece.block for piece in pieces if isinstance(piece, _Live)]
+        self._readers[view] = reader = _Reader(
+            route,
+            self.pool.place(view.own),
+            is_waiting,
+            num_marks=len(route) - len(pieces),
+            strips={piece.strip.number: piece.strip for piece in pieces},
+            blocks=frozenset(blocks),
+            live=frozenset(map(id, blocks)),
+        )
+        return reader
+
+    def _prepare(self, view: View, walk: _Walk) -> tuple[_Route, bool]:
         """Walk the view once: compact frozen neighbours, fuse those that lie in one piece.
 
-        What it shares with a view that was walked before is not walked again (`cache/trunks.py`).
+        What it shares with a view that was walked before is not walked again (`cache/trunks.py`). Also whether a
+        block is left to be moved later.
         """
-        trunk = self._trunks.shared(view.items)
+        trunk, beginning = walk.trunk, walk.beginning
+        if not beginning or view.items[: len(beginning)] != beginning or trunk.has_moved:
+            trunk = self._trunks.shared(view.items)
         blocks, ends = list(trunk.blocks), list(trunk.ends)
         pieces: list[Stretch | _Live | _Mark] = list(trunk.stretches)
         previous = blocks[-1]() if blocks else None
         begins = len(pieces)  # how many pieces the trunk takes; it ends with the first other piece
-        for block in _marked(view.items[len(blocks) :]):
+        is_waiting = False
+        has_lanes = view.beside_others or len(view.blocks) < len(view.items)
+        first = len(blocks)
+        rest: Iterable[Block | _Mark] = view.blocks[first:]
+        if has_lanes:
+            rest = _marked(view.items[first:])
+        for index, block in enumerate(rest, start=first):
             if isinstance(block, _Mark):
                 pieces.append(block)
                 previous = None
                 continue
-            lies = lying.get(block)
-            if lies is None:
-                lies = lying[block] = _Live(block, self._place(block))
-            if not block.frozen or not block.tokens:
-                pieces.append(lies)
+            piece = walk.pieces.get(block) or self._met(block, walk)
+            if isinstance(piece, _Live):
+                if not has_lanes and (known := self._known_pieces(view.blocks[index:], walk)):
+                    pieces += known
+                    break
+                pieces.append(piece)
                 previous = None
                 continue
-            if previous is not None:
-                self.pool.join(block, previous)
-            place = lies.place
-            is_behind = begins == len(pieces)
+            if previous is not None and len(piece.strip.places) == 1:
+                if not self._is_joining:
+                    is_waiting |= self.pool.can_join(block, previous)
+                elif self.pool.join(block, previous) is not None:
+                    piece = self._met(block, walk)
+                    assert isinstance(piece, Stretch), "it is frozen"
+            # A trunk ends before a block that is still to be moved.
+            is_behind = begins == len(pieces) and not is_waiting
             last = pieces[-1] if pieces else None
-            if (
-                isinstance(last, Stretch)
-                and last.strip is place.strip
-                and last.low + last.size == place.offset
-            ):
-                pieces[-1] = last._replace(size=last.size + block.num_tokens)
+            if isinstance(last, Stretch) and _touch(last, piece):
+                pieces[-1] = last._replace(size=last.size + piece.size)
             else:
-                pieces.append(Stretch(place.strip, place.offset, block.num_tokens))
+                pieces.append(piece)
             if is_behind:
                 begins = len(pieces)
                 blocks.append(weakref.ref(block))
-                ends.append((ends[-1] if ends else 0) + block.num_tokens)
+                ends.append((ends[-1] if ends else 0) + piece.size)
             previous = block
         if len(blocks) > len(trunk.blocks):
-            self._trunks.add(Trunk(tuple(blocks), _stretches(pieces[:begins]), tuple(ends)))
-        return tuple(pieces)
+            trunk = Trunk(tuple(blocks), _stretches(pieces[:begins]), tuple(ends))
+            self._trunks.add(trunk)
+        walk.trunk, walk.beginning = trunk, view.items[: len(trunk.blocks)]
+        self._has_waiting |= is_waiting
+        return tuple(pieces), is_waiting
+
+    def _known_pieces(self, blocks: Sequence[Block], walk: _Walk) -> list[Stretch | _Live] | None:
+        """The pieces of these blocks; None if one may have to be moved, which there is seldom on a team's desks."""
+        pieces = [walk.pieces.get(block) or self._met(block, walk) for block in blocks]
+        is_frozen = [type(piece) is Stretch for piece in pieces]
+        both = map(and_, is_frozen, is_frozen[1:])
+        for index in [at for at, are_frozen in enumerate(both, start=1) if are_frozen][::-1]:
+            last, piece = pieces[index - 1], pieces[index]
+            assert isinstance(last, Stretch), "it is frozen"
+            assert isinstance(piece, Stretch), "it is frozen"
+            if len(piece.strip.places) == 1:
+                return None
+            if _touch(last, piece):
+                pieces[index - 1 : index + 1] = [last._replace(size=last.size + piece.size)]
+        return pieces
+
+    def _met(self, block: Block, walk: _Walk) -> Stretch | _Live:
+        """Look up where a block lies."""
+        place = self._place(block)
+        if block.frozen and block.tokens:
+            walk.pieces[block] = piece = Stretch(place.strip, place.offset, block.num_tokens)
+            return piece
+        walk.pieces[block] = live = _Live(block, place, place.strip)
+        return live
 
     def _place(self, block: Block) -> Place:
         """Where a block lies that shall be read. Raises InvalidRequest where its keys are gone."""
@@ -370,15 +451,16 @@ class Planner:
         number, base, low, high, base_growth, high_growth = np.concatenate(
             [reader.table for reader in readers]
         ).T
-        age = np.repeat(ages, num_reads)
-        base, high = base + age * base_growth, high + age * high_growth
+        if ages.any():
+            age = ages.repeat(num_reads)
+            base, high = base + age * base_growth, high + age * high_growth
         own = np.cumsum(num_reads) - 1  # a row reads its own block last
 
         feeds = [(*row.feed, *row.draft) if row.draft else row.feed for row in step.rows]
         drafted = [len(row.draft) for row in step.rows]
         sizes = np.array([len(feed) for feed in feeds], dtype=np.int64)
-        row_indptr = np.concatenate(([0], np.cumsum(sizes)))
-        offsets = np.repeat(high[own], sizes) - np.repeat(row_indptr[1:], sizes)
+        row_indptr = np.array([0, *accumulate(map(len, feeds))])
+        offsets = (high[own] - row_indptr[1:]).repeat(sizes)
         offsets += np.arange(row_indptr[-1])
         page_size = self.pool.page_size
         slots = np.array(
@@ -390,30 +472,29 @@ class Planner:
             dtype=np.int64,
         )
         # Strips in the order in which they appear first, the reads of each in the order of the rows.
-        _, first, which = np.unique(number, return_index=True, return_inverse=True)
-        rank = np.empty_like(first)
-        rank[np.argsort(first)] = np.arange(len(first))
-        strip = rank[which]
-        order = np.argsort(strip, kind="stable")
+        numbers = number.tolist()
+        names = list(dict.fromkeys(numbers))
+        rank = {name: index for index, name in enumerate(names)}
+        strip = np.array([rank[name] for name in numbers])
+        order = strip.argsort(kind="stable")
         strips: dict[int, Strip] = {}
         for reader in readers:
             strips.update(reader.strips)
-        names = number[np.sort(first)].tolist()
         writers = {row.view.own for row in step.rows}
         is_linear = not any(b in writers for row in step.rows for b in row.view.beside_others)
         position_growth = np.array([reader.growth for reader in readers], dtype=np.int64)
         return Plan(
             token_ids=np.array([token for feed in feeds for token in feed], dtype=np.int64),
             row_indptr=row_indptr,
-            positions=np.repeat(base[own], sizes) + offsets,
+            positions=base[own].repeat(sizes) + offsets,
             offsets=offsets,
             slots=slots,
             reads=Reads(
-                row=np.repeat(np.arange(len(readers)), num_reads)[order],
+                row=np.arange(len(readers)).repeat(num_reads)[order],
                 base=base[order],
                 low=low[order],
                 high=high[order],
-                strip_indptr=np.concatenate(([0], np.cumsum(np.bincount(strip)))),
+                strip_indptr=np.concatenate(([0], np.bincount(strip).cumsum())),
                 pages=tuple(np.asarray(strips[name].pages, dtype=np.int64) for name in names),
             ),
             page_size=page_size,
@@ -434,6 +515,35 @@ def _sizes_to_lend(
         for strip, size in zip(strips, sizes, strict=True)
         if pool.num_slots_left(strip) < size
     ]
+
+
+def _before(sizes: Ints, counts: Ints, ends: Ints) -> Ints:
+    """For runs of `counts` numbers that end at `ends`: the sum of those before each in its run."""
+    before = sizes.cumsum() - sizes
+    result: Ints = before - before[ends - counts].repeat(counts)
+    return result
+
+
+def _starts(route: _Route, size: Ints, grows: Ints) -> tuple[list[int], list[int]]:
+    """Where the pieces of a route with lanes begin, and how that grows; sizes without those of marks."""
+    here: _Point = (0, 0)
+    forks: list[tuple[_Point, _Point]] = []
+    found: list[_Point] = []
+    pieces = iter(zip(size.tolist(), grows.tolist(), strict=True))
+    for piece in route:
+        if isinstance(piece, _Mark):
+            here = piece.behind(here, forks)
+            continue
+        found.append(here)
+        length, growth = next(pieces)
+        here = here[0] + length, here[1] + growth
+    starts, growths = zip(*found, strict=True)
+    return list(starts), list(growths)
+
+
+def _touch(one: Stretch, other: Stretch) -> bool:
+    """Whether the other one begins where the one ends."""
+    return one.strip is other.strip and one.low + one.size == other.low
 
 
 def _stretches(pieces: Iterable[Stretch | _Live | _Mark]) -> tuple[Stretch, ...]:

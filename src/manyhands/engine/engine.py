@@ -116,6 +116,7 @@ class Engine:
             )
         self._lookahead: Lookahead | None = None
         if self.executor.plans_ahead and self._speculation is None:
+            self.planner.joins_ahead = True
             self._lookahead = Lookahead(
                 self.planner,
                 self.pool,

@@ -26,7 +26,7 @@ from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamS
 from manyhands.tasks.arithmetic.problem_list import ProblemList, problem_list
 from manyhands.text import Text
 
-TaughtStories = Literal["known", "taught", "composed", "domains", "varied"]
+TaughtStories = Literal["known", "taught", "composed", "domains", "written", "varied"]
 MOST_PROBLEMS = 12  # of a list
 _MOST_UNSEEN = 32  # problems times workers where each worker solves them all
 _LONGEST = 4000  # passes; every scripted run is over long before

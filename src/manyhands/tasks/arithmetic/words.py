@@ -10,6 +10,7 @@ two ways to part them, and known stories can be told a little differently (`rewo
                       nothing that is taught was made or chosen with a look at them
     composed, domains for training: taught templates, and mostly stories that are put together of sentences; `domains` has
                       frames that go with many domains beside them
+    written           for training: all of these, and mostly stories that several hands have written (`templates/written/`)
     varied            for training: known templates, many with a changed word, and composed stories; people
                       with known names, or with names made of syllables
     changed, renamed  for exams: known templates with a word changed that training never puts there, and
@@ -32,6 +33,7 @@ from manyhands.tasks.arithmetic.templates.one_step import ONE_STEP
 from manyhands.tasks.arithmetic.templates.template import PEOPLE, PLACEHOLDER, Template
 from manyhands.tasks.arithmetic.templates.three_steps import THREE_STEPS
 from manyhands.tasks.arithmetic.templates.two_steps import TWO_STEPS
+from manyhands.tasks.arithmetic.templates.written import written_stories
 from manyhands.tasks.needles import made_up_names
 
 _TEMPLATES: tuple[Template, ...] = (*ONE_STEP, *TWO_STEPS, *THREE_STEPS)
@@ -42,6 +44,7 @@ Stories = Literal[
     "taught",
     "composed",
     "domains",
+    "written",
     "unseen",
     "fresh",
     "varied",
@@ -53,6 +56,7 @@ _DOMAINS, _NOT_TAUGHT = (
     0.55,
     0.85,
 )  # of stories of many domains: these, and these or composed as before
+_WRITTEN = 0.6  # of the stories that are mostly written; the others are of many domains
 _VARIED_COMPOSED, _VARIED_WORDS, _VARIED_NAMES = 0.3, 0.5, 0.5  # of varied ones
 WORD = re.compile(r"[A-Za-z]+")
 
@@ -85,6 +89,7 @@ def word_problem(rng: Random, stories: Stories = "known") -> Problem:
     """A fresh problem of one to three steps; every template is equally likely.
 
     Of `composed` ones and of `domains` most are put together of sentences (`templates/composed/`), the others are taught.
+    Of `written` ones most were written by hand.
     """
     if stories == "varied":
         return _varied(rng)
@@ -93,7 +98,10 @@ def word_problem(rng: Random, stories: Stories = "known") -> Problem:
     if stories == "renamed":
         names = made_up_names(rng, len(PEOPLE), held_out=True)
         return rng.choice(_named()).problem(rng, names)
-    if stories == "domains":
+    if stories == "written" and rng.random() < _WRITTEN:
+        told = _told("taught")
+        return rng.choice(written_stories()).template(rng).problem(rng, told.names, told.things)
+    if stories in ("domains", "written"):
         return _of_domains(rng)
     told = _told("taught" if stories == "composed" else stories)
     if stories == "composed" and rng.random() < COMPOSED:

@@ -5,7 +5,8 @@
 A gap is a person ({who}, {friend}, {third}: three different names), the {things} of the story, or
 a number, with its range where it is first told ({a:20-99}).
 Numbers begin at 2, so that every noun stays plural. The work is a list of operations, separated by
-semicolons; their results are called p, q and r, for use by later ones: "a * b; p - c".
+semicolons; their results are called p, q and r, for use by later ones: "a * b; p - c". An operand is a number where
+the story says it in words ("twice": "a * 2").
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Template:
         equations = []
         for name, operation in zip(RESULTS, self.work.split(";"), strict=False):
             left, sign, right = operation.split()
-            a, b = values[left], values[right]
+            a, b = (values[x] if x in values else int(x) for x in (left, right))
             result = values[name] = _OPERATORS[sign](a, b)
             if not 1 <= result <= LARGEST_RESULT or (sign == "*" and not _small_product(a, b)):
                 return None

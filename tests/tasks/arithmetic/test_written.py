@@ -1,0 +1,99 @@
+"""Stories written by hand: whole, true, of one answer, and not those of an exam."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from random import Random
+
+import pytest
+
+from manyhands.tasks.arithmetic.templates.fresh import FRESH
+from manyhands.tasks.arithmetic.templates.template import PLACEHOLDER, Template
+from manyhands.tasks.arithmetic.templates.written import FILES, Written, written_stories
+from manyhands.tasks.arithmetic.words import WORD, told_apart, word_problem
+
+STORIES = written_stories()
+EQUATION = re.compile(r"(\d+)([+*-])(\d+)=(\d+)")
+SAID = {
+    2: r"twice|double|two|pair|both|half|couple",
+    7: "week",
+    12: "dozen|year",
+}  # numbers in words
+_PHRASE = 5  # words
+MOST_ALIKE = 0.34
+
+
+def test_every_story_is_there_once() -> None:
+    assert len(FILES) == 4
+    assert len(STORIES) > 400
+    assert max(Counter(story.name for story in STORIES).values()) == 1
+    steps = Counter(story.work.count(";") + 1 for story in STORIES)
+    assert min(steps[n] for n in (1, 2, 3)) > 0.2 * len(STORIES)
+
+
+@pytest.mark.parametrize("start", range(0, 500, 50))
+def test_stories_are_worked_out_from_their_numbers(start: int) -> None:
+    """Every equation is right, no operand comes from nowhere, and the text is plain."""
+    taught, unseen = told_apart()
+    for story in STORIES[start : start + 50]:
+        rng = Random(story.name)
+        for _ in range(8):
+            problem = story.template(rng).problem(rng, taught.names, taught.things)
+            assert not re.search(r"[\[\]{}|]|  | [.,?]", problem.text), problem.text
+            assert re.fullmatch(r"[A-Z0-9\"'].*[.?!]['\"]?", problem.text), problem.text
+            assert problem.text.isascii()
+            known = {int(number) for number in re.findall(r"\d+", problem.text)}
+            assert min(known) >= 2
+            for number, words in SAID.items():
+                known |= {number} if re.search(words, problem.text, re.IGNORECASE) else set()
+            for line in problem.work:
+                found = EQUATION.fullmatch(line)
+                assert found is not None
+                left, sign, right, result = int(found[1]), found[2], int(found[3]), int(found[4])
+                sums = {"+": left + right, "-": left - right, "*": left * right}
+                assert {left, right} <= known, (story.name, problem)
+                assert result == sums[sign]
+                known.add(result)
+            assert problem.answer == result
+            assert set(WORD.findall(problem.text)).isdisjoint(unseen.names)
+
+
+def phrases(text: str) -> set[tuple[str, ...]]:
+    """All runs of so many words, gaps alike."""
+    words = re.findall(r"[a-z']+|_", PLACEHOLDER.sub("_", text).lower())
+    return {tuple(words[at : at + _PHRASE]) for at in range(len(words) - _PHRASE + 1)}
+
+
+def alike(template: Template, stories: tuple[Written, ...]) -> float:
+    """The largest share of a template's phrases that one story has too, in any of its wordings."""
+    own = phrases(template.text)
+    rng = Random(0)
+    return max(
+        len(own & set().union(*(phrases(s.template(rng).text) for _ in range(12)))) / len(own)
+        for s in stories
+    )
+
+
+def test_no_story_is_one_of_an_exam() -> None:
+    """Phrase by phrase. The control: a story of an exam, told as though it had been written."""
+    _, unseen = told_apart()
+    for template in (*FRESH, *unseen.templates):
+        assert alike(template, STORIES) <= MOST_ALIKE, template.name
+    copied = Written("copied", FRESH[0].text, FRESH[0].work)
+    assert alike(FRESH[0], (copied,)) == 1
+
+
+def test_no_thing_of_an_exam_is_written_of() -> None:
+    _, unseen = told_apart()
+    said = {word for story in STORIES for word in WORD.findall(" ".join(story.wordings()))}
+    of_templates = {word for each in told_apart()[0].templates for word in WORD.findall(each.text)}
+    assert said.isdisjoint(set(unseen.things) - of_templates)
+    assert said.isdisjoint(unseen.names)
+
+
+def test_most_of_written_lists_are_written() -> None:
+    rng = Random(3)
+    names = {story.name for story in STORIES}
+    drawn = [word_problem(rng, "written").template in names for _ in range(400)]
+    assert 0.5 < sum(drawn) / len(drawn) < 0.7
