@@ -278,7 +278,7 @@ def _partials(token: Ints, num_splits: Ints, num_tokens: int) -> tuple[Ints, Int
 
 def _ranges(first: Ints, count: Ints) -> Ints:
     """first[0], first[0] + 1, ... (count[0] of them), then the same from first[1], and so on."""
-    ends = count.cumsum()
+    ends: Ints = count.cumsum()
     total = int(ends[-1]) if len(ends) else 0
     shift: Ints = first - (ends - count)
     ranges: Ints = shift.repeat(count)
