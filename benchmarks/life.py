@@ -46,6 +46,7 @@ from manyhands.evaluation.life import (
 
 MEMORY = {"qwen3-8b": 400_000, "qwq-32b": 120_000}  # tokens
 TIMED_ROWS = (1, 4, 16, 32, 128, 256, 512, 1024, 2048, 4096, 8192)
+_LONE = 256  # tokens of the widest pass of a team alone
 SITUATIONS: dict[str, tuple[Situation, ...]] = {
     "qwen3-8b": (
         MIX,
@@ -152,6 +153,8 @@ class Life:
 
     def _floor(self) -> FloorOf:
         rows = (1, 4, 16) if self.arguments.tiny else TIMED_ROWS
+        if all(situation.history for situation in self.situations):  # no prompts come
+            rows = tuple(count for count in rows if count <= _LONE)
         speed = copy_bandwidth(self.device)
         with torch.inference_mode():
             linears = linears_ms(self.shape.products(), list(rows), self.device, self.dtype)

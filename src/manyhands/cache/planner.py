@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import accumulate
 from operator import and_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -267,11 +267,14 @@ class Planner:
         at: list[int] = []
         for reader, _ in rows:
             reader.is_known = False
-            for piece in reader.route:
-                if id(piece) not in known and not isinstance(piece, _Mark):
+            pieces: Iterable[Any] = reader.route
+            if reader.num_marks:
+                pieces = [piece for piece in reader.route if not isinstance(piece, _Mark)]
+            for piece in pieces:
+                if id(piece) not in known:
                     known[id(piece)] = len(lying)
                     lying.append(self._lies(piece, growth))
-            at += [known[id(piece)] for piece in reader.route if id(piece) in known]
+            at += map(known.__getitem__, map(id, pieces))
         counts = np.array([len(reader.route) - reader.num_marks for reader, _ in rows])
         number, low, size, grows = np.array(lying, dtype=np.int64)[at].T
         ends = counts.cumsum()

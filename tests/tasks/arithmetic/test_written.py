@@ -15,11 +15,25 @@ from manyhands.tasks.arithmetic.words import WORD, told_apart, word_problem
 
 STORIES = written_stories()
 EQUATION = re.compile(r"(\d+)([+*-])(\d+)=(\d+)")
+# Numbers that stories tell in words.
 SAID = {
-    2: r"twice|double|two|pair|both|half|couple",
-    7: "week",
-    12: "dozen|year",
-}  # numbers in words
+    1: "one|single|a ",
+    2: "twice|double|two|pair|both|half|couple|again|return|as many|there and back|right|round",
+    3: "three|third|thrice|treble",
+    4: "four",
+    5: "five|school day",
+    6: "six|half a dozen",
+    7: "seven|week|every day|Monday to Sunday",
+    8: "eight|spider|octopus",
+    10: "ten",
+    12: "twelve|dozen|year",
+    20: "twenty",
+    24: "hours|day",
+    30: "thirty",
+    50: "fifty",
+    60: "sixty|hour|minute",
+    100: "hundred|per cent|percent|metre",
+}
 _PHRASE = 5  # words
 MOST_ALIKE = 0.34
 
