@@ -144,14 +144,23 @@ def random_step(rng: random.Random, blocks: list[Block], views: list[View]) -> S
 
 
 @settings(max_examples=1000, deadline=None)
-@given(seed=st.integers(0, 2**32), page_size=st.sampled_from([1, 2, 3, 16]))
-def test_random_conversations(seed, page_size):
+@given(
+    seed=st.integers(0, 2**32),
+    page_size=st.sampled_from([1, 2, 3, 16]),
+    joins_ahead=st.booleans(),
+)
+def test_random_conversations(seed, page_size, joins_ahead):
+    """`joins_ahead`: compaction waits for a plan that is made ahead, or for the next one where there is none."""
     rng = random.Random(seed)
     ledger = Ledger(PagePool(4000 // page_size, page_size))
+    ledger.planner.joins_ahead = joins_ahead
     blocks: list[Block] = []
     views: list[View] = []
     for _ in range(rng.randint(2, 15)):
-        ledger.play(random_step(rng, blocks, views))
+        step = random_step(rng, blocks, views)
+        if joins_ahead and rng.random() < 0.5:
+            ledger.planner.plan_ahead(step, {})
+        ledger.play(step)
         for block in blocks:
             if rng.random() < 0.3:
                 block.freeze()
@@ -221,6 +230,31 @@ def test_a_growing_history_is_read_in_one_piece():
         worker = step % 2
         history.append(desks[worker].freeze())
         desks[worker] = Block(f"{'ab'[worker]} {step + 2}")
+
+
+@pytest.mark.parametrize("is_planned_ahead", [True, False])
+def test_compaction_waits_for_a_plan_that_has_the_time(is_planned_ahead: bool) -> None:
+    """For one that is made ahead, and no longer than until the next one; all reads are true meanwhile."""
+    ledger = Ledger(PagePool(200, 4))
+    pool, planner = ledger.planner.pool, ledger.planner
+    planner.joins_ahead = True
+    prompt, finished, desk = Block("prompt"), Block("finished"), Block("desk")
+    ledger.play(Step([Row(View([prompt]), (1,) * 9), Row(View([prompt, finished]), (2,) * 3)]))
+    prompt.freeze()
+    finished.freeze()
+    view = View([prompt, finished, desk])
+    assert len(ledger.play(Step([Row(view, (3, 3))])).reads.row) == 3
+    assert (pool.num_joined, ledger.moves) == (0, [])
+    if is_planned_ahead:
+        ahead = planner.plan_ahead(Step([Row(view, (4,))]), {})
+        assert ahead is not None
+        assert len(ahead.reads.row) == 2
+        assert pool.num_joined == 1
+    assert len(ledger.play(Step([Row(view, (4,))])).reads.row) == 2
+    assert (pool.num_joined, len(ledger.moves)) == (1, 1)
+    other = View([prompt, finished, Block("other")])
+    assert len(ledger.play(Step([Row(other, (5,))])).reads.row) == 2, "its trunk is known"
+    assert pool.num_joined == 1
 
 
 def test_a_step_that_ends_costs_no_walk_over_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
