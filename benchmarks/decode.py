@@ -29,6 +29,7 @@ from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape
 from benchmarks.timing import linears_ms
 from manyhands.attention.attend import LayerCall
+from manyhands.attention.store import Targets
 from manyhands.cache.block import Block
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
@@ -194,8 +195,9 @@ def check_engine_op(engine: Engine, views: list[View], rows: list[int]) -> Check
         shape, store = adapter.layers[0], engine.executor.memory.stores[0]
         size = (plan.num_tokens, shape.num_heads, shape.head_dim)
         q = torch.randn(size, device=adapter.device).to(adapter.dtype)
-        slots = torch.as_tensor(plan.slots, device=adapter.device)
-        store.keys[slots], store.values[slots] = 0, 0  # nothing was written there yet
+        width, targets = shape.num_kv_heads, Targets.of(plan, adapter.device)
+        new = torch.zeros(plan.num_tokens, width, shape.head_dim, device=adapter.device)
+        store.write(targets, new.to(adapter.dtype), new.to(adapter.dtype))  # there was nothing yet
         call = LayerCall(layer=0, scaling=shape.head_dim**-0.5)
         backend = engine.executor.backend
         out = backend.attend(store, q, backend.prepare(plan, adapter.device), call)
