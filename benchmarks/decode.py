@@ -54,14 +54,16 @@ SAMPLED = {"ms": Choice(temperature=0.25, top_p=0.95), "flat_ms": Choice(0.6, to
 class Decode:
     """One network, all its cells."""
 
+    looked_into: tuple[int, ...] = LOOKED_INTO
+
     def __init__(self, name: str, arguments: argparse.Namespace, clock: Clock) -> None:
         self.arguments, self.clock = arguments, clock
         self.device = torch.device(arguments.device)
         tiny = arguments.tiny
         self.shape: Shape = TINY if tiny else SHAPES[name]
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.lengths = (32, 64) if tiny else LENGTHS
-        self.workers = (1, 2, 4) if tiny else WORKERS
+        self.lengths: tuple[int, ...] = (32, 64) if tiny else LENGTHS
+        self.workers: tuple[int, ...] = (1, 2, 4) if tiny else WORKERS
         self.desk = 8 if tiny else DESK
         self.passes = 3 if tiny else 32
         self.results = Results(f"decode_{name}", arguments, clock)
@@ -151,7 +153,7 @@ class Decode:
         seconds = steady(engine, lambda: time_passes(engine, views, passes=self.passes, warm_up=5))
         times = timing(seconds, workers, history.num_tokens, in_use, linears + 1e3 * reading)
         self.results.add("cells", **asdict(times), gate=gate, **how(engine))
-        if workers in LOOKED_INTO:
+        if workers in self.looked_into:
             parts = breakdown(engine, views, times.ms, passes=min(10, self.passes))
             self.results.add("breakdown", **where, **parts)
 

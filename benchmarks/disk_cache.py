@@ -101,7 +101,8 @@ class Reader:
 
 def measure(shape: Shape, arguments: argparse.Namespace, results: Results) -> None:
     """All lengths of one network."""
-    lengths = [int(word) for word in arguments.tokens.split(",")] if arguments.tokens else LENGTHS
+    asked = "64" if arguments.tiny else arguments.tokens
+    lengths = [int(word) for word in asked.split(",")] if asked else LENGTHS
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "cache"
         settings = ModelSettings(
@@ -113,7 +114,6 @@ def measure(shape: Shape, arguments: argparse.Namespace, results: Results) -> No
             cache=str(folder),
             cache_size=1000.0,
             sheet_tokens=16 if arguments.tiny else 256,
-            max_tokens_per_pass=arguments.pass_tokens,
         )
         executor, _ = LocalExecutor.load(settings)
         reader = Reader(executor.adapter, settings)
@@ -204,7 +204,6 @@ def main() -> None:
     options.add_argument("--models", default="qwen3-8b,qwq-32b")
     options.add_argument("--tokens", default="", help="lengths of prompts: 2048,16384")
     options.add_argument("--repeats", type=int, default=REPEATS, help="prompts of a length")
-    options.add_argument("--pass-tokens", type=int, default=8192, help="tokens fed in one pass")
     arguments = options.parse_args()
     clock = Clock(arguments.minutes)
     for name in arguments.models.split(","):
