@@ -74,11 +74,12 @@ def line(
     task: Task,
     samples: list[Sample],
     controls: int,
+    beside: int,
 ) -> dict[str, Any]:
     """One team on one kind of list; of two engines the second has eight bits. So many lists are asked again."""
-    plain = answers(engines[0], words, workers, samples, BESIDE)
-    rounded = answers(engines[1], words, workers, samples, BESIDE)
-    again = answers(engines[0], words, workers, samples[:controls], BESIDE // 2)
+    plain = answers(engines[0], words, workers, samples, beside)
+    rounded = answers(engines[1], words, workers, samples, beside)
+    again = answers(engines[0], words, workers, samples[:controls], beside // 2)
     ours = compared(task, samples, plain, rounded)
     control = compared(task, samples[:controls], plain[:controls], again)
     return {
@@ -103,6 +104,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser(__doc__, minutes=20)
     options.add_argument("--samples", type=int, default=256, help="lists of a line")
     options.add_argument("--controls", type=int, default=256, help="of these, for the control")
+    options.add_argument("--beside", type=int, default=BESIDE, help="solved at a time")
     options.add_argument("--count", type=int, default=5, help="problems of a list")
     options.add_argument("--kinds", default="bare", help="kinds of problems, comma-separated")
     options.add_argument("--teams", default="1,2,4", help="workers, comma-separated")
@@ -148,9 +150,12 @@ def main(argv: list[str] | None = None) -> None:
             )
             task = make_task("arithmetic", wanted)
             samples, controls = list(task.samples()), arguments.controls
+            beside = arguments.beside
             with results.surviving(f"{kind}, {workers} workers"):
                 results.add(
-                    "teams", problems=kind, **line(engines, words, workers, task, samples, controls)
+                    "teams",
+                    problems=kind,
+                    **line(engines, words, workers, task, samples, controls, beside),
                 )
             spent = clock.spent - began
 

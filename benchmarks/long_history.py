@@ -59,6 +59,7 @@ class LongHistory:
         self.device = torch.device(arguments.device)
         tiny = arguments.tiny
         self.lengths: tuple[int, ...] = (64, 32) if tiny else LENGTHS
+        self.workers = (2, 4) if tiny else WORKERS
         self.passes, self.desk = (3, 8) if tiny else (PASSES, DESK)
         shape = TINY if tiny else SHAPES[name]
         positions = max(self.lengths) + 16384  # rotations cost the same wherever a key stands
@@ -93,7 +94,7 @@ class LongHistory:
         """Measured before anything else is in memory."""
         speed = copy_bandwidth(self.device)
         with torch.inference_mode():
-            linears = linears_ms(self.shape.products(), list(WORKERS), self.device, self.dtype)
+            linears = linears_ms(self.shape.products(), list(self.workers), self.device, self.dtype)
         free(self.device)
         self.results.put(
             model=self.shape.title,
@@ -107,7 +108,7 @@ class LongHistory:
 
     def _memory(self, longest: int) -> int:
         """Tokens of memory for this history and the largest team."""
-        return longest + 2 * max(WORKERS) * (self.desk + 3 * self.passes + 64) + 1024
+        return longest + 2 * max(self.workers) * (self.desk + 3 * self.passes + 64) + 1024
 
     def _fits(self) -> bool:
         """Leave out histories that do not fit beside the weights, whole as keys are at first."""
@@ -132,7 +133,7 @@ class LongHistory:
 
     def _teams(self, engine: Engine, kind: KeyDtype, length: int, clock: Clock) -> None:
         history = fill(engine, Block("history"), length, seed=0).freeze()
-        for workers in WORKERS:
+        for workers in self.workers:
             if clock.allows(_SECONDS):
                 self._team(engine, kind, history, workers)
             else:

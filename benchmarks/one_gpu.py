@@ -44,7 +44,7 @@ SECTIONS = by_name(
     Section("lockstep", 100, (_measure("lockstep"),)),
     Section("prefill", 30, (_measure("prefill"),)),
     Section("speculation", 60, (_measure("speculation", "--count 6"),)),
-    Section("eight_bits", 60, (_measure("eight_bits", "--samples 256"),)),
+    Section("eight_bits", 75, (_measure("eight_bits", "--name gpu --samples 256 --beside 128"),)),
     Section("memcheck", 60, (_tests("--sanitizer", "memcheck", *_SANITISED),)),
     Section("racecheck", 60, (_tests("--sanitizer", "racecheck", *_SANITISED),)),
 )

@@ -112,6 +112,7 @@ class Runner:
             self.section(section, min(section.seconds, left - _GRACE))
             self.pack()
         self.say("== done")
+        self.log.close()
 
     def section(self, section: Section, seconds: float) -> None:
         """One section, ended after so many seconds."""
@@ -172,9 +173,10 @@ class Runner:
 
     def show(self, process: subprocess.Popen[str]) -> None:
         """Its lines as they come."""
-        assert process.stdout is not None
-        for line in process.stdout:
-            self.say(line.rstrip())
+        assert process.stdout is not None, "it is a pipe"
+        with process.stdout:
+            for line in process.stdout:
+                self.say(line.rstrip())
 
     def stop(self, process: subprocess.Popen[str]) -> None:
         """Let it and those that it has started say where they are, and end."""
@@ -202,6 +204,8 @@ class Runner:
     def say(self, text: str) -> None:
         """A line, with the seconds since the beginning."""
         with self.lock:
+            if self.log.closed:  # a process that outlives its section, and all of them
+                return
             line = f"{time.monotonic() - self.began:6.1f} {text}"
             print(line, flush=True)
             self.log.write(line + "\n")
