@@ -29,6 +29,7 @@ from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape
 from benchmarks.timing import linears_ms
 from manyhands.attention.attend import LayerCall
+from manyhands.attention.store import Targets
 from manyhands.cache.block import Block
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
@@ -53,14 +54,16 @@ SAMPLED = {"ms": Choice(temperature=0.25, top_p=0.95), "flat_ms": Choice(0.6, to
 class Decode:
     """One network, all its cells."""
 
+    looked_into: tuple[int, ...] = LOOKED_INTO
+
     def __init__(self, name: str, arguments: argparse.Namespace, clock: Clock) -> None:
         self.arguments, self.clock = arguments, clock
         self.device = torch.device(arguments.device)
         tiny = arguments.tiny
         self.shape: Shape = TINY if tiny else SHAPES[name]
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.lengths = (32, 64) if tiny else LENGTHS
-        self.workers = (1, 2, 4) if tiny else WORKERS
+        self.lengths: tuple[int, ...] = (32, 64) if tiny else LENGTHS
+        self.workers: tuple[int, ...] = (1, 2, 4) if tiny else WORKERS
         self.desk = 8 if tiny else DESK
         self.passes = 3 if tiny else 32
         self.results = Results(f"decode_{name}", arguments, clock)
@@ -150,7 +153,7 @@ class Decode:
         seconds = steady(engine, lambda: time_passes(engine, views, passes=self.passes, warm_up=5))
         times = timing(seconds, workers, history.num_tokens, in_use, linears + 1e3 * reading)
         self.results.add("cells", **asdict(times), gate=gate, **how(engine))
-        if workers in LOOKED_INTO:
+        if workers in self.looked_into:
             parts = breakdown(engine, views, times.ms, passes=min(10, self.passes))
             self.results.add("breakdown", **where, **parts)
 
@@ -194,8 +197,9 @@ def check_engine_op(engine: Engine, views: list[View], rows: list[int]) -> Check
         shape, store = adapter.layers[0], engine.executor.memory.stores[0]
         size = (plan.num_tokens, shape.num_heads, shape.head_dim)
         q = torch.randn(size, device=adapter.device).to(adapter.dtype)
-        slots = torch.as_tensor(plan.slots, device=adapter.device)
-        store.keys[slots], store.values[slots] = 0, 0  # nothing was written there yet
+        width, targets = shape.num_kv_heads, Targets.of(plan, adapter.device)
+        new = torch.zeros(plan.num_tokens, width, shape.head_dim, device=adapter.device)
+        store.write(targets, new.to(adapter.dtype), new.to(adapter.dtype))  # there was nothing yet
         call = LayerCall(layer=0, scaling=shape.head_dim**-0.5)
         backend = engine.executor.backend
         out = backend.attend(store, q, backend.prepare(plan, adapter.device), call)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from manyhands.attention.attend import LayerCall
+from manyhands.attention.eight_bits import EightBitStore
 from manyhands.attention.reference import ReferenceBackend
 from manyhands.attention.store import LayerStore
 from manyhands.cache.plan import Plan, Reads
@@ -113,12 +114,16 @@ def plain(engine: Engine) -> Engine:
 def check_step(engine: Engine, views: list[View], twins: list[View]) -> Checked:
     """One decode step over `views` against the plain engine over `twins`, which read the same.
 
-    Where `twins` are fewer, they are those of the first rows; then no row may read another's own block.
+    Where `twins` are fewer, they are those of the first rows; then no row may read another's own block. Keys
+    in eight bits are as coarse as bfloat16 whatever the network's dtype: where its last bits differ, a new key
+    may be rounded to the next integer.
     """
     ours = engine.forward(Step([Row(view, (1,)) for view in views])).float()
     theirs = plain(engine).forward(Step([Row(view, (1,)) for view in twins])).float()
     adapter = engine.executor.adapter
-    return compare(ours[: len(twins)], theirs, adapter.dtype, adapter.num_layers)
+    is_rounded = isinstance(engine.executor.memory.stores[0], EightBitStore)
+    dtype = torch.bfloat16 if is_rounded else adapter.dtype
+    return compare(ours[: len(twins)], theirs, dtype, adapter.num_layers)
 
 
 def compare(ours: Tensor, theirs: Tensor, dtype: torch.dtype, num_layers: int) -> Checked:

@@ -348,9 +348,15 @@ def host() -> str:
 # -- evidence --------------------------------------------------------------------------------------
 
 
+_PARTS = (
+    *("attention", "decode", "prefix", "tiles", "launches", "quantised", "host"),
+    *("prefill", "lockstep", "start_up", "disk_cache", "speculation_gpu", "gpu"),
+)
+
+
 def _measured() -> Iterator[tuple[str, Result]]:
     """Every result of this page, by the name of its file."""
-    for part in ("attention", "decode", "prefix", "tiles", "launches", "quantised", "host"):
+    for part in _PARTS:
         for path in sorted(RESULTS.glob(f"{part}*.json")):
             yield path.stem, json.loads(path.read_text(encoding="utf-8"))
 

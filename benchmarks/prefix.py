@@ -65,7 +65,7 @@ class Prefix:
         self.shape: Shape = TINY if tiny else SHAPES[name]
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         tokens: int = arguments.tokens
-        self.prefixes = (32, 64) if tiny else (*PREFIXES, LONGEST - tokens)
+        self.prefixes: tuple[int, ...] = (32, 64) if tiny else (*PREFIXES, LONGEST - tokens)
         self.tokens = 6 if tiny else tokens
         self.batches: tuple[int, ...] = (8, 4) if tiny else BATCHES[name]
         own = "" if tokens == TOKENS else f"_{tokens}"

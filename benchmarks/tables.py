@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks import (
     cpu_tables,
+    gpu_tables,
     layer_tables,
     performance,
     scale_tables,
@@ -408,6 +409,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "between": between,
     "parts": parts,
     **performance.TABLES,
+    **gpu_tables.TABLES,
     **layer_tables.TABLES,
     **cpu_tables.TABLES,
     **scale_tables.TABLES,

@@ -290,3 +290,24 @@ def test_a_strategy_without_a_prompt_stays_as_it_is() -> None:
 
     assert engine.run(share_prompt(writing(), engine.prefixes)).found == ()
     assert engine.prefixes.num_tokens == 0
+
+
+def test_a_step_of_the_prompt_alone_that_is_found_whole_needs_no_pass() -> None:
+    tokens = tuple(TEXT.encode("a prompt of its own"))
+
+    def apart() -> Strategy:
+        first = Row(View([prompt := Block("prompt")]), tokens[:-1])
+        yield Reserve(len(tokens) + 4, 2, prompt=first)
+        assert len((yield Step([first])) or ()) == 1
+        written = yield Step([Row(View([prompt, Block("own")]), tokens[-1:], writer="writer")])
+        return Answer(text=str(written))
+
+    engine = small_engine()
+    counts, answers = [], []
+    for _ in range(2):
+        before = engine.usage
+        answers.append(engine.run(share_prompt(apart(), engine.prefixes)))
+        counts.append((engine.usage - before).forward_passes)
+    assert [answer.found for answer in answers] == [(0,), (len(tokens) - 1,)]
+    assert unfound(answers[1]) == answers[0] == unfound(engine.run(apart()))
+    assert counts == [2, 1]

@@ -111,7 +111,9 @@ class _SharedPrompt:
                 hint="Let the row's view end with a fresh Block.",
             )
         standing = [self._standing(row, path) for row in rows]
-        tokens = yield StandIn((*opening, *standing), step)
+        # A step of the prompt alone, all of which is found, needs no pass.
+        left = (*opening, *standing)
+        tokens = (yield StandIn(left, step)) if left else ()
         assert isinstance(tokens, tuple), "a step is answered with one token per row"
         if is_first:
             self.lease.settle()

@@ -1,0 +1,218 @@
+"""The tables made from the sections of `one_gpu.py`, and from `eight_bits.py` on any machine.
+
+A table whose result is not there says so, as those of `performance.py` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.performance import NOTHING_YET, Result, cell, result, table
+from benchmarks.shapes import SHAPES
+
+_KEYS = {"auto": "16 bits", "int8": "eight bits"}
+
+
+def long_history() -> str:
+    """Passes behind long histories, with keys and values in 16 bits and in eight."""
+    rows = []
+    for name, shape in SHAPES.items():
+        found = result(f"decode_long_{name}") or {}
+        cells = found.get("cells", [])
+        for line in sorted(cells, key=lambda x: (x["history"], x["workers"], x["keys"] != "auto")):
+            attention = line["parts"].get("ms_attention")
+            rows.append(
+                [
+                    shape.title,
+                    str(line["history"]),
+                    str(line["workers"]),
+                    _KEYS[line["keys"]],
+                    f"{line['ms']:.2f}",
+                    f"{line['floor_ms']:.2f}",
+                    f"{line['over_floor']:.3f}",
+                    "" if attention is None else f"{1e3 * attention / shape.num_layers:.1f}",
+                    f"{line['tokens_per_second']:.0f}",
+                    "" if line["apart"] is None else f"{line['apart']:.4f}",
+                ]
+            )
+    head = ["shapes", "history", "workers", "keys and values", "ms", "floor", "over it"]
+    head += ["attention, µs a layer", "tokens/s", "logits apart"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+def fresh_process() -> str:
+    """From the start of a process to its first token, and what was compiled and recorded afterwards."""
+    rows = []
+    for name, shape in SHAPES.items():
+        for line in (result(f"start_up_{name}") or {}).get("starts", []):
+            later = [line["first_prompt"], line["second_prompt"], *line["crowds"]]
+            rows.append(
+                [
+                    shape.title,
+                    {"cold": "none", "cached": "of the process before"}[line["when"]],
+                    *(
+                        f"{line[f'{key}_s']:.1f}"
+                        for key in ("import", "load", "get_ready", "start")
+                    ),
+                    *(f"{line[f'{which}_token_s']:.3f}" for which in ("first", "second")),
+                    *(str(sum(part[key] for part in later)) for key in ("compiled", "recorded")),
+                    str(sum(part["eager"] for part in later)),
+                ]
+            )
+    head = ["shapes", "compiled kernels", "imports, s", "loading", "getting ready", "all"]
+    head += [
+        "first token of a 2 k prompt, s",
+        "of a second one",
+        "compiled later",
+        "recorded later",
+    ]
+    return table([*head, "passes launch by launch"], rows) if rows else NOTHING_YET
+
+
+def disk_cache() -> str:
+    """A prompt read, and loaded from disk."""
+    rows = [
+        [
+            line["model"],
+            "two CPU cores" if "no GPU" in found["hardware"] else "a GPU",
+            str(line["tokens"]),
+            f"{line['mebibytes']:.0f}",
+            *(f"{line[key]:.2f}" for key in ("read_s", "loaded_s", "cold_s")),
+            f"{line['faster']:.1f} ×, {line['faster_cold']:.1f} ×",
+        ]
+        for name in ("qwen3-8b", "qwq-32b", "small")
+        if (found := result(f"disk_cache_{name}")) is not None
+        for line in found.get("lengths", [])
+    ]
+    head = ["shapes", "on", "tokens", "MiB", "read, s", "loaded, s", "loaded from disk alone, s"]
+    return table([*head, "faster"], rows) if rows else NOTHING_YET
+
+
+def prefill_passes() -> str:
+    """Whole passes of one prompt, and the attention of one of their layers."""
+    rows = []
+    for name, shape in SHAPES.items():
+        found = result(f"prefill_{name}")
+        for line in (found or {}).get("passes", []):
+            alone = cell(found, name=f"0 {line['tokens']}")
+            rows.append(
+                [
+                    shape.title,
+                    str(line["tokens"]),
+                    f"{alone['us']:.1f} ({alone['us_limit']:.1f})" if alone else "",
+                    f"{line['ms']:.1f} ({line['floor_ms']:.1f})",
+                    f"{line['tokens_per_second'] / 1e3:.1f}",
+                ]
+            )
+    head = [
+        "shapes",
+        "tokens",
+        "attention of a layer, µs (limit)",
+        "to the first token, ms (floor)",
+    ]
+    return table([*head, "thousand tokens/s"], rows) if rows else NOTHING_YET
+
+
+def guesses_in_time() -> str:
+    """Tokens per second with guesses and without, on a GPU."""
+    rows = []
+    for line in (result("speculation_gpu") or {}).get("lines", []):
+        plain, guessed = line["without"], line["guessed"]
+        ratio = guessed["tokens_per_second"] / plain["tokens_per_second"]
+        rows.append(
+            [
+                line["name"],
+                line["dtype"],
+                f"{plain['passes']} → {guessed['passes']}",
+                f"{plain['tokens_per_second']:.0f} → {guessed['tokens_per_second']:.0f}",
+                f"{ratio:.2f}",
+            ]
+        )
+    return table(["work", "dtype", "passes", "tokens/s", "ratio"], rows) if rows else NOTHING_YET
+
+
+def eight_bits_answers() -> str:
+    """The same lists with keys and values in eight bits: same answers, and how many are right."""
+    rows = [
+        [
+            {"smollm2": "SmolLM2"}.get(found.get("model", ""), "bundled"),
+            found.get("dtype", "float32"),
+            f"{line.get('problems', 'bare')}, {found.get('count', 2)} a list",
+            str(line["workers"]),
+            str(line["samples"]),
+            f"{line['same_answers']:.1%}",
+            f"{line['right']:.1%} → {line['right_in_eight_bits']:.1%}",
+            f"{line['control']['same_answers']:.1%}" if "control" in line else "",
+        ]
+        for file in ("eight_bits", "eight_bits_gpu", "eight_bits_smollm2")
+        if (found := result(file)) is not None
+        for line in found.get("teams", [])
+    ]
+    head = ["model", "dtype", "problems", "workers", "lists", "same answers", "right"]
+    return table([*head, "same without eight bits"], rows) if rows else NOTHING_YET
+
+
+def lockstep_again() -> str:
+    """Some cells of the tables above measured once more, on another commit."""
+    rows = []
+    for name, shape in SHAPES.items():
+        found = result(f"lockstep_{name}") or {}
+        for line in found.get("cells", []):
+            if "workers" in line:
+                old = result(f"decode_{name}")
+                then = cell(old, workers=line["workers"], history=line["history"])
+                what = f"{line['workers']} workers, {line['history']}"
+                shown = [f"{x['ms']:.2f} ({x['floor_ms']:.2f}) ms" for x in (then, line) if x]
+            else:
+                old = result(f"prefix_{name}")
+                then = cell(old, batch=line["batch"], prefix=line["prefix"])
+                what = f"{line['batch']} completions, {line['prefix']}"
+                shown = [f"{x['tokens_per_second'] / 1e3:.2f} k/s" for x in (then, line) if x]
+            if then is None or old is None:
+                continue
+            rows.append([shape.title, what, *shown, _change(then, line)])
+            rows[-1][2] += f", {old['commit']}"
+            rows[-1][3] += f", {found['commit']}"
+    return table(["shapes", "cell", "then", "now", "change"], rows) if rows else NOTHING_YET
+
+
+def _change(then: Result, now: Result) -> str:
+    """Of the time over its floor where there is one, else of the rate."""
+    if "floor_ms" in then:
+        over = [line["ms"] / line["floor_ms"] for line in (then, now)]
+        return f"{over[1] / over[0] - 1:+.1%} over the floor"
+    return f"{now['tokens_per_second'] / then['tokens_per_second'] - 1:+.1%}"
+
+
+def gpu_tests() -> str:
+    """The tests that ran on a GPU, and those that ran under the sanitizer."""
+    rows = []
+    for name in ("gpu_tests", "gpu_memcheck", "gpu_racecheck"):
+        found = result(name)
+        for file, counts in (found or {}).get("files", {}).items():
+            errors = (found or {}).get("errors_of_the_tool")
+            rows.append(
+                [
+                    (found or {}).get("tool", ""),
+                    f"`{file}`",
+                    *(str(counts.get(kind, 0)) for kind in ("passed", "failed", "skipped")),
+                    "" if errors is None else str(errors),
+                ]
+            )
+    head = ["under", "tests", "passed", "failed", "skipped", "errors of the tool"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    made.__name__: made
+    for made in (
+        long_history,
+        fresh_process,
+        disk_cache,
+        prefill_passes,
+        guesses_in_time,
+        eight_bits_answers,
+        lockstep_again,
+        gpu_tests,
+    )
+}

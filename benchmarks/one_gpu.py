@@ -1,0 +1,59 @@
+"""What must be seen on one GPU and is not timed by `everything.py`, in sections.
+
+    python -m benchmarks.one_gpu --out results --seconds 230 --sections start,long,disk
+    python -m benchmarks.one_gpu --list
+
+How sections are run, ended and packed: `sections.py`. What does not fit the GPU's memory is left out by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.sections import Command, Section, by_name, main_of
+
+_DRY = ("--tiny", "--device", "cpu")
+# Small tests of the newest kernels.
+_TRITON, _KERNELS = "tests/attention/test_triton.py::", "tests/model/test_kernels.py::"
+_SANITISED = (
+    f"{_TRITON}test_lone_rows_of_sixteen_bits[torch.bfloat16-4]",
+    f"{_TRITON}test_specialised_tiles[10-2-torch.bfloat16-True-plain]",
+    f"{_TRITON}test_specialised_tiles[8-1-torch.float16-False-window]",
+    f"{_TRITON}test_transposed_tiles_with_and_without_tensor_maps[dtype1-True]",
+    f"{_KERNELS}test_products_of_four_bits[torch.float16-1-512-1-False]",
+    f"{_KERNELS}test_float8_products_of_few_tokens[1-512-1]",
+)
+
+
+def _measure(module: str, words: str = "") -> Command:
+    every = ["--out", "{out}", "--minutes", "{minutes}", "--device", "{device}"]
+    return Command(("-m", f"benchmarks.{module}", *every, *words.split()), dry=_DRY)
+
+
+def _tests(*words: str) -> Command:
+    every = ["--out", "{out}", "--minutes", "{minutes}", "--device", "{device}"]
+    return Command(("-m", "benchmarks.gpu_tests", *every, *words))
+
+
+SECTIONS = by_name(
+    Section("facts", 20, (Command(("-c", "from benchmarks.sections import facts; facts()")),)),
+    Section("start", 95, (_measure("start_up"),)),
+    Section("long", 100, (_measure("long_history"),)),
+    Section("disk", 60, (_measure("disk_cache", "--models qwen3-8b --tokens 16384 --repeats 2"),)),
+    Section("tests", 200, (_tests("--processes", "8"),)),
+    Section("lockstep", 100, (_measure("lockstep"),)),
+    Section("prefill", 30, (_measure("prefill"),)),
+    Section("speculation", 60, (_measure("speculation", "--count 6"),)),
+    Section("eight_bits", 75, (_measure("eight_bits", "--name gpu --samples 256 --beside 128"),)),
+    Section("memcheck", 60, (_tests("--sanitizer", "memcheck", *_SANITISED),)),
+    Section("racecheck", 60, (_tests("--sanitizer", "racecheck", *_SANITISED),)),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """See the module."""
+    main_of(__doc__ or "", "one_gpu", SECTIONS, argv)
+
+
+if __name__ == "__main__":
+    main()

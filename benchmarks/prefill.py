@@ -1,0 +1,136 @@
+"""Prompts of 2 k and 8 k: attention of one layer, and the whole pass up to the first token behind it.
+
+    python -m benchmarks.prefill --minutes 1                          Qwen3-8B shapes on one GPU
+
+The attention is that of `attention.py` (its gate, its limit, its stopwatch). A pass is timed as a run that comes alone
+meets it: from its submission to its first token, nothing shared and nothing found. Beside it stands a floor: linear layers at
+so many tokens, plus the attention's limit in all layers. The gate of a pass: its last token's logits against plain
+torch attention. Each prompt is another one; the first two of its length, of which one
+is recorded, are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks import situations
+from benchmarks.attention import PREFILL_HEADS, Attention, Case
+from benchmarks.decode import free
+from benchmarks.gate import Checked, compare, plain
+from benchmarks.results import Clock, Results, parser
+from benchmarks.shapes import SHAPES, TINY, Shape
+from benchmarks.start_up import first_token
+from benchmarks.timing import linears_ms
+from manyhands.cache.block import Block
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+
+LENGTHS, REPEATS = (2048, 8192), 5
+
+
+class Prefill(Attention):
+    """One network: attention alone, then passes."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace, clock: Clock) -> None:
+        super().__init__(arguments, clock)
+        self.lengths = (40, 70) if arguments.tiny else LENGTHS
+        self.shape: Shape = TINY if arguments.tiny else SHAPES[name]
+        self.results = Results(f"prefill_{name}", arguments, clock)
+        self.files["prefills"] = self.results  # `Attention` writes its cells there
+
+    def run(self) -> None:
+        """Attention, floor, passes."""
+        self.results.put(
+            model=self.shape.title,
+            backend=self._backend(PREFILL_HEADS).name,
+            dtype=str(self.dtype).removeprefix("torch."),
+            copy_bytes_per_second=round(self.bandwidth),
+            operations_per_second=round(self.rate),
+        )
+        for length in self.lengths:
+            views = partial(situations.prefill, 0)
+            with self.results.surviving(f"attention of {length}"):
+                self._measure(Case("prefills", f"0 {length}", PREFILL_HEADS, views, length))
+        # A prompt's pass has the head's product for its last token alone.
+        products = self.shape.products()[:-1]
+        with torch.inference_mode():
+            linears = linears_ms(products, list(self.lengths), self.device, self.dtype)
+        free(self.device)
+        with tempfile.TemporaryDirectory() as folder:
+            engine = Engine.load(
+                self.shape.write(Path(folder)),
+                device=self.arguments.device,
+                dtype=str(self.dtype).removeprefix("torch."),
+                backend=self.arguments.backend,
+                weights="dummy",
+                memory_tokens=4 * max(self.lengths) + 4096,
+            )
+        for length in self.lengths:
+            if not self.clock.allows(5):
+                self.results.leave_out(f"passes of {length}", "no time")
+                continue
+            with self.results.surviving(f"passes of {length}"):
+                self._passes(engine, length, linears[length])
+
+    def _passes(self, engine: Engine, length: int, linears: float) -> None:
+        numbers = random.Random(length)
+        gate = check_prompt(engine, self._prompt(numbers, engine, length))
+        if not gate.is_green:
+            self.results.add("red", tokens=length, gate=asdict(gate))
+            return
+        repeats = 1 if self.arguments.tiny else REPEATS
+        prompts = [self._prompt(numbers, engine, length) for _ in range(2 + repeats)]
+        seconds = [first_token(engine, prompt) for prompt in prompts][2:]
+        middle = statistics.median(seconds)
+        cells = self.results.content.get("cells", [])
+        limit = next((c["us_limit"] for c in cells if c["name"] == f"0 {length}"), 0.0)
+        floor = linears + 1e-3 * limit * self.shape.num_layers
+        self.results.add(
+            "passes",
+            tokens=length,
+            ms=round(1e3 * middle, 3),
+            ms_worst=round(1e3 * max(seconds), 3),
+            floor_ms=round(floor, 3),
+            linears_ms=round(linears, 3),
+            tokens_per_second=round(length / middle),
+            gate=asdict(gate),
+        )
+
+    def _prompt(self, numbers: random.Random, engine: Engine, length: int) -> tuple[int, ...]:
+        return tuple(numbers.randrange(2, engine.facts.vocab_size) for _ in range(length))
+
+
+def check_prompt(engine: Engine, prompt: tuple[int, ...]) -> Checked:
+    """The logits behind a prompt against those of plain torch attention."""
+    ours, theirs = (
+        each.forward(Step([Row(View([Block()]), prompt)])).float()
+        for each in (engine, plain(engine))
+    )
+    adapter = engine.executor.adapter
+    return compare(ours, theirs, adapter.dtype, adapter.num_layers)
+
+
+def main(words: list[str] | None = None) -> None:
+    """Measure the networks that were asked for."""
+    options = parser(__doc__, minutes=1.0)
+    options.add_argument("--models", default="qwen3-8b")
+    arguments = options.parse_args(words)
+    clock = Clock(arguments.minutes)
+    for name in arguments.models.split(","):
+        part = Prefill(name, arguments, clock)
+        with part.results.surviving("the rest"):
+            part.run()
+        free(part.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""The measurements of one GPU run, tiny, on the CPU; sections are ended in time; tables are made of what is there."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import (
+    disk_cache,
+    gpu_tables,
+    lockstep,
+    long_history,
+    one_gpu,
+    performance,
+    prefill,
+    start_up,
+    two_gpus,
+)
+from benchmarks.results import Clock, Results
+from benchmarks.sections import Command, Runner, Section, by_name
+from manyhands.evaluation.candidates import Answered, Asked
+from manyhands.tasks.task import Sample
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the results of the parts."""
+    folder = tmp_path_factory.mktemp("results")
+    common = ["--tiny", "--device", "cpu", "--out", str(folder), "--commit", "abc"]
+    long_history.main(common)
+    prefill.main(common)
+    lockstep.main([*common, "--models", "qwen3-8b"])
+    return folder
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    return found
+
+
+def test_every_cell_has_a_floor_and_a_green_gate(measured: Path) -> None:
+    cells = read(measured, "decode_long_qwq-32b")["cells"]
+    assert {(c["keys"], c["history"], c["workers"]) for c in cells} == {
+        (keys, history, workers)
+        for keys in ("auto", "int8")
+        for history in (32, 64)
+        for workers in (2, 4)
+    }
+    for line in cells:
+        assert 0 < line["floor_ms"] < line["ms"]
+        assert (line["apart"] is None) == (line["keys"] == "auto")
+        if line["keys"] == "int8":  # rounding is seen, and it is small
+            assert 1e-4 < line["apart"] < 0.02
+    found = read(measured, "prefill_qwen3-8b")
+    assert [line["tokens"] for line in found["passes"]] == [40, 70]
+    assert {"red", "left_out"}.isdisjoint(found)
+
+
+def test_a_history_without_room_is_left_out_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = Namespace(device="cpu", tiny=False, out=tmp_path, commit="abc")
+    part = long_history.LongHistory("qwq-32b", words, Clock(1))
+    part.device = Namespace(type="cuda")  # type: ignore[assignment]
+    monkeypatch.setattr(
+        long_history.torch.cuda, "mem_get_info", lambda _: (141 * 10**9, 150 * 10**9)
+    )
+    assert not part._fits(), "float32 weights alone take 130 GB"
+    assert {line["what"] for line in part.results.content["left_out"]} == {
+        f"history {length}" for length in (16384, 65536, 131072)
+    }
+
+
+def test_a_fresh_process_says_what_it_did(tmp_path: Path) -> None:
+    out = tmp_path / "told.json"
+    place = start_up.TINY.write(tmp_path / "model")
+    common = ["--tiny", "--device", "cpu", "--began", str(start_up.IMPORTED - 1)]
+    start_up.main([*common, "--place", str(place), "--told", str(out)])
+    told = json.loads(out.read_text())
+    assert told["import_s"] == 1
+    assert told["first_prompt"]["eager"] == start_up.WRITTEN
+    assert told["gate"]["error"] <= told["gate"]["tolerance"]
+
+
+def test_tokens_that_differ_behind_a_loaded_prompt_are_red(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--tiny", "--device", "cpu", "--out", str(tmp_path), "--models", "small"]
+    monkeypatch.setattr("sys.argv", ["disk_cache.py", *words])
+    disk_cache.main()
+    found = read(tmp_path, "disk_cache_tiny")
+    assert "red" not in found
+    assert found["lengths"][0]["faster"] > 0
+    usual = disk_cache.Reader.read
+    said = iter(range(100))
+
+    def other(self: disk_cache.Reader, prompt: tuple[int, ...], **choices: Any) -> Any:
+        seconds, text, engine = usual(self, prompt, **choices)
+        return seconds, f"{text} {next(said)}", engine
+
+    monkeypatch.setattr(disk_cache.Reader, "read", other)
+    disk_cache.main()
+    found = read(tmp_path, "disk_cache_tiny")
+    assert "lengths" not in found
+    assert len(found["red"][0]["differ"]) == 6
+
+
+def test_answers_are_compared_one_by_one() -> None:
+    from benchmarks.eight_bits import compared
+
+    class Task:
+        def grade(self, sample: Sample, answer: str | None, text: str) -> Namespace:
+            return Namespace(value=float(answer == "1"))
+
+    samples: Any = [Namespace(id=name) for name in "abcd"]
+    plain = [Answered(Asked(sample), answer="1", text="1") for sample in samples]
+    other = [*plain[:3], Answered(Asked(samples[3]), answer="2", text="2")]
+    found = compared(Task(), samples, plain, other)  # type: ignore[arg-type]
+    assert found == {"same_answers": 0.75, "same_texts": 0.75, "right": 0.75, "differ": ["d"]}
+
+
+def test_tables_are_made_of_what_is_there(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+    assert {make() for make in gpu_tables.TABLES.values()} == {performance.NOTHING_YET}
+    monkeypatch.setattr(performance, "RESULTS", measured)
+    assert len(gpu_tables.long_history().splitlines()) == 2 + 8
+    assert len(gpu_tables.prefill_passes().splitlines()) == 2 + 2
+    old = read(measured, "lockstep_qwen3-8b")
+    (measured / "decode_qwen3-8b.json").write_text(json.dumps({**old, "commit": "then"}))
+    lines = gpu_tables.lockstep_again().splitlines()
+    assert len(lines) == 2 + 6
+    assert "then" in lines[2]
+    assert lines[2].endswith("| +0.0% over the floor |")
+
+
+def test_sections_are_ended_in_time_and_the_next_one_runs(tmp_path: Path) -> None:
+    slow = "import time; print('begun', flush=True); time.sleep(60)"
+    sections = by_name(
+        Section("slow", 2, (Command(("-c", slow)),)),
+        Section("quick", 9, (Command(("-c", "print('{device}')"), dry=("{minutes}",)),)),
+    )
+    words = Namespace(
+        out=tmp_path, work=None, seconds=60, sections="slow,quick", cache=None, dry=True, commit=""
+    )
+    Runner(words, sections).run()
+    log = (tmp_path / "results" / "log.txt").read_text()
+    assert "== slow: out of time" in log
+    assert " cpu\n" in log
+    assert "== quick: 0" in log
+    assert (tmp_path / "results.tgz").exists()
+
+
+@pytest.mark.parametrize("program", [one_gpu, two_gpus])
+def test_programs_list_their_sections(program: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    program.main(["--list"])
+    assert len(capsys.readouterr().out.splitlines()) == len(program.SECTIONS)
+    with pytest.raises(SystemExit, match="there are no sections nowhere"):
+        program.main(["--sections", "nowhere"])
+
+
+def test_results_of_a_part_are_in_its_own_file(tmp_path: Path) -> None:
+    words = Namespace(device="cpu", tiny=True, out=tmp_path, commit="abc", tokens=128)
+    assert isinstance(lockstep.FewTeams("qwq-32b", words, Clock(1)).results, Results)
+    assert (
+        lockstep.FewTeams("qwq-32b", words, Clock(1)).results.path.name == "lockstep_qwq-32b.json"
+    )
