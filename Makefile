@@ -2,13 +2,17 @@
 #   make solve    set up, then let a team solve a problem with the bundled model
 #   make serve    set up, then serve the bundled model at http://127.0.0.1:8000
 #   make test     set up, then run every check: lint, format, types, tests
+# One more, before a release or a change of a range in pyproject.toml:
+#   make lowest FILES=tests/model    the lowest accepted releases in an environment of their own, and tests with them
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+LOWEST ?= .venv-lowest
+FILES ?= tests
 PROBLEM ?= Solve these problems and box the answers in order, separated by commas:\n1. 84 + 29 - 38\n2. 17 + 60 + 5 - 31\n3. 93 - 46 + 12\n4. 25 + 25 + 25 + 25\n5. 71 - 8 - 9
 WORKERS ?= 3
 
-.PHONY: setup solve serve test lint types tests clean
+.PHONY: setup solve serve test lint types tests lowest clean
 setup: $(VENV)/ready
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -36,5 +40,16 @@ types: setup
 tests: setup
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
 
+# Of what is not named in pyproject.toml the newest release is taken. Old libraries warn of newer ones that they
+# stand on, so warnings are no errors here.
+lowest: $(LOWEST)/ready
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -W default $(FILES)
+
+$(LOWEST)/ready: pyproject.toml
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[dev]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -132,6 +132,7 @@ _HYBRID_ROWS = (
     ),
 )
 HYBRIDS: dict[str, Family] = {row.model_type: row for row in _HYBRID_ROWS}
+_SHARING = "num_kv_shared_layers"  # how many layers, the last ones, store no keys of their own
 _NAMED = 14  # of the table, in messages
 # Composites whose language model is taken out of them, and its model type.
 _COMPOSITES = {
@@ -209,6 +210,14 @@ def reject(config: Any) -> None:
             f"model type {config.model_type!r} is not supported: {reason}",
             hint=f"supported: {supported()}",
         )
+    shared, count = (getattr(config, key, None) for key in (_SHARING, "num_hidden_layers"))
+    if isinstance(shared, int) and isinstance(count, int) and not 0 <= shared < max(count, 1):
+        # Releases of transformers differ in which of these numbers they take.
+        name = getattr(config, "name_or_path", "") or config.model_type
+        raise UnsupportedModel(
+            f"the configuration of {name!r} makes no network: {_SHARING} is {shared}, of {count} layers",
+            hint="download config.json again, or repair it",
+        )
 
 
 def reach(config: Any) -> int:
@@ -276,7 +285,7 @@ def storing_layers(config: Any) -> tuple[int, ...]:
             layer if kind == "full_attention" else full
             for layer, kind in enumerate(config.layer_types)
         )
-    first_without = count - (getattr(config, "num_kv_shared_layers", None) or 0)
+    first_without = count - (getattr(config, _SHARING, None) or 0)
     if first_without == count:
         return tuple(range(count))
     last = {config.layer_types[layer]: layer for layer in range(first_without)}

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -176,7 +176,10 @@ class _ByRow:
 
 
 class _SlotCache:
-    """The part of transformers' `Cache` that a linear layer calls, over slots; for one call of one layer."""
+    """The part of transformers' `Cache` that a linear layer calls, over slots; for one call of one layer.
+
+    Before 5.21 a layer reads `layers` in the place of the first three methods.
+    """
 
     def __init__(self, states: States, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._stores, self._sources, self._targets = states.stores, sources, targets
@@ -198,9 +201,20 @@ class _SlotCache:
         """Never: no state is taken back, the older one still lies in its slot."""
         return False
 
+    def has_previous_state(self, layer_idx: int, **_: object) -> bool:
+        """Always: the state of an empty text is zeros in slot 0."""
+        return True
+
+    @property
+    def layers(self) -> _OlderLayers:
+        """The same states, as releases before 5.21 ask for them."""
+        return _OlderLayers(self)
+
     def update_conv_state(self, new: Tensor, layer_idx: int, **_: object) -> Tensor:
         """The inputs so far with `new` [rows, C, length] behind them."""
-        assert self._inputs is not None, "the layer reads its state before it writes it"
+        if self._inputs is None:  # before 5.21 a layer that is fed more than one token
+            self.get_conv_state(layer_idx)
+        assert self._inputs is not None, "it has just been read"
         inputs = torch.cat((self._inputs, new), dim=-1)
         self._inputs = inputs[..., inputs.shape[-1] - self._inputs.shape[-1] :]
         return inputs
@@ -217,6 +231,31 @@ class _SlotCache:
         store, targets = self._stores[self._layer], list(self._targets)
         store.inputs[targets] = self._inputs
         store.states[targets] = self._new.to(store.states.dtype)
+
+
+@dataclass(frozen=True)
+class _OlderLayers:
+    """`layers[number]` of a `_SlotCache`."""
+
+    cache: _SlotCache
+
+    def __getitem__(self, layer_idx: int) -> _OlderLayer:
+        return _OlderLayer(self.cache, layer_idx)
+
+
+@dataclass(frozen=True)
+class _OlderLayer:
+    cache: _SlotCache
+    number: int
+    record_past: ClassVar[bool] = False
+
+    @property
+    def conv_states(self) -> tuple[Tensor]:
+        return (self.cache.get_conv_state(self.number),)
+
+    @property
+    def recurrent_states(self) -> tuple[Tensor]:
+        return (self.cache.get_recurrent_state(self.number),)
 
 
 def _store(module: Any, slots: int) -> StateStore:

@@ -139,7 +139,9 @@ def _gain(model: PreTrainedModel, rotary: nn.Module, kind: str) -> float:
     scores get it back. It is 1 for networks without YaRN or longrope.
     """
     nothing = torch.zeros(1, 1, 1, dtype=model.dtype, device=model.device)
-    origin = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    # Positions on the axes of pictures: before 5.19 they are not made of a text's own.
+    axes = (3,) if hasattr(rotary, "mrope_section") else ()
+    origin = torch.zeros(*axes, 1, 1, dtype=torch.long, device=model.device)
     table = rotary(nothing, origin, kind) if kind else rotary(nothing, origin)
     # DeepSeek-V2 has one table of complex numbers.
     cos, sin = (table.real, table.imag) if isinstance(table, Tensor) else table

@@ -22,6 +22,8 @@ def enter(config: Any) -> None:
         kind: Any = getattr(import_module(module), name)
         table: Any = AutoModelForCausalLM
         table.register(type(config), kind, exist_ok=True)
+        if type(config) not in table._model_mapping:  # before 5.19 it passes over transformers' own
+            table._model_mapping._extra_content[type(config)] = kind
 
 
 def name_base(model: Any) -> None:

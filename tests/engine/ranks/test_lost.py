@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from multiprocessing.connection import Pipe
 from types import SimpleNamespace
@@ -170,6 +172,82 @@ def test_a_verb_that_waits_for_the_abort_sets_its_recordings_free(
     with pytest.raises(RanksFailed, match="rank 1 of 2 has ended"):
         waits_for(aborted, world, freed)
     assert freed == [True]
+
+
+class Graph:
+    """A recording, as the frames of a pass hold it."""
+
+    def follow(self) -> None:
+        raise BrokenPipeError("the other rank's pipe is closed")
+
+
+class Replaying(Passes):
+    """Passes whose recording NCCL waits for, and which find that a rank is gone while they tell it."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.graphs = [Graph()]
+
+    def forget(self) -> None:
+        self.graphs.clear()
+
+    def follow(self) -> None:
+        graph = self.graphs[0]
+        try:
+            graph.follow()
+        except BrokenPipeError as error:
+            raise RuntimeError("the pass cannot be made") from error
+
+
+def follows(world: World, passes: Replaying, *, is_seen: bool) -> None:
+    with world.whole():
+        if is_seen:
+            world._ended(1, "")
+        passes.follow()
+
+
+@pytest.mark.parametrize("is_seen", [True, False], ids=["end seen", "own error"])
+def test_recordings_go_out_of_the_frames_of_an_error(
+    is_seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The abort waits for the recording, which the error's frames hold while the world ends.
+
+    Also where rank 0 learns of it by its own error: a group is not left before it is aborted.
+    """
+    world, _ = a_world(monkeypatch)
+    passes, order = Replaying(), list[str]()
+    graph = weakref.ref(passes.graphs[0])
+    world.recorded.add(passes)
+    forced = threading.Event()
+
+    def abort() -> None:
+        while graph() is not None and not forced.is_set():
+            time.sleep(0.01)
+        order.append("aborted")
+
+    on_a_gpu(monkeypatch, world, abort)
+    monkeypatch.setattr(world_of_ranks, "LONGEST_END", 5.0)
+    monkeypatch.setattr(world_of_ranks.os, "_exit", lambda code: forced.set())
+    monkeypatch.setattr(world_of_ranks, "leave_group", lambda: order.append("left"))
+    with pytest.raises(RanksFailed, match=r"rank 1 of 2 has ended|rank 0 failed"):
+        follows(world, passes, is_seen=is_seen)
+    assert order == ["aborted", "left"]
+    assert not forced.is_set()
+
+
+def test_an_end_that_does_not_come_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All ranks are there, and the group is never left: no wait is without a limit."""
+    world, _ = a_world(monkeypatch)
+    forced = threading.Event()
+    codes = list[int]()
+    monkeypatch.setattr(world_of_ranks, "LONGEST_END", 0.1)
+    monkeypatch.setattr(world_of_ranks, "leave_group", lambda: forced.wait(20) and None)
+    monkeypatch.setattr(world_of_ranks.os, "_exit", lambda code: (codes.append(code), forced.set()))
+    world.end()
+    assert codes == [RanksFailed.exit_code]
+    assert "have not ended in 0.1 s" in capsys.readouterr().err
 
 
 def test_a_device_that_cannot_be_freed_ends_the_process(

@@ -7,13 +7,15 @@
 A thread waits for what the others report. When one is lost the world is lost: a sum that waits for that rank is
 given up (gloo sees the closed connection, NCCL is told to abort), the verb that made it raises `RanksFailed`, and
 every later one does. NCCL does not let go of a group while a graph that has recorded its sums is alive, so recordings
-go first (`recorded`). A verb that asks NCCL for another sum while it aborts waits for the end of that, and would keep the
-recordings: after a second they are dropped from beside it. If the device cannot be freed in `LONGEST_END` seconds, the
-process says why and ends.
+go first (`recorded`), also out of the frames of an error, which hold the one that was replayed. A verb that asks NCCL for
+another sum while it aborts waits for the end of that, and would keep the recordings: after a second they are dropped from
+beside it. A group that is lost is never left in the ordinary way before it is aborted: that waits for the device, and keeps
+the abort from the group. If the device cannot be freed in `LONGEST_END` seconds, the process says why and ends.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import queue
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -77,6 +80,7 @@ class World:
         self._is_ended = False
         self._in_verb = threading.Event()
         self._aborting: threading.Thread | None = None
+        self._starting_abort = threading.Lock()
         self._has_ended = threading.Event()  # `end` is over
         kind = kind_of_group(device, self.size)
         self._share_processors(kind)
@@ -121,16 +125,19 @@ class World:
                 yield
             except RanksFailed as error:
                 self.lost = self.lost or str(error)
+                _empty_frames(error)
                 self.end()
                 raise
             except ManyhandsError as error:
                 if self.lost is None:
                     raise
+                _empty_frames(error)
                 self.end()  # logits that are no numbers, say, of a sum that was given up
                 raise self._failure() from error
             except BaseException as error:
                 reason = self._settled() or f"rank 0 failed: {type(error).__name__}: {error}"
                 self.lost = self.lost or reason
+                _empty_frames(error)
                 self.end()
                 raise self._failure() from error
             finally:
@@ -164,26 +171,33 @@ class World:
         return [found[rank] for rank in sorted(found)]
 
     def end(self) -> None:
-        """Let all others go; called twice it does the same as once."""
+        """Let all others go; called twice it does the same as once. Longer than `LONGEST_END`, and the process ends."""
         if self._is_ended:
             return
         self._is_ended = True
+        force = threading.Timer(LONGEST_END, self._force)
+        force.daemon = True
+        force.start()
         for passes in list(self.recorded):
             passes.forget()
         if self.lost is None:
             with suppress(OSError, RuntimeError):
                 self.told.tell(Verb.END)
                 leave_group()  # NCCL wants all ranks to do it at once
+        else:
+            gc.collect()  # recordings in a circle of references
+            self._abort()
         for pipe in self.told.pipes:
             pipe.close()
         if self.processes is not None:
             self.processes.end()
         if self._aborting is not None:
-            self._aborting.join(GRACE)  # NCCL's abort ends when the recordings are gone
+            self._aborting.join()  # NCCL's abort ends when the recordings are gone, or with the process
         with suppress(RuntimeError, ValueError):  # torch's, of a group that an abort has taken away
             leave_group()
         if self._threads is not None:
             torch.set_num_threads(self._threads)
+        force.cancel()
         self._has_ended.set()
 
     # -- learning of an end ------------------------------------------------------------------------
@@ -219,9 +233,7 @@ class World:
         """A rank is gone: free whatever waits for it, in the end by force. Nothing here waits for the device."""
         self.lost = self._settled()
         self._answers.put(None)
-        if self.device_type == "cuda":
-            self._aborting = threading.Thread(target=self._abort, daemon=True)
-            self._aborting.start()
+        self._abort()
         began = time.monotonic()
         while time.monotonic() < began + LONGEST_END:
             is_busy = self._in_verb.is_set() or self._is_ended
@@ -231,17 +243,31 @@ class World:
                 for passes in list(self.recorded):
                     passes.forget()
             time.sleep(0.05)
-        print(f"manyhands: {self.lost}", file=sys.stderr, flush=True)
+        self._force()
+
+    def _force(self) -> None:
+        """Say why, and end this process and the others."""
+        reason = self.lost or f"the other ranks have not ended in {LONGEST_END:g} s"
+        print(f"manyhands: {reason}", file=sys.stderr, flush=True)
         if self.processes is not None:
             self.processes.end()
         os._exit(RanksFailed.exit_code)
 
     def _abort(self) -> None:
-        """Free sums that wait on the device. NCCL's part ends when the recordings are gone."""
+        """Begin to free sums that wait on a GPU, in a thread of its own; once."""
+        with self._starting_abort:
+            if self.device_type != "cuda" or self._aborting is not None:
+                return
+            thread = threading.Thread(target=self._free_sums, daemon=True)
+            thread.start()
+            self._aborting = thread  # a thread that is joined has been started
+
+    def _free_sums(self) -> None:
+        """NCCL's part ends when the recordings are gone."""
         with suppress(RuntimeError, AttributeError):
             if self.collectives.peers is not None:
                 self.collectives.peers.give_up()
-        with suppress(RuntimeError, ValueError, AttributeError):
+        with suppress(RuntimeError, ValueError, AttributeError, AssertionError):
             dist.distributed_c10d._abort_process_group()
 
     @property
@@ -277,6 +303,18 @@ class World:
         if kind == "gloo" and "OMP_NUM_THREADS" not in os.environ:
             self._threads = torch.get_num_threads()
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.size))
+
+
+def _empty_frames(error: BaseException) -> None:
+    """Empty the frames of an error and of those behind it: they hold the recording that was replayed."""
+    seen: list[BaseException] = []
+    found: list[BaseException | None] = [error]
+    while found:
+        one = found.pop()
+        if one is not None and one not in seen:
+            traceback.clear_frames(one.__traceback__)
+            seen.append(one)
+            found += [one.__cause__, one.__context__]
 
 
 # -- under torchrun --------------------------------------------------------------------------------

@@ -64,6 +64,11 @@ _SHARED = {
     "layers.*.mlp.shared_experts.up_proj": "colwise",
     "layers.*.mlp.shared_experts.down_proj": "rowwise",
 }
+_EXPERTS = {
+    "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
+    "layers.*.mlp.experts.down_proj": "rowwise",
+    "layers.*.mlp.experts": "moe_tp_experts",
+}
 _MLP = {
     "layers.*.mlp.gate_proj": "colwise",
     "layers.*.mlp.up_proj": "colwise",
@@ -76,7 +81,8 @@ _LATENT = {  # every rank has all latents, and the heads that it makes of them
     "layers.*.self_attn.kv_b_proj": "colwise",
     "layers.*.self_attn.o_proj": "rowwise",
 }
-# Cuts that the plans of transformers leave out.
+# Cuts that the plans of transformers leave out, in one release of the range of pyproject.toml at least: before 5.21
+# the experts of five families.
 _PLANS: dict[str, dict[str, str]] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "minicpm3", "youtu"), _LATENT),
     "glm4_moe_lite": {**_LATENT, **_SHARED},
@@ -84,10 +90,20 @@ _PLANS: dict[str, dict[str, str]] = {
     "olmo3": _NORMS,
     "flex_olmo": {**_QKVO, **_NORMS},
     "minimax_m2": {**_QKVO, **_NORMS},
-    "granitemoe": _QKVO,
-    "phimoe": _QKVO,
-    "afmoe": {**_QKVO, **_SHARED, **_MLP, "layers.*.self_attn.gate_proj": "colwise"},
-    "exaone_moe": _SHARED,
+    "granitemoe": {
+        **_QKVO,
+        **{name.replace(".mlp.", ".block_sparse_moe."): verb for name, verb in _EXPERTS.items()},
+    },
+    "phimoe": {**_QKVO, **_EXPERTS},
+    "qwen2_moe": _EXPERTS,
+    "afmoe": {
+        **_QKVO,
+        **_SHARED,
+        **_MLP,
+        **_EXPERTS,
+        "layers.*.self_attn.gate_proj": "colwise",
+    },
+    "exaone_moe": {**_SHARED, **_EXPERTS},
     "solar_open": _SHARED,
     "gpt_oss": {
         **_QKVO,
@@ -102,6 +118,7 @@ _PLANS: dict[str, dict[str, str]] = {
     },
 }
 _OUTPUT_LAYER, _INSIDE = "lm_head", "model."
+_TABLE = "embed_tokens"  # 5.17 cuts it where the output layer shares it, later releases in plans of their own
 _ALIGNED = 16  # bytes
 _OF_KV = re.compile(r"\.self_attn\.[kv]_")
 
@@ -316,6 +333,7 @@ def read_plan(config: Any) -> dict[str, str]:
         **(getattr(config, "base_model_tp_plan", None) or {}),
         **_PLANS.get(config.model_type, {}),
     }
+    plan.pop(_TABLE, None)  # whole on every rank, whatever a plan says of it
     unknown = sorted({*plan.values()} - _OUTPUTS - _SUMMED - _WHOLE)
     if unknown or not plan:
         raise _no_plan(config, f"its plan has {', '.join(unknown) or 'no entries'}")
