@@ -47,7 +47,13 @@ def cell(found: Result | None, kind: str = "cells", **where: Any) -> Result | No
 # -- life ------------------------------------------------------------------------------------------
 
 # Of the older files the situations that the newer ones have not.
-_LIVES = ("life_ahead_qwen3-8b", "life_ready_qwen3-8b", "life_qwq-32b")
+_LIVES = (
+    "life_joins_qwen3-8b",
+    "life_alone_qwen3-8b",
+    "life_ahead_qwen3-8b",
+    "life_joins_qwq-32b",
+    "life_qwq-32b",
+)
 
 
 def life() -> str:
@@ -75,6 +81,42 @@ def life() -> str:
                 ]
             )
             known.add((model, line["name"]))
+    return table(head, rows) if rows else NOTHING_YET
+
+
+# Parts of the host's time between the tokens of a pass and the launch of the next, as `step_timeline.py` names them.
+_HOST_PARTS = {
+    "asked": "next step asked for",
+    "plan: routes": "routes",
+    "plan: reads": "reads",
+    "plan: lists": "lists",
+    "moves": "moves",
+    "cut": "work list",
+}
+
+
+def life_step_end() -> str:
+    """A pass in which a step of a team alone ends, before and after compaction was left to the plan behind it."""
+    head = ["workers", "commit", "whole pass", "device", "idle before it", "host"]
+    head += [*_HOST_PARTS.values(), "other"]
+    rows: list[list[str]] = []
+    for name in ("step_timeline_before_qwen3-8b", "step_timeline_qwen3-8b"):
+        found = result(name) or {}
+        for line in found.get("timelines", []):
+            if line["what"] != "ended":
+                continue
+            parts = [line.get(part, 0.0) for part in _HOST_PARTS]
+            device = line["device 0 head"] + line["device 1 tail"]
+            times = [line["whole"], device, line["gap 0 head"], line["host"], *parts]
+            other = line["host"] - sum(parts)
+            rows.append(
+                [
+                    str(line["workers"]),
+                    found["commit"],
+                    *(f"{time:.2f}" for time in (*times, other)),
+                ]
+            )
+    rows.sort(key=lambda row: int(row[0]))
     return table(head, rows) if rows else NOTHING_YET
 
 
@@ -427,6 +469,7 @@ TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
         life,
+        life_step_end,
         life_lookahead,
         decode_ms,
         decode_tokens,

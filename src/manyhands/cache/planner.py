@@ -275,20 +275,26 @@ class Planner:
                     known[id(piece)] = len(lying)
                     lying.append(self._lies(piece, growth))
             at += map(known.__getitem__, map(id, pieces))
-        counts = np.array([len(reader.route) - reader.num_marks for reader, _ in rows])
-        number, low, size, grows = np.array(lying, dtype=np.int64)[at].T
-        ends = counts.cumsum()
-        start, start_growth = _before(size, counts, ends), _before(grows, counts, ends)
-        for (reader, _), end, count in zip(rows, ends.tolist(), counts.tolist(), strict=True):
+        counts = [len(reader.route) - reader.num_marks for reader, _ in rows]
+        ends = list(accumulate(counts))
+        columns = np.array(lying, dtype=np.int64).T[:, at]  # [4, pieces of all rows]
+        sizes = columns[2:]  # tokens, and how they grow
+        starts = sizes.cumsum(axis=1)
+        starts -= sizes
+        firsts = np.array([0, *ends[:-1]])
+        starts -= starts[:, firsts].repeat(counts, axis=1)
+        for (reader, _), end, count in zip(rows, ends, counts, strict=True):
             if reader.num_marks:
                 own = slice(end - count, end)
-                start[own], start_growth[own] = _starts(reader.route, size[own], grows[own])
-        table = np.stack((number, start - low, low, low + size, start_growth, grows), axis=1)
-        last = ends - 1
-        lengths = (start[last] + size[last]).tolist()
-        growths = (start_growth[last] + grows[last]).tolist()
+                starts[:, own] = _starts(reader.route, *sizes[:, own])
+        table = np.empty((len(TABLE), len(at)), dtype=np.int64)
+        number, low, size, grows = columns
+        table[0], table[1], table[2], table[3] = number, starts[0] - low, low, low + size
+        table[4], table[5] = starts[1], grows
+        last = np.array(ends) - 1
+        lengths, growths = (starts[:, last] + sizes[:, last]).tolist()
         is_read = size > 0
-        table, kept = table[is_read], is_read.cumsum()[last].tolist()
+        table, kept = table.T[is_read], is_read.cumsum()[last].tolist()
         first = 0
         for (reader, view), length, grown, end in zip(rows, lengths, growths, kept, strict=True):
             self._check_length(view, length)
@@ -520,14 +526,7 @@ def _sizes_to_lend(
     ]
 
 
-def _before(sizes: Ints, counts: Ints, ends: Ints) -> Ints:
-    """For runs of `counts` numbers that end at `ends`: the sum of those before each in its run."""
-    before = sizes.cumsum() - sizes
-    result: Ints = before - before[ends - counts].repeat(counts)
-    return result
-
-
-def _starts(route: _Route, size: Ints, grows: Ints) -> tuple[list[int], list[int]]:
+def _starts(route: _Route, size: Ints, grows: Ints) -> list[list[int]]:
     """Where the pieces of a route with lanes begin, and how that grows; sizes without those of marks."""
     here: _Point = (0, 0)
     forks: list[tuple[_Point, _Point]] = []
@@ -540,8 +539,7 @@ def _starts(route: _Route, size: Ints, grows: Ints) -> tuple[list[int], list[int
         found.append(here)
         length, growth = next(pieces)
         here = here[0] + length, here[1] + growth
-    starts, growths = zip(*found, strict=True)
-    return list(starts), list(growths)
+    return [list(column) for column in zip(*found, strict=True)]
 
 
 def _touch(one: Stretch, other: Stretch) -> bool:
