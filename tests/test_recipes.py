@@ -20,7 +20,6 @@ from manyhands.school.recipe import read_recipe
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "recipes"
 FOLDERS = ("bundled", "smollm2")
-NEVER_RUN = {"smollm2/fourth"}  # prepared, as its page says
 FEWEST_TOKENS_A_SECOND = 40_000  # of SmolLM2, whole trainings
 
 
@@ -37,19 +36,9 @@ def rows_of(folder: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_page_has_a_row_for_every_recipe(folder: str) -> None:
     recipes = {file.stem for file in (RECIPES / folder).glob("*.toml")}
-    assert set(rows_of(folder)) == {r for r in recipes if f"{folder}/{r}" not in NEVER_RUN}
+    assert set(rows_of(folder)) == recipes
     for name, (seed, *_) in rows_of(folder).items():
         assert read_recipe(RECIPES / folder / f"{name}.toml").training.seed == int(seed)
-
-
-def test_what_was_never_run_goes_on_from_what_is_shipped() -> None:
-    for name in NEVER_RUN:
-        recipe = read_recipe(RECIPES / f"{name}.toml")
-        assert Path(recipe.lora.start).name == "adapter"
-        check_lora(ROOT / recipe.lora.start)
-        folder, _, own = name.partition("/")
-        assert not account_of(folder, f"{own}_").exists()
-        assert f"[{own}.toml]" in page_of(folder)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
