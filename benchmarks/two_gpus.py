@@ -1,6 +1,6 @@
 """Everything about several GPUs that must be seen on some, in sections: each in processes and a time of its own.
 
-    python -m benchmarks.two_gpus --out results --seconds 140 --sections tests,sums,ranks
+    python -m benchmarks.two_gpus --out results --seconds 140 --sections tests,sums
     python -m benchmarks.two_gpus --list
 
 How sections are run, ended and packed: `sections.py`.
@@ -15,8 +15,9 @@ from benchmarks.sections import Command, Section, by_name, main_of
 _TESTS = "tests/engine/ranks/test_on_gpus.py::"
 _LOST = "tests/engine/ranks/test_lost_on_gpus.py::"
 _ENDS = (
-    "test_a_killed_rank_ends_all_and_holds_no_memory",
-    "test_a_rank_that_is_killed_at_any_moment[0.4]",
+    "test_a_killed_rank_ends_all_and_holds_no_memory[nccl]",
+    *(f"test_a_rank_that_is_killed_at_any_moment[{moment}]" for moment in (0.0, 0.4, 1.5)),
+    "test_a_killed_rank_ends_all_and_holds_no_memory[peers]",
 )
 _FIRST = (
     "test_sums_through_peers_memory[bfloat16]",
@@ -60,7 +61,7 @@ SECTIONS = by_name(
             ),
         ),
     ),
-    Section("lost", 60, (_pytest(*(_LOST + name for name in _ENDS)),)),
+    Section("lost", 180, (_pytest("-s", *(_LOST + name for name in _ENDS)),)),
     Section("sums", 30, (Command(("-m", "benchmarks.sums", "--out", "{out}")),)),
     Section("ranks", 165, (_ranks("--on ranks --minutes 2.3"),)),
     Section(
@@ -71,7 +72,7 @@ SECTIONS = by_name(
             _ranks("--models codellama-7b,qwen3-8b --on one --minutes 1.2", "1"),
         ),
     ),
-    Section("training_two", 45, (_training(2, 40),)),
+    Section("training_two", 80, (_training(2, 40),)),
     Section("training_one", 45, (_training(1, 40),)),
 )
 

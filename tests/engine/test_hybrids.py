@@ -32,6 +32,7 @@ from manyhands.prompts.votes import VotesPrompt
 from manyhands.replay.forward import merge_trace, replay_logits
 from manyhands.replay.trace import Trace, parse_trace, record
 from manyhands.server.asked import Served, understand
+from manyhands.server.failures import Refusal
 from manyhands.server.shapes import CHAT
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.best_of_n import best_of_n
@@ -340,3 +341,18 @@ def test_a_server_refuses_what_its_network_does_not_bear(model: str, refused: bo
     body = {"model": model, "messages": [{"role": "user", "content": PROBLEM}]}
     with pytest.raises(InvalidRequest, match="one state of a text") if refused else nullcontext():
         assert understand(CHAT, body, served).spec is not None
+
+
+def test_a_server_lists_what_its_network_bears() -> None:
+    """Every listed name is understood, and every other one of a whole network's is refused."""
+    served = Served("tiny", TEXT, only_forks=True)
+    assert {"tiny", "tiny:sequential", "tiny:async_think-2"} <= {*served.models}
+    assert "tiny:hogwild-2" not in served.models
+    for name in Served("tiny", TEXT).models:
+        body = {"model": name, "messages": [{"role": "user", "content": PROBLEM}]}
+        is_listed = name in served.models
+        with nullcontext() if is_listed else pytest.raises(InvalidRequest, match="one state"):
+            understand(CHAT, body, served)
+    with pytest.raises(Refusal, match="tiny:sequential") as wrong:
+        understand(CHAT, {"model": "tiny:nothing", "messages": body["messages"]}, served)
+    assert "hogwild" not in str(wrong.value)

@@ -13,7 +13,7 @@
     bench.py     how fast this machine is
     evaluate.py  an exam, its judges, its report, two methods compared; its options are in exam_options.py, and
                  candidates.py makes candidates of them
-    loading.py   options into an engine: which model, which words
+    loading.py   options into an engine: which model, which words; threads.py: how many threads of a CPU
     advice.py    a model that is too small for a team, and was not taught to be one
     running.py   drives a run, and ends it well on Ctrl-C
     stopping.py  the signals that end a command, or halt it for a while
@@ -29,7 +29,7 @@
 
 The environment is read here and nowhere else: OPENAI_API_KEY is the key of an endpoint, MANYHANDS_API_KEY
 one that `serve` asks for, and the user's name (as `getpass` finds it) stands before words that are typed to a
-team (HF_HOME, HF_TOKEN and HF_HUB_OFFLINE belong to huggingface_hub, NO_COLOR and COLUMNS to rich; what torchrun
+team. OMP_NUM_THREADS and MKL_NUM_THREADS, where they are set, are left to torch (HF_HOME, HF_TOKEN and HF_HUB_OFFLINE belong to huggingface_hub, NO_COLOR and COLUMNS to rich; what torchrun
 sets is read in `engine/ranks/launched.py`). Nothing heavy
 is imported before a command needs it, so that `--help` answers at once.
 """

@@ -17,6 +17,7 @@ from manyhands.cli.command import Chosen
 from manyhands.cli.guard import tell
 from manyhands.cli.options import BUNDLED
 from manyhands.cli.output import Notes
+from manyhands.cli.threads import take_one, weight_bytes
 from manyhands.errors import InvalidRequest, ModelNotFound
 from manyhands.hub import exists, is_gguf, is_local
 from manyhands.model.checkpoint import check_lora, check_place
@@ -156,7 +157,10 @@ def load_wordless_engine(model: str, settings: ModelSettings, notes: Notes) -> E
     gc.freeze()
     atexit.register(gc.unfreeze)  # or libraries complain of what they think is leaked
     with _noted(notes):
+        known = _share_processors(place, settings)
         engine = Engine.load(replace(settings, model=place), downloads=is_watched)
+    if known is None and engine.facts.device == "cpu":
+        take_one(engine.facts.weight_bytes)
     if settings.quantise not in ("auto", "none", "fp16") and not engine.facts.is_on_gpu:
         notes.warn(
             f"on a CPU weights in {settings.quantise} are unpacked for every product: that takes less "
@@ -166,6 +170,19 @@ def load_wordless_engine(model: str, settings: ModelSettings, notes: Notes) -> E
     if is_slow and settings.backend == "auto":
         notes.warn(f"attention runs in plain torch, slowly: {engine.facts.backend_reason}")
     return engine
+
+
+def _share_processors(place: str, settings: ModelSettings) -> int | None:
+    """Before a model is loaded on a CPU, take the threads that its weights' files are worth; their bytes, if known."""
+    from manyhands.engine.ranks.launched import num_ranks
+    from manyhands.model.devices import resolve_device
+
+    if num_ranks(settings) > 1 or resolve_device(settings.device).type != "cpu":
+        return 0  # ranks share the processors themselves
+    known = weight_bytes(place) if settings.weights == "auto" and is_local(place) else None
+    if known is not None:
+        take_one(known)
+    return known
 
 
 def load_network(model: str, settings: ModelSettings, notes: Notes) -> ModelAdapter:
@@ -179,9 +196,11 @@ def load_network(model: str, settings: ModelSettings, notes: Notes) -> ModelAdap
             hint="leave --ranks out",
         )
 
+    place = place_of(model)
     with _noted(notes):
+        _share_processors(place, settings)
         adapter, _ = load_adapter(
-            place_of(model),
+            place,
             device=settings.device,
             dtype=settings.dtype,
             weights=settings.weights,

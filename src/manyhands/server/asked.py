@@ -78,8 +78,8 @@ class Served:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names that can be asked for: the model's own, and one for each method."""
-        return (self.name, *aliases(self.name))
+        """Names that can be asked for: the model's own, and one for each method that it bears as it comes."""
+        return (self.name, *aliases(self.name, only_forks=self.only_forks))
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,9 @@ def understand_run(body: object, served: Served) -> Asked:
     )
     options = {name: value for name, value in given.items() if name not in own}
     _check_model(request.model, served)
-    if request.method is not None or not read_model(request.model, served.name):
+    if request.method is not None or not read_model(
+        request.model, served.name, only_forks=served.only_forks
+    ):
         options["method"] = request.method or method_named_by(options) or "hogwild"
     said = [{"role": "user", "content": request.problem}]
     chat = ChatBody(model=request.model, messages=said)  # type: ignore[arg-type]  # pydantic makes them
@@ -273,7 +275,7 @@ def _spec(
 def _check_model(model: str | None, served: Served) -> None:
     """Refused with 404, as OpenAI's API has it, for a model that is not this one."""
     try:
-        read_model(model, served.name)
+        read_model(model, served.name, only_forks=served.only_forks)
     except InvalidField as error:
         message = f"{error} ({error.hint})" if error.hint else str(error)
         raise Refusal(404, message, code="model_not_found", param="model") from error

@@ -280,17 +280,22 @@ def _check_effort(method: Method, request: ChatRequest, text: Text) -> None:
         )
 
 
-def aliases(model: str) -> list[str]:
-    """The names under which `model` can be asked for with a method, the most useful of each method."""
+def aliases(model: str, *, only_forks: bool = False) -> list[str]:
+    """The names under which `model` can be asked for with a method, the most useful of each method.
+
+    `only_forks`: methods that, as they come, read a block behind one text alone.
+    """
     found = []
     for method in METHODS.values():
+        if only_forks and not method.forks(method.settings()):
+            continue
         usual = getattr(method.settings(), "workers", 0)
         sizes = sorted({usual, 4}) if usual else []
         found += [f"{model}:{method.name}-{size}" for size in sizes] or [f"{model}:{method.name}"]
     return found
 
 
-def read_model(asked: str | None, model: str) -> dict[str, Any]:
+def read_model(asked: str | None, model: str, *, only_forks: bool = False) -> dict[str, Any]:
     """The options that the name of a model stands for; `model` is the one that is there.
 
     Raises InvalidField for any other name.
@@ -299,10 +304,11 @@ def read_model(asked: str | None, model: str) -> dict[str, Any]:
         return {}
     found = _ALIAS.fullmatch(asked.removeprefix(model)) if asked.startswith(model) else None
     if found is None or found["method"] not in METHODS:
+        listed = ", ".join(aliases(model, only_forks=only_forks))
         raise InvalidField(
             f"model is {shown(asked)}; expected {model!r}",
             param="model",
-            hint=f"A method behind a colon is understood, too: {', '.join(aliases(model))}.",
+            hint=f"A method behind a colon is understood, too: {listed}.",
         )
     workers = {} if found["workers"] is None else {"workers": int(found["workers"])}
     return {"method": found["method"], **workers}

@@ -122,27 +122,44 @@ def test_a_killed_rank_ends_all_and_holds_no_memory(
 @pytest.mark.parametrize("moment", [0.0, 0.4, 1.5])
 def test_a_rank_that_is_killed_at_any_moment(moment: float, small: Path, steps: Steps) -> None:
     """While it loads, tries peers' memory, compiles or records: one error, or the end of the process with it."""
-    words = [sys.executable, "-c", _KILLED, str(small), str(moment)]
-    began = time.monotonic()
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
-    steps.done(f"it has ended with {done.returncode}")
-    print(done.stderr[-6000:], file=sys.stderr, flush=True)
-    assert done.returncode == RanksFailed.exit_code, done.stderr
-    assert "rank 1 of 2 has ended" in done.stderr
-    killed = float(done.stdout.split()[0])
-    assert time.time() - killed < LONGEST_END + 5, f"began {time.monotonic() - began:.1f} s ago"
+    code, printed, said = shown([sys.executable, "-c", _KILLED, str(small), str(moment)])
+    ended = time.time()
+    steps.done(f"it has ended with {code}")
+    assert code == RanksFailed.exit_code, said
+    assert "rank 1 of 2 has ended" in said
+    assert ended - float(printed.split()[0]) < LONGEST_END + 5
+
+
+def shown(words: list[str], longest: float = 100) -> tuple[int, str, str]:
+    """A process's code and what it printed; its errors are passed on as they come, since this test may be cut off."""
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    end = threading.Timer(longest, process.kill)
+    end.start()
+    lines = []
+    for line in process.stderr:
+        print(line, end="", file=sys.stderr, flush=True)
+        lines.append(line)
+    printed = process.stdout.read()
+    code = process.wait()
+    end.cancel()
+    return code, printed, "".join(lines)
 
 
 _KILLED = """
 import faulthandler, os, pathlib, signal, sys, threading, time
 faulthandler.dump_traceback_later(25, repeat=True)
+faulthandler.register(signal.SIGUSR1, all_threads=True)
 began = time.monotonic()
 
 def done(what):
     sys.stderr.write(f"  {time.monotonic() - began:6.2f} s: {what}\\n")
 
+done("begins")
 from manyhands.engine.ranks.world import World
 from manyhands.errors import RanksFailed
+done("its own imports")
 from tests.engine.ranks.test_on_gpus import PROMPT, two
 from tests.engine.small import counting
 
@@ -152,7 +169,7 @@ def kill():
     os.kill(world.processes.pid, signal.SIGKILL)
 
 if __name__ == "__main__":
-    done("imports")
+    done("the tests' imports")
     world = World.start(2, "cuda")
     done("the ranks are there")
     threading.Timer(float(sys.argv[2]), kill).start()
