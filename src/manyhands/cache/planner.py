@@ -421,7 +421,7 @@ class Planner:
         return tuple(pieces), is_waiting
 
     def _known_pieces(self, blocks: Sequence[Block], walk: _Walk) -> list[Stretch | _Live] | None:
-        """The pieces of these blocks; None if one may have to be moved, which there is seldom on a team's desks."""
+        """The pieces of these blocks; None if one of them may have to be moved. That is rare: most are desks, which grow."""
         pieces = [walk.pieces.get(block) or self._met(block, walk) for block in blocks]
         is_frozen = [type(piece) is Stretch for piece in pieces]
         both = map(and_, is_frozen, is_frozen[1:])
