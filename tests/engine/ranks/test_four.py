@@ -38,7 +38,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_folder(tmp_path_factory.mktemp("small"))
 
 
-@pytest.mark.parametrize("name", ["phi3", "olmo3", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("name", ["phi3", "olmo3", "qwen3_moe", "gpt_oss", "llama4_text"])
 def test_a_family_gives_what_one_process_gives(name: str, world: World, tmp_path: Path) -> None:
     folder = family_folder(name, tmp_path)
     one = alone(folder, memory_tokens=512)

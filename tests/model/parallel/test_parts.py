@@ -125,7 +125,7 @@ def test_sums_are_made_with_what_stands_behind_them(
 
 
 # One of each way in which weights are named and cut; two ranks have all families (`tests/engine/ranks/`).
-CUTS = ["qwen2", "phi3", "gemma2", "glm4", "olmo2", "gpt_oss", "qwen3_moe"]
+CUTS = ["qwen2", "phi3", "gemma2", "glm4", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text"]
 
 
 @pytest.mark.parametrize("name", CUTS)
@@ -163,15 +163,19 @@ def test_one_head_for_all_ranks_and_tied_embeddings(
     assert float((together(tmp_path, 4) - whole(tmp_path)).abs().max()) < FLOAT32
 
 
-def test_control_a_part_of_the_wrong_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("family", "layer"), [("llama", ".v_proj"), ("llama4_text", ".experts.")])
+def test_control_a_part_of_the_wrong_place(
+    family: str, layer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads of another rank; gates of a stack without the values that belong to them."""
     right = Cutting._pieces
 
     def wrong(self: Cutting, name: str, verb: str, length: int) -> Any:
         pieces = right(self, name, verb, length)
-        return pieces if ".v_proj" not in name else ((0, pieces[0][1] - pieces[0][0]),)
+        return pieces if layer not in name else ((0, sum(stop - start for start, stop in pieces)),)
 
     monkeypatch.setattr(Cutting, "_pieces", wrong)
-    saved(ZOO["llama"](), tmp_path)
+    saved(ZOO[family](), tmp_path)
     assert float((together(tmp_path, 2) - whole(tmp_path)).abs().max()) > 0.1
 
 

@@ -43,7 +43,7 @@ from manyhands.model.parallel.collectives import Collectives
 from manyhands.model.parallel.layers import NormOverRanks, OutputLayer, Summed
 from manyhands.model.quantised.linear import Quantised
 
-_INNER = ("intermediate_size", "moe_intermediate_size")
+_INNER = ("intermediate_size", "moe_intermediate_size", "intermediate_size_mlp")
 _OUTPUTS = frozenset({"colwise", "colwise_gather_output", "packed_colwise"})
 _INPUTS = frozenset({"rowwise", "rowwise_split_input"})
 _SUMMED = frozenset({"moe_tp_experts", *_INPUTS})
@@ -105,6 +105,9 @@ _PLANS: dict[str, dict[str, str]] = {
     },
     "exaone_moe": {**_SHARED, **_EXPERTS},
     "solar_open": _SHARED,
+    "llama4_text": {  # stacks of experts stand on end: [experts, inputs, outputs]
+        name.replace(".mlp.", ".feed_forward."): verb for name, verb in _EXPERTS.items()
+    },
     "gpt_oss": {
         **_QKVO,
         "layers.*.self_attn.sinks": "colwise",
@@ -314,11 +317,8 @@ def part_of(config: Any, size: int) -> Any:
 
 # Families whose parts cannot be had from a divided configuration: the output projection of helium and the norms of
 # q and k of olmoe have the width of the residual stream, and not that of the heads; Gemma 4's heads differ by layer. A
-# checkpoint of axk1 has some norms under other names than the network. The stacks of Llama 4's experts have gates and
-# values of both halves in one dimension that a rank would cut in two places, which no verb here does.
-WHOLE = frozenset(
-    {"axk1", "gemma4_text", "gemma4_unified_text", "helium", "llama4_text", "mistral4", "olmoe"}
-)
+# checkpoint of axk1 has some norms under other names than the network.
+WHOLE = frozenset({"axk1", "gemma4_text", "gemma4_unified_text", "helium", "mistral4", "olmoe"})
 
 
 def read_plan(config: Any) -> dict[str, str]:
