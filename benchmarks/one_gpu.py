@@ -1,4 +1,4 @@
-"""What must be seen on one GPU and is not timed by `everything.py`, in sections.
+"""Measurements and tests of one GPU that `everything.py` leaves out, in sections.
 
     python -m benchmarks.one_gpu --out results --seconds 230 --sections start,long,disk
     python -m benchmarks.one_gpu --list

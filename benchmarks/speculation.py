@@ -156,7 +156,7 @@ def counted(work: Work, count: int, engine: Engine) -> tuple[list[str], dict[str
 def both(work: Work, count: int, engines: Sequence[Engine]) -> dict[str, Any] | None:
     """A line: without guesses, by the first engine, and with them, by the second. None if texts differ."""
     if engines[0].facts.is_on_gpu:
-        for engine in engines:  # what a first time costs is paid here
+        for engine in engines:  # the cost of a first time is paid here
             counted(work, count, engine)
     (plain, without), (guessed, with_guesses) = (counted(work, count, each) for each in engines)
     if plain != guessed:

@@ -57,7 +57,7 @@ def one_prompt(prompt: tuple[int, ...]) -> Strategy:
 
 
 class Started:
-    """What a process does from its start on, with the seconds since."""
+    """The steps of a process from its start on, with their seconds."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments

@@ -139,6 +139,28 @@ def test_tables_are_made_of_what_is_there(
     assert lines[2].endswith("| +0.0% over the floor |")
 
 
+def test_tables_of_processes_and_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {"compiled": 2, "recorded": 1, "eager": 3}
+    seconds = {f"{name}_s": 1.5 for name in ("import", "load", "get_ready", "start")}
+    start = {**seconds, "first_token_s": 0.4, "second_token_s": 0.3, "when": "cold"}
+    start |= {"first_prompt": counts, "second_prompt": counts, "crowds": [counts]}
+    line = {"name": "copied", "dtype": "bfloat16", "without": {}, "guessed": {}}
+    for kind, rate in (("without", 100.0), ("guessed", 250.0)):
+        line[kind] = {"passes": 6, "tokens_per_second": rate}
+    files = {"tests/a.py": {"passed": 4}}
+    ran = {"tool": "memcheck", "files": files, "errors_of_the_tool": 0}
+    for name, content in (
+        ("start_up_qwen3-8b", {"starts": [start]}),
+        ("speculation_gpu", {"lines": [line]}),
+        ("gpu_memcheck", ran),
+    ):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+    assert gpu_tables.fresh_process().endswith("| 0.400 | 0.300 | 6 | 3 | 9 |")
+    assert gpu_tables.guesses_in_time().endswith("| 100 → 250 | 2.50 |")
+    assert gpu_tables.gpu_tests().endswith("| memcheck | `tests/a.py` | 4 | 0 | 0 | 0 |")
+
+
 def test_sections_are_ended_in_time_and_the_next_one_runs(tmp_path: Path) -> None:
     slow = "import time; print('begun', flush=True); time.sleep(60)"
     sections = by_name(
