@@ -195,7 +195,7 @@ def _mark() -> Any:
 
 
 def _device(row: dict[str, list[float]], events: list[tuple[str, Any, Any]], last: Any) -> None:
-    """What the device did from the recording before to the end of this one's."""
+    """The device's times from the end of the recording before to the end of this one."""
     for index, (name, begin, end) in enumerate(events):
         row[f"device {index} {name}"].append(begin.elapsed_time(end))
         if last is not None:

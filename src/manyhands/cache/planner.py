@@ -67,7 +67,7 @@ _Route = tuple[Stretch | _Live | _Mark, ...]
 
 @dataclass(eq=False)
 class _Walk:
-    """What was met while the views of one step are walked: those of a team meet the same blocks."""
+    """The blocks that were met while the views of one step are walked: views of a team meet the same ones."""
 
     pieces: dict[Block, Stretch | _Live] = field(default_factory=dict)
     # How the last view began, and its trunk.
@@ -87,7 +87,7 @@ class _Reader:
     is_waiting: bool  # a block of it is to be moved, in a plan that has the time
     num_marks: int  # of the route
     table: Ints = field(default_factory=lambda: np.empty((0, 6), dtype=np.int64))  # see TABLE
-    # Those that the route leads over, by their numbers.
+    # The strips that the route leads over, by their numbers.
     strips: dict[int, Strip] = field(default_factory=dict)
     blocks: frozenset[Block] = frozenset()  # that may grow
     length: int = 0  # of the view, with what was fed
