@@ -19,7 +19,7 @@ EQUATION = re.compile(r"(\d+)([+*-])(\d+)=(\d+)")
 SAID = {
     1: "one|single|a ",
     2: "twice|double|two|pair|both|half|couple|again|return|as many|there and back|right|round",
-    3: "three|third|thrice|treble",
+    3: "three|third|thrice|treble|triple",
     4: "four",
     5: "five|school day",
     6: "six|half a dozen",
