@@ -43,6 +43,7 @@ FOLLOWS = {
     "aquarium_as_many_as_both": 2,
     "voyage_of_the_swallow": 2,
     "uncle_mice_cheese": 6,
+    "opening_hours": 5,
 }
 _PHRASE = 5  # words
 MOST_ALIKE = 0.34
