@@ -144,7 +144,7 @@ def eight_bits_answers() -> str:
             f"{line['right']:.1%} → {line['right_in_eight_bits']:.1%}",
             f"{line['control']['same_answers']:.1%}" if "control" in line else "",
         ]
-        for file in ("eight_bits", "eight_bits_gpu", "eight_bits_smollm2")
+        for file in ("eight_bits", "eight_bits_teams", "eight_bits_gpu", "eight_bits_smollm2")
         if (found := result(file)) is not None
         for line in found.get("teams", [])
     ]
