@@ -10,6 +10,10 @@ from collections.abc import Callable
 from benchmarks.performance import NOTHING_YET, Result, cell, result, table
 from benchmarks.shapes import SHAPES
 
+_ANSWERS = (
+    *("eight_bits", "eight_bits_teams", "eight_bits_gpu"),
+    *("eight_bits_smollm2_sums", "eight_bits_smollm2"),
+)
 _KEYS = {"auto": "16 bits", "int8": "eight bits"}
 
 
@@ -144,7 +148,7 @@ def eight_bits_answers() -> str:
             f"{line['right']:.1%} → {line['right_in_eight_bits']:.1%}",
             f"{line['control']['same_answers']:.1%}" if "control" in line else "",
         ]
-        for file in ("eight_bits", "eight_bits_gpu", "eight_bits_smollm2")
+        for file in _ANSWERS
         if (found := result(file)) is not None
         for line in found.get("teams", [])
     ]
