@@ -2,6 +2,7 @@
 
     python -m benchmarks.attention --minutes 3
     python -m benchmarks.attention --only trees
+    python -m benchmarks.attention --outsiders FOLDER    # with the peers of benchmarks/outsiders.py
 
 The limit of a situation is the longer of two times: its bytes (each key and value once, queries, outputs) at
 the speed of a copy, and its products at the speed of a large matrix product, both measured in the same run.
@@ -14,11 +15,12 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
-from benchmarks import op_peers, situations
-from benchmarks.gate import check_op
+from benchmarks import op_peers, outside_peers, situations
+from benchmarks.gate import check_against, check_op
 from benchmarks.results import Clock, Results, parser
 from benchmarks.situations import TREES, Situation
 from benchmarks.timing import matmul_rate, milliseconds
@@ -30,10 +32,11 @@ from manyhands.cache.view import View
 from manyhands.evaluation.bench import copy_bandwidth
 
 TEAM_HEADS, PREFIX_HEADS, TREE_HEADS, PREFILL_HEADS = (40, 8), (8, 1), (32, 8), (32, 8)
+FEWER_TEAM_HEADS = (32, 8)  # of further cells of long teams
 HEAD_DIM = 128
 GRID = ((512, 1024), (1024, 2048), (2048, 4096), (4096, 8192))
 SUFFIXES = (0, 64, 128, 256)
-PREFILLS = ((0, 1024), (0, 4096), (0, 8192), (8192, 8192))  # history, new tokens
+PREFILLS = ((0, 1024), (0, 2048), (0, 4096), (0, 8192), (8192, 8192))  # history, new tokens
 FLEX = ("512 1024 64", "1024 2048 64", "1,2,64_1024,256,256", "1,256_256,32")
 _SECONDS_OF_FLEX = 20
 _MOST_MS_OF_PEERS = 20.0  # a situation whose unshared reading must take longer is not waited for
@@ -53,12 +56,16 @@ class Case:
 def cases(tiny: bool, full: bool) -> Iterator[Case]:
     """Everything that is measured."""
     lengths, workers, desk = (
-        ((40,), (1, 3), 6) if tiny else ((1024, 4096, 16384), (1, 2, 4, 8, 16), 128)
+        ((40,), (1, 3), 6) if tiny else ((1024, 4096, 16384, 65536), (1, 2, 4, 8, 16), 128)
     )
     for length in lengths:
         for count in workers:
             views = partial(situations.team, count, length, desk)
             yield Case("teams", f"{length} {count}", TEAM_HEADS, views)
+    for length in lengths[-2:]:
+        for count in workers:
+            views = partial(situations.team, count, length, desk)
+            yield Case("teams", f"{length} {count} fewer", FEWER_TEAM_HEADS, views)
     pairs = ((8, 40),) if tiny else _pairs(full)
     for batch, prefix in pairs:
         for suffix in (0, 6) if tiny else SUFFIXES:
@@ -89,6 +96,7 @@ class Attention:
         self.head_dim = 16 if arguments.tiny else HEAD_DIM
         self.bandwidth = copy_bandwidth(self.device)
         self.rate = matmul_rate(self.device, self.dtype)
+        self.outsiders = outside_peers.Outsiders(arguments.outsiders, self.device)
         self.files: dict[str, Results] = {}
 
     def _backend(self, heads: tuple[int, int]) -> Backend:
@@ -113,7 +121,10 @@ class Attention:
                 self._measure(case)
         green = [case for case in chosen if self._is_measured(case)]
         if not self.arguments.no_peers:
-            for part in (self._peers, self._flex):
+            for family in dict.fromkeys(case.family for case in green):
+                for name, why in self.outsiders.missing.items():
+                    self._file(family).leave_out(name, why)
+            for part in (self._outsiders, self._peers, self._flex):
                 for case in green:
                     with self._file(case.family).surviving(f"peers of {case.name}"):
                         part(case)
@@ -203,6 +214,35 @@ class Attention:
             self._peer(file, case, "SDPA, nothing shared", situation, dense)
 
     @torch.inference_mode()
+    def _outsiders(self, case: Case) -> None:
+        file = self._file(case.family)
+        if len(self.outsiders.missing) == len(outside_peers.NAMES):
+            return
+        if not self.clock.allows(3):
+            file.leave_out(f"outsiders of {case.name}", "the time was over")
+            return
+        situation = self._situation(case)
+        for name, prepare in self.outsiders.peers(situation, case.family).items():
+            with file.surviving(f"{name}: {case.name}"):
+                self._peer(file, case, name, situation, prepare())
+        if case.family == "teams":
+            with file.surviving(f"{outside_peers.BOUND}: {case.name}"):
+                self._bound(file, case, situation)
+
+    def _bound(self, file: Results, case: Case, situation: Situation) -> None:
+        asked = self.outsiders.bound(situation)
+        if asked is None:
+            return
+        work, right = asked
+        gate = check_against(work(), right)
+        if not gate.is_green:
+            file.leave_out(f"{outside_peers.BOUND}: {case.name}", "its answer is wrong")
+            return
+        us = 1e3 * milliseconds(work, self.device, flushed=True)
+        line = {"name": case.name, "peer": outside_peers.BOUND, "us": round(us, 2)}
+        file.add("peers", **line, gate=asdict(gate))
+
+    @torch.inference_mode()
     def _flex(self, case: Case) -> None:
         is_asked = case.name in FLEX or (self.arguments.tiny and case.family == "prefixes")
         if not is_asked:
@@ -247,6 +287,12 @@ def main(words: list[str] | None = None) -> None:
     options = parser(__doc__, minutes=3.0)
     options.add_argument(
         "--only", default="teams,prefixes,trees,prefills", help="families, comma-separated"
+    )
+    options.add_argument(
+        "--outsiders",
+        type=Path,
+        default=None,
+        help="folder with FlashAttention 3 and FlashInfer, as benchmarks/outsiders.py unpacks it",
     )
     options.add_argument("--full", action="store_true", help="all of Hydragen's grid")
     arguments = options.parse_args(words)

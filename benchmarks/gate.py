@@ -60,9 +60,13 @@ def check_op(
     where = torch.as_tensor(tokens, device=q.device)
     backend = ReferenceBackend()
     prepared = backend.prepare(part, q.device)
-    want = backend.attend(store, q[where].double(), prepared, call)
-    error = (out[where].double() - want).abs().max() / want.abs().max()
-    return Checked(_rounded(error), OP_TOLERANCE[q.dtype])
+    return check_against(out[where], backend.attend(store, q[where].double(), prepared, call))
+
+
+def check_against(out: Tensor, want: Tensor) -> Checked:
+    """`out` against `want`, of the same shape and in float64."""
+    error = (out.double() - want).abs().max() / want.abs().max()
+    return Checked(_rounded(error), OP_TOLERANCE[out.dtype])
 
 
 def of_rows(plan: Plan, rows: list[int], most: int = 64) -> tuple[Plan, np.ndarray]:

@@ -182,7 +182,7 @@ def sdpa_unshared(situation: Situation) -> Peer | None:
 
 def sdpa_flash(situation: Situation) -> Peer | None:
     """Prefill by flash attention, which lines up the last query with the last key."""
-    q, k, v = _one_row(situation)
+    q, k, v = one_row(situation)
     if q.is_cuda:
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         return lambda: flash(q, k, v, 0.0, True)[0][0].transpose(0, 1)
@@ -194,7 +194,7 @@ def sdpa_flash(situation: Situation) -> Peer | None:
 
 def sdpa_cudnn(situation: Situation) -> Peer | None:
     """Prefill by cuDNN, on a GPU. It lines up the first query with the first key: no history."""
-    q, k, v = _one_row(situation)
+    q, k, v = one_row(situation)
     if not q.is_cuda or q.shape[2] < k.shape[2]:
         return None
     attention = torch.nn.functional.scaled_dot_product_attention
@@ -209,7 +209,7 @@ def sdpa_cudnn(situation: Situation) -> Peer | None:
 PREFILL = {"SDPA, flash": sdpa_flash, "SDPA, cuDNN": sdpa_cudnn}
 
 
-def _one_row(situation: Situation) -> tuple[Tensor, Tensor, Tensor]:
+def one_row(situation: Situation) -> tuple[Tensor, Tensor, Tensor]:
     """The only row's q [1, H, T, D], and k and v [1, G, N, D] of all that it reads, in its order."""
     plan, device, rope = situation.plan, situation.q.device, situation.store.rope
     reads = plan.reads

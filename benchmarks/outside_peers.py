@@ -1,0 +1,353 @@
+"""FlashAttention 3 and FlashInfer at one situation's work, on the same pages.
+
+Both attend sequences: so many queries over so many paged keys. Every strip is a sequence here, whose queries are those
+of all rows that read it, each turned to where the row stands on the strip's ruler. One call reads every key once,
+and a kernel of this file merges what a row got from its strips. Turning queries and planning come before the
+clock; of all ways in which a peer can be asked, its fastest is the one that counts (`fastest`).
+
+`benchmarks/outsiders.py` says how both are had. Without them a peer is left out, with the reason (`Outsiders`).
+
+    E  entries: (query, strip) pairs      T  queries      B  sequences      H  query heads      G  key/value heads
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from benchmarks.op_peers import Peer, one_row
+from benchmarks.outsiders import FA3_LIBRARY, FLASHINFER_PACKAGES, HEAD_DIM
+from benchmarks.situations import Situation
+from benchmarks.timing import milliseconds
+from manyhands.attention.entries import Entries
+from manyhands.attention.rotary import rotate
+
+FA3, FLASHINFER = "FlashAttention 3", "FlashInfer"
+NAMES = (FA3, FLASHINFER)
+BOUND = "FlashAttention 3, unturned (a bound)"
+_SPLITS = (0, 1, 16)  # of keys, in FlashAttention 3; 0: as it chooses
+_WORKSPACE = 512 << 20  # bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """One way to ask: a call that gives [E, H, D] and log-sum-exps [E, H]; these times `to_log_2` are of log 2."""
+
+    call: Callable[[], tuple[Tensor, Tensor]]
+    to_log_2: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """What both are asked: q [E, H, D], turned; keys and values [pages, page, G, D].
+
+    Sequence b has queries indptr[b] to indptr[b + 1] and the first lengths[b] keys of its pages. `token` [E] says
+    whose partials come out; None: all is there with the queries of the situation as they stand.
+    """
+
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    indptr: np.ndarray  # [B + 1]
+    pages: Sequence[np.ndarray]
+    lengths: np.ndarray  # [B]
+    token: np.ndarray | None = None
+    is_causal: bool = False  # the last query is lined up with the last key
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """H and G."""
+        return self.q.shape[1], self.keys.shape[2]
+
+    def ints(self, x: np.ndarray) -> Tensor:
+        """On the device, as both want them."""
+        return torch.as_tensor(x, dtype=torch.int32, device=self.q.device)
+
+
+class Outsiders:
+    """Both peers, as far as a folder of `benchmarks/outsiders.py` has them; `missing` says why not."""
+
+    def __init__(self, folder: Path | None, device: torch.device) -> None:
+        self.missing: dict[str, str] = {}
+        self._flashinfer: Any = None
+        if folder is None or device.type != "cuda":
+            why = "no folder with it (--outsiders)" if folder is None else "it runs on a GPU alone"
+            self.missing = {FA3: why, FLASHINFER: why}
+            return
+        try:
+            torch.ops.load_library(str(folder / FA3_LIBRARY))
+        except OSError as error:
+            self.missing[FA3] = f"its library cannot be loaded: {error}"
+        sys.path.append(str(folder / FLASHINFER_PACKAGES))
+        try:
+            self._flashinfer = importlib.import_module("flashinfer")
+        except ImportError as error:
+            self.missing[FLASHINFER] = f"it cannot be imported: {error}"
+
+    def peers(self, situation: Situation, family: str) -> dict[str, Callable[[], Peer | None]]:
+        """How each peer that is there is prepared, at its best; None: it cannot say what is to be computed."""
+        asked = None
+        if situation.q.dtype == torch.bfloat16 and situation.q.shape[2] == HEAD_DIM:
+            asked = one_sequence(situation) if family == "prefills" else strips(situation)
+        asking = {FA3: _of_fa3, FLASHINFER: self._of_flashinfer}
+        return {
+            name: partial(_peer, situation, asked, ways)
+            for name, ways in asking.items()
+            if name not in self.missing
+        }
+
+    def bound(self, situation: Situation) -> tuple[Peer, Tensor] | None:
+        """FlashAttention 3 where all rows read the same keys, as one sequence: no merge, but another answer.
+
+        A row's queries stand as they came, and not turned for each strip: nothing that a team could use, and less
+        work than any right answer in as many launches. With it comes what it has to be, in float64.
+        """
+        asked = unturned(situation)
+        if FA3 in self.missing or asked is None:
+            return None
+        work = _peer(situation, asked, _of_fa3)
+        assert work is not None
+        return work, plain(asked)
+
+    def _of_flashinfer(self, asked: Sequences) -> list[Callable[[], Way]]:
+        """Its batch wrapper with both sets of kernels, and the one that walks all work in one launch."""
+        batch = [
+            partial(flashinfer_batch, self._flashinfer, asked, kind) for kind in ("fa2", "fa3")
+        ]
+        return [*batch, partial(flashinfer_whole, self._flashinfer, asked)]
+
+
+def _of_fa3(asked: Sequences) -> list[Callable[[], Way]]:
+    return [partial(fa3, asked, splits) for splits in _SPLITS]
+
+
+_Ways = Callable[[Sequences], list[Callable[[], Way]]]
+
+
+def _peer(situation: Situation, asked: Sequences | None, ways: _Ways) -> Peer | None:
+    """The fastest way, and the merge behind it."""
+    if asked is None:
+        return None
+    way = fastest(ways(asked), situation.q.device)
+    token = asked.token
+    if token is None:
+        return lambda: way.call()[0]
+    if len(token) == len(situation.q):  # one partial a query
+        back = torch.as_tensor(np.argsort(token), device=situation.q.device)
+        is_sorted = bool(np.all(np.diff(token) > 0))
+        return (lambda: way.call()[0]) if is_sorted else (lambda: way.call()[0][back])
+    return merging(way, asked, token, len(situation.q))
+
+
+def strips(situation: Situation) -> Sequences | None:
+    """Every strip with the rows that read it. None if some reader of a strip sees fewer keys than another."""
+    plan, store = situation.plan, situation.store
+    entries = Entries.of(plan)
+    first = entries.strip_indptr[:-1]
+    reach = np.minimum(entries.high, entries.offset + 1)
+    same = np.repeat(reach[first], np.diff(entries.strip_indptr))
+    if entries.low.any() or not np.array_equal(reach, same):
+        return None
+    device = situation.q.device
+    token, offset = (torch.as_tensor(x, device=device) for x in (entries.token, entries.offset))
+    q = rotate(situation.q[token], offset, store.rope)
+    keys, values = (x.unflatten(0, (-1, plan.page_size)) for x in (store.keys, store.values))
+    ends, lengths = entries.strip_indptr, reach[first]
+    return Sequences(q, keys, values, ends, plan.reads.pages, lengths, token=entries.token)
+
+
+def unturned(situation: Situation) -> Sequences | None:
+    """All rows over all strips as one sequence. None unless every row reads all, in whole pages."""
+    asked = strips(situation)
+    if asked is None:
+        return None
+    page, num_rows = situation.plan.page_size, situation.plan.num_tokens
+    if (asked.lengths % page).any() or (np.diff(asked.indptr) != num_rows).any():
+        return None
+    used = [
+        table[: length // page] for table, length in zip(asked.pages, asked.lengths, strict=True)
+    ]
+    ends, length = np.array([0, num_rows]), np.array([asked.lengths.sum()])
+    return Sequences(situation.q, asked.keys, asked.values, ends, [np.concatenate(used)], length)
+
+
+def plain(asked: Sequences) -> Tensor:
+    """What one sequence of all rows has to be, in float64 [T, H, D]."""
+    num_heads, num_kv_heads = asked.heads
+    pages = torch.as_tensor(asked.pages[0], device=asked.q.device)
+    keys, values = (
+        x[pages].flatten(0, 1)[: int(asked.lengths[0])].double() for x in (asked.keys, asked.values)
+    )
+    q = asked.q.double().unflatten(1, (num_kv_heads, num_heads // num_kv_heads))
+    scores = torch.einsum("tgrd,ngd->tgrn", q, keys) / math.sqrt(q.shape[3])
+    return torch.einsum("tgrn,ngd->tgrd", scores.softmax(-1), values).flatten(1, 2)
+
+
+def one_sequence(situation: Situation) -> Sequences | None:
+    """The only row's new tokens over a copy of its keys, laid in pages anew, each where it stands in the view."""
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in one_row(situation))
+    page = situation.plan.page_size
+    if len(k) % page:
+        return None
+    keys, values = (x.unflatten(0, (-1, page)) for x in (k, v))
+    ends, table = np.array([0, len(q)]), np.arange(len(keys))
+    return Sequences(q, keys, values, ends, [table], np.array([len(k)]), is_causal=True)
+
+
+def fa3(asked: Sequences, splits: int) -> Way:
+    """FlashAttention 3 over these sequences, its schedule made ahead."""
+    ops = torch.ops._vllm_fa3_C
+    num_pages = max(map(len, asked.pages))
+    table = np.zeros((len(asked.pages), num_pages), dtype=np.int32)
+    for row, pages in zip(table, asked.pages, strict=True):
+        row[: len(pages)] = pages
+    table_there, indptr, lengths = map(asked.ints, (table, asked.indptr, asked.lengths))
+    most_q, most_k = int(np.diff(asked.indptr).max()), int(asked.lengths.max())
+    dims, page = asked.q.shape[2], asked.keys.shape[1]
+    scale, causal = dims**-0.5, asked.is_causal
+    none = None
+    schedule = ops.get_scheduler_metadata(
+        *(len(asked.pages), most_q, most_k, *asked.heads, dims, dims, asked.q.dtype, lengths),
+        *(indptr, none, none, none, none, page, 0, causal, -1, -1, False, splits, none, 0),
+    )
+
+    def attend() -> tuple[Tensor, Tensor]:
+        out, lse, *_ = ops.fwd(
+            *(asked.q, asked.keys, asked.values, none, none, none, none, indptr, none, none, none),
+            *(lengths, most_q, most_k, table_there, none, none, none, none, none, none, none, none),
+            *(scale, causal, -1, -1, 0.0, True, schedule, splits, none, 0, none, 1, 0, none),
+        )
+        return out, lse.T
+
+    return Way(attend, 1 / math.log(2))
+
+
+def _tables(asked: Sequences) -> tuple[Tensor, Tensor, Tensor]:
+    """Where each sequence's pages begin, the pages, and the keys on each last one, as FlashInfer wants them."""
+    page = asked.keys.shape[1]
+    used = -(-asked.lengths // page)
+    pages = [table[:count] for table, count in zip(asked.pages, used, strict=True)]
+    on_last = asked.lengths - (used - 1) * page
+    indptr = np.concatenate(([0], np.cumsum(used)))
+    return asked.ints(indptr), asked.ints(np.concatenate(pages)), asked.ints(on_last)
+
+
+def flashinfer_batch(flashinfer: Any, asked: Sequences, kind: str) -> Way:
+    """FlashInfer's batch wrapper, planned."""
+    workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=asked.q.device)
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=kind)
+    dtype = asked.q.dtype
+    wrapper.plan(
+        *(asked.ints(asked.indptr), *_tables(asked), *asked.heads),
+        *(asked.q.shape[2], asked.keys.shape[1]),
+        causal=asked.is_causal,
+        q_data_type=dtype,
+        kv_data_type=dtype,
+    )
+    return Way(partial(wrapper.run, asked.q, (asked.keys, asked.values), return_lse=True))
+
+
+def flashinfer_whole(flashinfer: Any, asked: Sequences) -> Way:
+    """FlashInfer's one launch that walks a list of all work, planned."""
+    wrapper = flashinfer.BatchAttention("NHD", str(asked.q.device))
+    dims = asked.q.shape[2]
+    indptr, pages, _ = _tables(asked)
+    wrapper.plan(
+        *(asked.ints(asked.indptr), indptr, pages, asked.ints(asked.lengths), *asked.heads),
+        *(dims, dims, asked.keys.shape[1]),
+        causal=asked.is_causal,
+        q_data_type=asked.q.dtype,
+        kv_data_type=asked.q.dtype,
+    )
+    return Way(partial(wrapper.run, asked.q, (asked.keys, asked.values)))
+
+
+def fastest(ways: list[Callable[[], Way]], device: torch.device) -> Way:
+    """The way that takes least time, of those that can be prepared and run."""
+    times: dict[Way, float] = {}
+    failed = None
+    for prepare in ways:
+        try:
+            way = prepare()
+            times[way] = milliseconds(way.call, device)
+        except RuntimeError as error:
+            failed = error
+    if not times:
+        raise RuntimeError(f"no way to ask it runs: {failed}")
+    return min(times, key=times.__getitem__)
+
+
+def merging(way: Way, asked: Sequences, token: np.ndarray, num_tokens: int) -> Peer:
+    """A way, and one more launch that merges the partials of every query."""
+    device = asked.q.device
+    order = torch.as_tensor(np.argsort(token, kind="stable"), dtype=torch.int32, device=device)
+    counts = np.bincount(token, minlength=num_tokens)
+    indptr = asked.ints(np.concatenate(([0], np.cumsum(counts))))
+    _, num_heads, dims = asked.q.shape
+    at_once = min(16, triton.next_power_of_2(int(counts.max())))
+
+    def attend() -> Tensor:
+        partials, lses = way.call()
+        out = partials.new_empty(num_tokens, num_heads, dims)
+        _merge_kernel[num_tokens, num_heads](
+            *(partials, lses, order, indptr, out, *lses.stride(), way.to_log_2),
+            HEADS=num_heads,
+            DIMS=dims,
+            AT_ONCE=at_once,
+            num_warps=1,
+        )
+        return out
+
+    return attend
+
+
+@triton.jit
+def _merge_kernel(  # type: ignore[no-untyped-def]
+    partials,  # [E, H, D]
+    lses,  # [E, H], in any order of memory
+    order,  # [E]: entries, those of a query one behind the other
+    indptr,  # [T + 1]
+    out,  # [T, H, D]
+    lse_entry,
+    lse_head,
+    to_log_2,
+    HEADS: tl.constexpr,
+    DIMS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """Program (query, head)."""
+    token, head = tl.program_id(0), tl.program_id(1)
+    start, end = tl.load(indptr + token), tl.load(indptr + token + 1)
+    p, d = tl.arange(0, AT_ONCE), tl.arange(0, DIMS)
+    largest = -1e30
+    total = 0.0
+    summed = tl.zeros([DIMS], dtype=tl.float32)
+    for first in range(start, end, AT_ONCE):
+        is_here = first + p < end
+        entry = tl.load(order + first + p, mask=is_here, other=0).to(tl.int64)
+        lse = (
+            tl.load(lses + entry * lse_entry + head * lse_head, mask=is_here, other=-1e30)
+            * to_log_2
+        )
+        new = tl.maximum(largest, tl.max(lse, 0))
+        weight = tl.where(is_here, tl.exp2(lse - new), 0.0)
+        at = (entry * HEADS + head)[:, None] * DIMS + d[None, :]
+        x = tl.load(partials + at, mask=is_here[:, None], other=0.0).to(tl.float32)
+        kept = tl.exp2(largest - new)
+        summed = summed * kept + tl.sum(x * weight[:, None], 0)
+        total = total * kept + tl.sum(weight, 0)
+        largest = new
+    target = out + (token.to(tl.int64) * HEADS + head) * DIMS + d
+    tl.store(target, (summed / total).to(out.dtype.element_ty))
