@@ -8,7 +8,7 @@
 
 The project depends on neither, and the machine with the GPU may have no network: hence archives.
 
-FlashAttention 3 is one library of vLLM's wheel, 152 MB, mostly of padding: 7 MB packed. It calls torch's C++
+FlashAttention 3 is one library of vLLM's wheel, 152 MB, which xz packs to 10 MB. It calls torch's C++
 interface, so the wheel has to be one that was built against the torch that runs: vLLM 0.20.2 for torch 2.11 and
 CUDA 13. FlashInfer's wheel is Python and sources, which it compiles at their first use. `compile` does that ahead, for
 Hopper, bfloat16 and heads of 128 dims, the shapes of the benchmark; `benchmarks/outside_peers.py` calls both.
@@ -90,7 +90,8 @@ def compile_kernels(folder: Path) -> None:
         headers = Path(torch.__file__).parents[1] / "nvidia" / "cu13" / "include"
         os.environ["NVCC_APPEND_FLAGS"] = f"-isystem {headers}"
         empty = Path(cache, "libcuda.so")
-        compiler = ["cc", "-shared", "-x", "c", "/dev/null", "-o", str(empty)]
+        name = "-Wl,-soname,libcuda.so.1"  # what the real one is loaded by
+        compiler = ["cc", "-shared", name, "-x", "c", "/dev/null", "-o", str(empty)]
         subprocess.run(compiler, check=True)
         os.environ["LIBRARY_PATH"] = f"{os.environ.get('LIBRARY_PATH', '')}:{cache}"
         build_jit_specs(specs, verbose=True)
