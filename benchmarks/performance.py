@@ -307,7 +307,12 @@ def _attention(family: str, first: list[str], words: Callable[[str], list[str]])
 
 def attention_teams() -> str:
     """Teams over a common block."""
-    return _attention("teams", ["common block", "workers"], str.split)
+
+    def words(name: str) -> list[str]:
+        length, workers, *fewer = name.split()
+        return [length, workers, "32/8" if fewer else "40/8"]
+
+    return _attention("teams", ["common block", "workers", "heads"], words)
 
 
 def attention_prefixes() -> str:
