@@ -51,7 +51,7 @@ class Way:
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """What both are asked: q [E, H, D], turned; keys and values [pages, page, G, D].
+    """The question to both: q [E, H, D], turned; keys and values [pages, page, G, D].
 
     Sequence b has queries indptr[b] to indptr[b + 1] and the first lengths[b] keys of its pages. `token` [E] says
     whose partials come out; None: all is there with the queries of the situation as they stand.
@@ -184,7 +184,7 @@ def unturned(situation: Situation) -> Sequences | None:
 
 
 def plain(asked: Sequences) -> Tensor:
-    """What one sequence of all rows has to be, in float64 [T, H, D]."""
+    """The right answer of one sequence of all rows, in float64 [T, H, D]."""
     num_heads, num_kv_heads = asked.heads
     pages = torch.as_tensor(asked.pages[0], device=asked.q.device)
     keys, values = (

@@ -26,6 +26,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from benchmarks import sections
+
 VLLM = "vllm==0.20.2"
 # FlashInfer, and what its Python imports beside torch, numpy and what comes with transformers.
 FLASHINFER = (
@@ -90,7 +92,7 @@ def compile_kernels(folder: Path) -> None:
         headers = Path(torch.__file__).parents[1] / "nvidia" / "cu13" / "include"
         os.environ["NVCC_APPEND_FLAGS"] = f"-isystem {headers}"
         empty = Path(cache, "libcuda.so")
-        name = "-Wl,-soname,libcuda.so.1"  # what the real one is loaded by
+        name = "-Wl,-soname,libcuda.so.1"  # the real library is loaded by this name
         compiler = ["cc", "-shared", name, "-x", "c", "/dev/null", "-o", str(empty)]
         subprocess.run(compiler, check=True)
         os.environ["LIBRARY_PATH"] = f"{os.environ.get('LIBRARY_PATH', '')}:{cache}"
@@ -126,7 +128,7 @@ def unpack(archives: Path, folder: Path) -> None:
         )
     for path in found:
         with tarfile.open(path) as archive:
-            archive.extractall(folder, filter="data")
+            sections.unpack(archive, folder)
 
 
 def main(words: list[str] | None = None) -> None:

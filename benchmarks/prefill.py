@@ -123,6 +123,7 @@ def main(words: list[str] | None = None) -> None:
     """Measure the networks that were asked for."""
     options = parser(__doc__, minutes=1.0)
     options.add_argument("--models", default="qwen3-8b")
+    options.set_defaults(outsiders=None)  # they take part in attention.py
     arguments = options.parse_args(words)
     clock = Clock(arguments.minutes)
     for name in arguments.models.split(","):

@@ -165,7 +165,7 @@ def test_what_there_is_no_time_for_is_said(tmp_path: Path) -> None:
     attention.main([*words, "--only", "teams"])
     found = read(tmp_path)["attention_teams"]
     assert "cells" not in found
-    assert [line["why"] for line in found["left_out"]] == ["the time was over"] * 2
+    assert [line["why"] for line in found["left_out"]] == ["the time was over"] * 4
 
 
 def test_products_and_their_tiles(tmp_path: Path) -> None:
