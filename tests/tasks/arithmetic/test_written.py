@@ -1,4 +1,4 @@
-"""Stories written by hand: whole, true, of one answer, and not those of an exam."""
+"""Stories that were written one by one: whole, true, of one answer, and not those of an exam."""
 
 from __future__ import annotations
 

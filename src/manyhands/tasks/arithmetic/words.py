@@ -10,7 +10,7 @@ two ways to part them, and known stories can be told a little differently (`rewo
                       nothing that is taught was made or chosen with a look at them
     composed, domains for training: taught templates, and mostly stories that are put together of sentences; `domains` has
                       frames that go with many domains beside them
-    written           for training: all of these, and mostly stories that several hands have written (`templates/written/`)
+    written           for training: all of these, and mostly stories that were written one by one (`templates/written/`)
     varied            for training: known templates, many with a changed word, and composed stories; people
                       with known names, or with names made of syllables
     changed, renamed  for exams: known templates with a word changed that training never puts there, and
@@ -89,7 +89,7 @@ def word_problem(rng: Random, stories: Stories = "known") -> Problem:
     """A fresh problem of one to three steps; every template is equally likely.
 
     Of `composed` ones and of `domains` most are put together of sentences (`templates/composed/`), the others are taught.
-    Of `written` ones most were written by hand.
+    Of `written` ones most were written one by one.
     """
     if stories == "varied":
         return _varied(rng)

@@ -1,4 +1,4 @@
-"""Stories that were written one by one, by several hands: what a grammar of sentences does not think of.
+"""Stories that were written one by one: what a grammar of sentences does not think of.
 
     home.toml       kitchen, garden, pets, clothes, parties; much of it spoken
     trades.toml     shops, workshops, farms, ships, offices; notices and reports
