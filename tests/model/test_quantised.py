@@ -242,3 +242,14 @@ def test_the_choice_of_experts_stays_exact() -> None:
     assert type(mlp.gate) is type(mlp.router) is nn.Linear
     assert isinstance(mlp.up_proj, Int4Linear)
     assert not isinstance(mlp.up_proj, Float8Linear)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_offsets_are_parted_with_their_weights(dim: int) -> None:
+    """Parts side by side are the whole weight."""
+    layer = Int4Linear.from_weight(torch.randn(32, 256), None)
+    layer.offsets = torch.randn(len(layer.scales), 32)
+    half = (32, 256)[dim] // 2
+    parts = [layer.part(dim, [(start, start + half)], None) for start in (0, half)]
+    joined = torch.cat([part.dequantised(torch.float32) for part in parts], dim=dim)
+    assert torch.equal(joined, layer.dequantised(torch.float32))

@@ -125,6 +125,7 @@ class Int4Linear(Quantised):
                 picked(self.zeros, 1, pieces),
                 bias,
                 self.order,
+                None if self.offsets is None else picked(self.offsets, 1, pieces),
             )
         if self.order is not None:
             raise UnsupportedModel(
@@ -145,7 +146,10 @@ class Int4Linear(Quantised):
         groups = [(start // group, stop // group) for start, stop in pieces]
         numbers = picked(unpack(self.packed, self.group), 1, pieces)
         scales, zeros = (picked(x, 0, groups) for x in (scales, zeros))
-        return type(self)(pack(numbers, group), scales, zeros, bias)
+        offsets = self.offsets
+        if offsets is not None:
+            offsets = picked(offsets.repeat_interleave(finer, dim=0), 0, groups)
+        return type(self)(pack(numbers, group), scales, zeros, bias, None, offsets)
 
     def fill(self, std: float) -> None:
         """Random weights of about this spread, made in place: even numbers from 0 to 15."""
