@@ -8,13 +8,8 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from manyhands.attention.prepared import Capacity, rounded_tokens
 from manyhands.attention.work import Tiling, cut
-from manyhands.cache.block import Block
-from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan
-from manyhands.cache.planner import Planner
-from manyhands.cache.step import Row, Step
-from manyhands.cache.view import View
-from manyhands.engine.graphs import AHEAD, Room, has_large_ahead, kinds_ahead, wide_capacity
+from manyhands.engine.graphs import AHEAD, has_large_ahead, kinds_ahead, wide_capacity
 from tests.attention.test_work import a_team, completions
 
 TILINGS = [
@@ -23,14 +18,11 @@ TILINGS = [
 ]
 
 
-def fits(plan: Plan, tiling: Tiling, room: Room | None = None) -> bool:
-    """Into the wide recording that is meant for the plan, or into the one of this room."""
+def fits(plan: Plan, tiling: Tiling) -> bool:
     has_large = has_large_ahead(plan, cut(plan, tiling))
     tokens = rounded_tokens(plan.num_tokens)
-    if room is None:
-        room = Room.LARGE if has_large else Room.ROOMY
-    assert tokens > AHEAD or (tokens, room) in kinds_ahead(AHEAD)
-    wide = wide_capacity(tokens, tiling, room)
+    assert tokens > AHEAD or (tokens, has_large) in kinds_ahead(AHEAD)
+    wide = wide_capacity(tokens, tiling, has_large=has_large)
     work = cut(plan, tiling, wide.cutting)
     assert (work.small_rows, work.occupancy) == (wide.small_rows, wide.occupancy)
     assert wide.large or not len(work.large)
@@ -42,26 +34,6 @@ def fits(plan: Plan, tiling: Tiling, room: Room | None = None) -> bool:
 @pytest.mark.parametrize("history", [64, 16384])
 def test_a_team_fits(workers: int, history: int, tiling: Tiling) -> None:
     assert fits(a_team(workers, history, 150), tiling)
-
-
-@pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"group {tiling.group}")
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 8, 16])
-@pytest.mark.parametrize("history", [64, 1024, 16384, 100_000])
-def test_a_team_fits_where_there_is_least_room(workers: int, history: int, tiling: Tiling) -> None:
-    assert fits(a_team(workers, history, 150), tiling, Room.LEAN)
-
-
-def test_control_rows_of_many_strips_need_more_room() -> None:
-    planner, views = Planner(PagePool(4096, 64)), []
-    for _ in range(32):
-        blocks = [Block() for _ in range(8)]
-        for block in blocks:
-            planner.plan(Step([Row(View([block]), (0,) * 20)]))
-            block.tokens.extend((0,) * 20)
-        views.append(View(blocks))
-    plan = planner.plan(Step([Row(view, (0,)) for view in views]))
-    assert not fits(plan, TILINGS[1], Room.LEAN)
-    assert fits(plan, TILINGS[1])
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"group {tiling.group}")

@@ -21,8 +21,7 @@ While guesses have been right ninety-nine times of a hundred, the whole pass is 
 **Ahead of time.** A recording takes a tenth of a second, and everybody who writes waits for it. `record_ahead` makes
 one *wide* recording for every number of tokens that passes come in, with room for long lists of everything
 else, before there is anything to serve; plans are cut for its kernels (`Cutting`). A plan that
-meets its own capacity again and again gets a recording of its own. A small pass has two, since an empty place in a
-list costs a program of every layer: one with room for a team, and a roomier one.
+meets its own capacity again and again gets a recording of its own.
 
 Without wide recordings a capacity is recorded when it is asked for the second time, so that widths that come up once cost
 nothing; or later, while a recording that is a little wider serves it. Where recording fails (no memory left, a network that waits for the device in its forward),
@@ -35,7 +34,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
-from enum import IntEnum
 from itertools import cycle
 from typing import TypeVar
 
@@ -44,7 +42,7 @@ from torch import Tensor
 
 from manyhands.attention.prepared import Capacity, Prepared, pack, pack_growth, rounded_tokens
 from manyhands.attention.triton_backend import TritonBackend
-from manyhands.attention.work import Cutting, Occupancy, Tiling, Work, cut, power_of_two
+from manyhands.attention.work import Occupancy, Tiling, Work, cut, power_of_two
 from manyhands.cache.logprobs import Targets
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
@@ -112,8 +110,8 @@ class GraphedPasses(Passes):
         self.trouble: str | None = None
         self.seconds_recording = 0.0
         self._graphs: dict[Capacity, _Graph] = {}
-        # Of those the wide ones: by their tokens and their room.
-        self._ahead: dict[tuple[int, Room], _Graph] = {}
+        # Of those the wide ones: by their tokens, and whether they have large tiles.
+        self._ahead: dict[tuple[int, bool], _Graph] = {}
         self._seen: Counter[Capacity] = Counter()
         self._kinds: Counter[_Kind] = Counter()  # of plans that wide recordings serve
         self._kinds_with_own: set[_Kind] = set()
@@ -300,26 +298,22 @@ class GraphedPasses(Passes):
 
     def _wide(self, plan: Plan, *, has_large: bool) -> tuple[_Graph, Work] | None:
         """The wide recording for so many tokens, with large tiles or without, if the plan fits into it."""
-        tokens, found = rounded_tokens(plan.num_tokens), dict[Cutting, Work]()
-        for room in (Room.LARGE,) if has_large else (Room.LEAN, Room.ROOMY):
-            if (graph := self._ahead.get((tokens, room))) is None:
-                continue
-            if (cutting := graph.capacity.cutting) not in found:
-                found[cutting] = cut(plan, self.backend.tiling, cutting)
-            if graph.capacity.holds(Capacity.of(plan, found[cutting])):
-                return graph, found[cutting]
-        return None
+        graph = self._ahead.get((rounded_tokens(plan.num_tokens), has_large))
+        if graph is None:
+            return None
+        work = cut(plan, self.backend.tiling, graph.capacity.cutting)
+        return (graph, work) if graph.capacity.holds(Capacity.of(plan, work)) else None
 
     def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:
         """Make the wide recordings; `told` how many of how many are made. Stops where one cannot be made."""
         sizes = kinds_ahead(AHEAD)
-        for index, (tokens, room) in enumerate(sizes):
+        for index, (tokens, has_large) in enumerate(sizes):
             told(index, len(sizes))
-            if (tokens, room) in self._ahead or self.trouble is not None:
+            if (tokens, has_large) in self._ahead or self.trouble is not None:
                 continue
-            capacity = wide_capacity(tokens, self.backend.tiling, room)
+            capacity = wide_capacity(tokens, self.backend.tiling, has_large=has_large)
             if (graph := self._record(page_size, capacity)) is not None:
-                self._ahead[tokens, room] = graph
+                self._ahead[tokens, has_large] = graph
         # On several ranks all would have to try them out together.
         can_try = self.trouble is None and self.others is ALONE
         for capacity in _uncommon(self.backend.tiling) if can_try else ():
@@ -494,25 +488,14 @@ def _kind(plan: Plan) -> _Kind:
     return tokens, reads, strips
 
 
-class Room(IntEnum):
-    """The tiles that a wide recording has room for: a program is launched for each, whether it finds one or not."""
-
-    LEAN = 0  # small ones, as many as one team makes
-    ROOMY = 1  # small ones, more
-    LARGE = 2  # both
-
-
-def kinds_ahead(most: int) -> list[tuple[int, Room]]:
-    """The wide recordings: their tokens and their room.
+def kinds_ahead(most: int) -> list[tuple[int, bool]]:
+    """The wide recordings: their tokens, and whether they have large tiles.
 
     Rows that write alone are many small tiles; a part of a prompt makes large ones.
     """
     sizes = sorted({rounded_tokens(count) for count in range(1, most + 1)})
-    return [
-        *((tokens, Room.LEAN) for tokens in sizes if tokens <= _ALL_SMALL),
-        *((tokens, Room.ROOMY) for tokens in sizes if tokens <= _MOST_ALONE),
-        *((tokens, Room.LARGE) for tokens in sizes if tokens > _ALL_SMALL),
-    ]
+    without = [(tokens, False) for tokens in sizes if tokens <= _MOST_ALONE]
+    return without + [(tokens, True) for tokens in sizes if tokens > _ALL_SMALL]
 
 
 def has_large_ahead(plan: Plan, work: Work) -> bool:
@@ -522,12 +505,11 @@ def has_large_ahead(plan: Plan, work: Work) -> bool:
     return plan.num_tokens > _ALL_SMALL and len(work.large) > 0
 
 
-def wide_capacity(tokens: int, tiling: Tiling, room: Room) -> Capacity:
+def wide_capacity(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
     """Room for whatever a pass of so many tokens may bring: teams with many desks, a long history, parts of prompts.
 
     Padding costs a pass microseconds per layer, for programs that find nothing to do.
     """
-    has_large = room is Room.LARGE
     least = power_of_two(max(tiling.least_rows, tiling.group))
     is_narrow = tokens <= _ALL_SMALL
     rows = power_of_two(max(least, min(tokens * tiling.group, tiling.most_small_rows)))
@@ -537,7 +519,7 @@ def wide_capacity(tokens: int, tiling: Tiling, room: Room) -> Capacity:
         rows=min(tokens, 256),
         entries=max(256, 64 * many),
         pages=_LEAST.pages * (8 if is_narrow else 16),
-        small=_small_tiles(many, is_narrow=is_narrow, is_lean=room is Room.LEAN),
+        small=max(_LEAST.small, 16 * many if is_narrow else 8 * many),
         large=64 if has_large else 0,
         partials=max(1024, 64 * many),
         most_partials=32 if is_narrow else 8,
@@ -547,16 +529,9 @@ def wide_capacity(tokens: int, tiling: Tiling, room: Room) -> Capacity:
     )
 
 
-def _small_tiles(tokens: int, *, is_narrow: bool, is_lean: bool) -> int:
-    """Small tiles of a wide recording; lean: a few for each row's strips, and the splits of a long history."""
-    if is_lean:
-        return 32 + 4 * tokens
-    return max(_LEAST.small, (16 if is_narrow else 8) * tokens)
-
-
 def _uncommon(tiling: Tiling) -> list[Capacity]:
     """Small capacities that between them launch every kernel which a recording made later may need."""
-    wide = wide_capacity(2 * _ALL_SMALL, tiling, Room.LARGE)
+    wide = wide_capacity(2 * _ALL_SMALL, tiling, has_large=True)
     least = power_of_two(max(tiling.least_rows, tiling.group))
     rows = [size for size in (16, 32, 64) if least <= size <= tiling.most_small_rows]
     kinds = [(size, occupancy) for size in rows for occupancy in Occupancy]
