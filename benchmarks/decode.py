@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -71,7 +71,8 @@ class Decode:
 
     def run(self) -> None:
         """Floor, cells, peers."""
-        limits = self._limits()
+        limits = put_limits(self)
+        self.results.put(kv_bytes_per_token=self.shape.token_bytes(self.dtype.itemsize))
         with tempfile.TemporaryDirectory() as folder:
             place = self.shape.write(Path(folder))
             engine = self._engine(place)
@@ -85,24 +86,6 @@ class Decode:
 
     def _ends(self) -> tuple[int, ...]:
         return (self.lengths[0], self.lengths[-1])
-
-    def _limits(self) -> dict[int, float]:
-        """Measured before anything else is in memory: copy bandwidth, and the linear layers alone."""
-        speed = copy_bandwidth(self.device)
-        with torch.inference_mode():
-            linears = linears_ms(self.shape.products(), list(self.workers), self.device, self.dtype)
-        free(self.device)
-        self.results.put(
-            model=self.shape.title,
-            dtype=str(self.dtype).removeprefix("torch."),
-            desk=self.desk,
-            passes=self.passes,
-            copy_bytes_per_second=round(speed),
-            kv_bytes_per_token=self.shape.token_bytes(self.dtype.itemsize),
-            linears_ms={str(rows): round(ms, 4) for rows, ms in linears.items()},
-        )
-        self.clock.say(f"{self.shape.title}: linears {linears}, copy {speed / 1e12:.2f} TB/s")
-        return linears
 
     def _engine(self, place: Path) -> Engine:
         most = max(self.workers)
@@ -245,6 +228,40 @@ def steady(engine: Engine, measure: Callable[[], list[float]]) -> list[float]:
     return seconds
 
 
+class Teams(Protocol):
+    """Teams of several sizes on one network."""
+
+    shape: Shape
+    workers: tuple[int, ...]
+    desk: int
+    passes: int
+    device: torch.device
+    dtype: torch.dtype
+    results: Results
+    clock: Clock
+
+
+def put_limits(of: Teams) -> dict[int, float]:
+    """Put the speed of a copy, and milliseconds of the linear layers alone by rows, into the results.
+
+    To be measured before anything else is in memory.
+    """
+    speed = copy_bandwidth(of.device)
+    with torch.inference_mode():
+        linears = linears_ms(of.shape.products(), list(of.workers), of.device, of.dtype)
+    free(of.device)
+    of.results.put(
+        model=of.shape.title,
+        dtype=str(of.dtype).removeprefix("torch."),
+        desk=of.desk,
+        passes=of.passes,
+        copy_bytes_per_second=round(speed),
+        linears_ms={str(rows): round(ms, 4) for rows, ms in linears.items()},
+    )
+    of.clock.say(f"{of.shape.title}: linears {linears}, copy {speed / 1e12:.2f} TB/s")
+    return linears
+
+
 def free(device: torch.device) -> None:
     """Give memory back before the next network."""
     gc.collect()
@@ -252,18 +269,35 @@ def free(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+class Measured(Protocol):
+    """All that one program measures of one network."""
+
+    device: torch.device
+    results: Results
+
+    def run(self) -> None:
+        """Measure it."""
+
+
+def each_network(
+    arguments: argparse.Namespace, make: Callable[[str, argparse.Namespace, Clock], Measured]
+) -> None:
+    """Measure each of `--models`; what is left of `--minutes` is shared alike by those that are to come."""
+    whole, names = Clock(arguments.minutes), arguments.models.split(",")
+    for index, name in enumerate(names):
+        minutes = (whole.seconds - whole.spent) / 60 / (len(names) - index)
+        part = make(name, arguments, Clock(minutes))
+        with part.results.surviving("the rest"):
+            part.run()
+        free(part.device)
+
+
 def main(words: list[str] | None = None) -> None:
     """Measure the networks that were asked for."""
     options = parser(__doc__, minutes=6.0)
     options.add_argument("--models", default="qwen3-8b,qwq-32b,codellama-7b,codellama-13b")
     arguments = options.parse_args(words)
-    whole, names = Clock(arguments.minutes), arguments.models.split(",")
-    for index, name in enumerate(names):
-        minutes = (whole.seconds - whole.spent) / 60 / (len(names) - index)
-        part = Decode(name, arguments, Clock(minutes))
-        with part.results.surviving("the rest"):
-            part.run()
-        free(part.device)
+    each_network(arguments, Decode)
 
 
 if __name__ == "__main__":

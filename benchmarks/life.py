@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.decode import free
+from benchmarks.decode import each_network, free
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY
 from benchmarks.timing import linears_ms
@@ -192,13 +192,7 @@ def main(words: list[str] | None = None) -> None:
     )
     arguments = options.parse_args(words)
     GraphedPasses.plans_ahead = not arguments.apart
-    whole, names = Clock(arguments.minutes), arguments.models.split(",")
-    for index, name in enumerate(names):
-        minutes = (whole.seconds - whole.spent) / 60 / (len(names) - index)
-        part = Life(name, arguments, Clock(minutes))
-        with part.results.surviving("the rest"):
-            part.run()
-        free(part.device)
+    each_network(arguments, Life)
 
 
 if __name__ == "__main__":

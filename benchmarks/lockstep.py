@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.decode import Decode, free
+from benchmarks.decode import Decode, each_network
 from benchmarks.prefix import Prefix
 from benchmarks.results import Clock, Results, parser
 
@@ -50,19 +50,18 @@ class FewCompletions(Prefix):
         """Not here."""
 
 
+def few(name: str, arguments: argparse.Namespace, clock: Clock) -> FewTeams | FewCompletions:
+    """The cells of this network."""
+    return (FewTeams if name in DECODED else FewCompletions)(name, arguments, clock)
+
+
 def main(words: list[str] | None = None) -> None:
     """Measure the networks that were asked for."""
     options = parser(__doc__, minutes=2.0)
     options.add_argument("--models", default=",".join((*DECODED, *COMPLETED)))
     arguments = options.parse_args(words)
     arguments.no_peers, arguments.tokens = True, 128
-    clock = Clock(arguments.minutes)
-    for name in arguments.models.split(","):
-        kind = FewTeams if name in DECODED else FewCompletions
-        part = kind(name, arguments, clock)
-        with part.results.surviving("the rest"):
-            part.run()
-        free(part.device)
+    each_network(arguments, few)
 
 
 if __name__ == "__main__":

@@ -22,18 +22,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.breakdown import breakdown
-from benchmarks.decode import DESK, check_engine_op, free, how, steady
+from benchmarks.decode import DESK, check_engine_op, each_network, free, how, put_limits, steady
 from benchmarks.gate import check_step
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape
-from benchmarks.timing import linears_ms
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import LocalExecutor, Network, load_network
 from manyhands.evaluation.bench import (
-    copy_bandwidth,
     fill,
     seat,
     time_passes,
@@ -70,7 +68,7 @@ class LongHistory:
 
     def run(self) -> None:
         """Floor, then all cells with whole keys, then all with rounded ones."""
-        self._floor()
+        put_limits(self)
         if not self._fits():
             return
         with tempfile.TemporaryDirectory() as folder:
@@ -89,22 +87,6 @@ class LongHistory:
             with self.results.surviving(f"keys {kind}"):
                 self._kind(network, replace(settings, kv_cache_dtype=kind), Clock(minutes))
             free(self.device)
-
-    def _floor(self) -> None:
-        """Measured before anything else is in memory."""
-        speed = copy_bandwidth(self.device)
-        with torch.inference_mode():
-            linears = linears_ms(self.shape.products(), list(self.workers), self.device, self.dtype)
-        free(self.device)
-        self.results.put(
-            model=self.shape.title,
-            dtype=str(self.dtype).removeprefix("torch."),
-            desk=self.desk,
-            passes=self.passes,
-            copy_bytes_per_second=round(speed),
-            linears_ms={str(rows): round(ms, 4) for rows, ms in linears.items()},
-        )
-        self.clock.say(f"{self.shape.title}: linears {linears}, copy {speed / 1e12:.2f} TB/s")
 
     def _memory(self, longest: int) -> int:
         """Tokens of memory for this history and the largest team."""
@@ -190,12 +172,7 @@ def main(words: list[str] | None = None) -> None:
     options = parser(__doc__, minutes=2.0)
     options.add_argument("--models", default="qwq-32b")
     arguments = options.parse_args(words)
-    clock = Clock(arguments.minutes)
-    for name in arguments.models.split(","):
-        part = LongHistory(name, arguments, clock)
-        with part.results.surviving("the rest"):
-            part.run()
-        free(part.device)
+    each_network(arguments, LongHistory)
 
 
 if __name__ == "__main__":

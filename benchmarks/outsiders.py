@@ -77,8 +77,8 @@ def compile_kernels(folder: Path) -> None:
         os.environ |= {"FLASHINFER_CUDA_ARCH_LIST": "9.0a", "FLASHINFER_WORKSPACE_BASE": cache}
         sys.path.insert(0, str(packages))
         import torch
-        from flashinfer.jit.attention import modules  # type: ignore[import-not-found]
-        from flashinfer.jit.core import build_jit_specs  # type: ignore[import-not-found]
+        from flashinfer.jit.attention import modules
+        from flashinfer.jit.core import build_jit_specs
 
         bf16, dims, no_positions = torch.bfloat16, (HEAD_DIM, HEAD_DIM), 0
         types = (bf16, bf16, bf16, torch.int32)

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks import situations
 from benchmarks.attention import PREFILL_HEADS, Attention, Case
-from benchmarks.decode import free
+from benchmarks.decode import each_network, free
 from benchmarks.gate import Checked, compare, plain
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape
@@ -125,12 +125,7 @@ def main(words: list[str] | None = None) -> None:
     options.add_argument("--models", default="qwen3-8b")
     options.set_defaults(outsiders=None)  # they take part in attention.py
     arguments = options.parse_args(words)
-    clock = Clock(arguments.minutes)
-    for name in arguments.models.split(","):
-        part = Prefill(name, arguments, clock)
-        with part.results.surviving("the rest"):
-            part.run()
-        free(part.device)
+    each_network(arguments, Prefill)
 
 
 if __name__ == "__main__":

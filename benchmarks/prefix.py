@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.decode import check_engine_op, free, how, recording, steady
+from benchmarks.decode import check_engine_op, each_network, free, how, recording, steady
 from benchmarks.gate import check_step
 from benchmarks.op_peers import unshared
 from benchmarks.results import Clock, Results, parser
@@ -237,13 +237,7 @@ def main(words: list[str] | None = None) -> None:
     options.add_argument("--models", default="codellama-7b,codellama-13b")
     options.add_argument("--tokens", type=int, default=TOKENS, help="of one completion")
     arguments = options.parse_args(words)
-    whole, names = Clock(arguments.minutes), arguments.models.split(",")
-    for index, name in enumerate(names):
-        minutes = (whole.seconds - whole.spent) / 60 / (len(names) - index)
-        part = Prefix(name, arguments, Clock(minutes))
-        with part.results.surviving("the rest"):
-            part.run()
-        free(part.device)
+    each_network(arguments, Prefix)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,24 @@ KINDS = ("following", "behind", "ended")
 _WIDEST = 64  # tokens of the recordings that are made ahead here
 
 
+# The functions that are timed, and the part that each belongs to.
+WATCHED: tuple[tuple[Any, str, str], ...] = (
+    (Planner, "plan", "plan"),
+    (Planner, "plan_ahead", "plan"),
+    (Planner, "_prepare_all", "plan: routes"),
+    (Planner, "_read_all", "plan: reads"),
+    (Planner, "_assemble", "plan: lists"),
+    (PagePool, "promise", "pool"),
+    (PagePool, "keep", "pool"),
+    (graphs, "cut", "cut"),
+    (graphs, "pack", "pack"),
+    (graphs, "pack_growth", "pack"),
+    (LocalExecutor, "move", "moves"),
+    (executor, "choose", "choose"),
+    (Engine, "_check_tokens", "checks"),
+)
+
+
 class Timeline:
     """Marks of host and device while an engine runs."""
 
@@ -124,25 +142,14 @@ def measured(engine: Engine, workers: int, history: int, num_passes: int) -> dic
         changed.append((place, name, getattr(place, name)))
         setattr(place, name, into)
 
-    def watch(place: Any, name: str, said: str) -> None:
+    for place, name, said in WATCHED:
         put(place, name, line.timed(said, getattr(place, name)))
-
-    watch(Planner, "plan", "plan")
-    watch(Planner, "plan_ahead", "plan")
-    watch(Planner, "_prepare_all", "plan: routes")
-    watch(Planner, "_read_all", "plan: reads")
-    watch(Planner, "_assemble", "plan: lists")
-    watch(PagePool, "promise", "pool")
-    watch(PagePool, "keep", "pool")
-    watch(graphs, "cut", "cut")
-    watch(graphs, "pack", "pack")
-    watch(graphs, "pack_growth", "pack")
-    watch(LocalExecutor, "move", "moves")
-    watch(executor, "choose", "choose")
-    watch(Engine, "_check_tokens", "checks")
     put(Engine, "_pass", line.begins(Engine._pass))
     put(LocalExecutor, "_arrived", line.wait(LocalExecutor._arrived))
-    recordings = [(graph, graph.recording) for graph in engine.executor.passes.recordings]  # type: ignore[attr-defined]
+    assert isinstance(engine.executor, LocalExecutor), "it is loaded here"
+    passes_made = engine.executor.passes
+    assert isinstance(passes_made, graphs.GraphedPasses), "a GPU has recordings"
+    recordings = [(graph, graph.recording) for graph in passes_made.recordings]
     for graph, recording in recordings:
         head, tail = line.marked("head", recording.head), line.marked("tail", recording.tail)
         graph.recording = recording._replace(head=head, tail=tail)
@@ -213,8 +220,7 @@ def main(words: list[str] | None = None) -> None:
     arguments = options.parse_args(words)
     clock = Clock(arguments.minutes)
     results = Results(f"step_timeline_{arguments.model}", arguments, clock)
-    sizes = graphs.kinds_ahead
-    graphs.kinds_ahead = lambda most: [each for each in sizes(most) if each[0] <= _WIDEST]  # type: ignore[assignment]
+    graphs.AHEAD = _WIDEST
     with tempfile.TemporaryDirectory() as folder:
         engine = (
             unlaunched()

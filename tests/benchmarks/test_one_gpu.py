@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import (
     disk_cache,
@@ -65,7 +66,7 @@ def test_a_history_without_room_is_left_out_by_name(
 ) -> None:
     words = Namespace(device="cpu", tiny=False, out=tmp_path, commit="abc")
     part = long_history.LongHistory("qwq-32b", words, Clock(1))
-    part.device = Namespace(type="cuda")  # type: ignore[assignment]
+    part.device = torch.device("cuda")
     monkeypatch.setattr(
         long_history.torch.cuda, "mem_get_info", lambda _: (141 * 10**9, 150 * 10**9)
     )
@@ -119,7 +120,8 @@ def test_answers_are_compared_one_by_one() -> None:
     samples: Any = [Namespace(id=name) for name in "abcd"]
     plain = [Answered(Asked(sample), answer="1", text="1") for sample in samples]
     other = [*plain[:3], Answered(Asked(samples[3]), answer="2", text="2")]
-    found = compared(Task(), samples, plain, other)  # type: ignore[arg-type]
+    task: Any = Task()
+    found = compared(task, samples, plain, other)
     assert found == {"same_answers": 0.75, "same_texts": 0.75, "right": 0.75, "differ": ["d"]}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,8 +33,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_folder(tmp_path_factory.mktemp("small"))
 
 
-def after_loading(folder: Path, **choices: object) -> int:
-    settings = ModelSettings(device="cpu", memory_tokens=64, **choices)  # type: ignore[arg-type]
+def after_loading(folder: Path, **choices: Any) -> int:
+    settings = ModelSettings(device="cpu", memory_tokens=64, **choices)
     load_wordless_engine(str(folder), settings, Notes())
     return torch.get_num_threads()
 
