@@ -21,10 +21,11 @@ SAID = {
     2: "twice|double|two|pair|both|half|couple|again|return|as many|there and back|right|round",
     3: "three|third|thrice|treble|triple",
     4: "four",
-    5: "five|school day",
+    5: "five|school day|Monday to Friday",
     6: "six|half a dozen",
     7: "seven|week|every day|Monday to Sunday",
     8: "eight|spider|octopus",
+    9: "nine",
     10: "ten",
     12: "twelve|dozen|year",
     20: "twenty",
@@ -44,26 +45,34 @@ FOLLOWS = {
     "voyage_of_the_swallow": 2,
     "uncle_mice_cheese": 6,
     "opening_hours": 5,
+    "fingers_rings": 2,
+    "apiece_shells": 3,
+    "dog_biscuits": 2,
+    "leaflets_houses_false": 2,
+    "staircase_vases": 2,
+    "violin_practice": 2,
+    "twins_weights": 2,
+    "transfer_equal_gap": 2,
 }
 _PHRASE = 5  # words
 MOST_ALIKE = 0.34
 
 
 def test_every_story_is_there_once() -> None:
-    assert len(FILES) == 4
-    assert len(STORIES) > 400
+    assert len(FILES) == 10
+    assert len(STORIES) > 2000
     assert max(Counter(story.name for story in STORIES).values()) == 1
     steps = Counter(story.work.count(";") + 1 for story in STORIES)
     assert min(steps[n] for n in (1, 2, 3)) > 0.2 * len(STORIES)
 
 
-@pytest.mark.parametrize("start", range(0, 500, 50))
+@pytest.mark.parametrize("start", range(0, len(STORIES), 250))
 def test_stories_are_worked_out_from_their_numbers(start: int) -> None:
     """Every equation is right, no operand comes from nowhere, and the text is plain."""
     taught, unseen = told_apart()
-    for story in STORIES[start : start + 50]:
+    for story in STORIES[start : start + 250]:
         rng = Random(story.name)
-        for _ in range(8):
+        for _ in range(3):
             problem = story.template(rng).problem(rng, taught.names, taught.things)
             assert not re.search(r"[\[\]{}|]|  | [.,?]", problem.text), problem.text
             assert re.fullmatch(r"[A-Z0-9\"'].*[.?!]['\"]?", problem.text), problem.text

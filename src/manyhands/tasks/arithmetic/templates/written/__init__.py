@@ -4,6 +4,12 @@
     trades.toml     shops, workshops, farms, ships, offices; notices and reports
     outdoors.toml   school, sport, nature, measurements; differences and comparisons
     forms.toml      any subject, every story of another make: the question first, facts in reverse, numbers in vain
+    groups.toml     equal groups and rates, and what looks like these
+    comparing.toml  comparisons in both directions, and their totals
+    changes.toml    gains and losses, parts of a whole, what is missing to a goal
+    measures.toml   money, time, lengths, weights
+    chains.toml     two and three operations, told in any order
+    pairs.toml      one scene told several times: one word is another, and so is the operation
 
 Each is a story with gaps, as a `Template` is, with wordings in brackets, of which one is drawn:
 
@@ -25,7 +31,10 @@ from random import Random
 
 from manyhands.tasks.arithmetic.templates.template import Template
 
-FILES = ("home", "trades", "outdoors", "forms")
+FILES = (
+    *("home", "trades", "outdoors", "forms"),
+    *("groups", "comparing", "changes", "measures", "chains", "pairs"),
+)
 _WORDINGS = re.compile(r"\[([^\[\]]*)\]")
 
 
