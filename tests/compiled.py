@@ -25,6 +25,7 @@ from triton.runtime.jit import JITFunction
 
 from manyhands.attention import launches, triton_backend
 from manyhands.attention.attend import LayerCall
+from manyhands.attention.eight_bits import EightBitStore
 from manyhands.attention.kernels import overlap
 from manyhands.attention.latents import LatentStore
 from manyhands.attention.rotary import Rope
@@ -143,6 +144,7 @@ def attention(capability: int) -> None:
     """A prompt long enough for large tiles, then a team of two; and two that share no head and no key."""
     is_mapped = capability >= 90
     one_layer(HEADS, KV_HEADS, is_mapped, team(), large_rows=64 if is_mapped else 128)
+    one_layer(HEADS, KV_HEADS, False, team(), eight_bits=True, large_rows=128)
     if is_mapped:
         prompt = Step([Row(View([Block()]), (1,) * 300)])
         one_layer(
@@ -177,15 +179,20 @@ def one_layer(
     is_mapped: bool,
     steps: tuple[Step, ...],
     dim: int = DIM,
+    eight_bits: bool = False,
     **tiling: int,
 ) -> None:
     """All that attention launches for these steps."""
     shape = LayerShape(heads, kv_heads, dim, dim)
     cut = Tiling(shape.group, kv_heads, 132, **tiling)  # type: ignore[arg-type]  # whole numbers all
-    backend = TritonBackend([shape], DTYPE, CPU, cut)
+    backend = TritonBackend([shape], DTYPE, CPU, cut, eight_bits=eight_bits)
     backend.launches = tuple(replace(each, is_mapped=is_mapped) for each in backend.launches)
     keys, values = zeros(64 * PAGE, kv_heads, dim), zeros(64 * PAGE, kv_heads, dim)
-    store = LayerStore(keys, values, Rope(torch.ones(dim // 2), dim, False))
+    rope = Rope(torch.ones(dim // 2), dim, False)
+    store = LayerStore(keys, values, rope)
+    if eight_bits:
+        scales = torch.ones(keys.shape[:2]), torch.ones(keys.shape[:2])
+        store = EightBitStore(keys.to(torch.int8), values.to(torch.int8), rope, *scales)
     launched(backend, shape, store, steps)
 
 

@@ -45,6 +45,12 @@ LAYERS = [
         LayerCall(layer=3, scaling=0.4, sinks=torch.tensor([1, -1, 4.0, 0])),
     ),
 ]
+# Heads whose keys and values come two dims at a time, if they are in eight bits.
+IN_WORDS = (
+    Shape(4, 2, 32, 32),
+    Rope(1 / 100 ** (torch.arange(16, dtype=torch.float64) / 16), 32),
+    LayerCall(layer=0, scaling=0.2),
+)
 SHAPES, ROPES_OF, _ = zip(*LAYERS, strict=True)
 
 
@@ -213,11 +219,18 @@ def a_short_conversation() -> Iterator[Step]:
 
 @with_triton
 @pytest.mark.parametrize(
-    ("tiling", "layer"), [({}, 1), ({"most_small_rows": 0}, 3)], ids=["small tiles", "large tiles"]
+    ("tiling", "layer"),
+    [
+        ({}, LAYERS[1]),
+        ({"most_small_rows": 0}, LAYERS[3]),
+        ({}, IN_WORDS),
+        ({"most_small_rows": 0}, IN_WORDS),
+    ],
+    ids=["small tiles", "large tiles", "small tiles of words", "large tiles of words"],
 )
-def test_eight_bits_in_the_kernels(tiling: dict[str, int], layer: int) -> None:
+def test_eight_bits_in_the_kernels(tiling: dict[str, int], layer: AnyLayer) -> None:
     """They write, move and read as the rung below does, to halves that fall the other way."""
-    shape, rope, call = LAYERS[layer]
+    shape, rope, call = layer
     layers = [(shape, rope, replace(call, layer=0))]
     backend = kernels(layers, torch.float32, **tiling)
     (ours,), (reference,) = (

@@ -19,8 +19,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
+import triton
+import triton.language as tl
+
 from manyhands.attention import triton_backend
 from manyhands.attention.attend import LayerCall
+from manyhands.attention.kernels.eight_bits import parted
 from manyhands.attention.prepared import Capacity, Prepared, pack
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape, LayerStore
@@ -553,3 +557,30 @@ def test_rows_of_very_different_length() -> None:
         q, k, v = random_qkv(step, shape, generator, torch.float32)
         oracle.write(step, k, v)
         assert (product.step(step, q, k, v).double() - oracle.read(step, q)).abs().max() < 2e-5
+
+
+@triton.jit
+def _part(words, even, odd, SIZE: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, SIZE)
+    low, high = parted(tl.load(words + at), DTYPE)
+    tl.store(even + at, low)
+    tl.store(odd + at, high)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, *(pytest.param(d, marks=on_gpu) for d in (torch.float16, torch.bfloat16))],
+    ids=str,
+)
+@pytest.mark.parametrize("is_odd", [False, True], ids=["even", "odd"])
+def test_words_are_parted_to_the_bit(dtype: torch.dtype, is_odd: bool) -> None:
+    """All integers of eight bits that are stored, each in either half of a word, beside each other one in turn."""
+    integers = torch.arange(-127, 128, dtype=torch.int32)
+    halves = [integers[torch.randint(255, (1024,))] for _ in range(2)]
+    halves[is_odd][:255] = integers
+    words = torch.stack(halves, 1).to(torch.int8).to(DEVICE)
+    found = torch.empty(2, 1024, device=DEVICE)
+    kind = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+    _part[(1,)](words.view(torch.int16), found[0], found[1], SIZE=1024, DTYPE=kind[dtype])
+    for half, wanted in zip(found, halves, strict=True):
+        assert torch.equal(half.cpu(), wanted.float())

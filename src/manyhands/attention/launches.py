@@ -110,6 +110,18 @@ class Launches:
             lone=few,
         )
 
+    def in_eight_bits(self) -> Launches:
+        """For keys and values in eight bits: masks apart, and few warps, since each turns numbers for itself."""
+        stages = min(3, 2 * self.small.num_stages)  # of half the bytes
+        small = replace(self.small, num_stages=stages, two_walks=True)
+        return replace(
+            self,
+            large=replace(self.large, keys=min(64, self.large.keys), num_stages=stages),
+            small=small,
+            few=small,
+            wide=replace(small, num_warps=4, keys=min(64, small.keys)),
+        )
+
     def of_large(self, rows: int) -> Launch:
         """For large tiles of so many rows."""
         return replace(self.large, num_warps=8) if rows >= 128 else self.large

@@ -60,6 +60,7 @@ _MOST_BROAD_ROWS = 64  # the same where heads are broad
 _LARGE_ROWS = 64  # of a large tile; where heads are small, twice as many
 _LARGEST_HEAD = 512
 _LARGEST_LATENT = 512
+_LONG = 8192  # keys from which on tensor maps bring those of half a large tile faster
 _LATENT_ROWS = (64, 32)  # of a large tile: the first that fits
 _LATENT_PART = 16  # query heads that read latents in one program, at most
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
@@ -385,6 +386,9 @@ class _Reading:
     def _tiles(self, rows: int, launch: Launch) -> _Kernel:
         keys, values = self.store.keys, self.store.values
         is_mapped = launch.two_walks and self.is_mapped
+        in_words = self._are_words() and not launch.transposed
+        if in_words:
+            keys, values = keys.view(torch.int16), values.view(torch.int16)
         maps = [_tensor_map(x, launch.keys) if is_mapped else None for x in (keys, values)]
         options = {
             "GROUP": self.group,
@@ -393,6 +397,7 @@ class _Reading:
             "MAPPED": is_mapped,
             "TRANSPOSED": launch.transposed,
             "LATENT": self.is_latent,
+            "WORDS": in_words,
             "KEY_STRIDE": self.dims["KEY_STRIDE"],
             "VALUE_STRIDE": self.dims["VALUE_STRIDE"],
             "DOT": tl.float32 if self.backend.interpreted else _DOT[self.q.dtype],
@@ -401,6 +406,12 @@ class _Reading:
         }
         given = (keys, values, *_scales(self.store), *maps)
         return attend_kernel, given, options | self._options_of(launch)
+
+    def _are_words(self) -> bool:
+        """Whether keys and values in eight bits can come two dims at a time, in the order of memory."""
+        dims = self.dims["HEAD_DIM"], self.dims["VALUE_DIM"]
+        are_powers = all(dim == power_of_two(dim) and dim >= 2 * _LEAST_DIMS for dim in dims)
+        return self.eight_bits and self.is_whole and are_powers
 
     def _options_of(self, launch: Launch) -> dict[str, Any]:
         """Options of the kernels written in Triton."""
@@ -547,14 +558,17 @@ def _tiling(
         max(shape.head_dim, shape.value_dim) <= 128 and not _can_map(shape, stored, device)
         for shape in shapes
     )
+    are_mapped = is_short and all(_can_map(shape, stored, device) for shape in shapes)
     are_specialised = all(_can_specialise(shape, stored, device) for shape in shapes)
     cut = Tiling(
         group=max(_heads(shape)[1] for shape in shapes),
         num_kv_heads=min(_heads(shape)[0] for shape in shapes),
         num_processors=_num_processors(device),
-        key_tile=64 if is_short else 32,
+        # Eight bits are turned into sixteen between two loads: the more at a time, the less waiting.
+        key_tile=128 if is_short and stored.itemsize == 1 else 64 if is_short else 32,
         large_rows=128 if are_large else _LARGE_ROWS,
         specialised_rows=SPECIALISED_ROWS if are_specialised else 0,
+        long_keys=_LONG if are_mapped else 0,
     )
     if not any(shape.is_latent for shape in shapes):
         return cut
@@ -575,13 +589,14 @@ def _launches(
     if shape.is_latent:
         is_hopper = device.type != "cuda" or _is_hopper(device)
         return Launches.for_latents(tiling, head_bytes, device, is_hopper=is_hopper)
-    return Launches.fitting(
+    found = Launches.fitting(
         tiling,
         head_bytes,
         device,
         is_mapped=_can_map(shape, stored, device),
         is_broad=_is_broad(shape),
     )
+    return found.in_eight_bits() if stored.itemsize == 1 and not _is_broad(shape) else found
 
 
 def _is_broad(shape: LayerShape) -> bool:

@@ -60,8 +60,10 @@ class Tiling:
     large_rows: int = 128  # rows (entries times r) of a large tile
     specialised_rows: int = 0  # of a specialised tile, if there is a kernel for them
     specialised_work: int = 1 << 19  # rows times keys per processor, from which on it pays
+    specialised_reads: int = 1 << 17  # the same where it spares a second reading of the keys
     least_rows: int = 16  # of a small tile
     most_small_rows: int = 64  # strips with more rows get large tiles
+    long_keys: int = 0  # and those with half as many, if they have so many keys; 0: none
     least_split: int = 128
     splits_per_processor: float = 2.0  # of small tiles, over all strips and heads
     few: int = 4  # programs of small tiles per processor, see `Occupancy`
@@ -107,6 +109,8 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
         # Small tiles are all alike, and those of lone rows should not grow for what these share.
         most = tiling.least_rows
     is_small = rows <= most
+    if tiling.long_keys:
+        is_small &= (2 * rows <= most) | (keys < tiling.long_keys)
     # A strip as short as one iteration of the inner loop may as well be loaded several times.
     if np.all(is_small | (keys <= tiling.key_tile)):
         is_small[:] = True
@@ -206,16 +210,23 @@ def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
 
 
 def _large_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
-    """Rows of large tiles: specialised, if there is much to do, most of it for strips that fill one."""
+    """Rows of large tiles: specialised, if most of what is to be done is for strips that want these, and is much.
+
+    A strip that fills one wants it; so does one that others would have to read twice, and for less.
+    """
+    others = power_of_two(max(tiling.large_rows, tiling.group))
+    if not tiling.specialised_rows:
+        return others
     work = rows * keys * tiling.num_kv_heads
-    is_much = work.sum() >= tiling.specialised_work * tiling.num_processors
-    if (
-        tiling.specialised_rows
-        and is_much
-        and 2 * work[rows >= tiling.specialised_rows].sum() > work.sum()
+    fills = rows >= tiling.specialised_rows
+    for wants, least in (
+        (fills, tiling.specialised_work),
+        (~fills & (rows > others), tiling.specialised_reads),
     ):
-        return tiling.specialised_rows
-    return power_of_two(max(tiling.large_rows, tiling.group))
+        is_much = work.sum() >= least * tiling.num_processors
+        if is_much and 2 * work[wants].sum() > work.sum():
+            return tiling.specialised_rows
+    return others
 
 
 def _occupancy(num_items: int, tiling: Tiling) -> Occupancy:

@@ -16,6 +16,9 @@ Latents (`attention/latents.py`) are keys and values at once: a tile of them is 
 with the rest of the query are added to those of the rotated keys. Their one key/value head has many query heads, which
 are cut into parts: a program is for a part in the place of a key/value head.
 
+Keys and values in eight bits come as words of two dims, if heads allow it (`kernels/eight_bits.py`). Query and sums are in two parts
+then, one for even dims and one for odd ones.
+
     r  query heads per key/value head      D, Dv  head dims
 """
 
@@ -24,6 +27,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from manyhands.attention.kernels.eight_bits import parted
 from manyhands.attention.kernels.overlap import take_over
 from manyhands.attention.kernels.pairs import columns, rotated
 
@@ -70,24 +74,30 @@ def _at(slot, kv_head, NUM_KV_HEADS: tl.constexpr, LATENT: tl.constexpr):
 @triton.jit
 def _tally(
     query,  # [ROWS, 2 HALF], transposed [2 HALF, ROWS]
-    rest,  # [ROWS, VALUE], transposed [VALUE, ROWS]: for latents; else read by nothing
+    rest,  # for latents [ROWS, VALUE], transposed [VALUE, ROWS]; the odd dims of WORDS; else read by nothing
     k,
     v,
     seen,  # which row sees which key; None: all see all
     largest,  # [ROWS]
     total,  # [ROWS]; transposed [KEYS, ROWS], to be added up at the end
-    summed,  # [ROWS, VALUE], transposed [VALUE, ROWS]
+    summed,  # [ROWS, VALUE], transposed [VALUE, ROWS]; of WORDS the even dims
+    odd,  # of WORDS the odd dims; else read by nothing
     key_scale,  # [KEYS], read by nothing unless EIGHT_BITS
     value_scale,
     softcap,
     HAS_SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr,  # `seen` is there
     EIGHT_BITS: tl.constexpr,  # scales are there
+    WORDS: tl.constexpr,  # keys and values are words of two dims
     TRANSPOSED: tl.constexpr,
     LATENT: tl.constexpr,
 ):
     """The running softmax with one more tile of keys."""
-    if TRANSPOSED:
+    if WORDS:
+        k_even, k_odd = parted(k, query.dtype)
+        products = tl.dot(query, tl.trans(k_even), input_precision="ieee")
+        products = tl.dot(rest, tl.trans(k_odd), acc=products, input_precision="ieee")
+    elif TRANSPOSED:
         products = tl.dot(k, query, input_precision="ieee")
         if LATENT:
             products = tl.dot(v, rest, acc=products, input_precision="ieee")
@@ -115,8 +125,14 @@ def _tally(
         total = total * kept + tl.sum(weights, 1)
         if EIGHT_BITS:
             weights *= value_scale[None, :]
-        summed = tl.dot(weights.to(v.dtype), v, acc=summed, input_precision="ieee")
-    return new, total, summed
+        if WORDS:
+            v_even, v_odd = parted(v, query.dtype)
+            weights = weights.to(query.dtype)
+            odd = tl.dot(weights, v_odd, acc=odd * kept[:, None], input_precision="ieee")
+            summed = tl.dot(weights, v_even, acc=summed, input_precision="ieee")
+        else:
+            summed = tl.dot(weights.to(v.dtype), v, acc=summed, input_precision="ieee")
+    return new, total, summed, odd
 
 
 @triton.jit
@@ -179,6 +195,7 @@ def attend_kernel(
     MAPPED: tl.constexpr,  # load the former by tensor maps
     TRANSPOSED: tl.constexpr,  # scores are [KEYS, ROWS]
     EIGHT_BITS: tl.constexpr,  # keys and values are int8, with scales; never by tensor maps
+    WORDS: tl.constexpr,  # these are given as int16, two dims each; never transposed
     LATENT: tl.constexpr,  # values are latents, and part of the keys; NUM_KV_HEADS parts of one head
     KEY_STRIDE: tl.constexpr,  # from one key in memory to the next
     VALUE_STRIDE: tl.constexpr,
@@ -247,13 +264,29 @@ def attend_kernel(
         rest = (rest * scaling).to(q.dtype.element_ty).to(DOT)
 
     n = tl.arange(0, KEYS)
-    dim = columns(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)
-    is_dim = (dim < HEAD_DIM)[None, :]
     d = tl.arange(0, VALUE)
-    is_value = (d < VALUE_DIM)[None, :]
+    if WORDS:
+        query, rest = tl.split(tl.reshape(query, (ROWS, HALF, 2)))
+        dim = tl.arange(0, HALF)
+        is_dim = (dim < HALF)[None, :]
+        value = tl.arange(0, VALUE // 2)
+        is_value = (value < VALUE // 2)[None, :]
+    else:
+        dim = columns(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)
+        is_dim = (dim < HEAD_DIM)[None, :]
+        value = d
+        is_value = (value < VALUE_DIM)[None, :]
+    # In words, if keys and values are.
+    KEY_STEP: tl.constexpr = KEY_STRIDE // 2 if WORDS else KEY_STRIDE
+    VALUE_STEP: tl.constexpr = VALUE_STRIDE // 2 if WORDS else VALUE_STRIDE
     largest = tl.full([ROWS], -1e30, dtype=tl.float32)
     total = tl.zeros([KEYS, ROWS] if TRANSPOSED else [ROWS], dtype=tl.float32)
-    summed = tl.zeros([VALUE, ROWS] if TRANSPOSED else [ROWS, VALUE], dtype=tl.float32)
+    if WORDS:
+        summed = tl.zeros([ROWS, VALUE // 2], dtype=tl.float32)
+        odd = tl.zeros([ROWS, VALUE // 2], dtype=tl.float32)
+    else:
+        summed = tl.zeros([VALUE, ROWS] if TRANSPOSED else [ROWS, VALUE], dtype=tl.float32)
+        odd = 0.0
     if TRANSPOSED:
         query = tl.trans(query)
         if LATENT:
@@ -281,10 +314,12 @@ def attend_kernel(
                     key_scale = tl.load(key_scales + scale_at)
                     value_scale = tl.load(value_scales + scale_at)
                 at = scale_at[:, None]
-                at_key, at_value = at * KEY_STRIDE + dim[None, :], at * VALUE_STRIDE + d[None, :]
-                k = tl.load(keys + at_key, mask=is_dim, other=0.0).to(DOT)
-                v = tl.load(values + at_value, mask=is_value, other=0.0).to(DOT)
-            largest, total, summed = _tally(
+                at_key, at_value = at * KEY_STEP + dim[None, :], at * VALUE_STEP + value[None, :]
+                k = tl.load(keys + at_key, mask=is_dim, other=0)
+                v = tl.load(values + at_value, mask=is_value, other=0)
+                if not WORDS:
+                    k, v = k.to(DOT), v.to(DOT)
+            largest, total, summed, odd = _tally(
                 query,
                 rest,
                 k,
@@ -293,12 +328,14 @@ def attend_kernel(
                 largest,
                 total,
                 summed,
+                odd,
                 key_scale,
                 value_scale,
                 softcap,
                 HAS_SOFTCAP,
                 False,
                 EIGHT_BITS,
+                WORDS,
                 TRANSPOSED,
                 LATENT,
             )
@@ -336,16 +373,18 @@ def attend_kernel(
         at = _at(slot, kv_head, NUM_KV_HEADS, LATENT)[:, None]
         seen_key = is_dim & is_key[:, None]
         at_key, at_value = (
-            keys + at * KEY_STRIDE + dim[None, :],
-            values + at * VALUE_STRIDE + d[None, :],
+            keys + at * KEY_STEP + dim[None, :],
+            values + at * VALUE_STEP + value[None, :],
         )
-        k = tl.load(at_key, mask=seen_key, other=0.0, eviction_policy=KEPT).to(DOT)
+        k = tl.load(at_key, mask=seen_key, other=0, eviction_policy=KEPT)
         seen_value = is_value & is_key[:, None]
-        v = tl.load(at_value, mask=seen_value, other=0.0, eviction_policy=KEPT).to(DOT)
+        v = tl.load(at_value, mask=seen_value, other=0, eviction_policy=KEPT)
+        if not WORDS:
+            k, v = k.to(DOT), v.to(DOT)
         index = _of_keys(key + n, TRANSPOSED)
         seen = (index >= _of_rows(low, TRANSPOSED)) & (index < _of_rows(last, TRANSPOSED))
         seen &= _of_keys(is_key, TRANSPOSED)
-        largest, total, summed = _tally(
+        largest, total, summed, odd = _tally(
             query,
             rest,
             k,
@@ -354,16 +393,20 @@ def attend_kernel(
             largest,
             total,
             summed,
+            odd,
             key_scale,
             value_scale,
             softcap,
             HAS_SOFTCAP,
             True,
             EIGHT_BITS,
+            WORDS,
             TRANSPOSED,
             LATENT,
         )
 
+    if WORDS:
+        summed = tl.reshape(tl.join(summed, odd), (ROWS, VALUE))
     if TRANSPOSED:
         total = tl.sum(total, 0)
         summed = tl.trans(summed)
