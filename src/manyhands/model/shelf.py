@@ -50,9 +50,7 @@ class MemoryShelf:
             limit=limit,
             pin=memory.device.type == "cuda",
         )
-        self._num_bytes = sum(
-            form.dtype.itemsize * torch.Size(form.shape).numel() for form in forms.values()
-        )
+        self._num_bytes = sum(form.num_bytes for form in forms.values())
 
     @property
     def counts(self) -> ShelfCounts:
