@@ -87,8 +87,10 @@ _STORIES = {
     "smollm2_untrained": "as it comes",
     "smollm2_exam_templates": "taught templates",
     "smollm2_exam_composed": "and composed stories",
-    "smollm2_exam": "of every kind",
-    "smollm2_exam_written": "and written ones",
+    "smollm2_exam_kinds": "of every kind",
+    "smollm2_exam_written": "and 539 written ones",
+    "smollm2_exam_many": "and 2000 written ones",
+    "smollm2_exam": "mean of the last three",
 }
 _SHARE = 0.97  # of one worker's own final accuracy, whose first budget is looked for
 

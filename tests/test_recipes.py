@@ -8,10 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from benchmarks.training_tables import ACCOUNTS, account_of
 from manyhands.model.checkpoint import check_lora
@@ -105,3 +110,19 @@ def test_a_taught_team_shares_its_work() -> None:
     }
     for workers, most in HIGHEST_RATIOS.items():
         assert first[workers] <= most * first[1]
+
+
+def test_a_mean_of_adapters_is_one(tmp_path: Path) -> None:
+    """Of one with itself it is itself, to the bit; the control: of one with its double it is not."""
+    program = ROOT / "recipes" / "smollm2" / "mean.py"
+    shipped, out, other = RECIPES / "smollm2" / "adapter", tmp_path / "mean", tmp_path / "double"
+    own = load_file(shipped / "adapter_model.safetensors")
+    other.mkdir()
+    save_file({name: 2 * x for name, x in own.items()}, other / "adapter_model.safetensors")
+    for second, factor in ((shipped, 1.0), (other, 1.5)):
+        subprocess.run([sys.executable, program, out, shipped, second], check=True)
+        found = load_file(out / "adapter_model.safetensors")
+        for name, x in own.items():
+            assert torch.equal(found[name], (factor * x.float()).to(x.dtype)), name
+        check_lora(out)
+        shutil.rmtree(out)
