@@ -5,7 +5,7 @@
 A process is started with an empty folder for compiled kernels (`cold`), and another one with what the first has left
 (`cached`). Each imports, loads, gets ready as a server does (`Engine.get_ready`), reads two prompts one after the
 other, and then serves a crowd that comes and goes (`evaluation/life.py`). Counted are kernels compiled, passes
-recorded and passes run launch by launch, from the moment it was ready. The gate: a step of a team agrees with plain torch
+recorded and passes run launch by launch, from the moment it was ready; the kernels are named. The gate: a step of a team agrees with plain torch
 attention, looked at when all else is over, so that it makes nothing ready.
 """
 
@@ -27,6 +27,7 @@ from benchmarks.gate import check_step
 from benchmarks.life import TINY_SITUATIONS
 from benchmarks.results import ROOT, Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY
+from manyhands.attention.compile_count import compiled_since, num_compiled
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
@@ -81,6 +82,7 @@ class Started:
         self._note("get_ready_s", began)
         self.facts["start_s"] = round(time.time() - self.arguments.began, 2)
         self.facts["made_ready"] = self._counted(engine)
+        num_ready = num_compiled()
         length, vocabulary = 64 if tiny else PROMPT, engine.facts.vocab_size
         numbers = random.Random(3)
         for name in ("first", "second"):
@@ -99,6 +101,7 @@ class Started:
                     **self._counted(engine),
                 }
             )
+        self.facts["compiled_later"] = compiled_since(num_ready)
         history = fill(engine, Block("history"), 48 if tiny else 1024, seed=0).freeze()
         views, twins = (views_of(seat(engine, history, 4, 8)) for _ in range(2))
         gate = check_step(engine, views, twins)
