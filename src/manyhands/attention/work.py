@@ -63,7 +63,7 @@ class Tiling:
     specialised_reads: int = 1 << 17  # the same where it spares a second reading of the keys
     least_rows: int = 16  # of a small tile
     most_small_rows: int = 64  # strips with more rows get large tiles
-    long_keys: int = 0  # and those with half as many, if they have so many keys; 0: none
+    long_keys: int = 0  # and those with more than half as many, if they have so many keys; 0: none
     least_split: int = 128
     splits_per_processor: float = 2.0  # of small tiles, over all strips and heads
     few: int = 4  # programs of small tiles per processor, see `Occupancy`
@@ -110,7 +110,7 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
         most = tiling.least_rows
     is_small = rows <= most
     if tiling.long_keys:
-        is_small &= (2 * rows <= most) | (keys < tiling.long_keys)
+        is_small &= (2 * rows <= tiling.most_small_rows) | (keys < tiling.long_keys)
     # A strip as short as one iteration of the inner loop may as well be loaded several times.
     if np.all(is_small | (keys <= tiling.key_tile)):
         is_small[:] = True

@@ -4,8 +4,8 @@ Back is what reading costs. Matrix units want 16-bit numbers, and shared memory 
 them, not bytes: values would be picked up byte by byte. So two neighbours of memory travel as one word of 16 bits, and are
 parted in registers: one product with the even dims, and one with the odd ones.
 
-An instruction that makes a float of an integer does one of four a cycle. Here the integer is put into the mantissa of a
-number whose exponent fits, for two at a time, and what that adds is taken away again: exact, at full speed.
+They are parted by arithmetic. An integer is put into the mantissa of a number whose exponent fits, for two at a time, and what
+that adds is taken away again: exact, and at most four instructions for two numbers.
 """
 
 from __future__ import annotations
