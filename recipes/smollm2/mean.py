@@ -43,4 +43,7 @@ def mean(out: Path, adapters: list[Path]) -> None:
 if __name__ == "__main__":
     if len(sys.argv) < 4:
         raise SystemExit(__doc__)
-    mean(Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]])
+    try:
+        mean(Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]])
+    except (ValueError, OSError) as error:  # such as an `OUT` that is there already
+        raise SystemExit(f"mean.py: {error}") from error

@@ -561,6 +561,7 @@ def test_rows_of_very_different_length() -> None:
 
 @triton.jit
 def _part(words, even, odd, SIZE: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Words [SIZE], and their numbers to two places in float32."""
     at = tl.arange(0, SIZE)
     low, high = parted(tl.load(words + at), DTYPE)
     tl.store(even + at, low)
