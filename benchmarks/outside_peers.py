@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -90,6 +91,8 @@ class Outsiders:
             torch.ops.load_library(str(folder / FA3_LIBRARY))
         except OSError as error:
             self.missing[FA3] = f"its library cannot be loaded: {error}"
+        # A kernel that was not compiled ahead is left out: compiling one takes minutes of the machine's time.
+        os.environ["FLASHINFER_DISABLE_JIT"] = "1"
         sys.path.append(str(folder / FLASHINFER_PACKAGES))
         try:
             self._flashinfer = importlib.import_module("flashinfer")

@@ -400,12 +400,16 @@ def test_a_writer_that_is_killed_at_any_line_leaves_a_whole_sheet_or_none(
     """Nothing is cleaned up behind a kill; what lies under a sheet's name is whole all the same."""
     path = sheet_of(saved[0], 0)
     content = path.read_bytes()
+    parts = [
+        memoryview(content)[at : at + len(content) // 3]
+        for at in range(0, len(content), len(content) // 3)
+    ]
     files = SheetFiles(tmp_path, path.parent.name, {}, limit=1 << 30)
     place = tmp_path / path.parent.name / path.name
     monkeypatch.setattr(sheet_files.os, "unlink", lambda path: None)
     code = SheetFiles._put.__code__
     outcomes = []
-    for at in range(1, 30):
+    for at in range(1, 40):
         place.unlink(missing_ok=True)
         lines = count(1)
 
@@ -420,7 +424,7 @@ def test_a_writer_that_is_killed_at_any_line_leaves_a_whole_sheet_or_none(
 
         try:
             sys.settrace(strike)
-            files._put(path.stem, content, 0)
+            files._put(path.stem, parts, 0)
         except Struck:
             pass
         else:

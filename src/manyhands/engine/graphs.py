@@ -318,6 +318,7 @@ class GraphedPasses(Passes):
         can_try = self.trouble is None and self.others is ALONE
         for capacity in _uncommon(self.backend.tiling) if can_try else ():
             _Graph(self, capacity, page_size).try_out(self)  # compiles their kernels
+        self.memory.move((), self.backend)  # so does carrying nothing
         told(len(sizes), len(sizes))
 
     def _tried(self, work: Callable[[], T]) -> T | None:

@@ -20,7 +20,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-_AT_A_TIME = 1 << 18  # numbers; as int64 they are 2 MiB, which stays in a CPU's cache
+# Numbers; as int64 they are 2 MiB, which stays in a CPU's cache. A GPU would wait for launches.
+_AT_A_TIME, _AT_A_TIME_ON_GPU = 1 << 18, 1 << 22
 _INTEGERS = {1: torch.int8, 2: torch.int16}  # by bytes; larger ones are read in fours
 # Of four-bit layers: the order of inputs, which joined layers hold once and not once each, and whose
 # sums every permutation shares; and the kernel's counters.
@@ -82,7 +83,7 @@ def _sums(weight: Tensor) -> Tensor:
     """Sum and sum of squares of its bytes as integers: int64 [2], on its device."""
     integers = weight.flatten().view(_INTEGERS.get(weight.element_size(), torch.int32))
     total = torch.zeros(2, dtype=torch.int64, device=weight.device)
-    for chunk in integers.split(_AT_A_TIME):
+    for chunk in integers.split(_AT_A_TIME if weight.device.type == "cpu" else _AT_A_TIME_ON_GPU):
         wide = chunk.to(torch.int64)
         total += torch.stack((wide.sum(), (wide * wide).sum()))
     return total

@@ -112,16 +112,11 @@ class Memory:
         No move may touch a slot that another one writes. All integers are sent in one piece that is pinned,
         so the host need not wait for what the device still has to do.
         """
-        shifts = [np.full(len(move.sources), move.shift, dtype=np.int64) for move in moves]
-        integers = torch.from_numpy(
-            np.stack(
-                (
-                    np.concatenate([move.sources for move in moves]),
-                    np.concatenate([move.targets for move in moves]),
-                    np.concatenate(shifts),
-                )
-            )
-        )
+        parts = [np.empty((3, 0), dtype=np.int64)]
+        for move in moves:
+            shifts = np.full(len(move.sources), move.shift, dtype=np.int64)
+            parts.append(np.stack((move.sources, move.targets, shifts)))
+        integers = torch.from_numpy(np.concatenate(parts, axis=1))
         if self.device.type == "cuda":
             integers = integers.pin_memory()
         integers = integers.to(self.device, non_blocking=True)

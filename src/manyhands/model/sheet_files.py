@@ -13,7 +13,7 @@ may share a folder: nothing is remembered about it that another could make untru
 
 A GPU reads a prompt again at gigabytes of keys a second, so a sheet is worth its file only if every byte is touched once: it is
 read to where a GPU can fetch it, its tensors are views of that, and it is checked at the speed of memory. (The library
-of the format copies twice.)
+of the format copies twice, and holds the interpreter meanwhile, which a run waits for.)
 
 The sheets that were used least recently are removed when the folder would grow beyond its limit. Of one chain the
 last sheets are the oldest, since without those before them they are never found.
@@ -38,7 +38,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from manyhands.cache.sheets import ShelfCounts
@@ -178,11 +177,12 @@ class SheetFiles:
         try:
             taken.arrived()
             sums = {key: _checksum(tensor) for key, tensor in taken.tensors.items()}
-            header = {"version": VERSION, "model": self.model, "sheet": name}
-            content = save(dict(taken.tensors), {**header, **sums})
-            if self._make_room(len(content)):
-                self._put(name, content, written_at)
-                self.count(bytes_written=len(content))
+            told = {"version": VERSION, "model": self.model, "sheet": name, **sums}
+            parts = _parts(taken.tensors, told)
+            size = sum(map(len, parts))
+            if self._make_room(size):
+                self._put(name, parts, written_at)
+                self.count(bytes_written=size)
                 self._refused.discard(name)
                 self._is_full = False
             else:
@@ -199,11 +199,12 @@ class SheetFiles:
             with self._lock:
                 self._waiting.pop(name, None)
 
-    def _put(self, name: str, content: bytes, written_at: int) -> None:
+    def _put(self, name: str, parts: Sequence[memoryview], written_at: int) -> None:
         number, place = tempfile.mkstemp(_UNFINISHED, ".", self._own)  # for this user alone
         try:
             with open(number, "wb") as file:
-                file.write(content)
+                for part in parts:
+                    file.write(part)
                 file.flush()
                 os.fsync(file.fileno())
             os.utime(place, ns=(written_at, written_at))
@@ -351,12 +352,32 @@ def _touch(path: Path, now: int) -> bool:
     return True
 
 
+def _parts(tensors: Mapping[str, Tensor], told: Mapping[str, str]) -> list[memoryview]:
+    """The bytes of a file: how long its header is, the header, and the tensors where they lie."""
+    header: dict[str, object] = {"__metadata__": told}
+    contents, end = [], 0
+    for key, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
+        begin, end = end, end + tensor.nbytes
+        form = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape)}
+        header[key] = {**form, "data_offsets": [begin, end]}
+        contents.append(_bytes(tensor).data)
+    words = json.dumps(header).encode()
+    words += b" " * (-len(words) % _HEADER)  # the tensors begin where words of 64 bits do
+    return [memoryview(len(words).to_bytes(_HEADER, "little") + words), *contents]
+
+
+def _bytes(tensor: Tensor) -> np.ndarray:
+    """The bytes of a tensor on the host, one behind the other."""
+    found: np.ndarray = tensor.contiguous().flatten().view(torch.uint8).numpy()
+    return found
+
+
 def _checksum(tensor: Tensor) -> str:
     """Of runs of bytes the sums of their 64-bit words, and of these, and of what is left, the CRC.
 
     Sums run at the speed of memory, and a CRC of all bytes does not.
     """
-    content = tensor.contiguous().flatten().view(torch.uint8).numpy()
+    content = _bytes(tensor)
     whole = len(content) // _RUN * _RUN
     sums = content[:whole].view(np.uint64).reshape(-1, _RUN // 8).sum(1)  # modulo 2^64
     return f"{zlib.crc32(content[whole:].tobytes(), zlib.crc32(sums.tobytes())):08x}"

@@ -13,7 +13,7 @@ from manyhands.attention.kernels.eight_bits import rounded
 from manyhands.attention.kernels.pairs import columns, rotated
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=("sources", "targets"))  # rows of one piece
 def move_kernel(
     keys,  # [L, S, G, D]
     values,  # [L, S, G, Dv]

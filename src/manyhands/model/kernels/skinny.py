@@ -73,7 +73,7 @@ def _narrow(tokens: int) -> int:
     return max(16, int(triton.next_power_of_2(tokens)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("T",))  # one kernel for a prompt of 17 tokens and one of 32
 def _skinny(
     x,
     weight,

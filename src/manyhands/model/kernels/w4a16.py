@@ -103,7 +103,7 @@ def _quarters(words, FAST: tl.constexpr, DTYPE: tl.constexpr):
     return quarters
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("T",))
 def _w4a16_product(
     x,
     packed,  # [N, K / 4] int16
