@@ -28,6 +28,7 @@ from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.rebuild import places_of
 from manyhands.errors import OutputFailed
 from manyhands.model import sheet_files
+from manyhands.model.host_buffers import HostBuffers
 from manyhands.model.sheet_files import SheetFiles
 from manyhands.model.shelf import MemoryShelf
 from manyhands.strategies.settings import SharedSettings
@@ -131,6 +132,27 @@ def test_what_was_read_once_is_loaded_to_the_bit(
     assert counts.tokens_found == 5 * SIZE
     assert counts.bytes_read == sum(path.stat().st_size for path in sheets(folder)[:5])
     assert (counts.bytes_written, counts.sheets_refused) == (0, 0)
+
+
+def test_sheets_are_read_into_pieces_that_are_used_again(
+    folder: Path, expected: Completions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: there are fewer pieces than sheets, and all of them are free again, also that of a torn file."""
+    monkeypatch.setattr(
+        sheet_files, "HostBuffers", lambda size, count, pin: HostBuffers(size, 3, pin=False)
+    )
+    torn = sheet_of(folder, 4)
+    torn.write_bytes(torn.read_bytes()[:-7])
+    for _ in range(2):
+        engine = engine_on(folder)
+        assert tokens_of(write(engine)) == tokens_of(expected)
+        shelf = shelf_of(engine)
+        assert shelf is not None
+        deadline = time.monotonic() + 10
+        while shelf.files.buffers.num_free < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)  # a reader may be at work for nothing still
+        assert shelf.files.buffers.num_free == 3
+        assert engine.shelf_counts.tokens_found >= 4 * SIZE
 
 
 def test_control_a_sheet_of_other_keys_shows(folder: Path, expected: Completions) -> None:

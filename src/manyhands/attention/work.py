@@ -64,6 +64,7 @@ class Tiling:
     least_rows: int = 16  # of a small tile
     most_small_rows: int = 64  # strips with more rows get large tiles
     long_keys: int = 0  # and those with more than half as many, if they have so many keys; 0: none
+    long_walk: int = 2048  # keys of a small tile, on average, from which on many are launched as some are
     least_split: int = 128
     splits_per_processor: float = 2.0  # of small tiles, over all strips and heads
     few: int = 4  # programs of small tiles per processor, see `Occupancy`
@@ -105,12 +106,18 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     rows = (strip_indptr[1:] - strip_indptr[:-1]) * tiling.group
     keys = _keys(entries, strip_indptr[:-1])[1]
     most = tiling.most_small_rows
-    if tiling.group == 1 and 2 * np.count_nonzero(rows == 1) > len(rows):
-        # Small tiles are all alike, and those of lone rows should not grow for what these share.
+    # Small tiles are all alike, and where most strips have few readers, and are many, their tiles should not grow for
+    # what these share: a tile of 16 rows with 16 in use takes half the time of one of 32.
+    least = 1 if tiling.group == 1 else tiling.least_rows
+    is_free = wanted is None and _occupancy(len(rows), tiling) is Occupancy.MANY
+    if (tiling.group == 1 or is_free) and 2 * np.count_nonzero(rows <= least) > len(rows):
         most = tiling.least_rows
     is_small = rows <= most
     if tiling.long_keys:
-        is_small &= (2 * rows <= tiling.most_small_rows) | (keys < tiling.long_keys)
+        # Small tiles for some of these beside large ones for others would be two launches that wait for each other.
+        is_half = 2 * rows <= tiling.most_small_rows
+        if np.any(keys[~is_half] >= tiling.long_keys):
+            is_small &= is_half
     # A strip as short as one iteration of the inner loop may as well be loaded several times.
     if np.all(is_small | (keys <= tiling.key_tile)):
         is_small[:] = True
@@ -138,7 +145,7 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     return Work(
         small_rows=small_rows,
         large_rows=large_rows,
-        occupancy=_occupancy(len(lists[0]), tiling) if wanted is None else wanted.occupancy,
+        occupancy=_reading(lists[0], small, tiling) if wanted is None else wanted.occupancy,
         small=lists[0],
         large=lists[1],
         entries=entries,
@@ -234,6 +241,13 @@ def _occupancy(num_items: int, tiling: Tiling) -> Occupancy:
     if programs > tiling.many * tiling.num_processors:
         return Occupancy.MANY
     return Occupancy.SOME if programs > tiling.few * tiling.num_processors else Occupancy.FEW
+
+
+def _reading(items: Ints, tiles: _Tiles, tiling: Tiling) -> Occupancy:
+    """The occupancy of small tiles; many that read long strips are launched as some are, with more on their way each."""
+    found = _occupancy(len(items), tiling)
+    is_long = tiles.num_keys.sum() >= tiling.long_walk * max(1, len(items))
+    return Occupancy.SOME if found is Occupancy.MANY and is_long else found
 
 
 def _num_splits(tiles: _Tiles, size: int, tiling: Tiling) -> Ints:

@@ -32,6 +32,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -42,6 +43,7 @@ from torch import Tensor
 
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.errors import OutputFailed, place_or_room
+from manyhands.model.host_buffers import HostBuffers, at_once
 
 LOG = logging.getLogger("manyhands.cache")
 VERSION = "2"  # of what stands in a file
@@ -50,6 +52,8 @@ _STALE = 3600  # seconds after which an unfinished file is a dead writer's
 _MOST_READERS = 16
 _RUN = 1 << 15  # bytes of a tensor that are added up before their sum enters the checksum
 _HEADER = 8  # bytes that tell how long the header is
+_MOST_HEADER = 1 << 16  # bytes, as a rule
+_MOST_PIECES = 128  # of the host's memory; short sheets have enough with fewer bytes
 # As safetensors calls them.
 _DTYPES = {
     torch.bfloat16: "BF16",
@@ -76,15 +80,23 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True)
 class Taken:
-    """Tensors on their way to a file. `arrived` waits until they are in the host's memory."""
+    """Tensors on their way to a file. `arrived` waits until they are in the host's memory, in this `buffer` if in any."""
 
     tensors: Mapping[str, Tensor]
     arrived: Callable[[], object]
+    buffer: Tensor | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all of them."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+class _Read(NamedTuple):
+    """What a file held: its tensors are views of its bytes."""
+
+    tensors: dict[str, Tensor]
+    content: Tensor
 
 
 class SheetFiles:
@@ -102,20 +114,23 @@ class SheetFiles:
     ) -> None:
         """`limit` bounds the bytes of the whole folder, `most_waiting` those of copies that are not written yet.
 
-        `pin`: what is read is brought where a GPU can fetch it by itself. Raises OutputFailed for a folder that
-        cannot be made or written to.
+        `pin`: what is read is brought where a GPU can fetch it by itself; `most_waiting` bytes of such memory are
+        kept for it. Raises OutputFailed for a folder that cannot be made or written to.
         """
         self.folder, self.model, self.forms = folder, model, forms
         self.limit, self.most_waiting = limit, most_waiting
-        self._pin = pin
         self._own = folder / model
         self._counts = ShelfCounts()
         self._lock = Lock()  # of what follows; threads change it
         self._waiting: dict[str, int] = {}  # bytes of the sheets that are being written
         self._refused: set[str] = set()
         self._is_full = False
-        self._reading: dict[str, Future[dict[str, Tensor] | None]] = {}
+        self._reading: dict[str, Future[_Read | None]] = {}
+        self._done: dict[str, Callable[[], object]] = {}  # of sheets that a device fetches
         _make(self._own, folder)
+        size = _MOST_HEADER + sum(form.num_bytes for form in forms.values())
+        count = min(_MOST_PIECES, most_waiting // size) if pin else 0
+        self.buffers = HostBuffers(size, count, pin=pin)
         num_readers = min(_MOST_READERS, os.cpu_count() or 1)
         # Both are joined at the end of the interpreter: what was taken is written.
         self._writer = ThreadPoolExecutor(1, "manyhands-sheets-out")
@@ -196,6 +211,8 @@ class SheetFiles:
             self.count(sheets_skipped=1)
             LOG.exception("%s: a sheet cannot be saved", self._own)
         finally:
+            if taken.buffer is not None:
+                self.buffers.give_back(taken.buffer, taken.arrived)
             with self._lock:
                 self._waiting.pop(name, None)
 
@@ -248,39 +265,55 @@ class SheetFiles:
         """The tensors of a sheet that `is_read`; it stays until it is forgotten."""
         found = self._reading[name].result()
         assert found is not None, "it was refused"
-        return found
+        return found.tensors
+
+    def is_fetched(self, name: str, done: Callable[[], object]) -> None:
+        """A device fetches what was read of a sheet; `done` waits until it has."""
+        self._done[name] = done
 
     def forget(self, names: Sequence[str]) -> None:
         """Drop what was read of these."""
         for name in names:
             if (reading := self._reading.pop(name, None)) is not None:
+                done = self._done.pop(name, at_once)
                 reading.cancel()
+                reading.add_done_callback(partial(self._give_back, done))
 
-    def _read(self, name: str) -> dict[str, Tensor] | None:
-        path = self._path(name)
+    def _give_back(self, done: Callable[[], object], reading: Future[_Read | None]) -> None:
+        if not reading.cancelled() and (found := reading.result()) is not None:
+            self.buffers.give_back(found.content, done)
+
+    def _read(self, name: str) -> _Read | None:
+        path, content = self._path(name), None
         try:
             content = self._content(path)
-            tensors = self._checked(name, content)
+            read = _Read(self._checked(name, content), content)
         except FileNotFoundError:  # removed by another process just now
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._refused.add(name)
             self.count(sheets_refused=1)
             LOG.warning("%s is not used, and its tokens are fed: %s", path, error)
+            if content is not None:
+                self.buffers.give_back(content)
             return None
         self.count(bytes_read=len(content))
-        return tensors
+        return read
 
     def _content(self, path: Path) -> Tensor:
         """The bytes of a file, where a GPU can fetch them if one will."""
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            content = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
+            content = self.buffers.take(size)
             left: memoryview = content.numpy().data
-            while left and (num_read := file.readinto(left)):
-                left = left[num_read:]
-        if left:
-            raise ValueError(f"it ends {len(left)} bytes early")
+            try:
+                while left and (num_read := file.readinto(left)):
+                    left = left[num_read:]
+                if left:
+                    raise ValueError(f"it ends {len(left)} bytes early")
+            except BaseException:
+                self.buffers.give_back(content)
+                raise
         return content
 
     def _checked(self, name: str, content: Tensor) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -78,11 +79,11 @@ class MemoryShelf:
                 for number, stack in enumerate(self.memory.stacks)
                 for key, tensor in stack.tensors().items()
             }
-            taken = _to_host(tensors, self.memory.device)
+            taken = self._to_host(tensors)
         except torch.OutOfMemoryError:  # no room for a copy: another time
             return
         tensors = {**taken.tensors, _OFFSETS: torch.as_tensor(offsets)}
-        self.files.write(name, Taken(tensors, taken.arrived), order)
+        self.files.write(name, replace(taken, tensors=tensors), order)
 
     def read_ahead(self, names: Sequence[str]) -> None:
         """See `Sheets.read_ahead`."""
@@ -100,15 +101,44 @@ class MemoryShelf:
         tensors, device = self.files.read(name), self.memory.device
         shifts = torch.as_tensor(offsets) - tensors[_OFFSETS][here]
         is_turned = bool(shifts.any())
-        targets = Targets(
-            torch.as_tensor(slots, device=device), Rotations(shifts.to(device, non_blocking=True))
-        )
+        targets = Targets(self._sent(torch.as_tensor(slots)), Rotations(self._sent(shifts)))
         for number, stack in enumerate(self.memory.stacks):
             own = {
                 key: tensors[f"{key}.{number}"][:, here].to(device, non_blocking=True)
                 for key in stack.tensors()
             }
             stack.put(targets, own, is_turned=is_turned)
+        if device.type == "cuda":
+            fetched = torch.cuda.Event()
+            fetched.record(torch.cuda.current_stream(device))
+            self.files.is_fetched(name, fetched.synchronize)
+
+    def _sent(self, integers: Tensor) -> Tensor:
+        """On the device, behind all that it still has to do; the host does not wait for it."""
+        if self.memory.device.type == "cuda":
+            integers = integers.pin_memory()
+        return integers.to(self.memory.device, non_blocking=True)
+
+    def _to_host(self, tensors: dict[str, Tensor]) -> Taken:
+        """The tensors in the host's memory, from a GPU by a copy that goes on beside passes."""
+        device = self.memory.device
+        if device.type != "cuda":
+            return Taken(tensors, lambda: None)
+        buffer = self.files.buffers.take(sum(tensor.nbytes for tensor in tensors.values()))
+        parts = buffer.split([tensor.nbytes for tensor in tensors.values()])
+        copies = {
+            key: part.view(tensor.dtype).view(tensor.shape)
+            for part, (key, tensor) in zip(parts, tensors.items(), strict=True)
+        }
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            for key, tensor in tensors.items():
+                copies[key].copy_(tensor, non_blocking=True)
+                tensor.record_stream(side)
+            arrived = torch.cuda.Event()
+            arrived.record(side)
+        return Taken(copies, arrived.synchronize, buffer)
 
     def forget(self, names: Sequence[str]) -> None:
         """See `Sheets.forget`."""
@@ -152,22 +182,3 @@ def _rope_digest(rope: Rope | None) -> str | None:
     frequencies = rope.inv_freq.cpu().contiguous().numpy().tobytes()
     told = f"{rope.rotary_dim} {rope.interleaved} ".encode() + frequencies
     return hashlib.sha256(told).hexdigest()
-
-
-def _to_host(tensors: dict[str, Tensor], device: torch.device) -> Taken:
-    """The tensors in the host's memory, from a GPU by a copy that goes on beside passes."""
-    if device.type != "cuda":
-        return Taken(tensors, lambda: None)
-    copies = {
-        key: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        for key, tensor in tensors.items()
-    }
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for key, tensor in tensors.items():
-            copies[key].copy_(tensor, non_blocking=True)
-            tensor.record_stream(side)
-        arrived = torch.cuda.Event()
-        arrived.record(side)
-    return Taken(copies, arrived.synchronize)
