@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks import situations
 from manyhands.attention.work import ENDLESS, Occupancy, Tiling, Work, cut
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
@@ -140,3 +141,46 @@ def test_tiles_are_specialised_where_it_pays(
         return
     assert work.large_rows == large_rows
     assert work.large[:, 1].max() == min(rows, large_rows // group)
+
+
+def a_forest(shape: str) -> Plan:
+    """As the benchmark of the op writes them: nodes of each level, tokens of each node."""
+    return situations.planned(situations.tree(shape), 1)[0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "small_rows", "large"),
+    [
+        ("64,1024_512,32", 16, {16}),  # a node is read by 16 rows, 64 query heads; a leaf by 4
+        ("4,64_512,32", 64, set()),  # the same with few programs: one launch is enough
+        ("64,128_512,32", 16, set()),  # 8 query heads: nothing is wide
+    ],
+)
+def test_tiles_of_many_narrow_strips_stay_narrow(
+    shape: str, small_rows: int, large: set[int]
+) -> None:
+    """Where most strips have few readers, what these share goes by large tiles and widens no others."""
+    work = cut(a_forest(shape), Tiling(4, num_kv_heads=8, num_processors=PROCESSORS, large_rows=64))
+    assert work.small_rows == small_rows
+    assert set(work.large[:, 1].tolist()) == large
+
+
+@pytest.mark.parametrize(
+    ("shape", "occupancy"),
+    [
+        ("256_4096", Occupancy.SOME),  # many, and long: as some are launched
+        ("256_512", Occupancy.MANY),
+        ("64_4096", Occupancy.FEW),
+    ],
+)
+def test_long_walks_are_launched_as_those_of_some(shape: str, occupancy: Occupancy) -> None:
+    tiling = Tiling(4, num_kv_heads=8, num_processors=PROCESSORS, few=8, many=8)
+    assert cut(a_forest(shape), tiling).occupancy is occupancy
+
+
+def test_beside_a_long_strip_half_tiles_are_large_too() -> None:
+    """Of a team of eight, 40 query heads: small tiles for its desks would be a second launch beside the first."""
+    tiling = Tiling(5, num_kv_heads=8, num_processors=PROCESSORS, large_rows=64, long_keys=4096)
+    work = cut(a_team(8, 4096, 70), tiling)
+    assert not len(work.small)
+    assert not len(cut(a_team(8, 4095, 70), tiling).large)
