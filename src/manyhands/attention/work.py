@@ -64,7 +64,9 @@ class Tiling:
     least_rows: int = 16  # of a small tile
     most_small_rows: int = 64  # strips with more rows get large tiles
     long_keys: int = 0  # and those with more than half as many, if they have so many keys; 0: none
-    long_walk: int = 2048  # keys of a small tile, on average, from which on many are launched as some are
+    long_walk: int = (
+        2048  # keys of a small tile, on average, from which on many are launched as some are
+    )
     least_split: int = 128
     splits_per_processor: float = 2.0  # of small tiles, over all strips and heads
     few: int = 4  # programs of small tiles per processor, see `Occupancy`

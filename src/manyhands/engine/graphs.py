@@ -509,7 +509,7 @@ def has_large_ahead(plan: Plan, work: Work) -> bool:
 def wide_capacity(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
     """Room for whatever a pass of so many tokens may bring: teams with many desks, a long history, parts of prompts.
 
-    Padding costs a pass microseconds per layer, for programs that find nothing to do.
+    Of many tokens a small tile has rows for a team of four: larger ones, half empty, take twice the time. Padding costs a pass microseconds per layer, for programs that find nothing to do.
     """
     least = power_of_two(max(tiling.least_rows, tiling.group))
     is_narrow = tokens <= _ALL_SMALL
@@ -524,7 +524,7 @@ def wide_capacity(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
         large=64 if has_large else 0,
         partials=max(1024, 64 * many),
         most_partials=32 if is_narrow else 8,
-        small_rows=rows if is_narrow else min(rows, max(least, 32)),
+        small_rows=rows if is_narrow else min(rows, power_of_two(max(least, 4 * tiling.group))),
         large_rows=power_of_two(max(tiling.large_rows, tiling.group)) if has_large else 0,
         occupancy=Occupancy.FEW if is_narrow else Occupancy.MANY,
     )
