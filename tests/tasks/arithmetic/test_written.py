@@ -61,18 +61,18 @@ MOST_ALIKE = 0.34
 
 
 def test_every_story_is_there_once() -> None:
-    assert len(FILES) == 10
-    assert len(STORIES) > 2000
+    assert len(FILES) == 24
+    assert len(STORIES) > 13_000
     assert max(Counter(story.name for story in STORIES).values()) == 1
     steps = Counter(story.work.count(";") + 1 for story in STORIES)
     assert min(steps[n] for n in (1, 2, 3)) > 0.2 * len(STORIES)
 
 
-@pytest.mark.parametrize("start", range(0, len(STORIES), 250))
+@pytest.mark.parametrize("start", range(0, len(STORIES), 1000))
 def test_stories_are_worked_out_from_their_numbers(start: int) -> None:
     """Every equation is right, no operand comes from nowhere, and the text is plain."""
     taught, unseen = told_apart()
-    for story in STORIES[start : start + 250]:
+    for story in STORIES[start : start + 1000]:
         rng = Random(story.name)
         for _ in range(8):
             problem = story.template(rng).problem(rng, taught.names, taught.things)
@@ -136,4 +136,4 @@ def test_most_of_written_lists_are_written() -> None:
     rng = Random(3)
     names = {story.name for story in STORIES}
     drawn = [word_problem(rng, "written").template in names for _ in range(400)]
-    assert 0.5 < sum(drawn) / len(drawn) < 0.7
+    assert 0.6 < sum(drawn) / len(drawn) < 0.8

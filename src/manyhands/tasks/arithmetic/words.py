@@ -56,7 +56,7 @@ _DOMAINS, _NOT_TAUGHT = (
     0.55,
     0.85,
 )  # of stories of many domains: these, and these or composed as before
-_WRITTEN = 0.6  # of the stories that are mostly written; the others are of many domains
+_WRITTEN = 0.7  # of the stories that are mostly written; the others are of many domains
 _VARIED_COMPOSED, _VARIED_WORDS, _VARIED_NAMES = 0.3, 0.5, 0.5  # of varied ones
 WORD = re.compile(r"[A-Za-z]+")
 

@@ -11,6 +11,13 @@
     chains.toml     two and three operations, told in any order
     pairs.toml      one scene told several times: one word is another, and so is the operation
 
+    everyday.toml, schoolbook.toml, makings.toml    any subject, plain
+    workplaces.toml, childhood.toml, costs.toml     shops and ships; games, pets and journeys; prices and growth
+    differences.toml, rates.toml, gains.toml        comparisons; so many each; changes, their beginnings and ends
+    steps.toml      mostly three operations
+    orders.toml, voices.toml                        facts in any order; questions first, notices, letters, riddles
+    scenes.toml, turns.toml                         families: a scene told again with one clause that turns the operation
+
 Each is a story with gaps, as a `Template` is, with wordings in brackets, of which one is drawn:
 
     text = "[On the sill stand|{who} keeps] {a:3-9} pots of {b:2-12} ferns each. How many ferns is that?"
@@ -34,6 +41,8 @@ from manyhands.tasks.arithmetic.templates.template import Template
 FILES = (
     *("home", "trades", "outdoors", "forms"),
     *("groups", "comparing", "changes", "measures", "chains", "pairs"),
+    *("everyday", "schoolbook", "makings", "workplaces", "childhood", "costs", "differences"),
+    *("rates", "gains", "steps", "orders", "voices", "scenes", "turns"),
 )
 _WORDINGS = re.compile(r"\[([^\[\]]*)\]")
 
