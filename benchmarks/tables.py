@@ -90,7 +90,8 @@ _STORIES = {
     "smollm2_exam_kinds": "of every kind",
     "smollm2_exam_written": "and 539 written ones",
     "smollm2_exam_many": "and 2000 written ones",
-    "smollm2_exam": "mean of the last three",
+    "smollm2_exam_mean_of_three": "mean of the last three",
+    "smollm2_exam": "and 14 000 written ones",
 }
 _SHARE = 0.97  # of one worker's own final accuracy, whose first budget is looked for
 

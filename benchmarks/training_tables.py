@@ -21,7 +21,7 @@ ACCOUNTS = {
         "grown_polish_",
         "grown_quiet_",
     ),
-    "smollm2": ("", "further_", "third_", "fourth_", "fifth_"),
+    "smollm2": ("", "further_", "third_", "fourth_", "fifth_", "sixth_"),
 }
 LARGE = RESULTS / "training_qwen3-8b.json"
 

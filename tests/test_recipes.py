@@ -79,6 +79,7 @@ def test_trainings_of_the_pretrained_model_were_as_fast_as_was_wanted() -> None:
 MOST_BYTES = 25_000_000
 HIGHEST_RATIOS = {2: 0.60, 3: 0.48, 4: 0.40}  # first budgets over one worker's, at most
 MOST_SOLVED_TWICE = 0.02
+FEWEST_RIGHT = {"fresh": 0.80, "unseen": 0.80, "taught": 0.99, "bare": 0.99}
 
 
 def exam_of(name: str) -> dict[str, dict[str, Any]]:
@@ -98,6 +99,8 @@ def test_the_adapter_is_the_one_that_was_examined() -> None:
 
 def test_a_taught_team_shares_its_work() -> None:
     lines = exam_of("smollm2_exam")
+    for kind, fewest in FEWEST_RIGHT.items():
+        assert min(lines[f"{kind} 5, {n}"]["accuracy"] for n in range(1, 5)) >= fewest, kind
     assert max(line["solved_twice"] for line in lines.values()) <= MOST_SOLVED_TWICE
     alone = lines["fresh 5, 1"]
     first = {
