@@ -389,13 +389,40 @@ def test_the_folder_keeps_to_its_size_and_the_newest_stay(
 
 
 def test_copies_that_wait_are_bounded(tmp_path: Path) -> None:
+    """What has no room is copied before a later pass, if it is still there; what is gone by then is counted."""
     engine = engine_on(tmp_path)
     shelf = shelf_of(engine)
     assert shelf is not None
     shelf.files.most_waiting = 0
     write(engine)
     assert not sheets(tmp_path)
+    assert engine.shelf_counts.sheets_skipped == 0
+    shelf.files.most_waiting = 3 * shelf._num_bytes
+    other = tuple(reversed(PROMPT))
+    write(engine, other)
+    write(engine, other)
+    shelf.files.flush()
+    assert engine.shelving is not None
+    assert not engine.shelving._unsaved
+    assert len(sheets(tmp_path)) == 10
+    assert engine.shelf_counts.sheets_skipped == 0
+    assert write(engine_on(tmp_path)).found == (5 * SIZE,)
+
+
+def test_paths_that_are_gone_before_they_had_room_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_on(tmp_path)
+    shelf = shelf_of(engine)
+    assert shelf is not None
+    shelf.files.most_waiting = 0
+    write(engine)
+    shelf.files.most_waiting = 1 << 30
+    monkeypatch.setattr(engine.pool, "is_evicted", lambda block: True)
+    assert engine.shelving is not None
+    engine.shelving.step(is_alone=True)
     assert engine.shelf_counts.sheets_skipped == 5
+    assert not sheets(tmp_path)
 
 
 def test_what_dead_writers_left_is_removed_and_no_others(tmp_path: Path) -> None:

@@ -177,6 +177,9 @@ class Sheets(Protocol):
     def unsaved(self, names: Sequence[str]) -> list[int]:
         """The numbers of those that are neither there nor on their way."""
 
+    def has_room(self) -> bool:
+        """Whether the copy of one more sheet may wait to be written."""
+
     def save(self, name: str, places: Places, order: int) -> None:
         """Copy keys and values of a whole sheet, and have the copy written; `order` is its number in the chain.
 
@@ -194,6 +197,9 @@ class Sheets(Protocol):
 
     def forget(self, names: Sequence[str]) -> None:
         """Drop what was read ahead of these."""
+
+    def missed(self, num_sheets: int) -> None:
+        """Count sheets that were gone from memory before they had room to wait."""
 
     def found(self, num_tokens: int) -> None:
         """Count tokens that were loaded for a prompt."""

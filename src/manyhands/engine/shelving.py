@@ -4,7 +4,8 @@ The tree says what it wants (`cache/sheets.py`); files, threads and tensors belo
 `Sheets` (`model/shelf.py`). No pass waits for the disk:
 
     saving     when a path is written, its keys are copied within the device's memory; what becomes of the copy
-               is the business of a thread
+               is the business of a thread. What the disk is too slow for waits in its place, and is copied before
+               a later pass if it is still there
     fetching   threads read ahead; before each pass `step` writes the sheets that have come, a bounded number
                of tokens beside runs that write. Only where no run could go on without does it wait
 
@@ -17,7 +18,10 @@ Each sheet becomes a block whole or not at all: its room is a promise (`cache/pa
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,6 +39,17 @@ _AHEAD = 16  # sheets of one fetch that may wait in the host's memory
 _PATIENCE = 0.05  # seconds in which a sheet may come where nothing else is to be done
 
 
+_MOST_UNSAVED = 64  # paths that wait for room; the oldest are given up
+
+
+@dataclass(frozen=True)
+class _Unsaved:
+    """A path of which something is not saved, and the names of its sheets. Waiting keeps nothing in memory."""
+
+    path: list[weakref.ref[Block]]
+    names: list[str]
+
+
 class Shelving:
     """The Shelf of one engine's tree (`cache/sheets.py::Shelf`)."""
 
@@ -47,6 +62,7 @@ class Shelving:
         self._pool = pool
         self._tree = tree
         self._fetches: list[Fetch] = []
+        self._unsaved: deque[_Unsaved] = deque()  # paths, for the rest of which there was no room
 
     def num_saved(self, tokens: Tokens, tenant: str | None) -> int:
         """See `Shelf.num_saved`."""
@@ -63,23 +79,50 @@ class Shelving:
     def keep(self, path: Sequence[Block], tenant: str | None) -> None:
         """See `Shelf.keep`."""
         tokens = [token for block in path for token in block.tokens]
-        size = self.sheet_tokens
-        names = sheet_names(tokens, size, tenant)
+        names = sheet_names(tokens, self.sheet_tokens, tenant)
+        if self._save(path, names):
+            return
+        self._unsaved.append(_Unsaved([weakref.ref(block) for block in path], names))
+        if len(self._unsaved) > _MOST_UNSAVED:
+            self._miss(self._unsaved.popleft())
+
+    def _save(self, path: Sequence[Block], names: Sequence[str]) -> bool:
+        """Save what has room of a path; False where something is left for another time."""
         unsaved = self.sheets.unsaved(names)
         if not unsaved or any(self._pool.is_evicted(block) for block in path):
-            return
+            return True
+        size = self.sheet_tokens
         self._pool.make_moves(self._executor.move)
         parts = [places_of(block, 0, block.num_tokens, self._pool) for block in path]
         slots, offsets = (np.concatenate(integers) for integers in zip(*parts, strict=True))
         for number in unsaved:
+            if not self.sheets.has_room():
+                return False
             here = slice(number * size, (number + 1) * size)
             self.sheets.save(names[number], Places(slots[here], offsets[here]), number)
+        return True
+
+    def _save_rest(self) -> None:
+        """Go on with the paths for which there was no room, the oldest first."""
+        while self._unsaved and self.sheets.has_room():
+            left = self._unsaved[0]
+            path = [block for block in (each() for each in left.path) if block is not None]
+            if len(path) < len(left.path) or any(map(self._pool.is_evicted, path)):
+                self._miss(self._unsaved.popleft())
+            elif self._save(path, left.names):
+                self._unsaved.popleft()
+            else:
+                return
+
+    def _miss(self, left: _Unsaved) -> None:
+        self.sheets.missed(len(self.sheets.unsaved(left.names)))
 
     def step(self, *, is_alone: bool) -> None:
         """Write what has come of all fetches. `is_alone`: no run has a step, so there is time to wait for it.
 
         No promise of a step may be open.
         """
+        self._save_rest()
         room, patience = _AT_ONCE, _PATIENCE if is_alone else 0.0
         for fetch in tuple(self._fetches):
             while fetch.wanted and (is_alone or room > 0) and self._is_here(fetch, patience):

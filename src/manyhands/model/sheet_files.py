@@ -171,11 +171,9 @@ class SheetFiles:
     # -- writing ---------------------------------------------------------------------------------
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether a copy of so many bytes may wait to be written; one that may not is counted."""
-        has_room = sum(self._waiting.values()) + num_bytes <= self.most_waiting
-        if not has_room:
-            self.count(sheets_skipped=1)
-        return has_room
+        """Whether a copy of so many bytes may wait to be written."""
+        with self._lock:
+            return sum(self._waiting.values()) + num_bytes <= self.most_waiting
 
     def write(self, name: str, taken: Taken, order: int) -> None:
         """Have a sheet written. `order` is its number in the chain."""

@@ -66,11 +66,13 @@ class MemoryShelf:
         """See `Sheets.unsaved`."""
         return self.files.unsaved(names)
 
+    def has_room(self) -> bool:
+        """See `Sheets.has_room`."""
+        return self.files.has_room(self._num_bytes)
+
     @torch.inference_mode()
     def save(self, name: str, places: tuple[Ints, Ints], order: int) -> None:
         """See `Sheets.save`."""
-        if not self.files.has_room(self._num_bytes):
-            return
         slots, offsets = places
         try:
             at = torch.as_tensor(slots, device=self.memory.device)
@@ -143,6 +145,10 @@ class MemoryShelf:
     def forget(self, names: Sequence[str]) -> None:
         """See `Sheets.forget`."""
         self.files.forget(names)
+
+    def missed(self, num_sheets: int) -> None:
+        """See `Sheets.missed`."""
+        self.files.count(sheets_skipped=num_sheets)
 
     def found(self, num_tokens: int) -> None:
         """See `Sheets.found`."""
