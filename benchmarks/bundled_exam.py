@@ -10,7 +10,7 @@
 
 All but the last are of the bundled model; `grown` asks what its second generation learns: teams of one to eight, lists
 of one to twelve with results from -999 to 999, and troubles (`bundled_trouble.py`). `between` has the sizes of teams and lengths of lists that `grown` leaves out. `stories` is of SmolLM2 with an adapter (docs/smollm2.md); without one it
-shows what the model was before.
+shows what the model was before. `late` are stories that were written after its last training.
 
 A row is a task, a method and its settings, asked n times, greedy, without a reply. Its records lie
 under --records, so an exam that was stopped goes on, and `manyhands report` makes a page of them. A
@@ -61,6 +61,7 @@ from manyhands.strategies.base import Strategy
 from manyhands.strategies.settings import Away, TeamSettings
 from manyhands.tasks.arithmetic.problem_list import parse_question
 from manyhands.tasks.arithmetic.templates.fresh import FRESH
+from manyhands.tasks.arithmetic.templates.late import LATE
 from manyhands.tasks.arithmetic.words import told_apart
 from manyhands.tasks.task import protocol_of
 
@@ -164,6 +165,7 @@ def parts() -> list[Row]:
 
 
 _NEVER_TAUGHT = ("fresh", "unseen")
+_LATE = "late"
 
 
 def grown() -> list[Row]:
@@ -243,13 +245,34 @@ def stories() -> list[Row]:
     ]
 
 
+def late() -> list[Row]:
+    """Stories that were written after the adapter was taught, for one worker and four."""
+    return [
+        Row(
+            f"{_LATE} 5, {workers}",
+            *("arithmetic", "hogwild", {"workers": workers}),
+            count=5,
+            kind=_LATE,
+            budget=500,
+        )
+        for workers in (1, 4)
+    ]
+
+
 def _looks(workers: int) -> tuple[int, ...]:
     """Budgets around where a team of so many is ready."""
     first, last = ((100, 280), (50, 170), (30, 140), (24, 120))[workers - 1]
     return tuple(range(first, last, (last - first) // 18))
 
 
-EXAMS = {"teams": teams, "parts": parts, "grown": grown, "between": between, "stories": stories}
+EXAMS = {
+    "teams": teams,
+    "parts": parts,
+    "grown": grown,
+    "between": between,
+    "stories": stories,
+    "late": late,
+}
 
 
 def budgets(kind: str, workers: int) -> tuple[int, ...]:
@@ -381,7 +404,9 @@ def by_template(records: Sequence[Record]) -> dict[str, tuple[int, int]]:
         assert lines is not None, "the task asks numbered lists"
         said = [each.strip() for each in (record.answer or "").split(",")]
         for number, (text, gold) in enumerate(zip(lines, record.gold, strict=True)):
-            name = next(t.name for t in (*told_apart()[1].templates, *FRESH) if t.tells(text))
+            name = next(
+                t.name for t in (*told_apart()[1].templates, *FRESH, *LATE) if t.tells(text)
+            )
             is_right = len(said) == len(lines) and said[number] == str(gold)
             right, asked = found.get(name, (0, 0))
             found[name] = (right + is_right, asked + 1)
@@ -409,7 +434,11 @@ def line(row: Row, results: Results) -> dict[str, Any]:
         "finish": dict(sorted(summary.endings)),
         "curve": curve,
         **troubles(row, summary.records),
-        **({"templates": by_template(summary.records)} if row.kind in _NEVER_TAUGHT else {}),
+        **(
+            {"templates": by_template(summary.records)}
+            if row.kind in (*_NEVER_TAUGHT, _LATE)
+            else {}
+        ),
         "first_good_budget": min(good) if good else None,
     }
 

@@ -33,6 +33,7 @@ _LISTS: dict[str, ListKind] = {
     "taught": "word",
     "unseen": "word",
     "fresh": "word",
+    "late": "word",
     "changed": "word",
     "renamed": "word",
 }
@@ -41,6 +42,7 @@ _STORIES: dict[str, Stories] = {
     "taught": "taught",
     "unseen": "unseen",
     "fresh": "fresh",
+    "late": "late",
     "changed": "changed",
     "renamed": "renamed",
 }
@@ -61,7 +63,7 @@ class Arithmetic:
     @property
     def kind(self) -> str:
         """`bare`, `wide` (`bare.py`), `word`, `mixed`, or stories that are `held-out`, `taught`, `unseen`,
-        `fresh`, `changed` or `renamed` (`words.py`).
+        `fresh`, `late`, `changed` or `renamed` (`words.py`).
         """
         return self.options.kind or "bare"
 

@@ -19,6 +19,7 @@ from manyhands.tasks.arithmetic.templates.composed.domain_words import (
     RATES,
 )
 from manyhands.tasks.arithmetic.templates.fresh import FRESH
+from manyhands.tasks.arithmetic.templates.late import LATE
 from manyhands.tasks.arithmetic.templates.nouns import NAMES, THINGS
 from manyhands.tasks.arithmetic.templates.template import PLACEHOLDER, Template
 from manyhands.tasks.arithmetic.words import (
@@ -35,10 +36,14 @@ ALL = (*known_templates(), *held_out_templates())
 EQUATION = re.compile(r"(\d+)([+*-])(\d+)=(\d+)")
 
 
+SAID = {"eight": 8, "week": 7, "twice": 2}  # numbers in words
+
+
 def check(problem: Problem) -> None:
     """The promises of `problem.py`, by an evaluation of its own."""
     available = [int(number) for number in re.findall(r"\d+", problem.text)]
     assert all(number >= 2 for number in available)  # nouns stay plural
+    available += [number for word, number in SAID.items() if word in problem.text]
     for equation in problem.work:
         match = EQUATION.fullmatch(equation)
         assert match is not None
@@ -179,7 +184,7 @@ def test_composed_stories_are_worked_out_from_their_numbers(kinds: Kinds) -> Non
             known.add(result)
         assert problem.answer == result
         assert set(WORD.findall(problem.text)).isdisjoint(unseen.names)
-        never = (*unseen.templates, *FRESH)
+        never = (*unseen.templates, *FRESH, *LATE)
         assert not any(template.tells(problem.text) for template in never)
         compares = re.search(
             r"as many|double|more than|less than|fewer than|beats|for each", problem.text
@@ -234,21 +239,25 @@ def test_most_of_composed_lists_are_composed() -> None:
     assert "composed" not in {word_problem(rng, "taught").template for _ in range(200)}
 
 
-@pytest.mark.parametrize("template", FRESH, ids=lambda template: template.name)
+@pytest.mark.parametrize("template", (*FRESH, *LATE), ids=lambda template: template.name)
 def test_fresh_stories_are_whole_and_true_and_of_their_own(template: Template) -> None:
     rng = Random(2)
     for _ in range(20):
         problem = template.problem(rng)
         check(problem)
-        assert re.fullmatch(r"[A-Z0-9][A-Za-z0-9 .,]*\?", problem.text)
+        assert re.fullmatch(r"[A-Z0-9][A-Za-z0-9 .,'-]*\?", problem.text)
         assert not any(other.tells(problem.text) for other in ALL)
     used = set(re.findall(r"[a-z]", template.work))
-    assert used == set(template.ranges) | set("pqr"[: template.num_steps - 1])
+    in_vain = set(template.ranges) - used
+    assert len(in_vain) <= (template in LATE)
+    assert used | in_vain == set(template.ranges) | set("pqr"[: template.num_steps - 1])
 
 
 def test_as_many_fresh_stories_of_each_length() -> None:
     assert Counter(template.num_steps for template in FRESH) == {1: 14, 2: 14, 3: 14}
-    assert len({template.name for template in (*FRESH, *ALL)}) == len(FRESH) + len(ALL)
+    assert min(Counter(template.num_steps for template in LATE).values()) == 12
+    names = [template.name for template in (*FRESH, *LATE, *ALL)]
+    assert len(set(names)) == len(names)
     taught, _ = told_apart()
     for _ in range(50):
         words = set(WORD.findall(word_problem(Random(3), "fresh").text))

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from manyhands.tasks.arithmetic.templates.fresh import FRESH
+from manyhands.tasks.arithmetic.templates.late import LATE
 from manyhands.tasks.arithmetic.templates.template import PLACEHOLDER, Template
 from manyhands.tasks.arithmetic.templates.written import FILES, Written, written_stories
 from manyhands.tasks.arithmetic.words import WORD, told_apart, word_problem
@@ -118,7 +119,7 @@ def told_of(story: Written) -> frozenset[tuple[str, ...]]:
 def test_no_story_is_one_of_an_exam() -> None:
     """Phrase by phrase. The control: a story of an exam, told as though it had been written."""
     _, unseen = told_apart()
-    for template in (*FRESH, *unseen.templates):
+    for template in (*FRESH, *LATE, *unseen.templates):
         assert alike(template, STORIES) <= MOST_ALIKE, template.name
     copied = Written("copied", FRESH[0].text, FRESH[0].work)
     assert alike(FRESH[0], (copied,)) == 1

@@ -8,6 +8,7 @@ two ways to part them, and known stories can be told a little differently (`rewo
                       a third of the things are unseen, and no story has anything of both sides
     fresh             templates of their own (`templates/fresh.py`), with the names and things that are unseen:
                       nothing that is taught was made or chosen with a look at them
+    late              the same, written after the last training (`templates/late.py`)
     composed, domains for training: taught templates, and mostly stories that are put together of sentences; `domains` has
                       frames that go with many domains beside them
     written           for training: all of these, and mostly stories that were written one by one (`templates/written/`)
@@ -28,6 +29,7 @@ from manyhands.tasks.arithmetic.problem import Problem
 from manyhands.tasks.arithmetic.reworded import UNSEEN_WORDS, reworded
 from manyhands.tasks.arithmetic.templates.composed import DOMAINS, KINDS, composed
 from manyhands.tasks.arithmetic.templates.fresh import FRESH
+from manyhands.tasks.arithmetic.templates.late import LATE
 from manyhands.tasks.arithmetic.templates.nouns import NAMES, THINGS
 from manyhands.tasks.arithmetic.templates.one_step import ONE_STEP
 from manyhands.tasks.arithmetic.templates.template import PEOPLE, PLACEHOLDER, Template
@@ -47,6 +49,7 @@ Stories = Literal[
     "written",
     "unseen",
     "fresh",
+    "late",
     "varied",
     "changed",
     "renamed",
@@ -158,8 +161,8 @@ def _told(stories: Stories) -> Told:
         own = known_templates() if stories == "known" else held_out_templates()
         return Told(own, NAMES, THINGS)
     taught, unseen = told_apart()
-    if stories == "fresh":
-        return unseen._replace(templates=FRESH)
+    if stories in ("fresh", "late"):
+        return unseen._replace(templates=FRESH if stories == "fresh" else LATE)
     return unseen if stories == "unseen" else taught
 
 
