@@ -48,12 +48,15 @@ def fresh_process() -> str:
     """From the start of a process to its first token, and what was compiled and recorded afterwards."""
     rows = []
     for name, shape in SHAPES.items():
-        for line in (result(f"start_up_{name}") or {}).get("starts", []):
+        found = (result(f"start_up_{part}{name}") for part in ("", "mended_"))
+        for line in (line for each in found for line in (each or {}).get("starts", [])):
             later = [line["first_prompt"], line["second_prompt"], *line["crowds"]]
             rows.append(
                 [
                     shape.title,
-                    {"cold": "none", "cached": "of the process before"}[line["when"]],
+                    {"cold": "none", "cached": "of the process before"}.get(
+                        line["when"], line["when"]
+                    ),
                     *(
                         f"{line[f'{key}_s']:.1f}"
                         for key in ("import", "load", "get_ready", "start")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from benchmarks.results import RESULTS, ROOT
@@ -41,7 +42,7 @@ def results(part: str) -> Iterator[tuple[str, Result]]:
 def cell(found: Result | None, kind: str = "cells", **where: Any) -> Result | None:
     """The line of a kind with these values."""
     lines = (found or {}).get(kind, [])
-    return next((line for line in lines if all(line[k] == v for k, v in where.items())), None)
+    return next((line for line in lines if all(line.get(k) == v for k, v in where.items())), None)
 
 
 # -- life ------------------------------------------------------------------------------------------
@@ -315,6 +316,77 @@ def attention_teams() -> str:
     return _attention("teams", ["common block", "workers", "heads"], words)
 
 
+def outsiders() -> str:
+    """FlashAttention 3 and FlashInfer on the same pages, and what ours took in that run and later, on another card."""
+    rows = []
+    for family in ("teams", "trees", "prefills"):
+        found = result(f"attention_outsiders_{family}")
+        for line in (found or {}).get("cells", []):
+            name, us = line["name"], line["us"]
+            if family == "teams" and int(name.split()[0]) < _LONG_TEAM:
+                continue
+            peers = [cell(found, "peers", name=name, peer=peer) or {} for peer in _OUTSIDERS]
+            now = _newer(family, name)
+            best = min((peer["us"] for peer in peers if peer), default=None)
+            rows.append(
+                [
+                    _told(family, name),
+                    f"{line['us_limit']:.1f}",
+                    *(f"{peer['us']:.1f}" if peer else "" for peer in peers),
+                    f"{us:.1f}",
+                    f"{now:.1f}" if now else "",
+                    f"{best / (now or us):.2f}" if best else "",
+                ]
+            )
+    head = [
+        "what",
+        "limit",
+        *_OUTSIDERS,
+        "ours",
+        "ours, launched as today",
+        "the best peer over ours",
+    ]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+_OUTSIDERS = ("FlashAttention 3", "FlashInfer")
+_LONG_TEAM = 4096  # tokens of the common block, of the teams that are shown
+
+
+def _told(family: str, name: str) -> str:
+    if family == "trees":
+        return f"`{name}`"
+    first, second, *fewer = name.split()
+    if family == "prefills":
+        return f"prefill of {second} behind {first}"
+    return f"team of {second} behind {first}, {'32/8' if fewer else '40/8'}"
+
+
+def _newer(family: str, name: str) -> float | None:
+    """Microseconds of a situation that is launched otherwise today, from the sweep that tried it."""
+    tried = partial(cell, result("tiles_of_trees_and_teams"), situation=family.removesuffix("s"))
+    if family == "trees":
+        launches = "many 4w3s64" if name == _LONG_WALKS else "ours"
+        found = tried(of=name, launches=launches) if name in (*_NARROW, _LONG_WALKS) else None
+    elif family == "teams":
+        length, workers, *fewer = name.split()
+        heads = [32, 8] if fewer else [40, 8]
+        asked = {"of": int(length), "rows": int(workers), "heads": heads}
+        found = tried(**asked, launches="64 plain 4w3s64")
+    else:
+        found = None
+    return found["us"] if found else None
+
+
+_LONG_WALKS = "256_4096"
+# Trees of many narrow strips, whose small tiles had more than 16 rows.
+_NARROW = (
+    "1,16,32,64,256,1024_256,128,64,32,32,32",
+    "2,8,16,256_256,256,32,32",
+    "64,1024_512,32",
+)
+
+
 def attention_prefixes() -> str:
     """Hydragen's grid."""
     return _attention("prefixes", ["batch", "prefix", "suffix"], str.split)
@@ -483,6 +555,7 @@ TABLES: dict[str, Callable[[], str]] = {
         start_up,
         decode_peers,
         attention_teams,
+        outsiders,
         attention_prefixes,
         attention_trees,
         attention_prefills,

@@ -389,7 +389,7 @@ def test_the_folder_keeps_to_its_size_and_the_newest_stay(
 
 
 def test_copies_that_wait_are_bounded(tmp_path: Path) -> None:
-    """What has no room is copied before a later pass, if it is still there; what is gone by then is counted."""
+    """Sheets that have no room are copied before a later pass, if they are still there."""
     engine = engine_on(tmp_path)
     shelf = shelf_of(engine)
     assert shelf is not None

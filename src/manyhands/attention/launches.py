@@ -75,7 +75,7 @@ class Launches:
             large=Launch(4 * warps, stages, keys, two_walks=True),
             small=Launch(4, stages, keys),
             few=Launch(4, min(4, most), keys),
-            many=Launch(warps, min(2, most), min(16, keys)),
+            many=Launch(warps, stages, min(16, keys)),
             transposed=Launch(4, stages, keys, two_walks=True, transposed=True),
             wide=Launch(4 * warps, stages, min(32, keys)),
             lone=Launch(warps, 1, 8),

@@ -19,7 +19,7 @@ _PAGE = 4096  # bytes; pieces begin at whole ones
 
 
 def at_once() -> None:
-    """What a piece waits for that no device uses."""
+    """No wait: no device uses the piece."""
 
 
 class HostBuffers:

@@ -93,7 +93,7 @@ class Taken:
 
 
 class _Read(NamedTuple):
-    """What a file held: its tensors are views of its bytes."""
+    """The content of a file; its tensors are views of its bytes."""
 
     tensors: dict[str, Tensor]
     content: Tensor
