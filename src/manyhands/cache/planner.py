@@ -15,8 +15,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import accumulate
-from operator import and_
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +64,22 @@ class _Mark(Enum):
 _Route = tuple[Stretch | _Live | _Mark, ...]
 
 
+class _Read(NamedTuple):
+    """What a route leads over: strips by their numbers, blocks that may grow, and the ids of these."""
+
+    strips: dict[int, Strip]
+    blocks: frozenset[Block]
+    live: frozenset[int]
+
+    @classmethod
+    def of(cls, route: _Route) -> _Read:
+        """Looked up piece by piece."""
+        pieces = [piece for piece in route if not isinstance(piece, _Mark)]
+        strips = {piece.strip.number: piece.strip for piece in pieces}
+        blocks = frozenset(piece.block for piece in pieces if isinstance(piece, _Live))
+        return cls(strips, blocks, frozenset(map(id, blocks)))
+
+
 @dataclass(eq=False)
 class _Walk:
     """The blocks that were met while the views of one step are walked: views of a team meet the same ones."""
@@ -73,6 +88,9 @@ class _Walk:
     # How the last view began, and its trunk.
     beginning: tuple[Item, ...] = ()
     trunk: Trunk = NOTHING
+    # What views read that have the same blocks behind this trunk, in any order, as long as nothing is moved.
+    read: dict[tuple[frozenset[Block], int], _Read] = field(default_factory=dict)
+    read_behind: Trunk = NOTHING
 
 
 @dataclass(eq=False)
@@ -86,13 +104,13 @@ class _Reader:
     place: Place  # of its own block
     is_waiting: bool  # a block of it is to be moved, in a plan that has the time
     num_marks: int  # of the route
+    # As a `_Read` has them; views of a team share theirs.
+    strips: dict[int, Strip]
+    blocks: frozenset[Block]
+    live: frozenset[int]
     table: Ints = field(default_factory=lambda: np.empty((0, 6), dtype=np.int64))  # see TABLE
-    # The strips that the route leads over, by their numbers.
-    strips: dict[int, Strip] = field(default_factory=dict)
-    blocks: frozenset[Block] = frozenset()  # that may grow
     length: int = 0  # of the view, with what was fed
     growth: int = 0  # of that, a pass
-    live: frozenset[int] = frozenset()  # ids of these
     still: tuple[tuple[Block, int], ...] = ()  # of these the ones that did not, with their lengths
     at: int = 0
     took_part: int = 0  # number of the last plan that was made with it
@@ -270,11 +288,13 @@ class Planner:
             pieces: Iterable[Any] = reader.route
             if reader.num_marks:
                 pieces = [piece for piece in reader.route if not isinstance(piece, _Mark)]
-            for piece in pieces:
-                if id(piece) not in known:
-                    known[id(piece)] = len(lying)
-                    lying.append(self._lies(piece, growth))
-            at += map(known.__getitem__, map(id, pieces))
+            ids = list(map(id, pieces))
+            if not known.keys() >= set(ids):
+                for name, piece in zip(ids, pieces, strict=True):
+                    if name not in known:
+                        known[name] = len(lying)
+                        lying.append(self._lies(piece, growth))
+            at += map(known.__getitem__, ids)
         counts = [len(reader.route) - reader.num_marks for reader, _ in rows]
         ends = list(accumulate(counts))
         columns = np.array(lying, dtype=np.int64).T[:, at]  # [4, pieces of all rows]
@@ -350,16 +370,18 @@ class Planner:
 
     def _reader(self, view: View, walk: _Walk) -> _Reader:
         route, is_waiting = self._prepare(view, walk)
-        pieces = [piece for piece in route if not isinstance(piece, _Mark)]
-        blocks = [piece.block for piece in pieces if isinstance(piece, _Live)]
+        num_marks = 0
+        if len(view.blocks) < len(view.items) or view.beside_others:
+            num_marks = sum(isinstance(piece, _Mark) for piece in route)
+            read = _Read.of(route)
+        else:
+            if walk.read_behind is not walk.trunk:
+                walk.read, walk.read_behind = {}, walk.trunk
+            key = frozenset(view.blocks[len(walk.trunk.blocks) :]), self.pool.num_joined
+            read = walk.read.get(key) or _Read.of(route)
+            walk.read[key] = read
         self._readers[view] = reader = _Reader(
-            route,
-            self.pool.place(view.own),
-            is_waiting,
-            num_marks=len(route) - len(pieces),
-            strips={piece.strip.number: piece.strip for piece in pieces},
-            blocks=frozenset(blocks),
-            live=frozenset(map(id, blocks)),
+            route, self.pool.place(view.own), is_waiting, num_marks, *read
         )
         return reader
 
@@ -422,10 +444,14 @@ class Planner:
 
     def _known_pieces(self, blocks: Sequence[Block], walk: _Walk) -> list[Stretch | _Live] | None:
         """The pieces of these blocks; None if one of them may have to be moved. That is rare: most are desks, which grow."""
-        pieces = [walk.pieces.get(block) or self._met(block, walk) for block in blocks]
-        is_frozen = [type(piece) is Stretch for piece in pieces]
-        both = map(and_, is_frozen, is_frozen[1:])
-        for index in [at for at, are_frozen in enumerate(both, start=1) if are_frozen][::-1]:
+        pieces: list[Any] = list(map(walk.pieces.get, blocks))
+        if not all(pieces):
+            pieces = [
+                piece or self._met(block, walk) for piece, block in zip(pieces, blocks, strict=True)
+            ]
+        kinds = list(map(type, pieces))
+        frozen = [at for at, kind in enumerate(kinds) if kind is Stretch]
+        for index in [at for last, at in pairwise(frozen) if at == last + 1][::-1]:
             last, piece = pieces[index - 1], pieces[index]
             assert isinstance(last, Stretch), "it is frozen"
             assert isinstance(piece, Stretch), "it is frozen"
