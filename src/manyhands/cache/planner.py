@@ -65,7 +65,7 @@ _Route = tuple[Stretch | _Live | _Mark, ...]
 
 
 class _Read(NamedTuple):
-    """What a route leads over: strips by their numbers, blocks that may grow, and the ids of these."""
+    """The strips that a route leads over, by their numbers; the blocks of it that may grow, and their ids."""
 
     strips: dict[int, Strip]
     blocks: frozenset[Block]
@@ -88,7 +88,7 @@ class _Walk:
     # How the last view began, and its trunk.
     beginning: tuple[Item, ...] = ()
     trunk: Trunk = NOTHING
-    # What views read that have the same blocks behind this trunk, in any order, as long as nothing is moved.
+    # The same for all views with the same blocks behind this trunk, in any order, as long as nothing is moved.
     read: dict[tuple[frozenset[Block], int], _Read] = field(default_factory=dict)
     read_behind: Trunk = NOTHING
 

@@ -1,7 +1,7 @@
 """The host's memory that a GPU can fetch by itself, in pieces that are used again and again.
 
-A driver takes a hundredth of a second to pin what a sheet of keys holds, and every other call of it waits meanwhile, a
-launch too. Sheet by sheet that took longer than reading the files. So one piece is asked for at the start, and cut.
+A driver takes a hundredth of a second to pin what a sheet of keys holds, and several times that where many threads ask. Sheet
+by sheet that took longer than all else that loading does. So one piece is asked for at the start, and cut.
 """
 
 from __future__ import annotations
