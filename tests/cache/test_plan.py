@@ -375,3 +375,17 @@ def test_plans_are_64_bit_integers():
     arrays += [plan.reads.row, plan.reads.base, plan.reads.low, plan.reads.high]
     arrays += [plan.reads.strip_indptr, *plan.reads.pages, plan.last]
     assert {array.dtype for array in arrays} == {np.dtype(np.int64)}
+
+
+def test_the_same_blocks_behind_other_beginnings_are_looked_up_for_each():
+    """Two runs in one step, whose workers share two desks; their prompts lie elsewhere."""
+    ledger = Ledger(PagePool(64, 4))
+    prompts, desks = [Block("one"), Block("other")], [Block("a"), Block("b")]
+    for block in (*prompts, *desks):
+        ledger.play(Step([Row(View([block]), (1, 2, 3, 4, 5))]))
+    for prompt in prompts:
+        prompt.freeze()
+    first, second = desks
+    views = [View([prompts[0], second, first]), View([prompts[1], first, second])]
+    plan = ledger.play(Step([Row(view, (7,)) for view in views]))
+    assert len(plan.reads.pages) == 4

@@ -145,9 +145,17 @@ def test_sheets_are_read_into_pieces_that_are_used_again(
     torn.write_bytes(torn.read_bytes()[:-7])
     for _ in range(2):
         engine = engine_on(folder)
-        assert tokens_of(write(engine)) == tokens_of(expected)
         shelf = shelf_of(engine)
         assert shelf is not None
+        taken, take = [], shelf.files.buffers.take
+        monkeypatch.setattr(
+            shelf.files.buffers,
+            "take",
+            lambda size, take=take, taken=taken: taken.append(take(size)) or taken[-1],
+        )
+        assert tokens_of(write(engine)) == tokens_of(expected)
+        kept = shelf.files.buffers._kept
+        assert sum(content.data_ptr() in kept for content in taken) >= 3, "pieces were out"
         deadline = time.monotonic() + 10
         while shelf.files.buffers.num_free < 3 and time.monotonic() < deadline:
             time.sleep(0.01)  # a reader may be at work for nothing still
@@ -409,20 +417,124 @@ def test_copies_that_wait_are_bounded(tmp_path: Path) -> None:
     assert write(engine_on(tmp_path)).found == (5 * SIZE,)
 
 
-def test_paths_that_are_gone_before_they_had_room_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = engine_on(tmp_path)
+def waiting_engine(folder: Path, prompt: tuple[int, ...] = PROMPT) -> tuple[Engine, MemoryShelf]:
+    """An engine that has read a prompt and had no room to save it; there is room now."""
+    engine = engine_on(folder)
     shelf = shelf_of(engine)
     assert shelf is not None
     shelf.files.most_waiting = 0
-    write(engine)
+    write(engine, prompt)
     shelf.files.most_waiting = 1 << 30
-    monkeypatch.setattr(engine.pool, "is_evicted", lambda block: True)
+    return engine, shelf
+
+
+def test_paths_that_are_gone_before_they_had_room_are_counted(tmp_path: Path) -> None:
+    """Their keys may be those of others by then, and are not looked at."""
+    engine, shelf = waiting_engine(tmp_path)
+    engine.prefixes._roots.clear()
     assert engine.shelving is not None
     engine.shelving.step(is_alone=True)
+    shelf.files.flush()
     assert engine.shelf_counts.sheets_skipped == 5
     assert not sheets(tmp_path)
+
+
+def test_a_path_that_was_divided_meanwhile_is_saved_where_it_lies(
+    tmp_path: Path, saved: tuple[Path, Any]
+) -> None:
+    engine, _ = waiting_engine(tmp_path)
+    write(engine, (*PROMPT[: 2 * SIZE + 3], *PROMPT[:SIZE]))  # another question about the same text
+    write(engine, (9,) * 4)
+    assert engine.shelf_counts.sheets_skipped == 0
+    again = engine_on(tmp_path)
+    assert write(again).found == (5 * SIZE,)
+    assert same(memory_of(again), saved[1])
+
+
+def test_prompts_that_share_a_text_wait_for_its_sheets_once(tmp_path: Path) -> None:
+    engine, shelf = waiting_engine(tmp_path)
+    shelf.files.most_waiting = 0
+    write(engine, (*PROMPT[: 4 * SIZE], 7, 7))
+    assert engine.shelving is not None
+    assert [list(left.numbers) for left in engine.shelving._unsaved] == [[0, 1, 2, 3, 4]]
+
+
+def test_a_sheet_is_tried_once_whatever_becomes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that is smaller than a prompt drops its first sheets for the last; they are not saved again for ever."""
+    engine, shelf = waiting_engine(tmp_path)
+    assert engine.shelving is not None
+    shelf.files.limit = 5 * shelf._num_bytes // 2
+    tried: list[str] = []
+    save = shelf.save
+    monkeypatch.setattr(shelf, "save", lambda name, *more: (tried.append(name), save(name, *more)))
+    for step in range(20):
+        engine.shelving.step(is_alone=True)
+        shelf.files.flush()
+        assert len(tried) <= 4 * (step + 1), "a few before each pass"
+    assert len(tried) == len(set(tried)) == 5
+    assert not engine.shelving._unsaved
+    assert not engine.shelving._waiting
+
+
+def test_the_oldest_prompts_that_wait_are_given_up(tmp_path: Path) -> None:
+    engine, shelf = waiting_engine(tmp_path)
+    shelf.files.most_waiting = 0
+    assert engine.shelving is not None
+    for number in range(64):
+        write(engine, (20 + number, *PROMPT[: SIZE - 1], 5))
+    assert len(engine.shelving._unsaved) == 64
+    assert engine.shelf_counts.sheets_skipped == 5
+
+
+def test_a_piece_that_a_device_fetches_is_taken_when_it_has(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        sheet_files, "HostBuffers", lambda size, count, pin: HostBuffers(size, 1, pin=False)
+    )
+    shelf = shelf_of(engine_on(folder))
+    assert shelf is not None
+    files, (first, second, *_) = shelf.files, sheet_names(PROMPT, SIZE, None)
+    waited: list[str] = []
+    files.read_ahead([first])
+    assert files.is_read(first, 5.0)
+    assert files.buffers.num_free == 0
+    files.is_fetched(first, lambda: waited.append(first))
+    files.forget([first])
+    assert (files.buffers.num_free, waited) == (1, [])
+    files.read_ahead([second])
+    assert files.is_read(second, 5.0)
+    assert waited == [first]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"short",
+        b"\2" + bytes(7) + b"[]",
+        b"\2" + bytes(7) + b"{}",
+        b"\x14" + bytes(7) + b'{"__metadata__":"x"}',
+    ],
+    ids=["empty", "short", "a list", "no word", "a string"],
+)
+def test_a_file_of_anything_is_refused_and_keeps_no_piece(
+    folder: Path, content: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        sheet_files, "HostBuffers", lambda size, count, pin: HostBuffers(size, 1, pin=False)
+    )
+    sheet_of(folder, 0).write_bytes(content)
+    shelf = shelf_of(engine_on(folder))
+    assert shelf is not None
+    name = sheet_names(PROMPT, SIZE, None)[0]
+    shelf.files.read_ahead([name])
+    assert shelf.files.is_read(name, 5.0) is False
+    shelf.files.forget([name])
+    assert shelf.files.buffers.num_free == 1
+    assert "is not used, and its tokens are fed" in caplog.text
 
 
 def test_what_dead_writers_left_is_removed_and_no_others(tmp_path: Path) -> None:

@@ -369,6 +369,7 @@ class Planner:
                 return [reader for reader in found if reader is not None]
 
     def _reader(self, view: View, walk: _Walk) -> _Reader:
+        num_joined = self.pool.num_joined
         route, is_waiting = self._prepare(view, walk)
         num_marks = 0
         if len(view.blocks) < len(view.items) or view.beside_others:
@@ -379,7 +380,8 @@ class Planner:
                 walk.read, walk.read_behind = {}, walk.trunk
             key = frozenset(view.blocks[len(walk.trunk.blocks) :]), self.pool.num_joined
             read = walk.read.get(key) or _Read.of(route)
-            walk.read[key] = read
+            if num_joined == self.pool.num_joined:  # nothing was moved on the way
+                walk.read[key] = read
         self._readers[view] = reader = _Reader(
             route, self.pool.place(view.own), is_waiting, num_marks, *read
         )

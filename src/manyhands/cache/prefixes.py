@@ -33,7 +33,7 @@ from __future__ import annotations
 import heapq
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import count
+from itertools import count, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from manyhands.cache.block import Block
@@ -145,6 +145,12 @@ class PrefixTree:
             pass
 
     # -- finding ---------------------------------------------------------------------------------
+
+    def written(self, tokens: Tokens, tenant: str | None) -> list[Block]:
+        """The blocks that hold the beginning of these tokens, as far as it is in memory and in whole nodes."""
+        nodes, *_ = self._match(tokens, tenant)
+        written = takewhile(lambda node: node.is_written, nodes)
+        return [node.block for node in written if node.block is not None]
 
     def _match(
         self, tokens: Tokens, tenant: str | None

@@ -5,7 +5,7 @@ The tree says what it wants (`cache/sheets.py`); files, threads and tensors belo
 
     saving     when a path is written, its keys are copied within the device's memory; what becomes of the copy
                is the business of a thread. What the disk is too slow for waits in its place, and is copied before
-               a later pass if it is still there
+               a later pass, a few sheets at a time, if it is still there
     fetching   threads read ahead; before each pass `step` writes the sheets that have come, a bounded number
                of tokens beside runs that write. Only where no run could go on without does it wait
 
@@ -18,7 +18,6 @@ Each sheet becomes a block whole or not at all: its room is a promise (`cache/pa
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,15 +38,18 @@ _AHEAD = 16  # sheets of one fetch that may wait in the host's memory
 _PATIENCE = 0.05  # seconds in which a sheet may come where nothing else is to be done
 
 
-_MOST_UNSAVED = 64  # paths that wait for room; the oldest are given up
+_MOST_UNSAVED = 64  # prompts that wait for room; the oldest are given up
+_SAVED_AT_ONCE = 4  # sheets of these that are copied before one pass
 
 
 @dataclass(frozen=True)
 class _Unsaved:
-    """A path of which something is not saved, and the names of its sheets. Waiting keeps nothing in memory."""
+    """A prompt of which something is not saved, and the numbers of its sheets that are still to be tried."""
 
-    path: list[weakref.ref[Block]]
+    tokens: Tokens
+    tenant: str | None
     names: list[str]
+    numbers: deque[int]
 
 
 class Shelving:
@@ -62,7 +64,8 @@ class Shelving:
         self._pool = pool
         self._tree = tree
         self._fetches: list[Fetch] = []
-        self._unsaved: deque[_Unsaved] = deque()  # paths, for the rest of which there was no room
+        self._unsaved: deque[_Unsaved] = deque()  # prompts, for the rest of which there was no room
+        self._waiting: set[str] = set()  # names of their sheets
 
     def num_saved(self, tokens: Tokens, tenant: str | None) -> int:
         """See `Shelf.num_saved`."""
@@ -78,44 +81,57 @@ class Shelving:
 
     def keep(self, path: Sequence[Block], tenant: str | None) -> None:
         """See `Shelf.keep`."""
-        tokens = [token for block in path for token in block.tokens]
+        tokens = tuple(token for block in path for token in block.tokens)
         names = sheet_names(tokens, self.sheet_tokens, tenant)
-        if self._save(path, names):
+        unsaved = [n for n in self.sheets.unsaved(names) if names[n] not in self._waiting]
+        if not unsaved:
             return
-        self._unsaved.append(_Unsaved([weakref.ref(block) for block in path], names))
+        left = _Unsaved(tokens, tenant, names, deque(unsaved))
+        self._save(left, path, len(unsaved))
+        if left.numbers:
+            self._waiting.update(names[number] for number in left.numbers)
+            self._unsaved.append(left)
         if len(self._unsaved) > _MOST_UNSAVED:
-            self._miss(self._unsaved.popleft())
+            self._give_up(self._unsaved.popleft())
 
-    def _save(self, path: Sequence[Block], names: Sequence[str]) -> bool:
-        """Save what has room of a path; False where something is left for another time."""
-        unsaved = self.sheets.unsaved(names)
-        if not unsaved or any(self._pool.is_evicted(block) for block in path):
-            return True
-        size = self.sheet_tokens
-        self._pool.make_moves(self._executor.move)
-        parts = [places_of(block, 0, block.num_tokens, self._pool) for block in path]
-        slots, offsets = (np.concatenate(integers) for integers in zip(*parts, strict=True))
-        for number in unsaved:
-            if not self.sheets.has_room():
-                return False
+    def _save(self, left: _Unsaved, path: Sequence[Block], most: int) -> None:
+        """Save so many of the sheets that are left, as far as they have room and `path` has their tokens.
+
+        Each is tried once, whatever becomes of it: what a full disk or a small folder drops is not saved for ever.
+        """
+        if any(map(self._pool.is_evicted, path)):
+            path = []
+        num_tokens = sum(block.num_tokens for block in path)
+        size, places = self.sheet_tokens, None
+        while left.numbers and most > 0 and self.sheets.has_room():
+            number = left.numbers[0]
             here = slice(number * size, (number + 1) * size)
-            self.sheets.save(names[number], Places(slots[here], offsets[here]), number)
-        return True
+            if here.stop > num_tokens:
+                self._give_up(left)
+                return
+            if places is None:
+                self._pool.make_moves(self._executor.move)
+                parts = [places_of(block, 0, block.num_tokens, self._pool) for block in path]
+                places = Places(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+            own = Places(places.slots[here], places.offsets[here])
+            self.sheets.save(left.names[number], own, number)
+            left.numbers.popleft()
+            self._waiting.discard(left.names[number])
+            most -= 1
 
     def _save_rest(self) -> None:
-        """Go on with the paths for which there was no room, the oldest first."""
-        while self._unsaved and self.sheets.has_room():
+        """Go on with the oldest path for which there was no room, where its tokens lie by now."""
+        if self._unsaved and self.sheets.has_room():
             left = self._unsaved[0]
-            path = [block for block in (each() for each in left.path) if block is not None]
-            if len(path) < len(left.path) or any(map(self._pool.is_evicted, path)):
-                self._miss(self._unsaved.popleft())
-            elif self._save(path, left.names):
+            self._save(left, self._tree.written(left.tokens, left.tenant), _SAVED_AT_ONCE)
+            if not left.numbers:
                 self._unsaved.popleft()
-            else:
-                return
 
-    def _miss(self, left: _Unsaved) -> None:
-        self.sheets.missed(len(self.sheets.unsaved(left.names)))
+    def _give_up(self, left: _Unsaved) -> None:
+        """Count what is left of a path as missed."""
+        self.sheets.missed(len(left.numbers))
+        self._waiting.difference_update(left.names[number] for number in left.numbers)
+        left.numbers.clear()
 
     def step(self, *, is_alone: bool) -> None:
         """Write what has come of all fetches. `is_alone`: no run has a step, so there is time to wait for it.

@@ -278,7 +278,9 @@ class SheetFiles:
                 reading.add_done_callback(partial(self._give_back, done))
 
     def _give_back(self, done: Callable[[], object], reading: Future[_Read | None]) -> None:
-        if not reading.cancelled() and (found := reading.result()) is not None:
+        if reading.cancelled() or reading.exception() is not None:
+            return
+        if (found := reading.result()) is not None:
             self.buffers.give_back(found.content, done)
 
     def _read(self, name: str) -> _Read | None:
@@ -288,7 +290,7 @@ class SheetFiles:
             read = _Read(self._checked(name, content), content)
         except FileNotFoundError:  # removed by another process just now
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # a file may hold anything
             self._refused.add(name)
             self.count(sheets_refused=1)
             LOG.warning("%s is not used, and its tokens are fed: %s", path, error)
@@ -302,6 +304,8 @@ class SheetFiles:
         """The bytes of a file, where a GPU can fetch them if one will."""
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
+            if size < _HEADER:
+                raise ValueError(f"it has {size} bytes")
             content = self.buffers.take(size)
             left: memoryview = content.numpy().data
             try:

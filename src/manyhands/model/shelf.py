@@ -82,7 +82,8 @@ class MemoryShelf:
                 for key, tensor in stack.tensors().items()
             }
             taken = self._to_host(tensors)
-        except torch.OutOfMemoryError:  # no room for a copy: another time
+        except torch.OutOfMemoryError:  # no room for a copy
+            self.missed(1)
             return
         tensors = {**taken.tensors, _OFFSETS: torch.as_tensor(offsets)}
         self.files.write(name, replace(taken, tensors=tensors), order)

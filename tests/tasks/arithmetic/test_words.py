@@ -239,7 +239,7 @@ def test_most_of_composed_lists_are_composed() -> None:
     assert "composed" not in {word_problem(rng, "taught").template for _ in range(200)}
 
 
-@pytest.mark.parametrize("template", (*FRESH, *LATE), ids=lambda template: template.name)
+@pytest.mark.parametrize("template", [*FRESH, *LATE], ids=lambda template: template.name)
 def test_fresh_stories_are_whole_and_true_and_of_their_own(template: Template) -> None:
     rng = Random(2)
     for _ in range(20):
