@@ -65,7 +65,7 @@ class Tiling:
     most_small_rows: int = 64  # strips with more rows get large tiles
     long_keys: int = 0  # and those with more than half as many, if they have so many keys; 0: none
     long_walk: int = (
-        2048  # keys of a small tile, on average, from which on many are launched as some are
+        2048  # keys of a small tile, on average: many are launched as some from here on
     )
     least_split: int = 128
     splits_per_processor: float = 2.0  # of small tiles, over all strips and heads
@@ -109,14 +109,14 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     keys = _keys(entries, strip_indptr[:-1])[1]
     most = tiling.most_small_rows
     # Small tiles are all alike, and where most strips have few readers, and are many, their tiles should not grow for
-    # what these share: a tile of 16 rows with 16 in use takes half the time of one of 32.
+    # what these share: so deep trees take 0.57 to 0.71 of the time.
     least = 1 if tiling.group == 1 else tiling.least_rows
     is_free = wanted is None and _occupancy(len(rows), tiling) is Occupancy.MANY
     if (tiling.group == 1 or is_free) and 2 * np.count_nonzero(rows <= least) > len(rows):
         most = tiling.least_rows
     is_small = rows <= most
     if tiling.long_keys:
-        # Small tiles for some of these beside large ones for others would be two launches that wait for each other.
+        # Small tiles for some of these beside large ones for others would be a second launch.
         is_half = 2 * rows <= tiling.most_small_rows
         if np.any(keys[~is_half] >= tiling.long_keys):
             is_small &= is_half

@@ -509,7 +509,8 @@ def has_large_ahead(plan: Plan, work: Work) -> bool:
 def wide_capacity(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
     """Room for whatever a pass of so many tokens may bring: teams with many desks, a long history, parts of prompts.
 
-    Of many tokens a small tile has rows for a team of four: larger ones, half empty, take twice the time. Padding costs a pass microseconds per layer, for programs that find nothing to do.
+    Of many tokens a small tile has rows for a team of four, since larger ones would be half empty. Padding costs a pass
+    microseconds per layer, for programs that find nothing to do.
     """
     least = power_of_two(max(tiling.least_rows, tiling.group))
     is_narrow = tokens <= _ALL_SMALL

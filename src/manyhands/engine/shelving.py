@@ -36,8 +36,6 @@ from manyhands.errors import OutOfMemory
 _AT_ONCE = 2048  # tokens that are written before one pass, beside runs that write
 _AHEAD = 16  # sheets of one fetch that may wait in the host's memory
 _PATIENCE = 0.05  # seconds in which a sheet may come where nothing else is to be done
-
-
 _MOST_UNSAVED = 64  # prompts that wait for room; the oldest are given up
 _SAVED_AT_ONCE = 4  # sheets of these that are copied before one pass
 
