@@ -13,7 +13,7 @@ may share a folder: nothing is remembered about it that another could make untru
 
 A GPU reads a prompt again at gigabytes of keys a second, so a sheet is worth its file only if every byte is touched once: it is
 read to where a GPU can fetch it, its tensors are views of that, and it is checked at the speed of memory. (The library
-of the format copies twice, and holds the interpreter meanwhile, which a run waits for.)
+of the format copies twice.)
 
 The sheets that were used least recently are removed when the folder would grow beyond its limit. Of one chain the
 last sheets are the oldest, since without those before them they are never found.
@@ -290,7 +290,7 @@ class SheetFiles:
             read = _Read(self._checked(name, content), content)
         except FileNotFoundError:  # removed by another process just now
             return None
-        except Exception as error:  # a file may hold anything
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             self._refused.add(name)
             self.count(sheets_refused=1)
             LOG.warning("%s is not used, and its tokens are fed: %s", path, error)
@@ -322,7 +322,9 @@ class SheetFiles:
         """The tensors of a file that is what it should be, views of its bytes; ValueError if it is not."""
         first = _HEADER + int.from_bytes(content[:_HEADER].numpy().tobytes(), "little")
         header = json.loads(content[_HEADER:first].numpy().tobytes())
-        told = header.pop("__metadata__")
+        told = header.pop("__metadata__", None) if isinstance(header, dict) else None
+        if not isinstance(told, dict):
+            raise ValueError("its header is not that of a sheet")
         wanted = {"version": VERSION, "model": self.model, "sheet": name}
         for key, value in wanted.items():
             if told.get(key) != value:
