@@ -88,12 +88,15 @@ def candidates(plan: Plan, tiling: Tiling) -> Iterator[tuple[str, Capacity]]:
                 yield f"{size} rows, {occupancy.name.lower()}{', large tiles' * bool(large)}", other
     for most in (8, 16, 32, 64):
         yield f"wide, {most} partials merged at once", replace(wide, most_partials=most)
-    yield "its own, wide lists", replace(
-        graphs._capacity(plan, own),
-        small=wide.small,
-        entries=wide.entries,
-        pages=wide.pages,
-        partials=wide.partials,
+    yield (
+        "its own, wide lists",
+        replace(
+            graphs._capacity(plan, own),
+            small=wide.small,
+            entries=wide.entries,
+            pages=wide.pages,
+            partials=wide.partials,
+        ),
     )
 
 
@@ -189,7 +192,9 @@ def main(words: list[str] | None = None) -> None:
                     line = measured(passes, plan, capacity)
                     if line is not None:
                         sizes = asdict(capacity)
-                        results.add("recordings", situation=situation.name, what=what, **line, sizes=sizes)
+                        results.add(
+                            "recordings", situation=situation.name, what=what, **line, sizes=sizes
+                        )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 A row with three new tokens that reads two strips makes six entries. They are sorted by strip, so that
 a backend can load a strip's keys once for all the entries that stand together.
 
+A *part* of a strip is a run of its entries whose keys no other entry of it sees, such as the blocks of a strip that a row
+meets at different places of its view.
+
     E  entries
 """
 
@@ -46,3 +49,22 @@ class Entries(NamedTuple):
             high=reads.high[read],
             strip_indptr=np.concatenate(([0], ends))[reads.strip_indptr],
         )
+
+    def parts(self, least: int) -> tuple[Ints, Ints]:
+        """Where the parts of all strips begin [parts + 1], in entries, and the strip of each [parts].
+
+        A strip of at most `least` keys is one part. Entries that are not sorted by what they see make fewer and larger parts.
+        """
+        first, stop = self.strip_indptr[:-1], self.strip_indptr[1:]
+        strip = np.arange(len(first)).repeat(stop - first)
+        # The keys of a strip lie above all those of the strips before it.
+        shift = strip * (int(self.high.max()) + 1)
+        seen = np.maximum.accumulate(self.high + shift)
+        begins = self.low[1:] + shift[1:] >= seen[:-1]
+        is_long = (
+            np.maximum.reduceat(self.high, first) - np.minimum.reduceat(self.low, first) > least
+        )
+        begins &= is_long[strip[1:]]
+        begins[stop[:-1] - 1] = True
+        indptr = np.concatenate(([0], begins.nonzero()[0] + 1, [len(strip)]))
+        return indptr, strip[indptr[:-1]]

@@ -29,7 +29,9 @@ _SIZES = ("tokens", "rows", "entries", "pages", "small", "large", "partials")
 Int32s = NDArray[np.int32]
 _ALIGNED = 4
 _COSTLY = 128  # tokens, from which on a pass takes longer the more it has
+_CLOSE = 208  # tokens up to which it takes longer with every sixteen; beyond, with every tile of a product
 _TOKENS_APART = 64  # sizes of passes beyond that; a tile of a product
+_TOKENS_CLOSE = 16
 NO_PAGE = -1  # in `key_page`: a token of padding, whose key is not stored
 
 
@@ -141,9 +143,11 @@ class Capacity:
 
 
 def rounded_tokens(count: int) -> int:
-    """The size of a recorded pass of so many tokens: a power of two, then a multiple of a tile."""
+    """The size of a recorded pass of so many tokens: a power of two, then a multiple of sixteen, then one of a tile."""
     if count <= _COSTLY:
         return 1 << (count - 1).bit_length()
+    if count <= _CLOSE:
+        return -(-count // _TOKENS_CLOSE) * _TOKENS_CLOSE
     apart = max(_TOKENS_APART, (1 << (count - 1).bit_length()) // 16)
     return -(-count // apart) * apart
 

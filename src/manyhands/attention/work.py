@@ -1,9 +1,9 @@
 """A plan cut into pieces of like size: the work list of the kernels.
 
-A piece, or item, is one tile of entries that read the same strip, times one split of that strip's
+A piece, or item, is one tile of entries that read the same part of a strip, times one split of its
 keys, times one key/value head (the launch's second dimension). Each item loads its keys once for all
 its entries and all the query heads of the group (Hydragen, section 3.2), so it runs on matrix units
-also where every row has a single new token. Strips with many readers get large tiles, limited by
+also where every row has a single new token. "Strip" below is short for such a part (`Entries.parts`). Strips with many readers get large tiles, limited by
 arithmetic; strips with few get small ones, limited by the reading of keys; both are in flight at the
 same time. Splits even the work out: a long strip is cut so that all processors have a part of it.
 
@@ -69,6 +69,9 @@ class Tiling:
     )
     least_split: int = 128
     splits_per_processor: float = 2.0  # of small tiles, over all strips and heads
+    splits_of_many: float = (
+        8.0  # the same where programs are many: they are small, and few would wait for the last
+    )
     few: int = 4  # programs of small tiles per processor, see `Occupancy`
     many: int = 8
 
@@ -104,9 +107,9 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     entries = Entries.of(plan)
     sizes = [len(table) for table in plan.reads.pages]
     first_page = np.array([0, *accumulate(sizes)])
-    strip_indptr = entries.strip_indptr
-    rows = (strip_indptr[1:] - strip_indptr[:-1]) * tiling.group
-    keys = _keys(entries, strip_indptr[:-1])[1]
+    indptr, strip_of = entries.parts(tiling.key_tile)
+    rows = (indptr[1:] - indptr[:-1]) * tiling.group
+    keys = _keys(entries, indptr[:-1])[1]
     most = tiling.most_small_rows
     # Small tiles are all alike, and where most strips have few readers, and are many, their tiles should not grow for
     # what these share: so deep trees take 0.57 to 0.71 of the time.
@@ -129,19 +132,20 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     else:
         is_small |= not wanted.large_rows
         small_rows, large_rows = wanted.small_rows, wanted.large_rows or tiling.group
-    small = _tiles(entries, is_small.nonzero()[0], small_rows // tiling.group, tiling)
-    large = _tiles(entries, (~is_small).nonzero()[0], large_rows // tiling.group, tiling)
+    small = _tiles(entries, indptr, is_small.nonzero()[0], small_rows // tiling.group, tiling)
+    large = _tiles(entries, indptr, (~is_small).nonzero()[0], large_rows // tiling.group, tiling)
     num_splits = np.zeros(len(entries.token), dtype=np.int64)
     lists = []
-    for tiles, split_of in ((small, _small_split), (large, _large_split)):
-        if not len(tiles.strip):
+    found = _occupancy(len(small.part), tiling) if wanted is None else wanted.occupancy
+    for tiles in (small, large):
+        if not len(tiles.part):
             lists.append(np.empty((0, ITEM_FIELDS), dtype=np.int64))
             continue
-        size = split_of(tiles, tiling)
+        size = _large_split(tiles, tiling) if tiles is large else _small_split(tiles, found, tiling)
         splits = _num_splits(tiles, size, tiling)
         for_entries = splits.repeat(tiles.count)
         num_splits[_ranges(tiles.first, tiles.count)] = for_entries
-        lists.append(_items(tiles, splits, size, first_page))
+        lists.append(_items(tiles, splits, size, first_page[strip_of[tiles.part]]))
     entry_partial, partial_indptr = _partials(entries.token, num_splits, plan.num_tokens)
     own = np.zeros(plan.num_rows, dtype=np.int64) if plan.own_strip is None else plan.own_strip
     return Work(
@@ -160,30 +164,30 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
 
 @dataclass(frozen=True, eq=False)
 class _Tiles:
-    """Runs of entries of one strip, and the keys they see between them."""
+    """Runs of entries of one part of a strip, and the keys they see between them."""
 
-    strip: Ints
+    part: Ints
     first: Ints  # first entry
     count: Ints
     start: Ints  # first key, at the border of a key tile
     num_keys: Ints
 
 
-def _tiles(entries: Entries, strips: Ints, most: int, tiling: Tiling) -> _Tiles:
-    """Tiles of at most `most` entries over these strips."""
-    begin, end = entries.strip_indptr[strips], entries.strip_indptr[strips + 1]
-    if not len(strips):
-        return _Tiles(strips, begin, begin, begin, begin)
-    per_strip = -(-(end - begin) // most)
-    strip = strips.repeat(per_strip)
-    within = _ranges(np.zeros_like(per_strip), per_strip)
-    first = begin.repeat(per_strip) + within * most
-    count = np.minimum(end.repeat(per_strip) - first, most)
-    # Runs of entries need not touch each other (strips of the other kind lie between them).
+def _tiles(entries: Entries, indptr: Ints, parts: Ints, most: int, tiling: Tiling) -> _Tiles:
+    """Tiles of at most `most` entries over these parts of strips, whose entries begin at `indptr`."""
+    begin, end = indptr[parts], indptr[parts + 1]
+    if not len(parts):
+        return _Tiles(parts, begin, begin, begin, begin)
+    per_part = -(-(end - begin) // most)
+    part = parts.repeat(per_part)
+    within = _ranges(np.zeros_like(per_part), per_part)
+    first = begin.repeat(per_part) + within * most
+    count = np.minimum(end.repeat(per_part) - first, most)
+    # Runs of entries need not touch each other (parts of the other kind lie between them).
     picked = _ranges(first, count)
     start, num_keys = _keys(entries, count.cumsum() - count, picked)
     is_cut = start % tiling.key_tile
-    return _Tiles(strip, first, count, start - is_cut, num_keys + is_cut)
+    return _Tiles(part, first, count, start - is_cut, num_keys + is_cut)
 
 
 def _keys(entries: Entries, at: Ints, picked: Ints | slice = _ALL) -> tuple[Ints, Ints]:
@@ -258,11 +262,23 @@ def _num_splits(tiles: _Tiles, size: int, tiling: Tiling) -> Ints:
     return splits
 
 
-def _small_split(tiles: _Tiles, tiling: Tiling) -> int:
-    """Keys per split, so that all processors are busy loading."""
+def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
+    """Keys per split, so that all processors are busy loading until the last one is done."""
     total = int(tiles.num_keys.sum()) * tiling.num_kv_heads
-    even = total / (tiling.num_processors * tiling.splits_per_processor)
-    return max(tiling.least_split, _round_up(even, tiling.key_tile))
+    are_many = occupancy is Occupancy.MANY
+    splits = tiling.splits_of_many if are_many else tiling.splits_per_processor
+    most = tiling.num_processors * splits
+    size = max(tiling.least_split, _round_up(total / most, tiling.key_tile))
+    if are_many:
+        return size
+    # What is left of every strip is a program too. A few more than there is room for at once would begin when all others
+    # are done.
+    step, largest = max(tiling.key_tile, _round_up(size / 4, tiling.key_tile)), 2 * size
+    while size < largest:
+        if int(_num_splits(tiles, size, tiling).sum()) * tiling.num_kv_heads <= most:
+            break
+        size += step
+    return size
 
 
 def _large_split(tiles: _Tiles, tiling: Tiling) -> int:
@@ -278,7 +294,10 @@ def _large_split(tiles: _Tiles, tiling: Tiling) -> int:
 
 
 def _items(tiles: _Tiles, num_splits: Ints, size: int, first_page: Ints) -> Ints:
-    """[I, ITEM_FIELDS]: every split of every tile. The last split of a tile has no end of its own."""
+    """[I, ITEM_FIELDS]: every split of every tile, whose strip's pages begin at `first_page`.
+
+    The last split of a tile has no end of its own.
+    """
     split = _ranges(np.zeros_like(num_splits), num_splits)
     tile = np.arange(len(num_splits)).repeat(num_splits)
     start = tiles.start[tile] + split * size
@@ -288,7 +307,7 @@ def _items(tiles: _Tiles, num_splits: Ints, size: int, first_page: Ints) -> Ints
     items: Ints = np.empty((ITEM_FIELDS, len(tile)), dtype=np.int64)
     items[0], items[1] = tiles.first[tile], tiles.count[tile]
     items[2], items[3] = start, np.where(is_last, ENDLESS, start + size)
-    items[4], items[5] = first_page[tiles.strip[tile]], split
+    items[4], items[5] = first_page[tile], split
     ordered: Ints = items.T[order]
     return ordered
 

@@ -15,6 +15,8 @@ Only on the row's own block does `j <= p - base` cut anything: it is the causal 
 
 Reads are sorted by strip: all rows that read a strip stand together, and attention loads its keys
 once for all of them. That grouping is the whole of Hydragen's speed-up, at any depth of sharing.
+A strip may hold several blocks that a row meets at different places of its view, a team's history and the header
+behind it. The reads of either stand together, so that rows which meet one do not walk over the other.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from manyhands.cache.states import RowStates
 
 @dataclass(frozen=True, eq=False)
 class Reads:
-    """Which row reads what. All arrays [n], sorted by strip."""
+    """Which row reads what. All arrays [n], sorted by strip, the reads of a strip by their first index."""
 
     row: Ints  # the row that reads
     base: (

@@ -508,12 +508,12 @@ class Planner:
             ],
             dtype=np.int64,
         )
-        # Strips in the order in which they appear first, the reads of each in the order of the rows.
+        # Strips in the order in which they appear first; of each first the reads of what lies in front, in the order of the rows.
         numbers = number.tolist()
         names = list(dict.fromkeys(numbers))
         rank = {name: index for index, name in enumerate(names)}
         strip = np.array([rank[name] for name in numbers])
-        order = strip.argsort(kind="stable")
+        order = ((strip << 40) + low).argsort(kind="stable")
         strips: dict[int, Strip] = {}
         for reader in readers:
             strips.update(reader.strips)

@@ -290,11 +290,27 @@ class GraphedPasses(Passes):
         """A recording that is there already and serves this plan, which was cut alone as `work`."""
         if (own := self._graphs.get(capacity)) is not None:
             return own, work
-        if self._seen[capacity] >= (_VERY_OFTEN if self._ahead else _OFTEN):
+        if self._is_served_well(plan, work):
+            if (found := self._wide(plan, has_large=has_large_ahead(plan, work))) is not None:
+                return found
+        elif self._seen[capacity] >= (_VERY_OFTEN if self._ahead else _OFTEN):
             return None  # it is to have its own
         if fitting := [graph for known, graph in self._graphs.items() if known.serves(capacity)]:
             return min(fitting, key=lambda graph: graph.capacity.num_integers), work
         return self._wide(plan, has_large=has_large_ahead(plan, work))
+
+    def _is_served_well(self, plan: Plan, work: Work) -> bool:
+        """Whether a plan, cut alone as `work`, needs no recording of its own: many rows, and no other kernel for them.
+
+        What is padded costs next to nothing beside so many, and where runs come and go there is a capacity for every
+        few passes: each of its recordings would keep all runs waiting.
+        """
+        if plan.num_tokens <= _ALL_SMALL:
+            return False
+        wide = self._ahead.get((rounded_tokens(plan.num_tokens), has_large_ahead(plan, work)))
+        return wide is not None and (
+            not len(work.large) or work.large_rows == wide.capacity.large_rows
+        )
 
     def _wide(self, plan: Plan, *, has_large: bool) -> tuple[_Graph, Work] | None:
         """The wide recording for so many tokens, with large tiles or without, if the plan fits into it."""
@@ -521,7 +537,7 @@ def wide_capacity(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
         rows=min(tokens, 256),
         entries=max(256, 64 * many),
         pages=_LEAST.pages * (8 if is_narrow else 16),
-        small=max(_LEAST.small, 16 * many if is_narrow else 8 * many),
+        small=max(_LEAST.small, 16 * many),
         large=64 if has_large else 0,
         partials=max(1024, 64 * many),
         most_partials=32 if is_narrow else 8,
