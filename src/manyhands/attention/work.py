@@ -64,6 +64,7 @@ class Tiling:
     least_rows: int = 16  # of a small tile
     most_small_rows: int = 64  # strips with more rows get large tiles
     long_keys: int = 0  # and those with more than half as many, if they have so many keys; 0: none
+    short_keys: int = 0
     long_walk: int = (
         2048  # keys of a small tile, on average: many are launched as some from here on
     )
@@ -72,6 +73,7 @@ class Tiling:
     splits_of_many: float = (
         8.0  # the same where programs are many: they are small, and few would wait for the last
     )
+    keys_to_begin: int = 320  # that a program would read in the time it takes to begin and to end
     few: int = 4  # programs of small tiles per processor, see `Occupancy`
     many: int = 8
 
@@ -126,9 +128,11 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     # A strip as short as one iteration of the inner loop may as well be loaded several times.
     if np.all(is_small | (keys <= tiling.key_tile)):
         is_small[:] = True
+    if tiling.short_keys and wanted is None:
+        is_small |= keys <= tiling.short_keys
     if wanted is None:
         small_rows = _small_rows(rows[is_small], keys[is_small], tiling)
-        large_rows = _large_rows(rows[~is_small], keys[~is_small], tiling)
+        large_rows = _large_rows(rows[~is_small], _pairs(entries, indptr[:-1])[~is_small], tiling)
     else:
         is_small |= not wanted.large_rows
         small_rows, large_rows = wanted.small_rows, wanted.large_rows or tiling.group
@@ -200,6 +204,12 @@ def _keys(entries: Entries, at: Ints, picked: Ints | slice = _ALL) -> tuple[Ints
     return start, np.maximum.reduceat(reach, at) - start
 
 
+def _pairs(entries: Entries, at: Ints) -> Ints:
+    """Pairs of an entry and a key that it sees, of the runs of entries that begin at `at`."""
+    pairs: Ints = np.add.reduceat(np.minimum(entries.high, entries.offset + 1) - entries.low, at)
+    return pairs
+
+
 def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
     """Rows of small tiles: as few as load hardly more keys than the most would.
 
@@ -222,15 +232,16 @@ def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
     return size
 
 
-def _large_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
+def _large_rows(rows: Ints, pairs: Ints, tiling: Tiling) -> int:
     """Rows of large tiles: specialised, if most of what is to be done is for strips that want these, and is much.
 
-    A strip that fills one wants it; so does one that others would have to read twice, and for less.
+    A strip that fills one wants it; so does one that others would have to read twice, and for less. What is to be done
+    are `pairs` of an entry and a key that it sees: of a prompt, half as many as it has rows times keys.
     """
     others = power_of_two(max(tiling.large_rows, tiling.group))
     if not tiling.specialised_rows:
         return others
-    work = rows * keys * tiling.num_kv_heads
+    work = pairs * tiling.group * tiling.num_kv_heads
     fills = rows >= tiling.specialised_rows
     for wants, least in (
         (fills, tiling.specialised_work),
@@ -271,14 +282,28 @@ def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
     size = max(tiling.least_split, _round_up(total / most, tiling.key_tile))
     if are_many:
         return size
-    # What is left of every strip is a program too. A few more than there is room for at once would begin when all others
-    # are done.
-    step, largest = max(tiling.key_tile, _round_up(size / 4, tiling.key_tile)), 2 * size
-    while size < largest:
-        if int(_num_splits(tiles, size, tiling).sum()) * tiling.num_kv_heads <= most:
-            break
-        size += step
-    return size
+    # What is left of every strip is a program too. A few more than there is room for would begin when others are done, so
+    # longer ones may all be done sooner.
+    room = int(most // tiling.num_kv_heads)  # items that run at once
+    step = max(tiling.key_tile, _round_up(size / 4, tiling.key_tile))
+    sizes = range(size, 2 * size, step)[::-1]  # of equals the longest: fewer partials
+    last = [_last_done(tiles, each, room, tiling) for each in sizes]
+    return sizes[last.index(min(last))]
+
+
+def _last_done(tiles: _Tiles, size: int, room: int, tiling: Tiling) -> int:
+    """When the last item is done if `room` of them run at once, the longest first, in the time that a key takes.
+
+    Either it is the longest one, or the first of those that have to wait.
+    """
+    splits = _num_splits(tiles, size, tiling)
+    rest = np.sort(tiles.num_keys - (splits - 1) * size)[::-1]
+    num_whole = int(splits.sum()) - len(rest)
+    longest = max(int(rest[0]), size * (num_whole > 0)) + tiling.keys_to_begin
+    if num_whole + len(rest) <= room:
+        return longest
+    two = [size if at < num_whole else int(rest[at - num_whole]) for at in (room - 1, room)]
+    return max(longest, sum(two) + 2 * tiling.keys_to_begin)
 
 
 def _large_split(tiles: _Tiles, tiling: Tiling) -> int:
