@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.cache.block import Block
+from manyhands.cache.layouts import Cast, combined
 from manyhands.cache.pages import Move, PagePool, Place
 from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner
@@ -255,6 +257,76 @@ def test_compaction_waits_for_a_plan_that_has_the_time(is_planned_ahead: bool) -
     other = View([prompt, finished, Block("other")])
     assert len(ledger.play(Step([Row(other, (5,))])).reads.row) == 2, "its trunk is known"
     assert pool.num_joined == 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32), joins_ahead=st.booleans())
+def test_random_teams(seed, joins_ahead):
+    """Views that differ in the places of two desks are made from each other; some read a desk twice, or a block more."""
+    rng = random.Random(seed)
+    ledger = Ledger(PagePool(2000, 4))
+    ledger.planner.joins_ahead = joins_ahead
+    prompt, header, marker = Block("prompt"), Block("header"), Block("marker")
+    history: list[Block] = []
+    for block, size in ((prompt, 9), (header, 3), (marker, 2)):
+        ledger.play(Step([Row(View([block]), (1,) * size)]))
+        block.freeze()
+    desks = [Block(f"desk {index}") for index in range(rng.randint(2, 5))]
+    for _ in range(rng.randint(2, 6)):
+        views = []
+        for own in desks:
+            others = [block for desk in desks if desk is not own for block in (desk, marker)]
+            if rng.random() < 0.2:
+                rng.shuffle(others)
+            if rng.random() < 0.1:
+                others += [others[0], marker, header]
+            views.append(View([prompt, *history, *others, header, own]))
+        for _ in range(rng.randint(1, 3)):
+            step = Step([Row(view, (1,) * rng.choice([1, 1, 1, 3])) for view in views])
+            if joins_ahead and rng.random() < 0.5:
+                ledger.planner.plan_ahead(step, {})
+            ledger.play(step)
+        for index, desk in enumerate(desks):
+            if rng.random() < 0.4:
+                history.append(desk.freeze())
+                desks[index] = Block()
+        if rng.random() < 0.1:
+            desks[0].freeze()  # empty, or to be finished while others read it as a desk
+            desks[0] = Block()
+
+
+def test_of_the_views_of_a_team_one_is_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others follow from it: each has its own desk last, and in its place there the one before."""
+    ledger = Ledger(PagePool(400, 4))
+    walked: list[View] = []
+    prepare = Planner._prepare
+    monkeypatch.setattr(
+        Planner,
+        "_prepare",
+        lambda self, view, walk: walked.append(view) or prepare(self, view, walk),
+    )
+    prompt, header, marker = Block("prompt"), Block("header"), Block("marker")
+    for block in (prompt, header, marker):
+        ledger.play(Step([Row(View([block]), (1,) * 5)]))
+        block.freeze()
+    desks = tuple(Block(f"desk {index}") for index in range(6))
+    cast = Cast(prompt, header, header, marker, desks)
+    for history in ((), (desks[2],)):
+        views = [combined(replace(cast, history=history), worker) for worker in range(6)]
+        ledger.play(Step([Row(view, (2,)) for view in views]))  # the first may move blocks
+        walked.clear()
+        views = [combined(replace(cast, history=history), worker) for worker in range(6)]
+        ledger.play(Step([Row(view, (2,)) for view in views]))
+        assert walked == views[:1]
+        desks[2].freeze()
+        cast = replace(cast, desks=(*desks[:2], Block(), *desks[3:]))
+    # A control: where all are frozen, they are walked.
+    for desk in desks:
+        desk.freeze()
+    walked.clear()
+    others = [View([prompt, *desks[:at], *desks[at + 1 :], Block()]) for at in range(3)]
+    ledger.play(Step([Row(view, (2,)) for view in others]))
+    assert {*others} <= {*walked}
 
 
 def test_a_step_that_ends_costs_no_walk_over_the_history(monkeypatch: pytest.MonkeyPatch) -> None:

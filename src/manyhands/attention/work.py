@@ -64,7 +64,6 @@ class Tiling:
     least_rows: int = 16  # of a small tile
     most_small_rows: int = 64  # strips with more rows get large tiles
     long_keys: int = 0  # and those with more than half as many, if they have so many keys; 0: none
-    short_keys: int = 0
     long_walk: int = (
         2048  # keys of a small tile, on average: many are launched as some from here on
     )
@@ -128,8 +127,6 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     # A strip as short as one iteration of the inner loop may as well be loaded several times.
     if np.all(is_small | (keys <= tiling.key_tile)):
         is_small[:] = True
-    if tiling.short_keys and wanted is None:
-        is_small |= keys <= tiling.short_keys
     if wanted is None:
         small_rows = _small_rows(rows[is_small], keys[is_small], tiling)
         large_rows = _large_rows(rows[~is_small], _pairs(entries, indptr[:-1])[~is_small], tiling)
@@ -285,6 +282,8 @@ def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
     # What is left of every strip is a program too. A few more than there is room for would begin when others are done, so
     # longer ones may all be done sooner.
     room = int(most // tiling.num_kv_heads)  # items that run at once
+    if int(_num_splits(tiles, size, tiling).sum()) <= room:
+        return size
     step = max(tiling.key_tile, _round_up(size / 4, tiling.key_tile))
     sizes = range(size, 2 * size, step)[::-1]  # of equals the longest: fewer partials
     last = [_last_done(tiles, each, room, tiling) for each in sizes]

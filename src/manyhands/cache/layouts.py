@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 from manyhands.cache.block import Block
@@ -34,8 +35,12 @@ class Cast:
 
     def other_desks(self, worker: int) -> tuple[Block, ...]:
         """The desks of the others, each closed by the marker, in ascending order of the workers."""
-        others = (desk for index, desk in enumerate(self.desks) if index != worker)
-        return tuple(block for desk in others for block in (desk, self.marker))
+        return self._closed[: 2 * worker] + self._closed[2 * worker + 2 :]
+
+    @cached_property
+    def _closed(self) -> tuple[Block, ...]:
+        """All desks, each closed by the marker: made once for the views of all workers."""
+        return tuple(block for desk in self.desks for block in (desk, self.marker))
 
 
 def combined(cast: Cast, worker: int) -> View:

@@ -80,6 +80,16 @@ class _Read(NamedTuple):
         return cls(strips, blocks, frozenset(map(id, blocks)))
 
 
+class _Walked(NamedTuple):
+    """A view without lanes that was walked, while so many blocks had been moved: its blocks, and what came of it."""
+
+    blocks: tuple[Block, ...]
+    route: _Route
+    is_waiting: bool
+    read: _Read
+    num_joined: int
+
+
 @dataclass(eq=False)
 class _Walk:
     """The blocks that were met while the views of one step are walked: views of a team meet the same ones."""
@@ -91,6 +101,36 @@ class _Walk:
     # The same for all views with the same blocks behind this trunk, in any order, as long as nothing is moved.
     read: dict[tuple[frozenset[Block], int], _Read] = field(default_factory=dict)
     read_behind: Trunk = NOTHING
+    last: _Walked | None = None  # the last view
+
+    def like_the_last(self, view: View, num_joined: int) -> _Walked | None:
+        """The view as `_Walked`, if it is the last one with blocks that may grow in places where others did.
+
+        So are the views of a team: each worker's own desk stands last.
+        """
+        last, blocks = self.last, view.blocks
+        if last is None or last.num_joined != num_joined or len(blocks) != len(last.blocks):
+            return None
+        if len(blocks) < len(view.items) or view.beside_others:
+            return None
+        differing = [
+            at
+            for at, pair in enumerate(zip(blocks, last.blocks, strict=True))
+            if pair[0] is not pair[1]
+        ]
+        pieces = list(last.route)
+        for at in differing:
+            new, old = self.pieces.get(blocks[at]), self.pieces.get(last.blocks[at])
+            if not isinstance(new, _Live) or not isinstance(old, _Live):
+                return None
+            stands = [index for index, piece in enumerate(last.route) if piece is old]
+            if len(stands) != 1:  # a view may have it twice
+                return None
+            pieces[stands[0]] = new
+        route, read = tuple(pieces), last.read
+        if {blocks[at] for at in differing} != {last.blocks[at] for at in differing}:
+            read = _Read.of(route)
+        return _Walked(blocks, route, last.is_waiting, read, num_joined)
 
 
 @dataclass(eq=False)
@@ -283,18 +323,26 @@ class Planner:
         known: dict[int, int] = {}  # ids of pieces: where they stand in `lying`
         lying: list[tuple[int, int, int, int]] = []  # strip, offset, tokens, whether it grows
         at: list[int] = []
+        before: Sequence[Any] = ()  # the pieces of the row before, and where they stand
+        stood: list[int] = []
         for reader, _ in rows:
             reader.is_known = False
-            pieces: Iterable[Any] = reader.route
+            pieces: Sequence[Any] = reader.route
             if reader.num_marks:
                 pieces = [piece for piece in reader.route if not isinstance(piece, _Mark)]
-            ids = list(map(id, pieces))
-            if not known.keys() >= set(ids):
-                for name, piece in zip(ids, pieces, strict=True):
-                    if name not in known:
-                        known[name] = len(lying)
-                        lying.append(self._lies(piece, growth))
-            at += map(known.__getitem__, ids)
+            stands = stood.copy() if len(pieces) == len(before) else [-1] * len(pieces)
+            others = before if len(pieces) == len(before) else pieces[:0]
+            new: Iterable[int] = range(len(pieces))
+            if others:
+                new = [index for index in new if pieces[index] is not others[index]]
+            for index in new:
+                piece = pieces[index]
+                if (place := known.get(id(piece))) is None:
+                    place = known[id(piece)] = len(lying)
+                    lying.append(self._lies(piece, growth))
+                stands[index] = place
+            at += stands
+            before, stood = pieces, stands
         counts = [len(reader.route) - reader.num_marks for reader, _ in rows]
         ends = list(accumulate(counts))
         columns = np.array(lying, dtype=np.int64).T[:, at]  # [4, pieces of all rows]
@@ -316,13 +364,16 @@ class Planner:
         is_read = size > 0
         table, kept = table.T[is_read], is_read.cumsum()[last].tolist()
         first = 0
+        still: dict[int, tuple[tuple[Block, int], ...]] = {}  # by the ids of sets of blocks
         for (reader, view), length, grown, end in zip(rows, lengths, growths, kept, strict=True):
             self._check_length(view, length)
             reader.table, first = table[first:end], end
             reader.length, reader.growth = length, grown
-            reader.still = tuple(
-                (block, self._length(block)) for block in reader.blocks - growth.keys()
-            )
+            if id(reader.blocks) not in still:
+                still[id(reader.blocks)] = tuple(
+                    (block, self._length(block)) for block in reader.blocks - growth.keys()
+                )
+            reader.still = still[id(reader.blocks)]
             reader.at = self._number
             # behind lanes that grow, another one may become the longest
             reader.is_known = not any(block in growth for block in view.beside_others)
@@ -370,20 +421,28 @@ class Planner:
 
     def _reader(self, view: View, walk: _Walk) -> _Reader:
         num_joined = self.pool.num_joined
-        route, is_waiting = self._prepare(view, walk)
         num_marks = 0
-        if len(view.blocks) < len(view.items) or view.beside_others:
-            num_marks = sum(isinstance(piece, _Mark) for piece in route)
-            read = _Read.of(route)
-        else:
-            if walk.read_behind is not walk.trunk:
-                walk.read, walk.read_behind = {}, walk.trunk
-            key = frozenset(view.blocks[len(walk.trunk.blocks) :]), self.pool.num_joined
-            read = walk.read.get(key) or _Read.of(route)
-            if num_joined == self.pool.num_joined:  # nothing was moved on the way
-                walk.read[key] = read
+        if (walked := walk.like_the_last(view, num_joined)) is None:
+            route, is_waiting = self._prepare(view, walk)
+            if len(view.blocks) < len(view.items) or view.beside_others:
+                num_marks = sum(isinstance(piece, _Mark) for piece in route)
+                read = _Read.of(route)
+            else:
+                if walk.read_behind is not walk.trunk:
+                    walk.read, walk.read_behind = {}, walk.trunk
+                key = frozenset(view.blocks[len(walk.trunk.blocks) :]), self.pool.num_joined
+                read = walk.read.get(key) or _Read.of(route)
+                if num_joined == self.pool.num_joined:  # nothing was moved on the way
+                    walk.read[key] = read
+            walked = _Walked(view.blocks, route, is_waiting, read, num_joined)
+        is_plain = not num_marks and num_joined == self.pool.num_joined
+        walk.last = walked if is_plain else None
         self._readers[view] = reader = _Reader(
-            route, self.pool.place(view.own), is_waiting, num_marks, *read
+            walked.route,
+            self.pool.place(view.own),
+            walked.is_waiting,
+            num_marks,
+            *walked.read,
         )
         return reader
 
