@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -291,19 +292,70 @@ def test_a_plan_beyond_what_was_recorded_ahead_is_run_all_the_same(
     assert passes_of(engine).num_graphs == 2
 
 
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_a_prompt_is_no_reason_to_record(monkeypatch: pytest.MonkeyPatch, is_ready: bool) -> None:
+    """Of an engine that got ready; another one records the second of its size, and a pass that writes is recorded by both."""
+    monkeypatch.setattr(graphs, "AHEAD", 2)
+    engine = graphed_engine()
+    if is_ready:
+        engine.get_ready()
+    passes = passes_of(engine)
+    before = passes.num_graphs
+
+    def reading() -> Strategy:
+        yield Step([Row(View([Block()]), tuple(range(1, 13)))])
+        return Answer(text="")
+
+    for _ in range(4):
+        engine.run(reading())
+    prompts = [graph for graph in passes.recordings[before:] if graph.capacity.tokens > 8]
+    assert len(prompts) == (0 if is_ready else 1)
+    assert passes.counts.eager >= (4 if is_ready else 1)
+    for _ in range(2):
+        engine.run(walking(a_team_of(3), 2, {}))
+    assert [graph.capacity.tokens for graph in passes.recordings].count(4) == 1
+
+
+@pytest.mark.parametrize("wants_others", [True, False])
 def test_a_capacity_that_is_met_again_and_again_gets_a_recording_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, wants_others: bool
 ) -> None:
+    """If its plans want other kernels than the wide recording has; else the wide one serves for good."""
     monkeypatch.setattr(graphs, "AHEAD", 2)
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
     monkeypatch.setattr(graphs, "_LOOKED_AT", 1)
+    if wants_others:
+        usual = graphs.wide_capacity
+
+        def wide(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
+            return replace(usual(tokens, tiling, has_large=has_large), occupancy=Occupancy.SOME)
+
+        monkeypatch.setattr(graphs, "wide_capacity", wide)
     engine = graphed_engine()
     engine.get_ready()
     views = a_team_of(2)
     for index in range(5):
         engine.run(walking(views, 1, {0: index + 1}))
-        assert passes_of(engine).num_graphs == (2 if index < 2 else 3)
+        assert passes_of(engine).num_graphs == (3 if wants_others and index >= 2 else 2)
     assert passes_of(engine).counts.eager == 0
+
+
+@pytest.mark.parametrize("large_rows", [64, 128])
+def test_crowds_are_served_by_wide_recordings_unless_they_want_other_large_tiles(
+    large_rows: int,
+) -> None:
+    """Many rows differ from pass to pass in all sizes, and what would be recorded for one hardly serves another."""
+    tiling = Tiling(
+        4, num_kv_heads=8, num_processors=132, large_rows=64, specialised_rows=large_rows
+    )
+    passes = passes_of(graphed_engine())
+    passes.backend.tiling = tiling
+    plan = completions(200, 16384)  # a prompt that specialised tiles pay for
+    work = cut(plan, tiling)
+    assert work.large_rows == large_rows
+    capacity = graphs.wide_capacity(208, tiling, has_large=True)
+    passes._ahead[208, True] = SimpleNamespace(capacity=capacity)  # type: ignore[assignment]
+    assert passes._is_served_well(plan, work) is (large_rows == 64)
 
 
 def test_a_plan_of_few_tokens_is_cut_once_where_a_wide_recording_serves_it(

@@ -20,8 +20,8 @@ While guesses have been right ninety-nine times of a hundred, the whole pass is 
 
 **Ahead of time.** A recording takes a tenth of a second, and everybody who writes waits for it. `record_ahead` makes
 one *wide* recording for every number of tokens that passes come in, with room for long lists of everything
-else, before there is anything to serve; plans are cut for its kernels (`Cutting`). A plan that
-meets its own capacity again and again gets a recording of its own.
+else, before there is anything to serve; plans are cut for its kernels (`Cutting`). A plan that wants other kernels, such
+as large tiles for a long history, gets a recording of its own when its capacity has been met again and again.
 
 Without wide recordings a capacity is recorded when it is asked for the second time, so that widths that come up once cost
 nothing; or later, while a recording that is a little wider serves it. Where recording fails (no memory left, a network that waits for the device in its forward),
@@ -42,7 +42,7 @@ from torch import Tensor
 
 from manyhands.attention.prepared import Capacity, Prepared, pack, pack_growth, rounded_tokens
 from manyhands.attention.triton_backend import TritonBackend
-from manyhands.attention.work import Occupancy, Tiling, Work, cut, power_of_two
+from manyhands.attention.work import Cutting, Occupancy, Tiling, Work, cut, power_of_two
 from manyhands.cache.logprobs import Targets
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
@@ -272,7 +272,10 @@ class GraphedPasses(Passes):
         times = self._seen[capacity]
         if (found := self._at_hand(plan, work, capacity)) is not None:
             return found
-        graph = self._record(plan.page_size, capacity) if times > 1 else None
+        # A prompt comes once, and waits twice as long for its first token where its pass is recorded.
+        has_prompt = plan.num_tokens > plan.num_rows
+        least = _VERY_OFTEN if has_prompt and self._ahead else 1
+        graph = self._record(plan.page_size, capacity) if times > least else None
         if graph is None:
             return None
         self._kinds_with_own.add(_kind(plan))
@@ -300,17 +303,19 @@ class GraphedPasses(Passes):
         return self._wide(plan, has_large=has_large_ahead(plan, work))
 
     def _is_served_well(self, plan: Plan, work: Work) -> bool:
-        """Whether a plan, cut alone as `work`, needs no recording of its own: many rows, and no other kernel for them.
+        """Whether a wide recording has the kernels that a plan, cut alone as `work`, wants; of many tokens, the large ones.
 
-        What is padded costs next to nothing beside so many, and where runs come and go there is a capacity for every
-        few passes: each of its recordings would keep all runs waiting.
+        What is padded then costs next to nothing, and a recording of its own would keep all runs waiting for a tenth of a
+        second. Where runs come and go there is a capacity for every few passes.
         """
-        if plan.num_tokens <= _ALL_SMALL:
+        has_large = has_large_ahead(plan, work)
+        wide = self._ahead.get((rounded_tokens(plan.num_tokens), has_large))
+        if wide is None:
             return False
-        wide = self._ahead.get((rounded_tokens(plan.num_tokens), has_large_ahead(plan, work)))
-        return wide is not None and (
-            not len(work.large) or work.large_rows == wide.capacity.large_rows
-        )
+        large_rows = work.large_rows if len(work.large) else 0
+        if plan.num_tokens <= _ALL_SMALL:
+            return Cutting(work.small_rows, large_rows, work.occupancy) == wide.capacity.cutting
+        return not large_rows or large_rows == wide.capacity.large_rows
 
     def _wide(self, plan: Plan, *, has_large: bool) -> tuple[_Graph, Work] | None:
         """The wide recording for so many tokens, with large tiles or without, if the plan fits into it."""
