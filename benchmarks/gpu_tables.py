@@ -48,7 +48,7 @@ def fresh_process() -> str:
     """From the start of a process to its first token, and what was compiled and recorded afterwards."""
     rows = []
     for name, shape in SHAPES.items():
-        found = (result(f"start_up_{part}{name}") for part in ("", "mended_"))
+        found = (result(f"start_up_{part}{name}") for part in ("", "mended_", "wide_"))
         for line in (line for each in found for line in (each or {}).get("starts", [])):
             later = [line["first_prompt"], line["second_prompt"], *line["crowds"]]
             rows.append(
@@ -194,7 +194,7 @@ def _change(then: Result, now: Result) -> str:
 def gpu_tests() -> str:
     """The tests that ran on a GPU, and those that ran under the sanitizer."""
     rows = []
-    for name in ("gpu_tests", "gpu_memcheck", "gpu_racecheck"):
+    for name in ("gpu_tests", "gpu_tests_rest", "gpu_memcheck", "gpu_racecheck"):
         found = result(name)
         for file, counts in (found or {}).get("files", {}).items():
             errors = (found or {}).get("errors_of_the_tool")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from benchmarks.results import RESULTS, ROOT
@@ -49,6 +48,8 @@ def cell(found: Result | None, kind: str = "cells", **where: Any) -> Result | No
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
+    "life_stretches_qwen3-8b",
+    "life_stretches_qwq-32b",
     "life_joins_qwen3-8b",
     "life_alone_qwen3-8b",
     "life_ahead_qwen3-8b",
@@ -101,7 +102,7 @@ def life_step_end() -> str:
     head = ["workers", "commit", "whole pass", "device", "idle before it", "host"]
     head += [*_HOST_PARTS.values(), "other"]
     rows: list[list[str]] = []
-    for name in ("step_timeline_before_qwen3-8b", "step_timeline_qwen3-8b"):
+    for name in (f"step_timeline_{when}qwen3-8b" for when in ("before_", "", "stretches_")):
         found = result(name) or {}
         for line in found.get("timelines", []):
             if line["what"] != "ended":
@@ -289,6 +290,7 @@ def _attention(family: str, first: list[str], words: Callable[[str], list[str]])
     if not found or not found.get("cells"):
         return NOTHING_YET
     peers = list(dict.fromkeys(line["peer"] for line in found.get("peers", [])))
+    peers = [peer for peer in peers if not peer.startswith(_OUTSIDERS)]  # they have their own table
     rows = []
     for line in found["cells"]:
         of_limit = f"{line['of_limit']:.0%}" if line["of_limit"] is not None else ""
@@ -317,16 +319,15 @@ def attention_teams() -> str:
 
 
 def outsiders() -> str:
-    """FlashAttention 3 and FlashInfer on the same pages, and what ours took in that run and later, on another card."""
+    """FlashAttention 3 and FlashInfer on the same pages, and ours beside them."""
     rows = []
     for family in ("teams", "trees", "prefills"):
-        found = result(f"attention_outsiders_{family}")
+        found = result(f"attention_{family}")
         for line in (found or {}).get("cells", []):
             name, us = line["name"], line["us"]
             if family == "teams" and int(name.split()[0]) < _LONG_TEAM:
                 continue
             peers = [cell(found, "peers", name=name, peer=peer) or {} for peer in _OUTSIDERS]
-            now = _newer(family, name)
             best = min((peer["us"] for peer in peers if peer), default=None)
             rows.append(
                 [
@@ -334,18 +335,11 @@ def outsiders() -> str:
                     f"{line['us_limit']:.1f}",
                     *(f"{peer['us']:.1f}" if peer else "" for peer in peers),
                     f"{us:.1f}",
-                    f"{now:.1f}" if now else "",
-                    f"{best / (now or us):.2f}" if best else "",
+                    f"{us / line['us_limit']:.1f} ×",
+                    f"{best / us:.2f}" if best else "",
                 ]
             )
-    head = [
-        "what",
-        "limit",
-        *_OUTSIDERS,
-        "ours",
-        "ours, launched as today",
-        "the best peer over ours",
-    ]
+    head = ["what", "limit", *_OUTSIDERS, "ours", "of the limit", "the best peer over ours"]
     return table(head, rows) if rows else NOTHING_YET
 
 
@@ -360,31 +354,6 @@ def _told(family: str, name: str) -> str:
     if family == "prefills":
         return f"prefill of {second} behind {first}"
     return f"team of {second} behind {first}, {'32/8' if fewer else '40/8'}"
-
-
-def _newer(family: str, name: str) -> float | None:
-    """Microseconds of a situation that is launched otherwise today, from the sweep that tried it."""
-    tried = partial(cell, result("tiles_of_trees_and_teams"), situation=family.removesuffix("s"))
-    if family == "trees":
-        launches = "many 4w3s64" if name == _LONG_WALKS else "ours"
-        found = tried(of=name, launches=launches) if name in (*_NARROW, _LONG_WALKS) else None
-    elif family == "teams":
-        length, workers, *fewer = name.split()
-        heads = [32, 8] if fewer else [40, 8]
-        asked = {"of": int(length), "rows": int(workers), "heads": heads}
-        found = tried(**asked, launches="64 plain 4w3s64")
-    else:
-        found = None
-    return found["us"] if found else None
-
-
-_LONG_WALKS = "256_4096"
-# Trees of many narrow strips, whose small tiles had more than 16 rows.
-_NARROW = (
-    "1,16,32,64,256,1024_256,128,64,32,32,32",
-    "2,8,16,256_256,256,32,32",
-    "64,1024_512,32",
-)
 
 
 def attention_prefixes() -> str:

@@ -247,15 +247,15 @@ def strip_of_reads(plan: Plan) -> np.ndarray:
     return np.repeat(np.arange(len(plan.reads.pages)), np.diff(plan.reads.strip_indptr))
 
 
-def test_parts_are_strips_where_all_rows_see_the_same() -> None:
+def test_stretches_are_strips_where_all_rows_see_the_same() -> None:
     entries = cut(a_team(4, 1024, 128), Tiling(4, 8, PROCESSORS)).entries
-    indptr, strip = entries.parts(64)
+    indptr, strip = entries.stretches(64)
     assert indptr.tolist() == entries.strip_indptr.tolist()
     assert strip.tolist() == list(range(5))
     lives = cut(a_team_that_lives(4, 1024, 200), Tiling(4, 8, PROCESSORS)).entries
-    indptr, strip = lives.parts(64)
+    indptr, strip = lives.stretches(64)
     assert np.bincount(strip).tolist() == [2, 1, 1, 1, 1, 1, 1]
-    assert len(lives.parts(2048)[0]) == len(lives.strip_indptr), "short strips are left whole"
+    assert len(lives.stretches(2048)[0]) == len(lives.strip_indptr), "short strips are left whole"
 
 
 def test_many_small_tiles_have_splits_enough() -> None:

@@ -3,7 +3,7 @@
 A row with three new tokens that reads two strips makes six entries. They are sorted by strip, so that
 a backend can load a strip's keys once for all the entries that stand together.
 
-A *part* of a strip is a run of its entries whose keys no other entry of it sees, such as the blocks of a strip that a row
+A *stretch* of a strip is a run of its entries whose keys no other entry of it sees, such as the blocks of a strip that a row
 meets at different places of its view.
 
     E  entries
@@ -50,10 +50,10 @@ class Entries(NamedTuple):
             strip_indptr=np.concatenate(([0], ends))[reads.strip_indptr],
         )
 
-    def parts(self, least: int) -> tuple[Ints, Ints]:
-        """Where the parts of all strips begin [parts + 1], in entries, and the strip of each [parts].
+    def stretches(self, least: int) -> tuple[Ints, Ints]:
+        """Where the stretches of all strips begin [stretches + 1], in entries, and the strip of each [stretches].
 
-        A strip of at most `least` keys is one part. Entries that are not sorted by what they see make fewer and larger parts.
+        A strip of at most `least` keys is one stretch. Entries that are not sorted by what they see make fewer and larger ones.
         """
         first, stop = self.strip_indptr[:-1], self.strip_indptr[1:]
         strip = np.arange(len(first)).repeat(stop - first)

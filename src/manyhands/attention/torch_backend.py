@@ -17,6 +17,7 @@ if there are many: a strip is cut into such runs, each a bucket of its own, and 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,6 +132,7 @@ class Prepared:
 
 
 _BUCKET_COST = 1000  # a product more costs as much as so many scores of one query and one key
+_TOGETHER = 64  # keys of a strip, all of which its queries may as well look at together
 _MOST_QUERIES = 256  # of one strip in one product; more would mostly look at keys they may not see
 _LONG_RUN = 256  # keys: gathering so many costs a CPU about as much as a product more
 
@@ -308,11 +310,11 @@ def fused_attention(
 
 
 def _groups(entries: Entries, budget: int) -> list[_Group]:
-    """One group a strip; many queries in several, each with only the keys its queries reach."""
+    """One group a stretch of a strip; many queries in several, each with only the keys its queries reach."""
     groups = []
     reach = np.minimum(entries.high, entries.offset + 1)  # one past the last key an entry may see
-    for strip in range(len(entries.strip_indptr) - 1):
-        start, stop = int(entries.strip_indptr[strip]), int(entries.strip_indptr[strip + 1])
+    indptr, strips = entries.stretches(_TOGETHER)
+    for strip, (start, stop) in zip(strips.tolist(), pairwise(indptr.tolist()), strict=True):
         longest = int(entries.high[start:stop].max() - entries.low[start:stop].min())
         most = max(16, min(_MOST_QUERIES, budget // longest))
         for first in range(start, stop, most):

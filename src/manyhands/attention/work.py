@@ -1,11 +1,13 @@
 """A plan cut into pieces of like size: the work list of the kernels.
 
-A piece, or item, is one tile of entries that read the same part of a strip, times one split of its
-keys, times one key/value head (the launch's second dimension). Each item loads its keys once for all
-its entries and all the query heads of the group (Hydragen, section 3.2), so it runs on matrix units
-also where every row has a single new token. "Strip" below is short for such a part (`Entries.parts`). Strips with many readers get large tiles, limited by
-arithmetic; strips with few get small ones, limited by the reading of keys; both are in flight at the
-same time. Splits even the work out: a long strip is cut so that all processors have a part of it.
+A piece, or item, is one tile of entries that read the same stretch of a strip, times one split of its keys, times one
+key/value head (the launch's second dimension). Each item loads its keys once for all its entries and all the query heads of
+the group (Hydragen, section 3.2), so it runs on matrix units also where every row has a single new token. Below, "strip" is
+short for such a stretch (`Entries.stretches`).
+
+Strips with many readers get large tiles, limited by arithmetic; strips with few get small ones, limited by the reading of
+keys; both are in flight at the same time. Splits even the work out: a long strip is cut so that all processors have some of
+it.
 
 Each entry leaves one partial result per split. The partials of a token stand one behind the other, so
 merging needs no list of them.
@@ -108,7 +110,7 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     entries = Entries.of(plan)
     sizes = [len(table) for table in plan.reads.pages]
     first_page = np.array([0, *accumulate(sizes)])
-    indptr, strip_of = entries.parts(tiling.key_tile)
+    indptr, strip_of = entries.stretches(tiling.key_tile)
     rows = (indptr[1:] - indptr[:-1]) * tiling.group
     keys = _keys(entries, indptr[:-1])[1]
     most = tiling.most_small_rows
@@ -137,16 +139,16 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     large = _tiles(entries, indptr, (~is_small).nonzero()[0], large_rows // tiling.group, tiling)
     num_splits = np.zeros(len(entries.token), dtype=np.int64)
     lists = []
-    found = _occupancy(len(small.part), tiling) if wanted is None else wanted.occupancy
+    found = _occupancy(len(small.stretch), tiling) if wanted is None else wanted.occupancy
     for tiles in (small, large):
-        if not len(tiles.part):
+        if not len(tiles.stretch):
             lists.append(np.empty((0, ITEM_FIELDS), dtype=np.int64))
             continue
         size = _large_split(tiles, tiling) if tiles is large else _small_split(tiles, found, tiling)
         splits = _num_splits(tiles, size, tiling)
         for_entries = splits.repeat(tiles.count)
         num_splits[_ranges(tiles.first, tiles.count)] = for_entries
-        lists.append(_items(tiles, splits, size, first_page[strip_of[tiles.part]]))
+        lists.append(_items(tiles, splits, size, first_page[strip_of[tiles.stretch]]))
     entry_partial, partial_indptr = _partials(entries.token, num_splits, plan.num_tokens)
     own = np.zeros(plan.num_rows, dtype=np.int64) if plan.own_strip is None else plan.own_strip
     return Work(
@@ -165,30 +167,30 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
 
 @dataclass(frozen=True, eq=False)
 class _Tiles:
-    """Runs of entries of one part of a strip, and the keys they see between them."""
+    """Runs of entries of one stretch of a strip, and the keys they see between them."""
 
-    part: Ints
+    stretch: Ints
     first: Ints  # first entry
     count: Ints
     start: Ints  # first key, at the border of a key tile
     num_keys: Ints
 
 
-def _tiles(entries: Entries, indptr: Ints, parts: Ints, most: int, tiling: Tiling) -> _Tiles:
-    """Tiles of at most `most` entries over these parts of strips, whose entries begin at `indptr`."""
-    begin, end = indptr[parts], indptr[parts + 1]
-    if not len(parts):
-        return _Tiles(parts, begin, begin, begin, begin)
-    per_part = -(-(end - begin) // most)
-    part = parts.repeat(per_part)
-    within = _ranges(np.zeros_like(per_part), per_part)
-    first = begin.repeat(per_part) + within * most
-    count = np.minimum(end.repeat(per_part) - first, most)
-    # Runs of entries need not touch each other (parts of the other kind lie between them).
+def _tiles(entries: Entries, indptr: Ints, stretches: Ints, most: int, tiling: Tiling) -> _Tiles:
+    """Tiles of at most `most` entries over these stretches of strips, whose entries begin at `indptr`."""
+    begin, end = indptr[stretches], indptr[stretches + 1]
+    if not len(stretches):
+        return _Tiles(stretches, begin, begin, begin, begin)
+    per_stretch = -(-(end - begin) // most)
+    stretch = stretches.repeat(per_stretch)
+    within = _ranges(np.zeros_like(per_stretch), per_stretch)
+    first = begin.repeat(per_stretch) + within * most
+    count = np.minimum(end.repeat(per_stretch) - first, most)
+    # Runs of entries need not touch each other (stretches of the other kind lie between them).
     picked = _ranges(first, count)
     start, num_keys = _keys(entries, count.cumsum() - count, picked)
     is_cut = start % tiling.key_tile
-    return _Tiles(part, first, count, start - is_cut, num_keys + is_cut)
+    return _Tiles(stretch, first, count, start - is_cut, num_keys + is_cut)
 
 
 def _keys(entries: Entries, at: Ints, picked: Ints | slice = _ALL) -> tuple[Ints, Ints]:
