@@ -281,8 +281,8 @@ def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
     size = max(tiling.least_split, _round_up(total / most, tiling.key_tile))
     if are_many:
         return size
-    # What is left of every strip is a program too. A few more than there is room for would begin when others are done, so
-    # longer ones may all be done sooner.
+    # The rest of every strip is a program too. A few more than there is room for would begin when others are done, so longer
+    # ones may all be done sooner.
     room = int(most // tiling.num_kv_heads)  # items that run at once
     if int(_num_splits(tiles, size, tiling).sum()) <= room:
         return size
