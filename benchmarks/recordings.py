@@ -69,7 +69,7 @@ def candidates(plan: Plan, tiling: Tiling) -> Iterator[tuple[str, Capacity]]:
     own = cut(plan, tiling)
     yield "its own", graphs._capacity(plan, own)
     has_large = graphs.has_large_ahead(plan, own)
-    wide = graphs.wide_capacity(plan.num_tokens, tiling, has_large=has_large)
+    wide = graphs.wide_capacity(graphs.rounded_tokens(plan.num_tokens), tiling, has_large=has_large)
     yield "wide", wide
     least = power_of_two(max(tiling.least_rows, tiling.group))
     rows = [size for size in (16, 32, 64) if least <= size <= tiling.most_small_rows]

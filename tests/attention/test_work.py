@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -210,7 +211,7 @@ def a_team_that_lives(workers: int, history: int, step: int) -> Plan:
 def test_blocks_of_one_strip_that_are_read_apart_have_tiles_of_their_own() -> None:
     """A header behind the history would walk over all of it, once for every row."""
     plan = a_team_that_lives(16, 4096, 200)
-    tiling = Tiling(4, num_kv_heads=8, num_processors=PROCESSORS)
+    tiling = Tiling(4, num_kv_heads=8, num_processors=PROCESSORS, large_rows=64)
     work = cut(plan, tiling)
     entries = work.entries
     seen = {
@@ -288,3 +289,22 @@ def test_a_prompt_counts_the_keys_that_it_sees(new: int, large_rows: int) -> Non
         4, num_kv_heads=8, num_processors=PROCESSORS, large_rows=64, specialised_rows=128
     )
     assert cut(plan, tiling).large_rows == large_rows
+
+
+def test_stretches_overlap_in_no_order() -> None:
+    """A read that begins before another one ends belongs to the same stretch, wherever it stands in the list."""
+    entries = cut(a_team_that_lives(4, 1024, 200), Tiling(4, 8, PROCESSORS)).entries
+    rng = np.random.default_rng(0)
+    bounds = entries.strip_indptr
+    for _ in range(20):
+        order = np.concatenate(
+            [rng.permutation(np.arange(*pair)) for pair in pairwise(bounds.tolist())]
+        )
+        mixed = entries._replace(low=entries.low[order], high=entries.high[order])
+        indptr, strip = mixed.stretches(64)
+        ranges = [
+            (int(s), int(mixed.low[a:b].min()), int(mixed.high[a:b].max()))
+            for s, (a, b) in zip(strip, pairwise(indptr.tolist()), strict=True)
+        ]
+        for one, other in pairwise(ranges):
+            assert one[0] < other[0] or one[2] <= other[1]

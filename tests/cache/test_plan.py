@@ -73,7 +73,7 @@ class Ledger:
             assert set(found) == set(naive(row.view))
         assert plan.num_keys_read == sum(len(naive(row.view)) for row in step.rows)
         keys = {(block, index) for row in step.rows for _, block, index in naive(row.view)}
-        assert plan.num_keys_loaded >= len(keys)
+        assert plan.num_keys_loaded == len(keys)
 
     def seen(self, plan: Plan, row: int) -> list[tuple[int, Block, int]]:
         """Positions in the row's view, and the tokens that the plan's integers make it meet there."""
@@ -259,40 +259,50 @@ def test_compaction_waits_for_a_plan_that_has_the_time(is_planned_ahead: bool) -
     assert pool.num_joined == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), joins_ahead=st.booleans())
 def test_random_teams(seed, joins_ahead):
-    """Views that differ in the places of two desks are made from each other; some read a desk twice, or a block more."""
+    """Views that differ in the places of some desks are made from each other; blocks may stand twice, and beside each other."""
     rng = random.Random(seed)
-    ledger = Ledger(PagePool(2000, 4))
+    ledger = Ledger(PagePool(4000, 4))
     ledger.planner.joins_ahead = joins_ahead
-    prompt, header, marker = Block("prompt"), Block("header"), Block("marker")
-    history: list[Block] = []
+    prompt, header, marker, nothing = (Block(name) for name in ("prompt", "header", "marker", ""))
     for block, size in ((prompt, 9), (header, 3), (marker, 2)):
         ledger.play(Step([Row(View([block]), (1,) * size)]))
         block.freeze()
-    desks = [Block(f"desk {index}") for index in range(rng.randint(2, 5))]
-    for _ in range(rng.randint(2, 6)):
+    nothing.freeze()
+    history: list[Block] = []
+    finished = [nothing]  # read at any place, or at none
+    desks = [Block(f"desk {index}") for index in range(rng.randint(3, 6))]
+    for _ in range(rng.randint(3, 7)):
         views = []
+        count = rng.randint(1, 3)
         for own in desks:
-            others = [block for desk in desks if desk is not own for block in (desk, marker)]
-            if rng.random() < 0.2:
-                rng.shuffle(others)
+            others = rng.choices([*(d for d in desks if d is not own), *finished[-2:]], k=count)
+            items: list[Item] = [block for other in others for block in (other, marker)]
             if rng.random() < 0.1:
-                others += [others[0], marker, header]
-            views.append(View([prompt, *history, *others, header, own]))
-        for _ in range(rng.randint(1, 3)):
+                items = [Lanes([[other] for other in dict.fromkeys(others)])]
+            views.append(View([prompt, *history, *items, header, own]))
+        rng.shuffle(views)
+        for _ in range(rng.randint(1, 4)):
             step = Step([Row(view, (1,) * rng.choice([1, 1, 1, 3])) for view in views])
             if joins_ahead and rng.random() < 0.5:
                 ledger.planner.plan_ahead(step, {})
             ledger.play(step)
         for index, desk in enumerate(desks):
-            if rng.random() < 0.4:
-                history.append(desk.freeze())
+            if rng.random() < 0.3:
+                (history if rng.random() < 0.6 else finished).append(desk.freeze())
                 desks[index] = Block()
-        if rng.random() < 0.1:
-            desks[0].freeze()  # empty, or to be finished while others read it as a desk
-            desks[0] = Block()
+
+
+def test_views_that_differ_in_places_of_a_block_that_stands_twice():
+    """Neither place is that of the other view."""
+    ledger = Ledger(PagePool(400, 4))
+    first, second, third = (Block(name) for name in "abc")
+    for block, size in ((first, 2), (second, 3), (third, 4)):
+        ledger.play(Step([Row(View([block]), (1,) * size)]))
+    views = View([third, second, second, first]), View([first, first, second, third])
+    ledger.play(Step([Row(view, (1,)) for view in views]))
 
 
 def test_of_the_views_of_a_team_one_is_walked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
+from benchmarks import situations
 from manyhands.attention.prepared import Capacity, rounded_tokens
 from manyhands.attention.work import Occupancy, Tiling, cut
 from manyhands.cache.block import Block
@@ -294,7 +296,7 @@ def test_a_plan_beyond_what_was_recorded_ahead_is_run_all_the_same(
 
 @pytest.mark.parametrize("is_ready", [True, False])
 def test_a_prompt_is_no_reason_to_record(monkeypatch: pytest.MonkeyPatch, is_ready: bool) -> None:
-    """Of an engine that got ready; another one records the second of its size, and a pass that writes is recorded by both."""
+    """An engine that got ready records none of four; another one records the second, and both record a pass that writes."""
     monkeypatch.setattr(graphs, "AHEAD", 2)
     engine = graphed_engine()
     if is_ready:
@@ -316,11 +318,34 @@ def test_a_prompt_is_no_reason_to_record(monkeypatch: pytest.MonkeyPatch, is_rea
     assert [graph.capacity.tokens for graph in passes.recordings].count(4) == 1
 
 
+@pytest.mark.parametrize(("drafts", "recorded_at"), [(1, 2), (0, graphs._VERY_OFTEN)])
+def test_a_pass_with_drafts_has_no_prompt(drafts: int, recorded_at: int) -> None:
+    """Drafts come again and again: their second pass is recorded, as one without them is."""
+    passes = passes_of(graphed_engine())
+    wide = graphs.wide_capacity(1, passes.backend.tiling, has_large=False)
+    passes._ahead[1, False] = SimpleNamespace(capacity=wide)  # type: ignore[assignment]
+    made: list[Capacity] = []
+
+    def record(page_size: int, capacity: Capacity) -> object:
+        made.append(capacity)
+        return SimpleNamespace(capacity=capacity)
+
+    passes._record = record  # type: ignore[assignment, method-assign]
+    views = [View([situations.block_of(8)]) for _ in range(40)]
+    plan = situations.planned(views, 2)[0]
+    if drafts:
+        plan = replace(plan, num_drafted=np.full(40, drafts))
+    for _ in range(recorded_at - 1):
+        assert passes._recorded(plan) is None
+    assert passes._recorded(plan) is not None
+    assert len(made) == 1
+
+
 @pytest.mark.parametrize("wants_others", [True, False])
 def test_a_capacity_that_is_met_again_and_again_gets_a_recording_of_its_own(
     monkeypatch: pytest.MonkeyPatch, wants_others: bool
 ) -> None:
-    """If its plans want other kernels than the wide recording has; else the wide one serves for good."""
+    """Its plans want other kernels than the wide recording has; where they do not, the wide one serves for good."""
     monkeypatch.setattr(graphs, "AHEAD", 2)
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
     monkeypatch.setattr(graphs, "_LOOKED_AT", 1)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
+from benchmarks import situations
 from manyhands.attention.prepared import Capacity, rounded_tokens
 from manyhands.attention.work import Tiling, cut
 from manyhands.cache.plan import Plan
+from manyhands.cache.view import View
 from manyhands.engine.graphs import AHEAD, has_large_ahead, kinds_ahead, wide_capacity
 from tests.attention.test_work import a_team, completions
 
@@ -40,6 +44,15 @@ def test_a_team_fits(workers: int, history: int, tiling: Tiling) -> None:
 @pytest.mark.parametrize("rows", [8, 32, 128, 250, 256])
 def test_completions_fit(rows: int, tiling: Tiling) -> None:
     assert fits(completions(rows, 2048), tiling)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 8])
+@pytest.mark.parametrize(("rows", "keys"), [(40, 8192), (64, 4096), (208, 2048)])
+def test_many_long_rows_fit_with_one_key_head_too(rows: int, keys: int, heads: int) -> None:
+    """Fewer heads make fewer programs of an item, so strips are cut into more of them."""
+    tiling = replace(TILINGS[-1], num_kv_heads=heads)
+    views = [View([situations.block_of(keys)]) for _ in range(rows)]
+    assert fits(situations.planned(views, 1)[0], tiling)
 
 
 def test_control_more_than_there_is_room_for() -> None:

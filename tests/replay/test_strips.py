@@ -5,16 +5,24 @@ In float32 both differ by the order of sums alone: below 2e-5 of the largest num
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from manyhands.attention import strips
+from manyhands.cache.block import Block
+from manyhands.cache.pages import PagePool
+from manyhands.cache.planner import Planner
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
 from manyhands.model.adapter import ModelAdapter
 from manyhands.replay.lessons import Batch, trace_lesson
+from manyhands.replay.merged import merge_passes
 from manyhands.replay.train import batch_loss
 from tests.replay.runs import SETTINGS, network, team_run
 
@@ -58,6 +66,61 @@ def test_gradients_are_those_of_the_torch_backend(family: str, lessons: int) -> 
         error = (found[name] - gradient).abs().max() / gradient.abs().max().clamp(min=1e-9)
         assert error < NEAR, name
     assert all(float(gradient.abs().max()) > 1e-7 for gradient in expected.values())
+
+
+@pytest.mark.parametrize("is_merged", [True, False])
+def test_every_key_that_is_seen_is_in_one_tile_of_either_kind(is_merged: bool) -> None:
+    """Also where two blocks lie on one strip and rows meet them apart: a gradient is stored, and not added."""
+    history, header, (one, other) = Block("history"), Block("header"), (Block(), Block())
+
+    def steps() -> Iterator[Step]:
+        yield Step([Row(View([history]), (1,) * 100)])
+        yield Step([Row(View([history, header]), (1,) * 10)])
+        history.freeze()
+        header.freeze()
+        yield Step(
+            [Row(View([history, header, one]), (1,))]
+        )  # the header is moved behind the history
+        views = View([history, other, header, one]), View([history, one, header, other])
+        for _ in range(2):
+            yield Step([Row(view, (1,)) for view in views])
+
+    if is_merged:  # an early pass reads both blocks as one
+        plan = merge_passes(steps(), 200).plan
+    else:
+        planner = Planner(PagePool(400, 1))
+        for step in steps():
+            plan = planner.plan(step)
+            planner.pool.make_moves(lambda moves: None)
+            for row in step.rows:
+                row.view.own.tokens.extend(row.feed)
+    lists = strips.Strips.of(plan)
+    lows, offsets = lists.lows.numpy(), lists.rotations.offsets.numpy()
+    highs = np.minimum(lists.highs.numpy(), offsets + 1)
+    assert {0, 100} <= set(lows.tolist()), "both lie on one strip"
+    seen = {(entry, key) for entry in range(len(lows)) for key in range(lows[entry], highs[entry])}
+    by_entries = [
+        (entry, key)
+        for first, count, begin, end, _ in lists.entry_tiles.tolist()
+        for entry in range(first, first + count)
+        for key in range(max(begin, lows[entry]), min(end, highs[entry]))
+    ]
+    by_keys = [
+        (entry, key)
+        for first, count, begin, last, _ in lists.key_tiles.tolist()
+        for entry in range(begin, last)
+        for key in range(max(first, lows[entry]), min(first + count, highs[entry]))
+    ]
+    for found in (by_entries, by_keys):
+        assert len(found) == len(set(found))
+        assert set(found) == seen
+    own = [(place + first, count) for first, count, _, _, place in lists.key_tiles.tolist()]
+    slots = [slot for first, count in own for slot in range(first, first + count)]
+    assert len(slots) == len(set(slots)), "tiles of keys share none"
+    walked = (lists.entry_tiles[:, 3] - lists.entry_tiles[:, 2]).tolist()
+    assert max(walked) == (110 if is_merged else 100), (
+        "no tile walks over the history for the header"
+    )
 
 
 def test_products_in_two_bytes_of_weights_in_float32() -> None:

@@ -1,10 +1,10 @@
-"""The (token, read) pairs of a plan: one query meeting one stretch of one strip.
+"""The (token, read) pairs of a plan: one query meeting one read.
 
 A row with three new tokens that reads two strips makes six entries. They are sorted by strip, so that
 a backend can load a strip's keys once for all the entries that stand together.
 
-A *stretch* of a strip is a run of its entries whose keys no other entry of it sees, such as the blocks of a strip that a row
-meets at different places of its view.
+A *stretch* of a strip are neighbouring keys that a run of its entries sees, and no other entry of the strip: a team's history,
+say, and the header behind it, which a row meets at different places of its view.
 
     E  entries
 """
@@ -60,7 +60,8 @@ class Entries(NamedTuple):
         # The keys of a strip lie above all those of the strips before it.
         shift = strip * (int(self.high.max()) + 1)
         seen = np.maximum.accumulate(self.high + shift)
-        begins = self.low[1:] + shift[1:] >= seen[:-1]
+        to_see = np.minimum.accumulate((self.low + shift)[::-1])[::-1]
+        begins = to_see[1:] >= seen[:-1]
         is_long = (
             np.maximum.reduceat(self.high, first) - np.minimum.reduceat(self.low, first) > least
         )

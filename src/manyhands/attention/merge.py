@@ -1,7 +1,7 @@
 """Merging partial softmaxes by their log-sum-exp (Hydragen, section 3.1).
 
-Attention over a view is attention over its stretches, put together: with o_i and l_i the output and
-the log-sum-exp of stretch i,
+Attention over a view is attention over runs of its keys, put together: with o_i and l_i the output and
+the log-sum-exp of run i,
 
     o = sum_i exp(l_i - l) o_i        l = log sum_i exp(l_i)
 

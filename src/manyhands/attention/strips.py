@@ -88,23 +88,25 @@ def _cut(start: Ints, stop: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _entry_tiles(entries: Entries, place: Ints) -> Ints:
-    """Tiles of entries, and the keys that they see between them; the longest walk first."""
-    strip, first, stop = _cut(entries.strip_indptr[:-1], entries.strip_indptr[1:])
+    """Tiles of entries of one stretch, and the keys that they see between them; the longest walk first."""
+    indptr, strip = entries.stretches(_TILE)
+    stretch, first, stop = _cut(indptr[:-1], indptr[1:])
     begin = np.minimum.reduceat(entries.low, first)
     reach = np.minimum(entries.high, entries.offset + 1)
     end = np.maximum(np.maximum.reduceat(reach, first), begin)
-    tiles = np.stack((first, stop - first, begin, end, place[strip]), axis=1)
+    tiles = np.stack((first, stop - first, begin, end, place[strip[stretch]]), axis=1)
     return tiles[np.argsort(begin - end, kind="stable")]
 
 
 def _key_tiles(entries: Entries, place: Ints) -> Ints:
-    """Tiles of keys, and the entries of their strip."""
-    low = np.minimum.reduceat(entries.low, entries.strip_indptr[:-1])
+    """Tiles of keys of one stretch, and its entries."""
+    indptr, strip = entries.stretches(_TILE)
+    low = np.minimum.reduceat(entries.low, indptr[:-1])
     reach = np.minimum(entries.high, entries.offset + 1)
-    end = np.maximum(np.maximum.reduceat(reach, entries.strip_indptr[:-1]), low)
-    strip, first, stop = _cut(low, end)
-    begin, last = entries.strip_indptr[strip], entries.strip_indptr[strip + 1]
-    tiles = np.stack((first, stop - first, begin, last, place[strip]), axis=1)
+    end = np.maximum(np.maximum.reduceat(reach, indptr[:-1]), low)
+    stretch, first, stop = _cut(low, end)
+    begin, last = indptr[stretch], indptr[stretch + 1]
+    tiles = np.stack((first, stop - first, begin, last, place[strip[stretch]]), axis=1)
     return tiles[np.argsort(begin - last, kind="stable")]
 
 

@@ -1,6 +1,6 @@
 """Attention grouped by strip, in plain torch: any device, exact partials, differentiable.
 
-For every strip, the queries of all rows that read it are gathered and meet its keys in one product
+For every stretch of a strip (`attention/entries.py`; below, "strip" for short), the queries of all rows that read it are gathered and meet its keys in one product
 (Hydragen, section 3.2: many matrix-vector products become one matrix product). Strips of like size
 share a batched product, a Bucket, so that a hundred short blocks do not cost a hundred launches. The
 partial results of a token are then merged by log-sum-exp.
@@ -316,7 +316,7 @@ def _groups(entries: Entries, budget: int) -> list[_Group]:
     indptr, strips = entries.stretches(_TOGETHER)
     for strip, (start, stop) in zip(strips.tolist(), pairwise(indptr.tolist()), strict=True):
         longest = int(entries.high[start:stop].max() - entries.low[start:stop].min())
-        most = max(16, min(_MOST_QUERIES, budget // longest))
+        most = max(16, min(_MOST_QUERIES, budget // max(1, longest)))
         for first in range(start, stop, most):
             last = min(first + most, stop)
             low = int(entries.low[first:last].min())

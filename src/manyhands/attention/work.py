@@ -61,7 +61,9 @@ class Tiling:
     key_tile: int = 64  # keys per iteration of the inner loop; splits are multiples of it
     large_rows: int = 128  # rows (entries times r) of a large tile
     specialised_rows: int = 0  # of a specialised tile, if there is a kernel for them
-    specialised_work: int = 1 << 19  # rows times keys per processor, from which on it pays
+    specialised_work: int = (
+        1 << 19
+    )  # pairs of a row and a key it sees, per processor, from which on it pays
     specialised_reads: int = 1 << 17  # the same where it spares a second reading of the keys
     least_rows: int = 16  # of a small tile
     most_small_rows: int = 64  # strips with more rows get large tiles
@@ -71,9 +73,7 @@ class Tiling:
     )
     least_split: int = 128
     splits_per_processor: float = 2.0  # of small tiles, over all strips and heads
-    splits_of_many: float = (
-        8.0  # the same where programs are many: they are small, and few would wait for the last
-    )
+    splits_of_many: float = 8.0  # the same where programs are many
     keys_to_begin: int = 320  # that a program would read in the time it takes to begin and to end
     few: int = 4  # programs of small tiles per processor, see `Occupancy`
     many: int = 8
@@ -295,7 +295,7 @@ def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
 def _last_done(tiles: _Tiles, size: int, room: int, tiling: Tiling) -> int:
     """When the last item is done if `room` of them run at once, the longest first, in the time that a key takes.
 
-    Either it is the longest one, or the first of those that have to wait.
+    A guess, exact up to two rounds: it is the longest one, or the first of those that have to wait.
     """
     splits = _num_splits(tiles, size, tiling)
     rest = np.sort(tiles.num_keys - (splits - 1) * size)[::-1]

@@ -1,6 +1,6 @@
 """A Plan: the integers of one forward pass. Which rows read which keys, at which offset, how many.
 
-    T  new tokens, packed over rows      R  rows      n  reads (one row meeting one stretch of a strip)
+    T  new tokens, packed over rows      R  rows      n  reads (one row meeting some keys of a strip)
     D  drafted tokens of all rows
 
 Everything follows from the lengths of blocks (Hogwild! Inference, section 3.4). Row r meets read n
@@ -107,13 +107,19 @@ class Plan:
 
     @property
     def num_keys_loaded(self) -> int:
-        """Keys loaded when each strip is loaded once, from the first that any row reads to the last."""
+        """Keys loaded when each is loaded once for all rows that read it."""
         return int(self.keys_loaded.sum())
 
     @property
     def keys_loaded(self) -> Ints:
         """[strips]: the same, strip by strip."""
-        first = self.reads.strip_indptr[:-1]
-        high, low = self.reads.high, self.reads.low
-        loaded: Ints = np.maximum.reduceat(high, first) - np.minimum.reduceat(low, first)
+        reads = self.reads
+        first = reads.strip_indptr[:-1]
+        # The keys of a strip lie above all those of the strips before it; reads stand in the order of their first keys.
+        above = np.arange(len(first)) * (int(reads.high.max()) + 1)
+        above = above.repeat(np.diff(reads.strip_indptr))
+        low, high = reads.low + above, reads.high + above
+        known = np.maximum.accumulate(high)
+        low[1:] = np.maximum(low[1:], known[:-1])
+        loaded: Ints = np.add.reduceat(np.maximum(0, high - low), first)
         return loaded

@@ -113,18 +113,20 @@ class _Walk:
             return None
         if len(blocks) < len(view.items) or view.beside_others:
             return None
-        differing = [
-            at
-            for at, pair in enumerate(zip(blocks, last.blocks, strict=True))
-            if pair[0] is not pair[1]
-        ]
+        first = len(self.trunk.blocks)
+        if blocks[:first] != last.blocks[:first]:
+            return None
+        pairs = zip(blocks[first:], last.blocks[first:], strict=True)
+        differing = [at for at, pair in enumerate(pairs, start=first) if pair[0] is not pair[1]]
         pieces = list(last.route)
         for at in differing:
-            new, old = self.pieces.get(blocks[at]), self.pieces.get(last.blocks[at])
-            if not isinstance(new, _Live) or not isinstance(old, _Live):
-                return None
-            stands = [index for index, piece in enumerate(last.route) if piece is old]
-            if len(stands) != 1:  # a view may have it twice
+            new, before = self.pieces.get(blocks[at]), last.blocks[at]
+            stands = [
+                index
+                for index, piece in enumerate(last.route)
+                if isinstance(piece, _Live) and piece.block is before
+            ]
+            if not isinstance(new, _Live) or len(stands) != 1:  # a view may have it twice
                 return None
             pieces[stands[0]] = new
         route, read = tuple(pieces), last.read
@@ -508,7 +510,8 @@ class Planner:
         pieces: list[Any] = list(map(walk.pieces.get, blocks))
         if not all(pieces):
             pieces = [
-                piece or self._met(block, walk) for piece, block in zip(pieces, blocks, strict=True)
+                piece or walk.pieces.get(block) or self._met(block, walk)
+                for piece, block in zip(pieces, blocks, strict=True)
             ]
         kinds = list(map(type, pieces))
         frozen = [at for at, kind in enumerate(kinds) if kind is Stretch]

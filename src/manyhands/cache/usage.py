@@ -4,11 +4,8 @@ Every row of a pass reads all of its view. Keys of one strip are loaded once for
 it; `kv_bytes_saved` is what it would have cost to load it for each of them. Counted from the integers
 of the plan, with a few sums per pass.
 
-    loaded   sum over strips of (from the first key that any row reads to the last)    Plan.num_keys_loaded
-    saved    sum over reads of (its stretch)  -  loaded                                Plan.num_keys_read
-
-Keys between two stretches of a strip are loaded too, for no row. A pass that shares nothing and has
-such gaps saves less than nothing.
+    loaded   the keys that any row reads, each once                        Plan.num_keys_loaded
+    saved    sum over reads of the keys that they name  -  loaded          Plan.num_keys_read
 
 Where several runs meet on a strip, each is charged for it by how much of it its rows read.
 """

@@ -21,7 +21,8 @@ While guesses have been right ninety-nine times of a hundred, the whole pass is 
 **Ahead of time.** A recording takes a tenth of a second, and everybody who writes waits for it. `record_ahead` makes
 one *wide* recording for every number of tokens that passes come in, with room for long lists of everything
 else, before there is anything to serve; plans are cut for its kernels (`Cutting`). A plan that wants other kernels, such
-as large tiles for a long history, gets a recording of its own when its capacity has been met again and again.
+as large tiles for a long history, gets a recording of its own when its capacity has been met again and again. So does one that
+fits no wide recording, the second time; or, if a prompt is in it, much later.
 
 Without wide recordings a capacity is recorded when it is asked for the second time, so that widths that come up once cost
 nothing; or later, while a recording that is a little wider serves it. Where recording fails (no memory left, a network that waits for the device in its forward),
@@ -273,9 +274,10 @@ class GraphedPasses(Passes):
         if (found := self._at_hand(plan, work, capacity)) is not None:
             return found
         # A prompt comes once, and waits twice as long for its first token where its pass is recorded.
-        has_prompt = plan.num_tokens > plan.num_rows
-        least = _VERY_OFTEN if has_prompt and self._ahead else 1
-        graph = self._record(plan.page_size, capacity) if times > least else None
+        drafted = 0 if plan.num_drafted is None else int(plan.num_drafted.sum())
+        has_prompt = plan.num_tokens - drafted > plan.num_rows
+        least = _VERY_OFTEN if has_prompt and self._ahead else 2
+        graph = self._record(plan.page_size, capacity) if times >= least else None
         if graph is None:
             return None
         self._kinds_with_own.add(_kind(plan))
@@ -303,7 +305,7 @@ class GraphedPasses(Passes):
         return self._wide(plan, has_large=has_large_ahead(plan, work))
 
     def _is_served_well(self, plan: Plan, work: Work) -> bool:
-        """Whether a wide recording has the kernels that a plan, cut alone as `work`, wants; of many tokens, the large ones.
+        """Whether a wide recording has the kernels that a plan, cut alone as `work`, wants. Of many tokens the large ones count.
 
         What is padded then costs next to nothing, and a recording of its own would keep all runs waiting for a tenth of a
         second. Where runs come and go there is a capacity for every few passes.
@@ -537,12 +539,13 @@ def wide_capacity(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
     is_narrow = tokens <= _ALL_SMALL
     rows = power_of_two(max(least, min(tokens * tiling.group, tiling.most_small_rows)))
     many = min(tokens, 64)
+    splits = int(tiling.splits_of_many * tiling.num_processors / tiling.num_kv_heads)
     return Capacity(
         tokens=tokens,
         rows=min(tokens, 256),
         entries=max(256, 64 * many),
         pages=_LEAST.pages * (8 if is_narrow else 16),
-        small=max(_LEAST.small, 16 * many),
+        small=max(_LEAST.small, 16 * many, 0 if is_narrow else 4 * many + splits),
         large=64 if has_large else 0,
         partials=max(1024, 64 * many),
         most_partials=32 if is_narrow else 8,

@@ -109,7 +109,7 @@ def _in_one(
 
 
 def _regrouped(plans: Sequence[Plan]) -> Reads:
-    """The reads of all passes, sorted by strip. No page is used twice: a strip's first names it."""
+    """The reads of all passes, sorted by strip and first key. No page is used twice: a strip's first names it."""
     tables: dict[int, Ints] = {}
     strips, rows = [], []
     first_row = 0
@@ -124,7 +124,7 @@ def _regrouped(plans: Sequence[Plan]) -> Reads:
         rows.append(reads.row + first_row)
         first_row += plan.num_rows
     strip = np.concatenate(strips)
-    order = np.argsort(strip, kind="stable")
+    order = np.lexsort((np.concatenate([plan.reads.low for plan in plans]), strip))
     names, counts = np.unique(strip, return_counts=True)
 
     def column(name: str) -> Ints:

@@ -1,13 +1,13 @@
 """Kernels of `attention/strips.py`: attention over strips with gradients, one tile and one head per program.
 
-An entry is a token that reads a stretch of a strip. Its query stands rotated by its own offset, keys lie rotated on
+An entry is a token that reads some keys of a strip. Its query stands rotated by its own offset, keys lie rotated on
 their strip's ruler, and key j is seen by an entry with low <= j < high and j <= offset (and offset - j < window).
 
-    forward     a tile of entries walks the keys of its strip: partial output, log-sum-exp of each entry
+    forward     a tile of entries walks the keys of its stretch: partial output, log-sum-exp of each entry
     of queries  the same walk; probabilities are made again from the scores and the log-sum-exp of the whole token
-    of keys     a tile of keys walks the entries of its strip, all query heads of its group
+    of keys     a tile of keys walks the entries of its stretch, all query heads of its group
 
-Slots belong to one strip each, so gradients of keys and values are stored and not added.
+Slots belong to one stretch each, so gradients of keys and values are stored and not added.
 
     E  entries      T  tokens      S  slots      H  query heads      G  key/value heads      r = H / G
 """
