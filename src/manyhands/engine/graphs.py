@@ -539,13 +539,14 @@ def wide_capacity(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
     is_narrow = tokens <= _ALL_SMALL
     rows = power_of_two(max(least, min(tokens * tiling.group, tiling.most_small_rows)))
     many = min(tokens, 64)
-    splits = int(tiling.splits_of_many * tiling.num_processors / tiling.num_kv_heads)
+    splits = tiling.splits_per_processor if is_narrow else tiling.splits_of_many
+    items = int(splits * tiling.num_processors / tiling.num_kv_heads) + 4 * many
     return Capacity(
         tokens=tokens,
         rows=min(tokens, 256),
         entries=max(256, 64 * many),
         pages=_LEAST.pages * (8 if is_narrow else 16),
-        small=max(_LEAST.small, 16 * many, 0 if is_narrow else 4 * many + splits),
+        small=max(_LEAST.small, 16 * many, items),
         large=64 if has_large else 0,
         partials=max(1024, 64 * many),
         most_partials=32 if is_narrow else 8,
