@@ -3,7 +3,7 @@
     python -m benchmarks.recordings --model qwen3-8b
 
 A recording serves every plan that fits it, so how long a pass takes depends on the plan and on the recording
-(`engine/graphs.py`). Here a crowd lives until its passes are those of its middle, its newest plan is kept, and this one plan is
+(`engine/graphs.py`). Here a crowd lives for a while, its newest plan is kept, and this one plan is
 repeated behind recordings of different sizes: its own, the wide one that serves it, and others that differ from the wide one in
 one thing. Each line has the device's milliseconds for a whole pass, and by torch's profiler how much of that attention takes,
 by kernel.
@@ -12,18 +12,15 @@ by kernel.
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
-from benchmarks.life import MEMORY
 from benchmarks.results import Clock, Results, parser
-from benchmarks.shapes import SHAPES
-from benchmarks.step_end import unlaunched
+from benchmarks.step_timeline import ready_engine
 from manyhands.attention.prepared import Capacity
 from manyhands.attention.work import Occupancy, Tiling, cut, power_of_two
 from manyhands.cache.plan import Plan
@@ -45,7 +42,7 @@ _ATTENTION = ("attend", "lone", "merge", "append", "specialised")
 
 
 def newest_plan(engine: Engine, situation: Situation) -> Plan:
-    """A plan from the middle of a crowd's life: the last one whose rows write one token each."""
+    """The last plan of a crowd that was sent whole to a recording, and whose rows write one token each."""
     found: list[Plan] = []
     begin = graphs._Graph.start_head
 
@@ -54,11 +51,8 @@ def newest_plan(engine: Engine, situation: Situation) -> Plan:
             found.append(plan)
         begin(graph, plan, *rest)
 
-    graphs._Graph.start_head = noting  # type: ignore[method-assign]
-    try:
+    with patch.object(graphs._Graph, "start_head", noting):
         live(engine, situation, seed=1)
-    finally:
-        graphs._Graph.start_head = begin  # type: ignore[method-assign]
     assert found, "a crowd has passes without a prompt"
     # It is repeated as it is, and not followed by others one token later.
     return replace(found[-1], lockstep=None)
@@ -162,22 +156,7 @@ def main(words: list[str] | None = None) -> None:
     situations = [each for each in SITUATIONS if any(part in each.name for part in wanted)]
     if arguments.tiny:
         situations = [replace(one_team(4, 64, 20, 20), warm_up=1)]
-    with tempfile.TemporaryDirectory() as folder:
-        engine = (
-            unlaunched()
-            if arguments.tiny
-            else Engine.load(
-                SHAPES[arguments.model].write(Path(folder) / "network"),
-                device=arguments.device,
-                dtype="bfloat16",
-                backend=arguments.backend,
-                weights="dummy",
-                memory_tokens=MEMORY[arguments.model],
-            )
-        )
-        clock.say("loaded")
-        engine.get_ready()
-        clock.say("ready")
+    with ready_engine(arguments, clock) as engine:
         assert isinstance(engine.executor, LocalExecutor), "it is loaded here"
         passes = engine.executor.passes
         assert isinstance(passes, graphs.GraphedPasses), "a GPU has recordings"

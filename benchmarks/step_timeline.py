@@ -17,11 +17,13 @@ A timer around every part costs the host some microseconds, so the sums are a li
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -210,17 +212,9 @@ def _device(row: dict[str, list[float]], events: list[tuple[str, Any, Any]], las
         last = end
 
 
-def main(words: list[str] | None = None) -> None:
-    """Print a table for each team."""
-    options = parser(__doc__, minutes=3.0)
-    options.add_argument("--model", default="qwen3-8b")
-    options.add_argument("--workers", default="4,16")
-    options.add_argument("--history", type=int, default=1024)
-    options.add_argument("--passes", type=int, default=300)
-    arguments = options.parse_args(words)
-    clock = Clock(arguments.minutes)
-    results = Results(f"step_timeline_{arguments.model}", arguments, clock)
-    graphs.AHEAD = _WIDEST
+@contextmanager
+def ready_engine(arguments: argparse.Namespace, clock: Clock) -> Iterator[Engine]:
+    """An engine of random weights in the shapes of `arguments.model` that got ready as a server does."""
     with tempfile.TemporaryDirectory() as folder:
         engine = (
             unlaunched()
@@ -237,6 +231,21 @@ def main(words: list[str] | None = None) -> None:
         clock.say("loaded")
         engine.get_ready()
         clock.say("ready")
+        yield engine
+
+
+def main(words: list[str] | None = None) -> None:
+    """Print a table for each team."""
+    options = parser(__doc__, minutes=3.0)
+    options.add_argument("--model", default="qwen3-8b")
+    options.add_argument("--workers", default="4,16")
+    options.add_argument("--history", type=int, default=1024)
+    options.add_argument("--passes", type=int, default=300)
+    arguments = options.parse_args(words)
+    clock = Clock(arguments.minutes)
+    results = Results(f"step_timeline_{arguments.model}", arguments, clock)
+    graphs.AHEAD = _WIDEST
+    with ready_engine(arguments, clock) as engine:
         for workers in map(int, arguments.workers.split(",")):
             live(engine, one_team(workers, arguments.history, 40, arguments.passes), seed=0)
             found = measured(engine, workers, arguments.history, arguments.passes)

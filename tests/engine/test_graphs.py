@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -319,18 +318,20 @@ def test_a_prompt_is_no_reason_to_record(monkeypatch: pytest.MonkeyPatch, is_rea
 
 
 @pytest.mark.parametrize(("drafts", "recorded_at"), [(1, 2), (0, graphs._VERY_OFTEN)])
-def test_a_pass_with_drafts_has_no_prompt(drafts: int, recorded_at: int) -> None:
+def test_a_pass_with_drafts_has_no_prompt(
+    monkeypatch: pytest.MonkeyPatch, drafts: int, recorded_at: int
+) -> None:
     """Drafts come again and again: their second pass is recorded, as one without them is."""
     passes = passes_of(graphed_engine())
     wide = graphs.wide_capacity(1, passes.backend.tiling, has_large=False)
-    passes._ahead[1, False] = SimpleNamespace(capacity=wide)  # type: ignore[assignment]
+    passes._ahead[1, False] = graphs._Graph(passes, wide, 64)
     made: list[Capacity] = []
 
-    def record(page_size: int, capacity: Capacity) -> object:
+    def record(page_size: int, capacity: Capacity) -> graphs._Graph:
         made.append(capacity)
-        return SimpleNamespace(capacity=capacity)
+        return graphs._Graph(passes, capacity, page_size)
 
-    passes._record = record  # type: ignore[assignment, method-assign]
+    monkeypatch.setattr(passes, "_record", record)
     views = [View([situations.block_of(8)]) for _ in range(40)]
     plan = situations.planned(views, 2)[0]
     if drafts:
@@ -379,7 +380,7 @@ def test_crowds_are_served_by_wide_recordings_unless_they_want_other_large_tiles
     work = cut(plan, tiling)
     assert work.large_rows == large_rows
     capacity = graphs.wide_capacity(208, tiling, has_large=True)
-    passes._ahead[208, True] = SimpleNamespace(capacity=capacity)  # type: ignore[assignment]
+    passes._ahead[208, True] = graphs._Graph(passes, capacity, 64)
     assert passes._is_served_well(plan, work) is (large_rows == 64)
 
 

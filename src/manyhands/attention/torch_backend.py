@@ -1,8 +1,8 @@
 """Attention grouped by strip, in plain torch: any device, exact partials, differentiable.
 
-For every stretch of a strip (`attention/entries.py`; below, "strip" for short), the queries of all rows that read it are gathered and meet its keys in one product
-(Hydragen, section 3.2: many matrix-vector products become one matrix product). Strips of like size
-share a batched product, a Bucket, so that a hundred short blocks do not cost a hundred launches. The
+For every stretch of a strip (`attention/entries.py`; below, "strip" for short), the queries of all rows that read it are
+gathered and meet its keys in one product (Hydragen, section 3.2: many matrix-vector products become one matrix product).
+Strips of like size share a batched product, a Bucket, so that a hundred short blocks do not cost a hundred launches. The
 partial results of a token are then merged by log-sum-exp.
 
 On a CPU, where no gradient is asked for, torch's own fused attention makes a bucket's partials: one call that

@@ -61,16 +61,13 @@ class Tiling:
     key_tile: int = 64  # keys per iteration of the inner loop; splits are multiples of it
     large_rows: int = 128  # rows (entries times r) of a large tile
     specialised_rows: int = 0  # of a specialised tile, if there is a kernel for them
-    specialised_work: int = (
-        1 << 19
-    )  # pairs of a row and a key it sees, per processor, from which on it pays
+    # Pairs of a row and a key that it sees, per processor, from which on a specialised tile pays
+    specialised_work: int = 1 << 19
     specialised_reads: int = 1 << 17  # the same where it spares a second reading of the keys
     least_rows: int = 16  # of a small tile
     most_small_rows: int = 64  # strips with more rows get large tiles
     long_keys: int = 0  # and those with more than half as many, if they have so many keys; 0: none
-    long_walk: int = (
-        2048  # keys of a small tile, on average: many are launched as some from here on
-    )
+    long_walk: int = 2048  # keys of a small tile on average, from which on many launch as some
     least_split: int = 128
     splits_per_processor: float = 2.0  # of small tiles, over all strips and heads
     splits_of_many: float = 8.0  # the same where programs are many
