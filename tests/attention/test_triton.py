@@ -289,6 +289,34 @@ def test_tiles_do_not_change_the_result(tiling: dict[str, int]) -> None:
     assert error_of(SHAPES["gqa"], "half-split", "window", torch.float32, 5, **tiling) < 2e-5
 
 
+@pytest.mark.parametrize("layer", ["plain", "window"])
+def test_ordinary_tiles_of_as_many_rows_as_specialised_ones(layer: str) -> None:
+    """Twelve rows of four heads: more than a large tile of 32, and fewer than a specialised one would have."""
+    shape = SHAPES["gqa"]
+    never = 1 << 60
+    tiling = small_tiles(
+        shape, specialised_rows=64, specialised_reads=never, specialised_work=never, plain_reads=0
+    )
+    backend = backend_for(shape, torch.float32, tiling)
+    rope, call = (
+        Rope(1 / 100 ** (torch.arange(4) / 4), 8),
+        LayerCall(layer=0, scaling=0.3, **LAYERS[layer]),
+    )
+    product = Layer(backend, shape, rope, call, num_pages=128, device=DEVICE)
+    oracle = DenseOracle(rope, call)
+    shared, desks = Block(), [Block() for _ in range(48 // shape.group)]
+    steps = [Row(View([shared]), (0,) * 70)], [Row(View([shared, desk]), (0,)) for desk in desks]
+    for rows in steps:
+        step = Step(rows)
+        q, k, v = random_qkv(step, shape, torch.Generator().manual_seed(7), torch.float32)
+        oracle.write(step, k, v)
+        found = product.step(step, q, k, v).double()
+        assert (found - oracle.read(step, q)).abs().max() < 2e-5
+    work = cut(product.last_plan, backend.tiling)
+    assert (work.large_rows, work.is_specialised) == (64, False)
+    assert work.large[:, 1].max() == len(desks), "all rows in one tile"
+
+
 @settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 2**32), layer=st.sampled_from(sorted(LAYERS)))
 def test_random_conversations(seed: int, layer: str) -> None:

@@ -116,31 +116,37 @@ def test_programs_are_counted_over_all_heads(rows: int, occupancy: Occupancy) ->
 
 
 @pytest.mark.parametrize(
-    ("rows", "keys", "group", "large_rows"),
+    ("rows", "keys", "group", "large_rows", "is_specialised"),
     [
-        (1024, 16384, 1, 128),
-        (1024, 1024, 1, 64),  # too little for what a program of 128 rows costs before it multiplies
-        (100, 16384, 1, 128),  # not one whole tile, but others would read the keys twice
-        (100, 4096, 1, 64),  # twice is little
-        (64, 16384, 4, 128),
-        (16, 16384, 5, 128),  # a team of sixteen, 80 query heads
-        (16, 4096, 5, 64),
-        (12, 16384, 5, 0),  # 60: small tiles do
+        (1024, 16384, 1, 128, True),
+        # too little for what a program of 128 rows costs before it multiplies
+        (1024, 1024, 1, 64, False),
+        (100, 16384, 1, 128, True),  # not one whole tile, but others would read the keys twice
+        (100, 4096, 1, 128, False),  # an ordinary tile of as many rows does
+        (100, 2048, 1, 64, False),  # twice is little
+        (64, 16384, 4, 128, True),
+        (16, 16384, 5, 128, True),  # a team of sixteen, 80 query heads
+        (16, 4096, 5, 128, False),
+        (16, 2048, 5, 64, False),
+        (12, 16384, 5, 0, False),  # 60: small tiles do
     ],
 )
 def test_tiles_are_specialised_where_it_pays(
-    rows: int, keys: int, group: int, large_rows: int
+    rows: int, keys: int, group: int, large_rows: int, is_specialised: bool
 ) -> None:
     tiling = Tiling(group, num_kv_heads=32, num_processors=132, large_rows=64)
     plan = completions(rows, keys)
-    assert cut(plan, tiling).large_rows == 64, "where there is no such kernel"
+    without = cut(plan, tiling)
+    assert (without.large_rows, without.is_specialised) == (64, False), (
+        "where there is no such kernel"
+    )
     work = cut(plan, replace(tiling, specialised_rows=128))
     if not large_rows:
         assert not len(work.large)
         assert len(cut(plan, replace(tiling, long_keys=keys)).large), "long, and half a large tile"
         assert not len(cut(plan, replace(tiling, long_keys=keys + 1)).large)
         return
-    assert work.large_rows == large_rows
+    assert (work.large_rows, work.is_specialised) == (large_rows, is_specialised)
     assert work.large[:, 1].max() == min(rows, large_rows // group)
 
 

@@ -87,7 +87,7 @@ class Driver:
     """The work of an engine with a step, over a memory that is a dictionary."""
 
     def __init__(self) -> None:
-        self.pool = PagePool(24, 2)
+        self.pool = PagePool(64, 2)
         self.ledger = Ledger(self.pool)
         self.num_interrupts = 0
         self.watch = Interrupter()
@@ -134,28 +134,44 @@ class Driver:
 
 
 def conversation(driver: Driver) -> None:
-    """Prefill, plain decoding, finished steps that move, a divided prompt, blocks that leave and return."""
+    """Prefill, plain decoding, finished steps that move, a divided prompt, blocks that leave and return.
+
+    Desks have copies of the marker in front of them: from the beginning, and when they are fresh.
+    """
     pool = driver.pool
-    prompt, desks = Block("prompt"), [Block("a1"), Block("b1")]
+    prompt, marker, desks = (
+        Block("prompt"),
+        Block("marker"),
+        [Block("a1"), Block("b1"), Block("c1")],
+    )
     history: list[Block] = []
     driver.feed(Row(View([prompt]), (1, 2, 3, 4, 5)))
     prompt.freeze()
 
     def views() -> list[View]:
-        first, second = desks
         return [
-            View([prompt, *history, second, first]),
-            View([prompt, *history, first, second]),
+            View(
+                [
+                    *(prompt, *history),
+                    *(block for desk in desks if desk is not own for block in (desk, marker)),
+                    own,
+                ]
+            )
+            for own in desks
         ]
+
+    driver.feed(Row(View([prompt, marker]), (3,)), *(Row(view, (4,)) for view in views()))
+    marker.freeze()
 
     for turn in range(4):
         rows = views()
         driver.feed(*(Row(view, (6, 7)) for view in rows))
         driver.feed(*(Row(view, (8,)) for view in rows))
         driver.feed(*(Row(view, (9,)) for view in rows))
-        history.append(desks[turn % 2].freeze())
-        desks[turn % 2] = Block(f"fresh {turn}")
-    away = [desks[0], desks[1]]
+        history.append(desks[turn % 3].freeze())
+        desks[turn % 3] = Block(f"fresh {turn}")
+    assert any(pool.place(desk).strip.front for desk in desks)
+    away = desks[:2]
     kept = {block: block.num_tokens for block in away}
     for block in away:
         gone: list[Strip] = []
@@ -230,6 +246,6 @@ def test_control_without_one_of_its_parts_it_fails(
 def fails(interrupter: Interrupter) -> bool:
     try:
         play(interrupter)
-    except (AssertionError, LookupError, RuntimeError, ManyhandsError):
+    except (AssertionError, LookupError, RuntimeError, ValueError, ManyhandsError):
         return True
     return False

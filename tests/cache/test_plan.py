@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import Cast, combined
-from manyhands.cache.pages import Move, PagePool, Place
+from manyhands.cache.pages import Move, PagePool, Place, Strip
 from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
@@ -30,6 +30,7 @@ class Ledger:
         self.planner = Planner(pool, max_positions)
         self.whose: dict[int, tuple[Block, int]] = {}
         self.offset: dict[int, int] = {}
+        self.met: set[int] = set()  # slots that rows of the plan in hand meet
 
     def play(self, step: Step) -> Plan:
         plan = self.planner.plan(step)
@@ -73,7 +74,10 @@ class Ledger:
             assert set(found) == set(naive(row.view))
         assert plan.num_keys_read == sum(len(naive(row.view)) for row in step.rows)
         keys = {(block, index) for row in step.rows for _, block, index in naive(row.view)}
-        assert plan.num_keys_loaded == len(keys)
+        assert plan.num_keys_loaded == len(self.met)
+        # A key that is met twice is that of a block with copies in front of others.
+        assert {self.whose[slot] for slot in self.met} == keys
+        self.met.clear()
 
     def seen(self, plan: Plan, row: int) -> list[tuple[int, Block, int]]:
         """Positions in the row's view, and the tokens that the plan's integers make it meet there."""
@@ -85,6 +89,7 @@ class Ledger:
                 for key in range(int(reads.low[n]), int(reads.high[n])):
                     slot = int(pages[key // plan.page_size]) * plan.page_size + key % plan.page_size
                     assert self.offset[slot] == key
+                    self.met.add(slot)
                     found.append((int(reads.base[n]) + key, *self.whose[slot]))
         return found
 
@@ -315,12 +320,12 @@ def test_of_the_views_of_a_team_one_is_walked(monkeypatch: pytest.MonkeyPatch) -
         "_prepare",
         lambda self, view, walk: walked.append(view) or prepare(self, view, walk),
     )
-    prompt, header, marker = Block("prompt"), Block("header"), Block("marker")
-    for block in (prompt, header, marker):
+    prompt, others, own, marker = (Block(name) for name in ("prompt", "others", "own", "marker"))
+    for block in (prompt, others, own, marker):
         ledger.play(Step([Row(View([block]), (1,) * 5)]))
         block.freeze()
     desks = tuple(Block(f"desk {index}") for index in range(6))
-    cast = Cast(prompt, header, header, marker, desks)
+    cast = Cast(prompt, others, own, marker, desks)
     for history in ((), (desks[2],)):
         views = [combined(replace(cast, history=history), worker) for worker in range(6)]
         ledger.play(Step([Row(view, (2,)) for view in views]))  # the first may move blocks
@@ -471,3 +476,109 @@ def test_the_same_blocks_behind_other_beginnings_are_looked_up_for_each():
     views = [View([prompts[0], second, first]), View([prompts[1], first, second])]
     plan = ledger.play(Step([Row(view, (7,)) for view in views]))
     assert len(plan.reads.pages) == 4
+
+
+def a_team(workers: int) -> Cast:
+    """A cast with texts of its own for each part; nothing of it is fed."""
+    names = ("prompt", "others' header", "own header", "marker")
+    prompt, others, own, marker = (Block(name) for name in names)
+    return Cast(prompt, others, own, marker, tuple(Block(f"desk {w}") for w in range(workers)))
+
+
+def begun(ledger: Ledger, cast: Cast) -> list[View]:
+    """The first pass of a team: prompt, headers and marker are fed with the first words of the workers."""
+    views = [combined(cast, worker) for worker in range(len(cast.desks))]
+    texts = ((cast.prompt, 9), (cast.others_header, 3), (cast.own_header, 3), (cast.marker, 2))
+    rows = [Row(View([block]), (1,) * size) for block, size in texts]
+    ledger.play(Step([*rows, *(Row(view, (2, 2)) for view in views)]))
+    for block in (cast.prompt, cast.own_header, cast.marker):
+        block.freeze()
+    return views
+
+
+def num_reads(plan: Plan) -> list[int]:
+    """How many pieces each row reads."""
+    counts: list[int] = np.bincount(plan.reads.row).tolist()
+    return counts
+
+
+@pytest.mark.parametrize("joins_ahead", [False, True])
+def test_desks_have_copies_of_the_marker_in_front_of_them(joins_ahead: bool) -> None:
+    """Each row reads the prompt, a header, one piece for each other desk, a marker with its own header, its own desk."""
+    ledger = Ledger(PagePool(400, 4))
+    ledger.planner.joins_ahead = joins_ahead
+    cast = a_team(5)
+    views = begun(ledger, cast)
+    own = Block("desk 2, the next step")
+    for _ in range(2):
+        plan = ledger.play(Step([Row(view, (3,)) for view in views]))
+        assert num_reads(plan) == [2 + 4 + 1 + 1] * 5
+        copied = [move for move in ledger.moves if len(move.sources) == 2]
+        assert len(copied) == (4 if plan.lockstep_index == 0 else 0), (
+            "once for each desk but the first"
+        )
+        assert {move.shift for move in copied} <= {0}
+    # A worker ends its step: its desk joins the history, and the next one gets a copy too.
+    desks = [own if desk is cast.desks[2] else desk for desk in cast.desks]
+    history = (cast.desks[2].freeze(),)
+    cast = replace(cast, history=history, desks=tuple(desks))
+    views = [combined(cast, worker) for worker in range(5)]
+    feeds = [(4, 4) if view.own is own else (3,) for view in views]
+    for feed in (feeds, [(3,)] * 5, [(3,)] * 5):
+        plan = ledger.play(Step([Row(view, each) for view, each in zip(views, feed, strict=True)]))
+    assert num_reads(plan) == [2 + 4 + 1 + 1] * 5
+    assert (
+        ledger.planner.pool.place(history[0]).strip is ledger.planner.pool.place(cast.prompt).strip
+    )
+
+
+def test_no_copies_where_they_do_not_pay() -> None:
+    """Two workers read the marker once each; where pages are few or keys never moved, memory is for other things."""
+    for workers, pool in (
+        (2, PagePool(400, 4)),
+        (5, PagePool(9, 16)),
+        (5, PagePool(400, 4, recycle=False)),
+    ):
+        ledger = Ledger(pool)
+        cast = a_team(workers)
+        views = begun(ledger, cast)
+        ledger.play(Step([Row(view, (3,)) for view in views]))
+        fronts = [pool.place(desk).strip.front for desk in cast.desks]
+        if pool.num_pages == 9:  # the first ones take what there is to take
+            assert list(map(bool, fronts)) == [False, True, True, False, False]
+        else:
+            assert not any(fronts)
+
+
+def test_a_marker_that_stays_unfinished_is_not_copied() -> None:
+    """Its strategy may write on. So no plan waits for it."""
+    ledger = Ledger(PagePool(400, 4))
+    cast = a_team(4)
+    views = [combined(cast, worker) for worker in range(4)]
+    rows = [Row(View([block]), (1, 1)) for block in (cast.prompt, cast.marker)]
+    ledger.play(Step([*rows, *(Row(view, (2,)) for view in views)]))
+    for token in range(3):
+        plan = ledger.play(Step([Row(view, (3,)) for view in views]))
+        assert num_reads(plan) == [1 + 3 + 3 + 1] * 4
+        assert plan.lockstep_index == token, "it is followed"
+    cast.marker.tokens.extend((1, 1))  # had a copy been made, it would be too short now
+    assert not ledger.planner.pool._moves
+
+
+def test_a_desk_that_comes_back_has_no_copy() -> None:
+    """Its keys are written again on a strip of its own, and the marker is read where it lies."""
+    ledger = Ledger(PagePool(400, 4))
+    pool = ledger.planner.pool
+    cast = a_team(4)
+    views = begun(ledger, cast)
+    ledger.play(Step([Row(view, (3,)) for view in views]))
+    desk = cast.desks[2]
+    assert pool.place(desk).strip.front is not None
+    gone: list[Strip] = []
+    pool.evict([desk], gone)
+    pool.bring_back(gone)
+    assert pool.place(desk).offset == 0
+    for index, slot in enumerate(pool.slots(gone[0], 0, desk.num_tokens).tolist()):
+        ledger.whose[slot], ledger.offset[slot] = (desk, index), index
+    plan = ledger.play(Step([Row(view, (3,)) for view in views]))
+    assert max(num_reads(plan)) == 2 + 3 + 1 + 1 + 1

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,8 @@ from manyhands.attention.rotary import Rope
 from manyhands.attention.work import ITEM_FIELDS, Cutting, Occupancy, Work
 from manyhands.cache.plan import Plan
 
-_CHOSEN_BY = ("small_rows", "large_rows", "occupancy")  # fields of a capacity: its launches
+# Fields of a capacity: its launches.
+_CHOSEN_BY = ("small_rows", "large_rows", "occupancy", "is_specialised")
 _SIZES = ("tokens", "rows", "entries", "pages", "small", "large", "partials")
 Int32s = NDArray[np.int32]
 _ALIGNED = 4
@@ -50,6 +52,7 @@ class Capacity:
     small_rows: int
     large_rows: int
     occupancy: int  # of the list itself, whatever room it has
+    is_specialised: bool = False  # large tiles are
 
     @classmethod
     def of(cls, plan: Plan, work: Work) -> Capacity:
@@ -66,6 +69,7 @@ class Capacity:
             small_rows=work.small_rows,
             large_rows=work.large_rows,
             occupancy=work.occupancy,
+            is_specialised=work.is_specialised and len(work.large) > 0,
         )
 
     def rounded(self) -> Capacity:
@@ -79,8 +83,10 @@ class Capacity:
         def up(size: int) -> int:
             return 1 << (size - 1).bit_length() if size else 0
 
-        sizes = {field.name: up(getattr(self, field.name)) for field in fields(self)}
-        sizes["tokens"] = rounded_tokens(self.tokens)
+        sizes: dict[str, Any] = {
+            field.name: up(getattr(self, field.name)) for field in fields(self)
+        }
+        sizes |= {"tokens": rounded_tokens(self.tokens), "is_specialised": self.is_specialised}
         # One partial per token would be taken to be the output itself, and padding has none.
         return Capacity(**sizes | {"most_partials": max(2, sizes["most_partials"])})
 
@@ -88,7 +94,8 @@ class Capacity:
     def cutting(self) -> Cutting:
         """The kernels that are launched with this capacity: a plan is to be cut for them."""
         large_rows = self.large_rows if self.large else 0
-        return Cutting(self.small_rows, large_rows, Occupancy(self.occupancy))
+        is_specialised = self.is_specialised and large_rows > 0
+        return Cutting(self.small_rows, large_rows, Occupancy(self.occupancy), is_specialised)
 
     def holds(self, other: Capacity) -> bool:
         """Whether a plan of the other capacity, which was cut for these kernels, fits, whatever it costs.

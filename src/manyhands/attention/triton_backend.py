@@ -341,7 +341,7 @@ class _Reading:
 
     def launch(self, items: Tensor, rows: int, is_large: bool) -> None:
         """Launch the kernel for these items."""
-        if is_large and self._is_specialised(rows):
+        if is_large and self._is_specialised():
             kernel, keys, options = self._specialised()
         elif is_large:
             kernel, keys, options = self._tiles(rows, self.launches.of_large(rows))
@@ -358,11 +358,11 @@ class _Reading:
             **options,
         )
 
-    def _is_specialised(self, rows: int) -> bool:
-        """Whether large tiles of so many rows are specialised, with this layer's scores."""
+    def _is_specialised(self) -> bool:
+        """Whether large tiles are specialised, with this layer's scores."""
         tiling, page_size = self.backend.tiling, self.prepared.page_size
         fits = tiling.key_tile % SPECIALISED_BOX == page_size % SPECIALISED_BOX == 0
-        is_right = rows == tiling.specialised_rows and fits and self.call.softcap is None
+        is_right = self.prepared.capacity.is_specialised and fits and self.call.softcap is None
         return is_right and self.is_whole and not self.eight_bits
 
     def _specialised(self) -> _Kernel:

@@ -49,6 +49,7 @@ class Cutting(NamedTuple):
     small_rows: int
     large_rows: int  # 0: all tiles are small ones
     occupancy: Occupancy
+    is_specialised: bool = False  # large tiles are
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Tiling:
     specialised_rows: int = 0  # of a specialised tile, if there is a kernel for them
     # Pairs of a row and a key that it sees, per processor, from which on a specialised tile pays
     specialised_work: int = 1 << 19
-    specialised_reads: int = 1 << 17  # the same where it spares a second reading of the keys
+    specialised_reads: int = 1 << 18  # the same where it spares a second reading of the keys
+    plain_reads: int = 1 << 16  # the same for an ordinary tile of as many rows
     least_rows: int = 16  # of a small tile
     most_small_rows: int = 64  # strips with more rows get large tiles
     long_keys: int = 0  # and those with more than half as many, if they have so many keys; 0: none
@@ -90,6 +92,7 @@ class Work:
     partial_indptr: Ints  # [T + 1]: where those of a token do
     pages: Ints  # the page tables of all strips, one behind the other
     key_page: Ints  # [T]: first page of the strip that the token's key is written to
+    is_specialised: bool = False  # large tiles are
 
     @property
     def num_partials(self) -> int:
@@ -128,10 +131,12 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
         is_small[:] = True
     if wanted is None:
         small_rows = _small_rows(rows[is_small], keys[is_small], tiling)
-        large_rows = _large_rows(rows[~is_small], _pairs(entries, indptr[:-1])[~is_small], tiling)
+        pairs = _pairs(entries, indptr[:-1])
+        large_rows, is_specialised = _large_rows(rows[~is_small], pairs[~is_small], tiling)
     else:
         is_small |= not wanted.large_rows
         small_rows, large_rows = wanted.small_rows, wanted.large_rows or tiling.group
+        is_specialised = wanted.is_specialised
     small = _tiles(entries, indptr, is_small.nonzero()[0], small_rows // tiling.group, tiling)
     large = _tiles(entries, indptr, (~is_small).nonzero()[0], large_rows // tiling.group, tiling)
     num_splits = np.zeros(len(entries.token), dtype=np.int64)
@@ -159,6 +164,7 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
         partial_indptr=partial_indptr,
         pages=np.concatenate(plan.reads.pages),
         key_page=first_page[own].repeat(plan.row_indptr[1:] - plan.row_indptr[:-1]),
+        is_specialised=is_specialised,
     )
 
 
@@ -228,25 +234,28 @@ def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
     return size
 
 
-def _large_rows(rows: Ints, pairs: Ints, tiling: Tiling) -> int:
-    """Rows of large tiles: specialised, if most of what is to be done is for strips that want these, and is much.
+def _large_rows(rows: Ints, pairs: Ints, tiling: Tiling) -> tuple[int, bool]:
+    """Rows of large tiles, and whether they are specialised: if most of what is to be done is for strips that want these, and is much.
 
-    A strip that fills one wants it; so does one that others would have to read twice, and for less. What is to be done
-    are `pairs` of an entry and a key that it sees: of a prompt, half as many as it has rows times keys.
+    A strip that fills one wants it; so does one that others would have to read twice, and for less. Where that is little, an
+    ordinary tile of as many rows spares the second reading. What is to be done are `pairs` of an entry and a key that it sees:
+    of a prompt, half as many as it has rows times keys.
     """
     others = power_of_two(max(tiling.large_rows, tiling.group))
-    if not tiling.specialised_rows:
-        return others
+    wider = tiling.specialised_rows
+    if not wider:
+        return others, False
     work = pairs * tiling.group * tiling.num_kv_heads
-    fills = rows >= tiling.specialised_rows
-    for wants, least in (
-        (fills, tiling.specialised_work),
-        (~fills & (rows > others), tiling.specialised_reads),
+    fills, is_between = rows >= wider, (rows > others) & (rows < wider)
+    for wants, least, is_specialised in (
+        (fills, tiling.specialised_work, True),
+        (is_between, tiling.specialised_reads, True),
+        (is_between, tiling.plain_reads, False),
     ):
         is_much = work.sum() >= least * tiling.num_processors
         if is_much and 2 * work[wants].sum() > work.sum():
-            return tiling.specialised_rows
-    return others
+            return wider, is_specialised
+    return others, False
 
 
 def _occupancy(num_items: int, tiling: Tiling) -> Occupancy:

@@ -22,6 +22,12 @@ Strips that grow a token a pass are given an empty page ahead of time while page
 so that a full page does not end plain decoding (`cache/lockstep.py`). Spares count as free: whoever needs
 room gets them first.
 
+A short block that many others are read behind, as a team's marker, may have copies: one in front of each of
+these, on its strip, so that both are one piece to read (`give_front`, `fill_front`). A copy belongs to the strip:
+
+    strip |marker|desk...|      read by a row that reads marker and desk        from 0 on
+                                by a row that reads the desk behind a header    from 4 on
+
 An interrupt may strike between any two lines, and the accounting stays true. Every change is
 complete or has not happened (`cache/journal.py`). Room that a step reserves is a promise until the step has
 succeeded:
@@ -56,6 +62,15 @@ _PLENTY = 8  # spares take at most this part of the free pages: one of so many
 
 
 @dataclass(eq=False)
+class Front:
+    """Room at the beginning of a strip for a copy of a block with `size` tokens; `is_filled` once it is made or owed."""
+
+    block: weakref.ref[Block]
+    size: int
+    is_filled: bool = False
+
+
+@dataclass(eq=False)
 class Strip:
     """Pages with one ruler. `places` of living blocks are on it; `left` once its block moved away."""
 
@@ -63,6 +78,7 @@ class Strip:
     num_tokens: int = 0
     places: list[Place] = field(default_factory=list)
     left: bool = False
+    front: Front | None = None
     number: int = field(default_factory=count().__next__)  # its name, for arrays
 
     @property
@@ -163,10 +179,17 @@ class PagePool:
             self._put(block, found)
         return found
 
-    def _put(self, block: Block, place: Place) -> None:
+    def has_seen(self, block: Block) -> bool:
+        """Whether the block has a place."""
+        return weakref.ref(block) in self._places
+
+    def _put(self, block: Block, place: Place, num_pages: int = 0) -> None:
+        """Give a block its place; the strip gets so many pages, which lie in front of it."""
         # The callback is no Python code: nothing can interrupt it, and no death goes unnoticed.
         reference = weakref.ref(block, self._gone.append)
         with self._journal as journal:
+            if num_pages:
+                self._add_pages(place.strip, num_pages)
             journal.keep_tail(place.strip.places, len(place.strip.places))
             place.strip.places.append(place)
             journal.keep_item(self._places, reference)
@@ -307,7 +330,8 @@ class PagePool:
         here, there = self.place(block), self.place(before)
         end = there.offset + before.num_tokens
         size = block.num_tokens
-        alone = here.strip.num_blocks == 1 and here.strip.num_tokens == size
+        front = here.strip.front.size if here.strip.front else 0
+        alone = here.strip.num_blocks == 1 and here.strip.num_tokens == front + size
         if here.strip is there.strip or not alone or end != there.strip.num_tokens or size == 0:
             return False
         return self._pages_to_add(there.strip, size) <= len(self._free)
@@ -359,6 +383,42 @@ class PagePool:
         if end == there.strip.num_tokens and not self.is_evicted(before):
             there.size = before.num_tokens
             self._put(block, Place(there.strip, end))
+
+    def give_front(self, block: Block, other: Block, size: int) -> None:
+        """Let an empty block, seen for the first time, begin behind room for a copy of `other`, of `size` tokens.
+
+        It gets an ordinary place where that would take much of what is free, and where keys are never moved.
+        """
+        assert not block.tokens, block
+        assert not self.has_seen(block), block
+        self._collect()
+        num_pages = -(-size // self.page_size)
+        if self.recycle and num_pages * _PLENTY <= len(self._free):
+            strip = Strip(num_tokens=size, front=Front(weakref.ref(other), size))
+            self._put(block, Place(strip, size), num_pages)
+
+    def can_fill_front(self, strip: Strip) -> bool:
+        """Whether the block that a strip has room for is complete, so that it can be copied."""
+        if strip.front is None or (block := strip.front.block()) is None:
+            return False
+        is_complete = block.frozen and block.num_tokens == strip.front.size
+        return is_complete and not self.is_evicted(block)
+
+    def fill_front(self, strip: Strip) -> None:
+        """Copy the block that a strip has room for to its front. The move is owed from then on."""
+        assert self.can_fill_front(strip), strip
+        front = strip.front
+        assert front is not None, strip
+        block = front.block()
+        assert block is not None, strip
+        there = self.place(block)
+        sources = self.slots(there.strip, there.offset, there.offset + front.size)
+        move = Move(sources, self.slots(strip, 0, front.size), -there.offset)
+        with self._journal as journal:
+            journal.keep_tail(self._moves, len(self._moves))
+            journal.keep(front, "is_filled")
+            self._moves.append(move)
+            front.is_filled = True
 
     def make_moves(self, make: Callable[[Sequence[Move]], None]) -> None:
         """Have all owed moves made, the oldest first, as many at once as do not meet.

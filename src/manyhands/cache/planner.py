@@ -15,7 +15,8 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, count, pairwise
+from operator import is_not
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,13 +30,16 @@ from manyhands.cache.trunks import NOTHING, Stretch, Trunk, Trunks
 from manyhands.cache.view import Item, Lanes, View
 from manyhands.errors import ContextTooLong, InvalidRequest
 
+_LONGEST_FRONT = 16  # tokens of a block that is copied to the front of others
+
 
 class _Live(NamedTuple):
-    """A block that may still grow."""
+    """A block that may still grow, and how many keys are read with it that stand in front of it on its strip."""
 
     block: Block
     place: Place
     strip: Strip
+    front: int = 0
 
 
 _Point = tuple[int, int]  # a position of a view, and how it grows
@@ -81,13 +85,17 @@ class _Read(NamedTuple):
 
 
 class _Walked(NamedTuple):
-    """A view without lanes that was walked, while so many blocks had been moved: its blocks, and what came of it."""
+    """A view without lanes that was walked, while so many blocks had been moved: its blocks, and what came of it.
+
+    `stands` says where in the route each block that may grow is read; one that is read twice is at -1.
+    """
 
     blocks: tuple[Block, ...]
     route: _Route
     is_waiting: bool
     read: _Read
     num_joined: int
+    stands: dict[Block, int]
 
 
 @dataclass(eq=False)
@@ -102,6 +110,17 @@ class _Walk:
     read: dict[tuple[frozenset[Block], int], _Read] = field(default_factory=dict)
     read_behind: Trunk = NOTHING
     last: _Walked | None = None  # the last view
+    fronted: dict[Block, _Live] = field(
+        default_factory=dict
+    )  # blocks with what stands in front of them
+    is_waiting: bool = False  # of the view that is walked: a front is left to be filled later
+
+    def with_front(self, live: _Live) -> _Live:
+        """The block with what stands in front of it: one object for all views."""
+        if (found := self.fronted.get(live.block)) is None:
+            assert live.strip.front is not None, "it was looked at"
+            found = self.fronted[live.block] = live._replace(front=live.strip.front.size)
+        return found
 
     def like_the_last(self, view: View, num_joined: int) -> _Walked | None:
         """The view as `_Walked`, if it is the last one with blocks that may grow in places where others did.
@@ -116,23 +135,42 @@ class _Walk:
         first = len(self.trunk.blocks)
         if blocks[:first] != last.blocks[:first]:
             return None
-        pairs = zip(blocks[first:], last.blocks[first:], strict=True)
-        differing = [at for at, pair in enumerate(pairs, start=first) if pair[0] is not pair[1]]
-        pieces = list(last.route)
-        for at in differing:
-            new, before = self.pieces.get(blocks[at]), last.blocks[at]
-            stands = [
-                index
-                for index, piece in enumerate(last.route)
-                if isinstance(piece, _Live) and piece.block is before
-            ]
-            if not isinstance(new, _Live) or len(stands) != 1:  # a view may have it twice
+        pairs = [
+            (blocks[at], last.blocks[at]) for at in _where_they_differ(blocks, last.blocks, first)
+        ]
+        pieces: list[Any] = list(last.route)
+        stands = last.stands.copy()
+        for _, before in pairs:
+            stands.pop(before, None)
+        for block, before in pairs:
+            new, stand = self.pieces.get(block), last.stands.get(before, -1)
+            if not isinstance(new, _Live) or stand < 0 or block in stands:  # it may be read twice
                 return None
-            pieces[stands[0]] = new
+            if (piece := pieces[stand]).front:
+                there, here = piece.strip.front, new.strip.front
+                if here is None or not here.is_filled or here.block() is not there.block():
+                    return None
+                new = self.with_front(new)
+            pieces[stand] = new
+            stands[block] = stand
         route, read = tuple(pieces), last.read
-        if {blocks[at] for at in differing} != {last.blocks[at] for at in differing}:
+        if {block for block, _ in pairs} != {before for _, before in pairs}:
             read = _Read.of(route)
-        return _Walked(blocks, route, last.is_waiting, read, num_joined)
+        return _Walked(blocks, route, last.is_waiting, read, num_joined, stands)
+
+
+def _where_they_differ(one: Sequence[object], other: Sequence[object], first: int) -> list[int]:
+    """The indices from `first` on at which two sequences of one length have different objects."""
+    return [*compress(count(first), map(is_not, one[first:], other[first:]))]
+
+
+def _stands(route: _Route) -> dict[Block, int]:
+    """See `_Walked`."""
+    found: dict[Block, int] = {}
+    for index, piece in enumerate(route):
+        if isinstance(piece, _Live):
+            found[piece.block] = -1 if piece.block in found else index
+    return found
 
 
 @dataclass(eq=False)
@@ -251,8 +289,9 @@ class Planner:
             self._lockstep = None
         self._is_joining = pending is not None or self._has_waiting or not self.joins_ahead
         self._has_waiting = False
-        readers = self._prepare_all(step)
         growth = {row.view.own: len(row.feed) + len(row.draft) for row in step.rows}
+        self._give_fronts(step, growth)
+        readers = self._prepare_all(step)
         irregular = self._irregular(growth)
         after = {id(block): self._length(block) + size for block, size in growth.items()}
         self._after = {}  # interrupted, nothing is taken to be regular
@@ -336,7 +375,7 @@ class Planner:
             others = before if len(pieces) == len(before) else pieces[:0]
             new: Iterable[int] = range(len(pieces))
             if others:
-                new = [index for index in new if pieces[index] is not others[index]]
+                new = _where_they_differ(pieces, others, 0)
             for index in new:
                 piece = pieces[index]
                 if (place := known.get(id(piece))) is None:
@@ -353,9 +392,9 @@ class Planner:
         starts -= sizes
         firsts = np.array([0, *ends[:-1]])
         starts -= starts[:, firsts].repeat(counts, axis=1)
-        for (reader, _), end, count in zip(rows, ends, counts, strict=True):
+        for (reader, _), end, num_pieces in zip(rows, ends, counts, strict=True):
             if reader.num_marks:
-                own = slice(end - count, end)
+                own = slice(end - num_pieces, end)
                 starts[:, own] = _starts(reader.route, *sizes[:, own])
         table = np.empty((len(TABLE), len(at)), dtype=np.int64)
         number, low, size, grows = columns
@@ -385,9 +424,9 @@ class Planner:
     ) -> tuple[int, int, int, int]:
         if isinstance(piece, Stretch):
             return piece.strip.number, piece.low, piece.size, 0
-        block, place, _ = piece
-        size = self._length(block) + growth.get(block, 0)
-        return place.strip.number, place.offset, size, int(block in growth)
+        block, place, _, front = piece
+        size = front + self._length(block) + growth.get(block, 0)
+        return place.strip.number, place.offset - front, size, int(block in growth)
 
     def check_lengths(self, step: Step) -> None:
         """Raise ContextTooLong for a row whose own feed does not fit, before part of it is fed."""
@@ -402,6 +441,31 @@ class Planner:
                 hint="Use a shorter problem, a smaller budget, or fewer workers.",
             )
 
+    def _give_fronts(self, step: Step, growth: Mapping[Block, int]) -> None:
+        """Have room for a copy of the marker in front of each desk that is new.
+
+        Of a team each row reads the others' desks and, between them, one short block again and again. With a copy on a
+        desk's strip, both are one piece. A marker is known by that: it stands more than once in the view of a row beside
+        this one, and there directly before the row's own block.
+        """
+        rows = step.rows
+        for index, row in enumerate(rows):
+            own = row.view.own
+            if own.tokens or self.pool.has_seen(own):
+                continue
+            found: dict[Block, int] = {}  # how often they stand there
+            for other in (*rows[max(0, index - 1) : index], *rows[index + 1 : index + 2]):
+                blocks = other.view.blocks
+                if own in blocks[1:] and not other.view.beside_others:
+                    before = blocks[blocks.index(own) - 1]
+                    found[before] = blocks.count(before)
+            if not found:
+                continue
+            before = max(found, key=found.__getitem__)
+            size = self._length(before) + growth.get(before, 0)
+            if found[before] > 1 and 0 < size <= _LONGEST_FRONT:
+                self.pool.give_front(own, before, size)
+
     def _prepare_all(self, step: Step) -> list[_Reader]:
         """Have a route for every view. Preparing one may move blocks that another one reads, so look
         again until all are up to date; each move joins two strips for good, so this ends.
@@ -411,11 +475,14 @@ class Planner:
         found = [self._readers.get(view) for view in views]
         while True:
             num_joined = self.pool.num_joined
+            moved: dict[int, bool] = {}  # by the ids of their strips, which views of a team share
             for index, reader in enumerate(found):
                 is_due = reader is not None and reader.is_waiting and self._is_joining
                 if reader is not None and reader.joined == num_joined and not is_due:
                     continue
-                if reader is None or is_due or any(strip.left for strip in reader.strips.values()):
+                if reader is not None and id(reader.strips) not in moved:
+                    moved[id(reader.strips)] = any(strip.left for strip in reader.strips.values())
+                if reader is None or is_due or moved[id(reader.strips)]:
                     found[index] = reader = self._reader(views[index], walk)
                 reader.joined = num_joined
             if num_joined == self.pool.num_joined:
@@ -436,7 +503,7 @@ class Planner:
                 read = walk.read.get(key) or _Read.of(route)
                 if num_joined == self.pool.num_joined:  # nothing was moved on the way
                     walk.read[key] = read
-            walked = _Walked(view.blocks, route, is_waiting, read, num_joined)
+            walked = _Walked(view.blocks, route, is_waiting, read, num_joined, _stands(route))
         is_plain = not num_marks and num_joined == self.pool.num_joined
         walk.last = walked if is_plain else None
         self._readers[view] = reader = _Reader(
@@ -461,7 +528,7 @@ class Planner:
         pieces: list[Stretch | _Live | _Mark] = list(trunk.stretches)
         previous = blocks[-1]() if blocks else None
         begins = len(pieces)  # how many pieces the trunk takes; it ends with the first other piece
-        is_waiting = False
+        is_waiting = walk.is_waiting = False
         has_lanes = view.beside_others or len(view.blocks) < len(view.items)
         first = len(blocks)
         rest: Iterable[Block | _Mark] = view.blocks[first:]
@@ -477,6 +544,14 @@ class Planner:
                 if not has_lanes and (known := self._known_pieces(view.blocks[index:], walk)):
                     pieces += known
                     break
+                if not has_lanes and len(pieces) > begins:
+                    fronted = self._fronted(view.blocks[index - 1], piece, walk)
+                    if fronted is not None:
+                        in_front = pieces.pop()
+                        assert isinstance(in_front, Stretch), "it is frozen"
+                        if in_front.size > fronted.front:
+                            pieces.append(in_front._replace(size=in_front.size - fronted.front))
+                        piece = fronted
                 pieces.append(piece)
                 previous = None
                 continue
@@ -502,6 +577,7 @@ class Planner:
             trunk = Trunk(tuple(blocks), _stretches(pieces[:begins]), tuple(ends))
             self._trunks.add(trunk)
         walk.trunk, walk.beginning = trunk, view.items[: len(trunk.blocks)]
+        is_waiting |= walk.is_waiting
         self._has_waiting |= is_waiting
         return tuple(pieces), is_waiting
 
@@ -515,15 +591,42 @@ class Planner:
             ]
         kinds = list(map(type, pieces))
         frozen = [at for at, kind in enumerate(kinds) if kind is Stretch]
-        for index in [at for last, at in pairwise(frozen) if at == last + 1][::-1]:
+        behind = [at for last, at in pairwise(frozen) if at == last + 1]
+        if any(len(pieces[at].strip.places) == 1 for at in behind):
+            return None
+        fronts = [
+            at
+            for at, kind in enumerate(kinds)
+            if kind is _Live and at and pieces[at].strip.front is not None
+        ]
+        taken = -1  # the piece in front of the last one: its keys are read from the copy
+        for index in sorted((*behind, *fronts), reverse=True):
             last, piece = pieces[index - 1], pieces[index]
-            assert isinstance(last, Stretch), "it is frozen"
-            assert isinstance(piece, Stretch), "it is frozen"
-            if len(piece.strip.places) == 1:
-                return None
-            if _touch(last, piece):
+            if kinds[index] is _Live:
+                fronted = self._fronted(blocks[index - 1], piece, walk)
+                if fronted is not None:
+                    pieces[index - 1 : index + 1] = [fronted]
+                    taken = index - 1
+            elif index != taken and _touch(last, piece):
                 pieces[index - 1 : index + 1] = [last._replace(size=last.size + piece.size)]
         return pieces
+
+    def _fronted(self, before: Block, live: _Live, walk: _Walk) -> _Live | None:
+        """`live` with a copy of `before` in front of it, where its strip has one or gets it now; None otherwise.
+
+        What is missing is left to a plan that has the time, as compaction is.
+        """
+        front = live.strip.front
+        if front is None or front.block() is not before:
+            return None
+        if not front.is_filled and self._is_joining and self.pool.can_fill_front(live.strip):
+            self.pool.fill_front(live.strip)
+        if front.is_filled:
+            return walk.with_front(live)
+        # Of a block that this pass feeds, or the one before it, it is not known yet whether it is complete.
+        is_new = not before.tokens
+        walk.is_waiting |= is_new or self.pool.can_fill_front(live.strip)
+        return None
 
     def _met(self, block: Block, walk: _Walk) -> Stretch | _Live:
         """Look up where a block lies."""

@@ -103,6 +103,7 @@ class Engine:
             self.prefixes.shelf = self.shelving
         self._usage = Usage()
         self._newest: list[_Counted] = []  # the passes of the newest step
+        self._counted: tuple[Plan, Usage] | None = None  # of a pass whose tokens are awaited
         self._tallies = TallyBook()
         self._early: dict[Block, tuple[Logprobs, ...]] = {}  # of the step's targets, fed in chunks
         self._speculation: Speculation | None = None
@@ -335,7 +336,7 @@ class Engine:
                 lookahead=self.planner.can_look_ahead,
                 weighing=self._tallies.weighing([row.tally for row in rest.rows]),
                 targets=targets_of(rest, plan),
-                ahead=self._ahead_of(rest),
+                ahead=self._ahead_of(rest, plan),
             )
             if self._early:
                 chosen = self._with_early(chosen, rest)
@@ -356,7 +357,7 @@ class Engine:
                 [row.choice for row in step.rows],
                 lookahead=self.planner.can_look_ahead,
                 weighing=self._tallies.weighing([row.tally for row in step.rows]),
-                ahead=self._ahead_of(step),
+                ahead=self._ahead_of(step, plan),
             )
             self._fed(step, plan, rows)
             self.pool.keep()
@@ -366,8 +367,12 @@ class Engine:
         self._told(chosen)
         return chosen
 
-    def _ahead_of(self, step: Step) -> Ahead | None:
-        """The pass that is begun while the tokens of the pass that feeds `step` are being chosen."""
+    def _ahead_of(self, step: Step, plan: Plan) -> Ahead | None:
+        """The pass that is begun while the tokens of the pass that feeds `step` are being chosen.
+
+        The work of that pass, which is `plan`, is counted then too: the device waits for the host as soon as the
+        tokens are there.
+        """
         lookahead = self._lookahead
         if lookahead is None:
             return None
@@ -376,7 +381,9 @@ class Engine:
         def begin() -> Begun | None:
             # A run alone whose rows go on token by token needs no plan: see `GraphedPasses.look_ahead`.
             expected = scheduler.expected(of_one=not self.planner.can_look_ahead)
-            return lookahead.plan(expected, step, is_sure=not scheduler.is_one_asked)
+            begun = lookahead.plan(expected, step, is_sure=not scheduler.is_one_asked)
+            self._counted = plan, usage_of(plan, step, self.facts.token_bytes)
+            return begun
 
         return begin
 
@@ -438,7 +445,11 @@ class Engine:
         """The feeds join their blocks, and the pass is counted. `at`: which rows of the plan they are; None: all."""
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
-        usage = usage_of(plan, step, self.facts.token_bytes)
+        counted, self._counted = self._counted, None
+        if counted is not None and counted[0] is plan:
+            usage = counted[1]
+        else:
+            usage = usage_of(plan, step, self.facts.token_bytes)
         rows = [_IN_VAIN] * plan.num_rows
         for index, row in zip(range(plan.num_rows) if at is None else at, step.rows, strict=True):
             rows[index] = (id(row.view.own), row.writer is not None)

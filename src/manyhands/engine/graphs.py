@@ -316,7 +316,8 @@ class GraphedPasses(Passes):
             return False
         large_rows = work.large_rows if len(work.large) else 0
         if plan.num_tokens <= _ALL_SMALL:
-            return Cutting(work.small_rows, large_rows, work.occupancy) == wide.capacity.cutting
+            own = Cutting(work.small_rows, large_rows, work.occupancy, work.is_specialised)
+            return own == wide.capacity.cutting
         return not large_rows or large_rows == wide.capacity.large_rows
 
     def _wide(self, plan: Plan, *, has_large: bool) -> tuple[_Graph, Work] | None:
@@ -570,7 +571,8 @@ def _uncommon(tiling: Tiling) -> list[Capacity]:
         for size, occupancy in kinds
     ]
     if tiling.specialised_rows:
-        found.append(replace(wide, large_rows=tiling.specialised_rows))
+        wider = replace(wide, large_rows=tiling.specialised_rows)
+        found += [wider, replace(wider, is_specialised=True)]
     return found
 
 

@@ -6,7 +6,7 @@ launch. No tensor is needed here, so that reading the counts brings no torch.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Self
 
 
@@ -27,5 +27,5 @@ class PassCounts:
     compiled: int = 0  # kernels compiled, or loaded from the cache on disk
 
     def __sub__(self, other: Self) -> Self:
-        theirs = asdict(other)
-        return type(self)(**{name: n - theirs[name] for name, n in asdict(self).items()})
+        theirs = vars(other)
+        return type(self)(**{name: n - theirs[name] for name, n in vars(self).items()})

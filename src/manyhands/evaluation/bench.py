@@ -72,17 +72,19 @@ def fill(engine: Engine, block: Block, num_tokens: int, *, seed: int) -> Block:
 def seat(engine: Engine, history: Block, workers: int, desk: int, *, seed: int = 1) -> Cast:
     """A team in the middle of its work: every desk holds `desk` made-up tokens."""
 
-    def block(name: str, num_tokens: int, at: int) -> Block:
-        return (
-            fill(engine, Block(name), num_tokens, seed=seed * 100 + at) if num_tokens else Block()
-        )
+    def filled(block: Block, num_tokens: int, at: int) -> Block:
+        return fill(engine, block, num_tokens, seed=seed * 100 + at) if num_tokens else block
 
+    marker = filled(Block("marker"), MARKER_TOKENS, 2).freeze()
+    desks = [Block(f"desk {worker}") for worker in range(workers)]
+    for each in desks[1:] if workers > 2 else ():  # as the planner does for a team that comes
+        engine.pool.give_front(each, marker, MARKER_TOKENS)
     return Cast(
         prompt=history,
-        others_header=block("others", HEADER_TOKENS, 0).freeze(),
-        own_header=block("own", HEADER_TOKENS, 1).freeze(),
-        marker=block("marker", MARKER_TOKENS, 2).freeze(),
-        desks=tuple(block(f"desk {worker}", desk, 3 + worker) for worker in range(workers)),
+        others_header=filled(Block("others"), HEADER_TOKENS, 0).freeze(),
+        own_header=filled(Block("own"), HEADER_TOKENS, 1).freeze(),
+        marker=marker,
+        desks=tuple(filled(each, desk, 3 + worker) for worker, each in enumerate(desks)),
     )
 
 

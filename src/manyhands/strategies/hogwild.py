@@ -394,6 +394,9 @@ class _Team(BudgetedRun):
             if block not in unfed:
                 block.freeze()
         self.unfrozen = [block for block in self.unfrozen if block in unfed]
+        for block in (self.own_header, self.marker):
+            if block not in unfed:
+                block.freeze()
         items, self.unheard = self.unheard + (yield from self._hear()), ()
         for item in items:
             if reason := self._reason_against(item):
@@ -608,4 +611,7 @@ class _Team(BudgetedRun):
                 self.prompt.more_to_come,
             )
         )
-        return self.bound(len(self.prompt_tokens) + headers + written, 4 * settings.workers + 8)
+        # Memory may keep a copy of the marker at every desk.
+        copies = settings.workers * len(self.text.encode(self.prompt.more_to_come))
+        num_tokens = len(self.prompt_tokens) + headers + copies + written
+        return self.bound(num_tokens, 4 * settings.workers + 8)
