@@ -1,4 +1,4 @@
-"""The one op alone, one layer: teams, Hydragen's grid, trees, prefill, against limits and peers.
+"""The one op alone, one layer: teams, teams that live, Hydragen's grid, trees, prefill, against limits and peers.
 
     python -m benchmarks.attention --minutes 3
     python -m benchmarks.attention --only trees
@@ -15,6 +15,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from manyhands.attention.attend import Backend
 from manyhands.attention.reference import ReferenceBackend
 from manyhands.attention.store import LayerShape
 from manyhands.attention.torch_backend import TorchBackend
+from manyhands.cache.plan import Plan
 from manyhands.cache.view import View
 from manyhands.evaluation.bench import copy_bandwidth
 
@@ -51,6 +53,7 @@ class Case:
     heads: tuple[int, int]
     views: Callable[[], list[View]]
     num_new: int = 1  # tokens of each row
+    planned: Callable[[], tuple[Plan, int]] | None = None  # in place of these views
 
 
 def cases(tiny: bool, full: bool) -> Iterator[Case]:
@@ -66,6 +69,12 @@ def cases(tiny: bool, full: bool) -> Iterator[Case]:
         for count in workers:
             views = partial(situations.team, count, length, desk)
             yield Case("teams", f"{length} {count} fewer", FEWER_TEAM_HEADS, views)
+    live = ((40,), (3,), 6) if tiny else ((1024, 16384, 65536), (4, 8, 16), 100)
+    for heads in (TEAM_HEADS, FEWER_TEAM_HEADS):
+        for length, count, has_copies in product(*live[:2], (True, False)):
+            team = partial(situations.live_team, count, length, live[2], has_copies=has_copies)
+            name = f"{length} {count} {'copies' if has_copies else 'apart'}"
+            yield Case("live", f"{name} {heads[0]}/{heads[1]}", heads, list, planned=team)
     pairs = ((8, 40),) if tiny else _pairs(full)
     for batch, prefix in pairs:
         for suffix in (0, 6) if tiny else SUFFIXES:
@@ -120,6 +129,7 @@ class Attention:
             with self._file(case.family).surviving(case.name):
                 self._measure(case)
         green = [case for case in chosen if self._is_measured(case)]
+        green = [case for case in green if case.family != "live"]  # peers know no such views
         if not self.arguments.no_peers:
             for family in dict.fromkeys(case.family for case in green):
                 for name, why in self.outsiders.missing.items():
@@ -147,6 +157,8 @@ class Attention:
 
     def _situation(self, case: Case) -> Situation:
         place = (self.head_dim, self.device, self.dtype)
+        if case.planned is not None:
+            return situations.filled(*case.planned(), case.heads, *place)
         return situations.lay_out(case.views(), case.heads, *place, case.num_new)
 
     @torch.inference_mode()
@@ -286,7 +298,7 @@ def main(words: list[str] | None = None) -> None:
     """Measure."""
     options = parser(__doc__, minutes=3.0)
     options.add_argument(
-        "--only", default="teams,prefixes,trees,prefills", help="families, comma-separated"
+        "--only", default="teams,live,prefixes,trees,prefills", help="families, comma-separated"
     )
     options.add_argument(
         "--outsiders",

@@ -318,6 +318,21 @@ def attention_teams() -> str:
     return _attention("teams", ["common block", "workers", "heads"], words)
 
 
+def attention_live() -> str:
+    """Teams with headers and markers: a copy of the marker at every desk, and one marker for all."""
+    found = result("attention_live")
+    lines = {line["name"]: line for line in (found or {}).get("cells", [])}
+    rows = []
+    for name, line in lines.items():
+        history, workers, kind, heads = name.split()
+        apart = lines.get(f"{history} {workers} apart {heads}")
+        if kind == "copies" and apart is not None:
+            times = (line["us_limit"], apart["us"], line["us"])
+            rows.append([history, workers, heads, *(f"{us:.1f}" for us in times)])
+    head = ["history", "workers", "heads", "limit", "one marker", "a copy at every desk"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
 def outsiders() -> str:
     """FlashAttention 3 and FlashInfer on the same pages, and ours beside them."""
     rows = []
@@ -524,6 +539,7 @@ TABLES: dict[str, Callable[[], str]] = {
         start_up,
         decode_peers,
         attention_teams,
+        attention_live,
         outsiders,
         attention_prefixes,
         attention_trees,

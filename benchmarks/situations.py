@@ -1,7 +1,7 @@
 """Attention alone: rows and what they read, laid out in memory, and the two limits of the machine.
 
-A situation is a plan over random keys and values of one layer, and one query per row. Four families:
-a team over a common block (combined views), many completions of one prompt (Hydragen's grid), trees and
+A situation is a plan over random keys and values of one layer, and one query per row. Five families:
+a team over a common block (combined views), the same with headers and markers as one that lives has them, many completions of one prompt (Hydragen's grid), trees and
 forests, and, with many queries in one row, prefill. A tree is written as in `1,2,64_1024,256,256`:
 nodes on each level, tokens of a node on each level; a node's parent is the one at the same share of the level above; the last level's nodes are the
 rows. `~` before a number of tokens means that they differ from node to node, by half in either direction.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -23,11 +23,13 @@ from manyhands.attention.entries import Entries
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerStore
 from manyhands.cache.block import Block
+from manyhands.cache.layouts import Cast, combined
 from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
+from manyhands.evaluation.bench import HEADER_TOKENS, MARKER_TOKENS
 
 PAGE_SIZE = 64  # as the kernels get it (engine/backends.py)
 TREES = (
@@ -92,7 +94,18 @@ def lay_out(
     num_new: int = 1,
 ) -> Situation:
     """A situation of these views: each row feeds `num_new` tokens; every block gets random keys."""
-    plan, num_slots = planned(views, num_new)
+    return filled(*planned(views, num_new), heads, head_dim, device, dtype)
+
+
+def filled(
+    plan: Plan,
+    num_slots: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Situation:
+    """A situation of this plan: every slot gets a random key and value, every token a random query."""
     num_heads, num_kv_heads = heads
     shape = (num_slots, num_kv_heads, head_dim)
     keys, values = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
@@ -123,6 +136,36 @@ def team(workers: int, common: int, desk: int) -> list[View]:
     shared = block_of(common)
     desks = [block_of(desk - 1) for _ in range(workers)]
     return [View([shared, *(d for d in desks if d is not own), own]) for own in desks]
+
+
+def live_team(workers: int, common: int, desk: int, *, has_copies: bool = True) -> tuple[Plan, int]:
+    """The plan of a team in the combined layout, with headers and markers, as `evaluation/life.py` has them.
+
+    Each row feeds one token to a desk that has `desk` with it. `has_copies`: of the marker, in front of the desks
+    (`cache/pages.py::PagePool.give_front`). Also the slots of its pool.
+    """
+    prompt, others = block_of(common), block_of(HEADER_TOKENS)
+    own, marker = block_of(HEADER_TOKENS), block_of(MARKER_TOKENS)
+    cast = Cast(prompt, others, own, marker, tuple(Block() for _ in range(workers)))
+    blocks = prompt, others, own, marker
+    pages = sum(-(-block.num_tokens // PAGE_SIZE) for block in blocks)
+    pages += workers * (2 + (desk + MARKER_TOKENS) // PAGE_SIZE)
+    # Where no page is used again, keys are not copied either.
+    pool = PagePool(2 * pages, PAGE_SIZE, recycle=has_copies)
+    pool.reserve((block, block.num_tokens) for block in blocks)
+    for block in (prompt, own, marker):
+        block.freeze()
+    views = [combined(cast, worker) for worker in range(workers)]
+    planner = Planner(pool)
+    for size in (desk - 2, 1):
+        step = Step([Row(view, (0,) * size) for view in views])
+        planner.plan(step)
+        pool.make_moves(lambda moves: None)
+        for row in step.rows:
+            row.view.own.tokens.extend(row.feed)
+        pool.keep()
+    plan = planner.plan(Step([Row(view, (0,)) for view in views]))
+    return replace(plan, lockstep=None), pool.num_slots
 
 
 def completions(batch: int, prefix: int, suffix: int) -> list[View]:

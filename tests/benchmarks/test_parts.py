@@ -38,6 +38,7 @@ def test_circumstances_stand_in_every_file(measured: Path) -> None:
     assert set(files) == {
         "decode_qwen3-8b",
         "attention_teams",
+        "attention_live",
         "attention_prefixes",
         "attention_trees",
         "attention_prefills",
@@ -98,11 +99,12 @@ def test_tables_and_pictures_are_made_of_it(
 ) -> None:
     monkeypatch.setattr(performance, "RESULTS", measured)
     pages = {name: made() for name, made in performance.TABLES.items()}
-    for name in ("decode_ms", "start_up", "decode_peers", "attention_trees", "prefix", "gates"):
+    names = ("decode_ms", "start_up", "decode_peers", "attention_trees", "prefix", "gates")
+    for name in (*names, "attention_live"):
         assert pages[name].startswith("| "), name
         assert len(pages[name].splitlines()) >= 3, name
     assert pages["breakdown"] == performance.NOTHING_YET  # the profiler wants a GPU
-    assert pages["speed_sources"].count("commit abc") == 6
+    assert pages["speed_sources"].count("commit abc") == 7
     drawn = plots.draw(tmp_path / "plots")
     assert [path.name for path in drawn] == ["decode.svg", "prefix.svg", "needles.svg"]
     first = [path.read_bytes() for path in drawn]
