@@ -1,11 +1,13 @@
 """Milliseconds per forward pass of teams of 1 to 16 workers over histories of 1 k to 16 k tokens.
 
     python -m benchmarks.decode --models qwen3-8b,qwq-32b --minutes 6
+    python -m benchmarks.decode --models qwq-32b --quantise int4 --no-peers     weights of four bits
 
 The form is that of the tables 1 and 2 of Hogwild! Inference. Beside each number stands a floor measured
 in the same run: all linear layers in one CUDA graph and nothing else, plus the keys and values in use at
 the speed of a copy. Part of the passes are then looked into (`benchmarks/breakdown.py`), and the peers run
-where they can (`benchmarks/peers.py`).
+where they can (`benchmarks/peers.py`). With fewer bits in a weight, the floor of the linear layers is the bytes of
+their weights, scales and zeros included, at the speed of a copy.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from benchmarks.breakdown import breakdown
 from benchmarks.gate import Checked, check_op, check_step
@@ -34,6 +37,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
+from manyhands.engine.executor import LocalExecutor
 from manyhands.evaluation.bench import (
     copy_bandwidth,
     fill,
@@ -43,6 +47,7 @@ from manyhands.evaluation.bench import (
     tokens_in_use,
     views_of,
 )
+from manyhands.model.quantised.linear import Quantised
 
 LENGTHS, WORKERS, DESK = (1024, 2048, 4096, 8192, 16384), (1, 2, 4, 8, 16), 128
 LOOKED_INTO = (1, 2, 4, 16)  # team sizes whose passes are taken apart
@@ -63,10 +68,14 @@ class Decode:
         self.shape: Shape = TINY if tiny else SHAPES[name]
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.lengths: tuple[int, ...] = (32, 64) if tiny else LENGTHS
+        if lengths := getattr(arguments, "lengths", ""):
+            self.lengths = tuple(map(int, lengths.split(",")))
         self.workers: tuple[int, ...] = (1, 2, 4) if tiny else WORKERS
         self.desk = 8 if tiny else DESK
         self.passes = 3 if tiny else 32
-        self.results = Results(f"decode_{name}", arguments, clock)
+        self.quantise: str = getattr(arguments, "quantise", "none")
+        kind = "" if self.quantise == "none" else f"_{self.quantise}"
+        self.results = Results(f"decode_{name}{kind}", arguments, clock)
         self.probes: list[Probe] = []
 
     def run(self) -> None:
@@ -76,6 +85,8 @@ class Decode:
         with tempfile.TemporaryDirectory() as folder:
             place = self.shape.write(Path(folder))
             engine = self._engine(place)
+            if self.quantise != "none":
+                limits = self._weights_alone(engine)
             self._cells(engine, limits)
             if not self.arguments.no_peers:
                 self.probes = [probe(engine, length) for length in self._ends()]
@@ -83,6 +94,20 @@ class Decode:
             free(self.device)
             if not self.arguments.no_peers:
                 run_peers(place, self.probes, self._ends(), self.desk, self.results, self.clock)
+
+    def _weights_alone(self, engine: Engine) -> dict[int, float]:
+        """Milliseconds in which the weights of all linear layers are read once, by workers: they do not count."""
+        assert isinstance(engine.executor, LocalExecutor), "it runs in this process"
+        layers = [
+            layer
+            for layer in engine.executor.adapter.model.modules()
+            if isinstance(layer, (nn.Linear, Quantised))
+        ]
+        tensors = [x for layer in layers for x in (*layer.parameters(), *layer.buffers())]
+        num_bytes = sum(x.nbytes for x in {id(x): x for x in tensors}.values())
+        ms = 1e3 * num_bytes / self.results.content["copy_bytes_per_second"]
+        self.results.put(weight_bytes=num_bytes, weights_ms=round(ms, 4))
+        return dict.fromkeys(self.workers, ms)
 
     def _ends(self) -> tuple[int, ...]:
         return (self.lengths[0], self.lengths[-1])
@@ -97,6 +122,7 @@ class Decode:
             dtype=self.results.content["dtype"],
             backend=self.arguments.backend,
             weights="dummy",
+            quantise=self.quantise,
             memory_tokens=max(self.lengths) + grown + 1024,
         )
         seconds = round(time.monotonic() - began, 1)
@@ -296,6 +322,8 @@ def main(words: list[str] | None = None) -> None:
     """Measure the networks that were asked for."""
     options = parser(__doc__, minutes=6.0)
     options.add_argument("--models", default="qwen3-8b,qwq-32b,codellama-7b,codellama-13b")
+    options.add_argument("--quantise", default="none", choices=("none", "fp8", "int4"))
+    options.add_argument("--lengths", default="", help="tokens of the history, comma-separated")
     arguments = options.parse_args(words)
     each_network(arguments, Decode)
 
