@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 from manyhands.cache.block import Block
-from manyhands.cache.sheets import sheet_names
+from manyhands.cache.pages import PagePool
+from manyhands.cache.prefixes import PrefixTree
+from manyhands.cache.sheets import Fetch, Wanted, sheet_names
 from manyhands.cache.step import Choice
 from manyhands.engine import shelving
 from manyhands.engine.engine import Engine
@@ -255,6 +257,45 @@ def test_names_are_made_once_for_a_prompt_and_never_for_another_owner(
     assert own.num_saved(PROMPT[: 3 * SIZE], None) == 3 * SIZE
 
 
+@pytest.mark.parametrize(("held", "length"), [(0, 40 * SIZE), (SIZE + 5, 9 * SIZE + 3), (3, 5)])
+def test_what_is_wanted_is_cut_where_sheets_end(held: int, length: int) -> None:
+    """One node for each sheet, in order; what memory holds and what no sheet has are nodes of their own."""
+    asked: list[list[Wanted]] = []
+
+    class Shelf:
+        sheet_tokens = SIZE
+
+        def num_saved(self, tokens: Any, tenant: str | None) -> int:
+            return len(tokens) // SIZE * SIZE
+
+        def fetch(self, wanted: Any, tokens: Any, tenant: str | None) -> Fetch:
+            asked.append(list(wanted))
+            return Fetch(wanted, [])
+
+        def keep(self, path: Any, tenant: str | None) -> None:
+            """Nothing is saved."""
+
+    tree, prompt = PrefixTree(PagePool(1000, 4)), tuple(range(length))
+    tree._insert(prompt[:held], None)
+    for node in tree._roots[None].children.values():
+        assert node.block is not None
+        node.block.tokens.extend(node.tokens)
+        node.block.freeze()
+    tree.shelf = Shelf()
+    lease = tree.lease([prompt])
+    assert lease is not None
+    nodes = lease._leaves[0].chain()
+    assert tuple(token for node in nodes for token in node.tokens) == prompt
+    stop = length // SIZE * SIZE
+    ends = [end for end in range(SIZE, stop + 1, SIZE) if end > held]
+    wanted = asked[0] if asked else []
+    for each, begin, end in zip(wanted, [held, *ends], ends, strict=False):
+        assert each.start == begin
+        assert each.node.tokens == prompt[each.start : end]
+        assert each.node in nodes
+    assert len(wanted) == len(ends)
+
+
 def test_of_another_owner_nothing_is_found(tmp_path: Path) -> None:
     first = engine_on(tmp_path)
     write(first, tenant="one")
@@ -294,6 +335,23 @@ def test_keys_that_stood_elsewhere_are_rotated(folder: Path, expected: Completio
     engine.pool.follow = lambda block, before: None  # type: ignore[method-assign]
     assert tokens_of(write(engine)) == tokens_of(expected)
     assert engine.shelf_counts.tokens_found == 5 * SIZE
+
+
+def test_readers_go_on_while_the_engine_is_elsewhere(tmp_path: Path) -> None:
+    """Before a sheet is written to memory, more of them are asked for than readers read at once."""
+    prompt = tuple(7 * i % (NUM_IDS - 10) + 5 for i in range(40 * SIZE + 1))
+    write(engine_on(tmp_path), prompt, max_tokens=1)
+    engine = engine_on(tmp_path)
+    shelf = shelf_of(engine)
+    assert shelf is not None
+    settings = SharedSettings(max_tokens=1)
+    run = engine.submit(shared_prefix([prompt], TEXT, settings, tree=engine.prefixes))
+    engine.step()
+    assert engine.shelf_counts.tokens_found == 0
+    assert len(shelf.files._reading) == 40 > 2 * shelf.files._readers._max_workers
+    while not run.done:
+        engine.step()
+    assert engine.shelf_counts.tokens_found == 40 * SIZE
 
 
 def test_many_runs_wait_for_one_fetch_beside_others(folder: Path, expected: Completions) -> None:

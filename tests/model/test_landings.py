@@ -31,12 +31,13 @@ def tensors_of(seed: int) -> dict[str, Tensor]:
     }
 
 
-def files_in(folder: Path, most_landed: int = ROOM) -> SheetFiles:
+def files_in(folder: Path, most_landed: int = ROOM, most_waiting: int = 1 << 30) -> SheetFiles:
     return SheetFiles(
         folder,
         "model",
         FORMS,
         limit=1 << 30,
+        most_waiting=most_waiting,
         device=CPU,
         most_landed=most_landed,
         on_host=["offsets"],
@@ -107,12 +108,16 @@ def test_a_sheet_that_landed_is_the_one_that_was_written(tmp_path: Path) -> None
     own = files._reading["one"].result()
     assert own is not None
     assert own.content is None, "what it was read to serves others"
+    assert own.landing is not None
+    own.landing._place.zero_()
+    assert torch.equal(own.tensors["offsets"], tensors_of(0)["offsets"]), "the host has them"
+    assert not own.tensors["keys"].any(), "a control: these lie there"
     files.forget(["one", "two"])
     assert files.landings.num_free == num_free
 
 
 def test_who_finds_no_landing_has_the_host_check(tmp_path: Path) -> None:
-    """Nobody waits for one, or two readers could wait for each other."""
+    """A reader waits for no landing, or two of them could wait for each other."""
     names = [f"sheet {number}" for number in range(9)]
     files = files_in(tmp_path)
     write(files, *names)
@@ -196,13 +201,10 @@ def test_nothing_is_made_where_nothing_may_land() -> None:
     assert Landings(100, 0, CPU).take() is None
 
 
-def test_so_many_sheets_are_read_ahead_and_the_first_in_any_case(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever waits for a sheet gets it, or two fetches could wait for each other's room."""
-    monkeypatch.setattr(sheet_files, "_MOST_AHEAD", 3)
+def test_so_many_sheets_are_read_ahead_and_the_first_in_any_case(tmp_path: Path) -> None:
+    """As many as there is memory for. Whoever waits for a sheet gets it, or two fetches could wait for each other's room."""
     names = [f"sheet {number}" for number in range(6)]
-    files = files_in(tmp_path)
+    files = files_in(tmp_path, most_waiting=4 * 330_000)
     write(files, *names)
     files.read_ahead(names[:5])
     assert list(files._reading) == names[:3]
@@ -212,6 +214,19 @@ def test_so_many_sheets_are_read_ahead_and_the_first_in_any_case(
     files.read_ahead(names[4:])
     assert list(files._reading) == names[4:]
     assert files.is_read(names[5], 10.0)
+
+
+def test_a_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole, whatever the size of the pieces; and one that ends early is refused."""
+    monkeypatch.setattr(sheet_files, "_AT_ONCE", 1000)
+    files = files_in(tmp_path)
+    write(files, "one", "two")
+    read(files, "one")
+    assert same(files.read("one"), 0)
+    path = tmp_path / "model" / "two.safetensors"
+    path.write_bytes(path.read_bytes()[:-1500])
+    files.read_ahead(["two"])
+    assert files.is_read("two", 10.0) is False
 
 
 def test_control_readers_that_begin_early_are_there(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ class Landing:
         self._sums = torch.empty(size // RUN, dtype=torch.int64, device=device)
         self._told = torch.empty(size // RUN, dtype=torch.int64, pin_memory=on_gpu)
         self._stream = torch.cuda.Stream(device) if on_gpu else None
+        self._arrived = torch.cuda.Event(blocking=True) if on_gpu else None  # no thread spins
         self._known: tuple[dict[str, Part], _Views] | None = None
 
     def fits(self, content: Tensor, parts: Mapping[str, Part]) -> bool:
@@ -100,10 +101,9 @@ class Landing:
             for words, sums in views.runs:
                 torch.sum(words, 1, out=sums)
             self._told.copy_(self._sums, non_blocking=True)
-        if stream is not None:
-            arrived = torch.cuda.Event(blocking=True)  # the host's threads have something to do
-            arrived.record(stream)
-            arrived.synchronize()
+        if stream is not None and self._arrived is not None:
+            self._arrived.record(stream)
+            self._arrived.synchronize()
         return views.tensors, views.told
 
     def _views(self, parts: dict[str, Part]) -> _Views:

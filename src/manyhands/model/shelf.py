@@ -33,7 +33,7 @@ from manyhands.model.sheet_files import Form, SheetFiles, Taken
 
 _OFFSETS = "offsets"
 # Bytes of a GPU in which sheets are checked, at most; and the share of what is free there beside the memory.
-_MOST_LANDED, _SHARE_LANDED = 512 << 20, 8
+_MOST_LANDED, _SHARE_LANDED = 1 << 30, 8
 # Entries of a configuration that say where it came from, and nothing of what is computed.
 _ORIGIN = ("_name_or_path", "transformers_version", "_commit_hash")
 
