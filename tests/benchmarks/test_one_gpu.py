@@ -107,7 +107,31 @@ def test_tokens_that_differ_behind_a_loaded_prompt_are_red(
     disk_cache.main()
     found = read(tmp_path, "disk_cache_tiny")
     assert "lengths" not in found
-    assert len(found["red"][0]["differ"]) == 6
+    each = (
+        1 + disk_cache.LOADS + 1 + 2 + disk_cache.LOADS
+    )  # saved, loaded, cold, and in engines that are ready
+    assert len(found["red"][0]["differ"]) == 2 * each
+
+
+def test_a_sheet_that_was_not_loaded_is_red(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens are the same ones; but they were read, and the time is none of loading."""
+    words = ["--tiny", "--device", "cpu", "--out", str(tmp_path), "--models", "small"]
+    monkeypatch.setattr("sys.argv", ["disk_cache.py", *words])
+    usual = disk_cache.wait_until_written
+
+    def lost(engine: Any) -> float:
+        seconds = usual(engine)
+        paths = engine.executor._shelf.files._own.glob("*.safetensors")
+        next(iter(paths)).unlink()
+        return seconds
+
+    monkeypatch.setattr(disk_cache, "wait_until_written", lost)
+    disk_cache.main()
+    found = read(tmp_path, "disk_cache_tiny")
+    assert "lengths" not in found
+    assert any(line.endswith("were loaded, 64 were saved") for line in found["red"][0]["differ"])
 
 
 def test_answers_are_compared_one_by_one() -> None:

@@ -21,13 +21,17 @@ import torch
 from torch import Tensor
 
 from manyhands.cache.block import Block
-from manyhands.cache.sheets import sheet_names
+from manyhands.cache.pages import PagePool
+from manyhands.cache.prefixes import PrefixTree
+from manyhands.cache.sheets import Fetch, Wanted, sheet_names
 from manyhands.cache.step import Choice
+from manyhands.engine import shelving
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.rebuild import places_of
 from manyhands.errors import OutputFailed
 from manyhands.model import sheet_files
+from manyhands.model import shelf as shelf_module
 from manyhands.model.host_buffers import HostBuffers
 from manyhands.model.sheet_files import SheetFiles
 from manyhands.model.shelf import MemoryShelf
@@ -119,6 +123,13 @@ def folder(saved: tuple[Path, Any], tmp_path: Path) -> Path:
     return place
 
 
+@pytest.fixture(params=[0, 1 << 20], ids=["on the host", "where they land"])
+def _checked_there(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sheets are checked by the host; or as on a GPU, in some memory of the device."""
+    monkeypatch.setattr(shelf_module, "_most_landed", lambda device: request.param)
+
+
+@pytest.mark.usefixtures("_checked_there")
 def test_what_was_read_once_is_loaded_to_the_bit(
     saved: tuple[Path, Any], folder: Path, expected: Completions
 ) -> None:
@@ -132,6 +143,32 @@ def test_what_was_read_once_is_loaded_to_the_bit(
     assert counts.tokens_found == 5 * SIZE
     assert counts.bytes_read == sum(path.stat().st_size for path in sheets(folder)[:5])
     assert (counts.bytes_written, counts.sheets_refused) == (0, 0)
+
+
+def test_all_landings_are_free_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a run that ended, one that was cancelled, and a sheet that was refused."""
+    monkeypatch.setattr(shelf_module, "_most_landed", lambda device: 1 << 20)
+    flip_data(sheet_of(folder, 3))
+    engine = engine_on(folder)
+    shelf = shelf_of(engine)
+    assert shelf is not None
+    landings = shelf.files.landings
+    num_free, taken, take = landings.num_free, [], landings.take
+    assert num_free >= 3
+    monkeypatch.setattr(landings, "take", lambda: taken.append(take()) or taken[-1])
+    settings = SharedSettings(max_tokens=5)
+    run = engine.submit(shared_prefix([PROMPT], TEXT, settings, tree=engine.prefixes))
+    while not engine.shelf_counts.tokens_found:
+        engine.step()
+    engine.cancel(run)
+    engine.step()
+    engine.prefixes.clear()
+    write(engine)
+    assert len(taken) > 3
+    deadline = time.monotonic() + 10
+    while landings.num_free < num_free and time.monotonic() < deadline:
+        time.sleep(0.01)  # a reader may be at work for nothing still
+    assert landings.num_free == num_free
 
 
 def test_sheets_are_read_into_pieces_that_are_used_again(
@@ -170,10 +207,10 @@ def test_control_a_sheet_of_other_keys_shows(folder: Path, expected: Completions
     assert shelf is not None
     read = shelf.files._checked
 
-    def turned(name: str, content: bytes) -> dict[str, Tensor]:
-        tensors = read(name, content)
-        tensors["keys.0"] = -tensors["keys.0"]
-        return tensors
+    def turned(name: str, content: Tensor) -> Any:
+        found = read(name, content)
+        found.tensors["keys.0"] = -found.tensors["keys.0"]
+        return found
 
     shelf.files._checked = turned  # type: ignore[method-assign]
     assert tokens_of(write(engine)) != tokens_of(expected)
@@ -198,6 +235,65 @@ def test_only_what_was_seen_before_it_is_found(folder: Path) -> None:
     answer = write(engine, parted)
     assert answer.found == (2 * SIZE,)
     assert tokens_of(answer) == tokens_of(write(small_engine(4096), parted))
+
+
+def test_names_are_made_once_for_a_prompt_and_never_for_another_owner(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tree asks what is there and has it fetched; the same prompt of somebody else has other names."""
+    made: list[str | None] = []
+
+    def named(tokens: Any, size: int, owner: str | None) -> list[str]:
+        made.append(owner)
+        return sheet_names(tokens, size, owner)
+
+    monkeypatch.setattr(shelving, "sheet_names", named)
+    own = engine_on(folder).shelving
+    assert own is not None
+    for tenant in (None, None, "one", "one", None):
+        found = own.num_saved(PROMPT, tenant)
+        assert found == (0 if tenant else 5 * SIZE)
+    assert made == [None, "one", None]
+    assert own.num_saved(PROMPT[: 3 * SIZE], None) == 3 * SIZE
+
+
+@pytest.mark.parametrize(("held", "length"), [(0, 40 * SIZE), (SIZE + 5, 9 * SIZE + 3), (3, 5)])
+def test_what_is_wanted_is_cut_where_sheets_end(held: int, length: int) -> None:
+    """One node for each sheet, in order; what memory holds and what no sheet has are nodes of their own."""
+    asked: list[list[Wanted]] = []
+
+    class Shelf:
+        sheet_tokens = SIZE
+
+        def num_saved(self, tokens: Any, tenant: str | None) -> int:
+            return len(tokens) // SIZE * SIZE
+
+        def fetch(self, wanted: Any, tokens: Any, tenant: str | None) -> Fetch:
+            asked.append(list(wanted))
+            return Fetch(wanted, [])
+
+        def keep(self, path: Any, tenant: str | None) -> None:
+            """Nothing is saved."""
+
+    tree, prompt = PrefixTree(PagePool(1000, 4)), tuple(range(length))
+    tree._insert(prompt[:held], None)
+    for node in tree._roots[None].children.values():
+        assert node.block is not None
+        node.block.tokens.extend(node.tokens)
+        node.block.freeze()
+    tree.shelf = Shelf()
+    lease = tree.lease([prompt])
+    assert lease is not None
+    nodes = lease._leaves[0].chain()
+    assert tuple(token for node in nodes for token in node.tokens) == prompt
+    stop = length // SIZE * SIZE
+    ends = [end for end in range(SIZE, stop + 1, SIZE) if end > held]
+    wanted = asked[0] if asked else []
+    for each, begin, end in zip(wanted, [held, *ends], ends, strict=False):
+        assert each.start == begin
+        assert each.node.tokens == prompt[each.start : end]
+        assert each.node in nodes
+    assert len(wanted) == len(ends)
 
 
 def test_of_another_owner_nothing_is_found(tmp_path: Path) -> None:
@@ -232,12 +328,30 @@ def test_memory_goes_before_the_disk_and_both_together(folder: Path, saved: Any)
     assert engine.shelf_counts.tokens_found == 5 * SIZE - 4
 
 
+@pytest.mark.usefixtures("_checked_there")
 def test_keys_that_stood_elsewhere_are_rotated(folder: Path, expected: Completions) -> None:
     """Where the strip goes on with something else, a sheet begins a strip of its own."""
     engine = engine_on(folder)
     engine.pool.follow = lambda block, before: None  # type: ignore[method-assign]
     assert tokens_of(write(engine)) == tokens_of(expected)
     assert engine.shelf_counts.tokens_found == 5 * SIZE
+
+
+def test_readers_go_on_while_the_engine_is_elsewhere(tmp_path: Path) -> None:
+    """Before a sheet is written to memory, more of them are asked for than readers read at once."""
+    prompt = tuple(7 * i % (NUM_IDS - 10) + 5 for i in range(40 * SIZE + 1))
+    write(engine_on(tmp_path), prompt, max_tokens=1)
+    engine = engine_on(tmp_path)
+    shelf = shelf_of(engine)
+    assert shelf is not None
+    settings = SharedSettings(max_tokens=1)
+    run = engine.submit(shared_prefix([prompt], TEXT, settings, tree=engine.prefixes))
+    engine.step()
+    assert engine.shelf_counts.tokens_found == 0
+    assert len(shelf.files._reading) == 40 > 2 * shelf.files._readers._max_workers
+    while not run.done:
+        engine.step()
+    assert engine.shelf_counts.tokens_found == 40 * SIZE
 
 
 def test_many_runs_wait_for_one_fetch_beside_others(folder: Path, expected: Completions) -> None:
@@ -321,6 +435,7 @@ def other_tensors(path: Path) -> None:
 FAULTS: list[Callable[[Path], None]] = [cut, flip_data, flip_header, rename, empty, other_tensors]
 
 
+@pytest.mark.usefixtures("_checked_there")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_damaged_sheet_is_named_and_fed_again(
     fault: Callable[[Path], None],
@@ -625,6 +740,7 @@ def struck_loads(engine: Engine) -> Iterator[None]:
         setattr(owner, name, real)
 
 
+@pytest.mark.usefixtures("_checked_there")
 def test_a_load_that_is_struck_can_go_on(folder: Path, expected: Completions) -> None:
     engine = engine_on(folder)
     settings = SharedSettings(samples=2, max_tokens=8, choice=SAMPLED)
@@ -647,6 +763,7 @@ def test_a_load_that_is_struck_can_go_on(folder: Path, expected: Completions) ->
 # -- in eight bits ---------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("_checked_there")
 def test_keys_in_eight_bits_are_saved_and_loaded_as_they_are(folder: Path) -> None:
     """Of a sheet in another form nothing is taken; in their own form they are the same to the bit."""
     prompt = PROMPT[: 5 * SIZE + 1]  # all of it but its last token lies in sheets

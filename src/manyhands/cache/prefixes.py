@@ -281,13 +281,26 @@ class PrefixTree:
     def _within_sheets(self, node: Node, start: int, stop: int) -> Iterator[Wanted]:
         """The part of an empty node up to `stop`, cut where sheets end: a node for each."""
         assert self.shelf is not None, "without one nothing is in sheets"
-        size = self.shelf.sheet_tokens
-        while start < stop:
-            end = min(start + size - start % size, stop)
-            rest = start + len(node.tokens)
-            head = node if end == rest else self._divide(node, end - start)
-            yield Wanted(head, start)
-            start = end
+        if start >= stop:
+            return
+        size, end = self.shelf.sheet_tokens, start + len(node.tokens)
+        ends = [*range(start + size - start % size, stop, size), stop]
+        for part, begin in self._parts(node, start, [at for at in ends if at < end]):
+            if begin < stop:
+                yield Wanted(part, begin)
+
+    def _parts(self, node: Node, start: int, cuts: Sequence[int]) -> Iterator[tuple[Node, int]]:
+        """Cut an empty node, which begins at `start`, at all of these positions: its parts, and where they begin.
+
+        In halves, then these: from its beginning on, the rest of a long prompt would be copied for each sheet.
+        """
+        if not cuts:
+            yield node, start
+            return
+        half = len(cuts) // 2
+        head = self._divide(node, cuts[half] - start)
+        yield from self._parts(head, start, cuts[:half])
+        yield from self._parts(node, cuts[half], cuts[half + 1 :])
 
     def fetched(self, node: Node, block: Block) -> None:
         """A node that was fetched is written: `block` is its own from now on."""

@@ -34,7 +34,9 @@ from manyhands.engine.rebuild import places_of
 from manyhands.errors import OutOfMemory
 
 _AT_ONCE = 2048  # tokens that are written before one pass, beside runs that write
-_AHEAD = 16  # sheets of one fetch that may wait in the host's memory
+# Sheets of one fetch that are asked for ahead. As many as the host keeps memory for: readers that have read what they
+# may stand idle, until an engine that was busy elsewhere comes back.
+_AHEAD = 48
 _PATIENCE = 0.05  # seconds in which a sheet may come where nothing else is to be done
 _MOST_UNSAVED = 64  # prompts that wait for room; the oldest are given up
 _SAVED_AT_ONCE = 4  # sheets of these that are copied before one pass
@@ -64,18 +66,29 @@ class Shelving:
         self._fetches: list[Fetch] = []
         self._unsaved: deque[_Unsaved] = deque()  # prompts, for the rest of which there was no room
         self._waiting: set[str] = set()  # names of their sheets
+        self._named: tuple[Tokens, str | None, list[str]] | None = None  # the last prompt asked for
+
+    @property
+    def num_unsaved(self) -> int:
+        """Prompts of which sheets wait for room to be copied, before later passes."""
+        return len(self._unsaved)
 
     def num_saved(self, tokens: Tokens, tenant: str | None) -> int:
         """See `Shelf.num_saved`."""
-        names = sheet_names(tokens, self.sheet_tokens, tenant)
-        return self.sheets.num_saved(names) * self.sheet_tokens
+        return self.sheets.num_saved(self._names(tokens, tenant)) * self.sheet_tokens
 
     def fetch(self, wanted: Sequence[Wanted], tokens: Tokens, tenant: str | None) -> Fetch:
         """See `Shelf.fetch`."""
-        fetch = Fetch(wanted, sheet_names(tokens, self.sheet_tokens, tenant))
+        fetch = Fetch(wanted, self._names(tokens, tenant))
         self._fetches.append(fetch)
         self._read_ahead(fetch)
         return fetch
+
+    def _names(self, tokens: Tokens, tenant: str | None) -> list[str]:
+        """The names of a prompt's sheets. A tree asks about a prompt and fetches it: they are made once for both."""
+        if self._named is None or self._named[0] is not tokens or self._named[1] != tenant:
+            self._named = tokens, tenant, sheet_names(tokens, self.sheet_tokens, tenant)
+        return self._named[2]
 
     def keep(self, path: Sequence[Block], tenant: str | None) -> None:
         """See `Shelf.keep`."""

@@ -6,7 +6,8 @@ Written back to places with the same offsets, keys are the same to the bit; othe
 difference.
 
 Copies are made on the device, behind all passes that were begun. On a GPU they reach the host by a copy that
-nothing waits for but the thread that writes the file.
+nothing waits for but the thread that writes the file; and what was read comes by a copy that nothing waits for but the
+thread that has read it (`model/landings.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,10 +28,12 @@ from manyhands.cache.pages import Ints
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.fingerprint import fingerprint
-from manyhands.model.memory import Memory
+from manyhands.model.memory import Memory, free_bytes
 from manyhands.model.sheet_files import Form, SheetFiles, Taken
 
 _OFFSETS = "offsets"
+# Bytes of a GPU in which sheets are checked, at most; and the share of what is free there beside the memory.
+_MOST_LANDED, _SHARE_LANDED = 1 << 30, 8
 # Entries of a configuration that say where it came from, and nothing of what is computed.
 _ORIGIN = ("_name_or_path", "transformers_version", "_commit_hash")
 
@@ -50,6 +54,9 @@ class MemoryShelf:
             forms,
             limit=limit,
             pin=memory.device.type == "cuda",
+            device=memory.device,
+            most_landed=_most_landed(memory.device),
+            on_host=(_OFFSETS,),
         )
         self._num_bytes = sum(form.num_bytes for form in forms.values())
 
@@ -102,9 +109,10 @@ class MemoryShelf:
         slots, offsets = places
         here = slice(first, first + len(slots))
         tensors, device = self.files.read(name), self.memory.device
-        shifts = torch.as_tensor(offsets) - tensors[_OFFSETS][here]
+        shifts = offsets - tensors[_OFFSETS].numpy()[here]
         is_turned = bool(shifts.any())
-        targets = Targets(self._sent(torch.as_tensor(slots)), Rotations(self._sent(shifts)))
+        at, by = self._sent(torch.from_numpy(np.stack((slots, shifts))))
+        targets = Targets(at, Rotations(by))
         for number, stack in enumerate(self.memory.stacks):
             own = {
                 key: tensors[f"{key}.{number}"][:, here].to(device, non_blocking=True)
@@ -112,7 +120,7 @@ class MemoryShelf:
             }
             stack.put(targets, own, is_turned=is_turned)
         if device.type == "cuda":
-            fetched = torch.cuda.Event()
+            fetched = torch.cuda.Event(blocking=True)
             fetched.record(torch.cuda.current_stream(device))
             self.files.is_fetched(name, fetched.synchronize)
 
@@ -154,6 +162,13 @@ class MemoryShelf:
     def found(self, num_tokens: int) -> None:
         """See `Sheets.found`."""
         self.files.count(tokens_found=num_tokens)
+
+
+def _most_landed(device: torch.device) -> int:
+    """Bytes of a GPU in which sheets may be checked; passes need what is left. 0 elsewhere: there the host does."""
+    if device.type != "cuda":
+        return 0
+    return min(_MOST_LANDED, free_bytes(device) // _SHARE_LANDED)
 
 
 def forms_of(memory: Memory, sheet_tokens: int) -> dict[str, Form]:
