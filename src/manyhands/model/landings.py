@@ -6,8 +6,8 @@ took. A GPU has twenty times as much. So the thread that has read a sheet copies
 what arrived there, and compares them with those of the file. The copy goes by a stream of the landing's own, so no pass
 waits for it; the memory takes the sheet within the device.
 
-There are few landings, for they take room that passes could use. Whoever finds none has the host make the sums: slower,
-and no less right. So nobody waits for a landing, and no two readers for each other.
+There are few landings, for they take room that passes could use. A reader that finds none has the host make the sums: slower,
+and no less right. So no reader waits for a landing, and no two readers for each other.
 
 The checksum of a tensor is the CRC of the sums of its *runs*, as 64-bit words modulo 2^64, and of the bytes left over.
 Sums run at the speed of memory, and a CRC of all bytes does not.

@@ -154,7 +154,7 @@ class SheetFiles:
         # Both are joined at the end of the interpreter: what was taken is written.
         self._writer = ThreadPoolExecutor(1, "manyhands-sheets-out")
         self._readers = ThreadPoolExecutor(num_readers, "manyhands-sheets-in")
-        for _ in range(num_readers):  # they begin now, and not while somebody waits for his prompt
+        for _ in range(num_readers):  # they begin now, and not while a run waits for its prompt
             self._readers.submit(time.sleep, _BEGINNING)
 
     @property
