@@ -85,7 +85,7 @@ def compile_only(capability: int) -> None:
         return kernel
 
     JITFunction.run = compiled  # type: ignore[method-assign]
-    for room in (skinny, launches, triton_backend, w4a16):
+    for room in (skinny, launches, triton_backend):
         room.shared_memory = lambda device: MOST_SHARED[capability]  # type: ignore[attr-defined]
     overlap._can_overlap = lambda device: capability >= 90  # type: ignore[assignment]
 
@@ -134,10 +134,10 @@ def products(capability: int) -> None:
             values[0], float8.weight, float8.bias, arrived, scales=(float8.scales, values[1])
         )
     layer = Int4Linear.from_weight(torch.randn(128, 256), None)
-    packed = (layer.packed, layer.scales, layer.zeros, None, layer.group, layer.span, layer.arrived)
+    packed = (layer.packed, layer.scales, layer.zeros, None, layer.group, layer.arrived)
     w4a16.product(zeros(2, 256), *packed, w4a16.Tiles(parts=2))
     w4a16.product(zeros(64, 256), *packed)
-    w4a16.dequantise(*packed[:3], layer.group, layer.span, DTYPE)
+    w4a16.dequantise(*packed[:3], layer.group, DTYPE)
 
 
 def attention(capability: int) -> None:
