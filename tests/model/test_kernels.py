@@ -253,8 +253,8 @@ def _exact(layer: Int4Linear, x: Tensor) -> Tensor:
 TILES = {
     "one eight": w4a16.Tiles(),
     "two eights": w4a16.Tiles(eights=2, ahead=1, parts=2),
-    "whole blocks": w4a16.Tiles(pairs=2, eights=4, ahead=1),
-    "warps for tokens": w4a16.Tiles(2, 2, row_warps=2, token_warps=2, ahead=2, parts=3),
+    "whole blocks": w4a16.Tiles(pairs=2, eights=4, ahead=1, hold=False, compact=True),
+    "warps for tokens": w4a16.Tiles(2, 2, row_warps=2, token_warps=2, parts=3, compact=True),
 }
 
 
@@ -275,13 +275,26 @@ def test_products_of_four_bits(
 
 
 @FAST
-def test_every_weight_is_in_its_place(fast: bool) -> None:
+@pytest.mark.parametrize("compact", [False, True])
+def test_every_weight_is_in_its_place(compact: bool, fast: bool) -> None:
     """Each input alone, so that nothing averages out: the products are the weights, exactly."""
     layer = _layer(128, 64, bias=False)
     layer.scales.fill_(0.5)
     x = torch.eye(64, device=DEVICE, dtype=torch.float16)
-    ours = _product(layer, x, w4a16.Tiles(pairs=2, eights=4, ahead=1), fast)
+    ours = _product(layer, x, w4a16.Tiles(pairs=2, eights=4, ahead=1, compact=compact), fast)
     assert torch.equal(ours.t(), layer.dequantised(torch.float16))
+
+
+@FAST
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16], ids=str)
+def test_scales_of_every_kind(scales: torch.dtype, compact: bool, fast: bool) -> None:
+    """A group without weights among others has a scale of 0; GGUF has scales below 0."""
+    layer, x = _layer(72, 512, bias=False, group=32), _normal(3, 512, dtype=torch.float16)
+    layer.scales = (layer.scales * torch.randn_like(layer.scales.float()).sign()).to(scales)
+    layer.scales[0] = layer.scales[5:7] = layer.scales[-1] = 0
+    ours = _product(layer, x, w4a16.Tiles(eights=2, parts=2, compact=compact), fast)
+    _close(ours, _exact(layer, x).to(torch.float16))
 
 
 @FAST
@@ -315,6 +328,8 @@ def test_tiles() -> None:
     assert w4a16.choose_tiles(1, 64, 2, device).parts == 1
     assert w4a16.choose_tiles(16, 5120, 216, device) == w4a16.Tiles(eights=2, parts=9)
     assert w4a16.choose_tiles(16, 55296, 40, device) == w4a16.Tiles(eights=2, ahead=1)
-    assert w4a16.choose_tiles(17, 5120, 216, device).tokens == 32
+    wide, medium = (w4a16.choose_tiles(32, outputs, 40, device) for outputs in (55296, 24576))
+    assert (wide.outputs, wide.parts, medium.outputs, medium.parts) == (256, 1, 128, 2)
+    assert w4a16.choose_tiles(17, 5120, 216, device).parts == 6
     assert w4a16.choose_tiles(64, 5120, 216, device).parts == 6
     assert w4a16.choose_tiles(256, 5120, 216, device).parts == 3

@@ -14,7 +14,9 @@ Inside the product a weight is an exact small integer, q - zero, and the scale c
     sum_k (q_k - zero) scale x_k  =  scale sum_k ((q_k + OFFSET) - (zero + OFFSET)) x_k
 
 OFFSET is what makes unpacking cheap: 0x4300 with four bits set at its end is the bfloat16 number 128 + q
-(0x6400 the float16 number 1024 + q), exactly, and so is the difference of two of them.
+(0x6400 the float16 number 1024 + q), exactly, and so is the difference of two of them. Up to 16 tokens the sums of
+one group are apart from those of all groups. More tokens have no registers for both (`compact`): there the sums of
+all groups are held in units of the scale of the group at hand, and multiplied with a quotient where a group begins.
 
 While a group of inputs is multiplied, the weights of the next one or two are on their way to registers. The
 assembler would rather load them when the registers of the last ones are free, which is too late; `_hold` keeps it
@@ -85,26 +87,46 @@ PRODUCT_FLOAT16 = tl.constexpr(_product_assembly("f16"))
 PRODUCT_OPERANDS = tl.constexpr(",".join(["=f"] * 4 + ["f"] * 4 + ["r"] * 12))
 
 
-def _scale_assembly(kind: str, pair: int) -> str:
-    """Sums of 2 x 16 outputs and the products of one group, and words of two scales -> sums."""
-    lines = ["{", ".reg .b16 low, high;", ".reg .f32 scale0, scale1;", ".reg .b32 bits;"]
+def _scales_assembly(kind: str, pair: int, guarded: bool) -> str:
+    """Words (p, r) of two scales -> the four (r, h) of one p as float32; guarded: 2 ** -24 in place of 0."""
+    lines = ["{", ".reg .b16 low, high;", ".reg .b32 bits;", ".reg .pred none;"]
     for r in range(2):
-        word = f"${24 + 2 * pair + r}"
+        word, low, high = f"${4 + 2 * pair + r}", f"${2 * r}", f"${2 * r + 1}"
         if kind == "f16":
             lines.append(f"mov.b32 {{low, high}}, {word};")
-            lines += ["cvt.f32.f16 scale0, low;", "cvt.f32.f16 scale1, high;"]
+            lines += [f"cvt.f32.f16 {low}, low;", f"cvt.f32.f16 {high}, high;"]
         else:
-            lines += [f"shl.b32 bits, {word}, 16;", "mov.b32 scale0, bits;"]
-            lines += [f"and.b32 bits, {word}, 0xFFFF0000;", "mov.b32 scale1, bits;"]
-        for i in range(4):
-            at = 4 * r + i
-            lines.append(f"fma.rn.f32 ${at}, ${16 + at}, scale{i // 2}, ${8 + at};")
+            lines += [f"shl.b32 bits, {word}, 16;", f"mov.b32 {low}, bits;"]
+            lines += [f"and.b32 bits, {word}, 0xFFFF0000;", f"mov.b32 {high}, bits;"]
+    for i in range(4 if guarded else 0):
+        lines.append(f"setp.eq.f32 none, ${i}, 0f00000000;")
+        lines.append(f"selp.f32 ${i}, 0f33800000, ${i}, none;")
     return "\n".join([*lines, "}"])
 
 
-SCALE_BFLOAT16 = tl.constexpr((_scale_assembly("bf16", 0), _scale_assembly("bf16", 1)))
-SCALE_FLOAT16 = tl.constexpr((_scale_assembly("f16", 0), _scale_assembly("f16", 1)))
-SCALE_OPERANDS = tl.constexpr(",".join(["=f"] * 8 + ["f"] * 16 + ["r"] * 4))
+_BOTH = [(pair, guarded) for guarded in (False, True) for pair in (0, 1)]
+SCALES_BFLOAT16 = tl.constexpr(tuple(_scales_assembly("bf16", *each) for each in _BOTH))
+SCALES_FLOAT16 = tl.constexpr(tuple(_scales_assembly("f16", *each) for each in _BOTH))
+SCALES_OPERANDS = tl.constexpr(",".join(["=f"] * 4 + ["r"] * 4))
+# acc0, acc1 and sums0, sums1 (h, e), scales (r, h) -> acc + sums * scale
+SCALE = tl.constexpr(
+    "\n".join(f"fma.rn.f32 ${i}, ${16 + i}, ${24 + i // 2}, ${8 + i};" for i in range(8))
+)
+SCALE_OPERANDS = tl.constexpr(",".join(["=f"] * 8 + ["f"] * 20))
+# sums0, sums1 (h, e), scales before and now (r, h) -> sums * before / now
+CHANGE = tl.constexpr(
+    "\n".join(
+        [
+            "{",
+            ".reg .f32 by0, by1, by2, by3;",
+            *(f"rcp.approx.f32 by{i}, ${20 + i};" for i in range(4)),
+            *(f"mul.rn.f32 by{i}, by{i}, ${16 + i};" for i in range(4)),
+            *(f"mul.rn.f32 ${i}, ${8 + i}, by{i // 2};" for i in range(8)),
+            "}",
+        ]
+    )
+)
+CHANGE_OPERANDS = tl.constexpr(",".join(["=f"] * 8 + ["f"] * 16))
 
 
 # -- what a thread does, each beside its twin ------------------------------------------------------
@@ -202,23 +224,43 @@ def _multiplied_twin(first, second, x, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _scaled(
-    acc0,
-    acc1,
-    sums0,
-    sums1,
-    scales,
+def _scales(
+    words,
     PAIR: tl.constexpr,
+    GUARDED: tl.constexpr,
     FAST: tl.constexpr,
     SCALES: tl.constexpr,
 ):
-    """Acc (h, e) of r = 0 and 1, and sums times the scales of their outputs: words (p, r) of two (h)."""
+    """Words (p, r) of two scales -> those (r, h) of one p; guarded: fit to be divided by, never 0."""
+    WHICH: tl.constexpr = PAIR + 2 * GUARDED
     if not FAST:
-        acc0 += sums0 * _scales_twin(scales, 2 * PAIR, SCALES)
-        acc1 += sums1 * _scales_twin(scales, 2 * PAIR + 1, SCALES)
+        low0, high0 = _halves(_column(words, 2 * PAIR), SCALES)
+        low1, high1 = _halves(_column(words, 2 * PAIR + 1), SCALES)
+        i = tl.arange(0, 4)[None, :]
+        scales = tl.where(i < 2, tl.where(i == 0, low0, high0), tl.where(i == 2, low1, high1))
+        if GUARDED:
+            scales = tl.where(scales == 0, 2.0**-24, scales)
+    else:
+        scales = tl.inline_asm_elementwise(
+            SCALES_BFLOAT16[WHICH] if tl.bfloat16 == SCALES else SCALES_FLOAT16[WHICH],
+            SCALES_OPERANDS,
+            [words],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=4,
+        )
+    return scales
+
+
+@triton.jit
+def _scaled(acc0, acc1, sums0, sums1, scales, FAST: tl.constexpr):
+    """Acc (h, e) of r = 0 and 1, and sums times the scales (r, h) of their outputs."""
+    if not FAST:
+        acc0 += sums0 * _of_outputs(scales, 0)
+        acc1 += sums1 * _of_outputs(scales, 1)
     else:
         acc0, acc1 = tl.inline_asm_elementwise(
-            SCALE_BFLOAT16[PAIR] if tl.bfloat16 == SCALES else SCALE_FLOAT16[PAIR],
+            SCALE,
             SCALE_OPERANDS,
             [acc0, acc1, sums0, sums1, scales],
             dtype=(tl.float32, tl.float32),
@@ -229,9 +271,28 @@ def _scaled(
 
 
 @triton.jit
-def _scales_twin(scales, at, SCALES: tl.constexpr):
-    low, high = _halves(_column(scales, at), SCALES)
-    return tl.where(tl.arange(0, 4)[None, :] < 2, low, high)
+def _changed(sums0, sums1, before, now, FAST: tl.constexpr):
+    """Sums (h, e) of r = 0 and 1 in units of the scales before (r, h), in units of those now."""
+    if not FAST:
+        sums0 *= _of_outputs(before, 0) / _of_outputs(now, 0)
+        sums1 *= _of_outputs(before, 1) / _of_outputs(now, 1)
+    else:
+        sums0, sums1 = tl.inline_asm_elementwise(
+            CHANGE,
+            CHANGE_OPERANDS,
+            [sums0, sums1, before, now],
+            dtype=(tl.float32, tl.float32),
+            is_pure=True,
+            pack=4,
+        )
+    return sums0, sums1
+
+
+@triton.jit
+def _of_outputs(scales, r):
+    """Of scales (r, h), those of one r for sums (h, e)."""
+    below = tl.arange(0, 4)[None, :] < 2
+    return tl.where(below, _column(scales, 2 * r), _column(scales, 2 * r + 1))
 
 
 @triton.jit
@@ -279,6 +340,50 @@ def _factors(
 
 
 @triton.jit
+def _all_scaled(acc, sums, scales, SUMS: tl.constexpr, PER_PAIR: tl.constexpr, FAST: tl.constexpr):
+    """Acc and sums times scales, of all pairs and eights."""
+    more = ()
+    for i in tl.static_range(0, SUMS, 2):
+        of_pair = scales[i // PER_PAIR]
+        more = more + _scaled(acc[i], acc[i + 1], sums[i], sums[i + 1], of_pair, FAST)
+    return more
+
+
+@triton.jit
+def _all_changed(sums, before, now, SUMS: tl.constexpr, PER_PAIR: tl.constexpr, FAST: tl.constexpr):
+    """Sums in units of the scales now, of all pairs and eights."""
+    more = ()
+    for i in tl.static_range(0, SUMS, 2):
+        old, new = before[i // PER_PAIR], now[i // PER_PAIR]
+        more = more + _changed(sums[i], sums[i + 1], old, new, FAST)
+    return more
+
+
+@triton.jit
+def _all_scales(
+    words,
+    PAIRS: tl.constexpr,
+    GUARDED: tl.constexpr,
+    FAST: tl.constexpr,
+    SCALES: tl.constexpr,
+):
+    """Of every pair its scales (r, h)."""
+    scales = ()
+    for p in tl.static_range(PAIRS):
+        scales = scales + (_scales(words, p, GUARDED, FAST, SCALES),)
+    return scales
+
+
+@triton.jit
+def _zeros(SUMS: tl.constexpr, THREADS: tl.constexpr):
+    """So many sums of nothing."""
+    sums = ()
+    for _ in tl.static_range(SUMS):
+        sums = sums + (tl.zeros((THREADS, 4), dtype=tl.float32),)
+    return sums
+
+
+@triton.jit
 def _gathered(a0, a1, b0, b1, PAIRS: tl.constexpr):
     """Acc (h, e) of r = 0 and 1, of one pair and of the other -> [threads, e, (p, r, h)]."""
     joined = tl.join(tl.join(a0, b0), tl.join(a1, b1)) if PAIRS == 2 else tl.join(a0, a1)
@@ -290,8 +395,8 @@ def _gathered(a0, a1, b0, b1, PAIRS: tl.constexpr):
 def _w4a16_product(
     x,  # [T, K / 2] int32, of two numbers each
     packed,  # [N / 64, K / 32, 256] int32
-    scales,  # [K / GROUP, width / 2] int32
-    zeros,  # [K / GROUP, width / 4] int32
+    scales_of,  # [K / GROUP, width / 2] int32
+    zeros_of,  # [K / GROUP, width / 4] int32
     bias,
     out,
     partial,
@@ -310,6 +415,8 @@ def _w4a16_product(
     TOKEN_WARPS: tl.constexpr,
     EIGHTS: tl.constexpr,  # of tokens that a warp has
     AHEAD: tl.constexpr,  # spans whose weights are on their way
+    HOLDS: tl.constexpr,
+    COMPACT: tl.constexpr,  # sums of all groups are one set of registers, in units of the scales now
     IN_PARTS: tl.constexpr,
     FAST: tl.constexpr,
     BIAS: tl.constexpr,
@@ -320,9 +427,10 @@ def _w4a16_product(
     THREADS: tl.constexpr = 32 * ROW_WARPS * TOKEN_WARPS
     STEPS: tl.constexpr = SPAN // 32
     GROUPS: tl.constexpr = SPAN // GROUP
-    SUMS: tl.constexpr = 2 * PAIRS * EIGHTS
-    OTHER: tl.constexpr = 2 * (PAIRS - 1) * EIGHTS  # from a sum to that of the other pair
-    HOLD: tl.constexpr = FAST and EIGHTS <= 2  # more have no registers for it
+    PER_PAIR: tl.constexpr = 2 * EIGHTS
+    SUMS: tl.constexpr = PAIRS * PER_PAIR
+    OTHER: tl.constexpr = SUMS - PER_PAIR  # from a sum to that of the other pair
+    HOLD: tl.constexpr = FAST and HOLDS
     tile_t, tile_n, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     thread = tl.arange(0, THREADS)[:, None]
     four = tl.arange(0, 4)[None, :]
@@ -336,8 +444,8 @@ def _w4a16_product(
     pair = row_warp * PAIRS % 2
     at_words = packed + (block * (spans * STEPS) * 2 + pair) * 128 + thread % 32 * 4 + four
     eight = tl.minimum(block * 8 + g, half_width // 4 - 1)
-    at_scales = scales + eight * 4 + pair * 2 + four % (2 * PAIRS)
-    at_zeros = zeros + eight * 2 + pair
+    at_scales = scales_of + eight * 4 + pair * 2 + four % (2 * PAIRS)
+    at_zeros = zeros_of + eight * 2 + pair
     words = _weights(at_words, begin, end, STEPS, PAIRS)
     next_words = words
     if AHEAD == 2:
@@ -350,9 +458,9 @@ def _w4a16_product(
     for n in tl.static_range(EIGHTS):
         token = tl.minimum(first + 8 * n + g, T - 1)
         at_x = at_x + (x + token * half_inputs + t * 4 + four,)
-    acc = ()
-    for _ in tl.static_range(SUMS):
-        acc = acc + (tl.zeros((THREADS, 4), dtype=tl.float32),)
+    acc = _zeros(SUMS, THREADS)
+    if COMPACT:
+        scales = _all_scales(factors[0], PAIRS, True, FAST, SCALES)
     for span in range(begin, end):
         ahead = _weights(at_words, span + AHEAD, end, STEPS, PAIRS)
         after = tl.minimum(span + 1, end - 1)
@@ -361,10 +469,14 @@ def _w4a16_product(
         )
         _hold(HOLD)
         for step in tl.static_range(STEPS):
+            words_of_scales = factors[step * 32 // GROUP * (1 + PAIRS)]
             if step * 32 % GROUP == 0:  # a group begins
-                sums = ()
-                for _ in tl.static_range(SUMS):
-                    sums = sums + (tl.zeros((THREADS, 4), dtype=tl.float32),)
+                if COMPACT:
+                    now = _all_scales(words_of_scales, PAIRS, True, FAST, SCALES)
+                    sums = _all_changed(acc, scales, now, SUMS, PER_PAIR, FAST)
+                    scales = now
+                else:
+                    sums = _zeros(SUMS, THREADS)
             inputs = ()
             for n in tl.static_range(EIGHTS):
                 inputs = inputs + (tl.load(at_x[n] + (span * STEPS + step) * 16),)
@@ -386,26 +498,19 @@ def _w4a16_product(
                             ),
                         )
             sums = more
-            if (step + 1) * 32 % GROUP == 0:
-                more = ()
-                for i in tl.static_range(0, SUMS, 2):
-                    more = more + _scaled(
-                        acc[i],
-                        acc[i + 1],
-                        sums[i],
-                        sums[i + 1],
-                        factors[step * 32 // GROUP * (1 + PAIRS)],
-                        i // (2 * EIGHTS),
-                        FAST,
-                        SCALES,
-                    )
-                acc = more
+            if COMPACT:
+                acc = sums
+            elif (step + 1) * 32 % GROUP == 0:
+                now = _all_scales(words_of_scales, PAIRS, False, FAST, SCALES)
+                acc = _all_scaled(acc, sums, now, SUMS, PER_PAIR, FAST)
         factors = next_factors
         if AHEAD == 2:
             words = next_words
             next_words = ahead
         else:
             words = ahead
+    if COMPACT:
+        acc = _all_scaled(_zeros(SUMS, THREADS), acc, scales, SUMS, PER_PAIR, FAST)
 
     thread = tl.arange(0, THREADS)[:, None, None]
     row_warp = tile_n * ROW_WARPS + thread // 32 % ROW_WARPS
@@ -489,14 +594,16 @@ def _w4a16_unpack(
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the work is cut: pairs of 16 outputs and eights of tokens of a warp, warps of a program, parts."""
+    """How the work is cut: what a warp has, warps of a program, parts, and what registers are spent on."""
 
-    pairs: int = 1
-    eights: int = 1
+    pairs: int = 1  # of 16 outputs: 1 or 2
+    eights: int = 1  # of tokens
     row_warps: int = 4
     token_warps: int = 1
-    ahead: int = 2
+    ahead: int = 2  # spans of weights on their way: 1 or 2
     parts: int = 1
+    hold: bool = True  # see `_hold`
+    compact: bool = False  # one set of sums, whose unit changes from group to group
 
     @property
     def outputs(self) -> int:
@@ -511,29 +618,48 @@ class Tiles:
 
 _SPANS = (128, 64, 32)
 _MOST_PARTS, _LEAST_SPANS = 32, 3
+# As tuned on an H100, product after product of whole layers; beside each how many programs of it
+# registers of a processor allow at once.
+_EIGHT = Tiles(), 4
+_SIXTEEN = Tiles(eights=2), 3
+_SIXTEEN_WIDE = Tiles(eights=2, ahead=1), 4
+_THIRTY_TWO = Tiles(eights=2, token_warps=2, compact=True), 2
+_THIRTY_TWO_MEDIUM = Tiles(eights=4, compact=True), 3
+_THIRTY_TWO_WIDE = Tiles(pairs=2, eights=4, ahead=1, hold=False, compact=True), 2
+_MORE = replace(_THIRTY_TWO_WIDE[0], row_warps=2, token_warps=2), 2
 
 
 def choose_tiles(tokens: int, outputs: int, spans: int, device: torch.device) -> Tiles:
-    """Tiles of which as many are at work at once as registers allow, but not one more."""
+    """Tiles of which as many are at work at once as registers allow, and not one more."""
     processors = kernels.num_processors(device)
+
+    def room(kind: tuple[Tiles, int]) -> tuple[int, int]:
+        """Programs at once, and how many the outputs and tokens make."""
+        tiles, at_once = kind
+        rows = triton.cdiv(outputs, tiles.outputs)
+        return at_once * processors, rows * triton.cdiv(tokens, tiles.tokens)
+
+    def filled(kind: tuple[Tiles, int]) -> float:
+        """How much of the room whole parts take; more than 1: not all are at work at once."""
+        most, count = room(kind)
+        return max(1, most // count) * count / most
+
     if tokens <= 8:
-        tiles, at_once = Tiles(), 4
+        kind = _EIGHT
     elif tokens <= 16:
-        tiles, at_once = Tiles(eights=2), 3
-        if triton.cdiv(outputs, tiles.outputs) > 3 * processors:
-            tiles, at_once = replace(tiles, ahead=1), 4  # with fewer registers
+        kind = _SIXTEEN if filled(_SIXTEEN) <= 1 else _SIXTEEN_WIDE
     elif tokens <= 32:
-        tiles, at_once = Tiles(pairs=2, eights=4, ahead=1), 2
+        wide = triton.cdiv(outputs, _THIRTY_TWO_WIDE[0].outputs) >= processors
+        kind = _THIRTY_TWO if filled(_THIRTY_TWO) >= 0.8 else _THIRTY_TWO_MEDIUM
+        kind = _THIRTY_TWO_WIDE if wide else kind
     else:
-        tiles, at_once = Tiles(pairs=2, eights=4, row_warps=2, token_warps=2, ahead=1), 2
-    count = triton.cdiv(outputs, tiles.outputs) * triton.cdiv(tokens, tiles.tokens)
-    room = at_once * processors
-    most = room // count
-    if tokens > 32 and count * most < 0.7 * room:
-        most = 2 * room // count  # two rounds, nearly full
-    most = max(1, min(most, _MOST_PARTS))
-    longest = max(_LEAST_SPANS, triton.cdiv(spans, most))
-    return replace(tiles, parts=triton.cdiv(spans, longest))
+        kind = _MORE
+    most, count = room(kind)
+    if tokens > 32 and filled(kind) < 0.7:
+        most *= 2  # two rounds, nearly full
+    parts = max(1, min(most // count, _MOST_PARTS))
+    longest = max(_LEAST_SPANS, triton.cdiv(spans, parts))
+    return replace(kind[0], parts=triton.cdiv(spans, longest))
 
 
 def product(
@@ -581,6 +707,8 @@ def product(
         TOKEN_WARPS=tiles.token_warps,
         EIGHTS=tiles.eights,
         AHEAD=tiles.ahead,
+        HOLDS=tiles.hold,
+        COMPACT=tiles.compact,
         IN_PARTS=in_parts,
         FAST=fast,
         BIAS=bias is not None,
