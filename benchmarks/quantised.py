@@ -130,28 +130,28 @@ class Measurement:
             layers: list[Any] = list(self._copies("int4", inputs, outputs))
             for tokens in TOKENS:
                 x = torch.randn(tokens, inputs, device=self.device, dtype=self.dtype)
-                wide = min(64, max(16, tokens))
+                eights = (1,) if tokens <= 8 else (2,) if tokens <= 16 else (2, 4)
+                chosen = choose_tiles(tokens, outputs, inputs // 128, self.device)
                 grid = [
-                    Tiles(outputs=rows, tokens=wide, parts=parts, warps=warps, stages=stages)
-                    for rows, warps in ((32, 2), (64, 4), (128, 4), (128, 8))
-                    for parts in (1, 2, 4, 8)
-                    for stages in (2, 3, 4)
+                    Tiles(pairs, count, rows, beside, ahead, parts, hold, compact=tokens > 16)
+                    for pairs, ahead, hold in ((1, 1, True), (1, 2, True), (2, 1, False))
+                    for count in eights
+                    for rows, beside in ((4, 1), (8, 1), (2, 2), (4, 2))
+                    for parts in (1, 2, 4, 6, 8, 10, 13)
+                    if beside == 1 or tokens > 16
                 ]
                 timed = []
-                for tiles in grid:
+                for tiles in dict.fromkeys([chosen, *grid]):
 
                     def work(
                         x: Tensor = x, tiles: Tiles = tiles, layers: list[Any] = layers
                     ) -> None:
                         for layer in layers:
                             parts = (layer.packed, layer.scales, layer.zeros, None)
-                            lengths = (layer.group, layer.span)
-                            product(x, *parts, *lengths, layer.arrived, tiles)
+                            product(x, *parts, layer.group, layer.arrived, tiles)
 
                     timed.append((milliseconds(work, self.device) / len(layers), tiles))
                 best = min(timed, key=lambda pair: pair[0])
-                spans = inputs // layers[0].span
-                chosen = choose_tiles(tokens, outputs, spans, self.device)
                 self.times.add(
                     "tiles",
                     model=shape.title,
@@ -160,7 +160,7 @@ class Measurement:
                     us=round(1e3 * best[0], 2),
                     best=str(best[1]),
                     chosen=str(chosen),
-                    chosen_us=next((round(1e3 * ms, 2) for ms, t in timed if t == chosen), None),
+                    chosen_us=next(round(1e3 * ms, 2) for ms, t in timed if t == chosen),
                 )
 
     # -- accuracy ----------------------------------------------------------------------------------

@@ -80,12 +80,13 @@ def compile_only(capability: int) -> None:
             "tensor_cores": "wgmma" in code or "mma.sync" in code,
             "shared_memory": kernel.metadata.shared,
             "hidden": hidden(kernel) if self.__name__ == "specialised_kernel" else None,
+            "rows": held_rows(kernel) if self.__name__ == "_w4a16_product" else None,
         }
         print(json.dumps(report), flush=True)
         return kernel
 
     JITFunction.run = compiled  # type: ignore[method-assign]
-    for room in (skinny, launches, triton_backend, w4a16):
+    for room in (skinny, launches, triton_backend):
         room.shared_memory = lambda device: MOST_SHARED[capability]  # type: ignore[attr-defined]
     overlap._can_overlap = lambda device: capability >= 90  # type: ignore[assignment]
 
@@ -102,6 +103,16 @@ def hidden(kernel: Any) -> int:
         code = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     between = re.findall(r"DEPBAR\.LE gsb0, 0x1(.*?)DEPBAR\.LE gsb0, 0x0", code, re.DOTALL)
     return min((found.count("MUFU.EX2") for found in between), default=0)
+
+
+def held_rows(kernel: Any) -> list[str]:
+    """How threads hold the operands of products in assembly: each must have one row of four."""
+    code = kernel.asm["ttgir"]
+    layouts = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*)\}>$", code, re.MULTILINE))
+    products = [line for line in code.splitlines() if "mma.sync" in line]
+    used = {name for line in products for name in re.findall(r"tensor<\d+x4x\w+, (#\w+)>", line)}
+    held = r"sizePerThread = (\[.*?\]), threadsPerWarp = (\[.*?\])"
+    return sorted({" ".join(re.findall(held, layouts[name])[0]) for name in used})
 
 
 MOST_SHARED = {90: 232448, 86: 101376}  # bytes that one program may have
@@ -134,10 +145,11 @@ def products(capability: int) -> None:
             values[0], float8.weight, float8.bias, arrived, scales=(float8.scales, values[1])
         )
     layer = Int4Linear.from_weight(torch.randn(128, 256), None)
-    packed = (layer.packed, layer.scales, layer.zeros, None, layer.group, layer.span, layer.arrived)
+    packed = (layer.packed, layer.scales, layer.zeros, None, layer.group, layer.arrived)
     w4a16.product(zeros(2, 256), *packed, w4a16.Tiles(parts=2))
+    w4a16.product(zeros(16, 256), *packed)
     w4a16.product(zeros(64, 256), *packed)
-    w4a16.dequantise(*packed[:3], layer.group, layer.span, DTYPE)
+    w4a16.dequantise(*packed[:3], layer.group, DTYPE)
 
 
 def attention(capability: int) -> None:

@@ -32,6 +32,7 @@ KERNELS = {
 MOST_SHARED = {90: 232448, 86: 101376}
 PRODUCTS = {"_skinny", "_w4a16_product", "attend_kernel", "specialised_kernel"}
 MAPPED = {"attend_kernel", "specialised_kernel"}
+ROWS = ["[1, 4] [32, 1]"]  # numbers of a thread, threads of a warp
 
 
 def compiled(capability: int, folder: Path) -> list[dict[str, Any]]:
@@ -62,6 +63,7 @@ def test_for_hopper(tmp_path: Path) -> None:
         assert kernel["tensor_cores"] == (kernel["kernel"] in PRODUCTS), kernel
         assert kernel["shared_memory"] <= MOST_SHARED[90], kernel
     assert {kernel["kernel"] for kernel in found if kernel["tensor_maps"]} == MAPPED
+    assert [kernel["rows"] for kernel in found if kernel["rows"] is not None] == [ROWS] * 3
     # A thread has 64 of a tile's weights.
     assert {kernel["hidden"] >= 64 for kernel in found if kernel["hidden"] is not None} == {True}
 
@@ -74,3 +76,4 @@ def test_for_ampere(tmp_path: Path) -> None:
         assert not kernel["waits"] + kernel["lets_in"] + kernel["tensor_maps"], kernel
         assert kernel["shared_memory"] <= MOST_SHARED[86], kernel
     assert all(kernel["tensor_cores"] == (kernel["kernel"] in PRODUCTS) for kernel in found)
+    assert [kernel["rows"] for kernel in found if kernel["rows"] is not None] == [ROWS] * 3

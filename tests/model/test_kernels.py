@@ -228,21 +228,21 @@ def _layer(outputs: int, inputs: int, *, bias: bool, group: int | None = None) -
     layer = Int4Linear.from_weight(_normal(outputs, inputs) / inputs**0.5, None)
     if group is not None:  # smaller groups than we would have made ourselves
         repeat = layer.group // group
-        q = unpack(layer.packed, layer.group)
+        q = unpack(layer.packed, outputs)
         scales, zeros = (x.repeat_interleave(repeat, 0) for x in (layer.scales, layer.zeros))
         stretched = scales * (1 + torch.arange(len(scales), device=scales.device) % 5)[:, None]
-        layer = Int4Linear(pack(q, group), stretched.to(scales.dtype), zeros, None)
+        layer = Int4Linear(pack(q), stretched.to(scales.dtype), zeros, None)
     layer.bias = nn.Parameter(_normal(outputs)) if bias else None
     return layer
 
 
 def _product(layer: Int4Linear, x: Tensor, tiles: w4a16.Tiles, fast: bool) -> Tensor:
-    parts = (layer.packed, layer.scales, layer.zeros, layer.bias, layer.group, layer.span)
+    parts = (layer.packed, layer.scales, layer.zeros, layer.bias, layer.group)
     return w4a16.product(x, *parts, layer.arrived, tiles, fast=fast)
 
 
-def _stored(layer: Int4Linear) -> tuple[Tensor, Tensor, Tensor, int, int]:
-    return layer.packed, layer.scales, layer.zeros, layer.group, layer.span
+def _stored(layer: Int4Linear) -> tuple[Tensor, Tensor, Tensor, int]:
+    return layer.packed, layer.scales, layer.zeros, layer.group
 
 
 def _exact(layer: Int4Linear, x: Tensor) -> Tensor:
@@ -250,37 +250,60 @@ def _exact(layer: Int4Linear, x: Tensor) -> Tensor:
     return functional.linear(x.double(), layer.dequantised(torch.float64), bias)
 
 
+TILES = {
+    "one eight": w4a16.Tiles(),
+    "two eights": w4a16.Tiles(eights=2, ahead=1, parts=2),
+    "whole blocks": w4a16.Tiles(pairs=2, eights=4, ahead=1, hold=False, compact=True),
+    "warps for tokens": w4a16.Tiles(2, 2, row_warps=2, token_warps=2, parts=3, compact=True),
+}
+
+
 @FAST
-@pytest.mark.parametrize(
-    ("tokens", "inputs", "parts"),
-    [(1, 512, 1), (1, 512, 4), (4, 640, 2), (17, 192, 1), (17, 96, 2), (40, 256, 2)],
-)
+@pytest.mark.parametrize("tiles", TILES.values(), ids=TILES)
+@pytest.mark.parametrize(("tokens", "inputs"), [(1, 512), (4, 640), (17, 192), (40, 96)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_products_of_four_bits(
-    tokens: int, inputs: int, parts: int, dtype: torch.dtype, fast: bool
+    tokens: int, inputs: int, tiles: w4a16.Tiles, dtype: torch.dtype, fast: bool
 ) -> None:
-    """Groups of 128, 64 and 32; outputs that do not fill a tile; split inputs."""
+    """Groups of 128, 64 and 32; outputs and tokens that do not fill a tile; more parts than spans."""
     layer = _layer(150, inputs, bias=tokens > 1)
     x = _normal(tokens, inputs, dtype=dtype)
-    expected = _exact(layer, x)
-    ours = _product(layer, x, w4a16.Tiles(parts=parts), fast)
-    _close(ours, expected.to(dtype))
+    ours = _product(layer, x, tiles, fast)
+    _close(ours, _exact(layer, x).to(dtype))
     assert not layer.arrived.any()
-    assert torch.equal(ours, _product(layer, x, w4a16.Tiles(parts=parts), fast))
-
-
-def test_products_in_float32() -> None:
-    layer = _layer(70, 256, bias=True)
-    x = _normal(3, 256)
-    expected = _exact(layer, x)
-    _close(_product(layer, x, w4a16.Tiles(parts=2), False), expected.float())
+    assert torch.equal(ours, _product(layer, x, tiles, fast))
 
 
 @FAST
+@pytest.mark.parametrize("compact", [False, True])
+def test_every_weight_is_in_its_place(compact: bool, fast: bool) -> None:
+    """Each input alone, so that nothing averages out: the products are the weights, exactly."""
+    layer = _layer(128, 64, bias=False)
+    layer.scales.fill_(0.5)
+    x = torch.eye(64, device=DEVICE, dtype=torch.float16)
+    ours = _product(layer, x, w4a16.Tiles(pairs=2, eights=4, ahead=1, compact=compact), fast)
+    assert torch.equal(ours.t(), layer.dequantised(torch.float16))
+
+
+@FAST
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16], ids=str)
+def test_scales_of_every_kind(scales: torch.dtype, compact: bool, fast: bool) -> None:
+    """A group without weights among others has a scale of 0; GGUF has scales below 0."""
+    layer, x = _layer(72, 512, bias=False, group=32), _normal(3, 512, dtype=torch.float16)
+    layer.scales = (layer.scales * torch.randn_like(layer.scales.float()).sign()).to(scales)
+    layer.scales[0] = layer.scales[5:7] = layer.scales[-1] = 0
+    ours = _product(layer, x, w4a16.Tiles(eights=2, parts=2, compact=compact), fast)
+    _close(ours, _exact(layer, x).to(torch.float16))
+
+
+@FAST
+@pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("group", [32, 64])
-def test_spans_of_several_groups(group: int, fast: bool) -> None:
-    layer, x = _layer(70, 512, bias=True, group=group), _normal(3, 512, dtype=torch.bfloat16)
-    _close(_product(layer, x, w4a16.Tiles(parts=2), fast), _exact(layer, x).to(torch.bfloat16))
+def test_spans_of_several_groups(group: int, scales: torch.dtype, fast: bool) -> None:
+    layer, x = _layer(72, 512, bias=True, group=group), _normal(3, 512, dtype=torch.float16)
+    layer.scales = layer.scales.to(scales)
+    _close(_product(layer, x, w4a16.Tiles(parts=2), fast), _exact(layer, x).to(torch.float16))
     ours = w4a16.dequantise(*_stored(layer), torch.float32)
     torch.testing.assert_close(ours, layer.dequantised(torch.float32), rtol=1e-6, atol=0)
 
@@ -296,12 +319,17 @@ def test_unpacking(dtype: torch.dtype, inputs: int) -> None:
 
 
 def test_tiles() -> None:
-    """Few tokens and few outputs: inputs are split until the processors are busy, not beyond."""
-    device = torch.device("cpu")
-    assert w4a16.choose_tiles(1, 55296, 20, device).parts == 1
-    assert w4a16.choose_tiles(1, 7168, 20, device).parts == 4
-    assert w4a16.choose_tiles(4, 5120, 108, device).parts == 8
-    assert w4a16.choose_tiles(1, 64, 8, device).parts == 2
-    assert w4a16.choose_tiles(256, 64, 64, device) == w4a16.Tiles(tokens=64)
-    stages = [w4a16.Tiles(tokens=64).fitted(256, room).stages for room in (232448, 101376, 65536)]
-    assert stages == [3, 2, 1]
+    """Inputs are cut until one more part would not be at work at once with the others, and no further."""
+    device = torch.device("cpu")  # 132 processors
+    assert w4a16.choose_tiles(1, 55296, 40, device) == w4a16.Tiles()
+    assert w4a16.choose_tiles(1, 5120, 216, device).parts == 13
+    assert w4a16.choose_tiles(8, 7168, 40, device).parts == 8  # as long as if they were nine
+    assert w4a16.choose_tiles(4, 4096, 32, device).parts == 11  # of three spans, not of two
+    assert w4a16.choose_tiles(1, 64, 2, device).parts == 1
+    assert w4a16.choose_tiles(16, 5120, 216, device) == w4a16.Tiles(eights=2, parts=9)
+    assert w4a16.choose_tiles(16, 55296, 40, device) == w4a16.Tiles(eights=2, ahead=1)
+    wide, medium = (w4a16.choose_tiles(32, outputs, 40, device) for outputs in (55296, 24576))
+    assert (wide.outputs, wide.parts, medium.outputs, medium.parts) == (256, 1, 128, 2)
+    assert w4a16.choose_tiles(17, 5120, 216, device).parts == 6
+    assert w4a16.choose_tiles(64, 5120, 216, device).parts == 6
+    assert w4a16.choose_tiles(256, 5120, 216, device).parts == 3

@@ -54,7 +54,7 @@ def test_awq_by_hand() -> None:
         },
         None,
     )
-    assert torch.equal(unpack(layer.packed, 32), q.to(torch.uint8))
+    assert torch.equal(unpack(layer.packed, 8), q.to(torch.uint8))
     assert layer.zeros.tolist() == [list(range(8))]
     assert not layer.dequantised(torch.float32).any()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from manyhands.model.fusion import fuse_modules
 from manyhands.model.loading import load_adapter
 from manyhands.model.quantised.linear import Float8Linear, Quantised
 from manyhands.model.quantised.quantise import KINDS
-from manyhands.model.quantised.w4a16 import Int4Linear, group_for, pack, span_of, unpack
+from manyhands.model.quantised.w4a16 import Int4Linear, group_for, pack, unpack
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
 from tests.model.families_zoo import some_tokens, tiny_models
@@ -127,23 +128,40 @@ def test_layers_with_different_orders_of_inputs_are_not_joined() -> None:
     assert torch.equal(joined.order, second.order)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "group"), [(96, 32), (128, 32), (192, 64), (512, 64), (512, 128)]
-)
-def test_packing_in_quarters(inputs: int, group: int) -> None:
-    q = torch.randint(0, 16, (5, inputs))
-    packed = pack(q, group)
-    assert packed.shape == (5, inputs // 4)
-    assert torch.equal(unpack(packed, group), q.to(torch.uint8))
-    quarter = span_of(inputs, group) // 4
-    assert group % quarter == 0
-    first = sum(int(q[0, i * quarter]) << 4 * i for i in range(4))
-    assert int(packed[0, 0]) % (1 << 16) == first
+@pytest.mark.parametrize(("outputs", "inputs"), [(5, 96), (64, 32), (150, 256)])
+def test_packing(outputs: int, inputs: int) -> None:
+    """Every number is where the formulas say, and comes back."""
+    q = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8)
+    packed = pack(q)
+    assert packed.shape == (-(-outputs // 64), inputs // 32, 256)
+    assert torch.equal(unpack(packed, outputs), q)
+    for _ in range(50):
+        n, k = random.randrange(outputs), random.randrange(inputs)
+        (g, p, r, h), (t, j, c, e) = _digits(n % 64, 8, 2, 2, 2), _digits(k % 32, 4, 2, 2, 2)
+        word = int(packed[n // 64, k // 32, 128 * p + 4 * (4 * g + t) + 2 * r + j])
+        assert word >> 4 * (4 * e + 2 * c + h) & 0xF == q[n, k]
 
 
-def test_spans() -> None:
-    sizes = [(5120, 128), (384, 128), (5120, 64), (5120, 32), (96, 32)]
-    assert [span_of(*size) for size in sizes] == [256, 128, 256, 128, 32]
+def _digits(number: int, *bases: int) -> list[int]:
+    digits = []
+    for base in reversed(bases):
+        number, digit = divmod(number, base)
+        digits.append(digit)
+    return digits[::-1]
+
+
+def test_joined_and_parted_within_a_block() -> None:
+    """Outputs lie in blocks of 64; where a layer ends within one, what follows is packed anew."""
+    layers = [_made("int4", outputs) for outputs in (128, 40, 64)]
+    joined = Int4Linear.joined(layers)
+    assert joined is not None
+    weights = torch.cat([layer.dequantised(torch.float64) for layer in layers])
+    assert torch.equal(joined.dequantised(torch.float64), weights)
+    for pieces in (((0, 64), (128, 192)), ((0, 40), (100, 232)), ((64, 128),)):
+        part = joined.part(0, pieces, None)
+        rows = [row for piece in pieces for row in range(*piece)]
+        assert part.out_features == len(rows)
+        assert torch.equal(part.dequantised(torch.float64), weights[rows])
 
 
 def test_groups() -> None:

@@ -111,7 +111,7 @@ class Blocks:
         if lowest is not None:
             # Around the middle both parts of w are small, and so is what 16 bits round away of them.
             offsets = lowest.float() + 8 * scales.float()
-        return Int4Linear(pack(q.flatten(1), GROUP), scales, zeros, bias, offsets=offsets)
+        return Int4Linear(pack(q.flatten(1)), scales, zeros, bias, offsets=offsets)
 
     def dequantised(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """The weight [N, K] as ordinary numbers."""

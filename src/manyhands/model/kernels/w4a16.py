@@ -1,26 +1,42 @@
 """Products with weights of four bits: x [T, K] times w [N, K] transposed, w = (q - zero) * scale.
 
-Weights are the *left* operand of the tensor cores, so that a handful of tokens fills the narrow side
-of a tile instead of leaving the wide one empty, and unpacked weights go from registers into the
-product. They are packed in words of 16 bits over a span of inputs (`model/quantised/w4a16.py`): word j holds, from its lowest
-four bits up, the inputs j of the span's four quarters. So every quarter meets a contiguous piece of x, and
-words lie in registers just as the 16-bit numbers do that they become: nothing is moved around.
+With few tokens, reading the weights is all that takes time, so everything serves to keep many bytes on their way.
+Weights are the *left* operand of the tensor cores, so that a handful of tokens fills the narrow side of their
+smallest product, 16 outputs by 16 inputs by 8 tokens. Of such a product every thread of a warp holds eight weights,
+at places that the hardware fixes, and in this order they lie in memory (`model/quantised/w4a16.py` has the formulas):
+a thread loads 16 bytes at a time straight into registers, the warp 512 side by side, and a word of eight becomes
+a thread's share of a product in eleven instructions. Nothing passes through shared memory. Which output or input a
+place stands for is free, as long as both sides agree. It is chosen so that a thread's inputs lie side by side in x,
+and its outputs side by side in scales, zeros and out: each of those is loaded or stored 16 bytes at a time too.
 
 Inside the product a weight is an exact small integer, q - zero, and the scale comes in once per group:
 
     sum_k (q_k - zero) scale x_k  =  scale sum_k ((q_k + OFFSET) - (zero + OFFSET)) x_k
 
 OFFSET is what makes unpacking cheap: 0x4300 with four bits set at its end is the bfloat16 number 128 + q
-(0x6400 the float16 number 1024 + q), exactly, and so is the difference of two of them.
+(0x6400 the float16 number 1024 + q), exactly, and so is the difference of two of them. Up to 16 tokens the sums of
+one group are apart from those of all groups. More tokens have no registers for both (`compact`): there the sums of
+all groups are held in units of the scale of the group at hand, and multiplied with a quotient where a group begins.
+
+While a group of inputs is multiplied, the weights of the next one or two are on their way to registers. The
+assembler would rather load them when the registers of the last ones are free, which is too late; `_hold` keeps it
+from that. The first ones are asked for before the launch in front has ended. All programs of a launch are there at
+once: a second round of a few would take as long as the first.
 
 Where few tiles of outputs would leave processors idle, the inputs are cut into parts; the last program to arrive
 adds up all parts, in their order, so that results repeat.
+
+Products are written as assembly, one statement for each thread, which Triton has no other way to say: what a thread
+holds is then for us to know. All operands are tensors [threads, 4], of which Triton gives every thread a row, and
+only the tests on a GPU can tell that it does. The interpreter knows no assembly: each statement has a twin beside it
+that does the same with whole tensors.
 
     T  tokens      N  outputs      K  inputs
 """
 
 # Kernels are written in Triton's language, which has no types of Python's.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, var-annotated"
+# ruff: noqa: RUF005  # and no unpacking of tuples
 
 from __future__ import annotations
 
@@ -31,84 +47,356 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
-from manyhands.attention.launches import shared_memory
 from manyhands.model import kernels
-from manyhands.model.kernels.adding import add_up
+from manyhands.model.kernels.adding import is_last, sum_of_parts
 
-# Two words at a time; 0xEA is (a & b) | c.
-_UNPACK = """
-{
-.reg .b32 rest;
-lop3.b32 $0, $4, 0x000F000F, MAGIC, 0xEA;
-shr.u32 rest, $4, 4;
-lop3.b32 $1, rest, 0x000F000F, MAGIC, 0xEA;
-shr.u32 rest, $4, 8;
-lop3.b32 $2, rest, 0x000F000F, MAGIC, 0xEA;
-shr.u32 rest, $4, 12;
-lop3.b32 $3, rest, 0x000F000F, MAGIC, 0xEA;
-}
+
+def _unpack_assembly(kind: str, offset: int, minus: int, one: int) -> str:
+    """Four words and a word of four zeros -> 16 registers of two weights each."""
+    lines = ["{", ".reg .b32 rest, one, zero0, zero1, zero2, zero3;", f"mov.b32 one, {one:#x};"]
+    lines += [f"prmt.b32 zero{i}, $20, {minus:#x}, 0x4{i}4{i};" for i in range(4)]
+    for word in range(4):
+        for i in range(4):
+            to, source = f"${4 * word + i}", f"${16 + word}"
+            if i:
+                lines.append(f"shr.u32 rest, {source}, {4 * i};")
+                source = "rest"
+            # 0xEA is (a & b) | c.
+            lines.append(f"lop3.b32 {to}, {source}, 0x000F000F, {offset:#x}, 0xEA;")
+            lines.append(f"fma.rn.{kind}x2 {to}, {to}, one, zero{word // 2 * 2 + i % 2};")
+    return "\n".join([*lines, "}"])
+
+
+def _product_assembly(kind: str) -> str:
+    """Sums of 16 outputs and 8 tokens, and weights and x of 32 inputs in two halves -> sums."""
+    product = f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32"
+    return f"""
+{product} {{$0, $1, $2, $3}}, {{$8, $9, $10, $11}}, {{$16, $17}}, {{$4, $5, $6, $7}};
+{product} {{$0, $1, $2, $3}}, {{$12, $13, $14, $15}}, {{$18, $19}}, {{$0, $1, $2, $3}};
 """
-UNPACK_BFLOAT16 = tl.constexpr(_UNPACK.replace("MAGIC", "0x43004300"))
-UNPACK_FLOAT16 = tl.constexpr(_UNPACK.replace("MAGIC", "0x64006400"))
-_LEAST_DIMS = 16  # of a product; shorter quarters are padded
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """How the work is cut: outputs and tokens of a tile, parts of the inputs, warps, stages."""
+UNPACK_BFLOAT16 = tl.constexpr(_unpack_assembly("bf16", 0x43004300, 0xC3C3C3C3, 0x3F803F80))
+UNPACK_FLOAT16 = tl.constexpr(_unpack_assembly("f16", 0x64006400, 0xE4E4E4E4, 0x3C003C00))
+UNPACK_OPERANDS = tl.constexpr(",".join(["=r"] * 16 + ["r"] * 8))
+PRODUCT_BFLOAT16 = tl.constexpr(_product_assembly("bf16"))
+PRODUCT_FLOAT16 = tl.constexpr(_product_assembly("f16"))
+PRODUCT_OPERANDS = tl.constexpr(",".join(["=f"] * 4 + ["f"] * 4 + ["r"] * 12))
 
-    outputs: int = 64
-    tokens: int = 16
-    parts: int = 1
-    warps: int = 4
-    stages: int = 3
 
-    def fitted(self, span: int, room: int) -> Tiles:
-        """With as many stages as shared memory of `room` bytes holds."""
-        stage = span * self.tokens * 2 + self.outputs * span // 2  # bytes of x and of words
-        return replace(self, stages=max(1, min(self.stages, room // stage)))
+def _scales_assembly(kind: str, pair: int, guarded: bool) -> str:
+    """Words (p, r) of two scales -> the four (r, h) of one p as float32; guarded: 2 ** -24 in place of 0."""
+    lines = ["{", ".reg .b16 low, high;", ".reg .b32 bits;", ".reg .pred none;"]
+    for r in range(2):
+        word, low, high = f"${4 + 2 * pair + r}", f"${2 * r}", f"${2 * r + 1}"
+        if kind == "f16":
+            lines.append(f"mov.b32 {{low, high}}, {word};")
+            lines += [f"cvt.f32.f16 {low}, low;", f"cvt.f32.f16 {high}, high;"]
+        else:
+            lines += [f"shl.b32 bits, {word}, 16;", f"mov.b32 {low}, bits;"]
+            lines += [f"and.b32 bits, {word}, 0xFFFF0000;", f"mov.b32 {high}, bits;"]
+    for i in range(4 if guarded else 0):
+        lines.append(f"setp.eq.f32 none, ${i}, 0f00000000;")
+        lines.append(f"selp.f32 ${i}, 0f33800000, ${i}, none;")
+    return "\n".join([*lines, "}"])
+
+
+_BOTH = [(pair, guarded) for guarded in (False, True) for pair in (0, 1)]
+SCALES_BFLOAT16 = tl.constexpr(tuple(_scales_assembly("bf16", *each) for each in _BOTH))
+SCALES_FLOAT16 = tl.constexpr(tuple(_scales_assembly("f16", *each) for each in _BOTH))
+SCALES_OPERANDS = tl.constexpr(",".join(["=f"] * 4 + ["r"] * 4))
+# acc0, acc1 and sums0, sums1 (h, e), scales (r, h) -> acc + sums * scale
+SCALE = tl.constexpr(
+    "\n".join(f"fma.rn.f32 ${i}, ${16 + i}, ${24 + i // 2}, ${8 + i};" for i in range(8))
+)
+SCALE_OPERANDS = tl.constexpr(",".join(["=f"] * 8 + ["f"] * 20))
+# sums0, sums1 (h, e), scales before and now (r, h) -> sums * before / now
+CHANGE = tl.constexpr(
+    "\n".join(
+        [
+            "{",
+            ".reg .f32 by0, by1, by2, by3;",
+            *(f"rcp.approx.f32 by{i}, ${20 + i};" for i in range(4)),
+            *(f"mul.rn.f32 by{i}, by{i}, ${16 + i};" for i in range(4)),
+            *(f"mul.rn.f32 ${i}, ${8 + i}, by{i // 2};" for i in range(8)),
+            "}",
+        ]
+    )
+)
+CHANGE_OPERANDS = tl.constexpr(",".join(["=f"] * 8 + ["f"] * 16))
+
+
+# -- what a thread does, each beside its twin ------------------------------------------------------
 
 
 @triton.jit
-def _quarters(words, FAST: tl.constexpr, DTYPE: tl.constexpr):
-    """The four numbers in every word; FAST adds the dtype's OFFSET to them."""
+def _two(low, high, DTYPE: tl.constexpr):
+    """Two small whole numbers in a word, as numbers of DTYPE."""
+    if tl.bfloat16 == DTYPE:  # the upper half of a float32
+        below = (low.to(tl.float32).to(tl.int32, bitcast=True) >> 16) & 0xFFFF
+        above = high.to(tl.float32).to(tl.int32, bitcast=True) & -0x10000
+    else:
+        below = low.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        above = high.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16
+    return below | above
+
+
+@triton.jit
+def _halves(words, DTYPE: tl.constexpr):
+    """The numbers of DTYPE in the lower and in the upper half of words."""
+    if tl.bfloat16 == DTYPE:
+        low = (words << 16).to(tl.float32, bitcast=True)
+        high = (words & -0x10000).to(tl.float32, bitcast=True)
+    else:
+        low = words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        high = (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return low, high
+
+
+@triton.jit
+def _column(words, at):
+    """One of the four columns of words [threads, 4]: [threads, 1]."""
+    return tl.sum(tl.where(tl.arange(0, 4)[None, :] == at, words, 0), axis=1)[:, None]
+
+
+@triton.jit
+def _unpacked(words, zeros, FAST: tl.constexpr, DTYPE: tl.constexpr):
+    """Weights less their zeros: words (r, j) -> for each of the four (c, h), two weights in a word."""
     if not FAST:
-        bits = words.to(tl.int32)
-        quarters = (
-            (bits & 0xF).to(DTYPE),
-            ((bits >> 4) & 0xF).to(DTYPE),
-            ((bits >> 8) & 0xF).to(DTYPE),
-            ((bits >> 12) & 0xF).to(DTYPE),
-        )
-    elif tl.bfloat16 == DTYPE:
-        quarters = tl.inline_asm_elementwise(
-            UNPACK_BFLOAT16,
-            "=r,=r,=r,=r,r",
-            [words],
-            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-            is_pure=True,
-            pack=2,
+        weights = (
+            _unpacked_twin(words, zeros, 0, DTYPE),
+            _unpacked_twin(words, zeros, 1, DTYPE),
+            _unpacked_twin(words, zeros, 2, DTYPE),
+            _unpacked_twin(words, zeros, 3, DTYPE),
         )
     else:
-        quarters = tl.inline_asm_elementwise(
-            UNPACK_FLOAT16,
-            "=r,=r,=r,=r,r",
-            [words],
-            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+        weights = tl.inline_asm_elementwise(
+            UNPACK_BFLOAT16 if tl.bfloat16 == DTYPE else UNPACK_FLOAT16,
+            UNPACK_OPERANDS,
+            [words, zeros],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
             is_pure=True,
-            pack=2,
+            pack=4,
         )
-    return quarters
+    return weights
 
 
-@triton.jit(do_not_specialize=("T",))
+@triton.jit
+def _unpacked_twin(words, zeros, at, DTYPE: tl.constexpr):
+    word = _column(words, at)
+    i = tl.arange(0, 4)[None, :]
+    zero = (zeros >> (8 * (at // 2 * 2 + i % 2))) & 0xFF
+    return _two(((word >> (4 * i)) & 0xF) - zero, ((word >> (4 * i + 16)) & 0xF) - zero, DTYPE)
+
+
+@triton.jit
+def _multiplied(sums, first, second, x, FAST: tl.constexpr, DTYPE: tl.constexpr):
+    """Sums (h, e) of 16 outputs and 8 tokens, and the product of weights (c, h) of both j with x (j, c)."""
+    if not FAST:
+        sums += _multiplied_twin(first, second, x, DTYPE)
+    else:
+        sums = tl.inline_asm_elementwise(
+            PRODUCT_BFLOAT16 if tl.bfloat16 == DTYPE else PRODUCT_FLOAT16,
+            PRODUCT_OPERANDS,
+            [sums, first, second, x],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=4,
+        )
+    return sums
+
+
+@triton.jit
+def _multiplied_twin(first, second, x, DTYPE: tl.constexpr):
+    WARPS: tl.constexpr = first.shape[0] // 32
+    low, high = _halves(tl.join(first, second), DTYPE)
+    weights = tl.reshape(tl.join(low, high), (WARPS, 8, 4, 2, 2, 2, 2))  # warp, g t, c h, j, e
+    weights = tl.reshape(tl.permute(weights, (0, 4, 1, 5, 3, 2, 6)), (WARPS, 16, 32))
+    low, high = _halves(x, DTYPE)
+    inputs = tl.reshape(tl.join(low, high), (WARPS, 8, 4, 2, 2, 2))  # warp, token t, j c, e
+    inputs = tl.reshape(tl.permute(inputs, (0, 3, 4, 2, 5, 1)), (WARPS, 32, 8))
+    product = tl.sum(weights[:, :, :, None] * inputs[:, None, :, :], axis=2)
+    product = tl.reshape(product, (WARPS, 2, 8, 4, 2))  # warp, h g, t e
+    return tl.reshape(tl.permute(product, (0, 2, 3, 1, 4)), (WARPS * 32, 4))
+
+
+@triton.jit
+def _scales(
+    words,
+    PAIR: tl.constexpr,
+    GUARDED: tl.constexpr,
+    FAST: tl.constexpr,
+    SCALES: tl.constexpr,
+):
+    """Words (p, r) of two scales -> those (r, h) of one p; guarded: fit to be divided by, never 0."""
+    WHICH: tl.constexpr = PAIR + 2 * GUARDED
+    if not FAST:
+        low0, high0 = _halves(_column(words, 2 * PAIR), SCALES)
+        low1, high1 = _halves(_column(words, 2 * PAIR + 1), SCALES)
+        i = tl.arange(0, 4)[None, :]
+        scales = tl.where(i < 2, tl.where(i == 0, low0, high0), tl.where(i == 2, low1, high1))
+        if GUARDED:
+            scales = tl.where(scales == 0, 2.0**-24, scales)
+    else:
+        scales = tl.inline_asm_elementwise(
+            SCALES_BFLOAT16[WHICH] if tl.bfloat16 == SCALES else SCALES_FLOAT16[WHICH],
+            SCALES_OPERANDS,
+            [words],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=4,
+        )
+    return scales
+
+
+@triton.jit
+def _scaled(acc0, acc1, sums0, sums1, scales, FAST: tl.constexpr):
+    """Acc (h, e) of r = 0 and 1, and sums times the scales (r, h) of their outputs."""
+    if not FAST:
+        acc0 += sums0 * _of_outputs(scales, 0)
+        acc1 += sums1 * _of_outputs(scales, 1)
+    else:
+        acc0, acc1 = tl.inline_asm_elementwise(
+            SCALE,
+            SCALE_OPERANDS,
+            [acc0, acc1, sums0, sums1, scales],
+            dtype=(tl.float32, tl.float32),
+            is_pure=True,
+            pack=4,
+        )
+    return acc0, acc1
+
+
+@triton.jit
+def _changed(sums0, sums1, before, now, FAST: tl.constexpr):
+    """Sums (h, e) of r = 0 and 1 in units of the scales before (r, h), in units of those now."""
+    if not FAST:
+        sums0 *= _of_outputs(before, 0) / _of_outputs(now, 0)
+        sums1 *= _of_outputs(before, 1) / _of_outputs(now, 1)
+    else:
+        sums0, sums1 = tl.inline_asm_elementwise(
+            CHANGE,
+            CHANGE_OPERANDS,
+            [sums0, sums1, before, now],
+            dtype=(tl.float32, tl.float32),
+            is_pure=True,
+            pack=4,
+        )
+    return sums0, sums1
+
+
+@triton.jit
+def _of_outputs(scales, r):
+    """Of scales (r, h), those of one r for sums (h, e)."""
+    below = tl.arange(0, 4)[None, :] < 2
+    return tl.where(below, _column(scales, 2 * r), _column(scales, 2 * r + 1))
+
+
+@triton.jit
+def _hold(HOLD: tl.constexpr):
+    """Loads in front of this are begun in front of it: the assembler moves none of them behind."""
+    if HOLD:
+        tl.inline_asm_elementwise(
+            "bar.warp.sync 0xffffffff; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+# -- the product -----------------------------------------------------------------------------------
+
+
+@triton.jit
+def _weights(at, span, end, STEPS: tl.constexpr, PAIRS: tl.constexpr):
+    """The words (r, j) of one span before the end: a tensor for every 32 inputs and 32 outputs."""
+    words = ()
+    mask = tl.full((1, 4), span, tl.int32) < end
+    for step in tl.static_range(STEPS):
+        for p in tl.static_range(PAIRS):
+            here = at + (span * STEPS + step) * 256 + p * 128
+            words = words + (tl.load(here, mask=mask, eviction_policy="evict_first"),)
+    return words
+
+
+@triton.jit
+def _factors(
+    at_scales,
+    at_zeros,
+    span,
+    half_width,
+    quarter_width,
+    GROUPS: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """Of every group of a span words (p, r) of two scales, and for every p a word of four zeros (r, h)."""
+    found = ()
+    for i in tl.static_range(GROUPS):
+        group = span * GROUPS + i
+        found = found + (tl.load(at_scales + group * half_width),)
+        for p in tl.static_range(PAIRS):
+            found = found + (tl.load(at_zeros + group * quarter_width + p),)
+    return found
+
+
+@triton.jit
+def _all_scaled(acc, sums, scales, SUMS: tl.constexpr, PER_PAIR: tl.constexpr, FAST: tl.constexpr):
+    """Acc and sums times scales, of all pairs and eights."""
+    more = ()
+    for i in tl.static_range(0, SUMS, 2):
+        of_pair = scales[i // PER_PAIR]
+        more = more + _scaled(acc[i], acc[i + 1], sums[i], sums[i + 1], of_pair, FAST)
+    return more
+
+
+@triton.jit
+def _all_changed(sums, before, now, SUMS: tl.constexpr, PER_PAIR: tl.constexpr, FAST: tl.constexpr):
+    """Sums in units of the scales now, of all pairs and eights."""
+    more = ()
+    for i in tl.static_range(0, SUMS, 2):
+        old, new = before[i // PER_PAIR], now[i // PER_PAIR]
+        more = more + _changed(sums[i], sums[i + 1], old, new, FAST)
+    return more
+
+
+@triton.jit
+def _all_scales(
+    words,
+    PAIRS: tl.constexpr,
+    GUARDED: tl.constexpr,
+    FAST: tl.constexpr,
+    SCALES: tl.constexpr,
+):
+    """Of every pair its scales (r, h)."""
+    scales = ()
+    for p in tl.static_range(PAIRS):
+        scales = scales + (_scales(words, p, GUARDED, FAST, SCALES),)
+    return scales
+
+
+@triton.jit
+def _zeros(SUMS: tl.constexpr, THREADS: tl.constexpr):
+    """So many sums of nothing."""
+    sums = ()
+    for _ in tl.static_range(SUMS):
+        sums = sums + (tl.zeros((THREADS, 4), dtype=tl.float32),)
+    return sums
+
+
+@triton.jit
+def _gathered(a0, a1, b0, b1, PAIRS: tl.constexpr):
+    """Acc (h, e) of r = 0 and 1, of one pair and of the other -> [threads, e, (p, r, h)]."""
+    joined = tl.join(tl.join(a0, b0), tl.join(a1, b1)) if PAIRS == 2 else tl.join(a0, a1)
+    joined = tl.reshape(joined, (a0.shape[0], 2, 2, PAIRS, 2))
+    return tl.reshape(tl.permute(joined, (0, 2, 3, 4, 1)), (a0.shape[0], 2, PAIRS * 4))
+
+
+@triton.jit(do_not_specialize=("T", "parts"))
 def _w4a16_product(
-    x,
-    packed,  # [N, K / 4] int16
-    scales,
-    zeros,
+    x,  # [T, K / 2] int32, of two numbers each
+    packed,  # [N / 64, K / 32, 256] int32
+    scales_of,  # [K / GROUP, width / 2] int32
+    zeros_of,  # [K / GROUP, width / 4] int32
     bias,
     out,
     partial,
@@ -116,56 +404,151 @@ def _w4a16_product(
     T,
     N,
     K,
-    words_per_row,  # K / 4; of an argument the compiler sees that it is a multiple of 16
+    half_inputs,  # K / 2; of an argument the compiler sees that it is a multiple of 16
+    half_width,
+    quarter_width,
+    parts,
     GROUP: tl.constexpr,
-    SPAN: tl.constexpr,
-    QUARTER: tl.constexpr,  # of a span, padded
-    BLOCK_N: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    PARTS: tl.constexpr,
+    SPAN: tl.constexpr,  # inputs of one round; groups do not go beyond it
+    PAIRS: tl.constexpr,  # of 16 outputs that a warp has
+    ROW_WARPS: tl.constexpr,
+    TOKEN_WARPS: tl.constexpr,
+    EIGHTS: tl.constexpr,  # of tokens that a warp has
+    AHEAD: tl.constexpr,  # spans whose weights are on their way
+    HOLDS: tl.constexpr,
+    COMPACT: tl.constexpr,  # sums of all groups are one set of registers, in units of the scales now
+    IN_PARTS: tl.constexpr,
     FAST: tl.constexpr,
-    OFFSET: tl.constexpr,
     BIAS: tl.constexpr,
     DTYPE: tl.constexpr,
+    SCALES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    take_over(OVERLAP)
-    tile_n, tile_t, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    t = tile_t * BLOCK_T + tl.arange(0, BLOCK_T)
-    j = tl.arange(0, QUARTER)
-    n_mask, t_mask = n < N, t < T
-    word_mask, x_mask = n_mask[:, None], t_mask[None, :]
-    if QUARTER * 4 > SPAN:
-        word_mask &= (j < SPAN // 4)[None, :]
-        x_mask &= (j < SPAN // 4)[:, None]
+    THREADS: tl.constexpr = 32 * ROW_WARPS * TOKEN_WARPS
+    STEPS: tl.constexpr = SPAN // 32
+    GROUPS: tl.constexpr = SPAN // GROUP
+    PER_PAIR: tl.constexpr = 2 * EIGHTS
+    SUMS: tl.constexpr = PAIRS * PER_PAIR
+    OTHER: tl.constexpr = SUMS - PER_PAIR  # from a sum to that of the other pair
+    HOLD: tl.constexpr = FAST and HOLDS
+    tile_t, tile_n, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    thread = tl.arange(0, THREADS)[:, None]
+    four = tl.arange(0, 4)[None, :]
+    g, t = thread % 32 // 4, thread % 4
     spans = K // SPAN
-    share = tl.cdiv(spans, PARTS)
-    acc = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
-    for span in range(part * share, tl.minimum(part * share + share, spans)):
-        at = packed + n[:, None] * words_per_row + span * (SPAN // 4) + j[None, :]
-        quarters = _quarters(tl.load(at, mask=word_mask, other=0), FAST, DTYPE)
-        at = x + t[None, :] * K + span * SPAN + j[:, None]
-        for i in tl.static_range(4):
-            if i * SPAN // 4 % GROUP == 0:  # a group begins
-                group = (span * SPAN + i * (SPAN // 4)) // GROUP
-                zero = tl.load(zeros + group * N + n, mask=n_mask, other=0).to(tl.float32) + OFFSET
-                scale = tl.load(scales + group * N + n, mask=n_mask, other=0.0).to(tl.float32)
-                dot = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
-            x_i = tl.load(at + i * (SPAN // 4), mask=x_mask, other=0.0).to(DTYPE)
-            dot = tl.dot(quarters[i] - zero.to(DTYPE)[:, None], x_i, dot, input_precision="ieee")
-            if (i + 1) * SPAN // 4 % GROUP == 0:
-                acc += scale[:, None] * dot
-    where = t[None, :] * N + n[:, None]
-    mask = n_mask[:, None] & t_mask[None, :]
+    begin, end = part * spans // parts, (part + 1) * spans // parts
+
+    # A warp has 32 outputs of a block or all 64. Beyond the last block it has the last one again, for nothing.
+    row_warp = tile_n * ROW_WARPS + thread // 32 % ROW_WARPS
+    block = tl.minimum(row_warp * PAIRS // 2, tl.cdiv(N, 64) - 1)
+    pair = row_warp * PAIRS % 2
+    at_words = packed + (block * (spans * STEPS) * 2 + pair) * 128 + thread % 32 * 4 + four
+    eight = tl.minimum(block * 8 + g, half_width // 4 - 1)
+    at_scales = scales_of + eight * 4 + pair * 2 + four % (2 * PAIRS)
+    at_zeros = zeros_of + eight * 2 + pair
+    words = _weights(at_words, begin, end, STEPS, PAIRS)
+    next_words = words
+    if AHEAD == 2:
+        next_words = _weights(at_words, begin + 1, end, STEPS, PAIRS)
+    factors = _factors(at_scales, at_zeros, begin, half_width, quarter_width, GROUPS, PAIRS)
+    take_over(OVERLAP)
+
+    first = (tile_t * TOKEN_WARPS + thread // (32 * ROW_WARPS)) * (8 * EIGHTS)
+    at_x = ()
+    for n in tl.static_range(EIGHTS):
+        token = tl.minimum(first + 8 * n + g, T - 1)
+        at_x = at_x + (x + token * half_inputs + t * 4 + four,)
+    acc = _zeros(SUMS, THREADS)
+    if COMPACT:
+        scales = _all_scales(factors[0], PAIRS, True, FAST, SCALES)
+    for span in range(begin, end):
+        ahead = _weights(at_words, span + AHEAD, end, STEPS, PAIRS)
+        after = tl.minimum(span + 1, end - 1)
+        next_factors = _factors(
+            at_scales, at_zeros, after, half_width, quarter_width, GROUPS, PAIRS
+        )
+        _hold(HOLD)
+        for step in tl.static_range(STEPS):
+            words_of_scales = factors[step * 32 // GROUP * (1 + PAIRS)]
+            if step * 32 % GROUP == 0:  # a group begins
+                if COMPACT:
+                    now = _all_scales(words_of_scales, PAIRS, True, FAST, SCALES)
+                    sums = _all_changed(acc, scales, now, SUMS, PER_PAIR, FAST)
+                    scales = now
+                else:
+                    sums = _zeros(SUMS, THREADS)
+            inputs = ()
+            for n in tl.static_range(EIGHTS):
+                inputs = inputs + (tl.load(at_x[n] + (span * STEPS + step) * 16),)
+            more = ()
+            for p in tl.static_range(PAIRS):
+                zero = factors[step * 32 // GROUP * (1 + PAIRS) + 1 + p]
+                zero = tl.broadcast_to(zero, (THREADS, 4))
+                weights = _unpacked(words[step * PAIRS + p], zero, FAST, DTYPE)
+                for n in tl.static_range(EIGHTS):
+                    for r in tl.static_range(2):
+                        more = more + (
+                            _multiplied(
+                                sums[(p * EIGHTS + n) * 2 + r],
+                                weights[2 * r],
+                                weights[2 * r + 1],
+                                inputs[n],
+                                FAST,
+                                DTYPE,
+                            ),
+                        )
+            sums = more
+            if COMPACT:
+                acc = sums
+            elif (step + 1) * 32 % GROUP == 0:
+                now = _all_scales(words_of_scales, PAIRS, False, FAST, SCALES)
+                acc = _all_scaled(acc, sums, now, SUMS, PER_PAIR, FAST)
+        factors = next_factors
+        if AHEAD == 2:
+            words = next_words
+            next_words = ahead
+        else:
+            words = ahead
+    if COMPACT:
+        acc = _all_scaled(_zeros(SUMS, THREADS), acc, scales, SUMS, PER_PAIR, FAST)
+
+    thread = tl.arange(0, THREADS)[:, None, None]
+    row_warp = tile_n * ROW_WARPS + thread // 32 % ROW_WARPS
+    rows = row_warp * PAIRS // 2 * 64 + thread % 32 // 4 * 8 + row_warp * PAIRS % 2 * 4
+    rows += tl.arange(0, 4 * PAIRS)[None, None, :]
+    first = (tile_t * TOKEN_WARPS + thread // (32 * ROW_WARPS)) * (8 * EIGHTS)
+    tokens = first + thread % 4 * 2 + tl.arange(0, 2)[None, :, None]
+    counter = arrived + tile_n * tl.num_programs(0) + tile_t
+    results = ()
+    for n in tl.static_range(EIGHTS):
+        results = results + (
+            _gathered(
+                acc[2 * n],
+                acc[2 * n + 1],
+                acc[2 * n + OTHER],
+                acc[2 * n + 1 + OTHER],
+                PAIRS,
+            ),
+        )
     last = True
-    if PARTS > 1:
-        counter = arrived + tile_t * tl.num_programs(0) + tile_n
-        acc, last = add_up(acc, partial, where, mask, T * N, counter, part, PARTS)
+    if IN_PARTS:
+        for n in tl.static_range(EIGHTS):
+            where = (tokens + 8 * n) * N + rows
+            mask = (tokens + 8 * n < T) & (rows < N)
+            tl.store(partial + part * (T * N) + where, results[n], mask=mask)
+        last = is_last(counter, parts)
     if last:
-        if BIAS:
-            acc += tl.load(bias + n, mask=n_mask, other=0.0).to(tl.float32)[:, None]
-        tl.store(out + where, acc.to(out.dtype.element_ty), mask=mask)
+        for n in tl.static_range(EIGHTS):
+            where = (tokens + 8 * n) * N + rows
+            mask = (tokens + 8 * n < T) & (rows < N)
+            result = results[n]
+            if IN_PARTS:
+                result = sum_of_parts(partial, where, mask, T * N, parts, BATCH=8 // PAIRS)
+            if BIAS:
+                result += tl.load(bias + rows, mask=rows < N, other=0.0).to(tl.float32)
+            tl.store(out + where, result.to(out.dtype.element_ty), mask=mask)
+        if IN_PARTS:
+            tl.store(counter, 0)  # ready for the next product
 
 
 @triton.jit
@@ -177,36 +560,106 @@ def _w4a16_unpack(
     N,
     K,
     GROUP: tl.constexpr,
-    SPAN: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
+    """Of one block of outputs and one group of inputs, threads numbered (g, step, t)."""
     take_over(OVERLAP)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    span = tl.program_id(1)
-    j = tl.arange(0, SPAN // 4)
-    n_mask = n < N
-    mask = n_mask[:, None] & (j < SPAN // 4)[None, :]
-    words = tl.load(packed + n[:, None] * (K // 4) + span * (SPAN // 4) + j[None, :], mask=mask)
-    quarters = _quarters(words, False, tl.float32)
-    at = out + n[:, None].to(tl.int64) * K + span * SPAN + j[None, :]
-    for i in tl.static_range(4):
-        group = (span * SPAN + i * (SPAN // 4)) // GROUP
-        scale = tl.load(scales + group * N + n, mask=n_mask, other=0.0).to(tl.float32)[:, None]
-        zero = tl.load(zeros + group * N + n, mask=n_mask, other=0).to(tl.float32)[:, None]
-        weight = (quarters[i] - zero) * scale
-        tl.store(at + i * (SPAN // 4), weight.to(out.dtype.element_ty), mask=mask)
+    STEPS: tl.constexpr = GROUP // 32
+    block, group = tl.program_id(0), tl.program_id(1)
+    thread = tl.arange(0, 32 * STEPS)
+    g, step, t = thread // (4 * STEPS), group * STEPS + thread // 4 % STEPS, thread % 4
+    r, j = tl.arange(0, 2)[None, :, None], tl.arange(0, 2)[None, None, :]
+    eight = tl.arange(0, 8)  # h c e
+    shifts = eight % 2 * 16 + eight // 2 % 2 * 8 + eight // 4 * 4
+    four = tl.arange(0, 4)  # r h
+    inputs = (step * 32 + t * 8)[:, None, None] + eight[None, None, :]  # eight: j c e
+    for p in tl.static_range(2):
+        at = ((block * (K // 32) + step) * 2 + p) * 128 + (4 * g + t) * 4
+        words = tl.load(packed + at[:, None, None] + 2 * r + j)
+        numbers = (words[:, :, :, None] >> shifts[None, None, None, :]) & 0xF
+        numbers = tl.reshape(numbers, (32 * STEPS, 2, 2, 2, 4))  # thread, r j, h, c e
+        numbers = tl.permute(numbers, (0, 1, 3, 2, 4))
+        numbers = tl.reshape(numbers, (32 * STEPS, 4, 8))
+        rows = (block * 64 + g * 8 + p * 4)[:, None] + four[None, :]
+        mask = rows < N
+        scale = tl.load(scales + group * N + rows, mask=mask, other=0.0).to(tl.float32)
+        zero = tl.load(zeros + group * N + rows, mask=mask, other=0).to(tl.float32)
+        weights = (numbers.to(tl.float32) - zero[:, :, None]) * scale[:, :, None]
+        at = out + rows.to(tl.int64)[:, :, None] * K + inputs
+        tl.store(at, weights.to(out.dtype.element_ty), mask=mask[:, :, None])
+
+
+# -- launching -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the work is cut: what a warp has, warps of a program, parts, and what registers are spent on."""
+
+    pairs: int = 1  # of 16 outputs: 1 or 2
+    eights: int = 1  # of tokens
+    row_warps: int = 4
+    token_warps: int = 1
+    ahead: int = 2  # spans of weights on their way: 1 or 2
+    parts: int = 1
+    hold: bool = True  # see `_hold`
+    compact: bool = False  # one set of sums, whose unit changes from group to group
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a program."""
+        return 32 * self.pairs * self.row_warps
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a program."""
+        return 8 * self.eights * self.token_warps
+
+
+_SPANS = (128, 64, 32)
+_MOST_PARTS, _LEAST_SPANS = 32, 3
+# As tuned on an H100, product after product of whole layers; beside each how many programs of it
+# registers of a processor allow at once.
+_EIGHT = Tiles(), 4
+_SIXTEEN = Tiles(eights=2), 3
+_SIXTEEN_WIDE = Tiles(eights=2, ahead=1), 4
+_THIRTY_TWO = Tiles(eights=2, token_warps=2, compact=True), 2
+_THIRTY_TWO_MEDIUM = Tiles(eights=4, compact=True), 3
+_THIRTY_TWO_WIDE = Tiles(pairs=2, eights=4, ahead=1, hold=False, compact=True), 2
+_MORE = replace(_THIRTY_TWO_WIDE[0], row_warps=2, token_warps=2), 2
 
 
 def choose_tiles(tokens: int, outputs: int, spans: int, device: torch.device) -> Tiles:
-    """Tiles that fill the processors a few times over; inputs are cut into parts for few tokens only."""
-    wide = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
-    tiles = triton.cdiv(outputs, 64) * triton.cdiv(tokens, wide)
-    wanted = 5 * kernels.num_processors(device)  # as tuned on an H200, with four tokens
-    parts = 1
-    while parts < 16 and tiles * parts * 2 <= wanted and spans // (parts * 2) >= 4:
-        parts *= 2
-    return Tiles(tokens=wide, parts=parts if tokens <= 64 else 1)
+    """Tiles of which as many are at work at once as registers allow, and not one more."""
+    processors = kernels.num_processors(device)
+
+    def room(kind: tuple[Tiles, int]) -> tuple[int, int]:
+        """Programs at once, and how many the outputs and tokens make."""
+        tiles, at_once = kind
+        rows = triton.cdiv(outputs, tiles.outputs)
+        return at_once * processors, rows * triton.cdiv(tokens, tiles.tokens)
+
+    def filled(kind: tuple[Tiles, int]) -> float:
+        """How much of the room whole parts take; more than 1: not all are at work at once."""
+        most, count = room(kind)
+        return max(1, most // count) * count / most
+
+    if tokens <= 8:
+        kind = _EIGHT
+    elif tokens <= 16:
+        kind = _SIXTEEN if filled(_SIXTEEN) <= 1 else _SIXTEEN_WIDE
+    elif tokens <= 32:
+        wide = triton.cdiv(outputs, _THIRTY_TWO_WIDE[0].outputs) >= processors
+        kind = _THIRTY_TWO if filled(_THIRTY_TWO) >= 0.8 else _THIRTY_TWO_MEDIUM
+        kind = _THIRTY_TWO_WIDE if wide else kind
+    else:
+        kind = _MORE
+    most, count = room(kind)
+    if tokens > 32 and filled(kind) < 0.7:
+        most *= 2  # two rounds, nearly full
+    parts = max(1, min(most // count, _MOST_PARTS))
+    longest = max(_LEAST_SPANS, triton.cdiv(spans, parts))
+    return replace(kind[0], parts=triton.cdiv(spans, longest))
 
 
 def product(
@@ -216,67 +669,70 @@ def product(
     zeros: Tensor,
     bias: Tensor | None,
     group: int,
-    span: int,
     arrived: Tensor,
     tiles: Tiles | None = None,
     *,
     fast: bool = True,
 ) -> Tensor:
-    """X [T, K], packed int16 [N, K / 4], scales and zeros [K / group, N], bias [N] -> [T, N].
+    """X [T, K] of 16 bits, packed int32 [N / 64, K / 32, 256], scales and zeros [K / group, N], bias [N] -> [T, N].
 
     `arrived` are integers of 0, as many as there are tiles or more; they are 0 again afterwards.
-    `fast` unpacks with instructions of the GPU, which Triton's interpreter does not have.
+    `fast` is with instructions of the GPU, which Triton's interpreter does not have.
     """
     x = x.contiguous()
     tokens, inputs = x.shape
-    outputs = packed.shape[0]
+    outputs = scales.shape[1]
     out = torch.empty((tokens, outputs), dtype=x.dtype, device=x.device)
     if not tokens:
         return out
+    if outputs % 8:  # no network that we know of
+        scales, zeros = (functional.pad(each, (0, -outputs % 8)) for each in (scales, zeros))
+    span = next(span for span in _SPANS if inputs % span == 0)
     tiles = tiles or choose_tiles(tokens, outputs, inputs // span, x.device)
-    tiles = tiles.fitted(span, shared_memory(x.device))
-    grid = (triton.cdiv(outputs, tiles.outputs), triton.cdiv(tokens, tiles.tokens), tiles.parts)
+    grid = (triton.cdiv(tokens, tiles.tokens), triton.cdiv(outputs, tiles.outputs), tiles.parts)
     in_parts = tiles.parts > 1
     shape = (tiles.parts, tokens, outputs) if in_parts else (1,)
     partial = torch.empty(shape, dtype=torch.float32, device=x.device)
-    dtype, offset = {
-        torch.bfloat16: (tl.bfloat16, 128.0),
-        torch.float16: (tl.float16, 1024.0),
-    }.get(x.dtype if fast else torch.float32, (tl.float32, 0.0))
+    types = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+    words = [each.reshape(-1).view(torch.int32) for each in (x, packed, scales, zeros)]
     kernel: Any = _w4a16_product
     kernel[grid](
-        *(x, packed, scales, zeros, x if bias is None else bias, out, partial, arrived),
-        *(tokens, outputs, inputs, inputs // 4),
+        *(*words, x if bias is None else bias, out, partial, arrived),
+        *(tokens, outputs, inputs, inputs // 2),
+        *(scales.shape[1] // 2, scales.shape[1] // 4, tiles.parts),
         GROUP=group,
         SPAN=span,
-        QUARTER=max(_LEAST_DIMS, span // 4),
-        BLOCK_N=tiles.outputs,
-        BLOCK_T=tiles.tokens,
-        PARTS=tiles.parts,
-        FAST=fast and dtype != tl.float32,
-        OFFSET=offset,
+        PAIRS=tiles.pairs,
+        ROW_WARPS=tiles.row_warps,
+        TOKEN_WARPS=tiles.token_warps,
+        EIGHTS=tiles.eights,
+        AHEAD=tiles.ahead,
+        HOLDS=tiles.hold,
+        COMPACT=tiles.compact,
+        IN_PARTS=in_parts,
+        FAST=fast,
         BIAS=bias is not None,
-        DTYPE=dtype,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        DTYPE=types[x.dtype],
+        SCALES=types[scales.dtype],
+        num_warps=tiles.row_warps * tiles.token_warps,
+        num_stages=1,
         **launch_options(x.device),
     )
     return out
 
 
 def dequantise(
-    packed: Tensor, scales: Tensor, zeros: Tensor, group: int, span: int, dtype: torch.dtype
+    packed: Tensor, scales: Tensor, zeros: Tensor, group: int, dtype: torch.dtype
 ) -> Tensor:
     """The weight [N, K] as ordinary numbers of `dtype`."""
-    outputs, inputs = packed.shape[0], packed.shape[1] * 4
+    blocks, steps, _ = packed.shape
+    outputs, inputs = scales.shape[1], steps * 32
     out = torch.empty((outputs, inputs), dtype=dtype, device=packed.device)
     kernel: Any = _w4a16_unpack
-    kernel[(triton.cdiv(outputs, 32), inputs // span)](
+    kernel[(blocks, inputs // group)](
         *(packed, scales, zeros, out),
         *(outputs, inputs),
         GROUP=group,
-        SPAN=span,
-        BLOCK_N=32,
         **launch_options(packed.device),
     )
     return out

@@ -70,8 +70,7 @@ class Packing:
             )
         repeat = _repeat(inputs, inputs // groups)
         scales, zeros = (x.repeat_interleave(repeat, dim=0) for x in (scales, zeros))
-        packed = pack(q, inputs // scales.shape[0])
-        return Int4Linear(packed, scales, zeros.to(torch.uint8), bias, order)
+        return Int4Linear(pack(q), scales, zeros.to(torch.uint8), bias, order)
 
     def dequantised(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """The weight [N, K] as ordinary numbers."""
@@ -103,7 +102,7 @@ def from_layer(layer: Int4Linear, packing: Packing) -> dict[str, Tensor]:
     """A layer of ours as a published one: the way back, for tests and for writers of checkpoints."""
     from manyhands.model.quantised.w4a16 import unpack
 
-    q, zeros = unpack(layer.packed, layer.group).int(), layer.zeros.int()
+    q, zeros = unpack(layer.packed, layer.out_features).int(), layer.zeros.int()
     if packing.method == "awq":
         weight = _pack(q.t(), _AWQ_ORDER)
         return {"qweight": weight, "qzeros": _pack(zeros, _AWQ_ORDER), "scales": layer.scales}

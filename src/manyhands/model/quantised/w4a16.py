@@ -3,7 +3,7 @@
     w[n, k] = (q[n, k] - zero[g, n]) * scale[g, n] + offset[g, n]        g = k // group
 
 `q` and `zero` are whole numbers from 0 to 15. AWQ and GPTQ (see `packing`) publish exactly these numbers,
-each in its own order of bits; here they are put into the one order that our kernel reads. Zeros and
+each in its own order of bits; here they are put into the one order that our kernel reads (`pack`). Zeros and
 scales keep the values of the checkpoint. GPTQ may have quantised the inputs in another order than
 they come in ("act-order"): then `order` says in which, and the inputs are picked in that order first.
 Groups of GGUF's Q4_1 begin at any number, which no whole `zero` can say: these have offsets. What they add
@@ -27,7 +27,7 @@ from manyhands.model import kernels
 from manyhands.model.quantised.linear import Quantised, joined_bias, picked
 
 GROUPS = (128, 64, 32)  # sizes that the kernel can have
-_SPANS = (256, 128, 64, 32)
+BLOCK, STEP = 64, 32  # outputs and inputs whose numbers lie together, see `pack`
 # Beyond so many tokens the weights are unpacked once and an ordinary product is made with them.
 _MOST_TOKENS = 256
 _LEVELS, _MIDDLE = 15, 8
@@ -36,7 +36,7 @@ _LEVELS, _MIDDLE = 15, 8
 class Int4Linear(Quantised):
     """Four-bit weights; `group` inputs share a scale and a zero."""
 
-    packed: Tensor  # int16 [N, K / 4], see `pack`
+    packed: Tensor  # int32 [N / 64, K / 32, 256], see `pack`
     scales: Tensor  # float16 or bfloat16 [G, N]
     zeros: Tensor  # bytes [G, N]
     order: Tensor | None  # int32 [K]: the input that stands at each place; None: as they come
@@ -52,9 +52,8 @@ class Int4Linear(Quantised):
         order: Tensor | None = None,
         offsets: Tensor | None = None,
     ) -> None:
-        super().__init__(packed.shape[1] * 4, packed.shape[0], bias)
+        super().__init__(packed.shape[1] * STEP, scales.shape[1], bias)
         self.group = self.in_features // scales.shape[0]
-        self.span = span_of(self.in_features, self.group)
         for name, buffer in (("packed", packed), ("scales", scales), ("zeros", zeros)):
             self.register_buffer(name, buffer.contiguous())
         self.register_buffer("order", order)
@@ -79,7 +78,7 @@ class Int4Linear(Quantised):
         wide = scales.to(torch.float32)
         zeros = (-low / wide).round().clamp(0, _LEVELS)
         q = (grouped / wide[..., None] + zeros[..., None]).round().clamp(0, _LEVELS)
-        packed = pack(q.to(torch.uint8).flatten(1), group)
+        packed = pack(q.to(torch.uint8).flatten(1))
         return cls(packed, scales.t(), zeros.to(torch.uint8).t(), bias)
 
     @classmethod
@@ -88,7 +87,7 @@ class Int4Linear(Quantised):
         device, (outputs, inputs) = linear.weight.device, linear.weight.shape
         groups = inputs // (group_for(inputs) or inputs)
         return cls(
-            torch.empty(outputs, inputs // 4, dtype=torch.int16, device=device),
+            torch.empty(_shape(outputs, inputs), dtype=torch.int32, device=device),
             torch.empty(groups, outputs, dtype=torch.float16, device=device),
             torch.empty(groups, outputs, dtype=torch.uint8, device=device),
             linear.bias,
@@ -108,7 +107,7 @@ class Int4Linear(Quantised):
         if offsets and len(offsets) != len(parts):
             return None
         return cls(
-            torch.cat([part.packed for part in parts]),
+            _side_by_side(parts),
             torch.cat([part.scales for part in parts], dim=1),
             torch.cat([part.zeros for part in parts], dim=1),
             joined_bias(parts),
@@ -120,7 +119,7 @@ class Int4Linear(Quantised):
         """See `Quantised.part`. Inputs are parted between groups; larger groups are divided for it."""
         if dim == 0:
             return type(self)(
-                picked(self.packed, 0, pieces),
+                _rows_of(self.packed, self.out_features, pieces),
                 picked(self.scales, 1, pieces),
                 picked(self.zeros, 1, pieces),
                 bias,
@@ -144,12 +143,12 @@ class Int4Linear(Quantised):
         finer = self.group // group
         scales, zeros = (x.repeat_interleave(finer, dim=0) for x in (self.scales, self.zeros))
         groups = [(start // group, stop // group) for start, stop in pieces]
-        numbers = picked(unpack(self.packed, self.group), 1, pieces)
+        numbers = picked(unpack(self.packed, self.out_features), 1, pieces)
         scales, zeros = (picked(x, 0, groups) for x in (scales, zeros))
         offsets = self.offsets
         if offsets is not None:
             offsets = picked(offsets.repeat_interleave(finer, dim=0), 0, groups)
-        return type(self)(pack(numbers, group), scales, zeros, bias, None, offsets)
+        return type(self)(pack(numbers), scales, zeros, bias, None, offsets)
 
     def fill(self, std: float) -> None:
         """Random weights of about this spread, made in place: even numbers from 0 to 15."""
@@ -177,7 +176,7 @@ class Int4Linear(Quantised):
             from manyhands.model.kernels.w4a16 import product
 
             parts = (self.packed, self.scales, self.zeros, self.bias)
-            out = product(rows, *parts, self.group, self.span, self.arrived)
+            out = product(rows, *parts, self.group, self.arrived)
             if self.offsets is not None:
                 out = out + self._of_offsets(rows)
         else:
@@ -203,10 +202,9 @@ class Int4Linear(Quantised):
         if dtype != torch.float64 and kernels.run_on(self.packed.device):
             from manyhands.model.kernels.w4a16 import dequantise
 
-            parts = (self.packed, self.scales, self.zeros, self.group, self.span)
-            return dequantise(*parts, dtype)
+            return dequantise(self.packed, self.scales, self.zeros, self.group, dtype)
         wide = _wide(dtype)
-        q = unpack(self.packed, self.group).view(self.out_features, -1, self.group).to(wide)
+        q = unpack(self.packed, self.out_features).view(self.out_features, -1, self.group).to(wide)
         zeros, scales = (x.t()[..., None].to(wide) for x in (self.zeros, self.scales))
         weight: Tensor = ((q - zeros) * scales).flatten(1).to(dtype)
         return weight
@@ -217,27 +215,56 @@ def group_for(inputs: int) -> int | None:
     return next((group for group in GROUPS if inputs % group == 0), None)
 
 
-def span_of(inputs: int, group: int) -> int:
-    """How many inputs are packed together: quarters of a span lie within a group, and are long to load."""
-    return next(span for span in _SPANS if inputs % span == 0 and group <= span <= 4 * group)
+def pack(q: Tensor) -> Tensor:
+    """Whole numbers 0 … 15 [N, K] -> int32 [N / 64, K / 32, 256]: 64 outputs and 32 inputs lie together.
 
+    Each of 32 threads has eight of these outputs and eight of these inputs, in words of eight numbers and
+    in the order in which tensor cores want them from it, so that nothing need be moved:
 
-def pack(q: Tensor, group: int) -> Tensor:
-    """Whole numbers 0 … 15 [N, K] -> int16 [N, K / 4].
+        output  64 block + 8 g + 4 p + 2 r + h        thread  4 g + t
+        input   32 step + 8 t + 4 j + 2 c + e         word    128 p + 4 thread + 2 r + j
+                                                      bits    from 4 (4 e + 2 c + h)
 
-    Word j of a span holds input j of each of the span's quarters, the first in its lowest four bits.
+    Outputs that a last block lacks are 0.
     """
-    span = span_of(q.shape[1], group)
-    quarters = q.to(torch.int32).reshape(q.shape[0], -1, 4, span // 4).unbind(2)
-    word = quarters[0] | quarters[1] << 4 | quarters[2] << 8 | quarters[3] << 12
-    return word.to(torch.int16).flatten(1)  # the highest bit becomes the sign
+    outputs, inputs = q.shape
+    blocks, steps, _ = _shape(outputs, inputs)
+    whole = functional.pad(q, (0, 0, 0, blocks * BLOCK - outputs)).to(torch.int32)
+    named = whole.view(blocks, 8, 2, 2, 2, steps, 4, 2, 2, 2)  # block g p r h, step t j c e
+    eights = named.permute(0, 5, 2, 1, 6, 3, 7, 9, 8, 4).reshape(blocks, steps, 256, 8)
+    words = eights[..., 0]
+    for place in range(1, 8):
+        words = words | eights[..., place] << 4 * place  # the highest bit becomes the sign
+    return words.contiguous()
 
 
-def unpack(packed: Tensor, group: int) -> Tensor:
-    """The bytes that `pack` packed: int16 [N, K / 4] -> bytes [N, K]."""
-    words = packed.view(packed.shape[0], -1, span_of(4 * packed.shape[1], group) // 4)
-    quarters = [(words >> shift & 0xF).to(torch.uint8) for shift in (0, 4, 8, 12)]
-    return torch.stack(quarters, dim=2).flatten(1)
+def unpack(packed: Tensor, outputs: int) -> Tensor:
+    """The bytes that `pack` packed: int32 [N / 64, K / 32, 256] -> bytes [N, K]."""
+    blocks, steps, _ = packed.shape
+    eights = torch.stack([(packed >> 4 * i & 0xF).to(torch.uint8) for i in range(8)], dim=-1)
+    named = eights.view(blocks, steps, 2, 8, 4, 2, 2, 2, 2, 2)  # block, step, p g t r j, e c h
+    ordered = named.permute(0, 3, 2, 5, 9, 1, 4, 6, 8, 7)
+    return ordered.reshape(blocks * BLOCK, steps * STEP)[:outputs]
+
+
+def _shape(outputs: int, inputs: int) -> tuple[int, int, int]:
+    """Of packed numbers."""
+    return -(-outputs // BLOCK), inputs // STEP, 256
+
+
+def _side_by_side(parts: Sequence[Int4Linear]) -> Tensor:
+    """The packed outputs of all these layers."""
+    if all(part.out_features % BLOCK == 0 for part in parts[:-1]):
+        return torch.cat([part.packed for part in parts])
+    return pack(torch.cat([unpack(part.packed, part.out_features) for part in parts]))
+
+
+def _rows_of(packed: Tensor, outputs: int, pieces: Sequence[tuple[int, int]]) -> Tensor:
+    """These outputs, packed; whole blocks are taken as they are."""
+    if all(end % BLOCK == 0 for piece in pieces for end in piece):
+        blocks = [(start // BLOCK, stop // BLOCK) for start, stop in pieces]
+        return picked(packed, 0, blocks)
+    return pack(picked(unpack(packed, outputs), 0, pieces))
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
