@@ -108,7 +108,7 @@ def test_tokens_that_differ_behind_a_loaded_prompt_are_red(
     found = read(tmp_path, "disk_cache_tiny")
     assert "lengths" not in found
     each = (
-        1 + disk_cache.LOADS + 1 + 2 + disk_cache.LOADS
+        1 + disk_cache.LOADS + 1 + 2 + 2 * disk_cache.LOADS
     )  # saved, loaded, cold, and in engines that are ready
     assert len(found["red"][0]["differ"]) == 2 * each
 
@@ -218,3 +218,13 @@ def test_results_of_a_part_are_in_its_own_file(tmp_path: Path) -> None:
     assert (
         lockstep.FewTeams("qwq-32b", words, Clock(1)).results.path.name == "lockstep_qwq-32b.json"
     )
+
+
+def test_the_sanitised_tests_are_there(request: pytest.FixtureRequest) -> None:
+    """Of those files that are collected beside this one; CI collects all."""
+    found = {item.nodeid for item in request.session.items}
+    files = {name.split("::")[0] for name in found}
+    missing = [
+        name for name in one_gpu._SANITISED if name.split("::")[0] in files and name not in found
+    ]
+    assert not missing

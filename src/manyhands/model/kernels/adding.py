@@ -33,14 +33,14 @@ def add_up(acc, partial, where, mask, size, counter, part, PARTS: tl.constexpr):
 
 @triton.jit
 def is_last(counter, parts):
-    """Whether all other parts have left their sums; it puts the counter back to 0, after all reading."""
+    """Whether all other parts have left their sums. The last part puts the counter back to 0 when it has read them."""
     tl.debug_barrier()  # of all threads, before the one that counts
     return tl.atomic_add(counter, 1, sem="acq_rel") == parts - 1
 
 
 @triton.jit
 def sum_of_parts(partial, where, mask, size, parts, BATCH: tl.constexpr):
-    """What all parts have left at `where`, added in their order; BATCH of them are asked for at a time."""
+    """The sums that all parts have left at `where`, added in their order; BATCH of them are asked for at a time."""
     total = tl.zeros_like(where).to(tl.float32)
     for first in range(0, parts, BATCH):
         for i in tl.static_range(BATCH):
