@@ -96,7 +96,7 @@ class Decode:
                 run_peers(place, self.probes, self._ends(), self.desk, self.results, self.clock)
 
     def _weights_alone(self, engine: Engine) -> dict[int, float]:
-        """Milliseconds in which the weights of all linear layers are read once, by workers: they do not count."""
+        """Milliseconds in which the weights of all linear layers are read once: the same for every number of workers."""
         assert isinstance(engine.executor, LocalExecutor), "it runs in this process"
         layers = [
             layer

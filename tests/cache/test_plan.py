@@ -582,3 +582,46 @@ def test_a_desk_that_comes_back_has_no_copy() -> None:
         ledger.whose[slot], ledger.offset[slot] = (desk, index), index
     plan = ledger.play(Step([Row(view, (3,)) for view in views]))
     assert max(num_reads(plan)) == 2 + 3 + 1 + 1 + 1
+
+
+def test_views_of_the_same_blocks_may_lead_over_different_strips() -> None:
+    """Where each marker stands before a desk with a copy of it, a view does not lead over the marker's own strip."""
+    ledger = Ledger(PagePool(400, 4))
+    prompt, marker = Block("prompt"), Block("marker")
+    for view in (View([prompt]), View([prompt, marker])):
+        ledger.play(Step([Row(view, (1, 1))]))
+        view.own.freeze()
+    leaver, without, *others = (Block(name) for name in ("leaver", "a", "b", "c"))
+
+    def views(desks: Sequence[Block]) -> list[View]:
+        return [
+            View(
+                [
+                    prompt,
+                    *(block for desk in desks if desk is not own for block in (desk, marker)),
+                    own,
+                ]
+            )
+            for own in desks
+        ]
+
+    ledger.play(Step([Row(View([prompt, without]), (1,))]))  # it is read before it could get a copy
+    for desks in ([leaver, others[0], without, others[1]], [others[0], without, others[1]]):
+        ledger.play(Step([Row(view, (1,)) for view in views(desks)]))
+    places = [ledger.planner.pool.place(desk) for desk in (without, *others)]
+    assert [place.strip.front is not None for place in places] == [False, True, True]
+
+
+def test_of_a_step_that_does_not_fit_no_copy_stays() -> None:
+    """The run may be preempted now, and others may have all memory."""
+    pool = PagePool(64, 4)
+    cast = a_team(6)
+    rows = [Row(View([cast.prompt]), (1,) * 9), Row(View([cast.prompt, cast.marker]), (1, 1))]
+    rows += [Row(combined(cast, worker), (2,) * 50) for worker in range(6)]
+    with pytest.raises(OutOfMemory):
+        Planner(pool).plan(Step(rows))
+    pool.take_back()
+    assert pool.num_free_pages == 64
+    assert pool.place(cast.desks[2]).offset == 0
+    smaller = [Row(row.view, row.feed[:9]) for row in rows]
+    Ledger(pool).play(Step(smaller))

@@ -52,7 +52,7 @@ class Capacity:
     small_rows: int
     large_rows: int
     occupancy: int  # of the list itself, whatever room it has
-    is_specialised: bool = False  # large tiles are
+    is_specialised: bool = False  # whether large tiles are specialised
 
     @classmethod
     def of(cls, plan: Plan, work: Work) -> Capacity:

@@ -49,7 +49,7 @@ class Cutting(NamedTuple):
     small_rows: int
     large_rows: int  # 0: all tiles are small ones
     occupancy: Occupancy
-    is_specialised: bool = False  # large tiles are
+    is_specialised: bool = False  # whether large tiles are specialised
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Work:
     partial_indptr: Ints  # [T + 1]: where those of a token do
     pages: Ints  # the page tables of all strips, one behind the other
     key_page: Ints  # [T]: first page of the strip that the token's key is written to
-    is_specialised: bool = False  # large tiles are
+    is_specialised: bool = False  # whether large tiles are specialised
 
     @property
     def num_partials(self) -> int:
@@ -235,9 +235,9 @@ def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
 
 
 def _large_rows(rows: Ints, pairs: Ints, tiling: Tiling) -> tuple[int, bool]:
-    """Rows of large tiles, and whether they are specialised: if most of what is to be done is for strips that want these, and is much.
+    """Rows of large tiles, and whether these are specialised.
 
-    A strip that fills one wants it; so does one that others would have to read twice, and for less. Where that is little, an
+    They are if most of what is to be done is for strips that want such tiles, and is much. A strip that fills one wants it; so does one that others would have to read twice, and for less. Where that is little, an
     ordinary tile of as many rows spares the second reading. What is to be done are `pairs` of an entry and a key that it sees:
     of a prompt, half as many as it has rows times keys.
     """

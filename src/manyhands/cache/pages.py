@@ -22,7 +22,7 @@ Strips that grow a token a pass are given an empty page ahead of time while page
 so that a full page does not end plain decoding (`cache/lockstep.py`). Spares count as free: whoever needs
 room gets them first.
 
-A short block that many others are read behind, as a team's marker, may have copies: one in front of each of
+A short block that stands in front of many others, such as a team's marker, may have copies: one in front of each of
 these, on its strip, so that both are one piece to read (`give_front`, `fill_front`). A copy belongs to the strip:
 
     strip |marker|desk...|      read by a row that reads marker and desk        from 0 on
@@ -147,6 +147,7 @@ class PagePool:
         self._moves: list[Move] = []  # owed: found by `join`, not made yet
         self._spares: dict[Strip, None] = {}  # strips with an empty page
         self._promises: dict[Block, int] = {}  # growing blocks: their lengths before the step
+        self._fronted: list[weakref.ref[Block]] = []  # given a front since the last step succeeded
         # Tokens that the newest step chose, stored before `keep`; a step that is taken back has none.
         self.chosen: tuple[int, ...] | None = None
         self._journal = Journal()
@@ -240,22 +241,39 @@ class PagePool:
     def keep(self) -> None:
         """The step has succeeded: its feeds have joined their blocks, and the promise is fulfilled."""
         self._promises = {}
+        self._fronted = []
 
     def take_back(self) -> None:
         """The step has failed: blocks have the tokens they had before it, and its pages are free.
 
-        Does nothing where no promise is open. Interrupted, it can be called again.
+        Does nothing where no promise is open and no front was given. Interrupted, it can be called again.
         """
-        if not self._promises:
+        if self._promises:
+            self.chosen = None
+            self.generation += 1
+            for block, size in self._promises.items():
+                del block.tokens[size:]
+                place = self.place(block)
+                with self._journal:
+                    self._shrink(place.strip, place.offset + size)
+            self._promises = {}
+        while self._fronted:
+            newest = self._fronted[-1]()
+            if newest is not None and not newest.tokens:
+                self._take_front_back(self.place(newest))
+            del self._fronted[-1]
+
+    def _take_front_back(self, place: Place) -> None:
+        """Have an empty block begin its strip: a run that waits holds no page for it."""
+        if place.strip.front is None:
             return
-        self.chosen = None
-        self.generation += 1
-        for block, size in self._promises.items():
-            del block.tokens[size:]
-            place = self.place(block)
-            with self._journal:
-                self._shrink(place.strip, place.offset + size)
-        self._promises = {}
+        with self._journal as journal:
+            journal.keep(self, "generation")
+            journal.keep(place, "offset")
+            journal.keep(place.strip, "front")
+            self._shrink(place.strip, 0)
+            place.strip.front, place.offset = None, 0
+            self.generation += 1
 
     def shorten(self, block: Block, size: int) -> None:
         """Take all tokens behind the first `size` off a block that may still grow, and free their pages."""
@@ -395,6 +413,7 @@ class PagePool:
         num_pages = -(-size // self.page_size)
         if self.recycle and num_pages * _PLENTY <= len(self._free):
             strip = Strip(num_tokens=size, front=Front(weakref.ref(other), size))
+            self._fronted.append(weakref.ref(block))  # noted first, so that it can be taken back
             self._put(block, Place(strip, size), num_pages)
 
     def can_fill_front(self, strip: Strip) -> bool:

@@ -87,7 +87,7 @@ class _Read(NamedTuple):
 class _Walked(NamedTuple):
     """A view without lanes that was walked, while so many blocks had been moved: its blocks, and what came of it.
 
-    `stands` says where in the route each block that may grow is read; one that is read twice is at -1.
+    `stands` says where in the route each block that may grow is read; -1: more than once.
     """
 
     blocks: tuple[Block, ...]
@@ -106,13 +106,13 @@ class _Walk:
     # How the last view began, and its trunk.
     beginning: tuple[Item, ...] = ()
     trunk: Trunk = NOTHING
-    # The same for all views with the same blocks behind this trunk, in any order, as long as nothing is moved.
-    read: dict[tuple[frozenset[Block], int], _Read] = field(default_factory=dict)
+    # The same for all views with the same blocks behind this trunk, in any order, as long as nothing is moved, and with
+    # the same strips: where a copy is read the strip of the marker itself may not be.
+    read: dict[tuple[frozenset[Block], frozenset[int], int], _Read] = field(default_factory=dict)
     read_behind: Trunk = NOTHING
     last: _Walked | None = None  # the last view
-    fronted: dict[Block, _Live] = field(
-        default_factory=dict
-    )  # blocks with what stands in front of them
+    # Blocks with what stands in front of them.
+    fronted: dict[Block, _Live] = field(default_factory=dict)
     is_waiting: bool = False  # of the view that is walked: a front is left to be filled later
 
     def with_front(self, live: _Live) -> _Live:
@@ -165,7 +165,7 @@ def _where_they_differ(one: Sequence[object], other: Sequence[object], first: in
 
 
 def _stands(route: _Route) -> dict[Block, int]:
-    """See `_Walked`."""
+    """Where in a route each block that may grow is read; -1: more than once."""
     found: dict[Block, int] = {}
     for index, piece in enumerate(route):
         if isinstance(piece, _Live):
@@ -442,7 +442,7 @@ class Planner:
             )
 
     def _give_fronts(self, step: Step, growth: Mapping[Block, int]) -> None:
-        """Have room for a copy of the marker in front of each desk that is new.
+        """Have room for a copy of the marker in front of desks that are fed for the first time, if nothing has read them.
 
         Of a team each row reads the others' desks and, between them, one short block again and again. With a copy on a
         desk's strip, both are one piece. A marker is known by that: it stands more than once in the view of a row beside
@@ -499,7 +499,9 @@ class Planner:
             else:
                 if walk.read_behind is not walk.trunk:
                     walk.read, walk.read_behind = {}, walk.trunk
-                key = frozenset(view.blocks[len(walk.trunk.blocks) :]), self.pool.num_joined
+                strips = frozenset(p.strip.number for p in route if isinstance(p, Stretch))
+                behind = frozenset(view.blocks[len(walk.trunk.blocks) :])
+                key = behind, strips, self.pool.num_joined
                 read = walk.read.get(key) or _Read.of(route)
                 if num_joined == self.pool.num_joined:  # nothing was moved on the way
                     walk.read[key] = read
@@ -617,7 +619,7 @@ class Planner:
         What is missing is left to a plan that has the time, as compaction is.
         """
         front = live.strip.front
-        if front is None or front.block() is not before:
+        if front is None or front.block() is not before or live.place.offset != front.size:
             return None
         if not front.is_filled and self._is_joining and self.pool.can_fill_front(live.strip):
             self.pool.fill_front(live.strip)

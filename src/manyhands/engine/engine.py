@@ -350,6 +350,7 @@ class Engine:
         """The tokens of a step that was expected: its pass has begun already, as these rows of its plan."""
         self._check_tokens(step)
         self._newest.clear()
+        self._counted = None
         try:
             self.pool.promise((row.view.own, len(row.feed)) for row in step.rows)
             self.pool.chosen = chosen = self.executor.go_on(
@@ -370,8 +371,8 @@ class Engine:
     def _ahead_of(self, step: Step, plan: Plan) -> Ahead | None:
         """The pass that is begun while the tokens of the pass that feeds `step` are being chosen.
 
-        The work of that pass, which is `plan`, is counted then too: the device waits for the host as soon as the
-        tokens are there.
+        The work of that pass, which is `plan`, is counted then too: where nothing is begun, the device waits for the host
+        as soon as the tokens are there.
         """
         lookahead = self._lookahead
         if lookahead is None:
@@ -411,6 +412,7 @@ class Engine:
         """
         self._check_tokens(step)
         self._newest.clear()
+        self._counted = None
         self._early.clear()
         self.pool.take_back()  # an interrupt may have kept the last step from doing so
         early, rest = in_chunks(step, self.settings.max_tokens_per_pass)

@@ -318,7 +318,8 @@ class GraphedPasses(Passes):
         if plan.num_tokens <= _ALL_SMALL:
             own = Cutting(work.small_rows, large_rows, work.occupancy, work.is_specialised)
             return own == wide.capacity.cutting
-        return not large_rows or large_rows == wide.capacity.large_rows
+        kernels = wide.capacity.large_rows, wide.capacity.is_specialised
+        return not large_rows or (large_rows, work.is_specialised) == kernels
 
     def _wide(self, plan: Plan, *, has_large: bool) -> tuple[_Graph, Work] | None:
         """The wide recording for so many tokens, with large tiles or without, if the plan fits into it."""

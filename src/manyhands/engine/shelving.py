@@ -150,6 +150,9 @@ class Shelving:
         No promise of a step may be open.
         """
         self._save_rest()
+        if self._fetches:
+            # Owed since a step that failed: made later, they could write over what is loaded now.
+            self._pool.make_moves(self._executor.move)
         room, patience = _AT_ONCE, _PATIENCE if is_alone else 0.0
         for fetch in tuple(self._fetches):
             while fetch.wanted and (is_alone or room > 0) and self._is_here(fetch, patience):

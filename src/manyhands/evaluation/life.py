@@ -325,9 +325,8 @@ def _live_team(
     for _ in range(passes):
         tokens = yield Step((*opening, *_rows(views, feeds)))
         assert isinstance(tokens, tuple), "a step is answered with one token per row"
-        for (
-            row
-        ) in opening:  # the header of others' work stays as it is, as in `strategies/hogwild.py`
+        # The header of others' work stays as it is, as in `strategies/hogwild.py`.
+        for row in opening:
             if row.view.own is not cast.others_header:
                 row.view.own.freeze()
         feeds = [(token,) for token in tokens[len(opening) :]]

@@ -394,7 +394,9 @@ class _Team(BudgetedRun):
             if block not in unfed:
                 block.freeze()
         self.unfrozen = [block for block in self.unfrozen if block in unfed]
-        for block in (self.own_header, self.marker):
+        # Where desks are seen, the own header stands behind the marker, and memory may lay it there. Behind the prompt it
+        # would be in the way of the history.
+        for block in (self.marker, self.own_header) if self.view_of.sees_desks else ():
             if block not in unfed:
                 block.freeze()
         items, self.unheard = self.unheard + (yield from self._hear()), ()
