@@ -86,13 +86,19 @@ def disk_cache() -> str:
             f"{line['mebibytes']:.0f}",
             *(f"{line[key]:.2f}" for key in ("read_s", "loaded_s", "cold_s")),
             f"{line['faster']:.1f} ×, {line['faster_cold']:.1f} ×",
+            *(f"{line[key]:.3f}" if key in line else "" for key in _READY),
+            f"{line['faster_ready']:.1f} ×" if "faster_ready" in line else "",
         ]
         for name in ("qwen3-8b", "qwq-32b", "small")
         if (found := result(f"disk_cache_{name}")) is not None
         for line in found.get("lengths", [])
     ]
     head = ["shapes", "on", "tokens", "MiB", "read, s", "loaded, s", "loaded from disk alone, s"]
-    return table([*head, "faster"], rows) if rows else NOTHING_YET
+    ready = ["engine that serves: read, s", "loaded, s", "checked by the host, s", "faster"]
+    return table([*head, "faster", *ready], rows) if rows else NOTHING_YET
+
+
+_READY = ("ready_read_s", "ready_loaded_s", "ready_loaded_by_host_s")
 
 
 def prefill_passes() -> str:

@@ -56,11 +56,53 @@ def quantised_products() -> str:
     rows = []
     for model in dict.fromkeys(line["model"] for line in found["products"]):
         for kind, called in KINDS.items():
+            if kind == "int4":  # of the kernel before; `four_bits` has today's beside it
+                continue
             sums = [_sum(found, model, kind, count) for count in tokens]
             if all(sums):
                 floor = sums[0]["floor_us"]
                 rows.append([model, called, f"{floor:.0f}", *(f"{s['us']:.0f}" for s in sums)])
     return table(["shapes", "weights", "floor, µs", *map(str, tokens)], rows)
+
+
+def four_bits() -> str:
+    """All products of one layer with weights of four bits, by the kernel before and by today's."""
+    found = result("quantised_registers_h100")
+    rows = [
+        [
+            line["model"],
+            str(line["tokens"]),
+            *(f"{line[key]:.0f}" for key in ("floor_us", "before_us", "now_us")),
+            f"{line['floor_us'] / line['now_us']:.0%}",
+        ]
+        for line in (found or {}).get("layers", [])
+    ]
+    head = ["shapes", "tokens", "floor, µs", "before", "now", "of a copy's speed"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+def four_bits_passes() -> str:
+    """Whole passes with weights of four bits."""
+    rows = []
+    for name, shape in SHAPES.items():
+        found = result(f"decode_{name}_int4") or {}
+        parts = {line["workers"]: line for line in found.get("breakdown", [])}
+        for line in found.get("cells", []):
+            inside = parts.get(line["workers"], {})
+            rows.append(
+                [
+                    shape.title,
+                    str(line["history"]),
+                    str(line["workers"]),
+                    f"{line['ms']:.2f} ({line['floor_ms']:.2f})",
+                    *(f"{inside[key]:.2f}" if key in inside else "" for key in _PARTS),
+                ]
+            )
+    head = ["shapes", "history", "workers", "ms (floor)", "products", "attention", "rest"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+_PARTS = ("ms_linears", "ms_attention", "ms_rest")
 
 
 def _sum(found: Result, model: str, kind: str, tokens: int) -> dict[str, float]:
@@ -129,5 +171,13 @@ def latents() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
-    for made in (launches, tiles, quantised_products, quantised_accuracy, latents)
+    for made in (
+        launches,
+        tiles,
+        quantised_products,
+        four_bits,
+        four_bits_passes,
+        quantised_accuracy,
+        latents,
+    )
 }

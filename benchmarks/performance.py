@@ -48,6 +48,7 @@ def cell(found: Result | None, kind: str = "cells", **where: Any) -> Result | No
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
+    "life_fronts_qwen3-8b",
     "life_stretches_qwen3-8b",
     "life_stretches_qwq-32b",
     "life_joins_qwen3-8b",
@@ -102,7 +103,9 @@ def life_step_end() -> str:
     head = ["workers", "commit", "whole pass", "device", "idle before it", "host"]
     head += [*_HOST_PARTS.values(), "other"]
     rows: list[list[str]] = []
-    for name in (f"step_timeline_{when}qwen3-8b" for when in ("before_", "", "stretches_")):
+    for name in (
+        f"step_timeline_{when}qwen3-8b" for when in ("before_", "", "stretches_", "fronts_")
+    ):
         found = result(name) or {}
         for line in found.get("timelines", []):
             if line["what"] != "ended":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -486,13 +487,13 @@ def a_team(workers: int) -> Cast:
 
 
 def begun(ledger: Ledger, cast: Cast) -> list[View]:
-    """The first pass of a team: prompt, headers and marker are fed with the first words of the workers."""
-    views = [combined(cast, worker) for worker in range(len(cast.desks))]
+    """A team after the first pass of its workers: prompt, headers and marker were fed before, and are finished."""
     texts = ((cast.prompt, 9), (cast.others_header, 3), (cast.own_header, 3), (cast.marker, 2))
-    rows = [Row(View([block]), (1,) * size) for block, size in texts]
-    ledger.play(Step([*rows, *(Row(view, (2, 2)) for view in views)]))
+    ledger.play(Step([Row(View([block]), (1,) * size) for block, size in texts]))
     for block in (cast.prompt, cast.own_header, cast.marker):
         block.freeze()
+    views = [combined(cast, worker) for worker in range(len(cast.desks))]
+    ledger.play(Step([Row(view, (2, 2)) for view in views]))
     return views
 
 
@@ -504,21 +505,19 @@ def num_reads(plan: Plan) -> list[int]:
 
 @pytest.mark.parametrize("joins_ahead", [False, True])
 def test_desks_have_copies_of_the_marker_in_front_of_them(joins_ahead: bool) -> None:
-    """Each row reads the prompt, a header, one piece for each other desk, a marker with its own header, its own desk."""
+    """Each row reads the prompt, a header, one piece for each other desk, a marker with its own header, its own desk.
+
+    Where moves wait for a plan that has the time, copies are made by it, for the desks that come after it.
+    """
     ledger = Ledger(PagePool(400, 4))
     ledger.planner.joins_ahead = joins_ahead
     cast = a_team(5)
     views = begun(ledger, cast)
+    least, apart = 2 + 4 + 1 + 1, 3
+    plan = ledger.play(Step([Row(view, (3,)) for view in views]))
+    assert num_reads(plan) == [least + apart * joins_ahead] * 5
+    # A worker ends its step: its desk joins the history, and the next one has a copy in any case.
     own = Block("desk 2, the next step")
-    for _ in range(2):
-        plan = ledger.play(Step([Row(view, (3,)) for view in views]))
-        assert num_reads(plan) == [2 + 4 + 1 + 1] * 5
-        copied = [move for move in ledger.moves if len(move.sources) == 2]
-        assert len(copied) == (4 if plan.lockstep_index == 0 else 0), (
-            "once for each desk but the first"
-        )
-        assert {move.shift for move in copied} <= {0}
-    # A worker ends its step: its desk joins the history, and the next one gets a copy too.
     desks = [own if desk is cast.desks[2] else desk for desk in cast.desks]
     history = (cast.desks[2].freeze(),)
     cast = replace(cast, history=history, desks=tuple(desks))
@@ -526,28 +525,45 @@ def test_desks_have_copies_of_the_marker_in_front_of_them(joins_ahead: bool) -> 
     feeds = [(4, 4) if view.own is own else (3,) for view in views]
     for feed in (feeds, [(3,)] * 5, [(3,)] * 5):
         plan = ledger.play(Step([Row(view, each) for view, each in zip(views, feed, strict=True)]))
-    assert num_reads(plan) == [2 + 4 + 1 + 1] * 5
-    assert (
-        ledger.planner.pool.place(history[0]).strip is ledger.planner.pool.place(cast.prompt).strip
-    )
+    pool = ledger.planner.pool
+    assert pool.place(own).strip.front is not None
+    of_one = [least + apart - (worker != 2) for worker in range(5)]
+    assert num_reads(plan) == (of_one if joins_ahead else [least] * 5)
+    assert pool.place(history[0]).strip is pool.place(cast.prompt).strip
+    assert pool.num_fronts(cast.marker) == 2, "for the next desks"
 
 
 def test_no_copies_where_they_do_not_pay() -> None:
     """Two workers read the marker once each; where pages are few or keys never moved, memory is for other things."""
-    for workers, pool in (
-        (2, PagePool(400, 4)),
-        (5, PagePool(9, 16)),
-        (5, PagePool(400, 4, recycle=False)),
+    for workers, pool, wanted in (
+        (2, PagePool(400, 4), [False, False]),
+        (5, PagePool(13, 16), [False, True, True, False, False]),  # as long as there are plenty
+        (5, PagePool(400, 4, recycle=False), [False] * 5),
     ):
         ledger = Ledger(pool)
         cast = a_team(workers)
+        begun(ledger, cast)
+        assert [pool.place(desk).strip.front is not None for desk in cast.desks] == wanted
+
+
+def test_copies_that_wait_are_free_pages() -> None:
+    """Any other block may have them, and they go with their marker."""
+    for has_marker in (True, False):
+        ledger = Ledger(PagePool(64, 4))
+        pool, cast = ledger.planner.pool, a_team(4)
         views = begun(ledger, cast)
         ledger.play(Step([Row(view, (3,)) for view in views]))
-        fronts = [pool.place(desk).strip.front for desk in cast.desks]
-        if pool.num_pages == 9:  # the first ones take what there is to take
-            assert list(map(bool, fronts)) == [False, True, True, False, False]
-        else:
-            assert not any(fronts)
+        assert pool.num_fronts(cast.marker) == 2
+        num_free = pool.num_free_pages
+        if not has_marker:
+            del cast, views
+            ledger.whose.clear()
+            gc.collect()
+            assert pool.num_free_pages == 64
+            continue
+        pool.reserve([(Block("large"), 4 * num_free)])
+        assert pool.num_fronts(cast.marker) == 0
+        ledger.play(Step([Row(view, (3,)) for view in views[:1]]))  # room for one token is left
 
 
 def test_a_marker_that_stays_unfinished_is_not_copied() -> None:
@@ -615,13 +631,17 @@ def test_views_of_the_same_blocks_may_lead_over_different_strips() -> None:
 def test_of_a_step_that_does_not_fit_no_copy_stays() -> None:
     """The run may be preempted now, and others may have all memory."""
     pool = PagePool(64, 4)
-    cast = a_team(6)
-    rows = [Row(View([cast.prompt]), (1,) * 9), Row(View([cast.prompt, cast.marker]), (1, 1))]
-    rows += [Row(combined(cast, worker), (2,) * 50) for worker in range(6)]
+    ledger, cast = Ledger(pool), a_team(6)
+    for view, size in ((View([cast.prompt]), 9), (View([cast.prompt, cast.marker]), 2)):
+        ledger.play(Step([Row(view, (1,) * size)]))
+        view.own.freeze()
+    num_free = pool.num_free_pages
+    views = [combined(cast, worker) for worker in range(6)]
     with pytest.raises(OutOfMemory):
-        Planner(pool).plan(Step(rows))
+        ledger.planner.plan(Step([Row(view, (2,) * 50) for view in views]))
+    assert any(pool.place(desk).strip.front is not None for desk in cast.desks)
     pool.take_back()
-    assert pool.num_free_pages == 64
-    assert pool.place(cast.desks[2]).offset == 0
-    smaller = [Row(row.view, row.feed[:9]) for row in rows]
-    Ledger(pool).play(Step(smaller))
+    assert pool.num_free_pages == num_free
+    assert [pool.place(desk).offset for desk in cast.desks] == [0] * 6
+    pool.make_moves(ledger.move)  # owed for copies that are gone
+    ledger.play(Step([Row(view, (2,) * 9) for view in views]))

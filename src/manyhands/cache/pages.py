@@ -23,7 +23,8 @@ so that a full page does not end plain decoding (`cache/lockstep.py`). Spares co
 room gets them first.
 
 A short block that stands in front of many others, such as a team's marker, may have copies: one in front of each of
-these, on its strip, so that both are one piece to read (`give_front`, `fill_front`). A copy belongs to the strip:
+these, on its strip, so that both are one piece to read. Copies are made ahead, on pages of their own that count as free,
+and are there when a block is new (`make_front`, `give_front`). A copy belongs to the strip:
 
     strip |marker|desk...|      read by a row that reads marker and desk        from 0 on
                                 by a row that reads the desk behind a header    from 4 on
@@ -47,7 +48,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,13 +62,11 @@ Ints = NDArray[np.int64]
 _PLENTY = 8  # spares take at most this part of the free pages: one of so many
 
 
-@dataclass(eq=False)
-class Front:
-    """Room at the beginning of a strip for a copy of a block with `size` tokens; `is_filled` once it is made or owed."""
+class Front(NamedTuple):
+    """The block of which a copy stands at the beginning of a strip, and its tokens."""
 
     block: weakref.ref[Block]
     size: int
-    is_filled: bool = False
 
 
 @dataclass(eq=False)
@@ -91,12 +90,14 @@ class Strip:
 class Place:
     """Where a block lies: its index 0 is index `offset` of the strip.
 
-    `size` is known of a block that shares its strip with others: it is frozen.
+    `size` is known of a block that shares its strip with others: it is frozen. `fronts` are strips with nothing but a
+    copy of the block.
     """
 
     strip: Strip
     offset: int = 0
     size: int = 0
+    fronts: list[Strip] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,8 @@ class PagePool:
         self._moves: list[Move] = []  # owed: found by `join`, not made yet
         self._spares: dict[Strip, None] = {}  # strips with an empty page
         self._promises: dict[Block, int] = {}  # growing blocks: their lengths before the step
-        self._fronted: list[weakref.ref[Block]] = []  # given a front since the last step succeeded
+        self._fronts: dict[Place, None] = {}  # of blocks with copies that are made ahead
+        self._fronted: list[weakref.ref[Block]] = []  # given a front, and not fed when others were
         # Tokens that the newest step chose, stored before `keep`; a step that is taken back has none.
         self.chosen: tuple[int, ...] | None = None
         self._journal = Journal()
@@ -158,7 +160,8 @@ class PagePool:
     def num_free_pages(self) -> int:
         """Pages on which nothing lies, spares included."""
         self._collect()
-        return len(self._free) + sum(map(self._num_spare_pages, self._spares))
+        fronts = sum(len(strip.pages) for place in self._fronts for strip in place.fronts)
+        return len(self._free) + sum(map(self._num_spare_pages, self._spares)) + fronts
 
     @property
     def num_pages_in_use_by_keepers(self) -> int:
@@ -184,13 +187,14 @@ class PagePool:
         """Whether the block has a place."""
         return weakref.ref(block) in self._places
 
-    def _put(self, block: Block, place: Place, num_pages: int = 0) -> None:
-        """Give a block its place; the strip gets so many pages, which lie in front of it."""
+    def _put(self, block: Block, place: Place, fronts: list[Strip] | None = None) -> None:
+        """Give a block its place; its strip is the last of `fronts`, if there are any."""
         # The callback is no Python code: nothing can interrupt it, and no death goes unnoticed.
         reference = weakref.ref(block, self._gone.append)
         with self._journal as journal:
-            if num_pages:
-                self._add_pages(place.strip, num_pages)
+            if fronts is not None:
+                journal.keep_tail(fronts, len(fronts) - 1)
+                fronts.pop()
             journal.keep_tail(place.strip.places, len(place.strip.places))
             place.strip.places.append(place)
             journal.keep_item(self._places, reference)
@@ -212,7 +216,8 @@ class PagePool:
         """The strips that shall grow, and by how much; there are pages for all of them."""
         asked = [(self.place(block).strip, num_tokens) for block, num_tokens in growth]
         num_pages = self._pages_for(asked)
-        if num_pages > len(self._free) and self._spares:  # some may be these strips' own
+        if num_pages > len(self._free) and (self._spares or self._fronts):
+            # Some spares may be these strips' own.
             self._take_spares_back()
             num_pages = self._pages_for(asked)
         if not self.make_room(num_pages):
@@ -241,7 +246,6 @@ class PagePool:
     def keep(self) -> None:
         """The step has succeeded: its feeds have joined their blocks, and the promise is fulfilled."""
         self._promises = {}
-        self._fronted = []
 
     def take_back(self) -> None:
         """The step has failed: blocks have the tokens they had before it, and its pages are free.
@@ -334,11 +338,13 @@ class PagePool:
 
     def _take_spares_back(self) -> None:
         with self._journal as journal:
-            journal.keep(self, "generation", "_spares")
+            journal.keep(self, "generation", "_spares", "_fronts")
             self.generation += bool(self._spares)
             for strip in self._spares:
                 self._shrink(strip, strip.num_tokens)
-            self._spares = {}
+            for place in self._fronts:
+                self._drop_fronts(place)
+            self._spares, self._fronts = {}, {}
 
     def _num_spare_pages(self, strip: Strip) -> int:
         return len(strip.pages) - -(-strip.num_tokens // self.page_size)
@@ -402,42 +408,46 @@ class PagePool:
             there.size = before.num_tokens
             self._put(block, Place(there.strip, end))
 
-    def give_front(self, block: Block, other: Block, size: int) -> None:
-        """Let an empty block, seen for the first time, begin behind room for a copy of `other`, of `size` tokens.
+    def make_front(self, other: Block) -> None:
+        """Copy frozen `other` to a strip of its own, on which another block may follow. The move is owed from then on.
 
-        It gets an ordinary place where that would take much of what is free, and where keys are never moved.
+        Nothing is done where that would take much of what is free, and where keys are never moved.
         """
+        assert other.frozen, other
+        assert other.tokens, other
+        self._collect()
+        place, size = self.place(other), other.num_tokens
+        num_pages = -(-size // self.page_size)
+        if not self.recycle or num_pages * _PLENTY > len(self._free) or self.is_evicted(other):
+            return
+        strip = Strip(front=Front(weakref.ref(other), size))
+        with self._journal as journal:
+            self._add_pages(strip, num_pages)
+            strip.num_tokens = size
+            sources = self.slots(place.strip, place.offset, place.offset + size)
+            move = Move(sources, self.slots(strip, 0, size), -place.offset)
+            journal.keep_tail(self._moves, len(self._moves))
+            self._moves.append(move)
+            journal.keep_tail(place.fronts, len(place.fronts))
+            place.fronts.append(strip)
+            journal.keep(self, "_fronts")
+            self._fronts = {known: None for known in (*self._fronts, place) if known.fronts}
+
+    def num_fronts(self, other: Block) -> int:
+        """Copies of a block that are made and not given to another one yet."""
+        return len(self.place(other).fronts)
+
+    def give_front(self, block: Block, other: Block) -> None:
+        """Let an empty block, seen for the first time, begin behind a copy of `other`, if one is made."""
         assert not block.tokens, block
         assert not self.has_seen(block), block
         self._collect()
-        num_pages = -(-size // self.page_size)
-        if self.recycle and num_pages * _PLENTY <= len(self._free):
-            strip = Strip(num_tokens=size, front=Front(weakref.ref(other), size))
-            self._fronted.append(weakref.ref(block))  # noted first, so that it can be taken back
-            self._put(block, Place(strip, size), num_pages)
-
-    def can_fill_front(self, strip: Strip) -> bool:
-        """Whether the block that a strip has room for is complete, so that it can be copied."""
-        if strip.front is None or (block := strip.front.block()) is None:
-            return False
-        is_complete = block.frozen and block.num_tokens == strip.front.size
-        return is_complete and not self.is_evicted(block)
-
-    def fill_front(self, strip: Strip) -> None:
-        """Copy the block that a strip has room for to its front. The move is owed from then on."""
-        assert self.can_fill_front(strip), strip
-        front = strip.front
-        assert front is not None, strip
-        block = front.block()
-        assert block is not None, strip
-        there = self.place(block)
-        sources = self.slots(there.strip, there.offset, there.offset + front.size)
-        move = Move(sources, self.slots(strip, 0, front.size), -there.offset)
-        with self._journal as journal:
-            journal.keep_tail(self._moves, len(self._moves))
-            journal.keep(front, "is_filled")
-            self._moves.append(move)
-            front.is_filled = True
+        fronts = self.place(other).fronts
+        if fronts:
+            known = [other for other in self._fronted if (found := other()) and not found.tokens]
+            # Noted first, so that it can be taken back.
+            self._fronted = [*known, weakref.ref(block)]
+            self._put(block, Place(fronts[-1], other.num_tokens), fronts)
 
     def make_moves(self, make: Callable[[Sequence[Move]], None]) -> None:
         """Have all owed moves made, the oldest first, as many at once as do not meet.
@@ -569,6 +579,12 @@ class PagePool:
         if self.recycle or not end:
             self._shrink(strip, end, recycle=self.recycle)
 
+    def _drop_fronts(self, place: Place) -> None:
+        for strip in place.fronts:
+            self._shrink(strip, 0)
+        self._journal.keep_tail(place.fronts)
+        place.fronts.clear()
+
     def _collect(self) -> None:
         """Free the pages of blocks that are gone."""
         self._journal.take_back()
@@ -576,7 +592,10 @@ class PagePool:
             reference = self._gone[0]  # deaths meanwhile are added behind it
             with self._journal as journal:
                 if reference in self._places:
-                    self._leave(self._places[reference])
+                    place = self._places[reference]
+                    self._leave(place)
+                    if place.fronts:
+                        self._drop_fronts(place)
                     journal.keep_item(self._places, reference)
                     del self._places[reference]
             del self._gone[0]

@@ -31,6 +31,7 @@ from manyhands.cache.view import Item, Lanes, View
 from manyhands.errors import ContextTooLong, InvalidRequest
 
 _LONGEST_FRONT = 16  # tokens of a block that is copied to the front of others
+_FRONTS = 2  # copies that are made ahead: as many steps may end in one pass
 
 
 class _Live(NamedTuple):
@@ -113,7 +114,6 @@ class _Walk:
     last: _Walked | None = None  # the last view
     # Blocks with what stands in front of them.
     fronted: dict[Block, _Live] = field(default_factory=dict)
-    is_waiting: bool = False  # of the view that is walked: a front is left to be filled later
 
     def with_front(self, live: _Live) -> _Live:
         """The block with what stands in front of it: one object for all views."""
@@ -135,26 +135,27 @@ class _Walk:
         first = len(self.trunk.blocks)
         if blocks[:first] != last.blocks[:first]:
             return None
-        pairs = [
-            (blocks[at], last.blocks[at]) for at in _where_they_differ(blocks, last.blocks, first)
-        ]
+        differing = _where_they_differ(blocks, last.blocks, first)
         pieces: list[Any] = list(last.route)
         stands = last.stands.copy()
-        for _, before in pairs:
-            stands.pop(before, None)
-        for block, before in pairs:
-            new, stand = self.pieces.get(block), last.stands.get(before, -1)
+        for at in differing:
+            stands.pop(last.blocks[at], None)
+        for at in differing:
+            block, stand = blocks[at], last.stands.get(last.blocks[at], -1)
+            new = self.pieces.get(block)
             if not isinstance(new, _Live) or stand < 0 or block in stands:  # it may be read twice
                 return None
-            if (piece := pieces[stand]).front:
-                there, here = piece.strip.front, new.strip.front
-                if here is None or not here.is_filled or here.block() is not there.block():
-                    return None
-                new = self.with_front(new)
-            pieces[stand] = new
+            front = new.strip.front
+            in_front = front.block() if front is not None and at else None
+            if in_front is not None and in_front is not blocks[at - 1]:
+                in_front = None
+            # With a copy where the other one has none, or the other way round, there is another piece.
+            if (in_front is not None) != bool(pieces[stand].front):
+                return None
+            pieces[stand] = new if in_front is None else self.with_front(new)
             stands[block] = stand
         route, read = tuple(pieces), last.read
-        if {block for block, _ in pairs} != {before for _, before in pairs}:
+        if {blocks[at] for at in differing} != {last.blocks[at] for at in differing}:
             read = _Read.of(route)
         return _Walked(blocks, route, last.is_waiting, read, num_joined, stands)
 
@@ -238,6 +239,7 @@ class Planner:
         self.max_positions = max_positions
         self._readers: weakref.WeakKeyDictionary[View, _Reader] = weakref.WeakKeyDictionary()
         self._trunks = Trunks()
+        self._markers: weakref.WeakSet[Block] = weakref.WeakSet()  # of which desks have copies
         self._lockstep: Lockstep | None = None
         self._generation = pool.generation
         self._number = 0  # of the last plan, those that were followed included
@@ -290,8 +292,10 @@ class Planner:
         self._is_joining = pending is not None or self._has_waiting or not self.joins_ahead
         self._has_waiting = False
         growth = {row.view.own: len(row.feed) + len(row.draft) for row in step.rows}
-        self._give_fronts(step, growth)
+        self._give_fronts(step)
         readers = self._prepare_all(step)
+        if self._is_joining:
+            self._make_fronts()
         irregular = self._irregular(growth)
         after = {id(block): self._length(block) + size for block, size in growth.items()}
         self._after = {}  # interrupted, nothing is taken to be regular
@@ -441,12 +445,12 @@ class Planner:
                 hint="Use a shorter problem, a smaller budget, or fewer workers.",
             )
 
-    def _give_fronts(self, step: Step, growth: Mapping[Block, int]) -> None:
-        """Have room for a copy of the marker in front of desks that are fed for the first time, if nothing has read them.
+    def _give_fronts(self, step: Step) -> None:
+        """Have desks that are fed for the first time, if nothing has read them, begin behind a copy of the marker.
 
         Of a team each row reads the others' desks and, between them, one short block again and again. With a copy on a
         desk's strip, both are one piece. A marker is known by that: it stands more than once in the view of a row beside
-        this one, and there directly before the row's own block.
+        this one, and there directly before the row's own block. Copies are made ahead, by plans that have the time.
         """
         rows = step.rows
         for index, row in enumerate(rows):
@@ -462,9 +466,18 @@ class Planner:
             if not found:
                 continue
             before = max(found, key=found.__getitem__)
-            size = self._length(before) + growth.get(before, 0)
-            if found[before] > 1 and 0 < size <= _LONGEST_FRONT:
-                self.pool.give_front(own, before, size)
+            is_marker = found[before] > 1 and before.frozen
+            if is_marker and 0 < before.num_tokens <= _LONGEST_FRONT:
+                self._markers.add(before)
+                if self._is_joining and not self.pool.num_fronts(before):
+                    self.pool.make_front(before)
+                self.pool.give_front(own, before)
+
+    def _make_fronts(self) -> None:
+        """Copies for the desks to come."""
+        for marker in list(self._markers):
+            for _ in range(self.pool.num_fronts(marker), _FRONTS):
+                self.pool.make_front(marker)
 
     def _prepare_all(self, step: Step) -> list[_Reader]:
         """Have a route for every view. Preparing one may move blocks that another one reads, so look
@@ -530,7 +543,7 @@ class Planner:
         pieces: list[Stretch | _Live | _Mark] = list(trunk.stretches)
         previous = blocks[-1]() if blocks else None
         begins = len(pieces)  # how many pieces the trunk takes; it ends with the first other piece
-        is_waiting = walk.is_waiting = False
+        is_waiting = False
         has_lanes = view.beside_others or len(view.blocks) < len(view.items)
         first = len(blocks)
         rest: Iterable[Block | _Mark] = view.blocks[first:]
@@ -579,7 +592,6 @@ class Planner:
             trunk = Trunk(tuple(blocks), _stretches(pieces[:begins]), tuple(ends))
             self._trunks.add(trunk)
         walk.trunk, walk.beginning = trunk, view.items[: len(trunk.blocks)]
-        is_waiting |= walk.is_waiting
         self._has_waiting |= is_waiting
         return tuple(pieces), is_waiting
 
@@ -614,21 +626,11 @@ class Planner:
         return pieces
 
     def _fronted(self, before: Block, live: _Live, walk: _Walk) -> _Live | None:
-        """`live` with a copy of `before` in front of it, where its strip has one or gets it now; None otherwise.
-
-        What is missing is left to a plan that has the time, as compaction is.
-        """
+        """`live` with the copy of `before` in front of it on its strip; None where there is none."""
         front = live.strip.front
         if front is None or front.block() is not before or live.place.offset != front.size:
             return None
-        if not front.is_filled and self._is_joining and self.pool.can_fill_front(live.strip):
-            self.pool.fill_front(live.strip)
-        if front.is_filled:
-            return walk.with_front(live)
-        # Of a block that this pass feeds, or the one before it, it is not known yet whether it is complete.
-        is_new = not before.tokens
-        walk.is_waiting |= is_new or self.pool.can_fill_front(live.strip)
-        return None
+        return walk.with_front(live)
 
     def _met(self, block: Block, walk: _Walk) -> Stretch | _Live:
         """Look up where a block lies."""

@@ -77,8 +77,9 @@ def seat(engine: Engine, history: Block, workers: int, desk: int, *, seed: int =
 
     marker = filled(Block("marker"), MARKER_TOKENS, 2).freeze()
     desks = [Block(f"desk {worker}") for worker in range(workers)]
-    for each in desks[1:] if workers > 2 else ():  # as the planner does for a team that comes
-        engine.pool.give_front(each, marker, MARKER_TOKENS)
+    for each in desks[1:] if workers > 2 else ():  # as the planner does for desks that are new
+        engine.pool.make_front(marker)
+        engine.pool.give_front(each, marker)
     return Cast(
         prompt=history,
         others_header=filled(Block("others"), HEADER_TOKENS, 0).freeze(),

@@ -325,7 +325,7 @@ def _live_team(
     for _ in range(passes):
         tokens = yield Step((*opening, *_rows(views, feeds)))
         assert isinstance(tokens, tuple), "a step is answered with one token per row"
-        # The header of others' work stays as it is, as in `strategies/hogwild.py`.
+        # The header of others' work stays as it is, as in `strategies/hogwild.py`, which waits with the rest for a step's end.
         for row in opening:
             if row.view.own is not cast.others_header:
                 row.view.own.freeze()

@@ -313,7 +313,15 @@ class _Team(BudgetedRun):
             yield CheckAsked(self.passes, index, self.step_numbers[index])
 
     def _seat(self) -> None:
-        """Views follow from who sits where; they stay the same until somebody finishes a step."""
+        """Views follow from who sits where; they stay the same until somebody finishes a step.
+
+        Marker and own header are finished with them once they are fed, where desks are seen: there the header stands behind
+        the marker, and memory may lay it there. Behind the prompt it would be in the way of the history.
+        """
+        unfed = {row.view.own for row in self.opening}
+        for block in (self.marker, self.own_header) if self.view_of.sees_desks else ():
+            if block not in unfed:
+                block.freeze()
         cast = self._cast()
         for seat, index in enumerate(self.seats):
             self.writers[index].view = self.view_of(cast, seat)
@@ -394,11 +402,6 @@ class _Team(BudgetedRun):
             if block not in unfed:
                 block.freeze()
         self.unfrozen = [block for block in self.unfrozen if block in unfed]
-        # Where desks are seen, the own header stands behind the marker, and memory may lay it there. Behind the prompt it
-        # would be in the way of the history.
-        for block in (self.marker, self.own_header) if self.view_of.sees_desks else ():
-            if block not in unfed:
-                block.freeze()
         items, self.unheard = self.unheard + (yield from self._hear()), ()
         for item in items:
             if reason := self._reason_against(item):
