@@ -639,9 +639,45 @@ def test_of_a_step_that_does_not_fit_no_copy_stays() -> None:
     views = [combined(cast, worker) for worker in range(6)]
     with pytest.raises(OutOfMemory):
         ledger.planner.plan(Step([Row(view, (2,) * 50) for view in views]))
-    assert any(pool.place(desk).strip.front is not None for desk in cast.desks)
-    pool.take_back()
     assert pool.num_free_pages == num_free
     assert [pool.place(desk).offset for desk in cast.desks] == [0] * 6
     pool.make_moves(ledger.move)  # owed for copies that are gone
     ledger.play(Step([Row(view, (2,) * 9) for view in views]))
+
+
+def test_a_pass_that_is_begun_keeps_its_copies() -> None:
+    """A step that finds no open promise takes nothing back: desks of the pass that was begun are empty until it is taken."""
+    ledger = Ledger(PagePool(400, 4))
+    pool, cast = ledger.planner.pool, a_team(5)
+    views = begun(ledger, cast)
+    own = Block("the next step")
+    desks = [own if desk is cast.desks[2] else desk for desk in cast.desks]
+    cast = replace(cast, history=(cast.desks[2].freeze(),), desks=tuple(desks))
+    views = [combined(cast, worker) for worker in range(5)]
+    step = Step([Row(view, (4,)) for view in views])
+    ahead = ledger.planner.plan_ahead(step, {})
+    assert ahead is not None
+    generation = pool.generation
+    pool.take_back()
+    assert pool.generation == generation
+    assert pool.place(own).strip.front is not None
+    assert num_reads(ledger.play(step)) == num_reads(ahead)
+
+
+def test_copies_of_many_teams_leave_room() -> None:
+    """All that wait together take little of what is free, and go before a pass cannot be begun ahead."""
+    pool = PagePool(100, 4)
+    markers = [Block(f"marker {index}") for index in range(30)]
+    for marker in markers:
+        pool.reserve([(marker, 2)])
+        marker.tokens.extend((1, 1))
+        marker.freeze()
+    for marker in markers:
+        pool.make_front(marker)
+    assert pool.num_free_pages == 70
+    assert 0 < pool._num_waiting <= 70 / 8
+    desk = Block("desk")
+    pool.reserve([(desk, 4 * 50)])
+    assert pool._num_waiting
+    assert pool.lend([(pool.place(desk).strip, 4 * 10)])
+    assert not pool._num_waiting, "half of twenty pages is ten"

@@ -160,8 +160,13 @@ class PagePool:
     def num_free_pages(self) -> int:
         """Pages on which nothing lies, spares included."""
         self._collect()
-        fronts = sum(len(strip.pages) for place in self._fronts for strip in place.fronts)
-        return len(self._free) + sum(map(self._num_spare_pages, self._spares)) + fronts
+        spares = sum(map(self._num_spare_pages, self._spares))
+        return len(self._free) + spares + self._num_waiting
+
+    @property
+    def _num_waiting(self) -> int:
+        """Pages of copies that no block has been given."""
+        return sum(len(strip.pages) for place in self._fronts for strip in place.fronts)
 
     @property
     def num_pages_in_use_by_keepers(self) -> int:
@@ -250,17 +255,22 @@ class PagePool:
     def take_back(self) -> None:
         """The step has failed: blocks have the tokens they had before it, and its pages are free.
 
-        Does nothing where no promise is open and no front was given. Interrupted, it can be called again.
+        Does nothing where no promise is open. Interrupted, it can be called again.
         """
-        if self._promises:
-            self.chosen = None
-            self.generation += 1
-            for block, size in self._promises.items():
-                del block.tokens[size:]
-                place = self.place(block)
-                with self._journal:
-                    self._shrink(place.strip, place.offset + size)
-            self._promises = {}
+        if not self._promises:
+            return
+        self.chosen = None
+        self.generation += 1
+        for block, size in self._promises.items():
+            del block.tokens[size:]
+            place = self.place(block)
+            with self._journal:
+                self._shrink(place.strip, place.offset + size)
+        self._promises = {}
+        self.take_fronts_back()
+
+    def take_fronts_back(self) -> None:
+        """Of blocks that were given a front and are still empty: a run that waits holds no page for them."""
         while self._fronted:
             newest = self._fronted[-1]()
             if newest is not None and not newest.tokens:
@@ -268,7 +278,7 @@ class PagePool:
             del self._fronted[-1]
 
     def _take_front_back(self, place: Place) -> None:
-        """Have an empty block begin its strip: a run that waits holds no page for it."""
+        """Have an empty block begin its strip."""
         if place.strip.front is None:
             return
         with self._journal as journal:
@@ -327,24 +337,27 @@ class PagePool:
         ]
         if not wanted:
             return True
-        if not self.recycle or 2 * sum(size for _, size in wanted) > len(self._free):
+        num_pages = sum(size for _, size in wanted)
+        if 2 * num_pages > len(self._free) and self._fronts:
+            with self._journal:
+                self._drop_waiting()
+        if not self.recycle or 2 * num_pages > len(self._free):
             return False
         with self._journal as journal:
             journal.keep(self, "_spares")
-            for strip, num_pages in wanted:
-                self._add_pages(strip, num_pages)
+            for strip, size in wanted:
+                self._add_pages(strip, size)
             self._spares = self._spares | dict.fromkeys(strip for strip, _ in wanted)
         return True
 
     def _take_spares_back(self) -> None:
         with self._journal as journal:
-            journal.keep(self, "generation", "_spares", "_fronts")
+            journal.keep(self, "generation", "_spares")
             self.generation += bool(self._spares)
             for strip in self._spares:
                 self._shrink(strip, strip.num_tokens)
-            for place in self._fronts:
-                self._drop_fronts(place)
-            self._spares, self._fronts = {}, {}
+            self._spares = {}
+            self._drop_waiting()
 
     def _num_spare_pages(self, strip: Strip) -> int:
         return len(strip.pages) - -(-strip.num_tokens // self.page_size)
@@ -418,7 +431,8 @@ class PagePool:
         self._collect()
         place, size = self.place(other), other.num_tokens
         num_pages = -(-size // self.page_size)
-        if not self.recycle or num_pages * _PLENTY > len(self._free) or self.is_evicted(other):
+        is_much = (num_pages + self._num_waiting) * _PLENTY > len(self._free)
+        if not self.recycle or is_much or self.is_evicted(other):
             return
         strip = Strip(front=Front(weakref.ref(other), size))
         with self._journal as journal:
@@ -578,6 +592,12 @@ class PagePool:
         end = max((other.offset + other.size for other in strip.places), default=0)
         if self.recycle or not end:
             self._shrink(strip, end, recycle=self.recycle)
+
+    def _drop_waiting(self) -> None:
+        self._journal.keep(self, "_fronts")
+        for place in self._fronts:
+            self._drop_fronts(place)
+        self._fronts = {}
 
     def _drop_fronts(self, place: Place) -> None:
         for strip in place.fronts:

@@ -28,7 +28,7 @@ from manyhands.cache.plan import Growth, Plan, Reads
 from manyhands.cache.step import Step
 from manyhands.cache.trunks import NOTHING, Stretch, Trunk, Trunks
 from manyhands.cache.view import Item, Lanes, View
-from manyhands.errors import ContextTooLong, InvalidRequest
+from manyhands.errors import ContextTooLong, InvalidRequest, OutOfMemory
 
 _LONGEST_FRONT = 16  # tokens of a block that is copied to the front of others
 _FRONTS = 2  # copies that are made ahead: as many steps may end in one pass
@@ -145,19 +145,22 @@ class _Walk:
             new = self.pieces.get(block)
             if not isinstance(new, _Live) or stand < 0 or block in stands:  # it may be read twice
                 return None
-            front = new.strip.front
-            in_front = front.block() if front is not None and at else None
-            if in_front is not None and in_front is not blocks[at - 1]:
-                in_front = None
             # With a copy where the other one has none, or the other way round, there is another piece.
-            if (in_front is not None) != bool(pieces[stand].front):
+            has_front = at > 0 and _copied(new) is blocks[at - 1]
+            if has_front != bool(pieces[stand].front):
                 return None
-            pieces[stand] = new if in_front is None else self.with_front(new)
+            pieces[stand] = self.with_front(new) if has_front else new
             stands[block] = stand
         route, read = tuple(pieces), last.read
         if {blocks[at] for at in differing} != {last.blocks[at] for at in differing}:
             read = _Read.of(route)
         return _Walked(blocks, route, last.is_waiting, read, num_joined, stands)
+
+
+def _copied(live: _Live) -> Block | None:
+    """The block of which a copy stands directly in front of this one."""
+    front = live.strip.front
+    return front.block() if front is not None and live.place.offset == front.size else None
 
 
 def _where_they_differ(one: Sequence[object], other: Sequence[object], first: int) -> list[int]:
@@ -319,7 +322,11 @@ class Planner:
         for reader in readers:
             reader.took_part = self._number
         if pending is None:
-            self.pool.promise((row.view.own, len(row.feed)) for row in step.rows)
+            try:
+                self.pool.promise((row.view.own, len(row.feed)) for row in step.rows)
+            except OutOfMemory:
+                self.pool.take_fronts_back()  # or runs that wait now would hold pages for empty desks
+                raise
         if is_plain:
             self.pool.add_spares([reader.place.strip for reader in readers])
         plan = self._assemble(step, readers)
@@ -627,10 +634,7 @@ class Planner:
 
     def _fronted(self, before: Block, live: _Live, walk: _Walk) -> _Live | None:
         """`live` with the copy of `before` in front of it on its strip; None where there is none."""
-        front = live.strip.front
-        if front is None or front.block() is not before or live.place.offset != front.size:
-            return None
-        return walk.with_front(live)
+        return walk.with_front(live) if _copied(live) is before else None
 
     def _met(self, block: Block, walk: _Walk) -> Stretch | _Live:
         """Look up where a block lies."""
