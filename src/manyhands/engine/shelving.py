@@ -34,8 +34,8 @@ from manyhands.engine.rebuild import places_of
 from manyhands.errors import OutOfMemory
 
 _AT_ONCE = 2048  # tokens that are written before one pass, beside runs that write
-# Sheets of one fetch that are asked for ahead. As many as the host keeps memory for: readers that have read what they
-# may stand idle, until an engine that was busy elsewhere comes back.
+# Sheets of one fetch that are asked for ahead, at most: readers that have read what they may stand idle, until an engine
+# that was busy elsewhere comes back.
 _AHEAD = 48
 _PATIENCE = 0.05  # seconds in which a sheet may come where nothing else is to be done
 _MOST_UNSAVED = 64  # prompts that wait for room; the oldest are given up

@@ -1,7 +1,7 @@
 """Landings: places on a GPU in which a sheet is checked, and where it lies until a memory takes it.
 
 Nothing of a sheet is used before its checksums were compared. Made by the host, they read every byte once more, and a
-host whose threads all copy files to memory has no memory traffic to spare: they took a third of the time that reading
+host whose threads all copy files to memory has no memory traffic to spare: they took two fifths of the time that reading
 took. A GPU has twenty times as much. So the thread that has read a sheet copies it to a landing, has the sums made of
 what arrived there, and compares them with those of the file. The copy goes by a stream of the landing's own, so no pass
 waits for it; the memory takes the sheet within the device.

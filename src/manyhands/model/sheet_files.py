@@ -15,10 +15,10 @@ A GPU reads a prompt again at gigabytes of keys a second, so a sheet is worth it
 it is read to where a GPU can fetch it, and checked there (`model/landings.py`), or at the speed of memory here. (The
 library of the format copies twice.)
 
-How much a reader asks for at once was measured both ways. Threads of Python hand one lock to each other whenever one of
-them is done with something: in pieces of a quarter of a megabyte sixteen of them read a fifth as fast as in one. And a
-system that copies a whole file is hardly interrupted meanwhile: where every processor does that, the engine's thread
-wakes up milliseconds late. Pieces of four megabytes have neither fault. A quarter of the processors reads nothing.
+How much a reader asks for at once was measured both ways: in pieces of a quarter of a megabyte sixteen threads read a
+fifth as fast as in one (the suspect is Python's lock, which they hand to each other). Where every processor copies whole
+files, the engine's thread wakes up milliseconds late (the suspect is the system, which hardly interrupts a copy). Pieces
+of four megabytes have neither fault, and a quarter of the processors reads nothing.
 
 The sheets that were used least recently are removed when the folder would grow beyond its limit. Of one chain the
 last sheets are the oldest, since without those before them they are never found.
