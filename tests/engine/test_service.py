@@ -476,7 +476,8 @@ def test_a_watcher_is_called_when_there_is_news_and_not_for_each_run() -> None:
         have_come.set()
         for handle in handles:
             handle.result(SOON)
-        assert 1 <= len(calls) <= 20 + 2, "passes, and not 50 runs of 20"
+        # Runs may be taken up in several goes, each with news; how many is a matter of the threads' turns.
+        assert 1 <= len(calls) <= 2 * 20, "passes, and not 50 runs of 20"
         assert set(calls) == {"manyhands-service"}
         end()
         begun(service.submit(endless())).cancel()  # calls of the pass before are over
