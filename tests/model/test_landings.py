@@ -1,4 +1,4 @@
-"""Landings: sums made there are the host's, what is damaged is refused, and whoever finds none goes on without."""
+"""Landings: sums made there are the host's, a damaged sheet is refused, and a reader that finds none goes on without."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_nothing_is_made_where_nothing_may_land() -> None:
 
 
 def test_so_many_sheets_are_read_ahead_and_the_first_in_any_case(tmp_path: Path) -> None:
-    """As many as there is memory for. Whoever waits for a sheet gets it, or two fetches could wait for each other's room."""
+    """As many as there is memory for. A fetch gets the sheet it waits for, or two fetches could wait for each other's room."""
     names = [f"sheet {number}" for number in range(6)]
     files = files_in(tmp_path, most_waiting=4 * 330_000)
     write(files, *names)

@@ -270,7 +270,7 @@ class PagePool:
         self.take_fronts_back()
 
     def take_fronts_back(self) -> None:
-        """Of blocks that were given a front and are still empty: a run that waits holds no page for them."""
+        """Pages of fronts are free again where the block behind is still empty: a run that waits holds none for it."""
         while self._fronted:
             newest = self._fronted[-1]()
             if newest is not None and not newest.tokens:
@@ -594,12 +594,14 @@ class PagePool:
             self._shrink(strip, end, recycle=self.recycle)
 
     def _drop_waiting(self) -> None:
+        """Free the pages of all copies that no block has been given."""
         self._journal.keep(self, "_fronts")
         for place in self._fronts:
             self._drop_fronts(place)
         self._fronts = {}
 
     def _drop_fronts(self, place: Place) -> None:
+        """The same of one block; it stays in `_fronts`."""
         for strip in place.fronts:
             self._shrink(strip, 0)
         self._journal.keep_tail(place.fronts)

@@ -36,7 +36,8 @@ that does the same with whole tensors.
 
 # Kernels are written in Triton's language, which has no types of Python's.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, var-annotated"
-# ruff: noqa: RUF005  # and no unpacking of tuples
+# Nor can it unpack a tuple into another one, so tuples are added.
+# ruff: noqa: RUF005
 
 from __future__ import annotations
 
