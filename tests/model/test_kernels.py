@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from manyhands.model import kernels
-from manyhands.model.layers import Form, HeadNorms, Norm, join
+from manyhands.model.layers import FORMS, Form, HeadNorms, Norm, join
 from manyhands.model.quantised.linear import _plain_rows
 from manyhands.model.quantised.w4a16 import Int4Linear, pack, unpack
 
@@ -67,11 +67,15 @@ def test_join(
 
 
 @DTYPES
-@pytest.mark.parametrize("size", [16, 80])
-def test_head_norms(dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    query, key = (Norm(nn.Parameter(_normal(size, dtype=dtype)), 1e-6, 0) for _ in range(2))
-    module = HeadNorms(query, key, 4, 2)
-    qkv = _normal(1, 3, 8 * size, dtype=dtype)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("size", "num_heads"), [(16, 4), (80, 4), (80, 21), (256, 9)])
+def test_head_norms(
+    dtype: torch.dtype, size: int, num_heads: int, form: Form, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last two have several programs to a token, one with heads of both kinds and one that is not full."""
+    query, key = (Norm(nn.Parameter(_normal(size, dtype=dtype)), eps, form) for eps in (1e-6, 1e-1))
+    module = HeadNorms(query, key, num_heads, 2)
+    qkv = _normal(1, 3, (num_heads + 4) * size, dtype=dtype)
     monkeypatch.setattr(kernels, "usable", lambda x: False)
     expected = module(qkv)
     monkeypatch.setattr(kernels, "usable", lambda x: True)

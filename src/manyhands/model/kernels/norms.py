@@ -27,11 +27,14 @@ from torch import Tensor
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
 
+# Of all heads that one program norms. With a program for each head, 128 tokens of Qwen3-8B took 6.6 µs for 1.3 on an H100.
+_NUMBERS = 2048
+
 
 @triton.jit
 def _rms(v, w, N, eps, FORM: tl.constexpr, DTYPE: tl.constexpr):
-    """`v` and `w` are float32 and 0 beyond N; the result is float32, holding a value of DTYPE."""
-    variance = tl.sum(v * v, axis=0) / N
+    """The norm of the last dim. `v` and `w` are float32 and 0 beyond N; the result is float32, holding a value of DTYPE."""
+    variance = tl.sum(v * v, axis=-1, keep_dims=True) / N
     v = v * tl.rsqrt(variance + eps)
     if FORM == 0:  # round, then weigh
         v = w * v.to(DTYPE).to(tl.float32)
@@ -92,21 +95,26 @@ def _heads(
     eps_query,
     eps_key,
     H,
+    COUNT,  # H and the heads of keys
     D,
     FORM: tl.constexpr,
     BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,  # of one program
     OVERLAP: tl.constexpr,
 ):
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    n = tl.arange(0, BLOCK)
-    weight = query if head < H else key
-    eps = eps_query if head < H else eps_key
-    w = tl.load(weight + n, mask=n < D, other=0.0).to(tl.float32)
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    n = tl.arange(0, BLOCK)[None, :]
+    is_query = head < H
+    w_query = tl.load(query + n, mask=n < D, other=0.0).to(tl.float32)
+    w_key = tl.load(key + n, mask=n < D, other=0.0).to(tl.float32)
     take_over(OVERLAP)
     at = qkv + token * stride + head * D + n
+    is_in = (head < COUNT) & (n < D)
     DTYPE: tl.constexpr = qkv.dtype.element_ty
-    v = tl.load(at, mask=n < D, other=0.0).to(tl.float32)
-    tl.store(at, _rms(v, w, D, eps, FORM, DTYPE).to(DTYPE), mask=n < D)
+    v = tl.load(at, mask=is_in, other=0.0).to(tl.float32)
+    w, eps = tl.where(is_query, w_query, w_key), tl.where(is_query, eps_query, eps_key)
+    tl.store(at, _rms(v, w, D, eps, FORM, DTYPE).to(DTYPE), mask=is_in)
 
 
 def join(
@@ -161,8 +169,11 @@ def norm_heads(
     size = query[0].shape[0]
     rows = qkv.view(-1, qkv.shape[-1])
     if rows.shape[0]:
+        block = triton.next_power_of_2(size)
+        heads = max(1, _NUMBERS // block)
+        count = num_heads + num_kv_heads
         kernel: Any = _heads
-        kernel[(rows.shape[0], num_heads + num_kv_heads)](
+        kernel[(rows.shape[0], triton.cdiv(count, heads))](
             rows,
             query[0],
             key[0],
@@ -170,10 +181,12 @@ def norm_heads(
             query[1],
             key[1],
             num_heads,
+            count,
             size,
             FORM=form,
-            BLOCK=triton.next_power_of_2(size),
-            num_warps=1,
+            BLOCK=block,
+            HEADS=heads,
+            num_warps=8,
             **launch_options(qkv.device),
         )
 
