@@ -183,6 +183,11 @@ def choose_tiles(outputs: int, inputs: int, device: torch.device, *, gated: bool
     return Tiles(parts=parts, stages=6)
 
 
+def dot_dtype(x: Tensor) -> tl.dtype:
+    """The dtype that products of `x` are made in; the interpreter knows none of 16 bits and fewer."""
+    return tl.float32 if triton.knobs.runtime.interpret else _DOT[x.dtype]
+
+
 def product(
     x: Tensor,
     weight: Tensor,
@@ -228,7 +233,7 @@ def product(
         ACT=0 if activation is None else ACTIVATIONS[activation],
         SCALED=scales is not None,
         EVEN=inputs % tiles.inputs == 0,
-        DOT=tl.float32 if triton.knobs.runtime.interpret else _DOT[x.dtype],
+        DOT=dot_dtype(x),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
         **launch_options(x.device),
