@@ -49,7 +49,7 @@ from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 from manyhands.engine.passes import ALONE, Attending, Late, Others, Passes, PassOutcome
 from manyhands.engine.recorder import Cut, GraphRecorder, Recording
-from manyhands.engine.sampling import Chosen
+from manyhands.engine.sampling import Chosen, likeliest
 from manyhands.model.adapter import ModelAdapter, weight_bytes
 from manyhands.model.memory import Memory
 
@@ -426,8 +426,7 @@ class _Graph:
         token_ids, keep = prepared.token_ids.long(), prepared.last.long()
         logits = passes.adapter.forward(token_ids, keep, attend)
         # Padding may hold anything in networks that divide by what it lacks; its rows are left out.
-        sound = (logits < float("inf")).all(dim=-1).to(torch.int64)
-        return logits, torch.stack((logits.argmax(dim=-1), sound))
+        return logits, torch.stack(likeliest(logits))
 
     def start(self, plan: Plan, work: Work, late: Late | None = None) -> PassOutcome:
         """Any plan that fits: send all of it, but for tokens that are there already."""

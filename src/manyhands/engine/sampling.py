@@ -146,6 +146,16 @@ class ToldRows:
         return dict(zip(self._rows, self._told.arrived(), strict=True))
 
 
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The likeliest token of each row of logits [R, V], the first of equals, and 1 for a row that is sound, else 0: int64 [R].
+
+    -inf is a token that cannot be; NaN and +inf mean that the network is broken, and either is the largest of its row.
+    So both answers come from one reading.
+    """
+    found = logits.max(dim=-1)
+    return found.indices, (found.values < float("inf")).to(torch.int64)
+
+
 def choose(
     logits: Tensor,
     choices: Sequence[Choice],
@@ -158,10 +168,12 @@ def choose(
     new logits of these, by what the rows' writers have written.
     """
     is_plain = weigh is None and all(choice is GREEDY or choice == GREEDY for choice in choices)
-    if greedy is not None and is_plain:
+    if greedy is None:
+        tokens, sound = likeliest(logits)
+        greedy = torch.cat((tokens, sound.min().view(1) * _SOUND))
+    if is_plain:
         return Chosen(greedy)
-    # -inf is a token that cannot be; NaN and +inf mean that the network is broken.
-    state = (logits < float("inf")).all().to(torch.int64).view(1) * _SOUND
+    state = greedy[-1:]
     scores = _permitted(logits if weigh is None else weigh(logits), choices)
     tokens = scores.argmax(dim=-1)
     rows = [row for row, choice in enumerate(choices) if choice.temperature > 0]
