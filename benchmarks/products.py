@@ -6,7 +6,8 @@ Every product runs through so many copies of its weight that hardly any of them 
 is needed again: what is loaded to be evicted first leaves the rest of the cache alone, so a few times the
 cache are not enough. Which tiles are best is another question (`benchmarks/tiles.py`). Beside each time the limit: the bytes of the weight at the speed of a copy. No time is written
 unless the product agrees with float64 up to rounding. `chain` is all products of a layer, one after the
-other, eight layers in one graph: there launches and the gaps between them count too.
+other, eight layers in one graph: there launches and the gaps between them count too. `gated` is the product of gate and
+up with its activation, which the library makes in two launches, for more tokens too; the gate there is the library's.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape
 from benchmarks.timing import milliseconds
 from manyhands.evaluation.bench import copy_bandwidth
+from manyhands.model import kernels
 from manyhands.model.skinny import SkinnyLinear
 
 TOKENS = (1, 2, 4, 8, 16, 32)
+GATED_TOKENS = (16, 32, 48, 64, 96, 128)
 NAMES = ("qkv", "o", "gate_up", "down", "head")
 _COPIES_BYTES = 3 << 30  # fifty times the second-level cache of an H200
 _CHAIN = 8  # layers
@@ -92,6 +95,26 @@ class Measurement:
             self.results.add("chain", **facts)
             self.clock.say(f"a layer of {shape.title}: {facts}")
 
+    def gated(self, shape: Shape) -> None:
+        """Gate and up of some layers with the activation behind them."""
+        gate_up = NAMES.index("gate_up")
+        layers = next(layers for name, layers in self.products(shape) if name == NAMES[gate_up])
+        for tokens in GATED_TOKENS:
+            x = torch.randn(tokens, layers[0].in_features, device=self.device, dtype=self.dtype)
+            facts: dict[str, Any] = {"model": shape.title, "tokens": tokens}
+            ways: dict[str, Product] = {"library": _apart, "ours": _together}
+            with torch.inference_mode():
+                library, ours = (way(layers[0], x).double() for way in ways.values())
+            error = float((ours - library).abs().max() / library.std())
+            if error > 2 * tolerance(self.dtype):  # each is rounded three times
+                self.results.add("red", product="gated", **facts, error=error)
+                continue
+            for way, call in ways.items():
+                facts[f"{way}_us"] = round(1e3 * self.time(layers, x, call), 2)
+            facts["limit_us"] = round(1e6 * layers[0].weight.nbytes / self.speed, 2)
+            self.results.add("gated", **facts, error=error)
+            self.clock.say(f"gated, {shape.title}: {facts}")
+
     def products(self, shape: Shape) -> Iterator[tuple[str, list[Any]]]:
         """Name and copies of every product."""
         sizes = [*shape.products()[:4], shape.products()[-1]]
@@ -116,6 +139,23 @@ class Measurement:
             )
 
 
+def _apart(layer: Any, x: Tensor) -> Tensor:
+    """The library's product, and the activation behind it."""
+    both = nn.Linear.forward(layer, x)
+    if not kernels.usable(both):
+        gate, up = both.chunk(2, dim=-1)
+        return nn.functional.silu(gate) * up
+    from manyhands.model.kernels.gated import gated
+
+    return gated(both, "silu")
+
+
+def _together(layer: Any, x: Tensor) -> Tensor:
+    """Ours; where there is none, the other way."""
+    out: Tensor | None = layer.gated(x, "silu")
+    return _apart(layer, x) if out is None else out
+
+
 @torch.inference_mode()
 def deviation(layer: Any, x: Tensor) -> float:
     """The worst output against float64, in units of the outputs' spread."""
@@ -136,6 +176,7 @@ def main(words: list[str] | None = None) -> None:
     for shape in measurement.shapes:
         measurement.compare(shape)
         measurement.chain(shape)
+        measurement.gated(shape)
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ class TritonBackend:
             HALF=power_of_two(head_dim // 2),
             VALUE=power_of_two(value_dim),
             EIGHT_BITS=isinstance(store, EightBitStore),
-            num_warps=2,
+            num_warps=4,
             **launch_options(k.device),
         )
 
