@@ -23,11 +23,13 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyhands.attention.entries import Entries
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 
+Bools = NDArray[np.bool_]
 ENDLESS = 1 << 30  # the end of a strip's last split: as far as the entries themselves reach
 _ALL = slice(None)
 _HARDLY_MORE = 1.05  # of the keys that the largest small tiles would load
@@ -111,30 +113,17 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     sizes = [len(table) for table in plan.reads.pages]
     first_page = np.array([0, *accumulate(sizes)])
     indptr, strip_of = entries.stretches(tiling.key_tile)
-    rows = (indptr[1:] - indptr[:-1]) * tiling.group
-    keys = _keys(entries, indptr[:-1])[1]
-    most = tiling.most_small_rows
-    # Small tiles are all alike, and where most strips have few readers, and are many, their tiles should not grow for
-    # what these share: so deep trees take 0.57 to 0.71 of the time.
-    least = 1 if tiling.group == 1 else tiling.least_rows
-    is_free = wanted is None and _occupancy(len(rows), tiling) is Occupancy.MANY
-    if (tiling.group == 1 or is_free) and 2 * np.count_nonzero(rows <= least) > len(rows):
-        most = tiling.least_rows
-    is_small = rows <= most
-    if tiling.long_keys:
-        # Small tiles for some of these beside large ones for others would be a second launch.
-        is_half = 2 * rows <= tiling.most_small_rows
-        if np.any(keys[~is_half] >= tiling.long_keys):
-            is_small &= is_half
-    # A strip as short as one iteration of the inner loop may as well be loaded several times.
-    if np.all(is_small | (keys <= tiling.key_tile)):
-        is_small[:] = True
+    if wanted is not None and not wanted.large_rows:  # nothing is left to be decided
+        is_small = np.ones(len(strip_of), dtype=np.bool_)
+    else:
+        rows = (indptr[1:] - indptr[:-1]) * tiling.group
+        keys = _keys(entries, indptr[:-1])[1]
+        is_small = _are_small(rows, keys, tiling, is_free=wanted is None)
     if wanted is None:
         small_rows = _small_rows(rows[is_small], keys[is_small], tiling)
         pairs = _pairs(entries, indptr[:-1])
         large_rows, is_specialised = _large_rows(rows[~is_small], pairs[~is_small], tiling)
     else:
-        is_small |= not wanted.large_rows
         small_rows, large_rows = wanted.small_rows, wanted.large_rows or tiling.group
         is_specialised = wanted.is_specialised
     small = _tiles(entries, indptr, is_small.nonzero()[0], small_rows // tiling.group, tiling)
@@ -210,6 +199,27 @@ def _pairs(entries: Entries, at: Ints) -> Ints:
     """Pairs of an entry and a key that it sees, of the runs of entries that begin at `at`."""
     pairs: Ints = np.add.reduceat(np.minimum(entries.high, entries.offset + 1) - entries.low, at)
     return pairs
+
+
+def _are_small(rows: Ints, keys: Ints, tiling: Tiling, *, is_free: bool) -> Bools:
+    """Which stretches, of so many rows and keys, get small tiles. `is_free`: their size is the plan's own."""
+    most = tiling.most_small_rows
+    # Small tiles are all alike, and where most strips have few readers, and are many, their tiles should not grow for
+    # what these share: so deep trees take 0.57 to 0.71 of the time.
+    least = 1 if tiling.group == 1 else tiling.least_rows
+    is_free = is_free and _occupancy(len(rows), tiling) is Occupancy.MANY
+    if (tiling.group == 1 or is_free) and 2 * np.count_nonzero(rows <= least) > len(rows):
+        most = tiling.least_rows
+    are_small: Bools = rows <= most
+    if tiling.long_keys:
+        # Small tiles for some of these beside large ones for others would be a second launch.
+        is_half = 2 * rows <= tiling.most_small_rows
+        if np.any(keys[~is_half] >= tiling.long_keys):
+            are_small &= is_half
+    # A strip as short as one iteration of the inner loop may as well be loaded several times.
+    if np.all(are_small | (keys <= tiling.key_tile)):
+        are_small[:] = True
+    return are_small
 
 
 def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
