@@ -17,6 +17,7 @@ merging needs no list of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate
@@ -283,8 +284,8 @@ def _reading(items: Ints, tiles: _Tiles, tiling: Tiling) -> Occupancy:
     return Occupancy.SOME if found is Occupancy.MANY and is_long else found
 
 
-def _num_splits(tiles: _Tiles, size: int, tiling: Tiling) -> Ints:
-    """Splits of each tile. A rest that fits one iteration of the inner loop stays with the last."""
+def _num_splits(tiles: _Tiles, size: int | Ints, tiling: Tiling) -> Ints:
+    """Splits of each tile, of so many keys or, [n, 1], for each of these sizes. A rest that fits one iteration of the inner loop stays with the last."""
     splits: Ints = np.maximum(1, -(-(tiles.num_keys - tiling.key_tile) // size))
     return splits
 
@@ -305,23 +306,28 @@ def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
         return size
     step = max(tiling.key_tile, _round_up(size / 4, tiling.key_tile))
     sizes = range(size, 2 * size, step)[::-1]  # of equals the longest: fewer partials
-    last = [_last_done(tiles, each, room, tiling) for each in sizes]
+    last = _last_done(tiles, sizes, room, tiling)
     return sizes[last.index(min(last))]
 
 
-def _last_done(tiles: _Tiles, size: int, room: int, tiling: Tiling) -> int:
-    """When the last item is done if `room` of them run at once, the longest first, in the time that a key takes.
+def _last_done(tiles: _Tiles, sizes: Sequence[int], room: int, tiling: Tiling) -> list[int]:
+    """When the last item is done if `room` of them run at once, the longest first, in the time that a key takes: for each
+    size of a split.
 
     A guess, exact up to two rounds: it is the longest one, or the first of those that have to wait.
     """
-    splits = _num_splits(tiles, size, tiling)
-    rest = np.sort(tiles.num_keys - (splits - 1) * size)[::-1]
-    num_whole = int(splits.sum()) - len(rest)
-    longest = max(int(rest[0]), size * (num_whole > 0)) + tiling.keys_to_begin
-    if num_whole + len(rest) <= room:
-        return longest
-    two = [size if at < num_whole else int(rest[at - num_whole]) for at in (room - 1, room)]
-    return max(longest, sum(two) + 2 * tiling.keys_to_begin)
+    each = np.array(sizes)[:, np.newaxis]
+    splits = _num_splits(tiles, each, tiling)  # [sizes, tiles]
+    rests = np.sort(tiles.num_keys - (splits - 1) * each)[:, ::-1]
+    found = []
+    for size, num_items, rest in zip(sizes, splits.sum(axis=1).tolist(), rests, strict=True):
+        num_whole = num_items - len(rest)
+        longest = max(int(rest[0]), size * (num_whole > 0)) + tiling.keys_to_begin
+        if num_items > room:
+            two = [size if at < num_whole else int(rest[at - num_whole]) for at in (room - 1, room)]
+            longest = max(longest, sum(two) + 2 * tiling.keys_to_begin)
+        found.append(longest)
+    return found
 
 
 def _large_split(tiles: _Tiles, tiling: Tiling) -> int:

@@ -316,15 +316,15 @@ class Planner:
         self._give_fronts(step)
         after = {id(block): self._length(block) + size for block, size in growth.items()}
         is_plain = all(size == 1 for size in growth.values())  # decoding, perhaps for a while
-        # The device waits, and views are new: readers are made by the plan behind.
-        if pending is None and not self._is_joining and not is_plain:
-            if (laid := self._laid_alike(step, growth)) is not None:
-                self._after = {}
-                self._number += 1
-                self._promise(step)
-                plan = self._assemble(step, laid)
-                self._after = after
-                return plan
+        # The device waits, and views may be new: then their readers are made by the plan behind.
+        is_awaited = pending is None and not self._is_joining and not is_plain
+        if is_awaited and (laid := self._laid_alike(step, growth)) is not None:
+            self._after = {}  # interrupted, nothing is taken to be regular
+            self._number += 1
+            self._promise(step)
+            plan = self._assemble(step, laid)
+            self._after = after
+            return plan
         readers = self._prepare_all(step)
         if self._is_joining:
             self._make_fronts()
@@ -497,9 +497,10 @@ class Planner:
                 continue
             found: dict[Block, int] = {}  # how often they stand there
             for other in (*rows[max(0, index - 1) : index], *rows[index + 1 : index + 2]):
-                blocks = other.view.blocks
-                if own in blocks[1:] and not other.view.beside_others:
-                    before = blocks[blocks.index(own) - 1]
+                # From the end on, since the history that views begin with may be long.
+                blocks = other.view.blocks[::-1]
+                if not other.view.beside_others and own in blocks[:-1]:
+                    before = blocks[blocks.index(own) + 1]
                     found[before] = blocks.count(before)
             if not found:
                 continue
@@ -568,9 +569,7 @@ class Planner:
         )
         return reader
 
-    def _prepare(
-        self, view: View, walk: _Walk, *, is_whole: bool = True
-    ) -> tuple[_Route, bool]:
+    def _prepare(self, view: View, walk: _Walk, *, is_whole: bool = True) -> tuple[_Route, bool]:
         """Walk the view once: compact frozen neighbours, fuse those that lie in one piece. Not `is_whole`: as far as blocks
         that do not grow.
 
@@ -727,7 +726,8 @@ class Planner:
         if any(len(v.blocks) != size or len(v.items) != size or v.beside_others for v in views):
             return None
         walk = _Walk()
-        finished, is_waiting = self._prepare(view, walk, is_whole=False)
+        route, is_waiting = self._prepare(view, walk, is_whole=False)
+        finished = _stretches(route)
         first = len(walk.trunk.blocks)
         while view.blocks[first].frozen and view.blocks[first].tokens:
             first += 1
