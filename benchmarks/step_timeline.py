@@ -48,6 +48,7 @@ _WIDEST = 64  # tokens of the recordings that are made ahead here
 WATCHED: tuple[tuple[Any, str, str], ...] = (
     (Planner, "plan", "plan"),
     (Planner, "plan_ahead", "plan"),
+    (Planner, "_laid_alike", "plan: matrix"),
     (Planner, "_prepare_all", "plan: routes"),
     (Planner, "_read_all", "plan: reads"),
     (Planner, "_assemble", "plan: lists"),

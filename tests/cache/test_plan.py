@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manyhands.cache import planner as planning
 from manyhands.cache.block import Block
-from manyhands.cache.layouts import Cast, combined
+from manyhands.cache.layouts import Cast, combined, interleaved
 from manyhands.cache.pages import Move, PagePool, Place, Strip
 from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner
@@ -301,6 +302,122 @@ def test_random_teams(seed, joins_ahead):
                 desks[index] = Block()
 
 
+class BothWays(Planner):
+    """Lays views that are alike out as one matrix, and reader by reader too, and compares."""
+
+    num_alike = num_refused = 0
+
+    def _laid_alike(self, step, growth):
+        had = self._has_waiting
+        if (laid := super()._laid_alike(step, growth)) is None:
+            self.num_refused += 1
+            return None
+        self.num_alike += 1
+        was_waiting, self._has_waiting = self._has_waiting, had
+        number, joined = self._number, self.pool.num_joined
+        self._number += 1  # as it is when reads are made
+        readers = self._prepare_all(step)
+        views = [row.view for row in step.rows]
+        self._read_all(list(zip(readers, views, strict=True)), growth)
+        other = self._laid(readers)
+        self._number = number
+        for view in views:
+            del self._readers[view]
+        assert self.pool.num_joined == joined, "nothing is moved while the device waits"
+        assert self._has_waiting == was_waiting
+        assert laid.columns.tolist() == other.columns.tolist()
+        assert laid.num_reads.tolist() == other.num_reads.tolist()
+        assert laid.growth.tolist() == other.growth.tolist()
+        assert laid.own == other.own
+        assert all(laid.strips[name] is other.strips[name] for name in laid.columns[0].tolist())
+        return laid
+
+
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_teams_whose_steps_end_are_laid_out_as_one(seed: int) -> None:
+    """Random teams, workers who come, leave and pause; markers with copies and without, headers that grow and do not."""
+    rng = random.Random(seed)
+    ledger = Ledger(PagePool(rng.choice([60, 4000]), rng.choice([1, 4, 16])))
+    planner = ledger.planner = BothWays(ledger.planner.pool, rng.choice([None, 600]))
+    planner.joins_ahead = True
+    prompt, others, own, marker = (Block(name) for name in ("prompt", "others", "own", "marker"))
+    desks = [Block() for _ in range(rng.randint(2, 6))]
+    history: list[Block] = []
+    layout = rng.choice([combined, combined, interleaved])
+    opening = [Row(View([prompt]), (1,) * 9)]
+    opening += [
+        Row(View([prompt, block]), (1,) * rng.randint(1, 5)) for block in (others, own, marker)
+    ]
+    feeds = [rng.randint(1, 9) for _ in desks]
+    ends = True
+    try:
+        for _ in range(rng.randint(5, 25)):
+            if ends:
+                cast = Cast(prompt, others, own, marker, tuple(desks), tuple(history))
+                views = [layout(cast, worker) for worker in range(len(desks))]
+            present = [w for w in range(len(desks)) if feeds[w] > 1 or rng.random() < 0.95]
+            rows = [Row(views[w], (1,) * feeds[w]) for w in present]
+            if not (rows := [*opening, *rows]):
+                continue
+            step = Step(rows)
+            if not ends and rng.random() < 0.5:
+                planner.plan_ahead(step, {})
+            ledger.play(step)
+            for block in (prompt, own, marker) if opening else ():
+                block.freeze()
+            if rng.random() < 0.1:
+                others.freeze()
+            opening, feeds = [], [1] * len(desks)
+            if rng.random() < 0.7:  # the pass behind is expected to be the same once more
+                planner.plan_ahead(Step(Row(views[w], (1,)) for w in present or [0]), {})
+                ledger.planner.pool.make_moves(ledger.move)
+            ended = [w for w in range(len(desks)) if rng.random() < 0.15]
+            for worker in ended:
+                history.append(desks[worker].freeze())
+                desks[worker] = Block()
+                feeds[worker] = rng.choice([1, 3, 5])
+            if ends := bool(ended) or rng.random() < 0.03:
+                desks += [Block() for _ in range(rng.random() < 0.1)]
+                feeds += [2] * (len(desks) - len(feeds))
+    except (OutOfMemory, ContextTooLong):
+        return
+
+
+def test_most_teams_are_laid_out_as_one() -> None:
+    """And a team with a row of another kind beside it is not."""
+    pool = PagePool(400, 4)
+    ledger = Ledger(pool)
+    planner = ledger.planner = BothWays(pool)
+    planner.joins_ahead = True
+    cast = Cast(*(Block() for _ in range(4)), desks=tuple(Block() for _ in range(5)))
+    blocks = (cast.prompt, cast.others_header, cast.own_header, cast.marker)
+    ledger.play(Step(Row(View([block]), (1,) * 5) for block in blocks))
+    for block in blocks:
+        block.freeze()
+    for worker in (0, 3, 4, 1):
+        views = [combined(cast, index) for index in range(5)]
+        ledger.play(Step(Row(view, (2, 2, 2)) for view in views))
+        assert planner.plan_ahead(Step(Row(view, (2,)) for view in views), {}) is not None
+        pool.make_moves(ledger.move)
+        finished = cast.desks[worker].freeze()
+        desks = (*cast.desks[:worker], Block(), *cast.desks[worker + 1 :])
+        cast = replace(cast, desks=desks, history=(*cast.history, finished))
+    assert planner.num_alike == 4
+    assert pool.num_joined >= 3, "finished desks were moved by the plans behind"
+    before = planner.num_refused
+    rows = [Row(combined(cast, index), (2, 2, 2)) for index in range(5)]
+    ledger.play(Step([*rows, Row(View([Block()]), (2,))]))
+    assert planner.num_refused == before + 1
+
+
+def test_control_a_matrix_that_forgets_copies_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Desks would be read without their markers' copies: the plan is another one."""
+    monkeypatch.setattr(planning, "_copied_by", lambda piece, numbers: (-1, 0))
+    with pytest.raises(AssertionError):
+        test_most_teams_are_laid_out_as_one()
+
+
 def test_views_that_differ_in_places_of_a_block_that_stands_twice():
     """Neither place is that of the other view."""
     ledger = Ledger(PagePool(400, 4))
@@ -319,7 +436,7 @@ def test_of_the_views_of_a_team_one_is_walked(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         Planner,
         "_prepare",
-        lambda self, view, walk: walked.append(view) or prepare(self, view, walk),
+        lambda self, view, walk, **how: walked.append(view) or prepare(self, view, walk, **how),
     )
     prompt, others, own, marker = (Block(name) for name in ("prompt", "others", "own", "marker"))
     for block in (prompt, others, own, marker):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.cache.block import Block
-from manyhands.cache.view import Lanes, View
+from manyhands.cache.view import Beginning, Lanes, View
 from manyhands.errors import InvalidRequest
 
 
@@ -118,3 +118,18 @@ def test_nobody_writes_in_lanes():
         View([Lanes([])])
     with pytest.raises(InvalidRequest, match="made of int"):
         View([Lanes([[3]]), own])  # type: ignore[list-item]  # the mistake under test
+
+
+def test_views_that_begin_alike_are_those_that_are_made_whole() -> None:
+    first, second, third, own = (Block() for _ in range(4))
+    past = Beginning([first, second])
+    for rest in ([own], [third, own], [Lanes([[third], [first]]), own], [first, own]):
+        view, whole = View(rest, past), View([first, second, *rest])
+        assert (view.items, view.blocks) == (whole.items[:2] + view.items[2:], whole.blocks)
+        assert (view.own, view.beside_others) == (whole.own, whole.beside_others)
+    with pytest.raises(InvalidRequest, match="both read and written"):
+        View([third, first], past)
+    with pytest.raises(InvalidRequest, match="no blocks"):
+        View([], past)
+    with pytest.raises(InvalidRequest, match="made of str"):
+        Beginning([first, "second"])

@@ -17,17 +17,20 @@ merging needs no list of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyhands.attention.entries import Entries
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 
+Bools = NDArray[np.bool_]
 ENDLESS = 1 << 30  # the end of a strip's last split: as far as the entries themselves reach
 _ALL = slice(None)
 _HARDLY_MORE = 1.05  # of the keys that the largest small tiles would load
@@ -111,30 +114,17 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     sizes = [len(table) for table in plan.reads.pages]
     first_page = np.array([0, *accumulate(sizes)])
     indptr, strip_of = entries.stretches(tiling.key_tile)
-    rows = (indptr[1:] - indptr[:-1]) * tiling.group
-    keys = _keys(entries, indptr[:-1])[1]
-    most = tiling.most_small_rows
-    # Small tiles are all alike, and where most strips have few readers, and are many, their tiles should not grow for
-    # what these share: so deep trees take 0.57 to 0.71 of the time.
-    least = 1 if tiling.group == 1 else tiling.least_rows
-    is_free = wanted is None and _occupancy(len(rows), tiling) is Occupancy.MANY
-    if (tiling.group == 1 or is_free) and 2 * np.count_nonzero(rows <= least) > len(rows):
-        most = tiling.least_rows
-    is_small = rows <= most
-    if tiling.long_keys:
-        # Small tiles for some of these beside large ones for others would be a second launch.
-        is_half = 2 * rows <= tiling.most_small_rows
-        if np.any(keys[~is_half] >= tiling.long_keys):
-            is_small &= is_half
-    # A strip as short as one iteration of the inner loop may as well be loaded several times.
-    if np.all(is_small | (keys <= tiling.key_tile)):
-        is_small[:] = True
+    if wanted is not None and not wanted.large_rows:  # nothing is left to be decided
+        is_small = np.ones(len(strip_of), dtype=np.bool_)
+    else:
+        rows = (indptr[1:] - indptr[:-1]) * tiling.group
+        keys = _keys(entries, indptr[:-1])[1]
+        is_small = _are_small(rows, keys, tiling, is_free=wanted is None)
     if wanted is None:
         small_rows = _small_rows(rows[is_small], keys[is_small], tiling)
         pairs = _pairs(entries, indptr[:-1])
         large_rows, is_specialised = _large_rows(rows[~is_small], pairs[~is_small], tiling)
     else:
-        is_small |= not wanted.large_rows
         small_rows, large_rows = wanted.small_rows, wanted.large_rows or tiling.group
         is_specialised = wanted.is_specialised
     small = _tiles(entries, indptr, is_small.nonzero()[0], small_rows // tiling.group, tiling)
@@ -212,6 +202,27 @@ def _pairs(entries: Entries, at: Ints) -> Ints:
     return pairs
 
 
+def _are_small(rows: Ints, keys: Ints, tiling: Tiling, *, is_free: bool) -> Bools:
+    """Which stretches, of so many rows and keys, get small tiles. `is_free`: their size is the plan's own."""
+    most = tiling.most_small_rows
+    # Small tiles are all alike, and where most strips have few readers, and are many, their tiles should not grow for
+    # what these share: so deep trees take 0.57 to 0.71 of the time.
+    least = 1 if tiling.group == 1 else tiling.least_rows
+    is_free = is_free and _occupancy(len(rows), tiling) is Occupancy.MANY
+    if (tiling.group == 1 or is_free) and 2 * np.count_nonzero(rows <= least) > len(rows):
+        most = tiling.least_rows
+    are_small: Bools = rows <= most
+    if tiling.long_keys:
+        # Small tiles for some of these beside large ones for others would be a second launch.
+        is_half = 2 * rows <= tiling.most_small_rows
+        if np.any(keys[~is_half] >= tiling.long_keys):
+            are_small &= is_half
+    # A strip as short as one iteration of the inner loop may as well be loaded several times.
+    if np.all(are_small | (keys <= tiling.key_tile)):
+        are_small[:] = True
+    return are_small
+
+
 def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
     """Rows of small tiles: as few as load hardly more keys than the most would.
 
@@ -273,8 +284,8 @@ def _reading(items: Ints, tiles: _Tiles, tiling: Tiling) -> Occupancy:
     return Occupancy.SOME if found is Occupancy.MANY and is_long else found
 
 
-def _num_splits(tiles: _Tiles, size: int, tiling: Tiling) -> Ints:
-    """Splits of each tile. A rest that fits one iteration of the inner loop stays with the last."""
+def _num_splits(tiles: _Tiles, size: int | Ints, tiling: Tiling) -> Ints:
+    """Splits of each tile, of so many keys or, [n, 1], for each of these sizes. A rest that fits one iteration of the inner loop stays with the last."""
     splits: Ints = np.maximum(1, -(-(tiles.num_keys - tiling.key_tile) // size))
     return splits
 
@@ -295,23 +306,28 @@ def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
         return size
     step = max(tiling.key_tile, _round_up(size / 4, tiling.key_tile))
     sizes = range(size, 2 * size, step)[::-1]  # of equals the longest: fewer partials
-    last = [_last_done(tiles, each, room, tiling) for each in sizes]
+    last = _last_done(tiles, sizes, room, tiling)
     return sizes[last.index(min(last))]
 
 
-def _last_done(tiles: _Tiles, size: int, room: int, tiling: Tiling) -> int:
-    """When the last item is done if `room` of them run at once, the longest first, in the time that a key takes.
+def _last_done(tiles: _Tiles, sizes: Sequence[int], room: int, tiling: Tiling) -> list[int]:
+    """When the last item is done if `room` of them run at once, the longest first, in the time that a key takes: for each
+    size of a split.
 
     A guess, exact up to two rounds: it is the longest one, or the first of those that have to wait.
     """
-    splits = _num_splits(tiles, size, tiling)
-    rest = np.sort(tiles.num_keys - (splits - 1) * size)[::-1]
-    num_whole = int(splits.sum()) - len(rest)
-    longest = max(int(rest[0]), size * (num_whole > 0)) + tiling.keys_to_begin
-    if num_whole + len(rest) <= room:
-        return longest
-    two = [size if at < num_whole else int(rest[at - num_whole]) for at in (room - 1, room)]
-    return max(longest, sum(two) + 2 * tiling.keys_to_begin)
+    each = np.array(sizes)[:, np.newaxis]
+    splits = _num_splits(tiles, each, tiling)  # [sizes, tiles]
+    rests = np.sort(tiles.num_keys - (splits - 1) * each)[:, ::-1]
+    found = []
+    for size, num_items, rest in zip(sizes, splits.sum(axis=1).tolist(), rests, strict=True):
+        num_whole = num_items - len(rest)
+        longest = max(int(rest[0]), size * (num_whole > 0)) + tiling.keys_to_begin
+        if num_items > room:
+            two = [size if at < num_whole else int(rest[at - num_whole]) for at in (room - 1, room)]
+            longest = max(longest, sum(two) + 2 * tiling.keys_to_begin)
+        found.append(longest)
+    return found
 
 
 def _large_split(tiles: _Tiles, tiling: Tiling) -> int:

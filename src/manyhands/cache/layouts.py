@@ -19,7 +19,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from manyhands.cache.block import Block
-from manyhands.cache.view import View
+from manyhands.cache.view import Beginning, View
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +38,11 @@ class Cast:
         return self._closed[: 2 * worker] + self._closed[2 * worker + 2 :]
 
     @cached_property
+    def past(self) -> Beginning:
+        """Prompt and history: with them the views of all workers begin."""
+        return Beginning((self.prompt, *self.history))
+
+    @cached_property
     def _closed(self) -> tuple[Block, ...]:
         """All desks, each closed by the marker: made once for the views of all workers."""
         return tuple(block for desk in self.desks for block in (desk, self.marker))
@@ -47,13 +52,12 @@ def combined(cast: Cast, worker: int) -> View:
     """Token-wise synchrony with a shared history: the main layout of the paper."""
     return View(
         (
-            cast.prompt,
-            *cast.history,
             cast.others_header,
             *cast.other_desks(worker),
             cast.own_header,
             cast.desks[worker],
-        )
+        ),
+        cast.past,
     )
 
 
@@ -64,7 +68,7 @@ def contiguous(cast: Cast, worker: int) -> View:
 
 def interleaved(cast: Cast, worker: int) -> View:
     """Step-wise synchrony: others are read once their step is finished, and not before."""
-    return View((cast.prompt, *cast.history, cast.own_header, cast.desks[worker]))
+    return View((cast.own_header, cast.desks[worker]), cast.past)
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,14 @@ def _copied(live: _Live) -> Block | None:
     return front.block() if front is not None and live.place.offset == front.size else None
 
 
+def _copied_by(piece: Stretch | _Live, numbers: Mapping[Block, int]) -> tuple[int, int]:
+    """The number of the block of which a copy stands in front of this one, and its tokens; -1 without."""
+    if isinstance(piece, Stretch) or (front := piece.strip.front) is None:
+        return -1, 0
+    before = _copied(piece)
+    return (-1, 0) if before is None else (numbers.get(before, -1), front.size)
+
+
 def _where_they_differ(one: Sequence[object], other: Sequence[object], first: int) -> list[int]:
     """The indices from `first` on at which two sequences of one length have different objects."""
     return [*compress(count(first), map(is_not, one[first:], other[first:]))]
@@ -227,6 +235,16 @@ TABLE = (
     "growth of base",
     "growth of high",
 )  # of a reader, its columns
+
+
+class _Laid(NamedTuple):
+    """What all rows of a plan read, and where they write."""
+
+    columns: Ints  # [TABLE, reads of all rows], row by row
+    num_reads: Ints  # [R]
+    growth: Ints  # [R]: of views, a pass
+    strips: Mapping[int, Strip]  # by their numbers; all that are read, at least
+    own: Sequence[Strip]  # of each row the one that it writes to
 
 
 class Planner:
@@ -296,14 +314,23 @@ class Planner:
         self._has_waiting = False
         growth = {row.view.own: len(row.feed) + len(row.draft) for row in step.rows}
         self._give_fronts(step)
+        after = {id(block): self._length(block) + size for block, size in growth.items()}
+        is_plain = all(size == 1 for size in growth.values())  # decoding, perhaps for a while
+        # The device waits, and views may be new: then their readers are made by the plan behind.
+        is_awaited = pending is None and not self._is_joining and not is_plain
+        if is_awaited and (laid := self._laid_alike(step, growth)) is not None:
+            self._after = {}  # interrupted, nothing is taken to be regular
+            self._number += 1
+            self._promise(step)
+            plan = self._assemble(step, laid)
+            self._after = after
+            return plan
         readers = self._prepare_all(step)
         if self._is_joining:
             self._make_fronts()
         irregular = self._irregular(growth)
-        after = {id(block): self._length(block) + size for block, size in growth.items()}
         self._after = {}  # interrupted, nothing is taken to be regular
         self._number += 1
-        is_plain = all(size == 1 for size in growth.values())  # decoding, perhaps for a while
         if pending is not None:
             spare = self.pool.page_size if is_plain else 0
             strips = [reader.place.strip for reader in readers]
@@ -322,20 +349,24 @@ class Planner:
         for reader in readers:
             reader.took_part = self._number
         if pending is None:
-            try:
-                self.pool.promise((row.view.own, len(row.feed)) for row in step.rows)
-            except OutOfMemory:
-                self.pool.take_fronts_back()  # or runs that wait now would hold pages for empty desks
-                raise
+            self._promise(step)
         if is_plain:
             self.pool.add_spares([reader.place.strip for reader in readers])
-        plan = self._assemble(step, readers)
+        plan = self._assemble(step, self._laid(readers))
         self._after = after
         if plan.growth is not None and plan.num_tokens == plan.num_rows:
             live = set().union(*(reader.blocks for reader in readers))
             self._lockstep = Lockstep(plan, step, live, self.pool, self.max_positions, pending)
             return self._lockstep.plan
         return plan
+
+    def _promise(self, step: Step) -> None:
+        """Reserve room for all feeds."""
+        try:
+            self.pool.promise((row.view.own, len(row.feed)) for row in step.rows)
+        except OutOfMemory:
+            self.pool.take_fronts_back()  # or runs that wait now would hold pages for empty desks
+            raise
 
     @property
     def can_look_ahead(self) -> bool:
@@ -466,9 +497,10 @@ class Planner:
                 continue
             found: dict[Block, int] = {}  # how often they stand there
             for other in (*rows[max(0, index - 1) : index], *rows[index + 1 : index + 2]):
-                blocks = other.view.blocks
-                if own in blocks[1:] and not other.view.beside_others:
-                    before = blocks[blocks.index(own) - 1]
+                # From the end on, since the history that views begin with may be long.
+                blocks = other.view.blocks[::-1]
+                if not other.view.beside_others and own in blocks[:-1]:
+                    before = blocks[blocks.index(own) + 1]
                     found[before] = blocks.count(before)
             if not found:
                 continue
@@ -537,8 +569,9 @@ class Planner:
         )
         return reader
 
-    def _prepare(self, view: View, walk: _Walk) -> tuple[_Route, bool]:
-        """Walk the view once: compact frozen neighbours, fuse those that lie in one piece.
+    def _prepare(self, view: View, walk: _Walk, *, is_whole: bool = True) -> tuple[_Route, bool]:
+        """Walk the view once: compact frozen neighbours, fuse those that lie in one piece. Not `is_whole`: as far as blocks
+        that do not grow.
 
         What it shares with a view that was walked before is not walked again (`cache/trunks.py`). Also whether a
         block is left to be moved later.
@@ -563,6 +596,8 @@ class Planner:
                 continue
             piece = walk.pieces.get(block) or self._met(block, walk)
             if isinstance(piece, _Live):
+                if not is_whole:
+                    break
                 if not has_lanes and (known := self._known_pieces(view.blocks[index:], walk)):
                     pieces += known
                     break
@@ -654,17 +689,108 @@ class Planner:
             )
         return self.pool.place(block)
 
-    def _assemble(self, step: Step, readers: Sequence[_Reader]) -> Plan:
-        """Lay the lists out as arrays. Room has been reserved: strips have their final pages."""
-        num_reads = [len(reader.table) for reader in readers]
+    def _laid(self, readers: Sequence[_Reader]) -> _Laid:
+        """What these readers read in this plan."""
+        num_reads = np.array([len(reader.table) for reader in readers])
         ages = np.array([self._number - reader.at for reader in readers], dtype=np.int64)
-        number, base, low, high, base_growth, high_growth = np.concatenate(
-            [reader.table for reader in readers]
-        ).T
+        columns = np.concatenate([reader.table for reader in readers]).T
         if ages.any():
             age = ages.repeat(num_reads)
+            number, base, low, high, base_growth, high_growth = columns
             base, high = base + age * base_growth, high + age * high_growth
-        own = np.cumsum(num_reads) - 1  # a row reads its own block last
+            columns = np.stack((number, base, low, high, base_growth, high_growth))
+        strips: dict[int, Strip] = {}
+        for reader in readers:
+            strips.update(reader.strips)
+        return _Laid(
+            columns,
+            num_reads,
+            np.array([reader.growth for reader in readers], dtype=np.int64),
+            strips,
+            [reader.place.strip for reader in readers],
+        )
+
+    def _laid_alike(self, step: Step, growth: Mapping[Block, int]) -> _Laid | None:
+        """What rows read whose views are new and alike, as a team's are; None for others. Raises ContextTooLong.
+
+        Such views begin with the same finished blocks. Behind these they have as many blocks each, the same ones but for some
+        places at which each has one that may grow. So the beginning is walked once, and the rest is one matrix: of every
+        row and block where it lies. Blocks of which nothing is read there, since a copy is read or since they are one piece with those in
+        front of them, have no length.
+        """
+        views = [row.view for row in step.rows]
+        view, num_rows = views[0], len(views)
+        if num_rows < 2 or view in self._readers:
+            return None
+        size = len(view.blocks)
+        if any(len(v.blocks) != size or len(v.items) != size or v.beside_others for v in views):
+            return None
+        walk = _Walk()
+        route, is_waiting = self._prepare(view, walk, is_whole=False)
+        finished = _stretches(route)
+        first = len(walk.trunk.blocks)
+        while view.blocks[first].frozen and view.blocks[first].tokens:
+            first += 1
+        if any(v.blocks[:first] != view.blocks[:first] for v in views):
+            return None
+        # Blocks from the last one of the beginning on, by their numbers: [R, blocks].
+        first -= 1
+        if first < 0:
+            return None
+        rest = [block for v in views for block in v.blocks[first:]]
+        numbers = dict(zip(dict.fromkeys(rest), count(), strict=False))
+        of_rows = np.fromiter(map(numbers.__getitem__, rest), np.int64, len(rest))
+        of_rows = of_rows.reshape(num_rows, size - first)
+        pieces = [walk.pieces.get(block) or self._met(block, walk) for block in numbers]
+        is_live = np.array([type(piece) is _Live for piece in pieces])
+        if not np.all(is_live[of_rows] | (of_rows == of_rows[0])):
+            return None
+        lies = [(*self._lies(piece, growth), *_copied_by(piece, numbers)) for piece in pieces]
+        of_blocks = np.array(lies, dtype=np.int64).T
+        number, low, length, grows, before, fronts = of_blocks.take(of_rows, axis=1)
+        if of_blocks[4].max() >= 0:
+            front = fronts[:, 1:] * (before[:, 1:] == of_rows[:, :-1])
+            if front[:, 0].any():
+                return None  # it is a copy of the beginning's last block
+            low[:, 1:] -= front
+            length[:, 1:] += front
+            length[:, :-1] -= front
+        length[:, 0] = 0  # it is one of the finished ones
+        kinds = is_live[of_rows[0]].tolist()
+        for at in range(size - first - 1, 1, -1):
+            if kinds[at] or kinds[at - 1]:
+                continue
+            one, other = (pieces[of_rows[0, index]] for index in (at - 1, at))
+            if len(other.strip.places) == 1:
+                is_waiting |= self.pool.can_join(rest[at], rest[at - 1])
+            if _touch(one, other):
+                length[:, at - 1] += length[:, at]
+                length[:, at] = 0
+        self._has_waiting |= is_waiting
+        begun = np.array([self._lies(piece, growth) for piece in finished], dtype=np.int64)
+        lying = np.empty((4, num_rows, len(finished) + size - first), dtype=np.int64)
+        lying[:, :, : len(finished)] = begun.T[:, np.newaxis]
+        lying[:, :, len(finished) :] = number, low, length, grows
+        number, low, length, grows = lying
+        ends = lying[2:].cumsum(axis=2)
+        starts, growths = ends - lying[2:]
+        if self.max_positions is not None:
+            for each, num_tokens in zip(views, ends[0, :, -1].tolist(), strict=True):
+                self._check_length(each, num_tokens)
+        columns = np.stack((number, starts - low, low, low + length, growths, grows))
+        is_read = length > 0
+        return _Laid(
+            columns[:, is_read],
+            is_read.sum(axis=1),
+            ends[1, :, -1],
+            {piece.strip.number: piece.strip for piece in (*finished, *pieces)},
+            [self.pool.place(each.own).strip for each in views],
+        )
+
+    def _assemble(self, step: Step, laid: _Laid) -> Plan:
+        """Lay the lists out as arrays. Room has been reserved: strips have their final pages."""
+        number, base, low, high, base_growth, high_growth = laid.columns
+        own = laid.num_reads.cumsum() - 1  # a row reads its own block last
 
         feeds = [(*row.feed, *row.draft) if row.draft else row.feed for row in step.rows]
         drafted = [len(row.draft) for row in step.rows]
@@ -675,8 +801,8 @@ class Planner:
         page_size = self.pool.page_size
         slots = np.array(
             [
-                reader.place.strip.pages[offset // page_size] * page_size + offset % page_size
-                for reader, end, feed in zip(readers, high[own].tolist(), feeds, strict=True)
+                strip.pages[offset // page_size] * page_size + offset % page_size
+                for strip, end, feed in zip(laid.own, high[own].tolist(), feeds, strict=True)
                 for offset in range(end - len(feed), end)
             ],
             dtype=np.int64,
@@ -685,14 +811,10 @@ class Planner:
         numbers = number.tolist()
         names = list(dict.fromkeys(numbers))
         rank = {name: index for index, name in enumerate(names)}
-        strip = np.array([rank[name] for name in numbers])
+        strip = np.fromiter(map(rank.__getitem__, numbers), np.int64, len(numbers))
         order = ((strip << 40) + low).argsort(kind="stable")
-        strips: dict[int, Strip] = {}
-        for reader in readers:
-            strips.update(reader.strips)
         writers = {row.view.own for row in step.rows}
         is_linear = not any(b in writers for row in step.rows for b in row.view.beside_others)
-        position_growth = np.array([reader.growth for reader in readers], dtype=np.int64)
         return Plan(
             token_ids=np.array([token for feed in feeds for token in feed], dtype=np.int64),
             row_indptr=row_indptr,
@@ -700,16 +822,16 @@ class Planner:
             offsets=offsets,
             slots=slots,
             reads=Reads(
-                row=np.arange(len(readers)).repeat(num_reads)[order],
+                row=np.arange(len(step.rows)).repeat(laid.num_reads)[order],
                 base=base[order],
                 low=low[order],
                 high=high[order],
                 strip_indptr=np.concatenate(([0], np.bincount(strip).cumsum())),
-                pages=tuple(np.asarray(strips[name].pages, dtype=np.int64) for name in names),
+                pages=tuple(np.asarray(laid.strips[name].pages, dtype=np.int64) for name in names),
             ),
             page_size=page_size,
             own_strip=strip[own],
-            growth=Growth(position_growth, base_growth[order], high_growth[order])
+            growth=Growth(laid.growth, base_growth[order], high_growth[order])
             if is_linear
             else None,
             num_drafted=np.array(drafted, dtype=np.int64) if any(drafted) else None,

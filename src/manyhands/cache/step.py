@@ -151,7 +151,7 @@ class Row:
     draft: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "feed", tuple(int(token) for token in self.feed))
+        object.__setattr__(self, "feed", tuple(map(int, self.feed)))
         if self.tally is None and self.choice is not GREEDY and self.choice.weighs:
             raise InvalidRequest(
                 f"the row that writes to {self.view.own!r} has penalties or a bias, and no tally",

@@ -55,6 +55,17 @@ class Lanes:
 Item = Block | Lanes
 
 
+class Beginning:
+    """Blocks with which many views begin, as a team's history: what a view checks of its blocks is done once for these."""
+
+    __slots__ = ("blocks", "members")
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        self.blocks = tuple(blocks)
+        _check_blocks(self.blocks)
+        self.members = frozenset(self.blocks)
+
+
 class View:
     """An ordered, immutable list of blocks; `own`, the last, is where the row writes.
 
@@ -65,33 +76,33 @@ class View:
 
     __slots__ = ("__weakref__", "beside_others", "blocks", "items", "own")
 
-    def __init__(self, items: Iterable[Item]) -> None:
-        self.items = tuple(items)
+    def __init__(self, items: Iterable[Item], beginning: Beginning | None = None) -> None:
+        """`items` stand behind the blocks of the `beginning`, if there is one."""
+        rest = tuple(items)
         # Views are made anew for all rows whenever a step ends: nothing here walks them block by block.
-        kinds = set(map(type, self.items))
-        plain: Sequence[Any] = self.items
-        # all of them, in the order in which they are read
-        self.blocks: tuple[Block, ...] = blocks_of(self.items) if Lanes in kinds else tuple(plain)
-        lanes = [item for item in self.items if isinstance(item, Lanes)] if Lanes in kinds else []
-        self.beside_others = blocks_of(lanes)  # blocks that stand in lanes
-        if not self.blocks:
-            raise InvalidRequest(
-                "a view was made of no blocks",
-                hint="Give at least the block that the row writes to.",
-            )
-        for block in self.blocks if kinds != {Block} else ():
-            if not isinstance(block, Block):
+        kinds = set(map(type, rest))
+        if kinds != {Block}:
+            _check_blocks(found := blocks_of(rest))
+            if not found:
                 raise InvalidRequest(
-                    f"a view was made of {type(block).__name__} where a Block was expected",
-                    hint="View takes a sequence of Block objects, or Lanes of them.",
+                    "a view was made of no blocks",
+                    hint="Give at least the block that the row writes to.",
                 )
-        if isinstance(self.items[-1], Lanes):
+        if isinstance(rest[-1], Lanes):
             raise InvalidRequest(
                 "a view ends with lanes",
                 hint="Let a block of its own follow them: the row writes to it.",
             )
+        first: tuple[Block, ...] = () if beginning is None else beginning.blocks
+        self.items = first + rest
+        plain: Sequence[Any] = self.items
+        # all of them, in the order in which they are read
+        self.blocks: tuple[Block, ...] = blocks_of(self.items) if Lanes in kinds else tuple(plain)
+        lanes = [item for item in rest if isinstance(item, Lanes)] if Lanes in kinds else []
+        self.beside_others = blocks_of(lanes)  # blocks that stand in lanes
         self.own = self.blocks[-1]  # the block this view's row writes to
-        if self.own in self.blocks[:-1]:
+        is_behind = beginning is not None and self.own in beginning.members
+        if is_behind or self.own in self.blocks[len(first) : -1]:
             raise InvalidRequest(
                 f"{self.own!r} is both read and written by one view",
                 hint="The last block of a view is the row's own and must not stand before itself.",
@@ -108,6 +119,15 @@ class View:
 
     def __repr__(self) -> str:
         return f"View({list(self.items)!r})"
+
+
+def _check_blocks(blocks: Iterable[object]) -> None:
+    for block in blocks:
+        if not isinstance(block, Block):
+            raise InvalidRequest(
+                f"a view was made of {type(block).__name__} where a Block was expected",
+                hint="View takes a sequence of Block objects, or Lanes of them.",
+            )
 
 
 def _starts(items: Sequence[Item], start: int) -> Iterator[int]:

@@ -443,7 +443,7 @@ class _Graph:
             growth[:] = 0
         else:
             pack_growth(plan, work, self.capacity, growth)
-        integers -= growth  # the pass begins by adding it
+            integers -= growth  # the pass begins by adding it
         self.others.start(self.number, self.host)
         self.replay_head(late)
 
