@@ -150,6 +150,8 @@ def products(capability: int) -> None:
     w4a16.product(zeros(2, 256), *packed, w4a16.Tiles(parts=2))
     w4a16.product(zeros(16, 256), *packed)
     w4a16.product(zeros(64, 256), *packed)
+    for tokens in (2, 16, 64):
+        w4a16.product(zeros(tokens, 256), *packed, w4a16.Tiles(parts=2), activation="silu")
     w4a16.dequantise(*packed[:3], layer.group, DTYPE)
 
 

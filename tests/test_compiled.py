@@ -64,7 +64,7 @@ def test_for_hopper(tmp_path: Path) -> None:
         assert kernel["tensor_cores"] == (kernel["kernel"] in PRODUCTS), kernel
         assert kernel["shared_memory"] <= MOST_SHARED[90], kernel
     assert {kernel["kernel"] for kernel in found if kernel["tensor_maps"]} == MAPPED
-    assert [kernel["rows"] for kernel in found if kernel["rows"] is not None] == [ROWS] * 3
+    assert [kernel["rows"] for kernel in found if kernel["rows"] is not None] == [ROWS] * 6
     # A thread has 64 of a tile's weights.
     assert {kernel["hidden"] >= 64 for kernel in found if kernel["hidden"] is not None} == {True}
 
@@ -81,4 +81,4 @@ def test_for_ampere(tmp_path: Path) -> None:
         assert not kernel["waits"] + kernel["lets_in"] + kernel["tensor_maps"], kernel
         assert kernel["shared_memory"] <= MOST_SHARED[86], kernel
     assert all(kernel["tensor_cores"] == (kernel["kernel"] in PRODUCTS) for kernel in found)
-    assert [kernel["rows"] for kernel in found if kernel["rows"] is not None] == [ROWS] * 3
+    assert [kernel["rows"] for kernel in found if kernel["rows"] is not None] == [ROWS] * 6

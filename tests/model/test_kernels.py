@@ -282,9 +282,11 @@ def _layer(outputs: int, inputs: int, *, bias: bool, group: int | None = None) -
     return layer
 
 
-def _product(layer: Int4Linear, x: Tensor, tiles: w4a16.Tiles, fast: bool) -> Tensor:
+def _product(
+    layer: Int4Linear, x: Tensor, tiles: w4a16.Tiles, fast: bool, activation: str | None = None
+) -> Tensor:
     parts = (layer.packed, layer.scales, layer.zeros, layer.bias, layer.group)
-    return w4a16.product(x, *parts, layer.arrived, tiles, fast=fast)
+    return w4a16.product(x, *parts, layer.arrived, tiles, activation=activation, fast=fast)
 
 
 def _stored(layer: Int4Linear) -> tuple[Tensor, Tensor, Tensor, int]:
@@ -318,6 +320,24 @@ def test_products_of_four_bits(
     _close(ours, _exact(layer, x).to(dtype))
     assert not layer.arrived.any()
     assert torch.equal(ours, _product(layer, x, tiles, fast))
+
+
+@FAST
+@pytest.mark.parametrize("tiles", TILES.values(), ids=TILES)
+@pytest.mark.parametrize(("tokens", "inputs", "width"), [(4, 640, 64), (17, 192, 192)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_gated_products_of_four_bits(
+    tokens: int, inputs: int, width: int, tiles: w4a16.Tiles, dtype: torch.dtype, fast: bool
+) -> None:
+    """One launch gives what a product and its gates in two give, bit for bit; widths that do not fill a tile."""
+    layer = _layer(2 * width, inputs, bias=tokens > 4)
+    x = _normal(tokens, inputs, dtype=dtype)
+    for activation in gated.ACTIVATIONS:
+        apart = gated.gated(_product(layer, x, tiles, fast), activation)
+        ours = _product(layer, x, tiles, fast, activation)
+        assert ours.shape == (tokens, width)
+        assert torch.equal(ours, apart)
+    assert not layer.arrived.any()
 
 
 @FAST

@@ -149,6 +149,13 @@ def test_four_bits_at_real_sizes(tokens: int, outputs: int, inputs: int) -> None
         # Beyond 256 tokens the weights are rounded too, and errors add up like a random walk.
         assert float((ours.double() - exact).norm() / exact.norm()) < 2 * step
         assert torch.equal(ours, layer(rounded))
+        gated = layer.gated(rounded, "silu")
+        if tokens > 256:
+            assert gated is None
+        else:
+            gate, up = ours.chunk(2, dim=-1)
+            expected = (torch.nn.functional.silu(gate) * up).double()
+            assert float((gated.double() - expected).norm() / expected.norm()) < step
     assert not layer.arrived.any()
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from manyhands.model import kernels
+from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.skinny import SkinnyLinear
 
 # When the normed value is rounded to the network's dtype, and whether the weight is added to 1.
@@ -175,7 +176,9 @@ class GatedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """X [..., hidden] -> [..., hidden]."""
         both = self.gate_up_proj
-        inner = both.gated(x, self.activation) if isinstance(both, SkinnyLinear) else None
+        inner = None
+        if isinstance(both, SkinnyLinear | Int4Linear):
+            inner = both.gated(x, self.activation)
         out: Tensor = self.down_proj(self._gated(both(x)) if inner is None else inner)
         return out
 

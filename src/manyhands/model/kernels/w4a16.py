@@ -53,6 +53,7 @@ from torch.nn import functional
 from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.model import kernels
 from manyhands.model.kernels.adding import is_last, sum_of_parts
+from manyhands.model.kernels.gated import ACTIVATIONS, activated
 
 
 def _unpack_assembly(kind: str, offset: int, minus: int, one: int) -> str:
@@ -392,6 +393,47 @@ def _gathered(a0, a1, b0, b1, PAIRS: tl.constexpr):
     return tl.reshape(tl.permute(joined, (0, 2, 3, 4, 1)), (a0.shape[0], 2, PAIRS * 4))
 
 
+@triton.jit
+def _places(tile, thread, PAIRS: tl.constexpr, ROW_WARPS: tl.constexpr, GATED: tl.constexpr):
+    """The first of a thread's outputs, counted from its half; and which half, of gates and of what they gate."""
+    HALF_WARPS: tl.constexpr = ROW_WARPS // 2 if GATED else ROW_WARPS
+    warp = thread // 32 % ROW_WARPS
+    row_warp = tile * HALF_WARPS + warp % HALF_WARPS
+    rows = row_warp * PAIRS // 2 * 64 + thread % 32 // 4 * 8 + row_warp * PAIRS % 2 * 4
+    return rows, warp // HALF_WARPS
+
+
+@triton.jit
+def _store_gated(
+    result,  # [threads, e, (p, r, h)]
+    out,
+    tile,
+    start,  # the first token
+    T,
+    N,
+    PAIRS: tl.constexpr,
+    ROW_WARPS: tl.constexpr,
+    TOKEN_WARPS: tl.constexpr,
+    EIGHTS: tl.constexpr,
+    ACT: tl.constexpr,
+):
+    """Half the warps have gates, the others what they gate; they meet here, and half as many threads store."""
+    DTYPE: tl.constexpr = out.dtype.element_ty
+    OF_ROWS: tl.constexpr = 16 * ROW_WARPS
+    OUTPUTS: tl.constexpr = 4 * PAIRS
+    apart = tl.reshape(result, (TOKEN_WARPS, 2, OF_ROWS, 2, OUTPUTS))
+    gate, up = tl.split(tl.permute(apart, (0, 2, 3, 4, 1)))
+    # Each is rounded, as a product by itself would be.
+    act = activated(gate.to(DTYPE).to(tl.float32), ACT).to(DTYPE).to(tl.float32)
+    gated = tl.reshape(act * up.to(DTYPE).to(tl.float32), (TOKEN_WARPS * OF_ROWS, 2, OUTPUTS))
+    thread = tl.arange(0, TOKEN_WARPS * OF_ROWS)[:, None, None]
+    rows, _ = _places(tile, thread % OF_ROWS, PAIRS, ROW_WARPS, True)
+    rows += tl.arange(0, OUTPUTS)[None, None, :]
+    tokens = start + thread // OF_ROWS * (8 * EIGHTS) + thread % 4 * 2
+    tokens += tl.arange(0, 2)[None, :, None]
+    tl.store(out + tokens * N + rows, gated.to(DTYPE), mask=(tokens < T) & (rows < N))
+
+
 @triton.jit(do_not_specialize=("T", "parts"))
 def _w4a16_product(
     x,  # [T, K / 2] int32, of two numbers each
@@ -421,6 +463,8 @@ def _w4a16_product(
     IN_PARTS: tl.constexpr,
     FAST: tl.constexpr,
     BIAS: tl.constexpr,
+    GATED: tl.constexpr,  # N is that of one half: the first half gates the second
+    ACT: tl.constexpr,
     DTYPE: tl.constexpr,
     SCALES: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -440,9 +484,9 @@ def _w4a16_product(
     begin, end = part * spans // parts, (part + 1) * spans // parts
 
     # A warp has 32 outputs of a block or all 64. Beyond the last block it has the last one again, for nothing.
-    row_warp = tile_n * ROW_WARPS + thread // 32 % ROW_WARPS
-    block = tl.minimum(row_warp * PAIRS // 2, tl.cdiv(N, 64) - 1)
-    pair = row_warp * PAIRS % 2
+    rows, half = _places(tile_n, thread, PAIRS, ROW_WARPS, GATED)
+    block = tl.minimum(rows // 64, tl.cdiv(N, 64) - 1) + half * (N // 64)
+    pair = rows // 4 % 2
     at_words = packed + (block * (spans * STEPS) * 2 + pair) * 128 + thread % 32 * 4 + four
     eight = tl.minimum(block * 8 + g, half_width // 4 - 1)
     at_scales = scales_of + eight * 4 + pair * 2 + four % (2 * PAIRS)
@@ -514,8 +558,7 @@ def _w4a16_product(
         acc = _all_scaled(_zeros(SUMS, THREADS), acc, scales, SUMS, PER_PAIR, FAST)
 
     thread = tl.arange(0, THREADS)[:, None, None]
-    row_warp = tile_n * ROW_WARPS + thread // 32 % ROW_WARPS
-    rows = row_warp * PAIRS // 2 * 64 + thread % 32 // 4 * 8 + row_warp * PAIRS % 2 * 4
+    rows, half = _places(tile_n, thread, PAIRS, ROW_WARPS, GATED)
     rows += tl.arange(0, 4 * PAIRS)[None, None, :]
     first = (tile_t * TOKEN_WARPS + thread // (32 * ROW_WARPS)) * (8 * EIGHTS)
     tokens = first + thread % 4 * 2 + tl.arange(0, 2)[None, :, None]
@@ -531,23 +574,32 @@ def _w4a16_product(
                 PAIRS,
             ),
         )
+    HALVES: tl.constexpr = 2 if GATED else 1
     last = True
     if IN_PARTS:
         for n in tl.static_range(EIGHTS):
-            where = (tokens + 8 * n) * N + rows
+            where = (tokens + 8 * n) * (HALVES * N) + half * N + rows
             mask = (tokens + 8 * n < T) & (rows < N)
-            tl.store(partial + part * (T * N) + where, results[n], mask=mask)
+            tl.store(partial + part * (HALVES * T * N) + where, results[n], mask=mask)
         last = is_last(counter, parts)
     if last:
         for n in tl.static_range(EIGHTS):
-            where = (tokens + 8 * n) * N + rows
             mask = (tokens + 8 * n < T) & (rows < N)
             result = results[n]
             if IN_PARTS:
-                result = sum_of_parts(partial, where, mask, T * N, parts, BATCH=8 // PAIRS)
+                where = (tokens + 8 * n) * (HALVES * N) + half * N + rows
+                size = HALVES * T * N
+                result = sum_of_parts(partial, where, mask, size, parts, BATCH=8 // PAIRS)
             if BIAS:
-                result += tl.load(bias + rows, mask=rows < N, other=0.0).to(tl.float32)
-            tl.store(out + where, result.to(out.dtype.element_ty), mask=mask)
+                result += tl.load(bias + half * N + rows, mask=rows < N, other=0.0).to(tl.float32)
+            if GATED:
+                start = tile_t * (8 * EIGHTS * TOKEN_WARPS) + 8 * n
+                _store_gated(
+                    result, out, tile_n, start, T, N, PAIRS, ROW_WARPS, TOKEN_WARPS, EIGHTS, ACT
+                )
+            else:
+                where = (tokens + 8 * n) * N + rows
+                tl.store(out + where, result.to(out.dtype.element_ty), mask=mask)
         if IN_PARTS:
             tl.store(counter, 0)  # ready for the next product
 
@@ -673,9 +725,12 @@ def product(
     arrived: Tensor,
     tiles: Tiles | None = None,
     *,
+    activation: str | None = None,
     fast: bool = True,
 ) -> Tensor:
     """X [T, K] of 16 bits, packed int32 [N / 64, K / 32, 256], scales and zeros [K / group, N], bias [N] -> [T, N].
+
+    With an `activation` the outputs are 2 F, gates first, and the result act(gate) * up [T, F]; F is a multiple of 64.
 
     `arrived` are integers of 0, as many as there are tiles or more; they are 0 again afterwards.
     `fast` is with instructions of the GPU, which Triton's interpreter does not have.
@@ -683,7 +738,10 @@ def product(
     x = x.contiguous()
     tokens, inputs = x.shape
     outputs = scales.shape[1]
-    out = torch.empty((tokens, outputs), dtype=x.dtype, device=x.device)
+    halves = 1 if activation is None else 2
+    width = outputs // halves
+    assert halves == 1 or width % 64 == 0, width  # a block has outputs of one half alone
+    out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
     if not tokens:
         return out
     if outputs % 8:  # no network that we know of
@@ -699,7 +757,7 @@ def product(
     kernel: Any = _w4a16_product
     kernel[grid](
         *(*words, x if bias is None else bias, out, partial, arrived),
-        *(tokens, outputs, inputs, inputs // 2),
+        *(tokens, width, inputs, inputs // 2),
         *(scales.shape[1] // 2, scales.shape[1] // 4, tiles.parts),
         GROUP=group,
         SPAN=span,
@@ -713,6 +771,8 @@ def product(
         IN_PARTS=in_parts,
         FAST=fast,
         BIAS=bias is not None,
+        GATED=activation is not None,
+        ACT=0 if activation is None else ACTIVATIONS[activation],
         DTYPE=types[x.dtype],
         SCALES=types[scales.dtype],
         num_warps=tiles.row_warps * tiles.token_warps,

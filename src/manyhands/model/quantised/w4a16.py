@@ -168,21 +168,38 @@ class Int4Linear(Quantised):
 
     def forward(self, x: Tensor) -> Tensor:
         """X [..., K] -> [..., N] in x's dtype."""
-        rows = x.reshape(-1, self.in_features)
-        if self.order is not None:
-            rows = rows.index_select(1, self.order)
-        few = rows.shape[0] <= _MOST_TOKENS
-        if few and kernels.usable(rows) and rows.dtype != torch.float32:
-            from manyhands.model.kernels.w4a16 import product
-
-            parts = (self.packed, self.scales, self.zeros, self.bias)
-            out = product(rows, *parts, self.group, self.arrived)
+        rows = self._rows(x)
+        if self._is_for(rows):
+            out = self._product(rows, None)
             if self.offsets is not None:
                 out = out + self._of_offsets(rows)
         else:
             bias = None if self.bias is None else self.bias.to(rows.dtype)
             out = functional.linear(rows, self._unpacked(rows.dtype), bias)
         return out.view(*x.shape[:-1], self.out_features)
+
+    def gated(self, x: Tensor, activation: str) -> Tensor | None:
+        """act(gate) * up [..., N / 2] of x [..., K], gates first; None if that takes another way."""
+        whole = self.out_features % (2 * BLOCK) == 0 and self.offsets is None
+        rows = self._rows(x)
+        if not whole or not self._is_for(rows):
+            return None
+        return self._product(rows, activation).view(*x.shape[:-1], self.out_features // 2)
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """X [..., K] as [T, K], in the order in which the weights are packed."""
+        rows = x.reshape(-1, self.in_features)
+        return rows if self.order is None else rows.index_select(1, self.order)
+
+    def _is_for(self, rows: Tensor) -> bool:
+        few = rows.shape[0] <= _MOST_TOKENS
+        return few and kernels.usable(rows) and rows.dtype != torch.float32
+
+    def _product(self, rows: Tensor, activation: str | None) -> Tensor:
+        from manyhands.model.kernels.w4a16 import product
+
+        parts = (self.packed, self.scales, self.zeros, self.bias)
+        return product(rows, *parts, self.group, self.arrived, activation=activation)
 
     def _of_offsets(self, rows: Tensor) -> Tensor:
         """The terms that the offsets add to the product of inputs [T, K]: [T, N]."""
