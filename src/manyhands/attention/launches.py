@@ -35,6 +35,7 @@ class Launch:
     keys: int  # of one iteration
     two_walks: bool = False  # first the keys that all rows see: without masks, by tensor maps
     transposed: bool = False  # keys and values on the left of the products
+    registers: int | None = None  # of a thread, at most; None: as many as the compiler likes
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Launches:
     transposed: Launch  # tiles of 32 rows, if there are few and tensor maps bring their keys
     wide: Launch  # the widest of the small tiles
     lone: Launch
+    paths: Launch
 
     @classmethod
     def fitting(
@@ -79,6 +81,7 @@ class Launches:
             transposed=Launch(4, stages, keys, two_walks=True, transposed=True),
             wide=Launch(4 * warps, stages, min(32, keys)),
             lone=Launch(warps, 1, 8),
+            paths=Launch(4 * warps, stages, min(32, keys)),
         )
 
     @classmethod
@@ -108,6 +111,7 @@ class Launches:
             transposed=few,
             wide=widest,
             lone=few,
+            paths=few,
         )
 
     def in_eight_bits(self) -> Launches:

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from manyhands.attention.entries import Entries
+from manyhands.attention.paths import PATH_FIELDS, WALK_FIELDS, Paths, paths, walked
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 
@@ -50,6 +51,7 @@ class Cutting(NamedTuple):
     large_rows: int  # 0: all tiles are small ones
     occupancy: Occupancy
     is_specialised: bool = False  # whether large tiles are specialised
+    path_rows: int = 0  # 0: there are no path tiles
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,13 @@ class Tiling:
     keys_to_begin: int = 320  # that a program would read in the time it takes to begin and to end
     few: int = 4  # programs of small tiles per processor, see `Occupancy`
     many: int = 8
+    path_rows: int = 0  # rows of path tiles (paths.py), if there is a kernel for them
+    path_keys: int = 256  # of a strip that several of them may walk
+    paths_per_processor: float = 2.0  # so many at least, if need be in pieces
+
+    def __post_init__(self) -> None:
+        """Path tiles have a row for each query head of a token."""
+        assert not 0 < self.path_rows < self.group, "path tiles hold a whole group"
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +101,10 @@ class Work:
     partial_indptr: Ints  # [T + 1]: where those of a token do
     pages: Ints  # the page tables of all strips, one behind the other
     key_page: Ints  # [T]: first page of the strip that the token's key is written to
-    is_specialised: bool = False  # whether large tiles are specialised
+    is_specialised: bool  # whether large tiles are specialised
+    path_rows: int  # of path tiles; 0: there are none
+    paths: Ints  # [I, PATH_FIELDS]
+    walks: Ints  # [L, WALK_FIELDS, entries of a path tile]
 
     @property
     def num_partials(self) -> int:
@@ -113,6 +125,12 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     indptr, strip_of = entries.stretches(tiling.key_tile)
     rows = (indptr[1:] - indptr[:-1]) * tiling.group
     keys = _keys(entries, indptr[:-1])[1]
+    pairs = _pairs(entries, indptr[:-1])
+    path_rows = _path_rows(rows, keys, tiling) if wanted is None else wanted.path_rows
+    found_paths = _paths(entries, indptr, keys, first_page[strip_of], path_rows, tiling)
+    # What is left goes by tiles of one strip each.
+    left = np.arange(len(rows)) if found_paths is None else found_paths.left
+    rows, keys, pairs = rows[left], keys[left], pairs[left]
     most = tiling.most_small_rows
     # Small tiles are all alike, and where most strips have few readers, and are many, their tiles should not grow for
     # what these share: so deep trees take 0.57 to 0.71 of the time.
@@ -131,15 +149,16 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
         is_small[:] = True
     if wanted is None:
         small_rows = _small_rows(rows[is_small], keys[is_small], tiling)
-        pairs = _pairs(entries, indptr[:-1])
         large_rows, is_specialised = _large_rows(rows[~is_small], pairs[~is_small], tiling)
     else:
         is_small |= not wanted.large_rows
         small_rows, large_rows = wanted.small_rows, wanted.large_rows or tiling.group
         is_specialised = wanted.is_specialised
-    small = _tiles(entries, indptr, is_small.nonzero()[0], small_rows // tiling.group, tiling)
-    large = _tiles(entries, indptr, (~is_small).nonzero()[0], large_rows // tiling.group, tiling)
+    small = _tiles(entries, indptr, left[is_small], small_rows // tiling.group, tiling)
+    large = _tiles(entries, indptr, left[~is_small], large_rows // tiling.group, tiling)
     num_splits = np.zeros(len(entries.token), dtype=np.int64)
+    if found_paths is not None:
+        num_splits += found_paths.num_partials
     lists = []
     found = _occupancy(len(small.stretch), tiling) if wanted is None else wanted.occupancy
     for tiles in (small, large):
@@ -165,6 +184,47 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
         pages=np.concatenate(plan.reads.pages),
         key_page=first_page[own].repeat(plan.row_indptr[1:] - plan.row_indptr[:-1]),
         is_specialised=is_specialised,
+        path_rows=0 if found_paths is None else path_rows,
+        paths=np.empty((0, PATH_FIELDS), np.int64) if found_paths is None else found_paths.items,
+        walks=np.empty((0, WALK_FIELDS), np.int64) if found_paths is None else found_paths.walks,
+    )
+
+
+def _path_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
+    """Rows of path tiles; 0 where strips are few, or most of them have more readers or keys than a leaf."""
+    if _occupancy(len(rows), tiling) is not Occupancy.MANY or tiling.group == 1:
+        return 0
+    is_leaf = (rows <= tiling.least_rows) & (keys <= tiling.key_tile)
+    return tiling.path_rows if 2 * np.count_nonzero(is_leaf) > len(rows) else 0
+
+
+def _paths(
+    entries: Entries, indptr: Ints, keys: Ints, first_page: Ints, rows: int, tiling: Tiling
+) -> Paths | None:
+    """Path tiles of so many rows, if there are such; `first_page` [stretches]."""
+    most_entries = rows // tiling.group
+    if not most_entries:
+        return None
+    is_walked = walked(
+        entries,
+        indptr,
+        keys,
+        most_entries=most_entries,
+        leaf_entries=max(1, tiling.least_rows // tiling.group),
+        leaf_keys=tiling.key_tile,
+        most_keys=tiling.path_keys,
+    )
+    if not is_walked.any():
+        return None
+    programs = tiling.paths_per_processor * tiling.num_processors
+    return paths(
+        entries,
+        indptr,
+        is_walked,
+        first_page,
+        most_entries=most_entries,
+        key_tile=tiling.key_tile,
+        least_items=-int(-programs // tiling.num_kv_heads),
     )
 
 
