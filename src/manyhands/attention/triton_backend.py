@@ -40,6 +40,7 @@ from manyhands.attention.kernels.paths import paths_kernel
 from manyhands.attention.latents import LatentStack, LatentStore
 from manyhands.attention.launches import (
     BROAD,
+    PATH_ROWS,
     SPECIALISED_BOX,
     SPECIALISED_ROWS,
     Launch,
@@ -69,11 +70,9 @@ _LATENT_PART = 16  # query heads that read latents in one program, at most
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
 _LAST_GLUON = (3, 9)  # release of Triton that kernels/specialised.py is known to compile with
 _SPECIALISED_DIM = 128  # of heads
-_PATH_ROWS = 64  # of a path tile
 _URGENT = -1  # priority of a stream
 
 
-ASKS=True
 class TritonBackend:
     """The backend for the layers of one network, on one device.
 
@@ -373,7 +372,8 @@ class _Reading:
     def launch_paths(self) -> None:
         """Launch the kernel for the path tiles."""
         prepared, (q, cos, sin, _, partials, lses, lows) = self.prepared, self.tensors
-        launch, rows = self.launches.paths, prepared.capacity.path_rows
+        rows = prepared.capacity.path_rows
+        launch = self.launches.of_paths(rows)
         most_entries = rows // self.backend.tiling.group
         options = self._options_of(launch)
         del options["EIGHT_BITS"]
@@ -389,7 +389,7 @@ class _Reading:
             ENTRIES=most_entries,
             SEGMENTS=power_of_two(most_entries),
             num_stages=launch.num_stages,
-            ASKS=not self.backend.interpreted and ASKS,
+            ASKS=not self.backend.interpreted,
             **self.options,
             **options,
         )
@@ -463,7 +463,6 @@ class _Reading:
             "HALF": max(_LEAST_DIMS // 2, power_of_two(head_dim // 2)),
             "VALUE": max(_LEAST_DIMS, power_of_two(value_dim)),
             "num_warps": launch.num_warps,
-            "maxnreg": launch.registers,
             **launch_options(self.q.device, overlap=self.is_alone),
         }
 
@@ -598,7 +597,7 @@ def _tiling(
     are_mapped = is_short and all(_can_map(shape, stored, device) for shape in shapes)
     are_specialised = all(_can_specialise(shape, stored, device) for shape in shapes)
     group = max(_heads(shape)[1] for shape in shapes)
-    has_paths = is_short and stored.itemsize == 2 and group <= _PATH_ROWS
+    has_paths = is_short and stored.itemsize == 2 and group <= PATH_ROWS
     has_paths &= not any(shape.is_latent or _is_broad(shape) for shape in shapes)
     cut = Tiling(
         group=group,
@@ -609,7 +608,7 @@ def _tiling(
         large_rows=128 if are_large else _LARGE_ROWS,
         specialised_rows=SPECIALISED_ROWS if are_specialised else 0,
         long_keys=_LONG if are_mapped else 0,
-        path_rows=_PATH_ROWS if has_paths else 0,
+        path_rows=PATH_ROWS if has_paths else 0,
     )
     if not any(shape.is_latent for shape in shapes):
         return cut

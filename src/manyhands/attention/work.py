@@ -80,11 +80,13 @@ class Tiling:
     many: int = 8
     path_rows: int = 0  # rows of path tiles (paths.py), if there is a kernel for them
     path_keys: int = 256  # of a strip that several of them may walk
-    paths_per_processor: float = 2.0  # so many at least, if need be in pieces
+    whole_paths: float = 1.5  # programs of path tiles per processor; if there are fewer, tiles have half of the rows
+    paths_per_processor: float = 2.0  # of those, in pieces if need be
 
-    def __post_init__(self) -> None:
-        """Path tiles have a row for each query head of a token."""
-        assert not 0 < self.path_rows < self.group, "path tiles hold a whole group"
+    @property
+    def half_path_rows(self) -> int:
+        """Rows of path tiles where these are few."""
+        return max(self.path_rows // 2, power_of_two(self.group))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +128,7 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     rows = (indptr[1:] - indptr[:-1]) * tiling.group
     keys = _keys(entries, indptr[:-1])[1]
     pairs = _pairs(entries, indptr[:-1])
-    path_rows = _path_rows(rows, keys, tiling) if wanted is None else wanted.path_rows
+    path_rows = _path_rows(rows, keys, plan.num_tokens, tiling) if wanted is None else wanted.path_rows
     found_paths = _paths(entries, indptr, keys, first_page[strip_of], path_rows, tiling)
     # What is left goes by tiles of one strip each.
     left = np.arange(len(rows)) if found_paths is None else found_paths.left
@@ -190,12 +192,18 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     )
 
 
-def _path_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
+def _path_rows(rows: Ints, keys: Ints, num_tokens: int, tiling: Tiling) -> int:
     """Rows of path tiles; 0 where strips are few, or most of them have more readers or keys than a leaf."""
+    if not tiling.path_rows:
+        return 0
     if _occupancy(len(rows), tiling) is not Occupancy.MANY or tiling.group == 1:
         return 0
     is_leaf = (rows <= tiling.least_rows) & (keys <= tiling.key_tile)
-    return tiling.path_rows if 2 * np.count_nonzero(is_leaf) > len(rows) else 0
+    if 2 * np.count_nonzero(is_leaf) <= len(rows):
+        return 0
+    programs = num_tokens * tiling.num_kv_heads / (tiling.path_rows // tiling.group)
+    are_many = programs >= tiling.whole_paths * tiling.num_processors
+    return tiling.path_rows if are_many else tiling.half_path_rows
 
 
 def _paths(
@@ -216,7 +224,8 @@ def _paths(
     )
     if not is_walked.any():
         return None
-    programs = tiling.paths_per_processor * tiling.num_processors
+    is_whole = rows == tiling.path_rows
+    programs = 0.0 if is_whole else tiling.paths_per_processor * tiling.num_processors
     return paths(
         entries,
         indptr,
