@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from benchmarks import situations
-from manyhands.attention import work as work_module
 from manyhands.attention.attend import LayerCall
+from manyhands.attention.paths import paths
 from manyhands.attention.prepared import Capacity, Prepared, pack, pack_growth
 from manyhands.attention.reference import ReferenceBackend
 from manyhands.attention.store import LayerShape
@@ -28,14 +28,7 @@ from manyhands.cache.step import Row, Step
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HEADS, DIM = (4, 2), 32
-TREES = (  # nodes on each level, tokens of a node on each; `~`: ragged
-    "1,4,8,32_40,17,9,5",
-    "1,9,33_70,20,~12",
-    "2,5,40_~20,~40,~9",
-    "30_7",
-    "1,3,31_300,~15,1",
-)
-# Few and small processors, so that small trees have tiles enough, whole and in pieces.
+# Few and small processors, so that small trees have tiles enough.
 TILING = Tiling(
     *(2, 2, 2),
     key_tile=16,
@@ -45,10 +38,26 @@ TILING = Tiling(
     few=2,
     many=4,
     path_rows=32,
-    path_keys=32,
+    paths_per_processor=0.0,
 )
-ROWS = {"whole": {"whole_paths": 0.0}, "halved": {"whole_paths": 1e9, "paths_per_processor": 0.0}}
-ROWS["in pieces"] = {"whole_paths": 1e9, "paths_per_processor": 40.0}
+# Trees as in `situations.py`: nodes on each level, tokens of a node on each; `~`: ragged. Roots that are too long stay apart.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "whole": ("1,4,8,32_40,17,9,5", {"path_keys": 8}),
+    "halved": ("1,4,8,32_40,17,9,5", {"path_keys": 64}),
+    "in pieces": ("1,4,8,32_40,17,9,5", {"path_keys": 64, "paths_per_processor": 40.0}),
+    "ragged whole": ("1,9,33_70,20,~10", {"path_keys": 8}),
+    "ragged halved": ("1,9,33_70,20,~10", {"path_keys": 128}),
+    "ragged forest in pieces": (
+        "2,5,40_~20,~40,~9",
+        {"path_keys": 64, "paths_per_processor": 40.0},
+    ),
+    "long root": ("1,3,31_300,~15,1", {"path_keys": 16}),
+}
+
+
+def case_of(name: str) -> tuple[str, Tiling]:
+    tree, changes = CASES[name]
+    return tree, replace(TILING, **changes)
 
 
 def plan_of(tree: str, page_size: int = 64) -> tuple[Plan, int]:
@@ -95,12 +104,14 @@ def plan_strip(indptr: np.ndarray, entry: int) -> int:
     return int(np.searchsorted(indptr, entry, side="right")) - 1
 
 
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("tree", TREES)
-def test_every_key_is_seen_once_and_every_partial_has_its_place(tree: str, rows: str) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_every_key_is_seen_once_and_every_partial_has_its_place(case: str) -> None:
+    tree, tiling = case_of(case)
     plan, _ = plan_of(tree)
-    work = cut(plan, replace(TILING, **ROWS[rows]))
-    assert len(work.paths), "this tree has path tiles"
+    work = cut(plan, tiling)
+    is_whole = "whole" in case or "long" in case
+    assert work.path_rows == (tiling.path_rows if is_whole else tiling.half_path_rows)
+    assert bool(len(work.large) + len(work.small)) == is_whole
     seen, written = keys_seen(work, plan)
     entries = work.entries
     assert np.array_equal(seen, np.minimum(entries.high, entries.offset + 1) - entries.low)
@@ -108,36 +119,45 @@ def test_every_key_is_seen_once_and_every_partial_has_its_place(tree: str, rows:
 
 
 def test_a_path_spares_partials_and_pieces_cost_some() -> None:
-    plan, _ = plan_of(TREES[0])
-    apart = cut(plan, replace(TILING, path_rows=0))
-    whole = cut(plan, replace(TILING, **ROWS["whole"]))
-    pieces = cut(plan, replace(TILING, **ROWS["in pieces"]))
+    tree, halved = case_of("halved")
+    plan, _ = plan_of(tree)
+    apart = cut(plan, replace(halved, path_rows=0))
+    whole = cut(plan, halved)
+    pieces = cut(plan, case_of("in pieces")[1])
     assert apart.num_partials == 4 * plan.num_tokens
+    assert whole.num_partials == plan.num_tokens
     assert whole.num_partials < pieces.num_partials <= apart.num_partials
     assert len(whole.paths) < len(pieces.paths)
 
 
-@pytest.mark.parametrize("tree", ["1,10_4096,416", "1,4_16384,128", "256_4096", "1,8_600,70"])
-def test_what_is_few_or_long_has_no_paths(tree: str) -> None:
+@pytest.mark.parametrize(
+    "tree", ["1,10_4096,416", "1,4_16384,128", "256_4096", "1,512_4096,~32", "512_32"]
+)
+def test_what_is_few_or_long_or_spares_no_partial_has_no_paths(tree: str) -> None:
     plan = situations.planned(situations.tree(tree), 1)[0]
     tiling = Tiling(4, 8, 132, path_rows=64)
     assert not len(cut(plan, tiling).paths)
 
 
 @pytest.mark.parametrize(
-    ("tree", "rows"), [("1,16,32,64,256,1024_256,128,64,32,32,32", 64), ("1,256_256,32", 32)]
+    ("tree", "rows"),
+    [
+        ("1,16,32,64,256,1024_256,128,64,32,32,32", 32),
+        ("1,256_256,32", 32),
+        ("1,4,16,512_1024,256,128,32", 64),
+        ("64,1024_512,32", 64),
+    ],
 )
-def test_few_tiles_have_half_of_the_rows(tree: str, rows: int) -> None:
+def test_tiles_that_walk_everything_have_half_of_the_rows(tree: str, rows: int) -> None:
     plan = situations.planned(situations.tree(tree), 1)[0]
     work = cut(plan, Tiling(4, 8, 132, path_rows=64))
     assert work.path_rows == rows
     assert not len(work.small)
-    assert not len(work.large)
 
 
 def test_other_kernels_can_be_asked_for() -> None:
-    plan, _ = plan_of(TREES[0])
-    tiling = replace(TILING, **ROWS["whole"])
+    tree, tiling = case_of("whole")
+    plan, _ = plan_of(tree)
     capacity = Capacity.of(plan, cut(plan, tiling))
     assert capacity.cutting.path_rows == capacity.path_rows == 32
     again = cut(plan, tiling, capacity.cutting)
@@ -167,9 +187,9 @@ def error_of(
     for memory in (place.store.keys, place.store.values):
         memory[torch.from_numpy(unknown).to(DEVICE)] = torch.nan
     backend = TritonBackend([LayerShape(*HEADS, DIM, DIM)], dtype, DEVICE, tiling)
-    mine = prepared or backend.prepare(plan, DEVICE)
-    assert len(mine.paths)
-    out = backend.attend(place.store, place.q, mine, call)[: plan.num_tokens]
+    prepared = prepared or backend.prepare(plan, DEVICE)
+    assert len(prepared.paths)
+    out = backend.attend(place.store, place.q, prepared, call)[: plan.num_tokens]
     right = ReferenceBackend()
     wanted = right.attend(place.store, place.q, right.prepare(plan, DEVICE), call)
     return float((out - wanted).abs().max())
@@ -182,17 +202,25 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("call", CALLS)
-def test_paths_against_the_definition(call: str, rows: str) -> None:
-    plan, num_slots = plan_of(TREES[1])
-    assert error_of(plan, num_slots, replace(TILING, **ROWS[rows]), CALLS[call]) < 2e-5
+@pytest.mark.parametrize(
+    ("case", "call"),
+    [
+        *((case, "plain") for case in CASES),
+        *(("ragged whole", call) for call in ("window", "softcap")),
+        *(("ragged forest in pieces", call) for call in ("window", "softcap")),
+    ],
+)
+def test_paths_against_the_definition(case: str, call: str) -> None:
+    tree, tiling = case_of(case)
+    plan, num_slots = plan_of(tree)
+    assert error_of(plan, num_slots, tiling, CALLS[call]) < 2e-5
 
 
 @pytest.mark.parametrize("page_size", [4, 16])
 def test_pages_that_are_smaller_than_a_tile_of_keys(page_size: int) -> None:
-    plan, num_slots = plan_of(TREES[2], page_size)
-    assert error_of(plan, num_slots, replace(TILING, **ROWS["whole"]), CALLS["plain"]) < 2e-5
+    tree, tiling = case_of("ragged halved")
+    plan, num_slots = plan_of(tree, page_size)
+    assert error_of(plan, num_slots, tiling, CALLS["plain"]) < 2e-5
 
 
 @settings(max_examples=6, deadline=None)
@@ -200,32 +228,40 @@ def test_pages_that_are_smaller_than_a_tile_of_keys(page_size: int) -> None:
 def test_ragged_trees(data: st.DataObject) -> None:
     """Nodes of any size, any number of children; leaves that are as wide or long as no leaf may be go by other tiles."""
     counts = [1, data.draw(st.integers(2, 5)), data.draw(st.integers(24, 40))]
-    sizes = [data.draw(st.integers(1, 50)), f"~{data.draw(st.integers(2, 40))}", "~12"]
+    sizes = [
+        data.draw(st.integers(1, 50)),
+        f"~{data.draw(st.integers(2, 25))}",
+        data.draw(st.sampled_from(["~9", "~12"])),
+    ]
     shape = ",".join(map(str, counts)) + "_" + ",".join(map(str, sizes))
     plan, num_slots = plan_of(shape)
-    tiling = replace(TILING, **ROWS[data.draw(st.sampled_from(sorted(ROWS)))])
+    changes: dict[str, Any] = {
+        "path_keys": data.draw(st.sampled_from([8, 64])),
+        "paths_per_processor": data.draw(st.sampled_from([0.0, 40.0])),
+    }
+    tiling = replace(TILING, **changes)
     if len(cut(plan, tiling).paths):
         assert error_of(plan, num_slots, tiling, CALLS["plain"]) < 2e-5
 
 
 def test_a_wrong_segment_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A control: a row that takes its neighbour's keys for its own is far off."""
-    right = work_module.paths
 
     def wrong(*arguments: Any, **options: Any) -> Any:
-        found = right(*arguments, **options)
+        found = paths(*arguments, **options)
         found.walks[0, 2, :2] = found.walks[0, 2, 1::-1]
         return found
 
-    plan, num_slots = plan_of(TREES[1])
-    tiling = replace(TILING, **ROWS["whole"])
-    monkeypatch.setattr(work_module, "paths", wrong)
+    tree, tiling = case_of("ragged whole")
+    plan, num_slots = plan_of(tree)
+    monkeypatch.setattr("manyhands.attention.work.paths", wrong)
     assert not error_of(plan, num_slots, tiling, CALLS["plain"]) < 1e-2
 
 
 def test_padding_and_growth() -> None:
     """A list in a larger buffer, made of the one before by adding its growth, as recordings do it."""
-    views = situations.tree(TREES[1])
+    tree, tiling = case_of("ragged whole")
+    views = situations.tree(tree)
     pool = PagePool(4096, 64)
     pool.reserve((b, b.num_tokens) for b in dict.fromkeys(b for v in views for b in v.blocks))
     planner = Planner(pool)
@@ -236,7 +272,6 @@ def test_padding_and_growth() -> None:
         for view in views:
             view.own.tokens.append(0)
         pool.keep()
-    tiling = replace(TILING, **ROWS["whole"])
     work = cut(plans[0], tiling)
     capacity = Capacity.of(plans[0], work).rounded()
     buffer = np.zeros(capacity.num_integers, dtype=np.int32)

@@ -22,7 +22,9 @@ from manyhands.attention.entries import Entries
 from manyhands.cache.pages import Ints
 
 PATH_FIELDS = 4  # of an item: first layer, end of layers, tokens, nothing
-WALK_FIELDS = 5  # of a layer, n each: entry or -1, token, segment; of segments: first key, first page or -1
+WALK_FIELDS = (
+    5  # of a layer, n each: entry or -1, token, segment; of segments: first key, first page or -1
+)
 NOBODY = -1
 
 
@@ -30,6 +32,7 @@ NOBODY = -1
 class Paths:
     """The path tiles of a plan."""
 
+    most_entries: int  # n
     left: Ints  # the stretches that go by other tiles
     items: Ints  # [I, PATH_FIELDS]
     walks: Ints  # [L, WALK_FIELDS, n]
@@ -49,7 +52,8 @@ def walked(
     """Which stretches [stretches] of strips, whose entries begin at `indptr`, go by path tiles of `most_entries`.
 
     Leaves: those with at most so many entries and keys. And what is read by tokens alone that have one: if one tile
-    walks all of it, or if its keys are few.
+    walks all of it, or if its keys are few. None where a token has fewer than two of them on average: leaves alone spare no
+    partials, and rows that see nothing of a tile cost more than programs.
     """
     counts = indptr[1:] - indptr[:-1]
     is_leaf = (counts <= leaf_entries) & (keys <= leaf_keys)
@@ -58,6 +62,8 @@ def walked(
     is_theirs = np.logical_and.reduceat(has_leaf[entries.token], indptr[:-1])
     is_short = (keys <= most_keys) | ((keys <= 4 * most_keys) & (counts <= most_entries))
     found: np.ndarray = is_leaf | (is_theirs & is_short)
+    if counts[found].sum() < 2 * np.count_nonzero(has_leaf):
+        found[:] = False
     return found
 
 
@@ -121,7 +127,8 @@ def paths(
     leads[1:] = (number[1:] != number[:-1]) | (item[1:] != item[:-1])
     num_partials = np.zeros(len(entries.token), dtype=np.int64)
     num_partials[entry[leads]] = 1
-    return Paths((~is_walked).nonzero()[0], items[longest], walks, num_partials)
+    left = (~is_walked).nonzero()[0]
+    return Paths(most_entries, left, items[longest], walks, num_partials)
 
 
 def _pieces(sizes: Ints, tile: Ints, least_items: int) -> Ints:

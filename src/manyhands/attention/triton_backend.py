@@ -4,7 +4,7 @@
     move     tokens to other slots, in all layers at once, between passes
     attend   the work list (work.py): every item loads its keys once for all rows that read them;
              large and small tiles are two launches of one kernel, side by side; on Hopper, the
-             largest have a kernel whose warps are specialised
+             largest have a kernel whose warps are specialised; deep trees go by path tiles (paths.py)
     merge    the partials of every token, in float32
 
 Works on CUDA devices in bfloat16, float16 and float32, and, slowly, on the CPU under Triton's
@@ -211,7 +211,7 @@ class TritonBackend:
         has_paths = len(prepared.paths) > 0
         is_alone = len(lists) + has_paths == 1
         reading = _Reading(self, store, q, prepared, call, partials, lses, is_direct, is_alone)
-        launches = [partial(reading.launch, *one) for one in lists]
+        launches: list[Callable[[], None]] = [partial(reading.launch, *one) for one in lists]
         if has_paths:
             launches.insert(1, reading.launch_paths)
         if is_alone or self.interpreted:

@@ -9,6 +9,8 @@ Strips with many readers get large tiles, limited by arithmetic; strips with few
 keys; both are in flight at the same time. Splits even the work out: a long strip is cut so that all processors have some of
 it.
 
+Deep trees of short strips go by tiles that walk several of these (`paths.py`).
+
 Each entry leaves one partial result per split. The partials of a token stand one behind the other, so
 merging needs no list of them.
 
@@ -80,12 +82,13 @@ class Tiling:
     many: int = 8
     path_rows: int = 0  # rows of path tiles (paths.py), if there is a kernel for them
     path_keys: int = 256  # of a strip that several of them may walk
-    whole_paths: float = 1.5  # programs of path tiles per processor; if there are fewer, tiles have half of the rows
-    paths_per_processor: float = 2.0  # of those, in pieces if need be
+    paths_per_processor: float = (
+        2.0  # programs of those with half of the rows, in pieces if need be
+    )
 
     @property
     def half_path_rows(self) -> int:
-        """Rows of path tiles where these are few."""
+        """Rows of path tiles where these walk all there is."""
         return max(self.path_rows // 2, power_of_two(self.group))
 
 
@@ -128,8 +131,7 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     rows = (indptr[1:] - indptr[:-1]) * tiling.group
     keys = _keys(entries, indptr[:-1])[1]
     pairs = _pairs(entries, indptr[:-1])
-    path_rows = _path_rows(rows, keys, plan.num_tokens, tiling) if wanted is None else wanted.path_rows
-    found_paths = _paths(entries, indptr, keys, first_page[strip_of], path_rows, tiling)
+    found_paths = _paths(entries, indptr, rows, keys, first_page[strip_of], wanted, tiling)
     # What is left goes by tiles of one strip each.
     left = np.arange(len(rows)) if found_paths is None else found_paths.left
     rows, keys, pairs = rows[left], keys[left], pairs[left]
@@ -186,55 +188,56 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
         pages=np.concatenate(plan.reads.pages),
         key_page=first_page[own].repeat(plan.row_indptr[1:] - plan.row_indptr[:-1]),
         is_specialised=is_specialised,
-        path_rows=0 if found_paths is None else path_rows,
+        path_rows=0 if found_paths is None else found_paths.most_entries * tiling.group,
         paths=np.empty((0, PATH_FIELDS), np.int64) if found_paths is None else found_paths.items,
         walks=np.empty((0, WALK_FIELDS), np.int64) if found_paths is None else found_paths.walks,
     )
 
 
-def _path_rows(rows: Ints, keys: Ints, num_tokens: int, tiling: Tiling) -> int:
-    """Rows of path tiles; 0 where strips are few, or most of them have more readers or keys than a leaf."""
-    if not tiling.path_rows:
-        return 0
-    if _occupancy(len(rows), tiling) is not Occupancy.MANY or tiling.group == 1:
-        return 0
-    is_leaf = (rows <= tiling.least_rows) & (keys <= tiling.key_tile)
-    if 2 * np.count_nonzero(is_leaf) <= len(rows):
-        return 0
-    programs = num_tokens * tiling.num_kv_heads / (tiling.path_rows // tiling.group)
-    are_many = programs >= tiling.whole_paths * tiling.num_processors
-    return tiling.path_rows if are_many else tiling.half_path_rows
-
-
 def _paths(
-    entries: Entries, indptr: Ints, keys: Ints, first_page: Ints, rows: int, tiling: Tiling
+    entries: Entries,
+    indptr: Ints,
+    rows: Ints,
+    keys: Ints,
+    first_page: Ints,
+    wanted: Cutting | None,
+    tiling: Tiling,
 ) -> Paths | None:
-    """Path tiles of so many rows, if there are such; `first_page` [stretches]."""
-    most_entries = rows // tiling.group
-    if not most_entries:
-        return None
-    is_walked = walked(
-        entries,
-        indptr,
-        keys,
-        most_entries=most_entries,
-        leaf_entries=max(1, tiling.least_rows // tiling.group),
-        leaf_keys=tiling.key_tile,
-        most_keys=tiling.path_keys,
-    )
-    if not is_walked.any():
-        return None
-    is_whole = rows == tiling.path_rows
-    programs = 0.0 if is_whole else tiling.paths_per_processor * tiling.num_processors
-    return paths(
-        entries,
-        indptr,
-        is_walked,
-        first_page,
-        most_entries=most_entries,
-        key_tile=tiling.key_tile,
-        least_items=-int(-programs // tiling.num_kv_heads),
-    )
+    """Path tiles, if there are any; `first_page` [stretches].
+
+    There are where strips are many and most of them are leaves. Tiles have half of the rows where these walk all there is.
+    """
+    if wanted is not None:
+        sizes = [wanted.path_rows] if wanted.path_rows else []
+    else:
+        is_leaf = (rows <= tiling.least_rows) & (keys <= tiling.key_tile)
+        are_many = _occupancy(len(rows), tiling) is Occupancy.MANY
+        is_deep = are_many and 2 * np.count_nonzero(is_leaf) > len(rows)
+        sizes = [tiling.half_path_rows, tiling.path_rows] if is_deep and tiling.path_rows else []
+    for size in sizes:
+        most_entries = size // tiling.group
+        is_walked = walked(
+            entries,
+            indptr,
+            keys,
+            most_entries=most_entries,
+            leaf_entries=max(1, tiling.least_rows // tiling.group),
+            leaf_keys=tiling.key_tile,
+            most_keys=tiling.path_keys,
+        )
+        if is_walked.all() or (size == sizes[-1] and is_walked.any()):
+            is_half = size < tiling.path_rows
+            programs = tiling.paths_per_processor * tiling.num_processors if is_half else 0.0
+            return paths(
+                entries,
+                indptr,
+                is_walked,
+                first_page,
+                most_entries=most_entries,
+                key_tile=tiling.key_tile,
+                least_items=-int(-programs // tiling.num_kv_heads),
+            )
+    return None
 
 
 @dataclass(frozen=True, eq=False)
