@@ -281,3 +281,19 @@ def test_padding_and_growth() -> None:
     grown = torch.from_numpy(buffer + 2 * growth).to(DEVICE)
     prepared = Prepared(grown, capacity, plans[2].page_size)
     assert error_of(plans[2], pool.num_slots, tiling, CALLS["plain"], prepared) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("heads", "dtype", "path_rows"),
+    [
+        ((8, 2), torch.bfloat16, 64),
+        ((10, 2), torch.float16, 64),
+        ((4, 2), torch.bfloat16, 0),  # a tile would walk too many leaves
+        ((8, 2), torch.float32, 0),
+    ],
+)
+def test_layers_that_have_path_tiles(
+    heads: tuple[int, int], dtype: torch.dtype, path_rows: int
+) -> None:
+    backend = TritonBackend([LayerShape(*heads, DIM, DIM)], dtype, DEVICE)
+    assert backend.tiling.path_rows == path_rows

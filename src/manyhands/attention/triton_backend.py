@@ -70,6 +70,7 @@ _LATENT_PART = 16  # query heads that read latents in one program, at most
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
 _LAST_GLUON = (3, 9)  # release of Triton that kernels/specialised.py is known to compile with
 _SPECIALISED_DIM = 128  # of heads
+_LEAST_PATH_GROUP = 4  # query heads per key/value head; with fewer, path tiles walk too many leaves
 _URGENT = -1  # priority of a stream
 
 
@@ -597,7 +598,7 @@ def _tiling(
     are_mapped = is_short and all(_can_map(shape, stored, device) for shape in shapes)
     are_specialised = all(_can_specialise(shape, stored, device) for shape in shapes)
     group = max(_heads(shape)[1] for shape in shapes)
-    has_paths = is_short and stored.itemsize == 2 and group <= PATH_ROWS
+    has_paths = is_short and stored.itemsize == 2 and _LEAST_PATH_GROUP <= group <= PATH_ROWS
     has_paths &= not any(shape.is_latent or _is_broad(shape) for shape in shapes)
     cut = Tiling(
         group=group,
