@@ -239,6 +239,30 @@ def attend_kernel(
     all_end = tl.minimum(tl.min(last, 0), end) // KEYS * KEYS
     all_end = tl.maximum(all_end, all_start)
 
+    # Pages and the places of partials are looked up beside the entries: later, each would be a wait of its own.
+    n = tl.arange(0, KEYS)
+    if TWO_WALKS:
+        page = _page(
+            pages, page_at, tl.where(all_start < all_end, all_start, key_start), n, end, PAGE, KEYS
+        )
+        num_before = tl.maximum((tl.minimum(all_start, end) - start + KEYS - 1) // KEYS, 0)
+        num_behind = tl.where(all_start < end, (end - all_end + KEYS - 1) // KEYS, 0)
+    else:
+        num_before = tl.maximum((end - start + KEYS - 1) // KEYS, 0)
+        num_behind = 0
+        all_end = end
+    num_edges = num_before + num_behind
+    if TWO_WALKS or HAS_WINDOW:
+        first_edge = tl.where(num_before > 0, start, tl.where(num_behind > 0, all_end, key_start))
+    else:
+        first_edge = key_start  # known at once: its page is looked up beside the entries
+    edge = _page(pages, page_at, first_edge, n, end, PAGE, KEYS)
+    if DIRECT:
+        place = token.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head
+    else:
+        partial = tl.load(entry_partial + entry) + split
+        place = partial.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head
+
     take_over(OVERLAP)
     source = q + token.to(tl.int64)[:, None] * q_token + head[:, None] * q_head
     table_at = entry.to(tl.int64)[:, None] * (HEAD_DIM // 2)
@@ -263,7 +287,6 @@ def attend_kernel(
         rest = tl.load(source + HEAD_DIM + c[None, :], mask=is_rest, other=0.0).to(tl.float32)
         rest = (rest * scaling).to(q.dtype.element_ty).to(DOT)
 
-    n = tl.arange(0, KEYS)
     d = tl.arange(0, VALUE)
     if WORDS:
         query, rest = tl.split(tl.reshape(query, (ROWS, HALF, 2)))
@@ -294,9 +317,6 @@ def attend_kernel(
 
     if TWO_WALKS:
         # Enough arithmetic that masks would cost: first the tiles that every row sees all of ...
-        page = _page(
-            pages, page_at, tl.where(all_start < all_end, all_start, key_start), n, end, PAGE, KEYS
-        )
         for key in range(all_start, all_end, KEYS):
             here = page
             key_scale = 0.0
@@ -339,22 +359,8 @@ def attend_kernel(
                 TRANSPOSED,
                 LATENT,
             )
-        # ... then those before and behind them.
-        num_before = tl.maximum((tl.minimum(all_start, end) - start + KEYS - 1) // KEYS, 0)
-        num_behind = tl.where(all_start < end, (end - all_end + KEYS - 1) // KEYS, 0)
-    else:
-        num_before = tl.maximum((end - start + KEYS - 1) // KEYS, 0)
-        num_behind = 0
-        all_end = end
-
-    # Keys of small tiles are hardly loaded by other programs: they need not stay in the cache.
+    # ... then those before and behind them. Keys of small tiles are hardly loaded by other programs: they need not stay in the cache.
     KEPT: tl.constexpr = "" if TWO_WALKS else "evict_first"
-    num_edges = num_before + num_behind
-    if TWO_WALKS or HAS_WINDOW:
-        first_edge = tl.where(num_before > 0, start, tl.where(num_behind > 0, all_end, key_start))
-    else:
-        first_edge = key_start  # known at once: its page is looked up beside the entries
-    edge = _page(pages, page_at, first_edge, n, end, PAGE, KEYS)
     for tile in range(num_edges):
         behind = all_end + (tile - num_before) * KEYS
         key = tl.where(tile < num_before, start + tile * KEYS, behind)
@@ -412,11 +418,7 @@ def attend_kernel(
         summed = tl.trans(summed)
     seen_any = total > 0
     summed = summed / tl.where(seen_any, total, 1.0)[:, None]
-    if DIRECT:
-        place = token.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head
-    else:
-        partial = tl.load(entry_partial + entry) + split
-        place = partial.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head
+    if not DIRECT:
         lse = tl.where(seen_any, largest + tl.log2(tl.where(seen_any, total, 1.0)), -1e30)
         tl.store(lses + place, lse, mask=is_row)
     tl.store(

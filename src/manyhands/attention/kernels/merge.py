@@ -51,13 +51,13 @@ def merge_kernel(
         index = (first + p).to(tl.int64)[:, None] * NUM_HEADS + h[None, :]
         is_partial = (first + p < end)[:, None] & is_head[None, :]
         lse = tl.load(lses + index, mask=is_partial, other=-1e30)
-        new = tl.maximum(largest, tl.max(lse, 0))
-        weight = tl.where(is_partial, tl.exp2(lse - new[None, :]), 0.0)
         x = tl.load(
             partials + index[:, :, None] * VALUE_DIM + d[None, None, :],
             mask=is_partial[:, :, None] & is_value[None, :, :],
             other=0.0,
         )
+        new = tl.maximum(largest, tl.max(lse, 0))
+        weight = tl.where(is_partial, tl.exp2(lse - new[None, :]), 0.0)
         kept = tl.exp2(largest - new)
         summed = summed * kept[:, None] + tl.sum(x * weight[:, :, None], 0)
         total = total * kept + tl.sum(weight, 0)
