@@ -57,9 +57,41 @@ def test_nobody_waits_for_one_long_strip(group: int, workers: int, history: int)
     """A processor that loads much more than its share keeps all others waiting."""
     tiling = Tiling(group, num_kv_heads=8, num_processors=PROCESSORS)
     plan = a_team(workers, history, 128)
-    sizes = keys_of_items(cut(plan, tiling), plan)
-    share = sum(sizes) * tiling.num_kv_heads / PROCESSORS
+    work = cut(plan, tiling)
+    sizes = keys_of_items(work, plan)
+    # Wide tiles take a processor for themselves: what they take to begin counts as well.
+    to_begin = len(work.large) * tiling.wide_to_begin
+    share = (sum(sizes) + to_begin) * tiling.num_kv_heads / PROCESSORS
     assert max(sizes) <= max(2 * share, tiling.least_split) + tiling.key_tile
+
+
+@pytest.mark.parametrize(("large_rows", "are_fewer"), [(128, True), (64, False)])
+def test_wide_tiles_leave_processors_to_those_that_begin(large_rows: int, are_fewer: bool) -> None:
+    """A processor holds one of them: while a history is read by all, no desk can begin. Narrower ones stand side by side."""
+    plan = a_team(16, 16384, 128)
+    tiling = Tiling(5, num_kv_heads=8, num_processors=PROCESSORS, large_rows=large_rows)
+    found = len(cut(plan, tiling).large)
+    unaware = len(cut(plan, replace(tiling, wide_to_begin=0)).large)
+    assert (found < unaware) is are_fewer
+    assert found <= unaware
+
+
+@pytest.mark.parametrize(
+    ("group", "history", "occupancy"),
+    [
+        (5, 1024, Occupancy.SOME),
+        (5, 4096, Occupancy.FEW),  # a long walk
+        (4, 1024, Occupancy.FEW),  # of 16 rows, which have a launch for few
+    ],
+)
+def test_few_tiles_of_32_rows_launch_as_some_where_strips_are_short(
+    group: int, history: int, occupancy: Occupancy
+) -> None:
+    """Their own launch pays in long walks alone."""
+    work = cut(a_team(4, history, 128), Tiling(group, num_kv_heads=8, num_processors=PROCESSORS))
+    assert work.small_rows == (32 if group == 5 else 16)
+    assert not len(work.large)
+    assert work.occupancy is occupancy
 
 
 def test_tiles_that_are_many_and_alike_stay_whole() -> None:

@@ -31,6 +31,9 @@ from manyhands.cache.plan import Plan
 ENDLESS = 1 << 30  # the end of a strip's last split: as far as the entries themselves reach
 _ALL = slice(None)
 _HARDLY_MORE = 1.05  # of the keys that the largest small tiles would load
+_TRANSPOSED_ROWS = (
+    32  # of small tiles whose launch, if they are few, pays in long walks (launches.py)
+)
 ITEM_FIELDS = 6  # first entry, number of entries, first key, end of keys, first page, split
 
 
@@ -74,6 +77,9 @@ class Tiling:
     splits_per_processor: float = 2.0  # of small tiles, over all strips and heads
     splits_of_many: float = 8.0  # the same where programs are many
     keys_to_begin: int = 320  # that a program would read in the time it takes to begin and to end
+    wide_rows: int = 128  # of a large tile, from which on a processor holds one program at a time
+    wide_to_begin: int = 256  # keys, of such a program
+    short_strip: int = 2048  # keys of the longest, up to which few small tiles launch as some
     few: int = 4  # programs of small tiles per processor, see `Occupancy`
     many: int = 8
 
@@ -146,7 +152,10 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
         if not len(tiles.stretch):
             lists.append(np.empty((0, ITEM_FIELDS), dtype=np.int64))
             continue
-        size = _large_split(tiles, tiling) if tiles is large else _small_split(tiles, found, tiling)
+        if tiles is large:
+            size = _large_split(tiles, tiling, _to_begin(large_rows, is_specialised, tiling))
+        else:
+            size = _small_split(tiles, found, tiling)
         splits = _num_splits(tiles, size, tiling)
         for_entries = splits.repeat(tiles.count)
         num_splits[_ranges(tiles.first, tiles.count)] = for_entries
@@ -156,7 +165,9 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     return Work(
         small_rows=small_rows,
         large_rows=large_rows,
-        occupancy=_reading(lists[0], small, tiling) if wanted is None else wanted.occupancy,
+        occupancy=_reading(lists[0], small, small_rows, tiling)
+        if wanted is None
+        else wanted.occupancy,
         small=lists[0],
         large=lists[1],
         entries=entries,
@@ -266,11 +277,18 @@ def _occupancy(num_items: int, tiling: Tiling) -> Occupancy:
     return Occupancy.SOME if programs > tiling.few * tiling.num_processors else Occupancy.FEW
 
 
-def _reading(items: Ints, tiles: _Tiles, tiling: Tiling) -> Occupancy:
-    """The occupancy of small tiles; many that read long strips are launched as some are, with more on their way each."""
+def _reading(items: Ints, tiles: _Tiles, rows: int, tiling: Tiling) -> Occupancy:
+    """The occupancy of small tiles, as they are launched.
+
+    Many that read long strips are launched as some are, with more on their way each. So are few of 32 rows where no strip is
+    long: their own launch has fewer instructions an iteration, and more to begin and to end with.
+    """
     found = _occupancy(len(items), tiling)
-    is_long = tiles.num_keys.sum() >= tiling.long_walk * max(1, len(items))
-    return Occupancy.SOME if found is Occupancy.MANY and is_long else found
+    if found is Occupancy.MANY:
+        is_long = tiles.num_keys.sum() >= tiling.long_walk * len(items)
+        return Occupancy.SOME if is_long else found
+    is_short = rows == _TRANSPOSED_ROWS and tiles.num_keys.max(initial=0) <= tiling.short_strip
+    return Occupancy.SOME if is_short else found
 
 
 def _num_splits(tiles: _Tiles, size: int, tiling: Tiling) -> Ints:
@@ -314,14 +332,24 @@ def _last_done(tiles: _Tiles, size: int, room: int, tiling: Tiling) -> int:
     return max(longest, sum(two) + 2 * tiling.keys_to_begin)
 
 
-def _large_split(tiles: _Tiles, tiling: Tiling) -> int:
+def _to_begin(rows: int, is_specialised: bool, tiling: Tiling) -> int:
+    """Keys that a program of a large tile would read in the time it takes to begin and to end.
+
+    None where another one on the same processor goes on meanwhile. Nor of specialised ones: counted, it made teams of sixteen
+    faster and those of thirty-two slower.
+    """
+    is_wide = rows >= tiling.wide_rows and not is_specialised
+    return tiling.wide_to_begin if is_wide else 0
+
+
+def _large_split(tiles: _Tiles, tiling: Tiling, to_begin: int) -> int:
     """Keys per split: all of them where there are tiles enough, since partials have their price.
 
     A tile with much more than its share is cut, whatever their number: of a team of sixteen, every
     desk is a tile of its own, and the common history would keep all others waiting.
     """
     longest = int(tiles.num_keys.max(initial=1))
-    total = int(tiles.num_keys.sum()) * tiling.num_kv_heads
+    total = int((tiles.num_keys + to_begin).sum()) * tiling.num_kv_heads
     splits = longest * tiling.num_processors // max(1, total)
     return max(tiling.least_split, _round_up(longest / max(1, splits), tiling.key_tile))
 
