@@ -5,8 +5,9 @@ piece. After that the work of a step is proportional to rows times pieces, and w
 token by token, less: the next plan is the last one, one token later (`cache/lockstep.py`).
 
 When a worker ends its step, all views of its team are new, and the device waits until they are planned. So what
-rows have in common is looked up once for all of them, lists are laid out for all rows at a time, and compaction can be
-left to the next plan that is made while the device works (`Planner.joins_ahead`).
+rows have in common is looked up once for all of them, lists are laid out for all rows at a time, and what can wait is
+left to the next plan that is made while the device works (`Planner.joins_ahead`): compaction, and the routes of views that
+one matrix serves as well.
 """
 
 from __future__ import annotations
