@@ -239,7 +239,7 @@ TABLE = (
 
 
 class _Laid(NamedTuple):
-    """What all rows of a plan read, and where they write."""
+    """The reads of all rows of a plan, and the strips that they write to."""
 
     columns: Ints  # [TABLE, reads of all rows], row by row
     num_reads: Ints  # [R]
@@ -691,7 +691,7 @@ class Planner:
         return self.pool.place(block)
 
     def _laid(self, readers: Sequence[_Reader]) -> _Laid:
-        """What these readers read in this plan."""
+        """The reads of these readers in this plan."""
         num_reads = np.array([len(reader.table) for reader in readers])
         ages = np.array([self._number - reader.at for reader in readers], dtype=np.int64)
         columns = np.concatenate([reader.table for reader in readers]).T
@@ -712,7 +712,7 @@ class Planner:
         )
 
     def _laid_alike(self, step: Step, growth: Mapping[Block, int]) -> _Laid | None:
-        """What rows read whose views are new and alike, as a team's are; None for others. Raises ContextTooLong.
+        """The reads of rows whose views are new and alike, as a team's are; None for others. Raises ContextTooLong.
 
         Such views begin with the same finished blocks. Behind these they have as many blocks each, the same ones but for some
         places at which each has one that may grow. So the beginning is walked once, and the rest is one matrix: of every
