@@ -5,8 +5,9 @@ piece. After that the work of a step is proportional to rows times pieces, and w
 token by token, less: the next plan is the last one, one token later (`cache/lockstep.py`).
 
 When a worker ends its step, all views of its team are new, and the device waits until they are planned. So what
-rows have in common is looked up once for all of them, lists are laid out for all rows at a time, and compaction can be
-left to the next plan that is made while the device works (`Planner.joins_ahead`).
+rows have in common is looked up once for all of them, lists are laid out for all rows at a time, and what can wait is
+left to the next plan that is made while the device works (`Planner.joins_ahead`): compaction, and the routes of views that
+one matrix serves as well.
 """
 
 from __future__ import annotations
@@ -238,7 +239,7 @@ TABLE = (
 
 
 class _Laid(NamedTuple):
-    """What all rows of a plan read, and where they write."""
+    """The reads of all rows of a plan, and the strips that they write to."""
 
     columns: Ints  # [TABLE, reads of all rows], row by row
     num_reads: Ints  # [R]
@@ -690,7 +691,7 @@ class Planner:
         return self.pool.place(block)
 
     def _laid(self, readers: Sequence[_Reader]) -> _Laid:
-        """What these readers read in this plan."""
+        """The reads of these readers in this plan."""
         num_reads = np.array([len(reader.table) for reader in readers])
         ages = np.array([self._number - reader.at for reader in readers], dtype=np.int64)
         columns = np.concatenate([reader.table for reader in readers]).T
@@ -711,7 +712,7 @@ class Planner:
         )
 
     def _laid_alike(self, step: Step, growth: Mapping[Block, int]) -> _Laid | None:
-        """What rows read whose views are new and alike, as a team's are; None for others. Raises ContextTooLong.
+        """The reads of rows whose views are new and alike, as a team's are; None for others. Raises ContextTooLong.
 
         Such views begin with the same finished blocks. Behind these they have as many blocks each, the same ones but for some
         places at which each has one that may grow. So the beginning is walked once, and the rest is one matrix: of every
