@@ -26,12 +26,15 @@ once: a second round of a few would take as long as the first.
 Where few tiles of outputs would leave processors idle, the inputs are cut into parts; the last program to arrive
 adds up all parts, in their order, so that results repeat.
 
+Two halves of one product can go through an activation at once, rounded where two launches would round: half the
+warps of a program have gates, the others the outputs that these gate, and they meet when both are done.
+
 Products are written as assembly, one statement for each thread, which Triton has no other way to say: what a thread
 holds is then for us to know. All operands are tensors [threads, 4], of which Triton gives every thread a row, and
 only the tests on a GPU can tell that it does. The interpreter knows no assembly: each statement has a twin beside it
 that does the same with whole tensors.
 
-    T  tokens      N  outputs      K  inputs
+    T  tokens      N  outputs      K  inputs      F  width inside the MLP
 """
 
 # Kernels are written in Triton's language, which has no types of Python's.
