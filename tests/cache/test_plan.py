@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from manyhands.cache import planner as planning
@@ -268,8 +268,12 @@ def test_compaction_waits_for_a_plan_that_has_the_time(is_planned_ahead: bool) -
 
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), joins_ahead=st.booleans())
+@example(seed=164, joins_ahead=True)
 def test_random_teams(seed, joins_ahead):
-    """Views that differ in the places of some desks are made from each other; blocks may stand twice, and beside each other."""
+    """Views that differ in the places of some desks are made from each other; blocks may stand twice, and beside each other.
+
+    In the example one row has a finished block where another one has a block that grows.
+    """
     rng = random.Random(seed)
     ledger = Ledger(PagePool(4000, 4))
     ledger.planner.joins_ahead = joins_ahead

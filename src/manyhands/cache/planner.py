@@ -744,7 +744,8 @@ class Planner:
         of_rows = of_rows.reshape(num_rows, size - first)
         pieces = [walk.pieces.get(block) or self._met(block, walk) for block in numbers]
         is_live = np.array([type(piece) is _Live for piece in pieces])
-        if not np.all(is_live[of_rows] | (of_rows == of_rows[0])):
+        is_common = (of_rows == of_rows[0]).all(axis=0)  # [blocks]
+        if not np.all(is_live[of_rows] | is_common):
             return None
         lies = [(*self._lies(piece, growth), *_copied_by(piece, numbers)) for piece in pieces]
         of_blocks = np.array(lies, dtype=np.int64).T
