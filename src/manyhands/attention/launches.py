@@ -19,7 +19,6 @@ from manyhands.attention.work import Occupancy, Tiling, power_of_two
 SPECIALISED_ROWS = 128  # of a tile of kernels/specialised.py
 SPECIALISED_BOX = 64  # slots that it brings at once; pages and splits hold whole boxes
 BROAD = 256  # dims of a head, beyond which it is broad
-PATH_ROWS = 64  # of a path tile
 _LEAST_KEYS = 16  # of an iteration: products want so many
 _RESERVED = 8192  # bytes of shared memory for all else
 _BESIDE_LATENTS = 16384  # the same beside latents
@@ -50,7 +49,6 @@ class Launches:
     transposed: Launch  # tiles of 32 rows, if there are few and tensor maps bring their keys
     wide: Launch  # the widest of the small tiles
     lone: Launch
-    paths: Launch
 
     @classmethod
     def fitting(
@@ -81,7 +79,6 @@ class Launches:
             transposed=Launch(4, stages, keys, two_walks=True, transposed=True),
             wide=Launch(4 * warps, stages, min(32, keys)),
             lone=Launch(warps, 1, 8),
-            paths=Launch(4 * warps, stages, min(32, keys)),
         )
 
     @classmethod
@@ -111,7 +108,6 @@ class Launches:
             transposed=few,
             wide=widest,
             lone=few,
-            paths=few,
         )
 
     def in_eight_bits(self) -> Launches:
@@ -129,10 +125,6 @@ class Launches:
     def of_large(self, rows: int) -> Launch:
         """For large tiles of so many rows."""
         return replace(self.large, num_warps=8) if rows >= 128 else self.large
-
-    def of_paths(self, rows: int) -> Launch:
-        """For path tiles of so many rows: half of the warps for half of the rows."""
-        return replace(self.paths, num_warps=max(1, self.paths.num_warps * rows // PATH_ROWS))
 
     def of_small(self, rows: int, occupancy: int, is_mapped: bool) -> Launch:
         """For small tiles of so many rows; `is_mapped`: tensor maps bring their keys and values."""

@@ -21,14 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manyhands.attention.paths import PATH_FIELDS
 from manyhands.attention.rotary import Rope
 from manyhands.attention.work import ITEM_FIELDS, Cutting, Occupancy, Work
 from manyhands.cache.plan import Plan
 
 # Fields of a capacity: its launches.
-_CHOSEN_BY = ("small_rows", "large_rows", "occupancy", "is_specialised", "path_rows")
-_SIZES = ("tokens", "rows", "entries", "pages", "small", "large", "partials", "paths", "walks")
+_CHOSEN_BY = ("small_rows", "large_rows", "occupancy", "is_specialised")
+_SIZES = ("tokens", "rows", "entries", "pages", "small", "large", "partials")
 Int32s = NDArray[np.int32]
 _ALIGNED = 4
 _COSTLY = 128  # tokens, from which on a pass takes longer the more it has
@@ -54,9 +53,6 @@ class Capacity:
     large_rows: int
     occupancy: int  # of the list itself, whatever room it has
     is_specialised: bool = False  # whether large tiles are specialised
-    path_rows: int = 0
-    paths: int = 0  # items
-    walks: int = 0  # integers
 
     @classmethod
     def of(cls, plan: Plan, work: Work) -> Capacity:
@@ -74,9 +70,6 @@ class Capacity:
             large_rows=work.large_rows,
             occupancy=work.occupancy,
             is_specialised=work.is_specialised and len(work.large) > 0,
-            path_rows=work.path_rows if len(work.paths) else 0,
-            paths=len(work.paths),
-            walks=work.walks.size,
         )
 
     def rounded(self) -> Capacity:
@@ -102,8 +95,7 @@ class Capacity:
         """The kernels that are launched with this capacity: a plan is to be cut for them."""
         large_rows = self.large_rows if self.large else 0
         is_specialised = self.is_specialised and large_rows > 0
-        occupancy = Occupancy(self.occupancy)
-        return Cutting(self.small_rows, large_rows, occupancy, is_specialised, self.path_rows)
+        return Cutting(self.small_rows, large_rows, Occupancy(self.occupancy), is_specialised)
 
     def holds(self, other: Capacity) -> bool:
         """Whether a plan of the other capacity, which was cut for these kernels, fits, whatever it costs.
@@ -149,8 +141,6 @@ class Capacity:
         yield "partial_indptr", self.tokens + 1
         yield "small", self.small * ITEM_FIELDS
         yield "large", self.large * ITEM_FIELDS
-        yield "paths", self.paths * PATH_FIELDS
-        yield "walks", self.walks
         yield "pages", self.pages
 
     @property
@@ -186,8 +176,6 @@ def pack(plan: Plan, work: Work, capacity: Capacity, buffer: Int32s) -> None:
         "partial_indptr": work.partial_indptr,
         "small": work.small.ravel(),
         "large": work.large.ravel(),
-        "paths": work.paths.ravel(),
-        "walks": work.walks.ravel(),
         "pages": work.pages,
     }
     padding = {"key_page": NO_PAGE, "partial_indptr": work.num_partials}
@@ -231,8 +219,6 @@ class Prepared:
     partial_indptr: Tensor
     small: Tensor
     large: Tensor
-    paths: Tensor
-    walks: Tensor
     pages: Tensor
 
     def __init__(self, buffer: Tensor, capacity: Capacity, page_size: int) -> None:

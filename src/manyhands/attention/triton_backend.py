@@ -4,7 +4,7 @@
     move     tokens to other slots, in all layers at once, between passes
     attend   the work list (work.py): every item loads its keys once for all rows that read them;
              large and small tiles are two launches of one kernel, side by side; on Hopper, the
-             largest have a kernel whose warps are specialised; deep trees go by path tiles (paths.py)
+             largest have a kernel whose warps are specialised
     merge    the partials of every token, in float32
 
 Works on CUDA devices in bfloat16, float16 and float32, and, slowly, on the CPU under Triton's
@@ -15,9 +15,8 @@ interpreter (TRITON_INTERPRET=1), which is how it is tested without a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -36,11 +35,9 @@ from manyhands.attention.kernels.lone import lone_kernel
 from manyhands.attention.kernels.merge import merge_kernel
 from manyhands.attention.kernels.move import move_kernel
 from manyhands.attention.kernels.overlap import launch_options
-from manyhands.attention.kernels.paths import paths_kernel
 from manyhands.attention.latents import LatentStack, LatentStore
 from manyhands.attention.launches import (
     BROAD,
-    PATH_ROWS,
     SPECIALISED_BOX,
     SPECIALISED_ROWS,
     Launch,
@@ -50,7 +47,6 @@ from manyhands.attention.launches import (
     merge_launch,
     shared_memory,
 )
-from manyhands.attention.paths import PATH_FIELDS
 from manyhands.attention.prepared import Capacity, Prepared, frequencies, pack
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape, LayerStore, Moved, StoreStack
@@ -70,7 +66,6 @@ _LATENT_PART = 16  # query heads that read latents in one program, at most
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
 _LAST_GLUON = (3, 9)  # release of Triton that kernels/specialised.py is known to compile with
 _SPECIALISED_DIM = 128  # of heads
-_LEAST_PATH_GROUP = 4  # query heads per key/value head; with fewer, path tiles walk too many leaves
 _URGENT = -1  # priority of a stream
 
 
@@ -209,17 +204,13 @@ class TritonBackend:
             (prepared.small, capacity.small_rows, False),
         ]
         lists = [one for one in lists if len(one[0])]
-        has_paths = len(prepared.paths) > 0
-        is_alone = len(lists) + has_paths == 1
+        is_alone = len(lists) == 1
         reading = _Reading(self, store, q, prepared, call, partials, lses, is_direct, is_alone)
-        launches: list[Callable[[], None]] = [partial(reading.launch, *one) for one in lists]
-        if has_paths:
-            launches.insert(1, reading.launch_paths)
         if is_alone or self.interpreted:
-            for launch in launches:
-                launch()
+            for one in lists:
+                reading.launch(*one)
         else:
-            self._side_by_side(reading, *launches)
+            self._side_by_side(reading, *lists)
         if not is_direct:
             at_once, heads, num_warps = merge_launch(
                 capacity.most_partials, num_heads, is_broad=value_dim > BROAD
@@ -241,19 +232,16 @@ class TritonBackend:
             )
         return out
 
-    def _side_by_side(
-        self, reading: _Reading, first: Callable[[], None], *others: Callable[[], None]
-    ) -> None:
-        """All kinds of tiles on two streams at once."""
+    def _side_by_side(self, reading: _Reading, large: _Items, small: _Items) -> None:
+        """Both kinds of tiles on two streams at once."""
         device = reading.q.device
         if self._side is None:
             self._side = torch.cuda.Stream(device, priority=_URGENT)
         side = self._side
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
-            first()
-        for launch in others:
-            launch()
+            reading.launch(*large)
+        reading.launch(*small)
         torch.cuda.current_stream(device).wait_stream(side)
         if not torch.cuda.is_current_stream_capturing():
             for tensor in reading.tensors:
@@ -295,6 +283,7 @@ def _stretches(stack: StoreStack) -> list[_Paired]:
     return found
 
 
+_Items = tuple[Tensor, int, bool]  # a list of items, rows of their tiles, whether these are large
 # The kernels that attend differ in these: the function, how it is given keys and values, its options.
 _Kernel = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
@@ -306,7 +295,6 @@ class _Reading:
     large, on Hopper       specialised_kernel   boxes
     large, small           attend_kernel        tensors, and tensor maps of them
     small, of one row      lone_kernel          tensors
-    paths                  paths_kernel         tensors
     """
 
     def __init__(
@@ -366,31 +354,6 @@ class _Reading:
             *(q, *keys, cos, sin, prepared.entry_token, prepared.entry_offset, lows),
             *(prepared.entry_high, prepared.entry_partial, items, prepared.pages),
             *(partials, lses, *q.stride()[:2]),
-            **self.options,
-            **options,
-        )
-
-    def launch_paths(self) -> None:
-        """Launch the kernel for the path tiles."""
-        prepared, (q, cos, sin, _, partials, lses, lows) = self.prepared, self.tensors
-        rows = prepared.capacity.path_rows
-        launch = self.launches.of_paths(rows)
-        most_entries = rows // self.backend.tiling.group
-        options = self._options_of(launch)
-        del options["EIGHT_BITS"]
-        paths_kernel[self.num_kv_heads, len(prepared.paths) // PATH_FIELDS](
-            *(q, self.store.keys, self.store.values, cos, sin),
-            *(prepared.entry_token, prepared.entry_offset, lows),
-            *(prepared.entry_high, prepared.entry_partial, prepared.paths, prepared.walks),
-            *(prepared.pages, partials, lses, *q.stride()[:2]),
-            GROUP=self.group,
-            NUM_KV_HEADS=self.num_kv_heads,
-            DOT=tl.float32 if self.backend.interpreted else _DOT[q.dtype],
-            ROWS=rows,
-            ENTRIES=most_entries,
-            SEGMENTS=power_of_two(most_entries),
-            num_stages=launch.num_stages,
-            ASKS=not self.backend.interpreted,
             **self.options,
             **options,
         )
@@ -597,11 +560,8 @@ def _tiling(
     )
     are_mapped = is_short and all(_can_map(shape, stored, device) for shape in shapes)
     are_specialised = all(_can_specialise(shape, stored, device) for shape in shapes)
-    group = max(_heads(shape)[1] for shape in shapes)
-    has_paths = is_short and stored.itemsize == 2 and _LEAST_PATH_GROUP <= group <= PATH_ROWS
-    has_paths &= not any(shape.is_latent or _is_broad(shape) for shape in shapes)
     cut = Tiling(
-        group=group,
+        group=max(_heads(shape)[1] for shape in shapes),
         num_kv_heads=min(_heads(shape)[0] for shape in shapes),
         num_processors=_num_processors(device),
         # Eight bits are turned into sixteen between two loads: the more at a time, the less waiting.
@@ -609,7 +569,6 @@ def _tiling(
         large_rows=128 if are_large else _LARGE_ROWS,
         specialised_rows=SPECIALISED_ROWS if are_specialised else 0,
         long_keys=_LONG if are_mapped else 0,
-        path_rows=PATH_ROWS if has_paths else 0,
     )
     if not any(shape.is_latent for shape in shapes):
         return cut

@@ -9,8 +9,6 @@ Strips with many readers get large tiles, limited by arithmetic; strips with few
 keys; both are in flight at the same time. Splits even the work out: a long strip is cut so that all processors have some of
 it.
 
-Deep trees of short strips go by tiles that walk several of these (`paths.py`).
-
 Each entry leaves one partial result per split. The partials of a token stand one behind the other, so
 merging needs no list of them.
 
@@ -29,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.attention.entries import Entries
-from manyhands.attention.paths import PATH_FIELDS, WALK_FIELDS, Paths, paths, walked
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 
@@ -59,7 +56,6 @@ class Cutting(NamedTuple):
     large_rows: int  # 0: all tiles are small ones
     occupancy: Occupancy
     is_specialised: bool = False  # whether large tiles are specialised
-    path_rows: int = 0  # 0: there are no path tiles
 
 
 @dataclass(frozen=True)
@@ -89,16 +85,6 @@ class Tiling:
     short_strip: int = 2048  # keys of the longest, up to which few small tiles launch as some
     few: int = 4  # programs of small tiles per processor, see `Occupancy`
     many: int = 8
-    path_rows: int = 0  # rows of path tiles (paths.py), if there is a kernel for them
-    path_keys: int = 256  # of a strip that several of them may walk
-    paths_per_processor: float = (
-        2.0  # programs of those with half of the rows, in pieces if need be
-    )
-
-    @property
-    def half_path_rows(self) -> int:
-        """Rows of path tiles where these walk all there is."""
-        return max(self.path_rows // 2, power_of_two(self.group))
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,10 +101,7 @@ class Work:
     partial_indptr: Ints  # [T + 1]: where those of a token do
     pages: Ints  # the page tables of all strips, one behind the other
     key_page: Ints  # [T]: first page of the strip that the token's key is written to
-    is_specialised: bool  # whether large tiles are specialised
-    path_rows: int  # of path tiles; 0: there are none
-    paths: Ints  # [I, PATH_FIELDS]
-    walks: Ints  # [L, WALK_FIELDS, entries of a path tile]
+    is_specialised: bool = False  # whether large tiles are specialised
 
     @property
     def num_partials(self) -> int:
@@ -137,29 +120,22 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
     sizes = [len(table) for table in plan.reads.pages]
     first_page = np.array([0, *accumulate(sizes)])
     indptr, strip_of = entries.stretches(tiling.key_tile)
-    found_paths, left = None, np.arange(len(strip_of))
-    if wanted is not None and not wanted.large_rows and not wanted.path_rows:
-        is_small = np.ones(len(strip_of), dtype=np.bool_)  # nothing is left to be decided
+    if wanted is not None and not wanted.large_rows:  # nothing is left to be decided
+        is_small = np.ones(len(strip_of), dtype=np.bool_)
     else:
         rows = (indptr[1:] - indptr[:-1]) * tiling.group
         keys = _keys(entries, indptr[:-1])[1]
-        found_paths = _paths(entries, indptr, rows, keys, first_page[strip_of], wanted, tiling)
-        if found_paths is not None:  # what is left goes by tiles of one strip each
-            left = found_paths.left
-            rows, keys = rows[left], keys[left]
         is_small = _are_small(rows, keys, tiling, is_free=wanted is None)
     if wanted is None:
         small_rows = _small_rows(rows[is_small], keys[is_small], tiling)
-        pairs = _pairs(entries, indptr[:-1])[left]
+        pairs = _pairs(entries, indptr[:-1])
         large_rows, is_specialised = _large_rows(rows[~is_small], pairs[~is_small], tiling)
     else:
         small_rows, large_rows = wanted.small_rows, wanted.large_rows or tiling.group
         is_specialised = wanted.is_specialised
-    small = _tiles(entries, indptr, left[is_small], small_rows // tiling.group, tiling)
-    large = _tiles(entries, indptr, left[~is_small], large_rows // tiling.group, tiling)
+    small = _tiles(entries, indptr, is_small.nonzero()[0], small_rows // tiling.group, tiling)
+    large = _tiles(entries, indptr, (~is_small).nonzero()[0], large_rows // tiling.group, tiling)
     num_splits = np.zeros(len(entries.token), dtype=np.int64)
-    if found_paths is not None:
-        num_splits += found_paths.num_partials
     lists = []
     found = _occupancy(len(small.stretch), tiling) if wanted is None else wanted.occupancy
     for tiles in (small, large):
@@ -190,56 +166,7 @@ def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
         pages=np.concatenate(plan.reads.pages),
         key_page=first_page[own].repeat(plan.row_indptr[1:] - plan.row_indptr[:-1]),
         is_specialised=is_specialised,
-        path_rows=0 if found_paths is None else found_paths.most_entries * tiling.group,
-        paths=np.empty((0, PATH_FIELDS), np.int64) if found_paths is None else found_paths.items,
-        walks=np.empty((0, WALK_FIELDS), np.int64) if found_paths is None else found_paths.walks,
     )
-
-
-def _paths(
-    entries: Entries,
-    indptr: Ints,
-    rows: Ints,
-    keys: Ints,
-    first_page: Ints,
-    wanted: Cutting | None,
-    tiling: Tiling,
-) -> Paths | None:
-    """Path tiles, if there are any; `first_page` [stretches].
-
-    There are where strips are many and most of them are leaves. Tiles have half of the rows where these walk all there is.
-    """
-    if wanted is not None:
-        sizes = [wanted.path_rows] if wanted.path_rows else []
-    else:
-        is_leaf = (rows <= tiling.least_rows) & (keys <= tiling.key_tile)
-        are_many = _occupancy(len(rows), tiling) is Occupancy.MANY
-        is_deep = are_many and 2 * np.count_nonzero(is_leaf) > len(rows)
-        sizes = [tiling.half_path_rows, tiling.path_rows] if is_deep and tiling.path_rows else []
-    for size in sizes:
-        most_entries = size // tiling.group
-        is_walked = walked(
-            entries,
-            indptr,
-            keys,
-            most_entries=most_entries,
-            leaf_entries=max(1, tiling.least_rows // tiling.group),
-            leaf_keys=tiling.key_tile,
-            most_keys=tiling.path_keys,
-        )
-        if is_walked.all() or (size == sizes[-1] and is_walked.any()):
-            is_half = size < tiling.path_rows
-            programs = tiling.paths_per_processor * tiling.num_processors if is_half else 0.0
-            return paths(
-                entries,
-                indptr,
-                is_walked,
-                first_page,
-                most_entries=most_entries,
-                key_tile=tiling.key_tile,
-                least_items=-int(-programs // tiling.num_kv_heads),
-            )
-    return None
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,7 +41,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from manyhands.attention.paths import WALK_FIELDS
 from manyhands.attention.prepared import Capacity, Prepared, pack, pack_growth, rounded_tokens
 from manyhands.attention.triton_backend import TritonBackend
 from manyhands.attention.work import Cutting, Occupancy, Tiling, Work, cut, power_of_two
@@ -317,10 +316,7 @@ class GraphedPasses(Passes):
             return False
         large_rows = work.large_rows if len(work.large) else 0
         if plan.num_tokens <= _ALL_SMALL:
-            own = Cutting(
-                *(work.small_rows, large_rows, work.occupancy, work.is_specialised),
-                work.path_rows,
-            )
+            own = Cutting(work.small_rows, large_rows, work.occupancy, work.is_specialised)
             return own == wide.capacity.cutting
         kernels = wide.capacity.large_rows, wide.capacity.is_specialised
         return not large_rows or (large_rows, work.is_specialised) == kernels
@@ -577,11 +573,6 @@ def _uncommon(tiling: Tiling) -> list[Capacity]:
     if tiling.specialised_rows:
         wider = replace(wide, large_rows=tiling.specialised_rows)
         found += [wider, replace(wider, is_specialised=True)]
-    if tiling.path_rows:
-        found += [
-            replace(wide, path_rows=rows, paths=1, walks=rows // tiling.group * WALK_FIELDS)
-            for rows in {tiling.path_rows, tiling.half_path_rows}
-        ]
     return found
 
 
