@@ -21,9 +21,14 @@ def long_history() -> str:
     """Passes behind long histories, with keys and values in 16 bits and in eight."""
     rows = []
     for name, shape in SHAPES.items():
-        found = result(f"decode_long_{name}") or {}
-        cells = found.get("cells", [])
-        for line in sorted(cells, key=lambda x: (x["history"], x["workers"], x["keys"] != "auto")):
+        # Of the older file the lines that the newer one has not.
+        files = (result(f"decode_long_{when}{name}") or {} for when in ("", "gated_"))
+        cells = {
+            (line["history"], line["workers"], line["keys"] != "auto"): line
+            for found in files
+            for line in found.get("cells", [])
+        }
+        for _, line in sorted(cells.items()):
             attention = line["parts"].get("ms_attention")
             rows.append(
                 [
@@ -48,7 +53,7 @@ def fresh_process() -> str:
     """From the start of a process to its first token, and what was compiled and recorded afterwards."""
     rows = []
     for name, shape in SHAPES.items():
-        found = (result(f"start_up_{part}{name}") for part in ("", "mended_", "wide_"))
+        found = (result(f"start_up_{part}{name}") for part in ("", "mended_", "wide_", "fronts_"))
         for line in (line for each in found for line in (each or {}).get("starts", [])):
             later = [line["first_prompt"], line["second_prompt"], *line["crowds"]]
             rows.append(

@@ -47,21 +47,6 @@ def tiles() -> str:
     return table(head, rows) if rows else NOTHING_YET
 
 
-def gated_products() -> str:
-    """Gate and up with their activation: the library's product and a launch behind it, and ours."""
-    rows = [
-        [
-            line["model"],
-            str(line["tokens"]),
-            *(f"{line[key]:.0f}" for key in ("limit_us", "library_us", "ours_us")),
-            f"{line['ours_us'] / line['library_us']:.2f}",
-        ]
-        for line in (result("products") or {}).get("gated", [])
-    ]
-    head = ["shapes", "tokens", "limit, µs", "library and activation", "ours", "ratio"]
-    return table(head, rows) if rows else NOTHING_YET
-
-
 def quantised_products() -> str:
     """All products of one layer by kind of weights and tokens, and reading them at the speed of a copy."""
     found = result("quantised_products")
@@ -189,7 +174,6 @@ TABLES: dict[str, Callable[[], str]] = {
     for made in (
         launches,
         tiles,
-        gated_products,
         quantised_products,
         four_bits,
         four_bits_passes,

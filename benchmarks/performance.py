@@ -48,6 +48,8 @@ def cell(found: Result | None, kind: str = "cells", **where: Any) -> Result | No
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
+    "life_gated_qwen3-8b",
+    "life_gated_crowds_qwen3-8b",
     "life_fronts_qwen3-8b",
     "life_stretches_qwen3-8b",
     "life_stretches_qwq-32b",
@@ -92,6 +94,7 @@ _HOST_PARTS = {
     "asked": "next step asked for",
     "plan: routes": "routes",
     "plan: reads": "reads",
+    "plan: matrix": "matrix",
     "plan: lists": "lists",
     "moves": "moves",
     "cut": "work list",
@@ -104,7 +107,8 @@ def life_step_end() -> str:
     head += [*_HOST_PARTS.values(), "other"]
     rows: list[list[str]] = []
     for name in (
-        f"step_timeline_{when}qwen3-8b" for when in ("before_", "", "stretches_", "fronts_")
+        f"step_timeline_{when}qwen3-8b"
+        for when in ("before_", "", "stretches_", "fronts_", "before_matrix_", "matrix_")
     ):
         found = result(name) or {}
         for line in found.get("timelines", []):

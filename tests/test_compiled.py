@@ -23,7 +23,7 @@ KERNELS = {
         "_gated",
         "_quantise",
         "_skinny",
-        "_wide_gated",
+        "_gate_up",
         "_w4a16_product",
         "_w4a16_unpack",
     ),
@@ -31,8 +31,8 @@ KERNELS = {
 }
 # Bytes that a program may have.
 MOST_SHARED = {90: 232448, 86: 101376}
-PRODUCTS = {"_skinny", "_wide_gated", "_w4a16_product", "attend_kernel", "specialised_kernel"}
-MAPPED = {"_wide_gated", "attend_kernel", "specialised_kernel"}
+PRODUCTS = {"_skinny", "_gate_up", "_w4a16_product", "attend_kernel", "specialised_kernel"}
+MAPPED = {"_gate_up", "attend_kernel", "specialised_kernel"}
 ROWS = ["[1, 4] [32, 1]"]  # numbers of a thread, threads of a warp
 
 
@@ -74,7 +74,7 @@ def test_for_ampere(tmp_path: Path) -> None:
     found = compiled(86, tmp_path)
     assert {kernel["kernel"] for kernel in found} == KERNELS - {
         "_quantise",
-        "_wide_gated",
+        "_gate_up",
         "specialised_kernel",
     }
     for kernel in found:

@@ -18,7 +18,7 @@ from manyhands.model.quantised.w4a16 import Int4Linear, pack, unpack
 from manyhands.model.skinny import SkinnyLinear
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
-from manyhands.model.kernels import gated, norms, rows, skinny, w4a16, wide
+from manyhands.model.kernels import gate_up, gated, norms, rows, skinny, w4a16
 from manyhands.model.quantised.linear import Float8Linear
 
 GPU = torch.cuda.is_available()
@@ -113,7 +113,7 @@ def test_nothing_to_do() -> None:
     nothing = _normal(0, 8)
     assert norms.join(None, nothing, None, (_normal(8), 1e-6), 0)[1].shape == (0, 8)
     assert gated.gated(nothing, "silu").shape == (0, 4)
-    assert wide.gated_product(nothing, _normal(6, 8), None, "silu").shape == (0, 3)
+    assert gate_up.gated_product(nothing, _normal(6, 8), None, "silu").shape == (0, 3)
     assert rows.quantise_rows(nothing)[0].shape == (0, 8)
     assert skinny.product(nothing, _normal(3, 8), None, nothing).shape == (0, 3)
 
@@ -179,9 +179,9 @@ def test_gated_products_of_many_tokens(
             x.float(), weight.float(), None if added is None else added.float()
         )
         expected = gated.gated(both.to(dtype), name)
-        ours = wide.gated_product(x, weight, added, name)
+        ours = gate_up.gated_product(x, weight, added, name)
         torch.testing.assert_close(ours, expected, rtol=4 * STEPS[dtype], atol=4 * STEPS[dtype])
-        assert torch.equal(ours, wide.gated_product(x, weight, added, name))
+        assert torch.equal(ours, gate_up.gated_product(x, weight, added, name))
 
 
 def test_a_gated_layer_takes_the_kernel_of_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,12 +195,12 @@ def test_a_gated_layer_takes_the_kernel_of_its_tokens(monkeypatch: pytest.Monkey
         return torch.zeros(tokens, 6)
 
     monkeypatch.setattr(skinny, "product", lambda x, *_: noted("skinny", len(x)))
-    monkeypatch.setattr(wide, "gated_product", lambda x, *_: noted("wide", len(x)))
-    monkeypatch.setattr(wide, "is_for", lambda x: True)
+    monkeypatch.setattr(gate_up, "gated_product", lambda x, *_: noted("gate_up", len(x)))
+    monkeypatch.setattr(gate_up, "is_for", lambda x: True)
     for tokens in (32, 33, 128, 129):
         out = layer.gated(_normal(1, tokens, 16, dtype=torch.bfloat16), "silu")
         assert (out is None) == (tokens == 129)
-    assert taken == ["skinny", "wide", "wide"]
+    assert taken == ["skinny", "gate_up", "gate_up"]
 
 
 @pytest.mark.skipif(

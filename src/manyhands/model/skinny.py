@@ -2,7 +2,7 @@
 
 The weight stays what it was; only the kernel that multiplies changes. Up to 32 tokens on a CUDA device, in bfloat16
 or float16, our own does (`kernels/skinny.py`), and up to 128 where two halves of a weight go through an activation
-(`kernels/wide.py`); everything else goes the way it always went.
+(`kernels/gate_up.py`); everything else goes the way it always went.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class SkinnyLinear(nn.Linear):
             return self._skinny(x, activation)
         if not self._is_known(x):
             return None
-        from manyhands.model.kernels import wide
+        from manyhands.model.kernels import gate_up
 
-        if x.numel() > wide.MOST_TOKENS * self.in_features or not wide.is_for(x):
+        if x.numel() > gate_up.MOST_TOKENS * self.in_features or not gate_up.is_for(x):
             return None
         rows = x.reshape(-1, self.in_features)
-        out = wide.gated_product(rows, self.weight, self.bias, activation)
+        out = gate_up.gated_product(rows, self.weight, self.bias, activation)
         return out.view(*x.shape[:-1], out.shape[-1])
 
     def _is_for(self, x: Tensor) -> bool:

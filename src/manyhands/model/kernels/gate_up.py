@@ -35,7 +35,7 @@ _OUTPUTS, _INPUTS, _WARPS, _STAGES = 64, 64, 4, 3
 
 
 @triton.jit(do_not_specialize=("T",))
-def _wide_gated(
+def _gate_up(
     inputs,  # tensor maps of x [T, K] and the weight [2 F, K], gates first
     weight,
     bias,  # [2 F], or nothing
@@ -90,7 +90,7 @@ def gated_product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: st
         return out
     block = max(64, int(triton.next_power_of_2(tokens)))
     stage = x.element_size() * _INPUTS * (2 * _OUTPUTS + block)
-    kernel: Any = _wide_gated
+    kernel: Any = _gate_up
     kernel[(triton.cdiv(width, _OUTPUTS),)](
         TensorDescriptor.from_tensor(x, [block, _INPUTS]),
         TensorDescriptor.from_tensor(weight, [_OUTPUTS, _INPUTS]),
