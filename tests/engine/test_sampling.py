@@ -190,6 +190,10 @@ def test_the_likeliest_token_and_the_soundness_come_from_one_reading(
     assert tokens[sound.bool()].tolist() == [7, 7, 0, 7, 7]
 
 
+def test_no_rows_are_no_error() -> None:
+    assert choose(LOGITS[None][:0], ()) == ()
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_impossible_tokens_are_no_error(temperature: float) -> None:
     """Some networks pad their vocabulary with minus infinity."""

@@ -196,11 +196,18 @@ def test_a_gated_layer_takes_the_kernel_of_its_tokens(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(skinny, "product", lambda x, *_: noted("skinny", len(x)))
     monkeypatch.setattr(gate_up, "gated_product", lambda x, *_: noted("gate_up", len(x)))
-    monkeypatch.setattr(gate_up, "is_for", lambda x: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     for tokens in (32, 33, 128, 129):
         out = layer.gated(_normal(1, tokens, 16, dtype=torch.bfloat16), "silu")
         assert (out is None) == (tokens == 129)
     assert taken == ["skinny", "gate_up", "gate_up"]
+    x = _normal(40, 16, dtype=torch.bfloat16)
+    shifted = _normal(12 * 16 + 4, dtype=torch.bfloat16)[4:].view(12, 16)
+    for weight in (shifted, _normal(16, 12, dtype=torch.bfloat16).t()):
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        assert layer.gated(x, "silu") is None, "no tensor map begins there"
+    assert layer.gated(x[:9], "silu") is None, "the kernel of few tokens wants rows in one piece"
+    assert torch.equal(layer(x[:9]), functional.linear(x[:9], layer.weight))
 
 
 @pytest.mark.skipif(

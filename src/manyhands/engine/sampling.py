@@ -164,13 +164,13 @@ def choose(
 ) -> Chosen:
     """One token per row of logits [R, V].
 
-    `greedy` [R + 1]: the likeliest tokens and the state of the logits, if they are known. `weigh` makes
-    new logits of these, by what the rows' writers have written.
+    `greedy` [R + 1]: the likeliest tokens and the state of these logits, or of these and others of their pass, if they are
+    known. `weigh` makes new logits of these, by what the rows' writers have written.
     """
     is_plain = weigh is None and all(choice is GREEDY or choice == GREEDY for choice in choices)
     if greedy is None:
         tokens, sound = likeliest(logits)
-        greedy = torch.cat((tokens, sound.min().view(1) * _SOUND))
+        greedy = torch.cat((tokens, sound.all().view(1) * _SOUND))
     if is_plain:
         return Chosen(greedy)
     state = greedy[-1:]

@@ -47,7 +47,7 @@ class SkinnyLinear(nn.Linear):
             return None
         from manyhands.model.kernels import gate_up
 
-        if x.numel() > gate_up.MOST_TOKENS * self.in_features or not gate_up.is_for(x):
+        if x.numel() > gate_up.MOST_TOKENS * self.in_features or not gate_up.is_for(self.weight):
             return None
         rows = x.reshape(-1, self.in_features)
         out = gate_up.gated_product(rows, self.weight, self.bias, activation)
@@ -61,8 +61,9 @@ class SkinnyLinear(nn.Linear):
         return x.numel() <= MOST_TOKENS * self.in_features
 
     def _is_known(self, x: Tensor) -> bool:
-        """Whether our kernels know the dtype and the device."""
-        return x.dtype in _DTYPES and x.dtype == self.weight.dtype and kernels.usable(x)
+        """Whether our kernels know the dtype, the device and how the weight lies."""
+        is_known = x.dtype in _DTYPES and x.dtype == self.weight.dtype
+        return is_known and self.weight.is_contiguous() and kernels.usable(x)
 
     def _skinny(self, x: Tensor, activation: str | None) -> Tensor:
         from manyhands.model.kernels.skinny import product

@@ -30,6 +30,7 @@ from manyhands.model.kernels.skinny import dot_dtype
 
 MOST_TOKENS = 128
 _FIRST = (9, 0)  # compute capability: the first with tensor maps
+_ALIGNED = 16  # bytes at whose multiples the rows of a tensor map begin
 # The fastest of thirty on an H100 for Qwen3-8B and QwQ-32B together, 48 to 128 tokens (docs/log.md).
 _OUTPUTS, _INPUTS, _WARPS, _STAGES = 64, 64, 4, 3
 
@@ -71,9 +72,11 @@ def _gate_up(
     tl.store(out + t * F + f, both.to(DTYPE), mask=(f < F) & (t < T))
 
 
-def is_for(x: Tensor) -> bool:
-    """Whether the device of `x` has tensor maps; the interpreter has."""
-    return not x.is_cuda or torch.cuda.get_device_capability(x.device) >= _FIRST
+def is_for(weight: Tensor) -> bool:
+    """Whether there are tensor maps of this weight, contiguous, on its device; the interpreter has them."""
+    if weight.is_cuda and torch.cuda.get_device_capability(weight.device) < _FIRST:
+        return False
+    return weight.data_ptr() % _ALIGNED == weight[0].nbytes % _ALIGNED == 0
 
 
 def gated_product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:

@@ -181,19 +181,18 @@ class Int4Linear(Quantised):
     def gated(self, x: Tensor, activation: str) -> Tensor | None:
         """act(gate) * up [..., N / 2] of x [..., K], gates first; None if that takes another way."""
         whole = self.out_features % (2 * BLOCK) == 0 and self.offsets is None
-        rows = self._rows(x)
-        if not whole or not self._is_for(rows):
+        if not whole or not self._is_for(x):
             return None
-        return self._product(rows, activation).view(*x.shape[:-1], self.out_features // 2)
+        return self._product(self._rows(x), activation).view(*x.shape[:-1], self.out_features // 2)
 
     def _rows(self, x: Tensor) -> Tensor:
         """X [..., K] as [T, K], in the order in which the weights are packed."""
         rows = x.reshape(-1, self.in_features)
         return rows if self.order is None else rows.index_select(1, self.order)
 
-    def _is_for(self, rows: Tensor) -> bool:
-        few = rows.shape[0] <= _MOST_TOKENS
-        return few and kernels.usable(rows) and rows.dtype != torch.float32
+    def _is_for(self, x: Tensor) -> bool:
+        few = x.numel() <= _MOST_TOKENS * self.in_features
+        return few and kernels.usable(x) and x.dtype != torch.float32
 
     def _product(self, rows: Tensor, activation: str | None) -> Tensor:
         from manyhands.model.kernels.w4a16 import product
