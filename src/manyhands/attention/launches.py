@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from manyhands.attention.work import Occupancy, Tiling, power_of_two
+from manyhands.attention.work import WALKING_ROWS, Occupancy, Tiling, power_of_two
 
 SPECIALISED_ROWS = 128  # of a tile of kernels/specialised.py
 SPECIALISED_BOX = 64  # slots that it brings at once; pages and splits hold whole boxes
@@ -134,7 +134,7 @@ class Launches:
             return self.many  # they hide each other's waiting: the more at a time, the better
         if rows == 16 and occupancy == Occupancy.FEW:
             return self.few  # they do not: the more each has on its way, the better
-        if rows == 32 and occupancy == Occupancy.FEW and is_mapped:
+        if rows == WALKING_ROWS and occupancy == Occupancy.FEW and is_mapped:
             return self.transposed  # fewer instructions an iteration, more to begin and to end with
         return self.wide if rows == 64 else self.small
 

@@ -34,9 +34,8 @@ Bools = NDArray[np.bool_]
 ENDLESS = 1 << 30  # the end of a strip's last split: as far as the entries themselves reach
 _ALL = slice(None)
 _HARDLY_MORE = 1.05  # of the keys that the largest small tiles would load
-_TRANSPOSED_ROWS = (
-    32  # of small tiles whose launch, if they are few, pays in long walks (launches.py)
-)
+# Of small tiles that have a launch of their own where they are few, for long walks (launches.py).
+WALKING_ROWS = 32
 ITEM_FIELDS = 6  # first entry, number of entries, first key, end of keys, first page, split
 
 
@@ -298,12 +297,15 @@ def _reading(items: Ints, tiles: _Tiles, rows: int, tiling: Tiling) -> Occupancy
     if found is Occupancy.MANY:
         is_long = tiles.num_keys.sum() >= tiling.long_walk * len(items)
         return Occupancy.SOME if is_long else found
-    is_short = rows == _TRANSPOSED_ROWS and tiles.num_keys.max(initial=0) <= tiling.short_strip
+    is_short = rows == WALKING_ROWS and tiles.num_keys.max(initial=0) <= tiling.short_strip
     return Occupancy.SOME if is_short else found
 
 
 def _num_splits(tiles: _Tiles, size: int | Ints, tiling: Tiling) -> Ints:
-    """Splits of each tile, of so many keys or, [n, 1], for each of these sizes. A rest that fits one iteration of the inner loop stays with the last."""
+    """Splits of each tile, of so many keys or, [n, 1], for each of these sizes.
+
+    A rest that fits one iteration of the inner loop stays with the last.
+    """
     splits: Ints = np.maximum(1, -(-(tiles.num_keys - tiling.key_tile) // size))
     return splits
 
@@ -362,11 +364,14 @@ def _large_split(tiles: _Tiles, tiling: Tiling, to_begin: int) -> int:
     """Keys per split: all of them where there are tiles enough, since partials have their price.
 
     A tile with much more than its share is cut, whatever their number: of a team of sixteen, every
-    desk is a tile of its own, and the common history would keep all others waiting.
+    desk is a tile of its own, and the common history would keep all others waiting. `to_begin`, of each tile, counts as keys;
+    but no split has more than twice a processor's share of those that are read.
     """
     longest = int(tiles.num_keys.max(initial=1))
-    total = int((tiles.num_keys + to_begin).sum()) * tiling.num_kv_heads
-    splits = longest * tiling.num_processors // max(1, total)
+    keys = max(1, int(tiles.num_keys.sum()) * tiling.num_kv_heads)
+    begun = to_begin * len(tiles.num_keys) * tiling.num_kv_heads
+    splits = longest * tiling.num_processors // (keys + begun)
+    splits = max(splits, -(-longest * tiling.num_processors // (2 * keys)))
     return max(tiling.least_split, _round_up(longest / max(1, splits), tiling.key_tile))
 
 

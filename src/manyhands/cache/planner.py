@@ -716,8 +716,8 @@ class Planner:
 
         Such views begin with the same finished blocks. Behind these they have as many blocks each, the same ones but for some
         places at which each has one that may grow. So the beginning is walked once, and the rest is one matrix: of every
-        row and block where it lies. Blocks of which nothing is read there, since a copy is read or since they are one piece with those in
-        front of them, have no length.
+        row and block where it lies. Blocks of which nothing is read there, since a copy is read or since they are one piece
+        with those in front of them, have no length.
         """
         views = [row.view for row in step.rows]
         view, num_rows = views[0], len(views)

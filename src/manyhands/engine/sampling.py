@@ -147,7 +147,7 @@ class ToldRows:
 
 
 def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The likeliest token of each row of logits [R, V], the first of equals, and 1 for a row that is sound, else 0: int64 [R].
+    """The likeliest token of each row of logits [R, V], the first of equals; and 1 for a sound row, else 0. Both int64 [R].
 
     -inf is a token that cannot be; NaN and +inf mean that the network is broken, and either is the largest of its row.
     So both answers come from one reading.

@@ -359,7 +359,8 @@ def attend_kernel(
                 TRANSPOSED,
                 LATENT,
             )
-    # ... then those before and behind them. Keys of small tiles are hardly loaded by other programs: they need not stay in the cache.
+    # ... then those before and behind them. Keys of small tiles are hardly loaded by other programs: they need not stay
+    # in the cache.
     KEPT: tl.constexpr = "" if TWO_WALKS else "evict_first"
     for tile in range(num_edges):
         behind = all_end + (tile - num_before) * KEYS

@@ -2,8 +2,8 @@
 
 With so many tokens the library's products read weights about as fast as ours would. But gate and up take half of all
 bytes of a layer, and behind them the activation is a launch of its own that waits for all of them, reads what they
-wrote and writes half as much. Here a program has the same outputs of both halves in its registers, and what it writes
-is the end. Weights and inputs come by tensor maps, so this is for Hopper and later.
+wrote and writes half as much. Here a program has the same outputs of both halves in its registers, and writes the
+result alone. Weights and inputs come by tensor maps, so this is for Hopper and later.
 
 Values are rounded where the modelling code rounds: each half, the activation, the product.
 
@@ -31,7 +31,7 @@ from manyhands.model.kernels.skinny import dot_dtype
 MOST_TOKENS = 128
 _FIRST = (9, 0)  # compute capability: the first with tensor maps
 _ALIGNED = 16  # bytes at whose multiples the rows of a tensor map begin
-# The fastest of thirty on an H100 for Qwen3-8B and QwQ-32B together, 48 to 128 tokens (docs/log.md).
+# Of twenty the fastest on an H100 with 128 tokens for Qwen3-8B and QwQ-32B together (docs/log.md).
 _OUTPUTS, _INPUTS, _WARPS, _STAGES = 64, 64, 4, 3
 
 
@@ -76,7 +76,8 @@ def is_for(weight: Tensor) -> bool:
     """Whether there are tensor maps of this weight, contiguous, on its device; the interpreter has them."""
     if weight.is_cuda and torch.cuda.get_device_capability(weight.device) < _FIRST:
         return False
-    return weight.data_ptr() % _ALIGNED == weight[0].nbytes % _ALIGNED == 0
+    row = weight.shape[1] * weight.element_size()
+    return weight.data_ptr() % _ALIGNED == row % _ALIGNED == 0
 
 
 def gated_product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:

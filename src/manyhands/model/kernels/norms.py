@@ -27,13 +27,17 @@ from torch import Tensor
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
 
-# Of all heads that one program norms. With a program for each head, 128 tokens of Qwen3-8B took 6.6 µs for 1.3 on an H100.
+# Of all heads that one program norms. With a program for each head, 128 tokens of Qwen3-8B took 6.6 µs for 1.3 on an
+# H100 (docs/log.md).
 _NUMBERS = 2048
 
 
 @triton.jit
 def _rms(v, w, N, eps, FORM: tl.constexpr, DTYPE: tl.constexpr):
-    """The norm of the last dim. `v` and `w` are float32 and 0 beyond N; the result is float32, holding a value of DTYPE."""
+    """The norm of the last dim. `v` and `w` are float32 and 0 beyond N.
+
+    The result is float32, holding values of DTYPE.
+    """
     variance = tl.sum(v * v, axis=-1, keep_dims=True) / N
     v = v * tl.rsqrt(variance + eps)
     if FORM == 0:  # round, then weigh
