@@ -30,6 +30,7 @@ from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.evaluation.bench import HEADER_TOKENS, MARKER_TOKENS
+from manyhands.evaluation.life import STEP_PREFIX
 
 PAGE_SIZE = 64  # as the kernels get it (engine/backends.py)
 TREES = (
@@ -138,11 +139,14 @@ def team(workers: int, common: int, desk: int) -> list[View]:
     return [View([shared, *(d for d in desks if d is not own), own]) for own in desks]
 
 
-def live_team(workers: int, common: int, desk: int, *, has_copies: bool = True) -> tuple[Plan, int]:
+def live_team(
+    workers: int, common: int, desk: int, *, has_copies: bool = True, prefixes: int = 0
+) -> tuple[Plan, int]:
     """The plan of a team in the combined layout, with headers and markers, as `evaluation/life.py` has them.
 
-    Each row feeds one token to a desk that has `desk` with it. `has_copies`: of the marker, in front of the desks
-    (`cache/pages.py::PagePool.give_front`). Also the slots of its pool.
+    Each row feeds one token to a desk that has `desk` with it; the first `prefixes` feed as many as where a step has
+    ended. `has_copies`: of the marker, in front of the desks (`cache/pages.py::PagePool.give_front`). Also the slots of
+    its pool.
     """
     prompt, others = block_of(common), block_of(HEADER_TOKENS)
     own, marker = block_of(HEADER_TOKENS), block_of(MARKER_TOKENS)
@@ -164,7 +168,8 @@ def live_team(workers: int, common: int, desk: int, *, has_copies: bool = True) 
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
         pool.keep()
-    plan = planner.plan(Step([Row(view, (0,)) for view in views]))
+    sizes = [STEP_PREFIX if index < prefixes else 1 for index in range(workers)]
+    plan = planner.plan(Step([Row(v, (0,) * size) for v, size in zip(views, sizes, strict=True)]))
     return replace(plan, lockstep=None), pool.num_slots
 
 

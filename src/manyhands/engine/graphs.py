@@ -79,6 +79,8 @@ _LOOKED_AT = 8
 AHEAD = 768  # tokens of the largest wide recording: a part of a prompt, and what many others write
 # Tokens of a pass up to which a wide recording has small tiles alone, and up to which one of these is made.
 _ALL_SMALL, _MOST_ALONE = 32, 256
+# Items of these of few tokens, unless the device has room for more: programs that find nothing to do are not for nothing.
+_MOST_ITEMS = 256
 _GUESSES = 32  # about so many of the last ones count
 _HEAD_BYTES = (
     3 << 30
@@ -547,7 +549,7 @@ def wide_capacity(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
         rows=min(tokens, 256),
         entries=max(256, 64 * many),
         pages=_LEAST.pages * (8 if is_narrow else 16),
-        small=max(_LEAST.small, 16 * many, items),
+        small=max(_LEAST.small, items, min(16 * many, _MOST_ITEMS) if is_narrow else 16 * many),
         large=64 if has_large else 0,
         partials=max(1024, 64 * many),
         most_partials=32 if is_narrow else 8,
