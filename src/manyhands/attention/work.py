@@ -127,8 +127,8 @@ class Stretches(NamedTuple):
         return cls(entries, *entries.stretches(tiling.key_tile))
 
     def are_small(self, tiling: Tiling) -> bool:
-        """Whether the plan's own best are small tiles alone."""
-        return bool(_are_small(*self.sizes(tiling), tiling, is_free=True).all())
+        """Whether a plan that is cut for given kernels, large ones among them, has small tiles alone."""
+        return bool(_are_small(*self.sizes(tiling), tiling, is_free=False).all())
 
     def sizes(self, tiling: Tiling) -> tuple[Ints, Ints]:
         """Rows and keys of each stretch."""

@@ -301,7 +301,7 @@ class GraphedPasses(Passes):
         if plan.num_tokens <= _ALL_SMALL:
             self._kinds[kind] += 1
             is_served = self._kinds[kind] % _LOOKED_AT > 0
-        else:  # always, see `_is_served_well`
+        else:  # one with large tiles would launch them for nothing
             is_served = plan.num_tokens <= _MOST_ALONE and stretches.are_small(self.backend.tiling)
         return self._wide(plan, stretches, has_large=False) if is_served else None
 
