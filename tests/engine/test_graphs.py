@@ -388,6 +388,27 @@ def test_crowds_are_served_by_wide_recordings_unless_they_want_other_large_tiles
     assert passes._is_served_well(plan, work) is (large_rows == 64)
 
 
+@pytest.mark.parametrize("readers", [9, 20])
+def test_no_large_tiles_are_launched_for_nothing(readers: int) -> None:
+    """Beside many lone rows the plan alone wants large tiles for nine that share a prompt; one cut for a recording does not."""
+    passes = passes_of(graphed_engine())
+    passes.backend.tiling = tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64)
+    for has_large in (False, True):
+        wide = graphs.wide_capacity(208, tiling, has_large=has_large)
+        capacity = replace(wide, entries=512, pages=1024, small=512, partials=512)
+        passes._ahead[208, has_large] = graphs._Graph(passes, capacity, 64)
+    shared = situations.block_of(900)
+    views = [View([shared, situations.block_of(0)]) for _ in range(readers)]
+    views += [View([situations.block_of(99)]) for _ in range(204 - readers)]
+    plan = situations.planned(views, 1)[0]
+    assert len(cut(plan, tiling).large)
+    found = passes._recorded(plan)
+    assert found is not None
+    graph, work = found
+    assert graph is passes._ahead[208, readers > 16]
+    assert bool(len(work.large)) is (readers > 16)
+
+
 def test_a_plan_of_few_tokens_is_cut_once_where_a_wide_recording_serves_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -113,17 +113,43 @@ class Work:
         return int(np.diff(self.partial_indptr).max())
 
 
-def cut(plan: Plan, tiling: Tiling, wanted: Cutting | None = None) -> Work:
-    """The work list of a plan, for the kernels that are best for it or for those that are `wanted`."""
-    entries = Entries.of(plan)
+class Stretches(NamedTuple):
+    """All that a plan is cut from, for whatever kernels: its entries, and where those of each stretch stand."""
+
+    entries: Entries
+    indptr: Ints  # [stretches + 1], in entries
+    strip: Ints  # [stretches]
+
+    @classmethod
+    def of(cls, plan: Plan, tiling: Tiling) -> Stretches:
+        """Those of this plan."""
+        entries = Entries.of(plan)
+        return cls(entries, *entries.stretches(tiling.key_tile))
+
+    def are_small(self, tiling: Tiling) -> bool:
+        """Whether a plan that is cut for given kernels, large ones among them, has small tiles alone."""
+        return bool(_are_small(*self.sizes(tiling), tiling, is_free=False).all())
+
+    def sizes(self, tiling: Tiling) -> tuple[Ints, Ints]:
+        """Rows and keys of each stretch."""
+        first = self.indptr[:-1]
+        return (self.indptr[1:] - first) * tiling.group, _keys(self.entries, first)[1]
+
+
+def cut(
+    plan: Plan, tiling: Tiling, wanted: Cutting | None = None, stretches: Stretches | None = None
+) -> Work:
+    """The work list of a plan, for the kernels that are best for it or for those that are `wanted`.
+
+    `stretches`: of this plan, where they are known.
+    """
+    entries, indptr, strip_of = stretches = stretches or Stretches.of(plan, tiling)
     sizes = [len(table) for table in plan.reads.pages]
     first_page = np.array([0, *accumulate(sizes)])
-    indptr, strip_of = entries.stretches(tiling.key_tile)
     if wanted is not None and not wanted.large_rows:  # nothing is left to be decided
         is_small = np.ones(len(strip_of), dtype=np.bool_)
     else:
-        rows = (indptr[1:] - indptr[:-1]) * tiling.group
-        keys = _keys(entries, indptr[:-1])[1]
+        rows, keys = stretches.sizes(tiling)
         is_small = _are_small(rows, keys, tiling, is_free=wanted is None)
     if wanted is None:
         small_rows = _small_rows(rows[is_small], keys[is_small], tiling)

@@ -460,15 +460,16 @@ class LocalExecutor:
         begun, self._begun = self._begun, None
         assert begun is not None, "only what was begun goes on"
         outcome = begun()
-        logits, greedy = outcome.logits, outcome.greedy
-        is_whole = len(rows) == len(logits)
-        if not is_whole:
-            self.passes.counts.in_vain += len(logits) - len(rows)
-            at = sent([*rows, len(logits)], torch.int64, logits.device)
-            greedy = None if greedy is None else greedy.index_select(0, at)
-            logits = logits.index_select(0, at[:-1])
-        chosen = choose(logits, choices, greedy, self._weigh(weighing))
-        if not self._begin(chosen, ahead) and lookahead and is_whole:
+        num_in_vain = len(outcome.logits) - len(rows)
+        self.passes.counts.in_vain += num_in_vain
+        chosen = choose(
+            outcome.logits,
+            choices,
+            outcome.greedy,
+            self._weigh(weighing),
+            rows if num_in_vain else None,
+        )
+        if not self._begin(chosen, ahead) and lookahead and not num_in_vain:
             self.passes.look_ahead(chosen)
         return self._arrived(chosen)
 

@@ -43,7 +43,15 @@ from torch import Tensor
 
 from manyhands.attention.prepared import Capacity, Prepared, pack, pack_growth, rounded_tokens
 from manyhands.attention.triton_backend import TritonBackend
-from manyhands.attention.work import Cutting, Occupancy, Tiling, Work, cut, power_of_two
+from manyhands.attention.work import (
+    Cutting,
+    Occupancy,
+    Stretches,
+    Tiling,
+    Work,
+    cut,
+    power_of_two,
+)
 from manyhands.cache.logprobs import Targets
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
@@ -201,9 +209,10 @@ class GraphedPasses(Passes):
         self._newest = self._lookahead = None
         if plan.num_tokens > MOST_TOKENS or self.trouble is not None:
             return False
-        if (found := self._wide_at_once(plan)) is None:
-            work = cut(plan, self.backend.tiling)
-            found = self._at_hand(plan, work, _capacity(plan, work))
+        stretches = Stretches.of(plan, self.backend.tiling)
+        if (found := self._wide_at_once(plan, stretches)) is None:
+            work = cut(plan, self.backend.tiling, None, stretches)
+            found = self._at_hand(plan, work, _capacity(plan, work), stretches)
         if found is None:
             return False
         graph, work = found
@@ -266,14 +275,15 @@ class GraphedPasses(Passes):
 
         Its own; or while its capacity is rare, one that is a little wider, or a wide one.
         """
-        if (found := self._wide_at_once(plan)) is not None:
+        stretches = Stretches.of(plan, self.backend.tiling)
+        if (found := self._wide_at_once(plan, stretches)) is not None:
             return found
-        work = cut(plan, self.backend.tiling)
+        work = cut(plan, self.backend.tiling, None, stretches)
         capacity = _capacity(plan, work)
         if capacity not in self._graphs:
             self._seen[capacity] += 1
         times = self._seen[capacity]
-        if (found := self._at_hand(plan, work, capacity)) is not None:
+        if (found := self._at_hand(plan, work, capacity, stretches)) is not None:
             return found
         # A prompt comes once, and waits twice as long for its first token where its pass is recorded.
         drafted = 0 if plan.num_drafted is None else int(plan.num_drafted.sum())
@@ -285,26 +295,33 @@ class GraphedPasses(Passes):
         self._kinds_with_own.add(_kind(plan))
         return graph, work
 
-    def _wide_at_once(self, plan: Plan) -> tuple[_Graph, Work] | None:
-        """The wide recording, for most plans of few tokens: to look for their own, they would be cut twice."""
+    def _wide_at_once(self, plan: Plan, stretches: Stretches) -> tuple[_Graph, Work] | None:
+        """The wide recording, for most plans of small tiles alone: to look for their own, they would be cut twice."""
         kind = _kind(plan)
-        if plan.num_tokens > _ALL_SMALL or kind in self._kinds_with_own or not self._ahead:
+        if kind in self._kinds_with_own or not self._ahead:
             return None
-        self._kinds[kind] += 1
-        return self._wide(plan, has_large=False) if self._kinds[kind] % _LOOKED_AT else None
+        if plan.num_tokens <= _ALL_SMALL:
+            self._kinds[kind] += 1
+            is_served = self._kinds[kind] % _LOOKED_AT > 0
+        else:  # one with large tiles would launch them for nothing
+            is_served = plan.num_tokens <= _MOST_ALONE and stretches.are_small(self.backend.tiling)
+        return self._wide(plan, stretches, has_large=False) if is_served else None
 
-    def _at_hand(self, plan: Plan, work: Work, capacity: Capacity) -> tuple[_Graph, Work] | None:
+    def _at_hand(
+        self, plan: Plan, work: Work, capacity: Capacity, stretches: Stretches
+    ) -> tuple[_Graph, Work] | None:
         """A recording that is there already and serves this plan, which was cut alone as `work`."""
         if (own := self._graphs.get(capacity)) is not None:
             return own, work
+        has_large = has_large_ahead(plan, work)
         if self._is_served_well(plan, work):
-            if (found := self._wide(plan, has_large=has_large_ahead(plan, work))) is not None:
+            if (found := self._wide(plan, stretches, has_large=has_large)) is not None:
                 return found
         elif self._seen[capacity] >= (_VERY_OFTEN if self._ahead else _OFTEN):
             return None  # it is to have its own
         if fitting := [graph for known, graph in self._graphs.items() if known.serves(capacity)]:
             return min(fitting, key=lambda graph: graph.capacity.num_integers), work
-        return self._wide(plan, has_large=has_large_ahead(plan, work))
+        return self._wide(plan, stretches, has_large=has_large)
 
     def _is_served_well(self, plan: Plan, work: Work) -> bool:
         """Whether a wide recording has the kernels that a plan, cut alone as `work`, wants. Of many tokens the large ones count.
@@ -323,12 +340,14 @@ class GraphedPasses(Passes):
         kernels = wide.capacity.large_rows, wide.capacity.is_specialised
         return not large_rows or (large_rows, work.is_specialised) == kernels
 
-    def _wide(self, plan: Plan, *, has_large: bool) -> tuple[_Graph, Work] | None:
+    def _wide(
+        self, plan: Plan, stretches: Stretches, *, has_large: bool
+    ) -> tuple[_Graph, Work] | None:
         """The wide recording for so many tokens, with large tiles or without, if the plan fits into it."""
         graph = self._ahead.get((rounded_tokens(plan.num_tokens), has_large))
         if graph is None:
             return None
-        work = cut(plan, self.backend.tiling, graph.capacity.cutting)
+        work = cut(plan, self.backend.tiling, graph.capacity.cutting, stretches)
         return (graph, work) if graph.capacity.holds(Capacity.of(plan, work)) else None
 
     def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:

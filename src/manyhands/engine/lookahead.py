@@ -58,8 +58,9 @@ class Expected(NamedTuple):
     @classmethod
     def going_on(cls, step: Step, first: int) -> Expected:
         """The step of a run that took part as rows `first`, ... of the pass before, one token later."""
-        rows = (Row(row.view, (0,), writer=row.writer) for row in step.rows)
-        return cls(Step(rows), tuple(range(first, first + len(step.rows))))
+        if any(len(row.feed) > 1 for row in step.rows):  # else it serves again, whatever it feeds
+            step = Step(Row(row.view, (0,), writer=row.writer) for row in step.rows)
+        return cls(step, tuple(range(first, first + len(step.rows))))
 
     @classmethod
     def asked(cls, step: Step) -> Expected:

@@ -161,13 +161,19 @@ def choose(
     choices: Sequence[Choice],
     greedy: Tensor | None = None,
     weigh: Callable[[Tensor], Tensor] | None = None,
+    among: Sequence[int] | None = None,
 ) -> Chosen:
     """One token per row of logits [R, V].
 
     `greedy` [R + 1]: the likeliest tokens and the state of these logits, or of these and others of their pass, if they are
-    known. `weigh` makes new logits of these, by what the rows' writers have written.
+    known. `among`: of both these rows alone are meant. `weigh` makes new logits of theirs, by what the rows' writers have written.
     """
     is_plain = weigh is None and all(choice is GREEDY or choice == GREEDY for choice in choices)
+    if among is not None:
+        rows_and_state = sent([*among, len(logits)], torch.int64, logits.device)
+        greedy = None if greedy is None else greedy.index_select(0, rows_and_state)
+        if greedy is None or not is_plain:  # else nothing reads them, and all are many bytes
+            logits = logits.index_select(0, rows_and_state[:-1])
     if greedy is None:
         tokens, sound = likeliest(logits)
         greedy = torch.cat((tokens, sound.all().view(1) * _SOUND))
