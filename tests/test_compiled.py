@@ -56,8 +56,8 @@ def test_for_hopper(tmp_path: Path) -> None:
     found = compiled(90, tmp_path)
     assert {kernel["kernel"] for kernel in found} == KERNELS
     for kernel in found:
-        # The padding's and the others'; these two begin when all in front has ended.
-        paths = {"attend_kernel": 2, "lone_kernel": 2, "specialised_kernel": 0, "_meet": 0}
+        # The padding's and the others'; those of each kind of warps; this one begins when all in front has ended.
+        paths = {"attend_kernel": 2, "lone_kernel": 2, "specialised_kernel": 3, "_meet": 0}
         expected = paths.get(kernel["kernel"], 1)
         assert kernel["waits"] == kernel["lets_in"] == expected, kernel
         assert kernel["tensor_cores"] == (kernel["kernel"] in PRODUCTS), kernel

@@ -316,14 +316,63 @@ def test_few_programs_are_no_more_than_run_at_once() -> None:
     assert max(keys_of_items(cut(long, tiling), long)) < 1.1 * 65536 / (room / tiling.num_kv_heads)
 
 
-@pytest.mark.parametrize(("new", "large_rows"), [(2048, 64), (4096, 128)])
+@pytest.mark.parametrize(("new", "large_rows"), [(1280, 64), (2048, 128)])
 def test_a_prompt_counts_the_keys_that_it_sees(new: int, large_rows: int) -> None:
-    """Half of rows times keys: tiles of 64 rows take 0.96 of the time for 2 k tokens, and 1.1 for 4 k."""
+    """Half of rows times keys: tiles of 64 rows take 0.96 of the time for 1 k tokens, and 1.18 for 2 k."""
     plan = situations.planned(situations.prefill(0), new)[0]
     tiling = Tiling(
         4, num_kv_heads=8, num_processors=PROCESSORS, large_rows=64, specialised_rows=128
     )
     assert cut(plan, tiling).large_rows == large_rows
+
+
+@pytest.mark.parametrize(
+    ("prompts", "in_turns"),
+    [
+        ([(0, 2048)], True),
+        ([(0, 8192)], True),
+        ([(4096, 1024)], True),
+        ([(i * 2048, 512) for i in range(8)], True),
+        ([(32768, 256), (0, 4096), *[(0, 512)] * 4], False),  # a few long ones, many short ones
+        ([(0, 128)], False),  # ordinary tiles
+    ],
+)
+def test_a_program_takes_several_items_if_that_is_even(
+    prompts: list[tuple[int, int]], in_turns: bool
+) -> None:
+    """Prompts of so many tokens before and so many new ones, whose programs meet every item once, and end together."""
+    planner, blocks = Planner(PagePool(4096, 64)), [Block() for _ in prompts]
+    for block, (history, _) in zip(blocks, prompts, strict=True):
+        if history:
+            planner.plan(Step([Row(View([block]), (0,) * history)]))
+            block.tokens.extend((0,) * history)
+    rows = [Row(View([b]), (0,) * new) for b, (_, new) in zip(blocks, prompts, strict=True)]
+    plan = planner.plan(Step(rows))
+    tiling = Tiling(4, 8, PROCESSORS, large_rows=64, specialised_rows=128)
+    work = cut(plan, tiling)
+    assert work.in_turns is in_turns
+    if not work.is_specialised:
+        return
+    reach = np.minimum(work.entries.high, work.entries.offset + 1)
+    pieces = [
+        min(end, int(reach[first : first + count].max())) - start
+        for first, count, start, end, _, _ in work.large.tolist()
+        for _ in range(tiling.num_kv_heads)
+    ]
+    taken = [at for first in range(PROCESSORS) for at in turns(first, len(pieces))]
+    assert sorted(taken) == list(range(len(pieces)))
+    sums = [sum(pieces[at] for at in turns(n, len(pieces))) for n in range(PROCESSORS)]
+    evenly = max(*pieces, sum(pieces) / PROCESSORS)
+    assert (max(sums) <= 1.15 * evenly) is in_turns
+
+
+def turns(first: int, count: int) -> list[int]:
+    """What a program of kernels/specialised.py takes, which begins with piece `first` of so many."""
+    taken, at, step = [], first, 2 * (PROCESSORS - first) - 1
+    while at < count:
+        taken.append(at)
+        at, step = at + step, 2 * PROCESSORS - step
+    return taken
 
 
 def test_stretches_overlap_in_no_order() -> None:

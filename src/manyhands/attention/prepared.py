@@ -53,6 +53,9 @@ class Capacity:
     large_rows: int
     occupancy: int  # of the list itself, whatever room it has
     is_specialised: bool = False  # whether large tiles are specialised
+    in_turns: bool = (
+        False  # whether a program for each processor takes several of these; else one takes one
+    )
 
     @classmethod
     def of(cls, plan: Plan, work: Work) -> Capacity:
@@ -70,6 +73,7 @@ class Capacity:
             large_rows=work.large_rows,
             occupancy=work.occupancy,
             is_specialised=work.is_specialised and len(work.large) > 0,
+            in_turns=work.in_turns,
         )
 
     def rounded(self) -> Capacity:
@@ -87,6 +91,7 @@ class Capacity:
             field.name: up(getattr(self, field.name)) for field in fields(self)
         }
         sizes |= {"tokens": rounded_tokens(self.tokens), "is_specialised": self.is_specialised}
+        sizes |= {"in_turns": self.in_turns}
         # One partial per token would be taken to be the output itself, and padding has none.
         return Capacity(**sizes | {"most_partials": max(2, sizes["most_partials"])})
 

@@ -341,8 +341,14 @@ class _Reading:
 
     def launch(self, items: Tensor, rows: int, is_large: bool) -> None:
         """Launch the kernel for these items."""
+        num_items = len(items) // ITEM_FIELDS
+        grid = self.num_kv_heads, num_items
         if is_large and self._is_specialised():
             kernel, keys, options = self._specialised()
+            options["num_pieces"] = num_pieces = self.num_kv_heads * num_items
+            in_turns = self.prepared.capacity.in_turns
+            most = self.backend.tiling.num_processors if in_turns else num_pieces
+            grid = min(num_pieces, most), 1
         elif is_large:
             kernel, keys, options = self._tiles(rows, self.launches.of_large(rows))
         else:
@@ -350,7 +356,7 @@ class _Reading:
             launch = self.launches.of_small(rows, occupancy, self.is_mapped)
             kernel, keys, options = self._lone(launch) if rows == 1 else self._tiles(rows, launch)
         prepared, (q, cos, sin, _, partials, lses, lows) = self.prepared, self.tensors
-        kernel[self.num_kv_heads, len(items) // ITEM_FIELDS](
+        kernel[grid](
             *(q, *keys, cos, sin, prepared.entry_token, prepared.entry_offset, lows),
             *(prepared.entry_high, prepared.entry_partial, items, prepared.pages),
             *(partials, lses, *q.stride()[:2]),
@@ -373,7 +379,7 @@ class _Reading:
             "GROUP": self.group,
             "NUM_KV_HEADS": self.num_kv_heads,
             "num_warps": 4,
-            "enable_fp_fusion": True,
+            **launch_options(self.q.device, overlap=self.is_alone),
         }
         keys, values = specialised.boxes(self.store.keys), specialised.boxes(self.store.values)
         return specialised.specialised_kernel, (keys, values), options

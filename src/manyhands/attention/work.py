@@ -34,6 +34,7 @@ Bools = NDArray[np.bool_]
 ENDLESS = 1 << 30  # the end of a strip's last split: as far as the entries themselves reach
 _ALL = slice(None)
 _HARDLY_MORE = 1.05  # of the keys that the largest small tiles would load
+_HARDLY_LATER = 1.1  # than when processors would be done that share evenly
 # Of small tiles that have a launch of their own where they are few, for long walks (launches.py).
 WALKING_ROWS = 32
 ITEM_FIELDS = 6  # first entry, number of entries, first key, end of keys, first page, split
@@ -68,7 +69,7 @@ class Tiling:
     large_rows: int = 128  # rows (entries times r) of a large tile
     specialised_rows: int = 0  # of a specialised tile, if there is a kernel for them
     # Pairs of a row and a key that it sees, per processor, from which on a specialised tile pays
-    specialised_work: int = 1 << 19
+    specialised_work: int = 1 << 18
     specialised_reads: int = 1 << 18  # the same where it spares a second reading of the keys
     plain_reads: int = 1 << 16  # the same for an ordinary tile of as many rows
     least_rows: int = 16  # of a small tile
@@ -101,6 +102,7 @@ class Work:
     pages: Ints  # the page tables of all strips, one behind the other
     key_page: Ints  # [T]: first page of the strip that the token's key is written to
     is_specialised: bool = False  # whether large tiles are specialised
+    in_turns: bool = False  # whether programs that take specialised ones in turns share them evenly
 
     @property
     def num_partials(self) -> int:
@@ -162,6 +164,7 @@ def cut(
     large = _tiles(entries, indptr, (~is_small).nonzero()[0], large_rows // tiling.group, tiling)
     num_splits = np.zeros(len(entries.token), dtype=np.int64)
     lists = []
+    in_turns = False
     found = _occupancy(len(small.stretch), tiling) if wanted is None else wanted.occupancy
     for tiles in (small, large):
         if not len(tiles.stretch):
@@ -175,6 +178,8 @@ def cut(
         for_entries = splits.repeat(tiles.count)
         num_splits[_ranges(tiles.first, tiles.count)] = for_entries
         lists.append(_items(tiles, splits, size, first_page[strip_of[tiles.stretch]]))
+        if tiles is large and is_specialised:
+            in_turns = _in_turns(tiles, splits, size, tiling)
     entry_partial, partial_indptr = _partials(entries.token, num_splits, plan.num_tokens)
     own = np.zeros(plan.num_rows, dtype=np.int64) if plan.own_strip is None else plan.own_strip
     return Work(
@@ -191,6 +196,7 @@ def cut(
         pages=np.concatenate(plan.reads.pages),
         key_page=first_page[own].repeat(plan.row_indptr[1:] - plan.row_indptr[:-1]),
         is_specialised=is_specialised,
+        in_turns=in_turns,
     )
 
 
@@ -399,6 +405,22 @@ def _large_split(tiles: _Tiles, tiling: Tiling, to_begin: int) -> int:
     splits = longest * tiling.num_processors // (keys + begun)
     splits = max(splits, -(-longest * tiling.num_processors // (2 * keys)))
     return max(tiling.least_split, _round_up(longest / max(1, splits), tiling.key_tile))
+
+
+def _in_turns(tiles: _Tiles, num_splits: Ints, size: int, tiling: Tiling) -> bool:
+    """Whether programs that take the items in turns, there and back again, are done at about the same time.
+
+    So are those of a prompt, each tile of which sees more keys than the one before. A few long items beside many short ones
+    are better handed out one by one.
+    """
+    split = _ranges(np.zeros_like(num_splits), num_splits)
+    keys = np.sort(np.minimum(tiles.num_keys.repeat(num_splits) - split * size, size))[::-1]
+    pieces = keys.repeat(tiling.num_kv_heads)
+    turns = np.zeros((-(-len(pieces) // tiling.num_processors), tiling.num_processors))
+    turns.flat[: len(pieces)] = pieces
+    turns[1::2] = turns[1::2, ::-1].copy()
+    evenly = max(turns.sum() / tiling.num_processors, turns.max())
+    return bool(turns.sum(axis=0).max() <= _HARDLY_LATER * evenly)
 
 
 def _items(tiles: _Tiles, num_splits: Ints, size: int, first_page: Ints) -> Ints:

@@ -3,7 +3,7 @@
 From the end of one kernel to the beginning of the next a GPU does nothing for about a microsecond, even
 inside a CUDA graph, and then every program first waits for memory. A decode pass is some five hundred
 launches, so both add up. A kernel launched to overlap is brought in while the one in front still runs,
-and all kernels here keep three rules (but `specialised`, which begins when all in front has ended):
+and all kernels here keep three rules:
 
     before `take_over`   only what no kernel of the pass writes is read: weights, and the plan's integers
     `take_over`          waits until the launch in front is over, and lets the next one come in

@@ -1,8 +1,9 @@
-"""Attention by specialised warps: some load, others multiply, and softmax hides behind products (Hopper).
+"""Attention by specialised warps: one plans, one loads, others multiply, and softmax hides behind products (Hopper).
 
 In the kernel of `attend.py` all warps of a program do everything, one thing after the other: while they
 take exponentials, the matrix units wait. Here a program's warps are specialised, as in FlashAttention-3:
 
+    one warp      looks up the program's next item and its rows (`_plan`)
     one warp      brings keys and values of the next tiles, by tensor maps (`_bring`)
     4 warps each  multiply for 64 of its 128 rows (`_multiply`); the scores of a tile are on their way
                   while the values of the one before are summed
@@ -11,9 +12,13 @@ It is written in Gluon, the lower floor of Triton's language, where layouts, bar
 written out; Triton itself does none of this on Hopper. Gluon has no interpreter, so machines without
 a GPU only compile this kernel; its values are tested on an H200.
 
-Items are those of `attend.py`, and so is what they leave. Softmax does not ask for the order of keys: a
-program takes its edges first, tiles in which some rows do not see some keys, then what all of them see.
-Shared memory has room for two tiles; barriers say when keys or values are here, and when they are free.
+Items are those of `attend.py`, and so is what they leave. A processor has room for one program, which takes
+several of them if that shares the list evenly (`work.py`): while four warps end an item, the next one is known
+and its keys are on their way. What is known of it stands in shared memory, twice.
+
+Softmax does not ask for the order of keys: a program takes an item's edges first, tiles in which some rows do
+not see some keys, then what all of them see. Shared memory has room for two tiles; barriers say when keys or
+values are here, and when they are free.
 
     tile  128 keys, brought in boxes of 64 slots (which lie in one page each) and 64 dims
 """
@@ -37,15 +42,40 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from manyhands.attention.kernels.overlap import take_over
 from manyhands.attention.launches import SPECIALISED_BOX, SPECIALISED_ROWS
 
 _KEYS = gl.constexpr(128)  # of a tile
 _BOX = gl.constexpr(SPECIALISED_BOX)  # slots that the copy engine brings at once
 _HALF_ROWS = gl.constexpr(SPECIALISED_ROWS // 2)  # of one group of warps
 _STAGES = gl.constexpr(2)  # tiles whose keys and values have room
-_REGISTERS = gl.constexpr(240)  # of a thread that multiplies
-_FEW_REGISTERS = gl.constexpr(24)  # of one that loads
+_REGISTERS = gl.constexpr(232)  # of a thread that multiplies
+_FEW_REGISTERS = gl.constexpr(40)  # of one that loads, and of one that plans
+_KNOWN = gl.constexpr(2)  # items: the one that is worked at, and the next
+# What is known of an item: numbers ...
+_TILES = gl.constexpr(0)  # 0: there are no more items
+_EDGES = gl.constexpr(1)
+_EDGES_BEFORE = gl.constexpr(2)
+_START = gl.constexpr(3)
+_ALL_START = gl.constexpr(4)
+_ALL_END = gl.constexpr(5)
+_END = gl.constexpr(6)
+_WRITTEN = gl.constexpr(7)  # the end of keys that there are
+_PAGES = gl.constexpr(8)
+_KV_HEAD = gl.constexpr(9)
+_FIRST_ENTRY = gl.constexpr(10)
+_COUNT = gl.constexpr(11)
+_FACTS = gl.constexpr(12)
+# ... and of each of its rows.
+_TOKEN = gl.constexpr(0)
+_PLACE = gl.constexpr(1)  # of its output, or partial
+_LOW = gl.constexpr(2)
+_LAST = gl.constexpr(3)
+_OF_ROWS = gl.constexpr(4)
 _WIDTH = gl.constexpr(64)  # dims in a box: the widest that can be swizzled
+_OUT = gl.constexpr(
+    gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+)  # output as it is stored, 16 bytes at a time
 # Names that change between releases.
 _copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 _meet = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
@@ -96,31 +126,169 @@ def _bring_one(
 
 
 @gluon.jit
-def _bring(
-    key_map, value_map, pages, last_page, column, k_room, v_room, k_here, v_here, k_free, v_free,
-    start, num_before, all_start, all_end, num_edges, num_tiles, PAGE: gl.constexpr,
+def _fact(facts, slot, FACT: gl.constexpr):
+    """One number that is known of an item."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    return gl.max(facts.index(slot * _FACTS + FACT).load(LAYOUT), 0)
+
+
+@gluon.jit
+def _half(of_rows, slot, FACT: gl.constexpr, who):
+    """What is known of one half of an item's rows."""
+    return of_rows.index(slot * _OF_ROWS + FACT).slice(who * _HALF_ROWS, _HALF_ROWS)
+
+
+@gluon.jit
+def _put(facts, slot, FACT: gl.constexpr, number):
+    """From now on it is known."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    facts.index(slot * _FACTS + FACT).store(gl.full([1], 0, gl.int32, LAYOUT) + number)
+
+
+@gluon.jit
+def _plan(
+    entry_token, entry_offset, entry_low, entry_high, entry_partial, items, num_pieces,
+    window, facts, of_rows, planned, read, GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
+    HAS_WINDOW: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
-    """One warp: keys and values of all tiles, each as soon as there is room."""
+    """One warp: what is to be known of the program's items, one ahead.
+
+    Programs take items in turns, there and back again: the longest come first, so each has its share. The
+    key/value heads of an item stand side by side.
+    """
+    LAYOUT: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
+    m = gl.arange(0, 2 * _HALF_ROWS, LAYOUT)
+    at = gl.program_id(0)
+    step = (
+        2 * (gl.num_programs(0) - at) - 1
+    )  # to the next; two steps are twice the number of programs
+    number = 0
+    count = 1
+    while count > 0:
+        slot = number % _KNOWN
+        kv_head = at % NUM_KV_HEADS
+        item = items + gl.minimum(at, num_pieces - 1) // NUM_KV_HEADS * 6
+        first_entry = gl.load(item)
+        count = gl.load(item + 1)  # 0: padding of the list
+        key_start, key_end = gl.load(item + 2), gl.load(item + 3)
+        page_at, split = gl.load(item + 4), gl.load(item + 5)
+        count = gl.where(at < num_pieces, count, 0)
+        mbarrier.wait(read.index(slot), (number // _KNOWN) & 1 ^ 1)
+        if count > 0:
+            # Keys that any row sees lie between `start` and `end`; what all of them see between
+            # `all_start` and `all_end`, in whole tiles. Boxes begin at multiples of their size.
+            entry = first_entry + gl.minimum(
+                m // GROUP, count - 1
+            )  # spare rows repeat the last one
+            token = gl.load(entry_token + entry)
+            offset = gl.load(entry_offset + entry)
+            low = gl.load(entry_low + entry)
+            high = gl.load(entry_high + entry)
+            place = token
+            if not DIRECT:
+                place = gl.load(entry_partial + entry) + split
+            last = gl.minimum(high, offset + 1)
+            start = key_start
+            if HAS_WINDOW:
+                low = gl.maximum(low, offset - window + 1)
+                start = gl.maximum(start, gl.min(low, 0) // _BOX * _BOX)
+            end = gl.minimum(key_end, gl.max(last, 0))
+            all_start = (gl.maximum(gl.max(low, 0), start) + _BOX - 1) // _BOX * _BOX
+            num_whole = gl.maximum((gl.minimum(gl.min(last, 0), end) - all_start) // _KEYS, 0)
+            all_end = all_start + num_whole * _KEYS
+            num_before = gl.maximum((gl.minimum(all_start, end) - start + _KEYS - 1) // _KEYS, 0)
+            num_behind = gl.where(all_start < end, (end - all_end + _KEYS - 1) // _KEYS, 0)
+            num_edges = num_before + num_behind
+            # At least one, even if no row sees anything.
+            _put(facts, slot, _TILES, gl.maximum(num_edges + num_whole, 1))
+            _put(facts, slot, _EDGES, num_edges)
+            _put(facts, slot, _EDGES_BEFORE, num_before)
+            _put(facts, slot, _START, start)
+            _put(facts, slot, _ALL_START, all_start)
+            _put(facts, slot, _ALL_END, all_end)
+            _put(facts, slot, _END, end)
+            _put(facts, slot, _WRITTEN, gl.max(high, 0))
+            _put(facts, slot, _PAGES, page_at)
+            _put(facts, slot, _KV_HEAD, kv_head)
+            _put(facts, slot, _FIRST_ENTRY, first_entry)
+            _put(facts, slot, _COUNT, count)
+            of_rows.index(slot * _OF_ROWS + _TOKEN).store(token)
+            of_rows.index(slot * _OF_ROWS + _PLACE).store(place)
+            of_rows.index(slot * _OF_ROWS + _LOW).store(low)
+            of_rows.index(slot * _OF_ROWS + _LAST).store(last)
+        else:
+            _put(facts, slot, _TILES, 0)
+        _meet()
+        mbarrier.arrive(planned.index(slot), count=1)
+        at += step
+        step = 2 * gl.num_programs(0) - step
+        number += 1
+
+
+@gluon.jit
+def _bring(
+    key_map, value_map, pages, k_room, v_room, k_here, v_here, k_free, v_free, facts, planned, read,
+    PAGE: gl.constexpr, OVERLAP: gl.constexpr,
+):  # fmt: skip
+    """One warp: keys and values of all tiles of all items, each as soon as there is room."""
     DIM: gl.constexpr = k_room.shape[2]
     WIDE: gl.constexpr = DIM // _WIDTH
     BOXES: gl.constexpr = WIDE * (_KEYS // _BOX)  # of a tile
     k_boxes = _boxes_of(k_room, _STAGES * BOXES, _BOX)
     v_boxes = _boxes_of(v_room, _STAGES * BOXES, _BOX)
-    for tile in range(num_tiles):
-        stage = tile % _STAGES
-        phase = (tile // _STAGES) & 1
-        key = _key_of(tile, start, num_before, all_start, all_end, num_edges)
-        at = stage * BOXES
-        mbarrier.wait(k_free.index(stage), phase ^ 1)
-        mbarrier.expect(k_here.index(stage), _KEYS * DIM * 2)
-        _bring_one(
-            key_map, pages, last_page, key, column, k_boxes, at, k_here.index(stage), PAGE, WIDE
-        )
-        mbarrier.wait(v_free.index(stage), phase ^ 1)
-        mbarrier.expect(v_here.index(stage), _KEYS * DIM * 2)
-        _bring_one(
-            value_map, pages, last_page, key, column, v_boxes, at, v_here.index(stage), PAGE, WIDE
-        )
+    take_over(OVERLAP)
+    number = 0
+    brought = 0
+    mbarrier.wait(planned.index(0), 0)
+    num_tiles = _fact(facts, 0, _TILES)
+    while num_tiles > 0:
+        slot = number % _KNOWN
+        num_edges = _fact(facts, slot, _EDGES)
+        num_before = _fact(facts, slot, _EDGES_BEFORE)
+        start = _fact(facts, slot, _START)
+        all_start = _fact(facts, slot, _ALL_START)
+        all_end = _fact(facts, slot, _ALL_END)
+        last_page = gl.maximum(_fact(facts, slot, _END) - 1, 0) // PAGE
+        page_at = pages + _fact(facts, slot, _PAGES)
+        column = _fact(facts, slot, _KV_HEAD) * DIM
+        mbarrier.arrive(read.index(slot), count=1)
+        for tile in range(num_tiles):
+            stage = brought % _STAGES
+            phase = (brought // _STAGES) & 1
+            key = _key_of(tile, start, num_before, all_start, all_end, num_edges)
+            at = stage * BOXES
+            mbarrier.wait(k_free.index(stage), phase ^ 1)
+            mbarrier.expect(k_here.index(stage), _KEYS * DIM * 2)
+            _bring_one(
+                key_map,
+                page_at,
+                last_page,
+                key,
+                column,
+                k_boxes,
+                at,
+                k_here.index(stage),
+                PAGE,
+                WIDE,
+            )
+            mbarrier.wait(v_free.index(stage), phase ^ 1)
+            mbarrier.expect(v_here.index(stage), _KEYS * DIM * 2)
+            _bring_one(
+                value_map,
+                page_at,
+                last_page,
+                key,
+                column,
+                v_boxes,
+                at,
+                v_here.index(stage),
+                PAGE,
+                WIDE,
+            )
+            brought += 1
+        number += 1
+        mbarrier.wait(planned.index(number % _KNOWN), (number // _KNOWN) & 1)
+        num_tiles = _fact(facts, number % _KNOWN, _TILES)
 
 
 @gluon.jit
@@ -153,37 +321,41 @@ def _weights(scores, largest, total):
 @gluon.jit
 def _seen(scores, key, low, last, bound, LAYOUT: gl.constexpr):
     """Scores [ROWS, KEYS] of keys that a row does not see, and of those from `bound` on, are no scores."""
-    index = key + gl.arange(0, _KEYS, gl.SliceLayout(0, LAYOUT))
-    seen = (index[None, :] >= low[:, None]) & (index[None, :] < last[:, None])
-    return gl.where(seen & (index < bound)[None, :], scores, -float("inf"))
+    index = gl.arange(0, _KEYS, gl.SliceLayout(0, LAYOUT))[None, :]
+    end = gl.minimum(last, bound)
+    seen = (index >= (low - key)[:, None]) & (index < (end - key)[:, None])
+    return gl.where(seen, scores, -float("inf"))
 
 
 @gluon.jit
-def _clean(v, key, end):
-    """Values from `end` on are not ours, perhaps not even numbers, and 0 times them is not 0: now it is."""
-    DIM: gl.constexpr = v.shape[1]
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    PART: gl.constexpr = 32  # keys at a time: few registers
-    for part in gl.static_range(_KEYS // PART):
-        here = v.slice(part * PART, PART, dim=0)
-        index = key + part * PART + gl.arange(0, PART, gl.SliceLayout(1, LAYOUT))
-        x = here.load(LAYOUT)
-        here.store(gl.where((index < end)[:, None], x, gl.zeros([PART, DIM], x.dtype, LAYOUT)))
+def _clean(v_room, stage, key, written):
+    """Values that nobody wrote are perhaps not even numbers, and 0 times them is not 0: now it is."""
+    HIGH: gl.constexpr = _KEYS // _BOX
+    BOXES: gl.constexpr = v_room.shape[2] // _WIDTH * HIGH
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    boxes = _boxes_of(v_room, _STAGES * BOXES, _BOX)
+    for i in range(BOXES):
+        box = boxes.index(stage * BOXES + i)
+        index = key + i % HIGH * _BOX + gl.arange(0, _BOX, gl.SliceLayout(1, LAYOUT))
+        x = box.load(LAYOUT)
+        box.store(
+            gl.where((index < written)[:, None], x, gl.zeros([_BOX, _WIDTH], x.dtype, LAYOUT))
+        )
     fence_async_shared()
 
 
 @gluon.jit
-def _clean_last(who, tile, key, end, v_room, v_here, cleaned, num_cleaned):
-    """If a tile goes beyond `end`, the first group of warps cleans its values, and the other one waits."""
-    stage = tile % _STAGES
-    mbarrier.wait(v_here.index(stage), (tile // _STAGES) & 1)
-    if key + _KEYS > end:
+def _clean_last(who, at, key, written, v_room, v_here, cleaned, num_cleaned):
+    """If a tile goes beyond what is written, the first group of warps cleans its values, and the other waits."""
+    stage = at % _STAGES
+    mbarrier.wait(v_here.index(stage), (at // _STAGES) & 1)
+    if key + _KEYS > written:
         if who == 0:
-            _clean(v_room.index(stage), key, end)
+            _clean(v_room, stage, key, written)
             _meet()
-            mbarrier.arrive(cleaned.index(num_cleaned), count=1)
+            mbarrier.arrive(cleaned.index(num_cleaned % 2), count=1)
         else:
-            mbarrier.wait(cleaned.index(num_cleaned), 0)
+            mbarrier.wait(cleaned.index(num_cleaned % 2), (num_cleaned // 2) & 1)
         num_cleaned += 1
     return num_cleaned
 
@@ -210,6 +382,7 @@ def _load_queries(
     else:
         x = gl.load(source + i[None, :]).to(gl.float32)
         y = gl.load(source + (i + DIM // 2)[None, :]).to(gl.float32)
+    _meet()  # all warps have done with the queries of the item before
     first = ((x * c - y * s) * scaling).to(DTYPE)
     second = ((y * c + x * s) * scaling).to(DTYPE)
     if INTERLEAVED:
@@ -224,14 +397,12 @@ def _load_queries(
 
 
 @gluon.jit
-def _multiply(
-    who, q, cos, sin, entry_token, entry_offset, entry_low, entry_high, entry_partial, partials,
-    lses, q_token, q_head, scaling, window, first_entry, count, split, kv_head, end, q_room,
-    k_room, v_room, k_here, v_here, k_free, v_free, cleaned, start, num_before, all_start, all_end,
-    num_edges, num_tiles, GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
-    INTERLEAVED: gl.constexpr, HAS_WINDOW: gl.constexpr, DIRECT: gl.constexpr,
+def _item(
+    who, slot, taken, num_tiles, num_cleaned, q, cos, sin, partials, lses, q_token, q_head, scaling,
+    q_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows,
+    GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, INTERLEAVED: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
-    """Four warps: one half of the program's rows, through all tiles."""
+    """One half of the rows of one item, through all its tiles."""
     DIM: gl.constexpr = k_room.shape[2]
     DTYPE: gl.constexpr = k_room.dtype
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _KEYS, 16])
@@ -241,33 +412,42 @@ def _multiply(
     OF_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)
     PAIRS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
 
+    num_edges = _fact(facts, slot, _EDGES)
+    num_before = _fact(facts, slot, _EDGES_BEFORE)
+    start = _fact(facts, slot, _START)
+    all_start = _fact(facts, slot, _ALL_START)
+    all_end = _fact(facts, slot, _ALL_END)
+    end = _fact(facts, slot, _END)
+    written = _fact(facts, slot, _WRITTEN)
+    kv_head = _fact(facts, slot, _KV_HEAD)
+    first_entry = _fact(facts, slot, _FIRST_ENTRY)
+    count = _fact(facts, slot, _COUNT)
+    tokens = _half(of_rows, slot, _TOKEN, who)
+    places = _half(of_rows, slot, _PLACE, who)
+
+    token = tokens.load(gl.SliceLayout(1, PAIRS))
     m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, gl.SliceLayout(1, PAIRS))
-    entry = first_entry + gl.minimum(m // GROUP, count - 1)  # rows to spare repeat the last entry
-    token, head = gl.load(entry_token + entry), kv_head * GROUP + m % GROUP
+    entry = first_entry + gl.minimum(m // GROUP, count - 1)
+    head = kv_head * GROUP + m % GROUP
     _load_queries(
         who, q, token, head, entry, cos, sin, q_token, q_head, scaling, q_room, INTERLEAVED, PAIRS
     )
     queries = q_room.index(who)
 
-    m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, OF_SCORES)
-    entry = first_entry + gl.minimum(m // GROUP, count - 1)
-    offset = gl.load(entry_offset + entry)
-    low = gl.load(entry_low + entry)
-    last = gl.minimum(gl.load(entry_high + entry), offset + 1)
-    if HAS_WINDOW:
-        low = gl.maximum(low, offset - window + 1)
+    low = _half(of_rows, slot, _LOW, who).load(OF_SCORES)
+    last = _half(of_rows, slot, _LAST, who).load(OF_SCORES)
     largest = gl.full([_HALF_ROWS], -1e30, gl.float32, OF_SCORES)
     total = gl.full([_HALF_ROWS], 0.0, gl.float32, OF_SCORES)
     summed = gl.zeros([_HALF_ROWS, DIM], gl.float32, SUMS)
     nothing = gl.zeros([_HALF_ROWS, _KEYS], gl.float32, SCORES)
-    num_cleaned = 0
 
     # The first tile is an edge, or may be taken for one.
-    mbarrier.wait(k_here.index(0), 0)
-    keys = k_room.index(0).permute((1, 0))
+    stage = taken % _STAGES
+    mbarrier.wait(k_here.index(stage), (taken // _STAGES) & 1)
+    keys = k_room.index(stage).permute((1, 0))
     asked = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=[asked])
-    mbarrier.arrive(k_free.index(0), count=1)
+    mbarrier.arrive(k_free.index(stage), count=1)
     key = _key_of(0, start, num_before, all_start, all_end, num_edges)
     bound = gl.where(num_before > 0, gl.minimum(all_start, end), end)
     scores = _seen(scores, key, low, last, bound, SCORES)
@@ -275,10 +455,11 @@ def _multiply(
     weighted = gl.convert_layout(weights.to(DTYPE), WEIGHTS)
 
     for tile in range(1, num_edges):
-        num_cleaned = _clean_last(who, tile - 1, key, end, v_room, v_here, cleaned, num_cleaned)
-        before = (tile - 1) % _STAGES
-        stage = tile % _STAGES
-        mbarrier.wait(k_here.index(stage), (tile // _STAGES) & 1)
+        at = taken + tile
+        num_cleaned = _clean_last(who, at - 1, key, written, v_room, v_here, cleaned, num_cleaned)
+        before = (at - 1) % _STAGES
+        stage = at % _STAGES
+        mbarrier.wait(k_here.index(stage), (at // _STAGES) & 1)
         keys = k_room.index(stage).permute((1, 0))
         asked = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
         adding = warpgroup_mma(weighted, v_room.index(before), summed, is_async=True)
@@ -293,14 +474,17 @@ def _multiply(
         weighted = gl.convert_layout(weights.to(DTYPE), WEIGHTS)
 
     last_edge = gl.maximum(num_edges, 1) - 1
-    _clean_last(who, last_edge, key, end, v_room, v_here, cleaned, num_cleaned)
+    num_cleaned = _clean_last(
+        who, taken + last_edge, key, written, v_room, v_here, cleaned, num_cleaned
+    )
     for tile in range(last_edge + 1, num_tiles):
-        before = (tile - 1) % _STAGES
-        stage = tile % _STAGES
-        mbarrier.wait(k_here.index(stage), (tile // _STAGES) & 1)
+        at = taken + tile
+        before = (at - 1) % _STAGES
+        stage = at % _STAGES
+        mbarrier.wait(k_here.index(stage), (at // _STAGES) & 1)
         keys = k_room.index(stage).permute((1, 0))
         asked = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
-        mbarrier.wait(v_here.index(before), ((tile - 1) // _STAGES) & 1)
+        mbarrier.wait(v_here.index(before), ((at - 1) // _STAGES) & 1)
         adding = warpgroup_mma(weighted, v_room.index(before), summed, is_async=True)
         scores = warpgroup_mma_wait(1, deps=[asked])
         mbarrier.arrive(k_free.index(stage), count=1)
@@ -315,35 +499,61 @@ def _multiply(
         summed = summed * gl.convert_layout(kept, OF_SUMS)[:, None]
         weighted = next_weighted
 
-    before = (num_tiles - 1) % _STAGES
-    mbarrier.wait(v_here.index(before), ((num_tiles - 1) // _STAGES) & 1)
+    at = taken + num_tiles - 1
+    before = at % _STAGES
+    mbarrier.wait(v_here.index(before), (at // _STAGES) & 1)
     adding = warpgroup_mma(weighted, v_room.index(before), summed, is_async=True)
     summed, weighted = warpgroup_mma_wait(0, deps=[adding, weighted])
+    mbarrier.arrive(v_free.index(before), count=1)
 
     largest = gl.convert_layout(largest, OF_SUMS)
     total = gl.convert_layout(total, OF_SUMS)
     seen_any = total > 0
     summed = summed / gl.where(seen_any, total, 1.0)[:, None]
-    m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, OF_SUMS)
+    OUT: gl.constexpr = _OUT if DIRECT else SUMS
+    OF_OUT: gl.constexpr = gl.SliceLayout(1, OUT)
+    out = gl.convert_layout(summed.to(partials.dtype.element_ty), OUT)
+    m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, OF_OUT)
     is_row = m // GROUP < count
-    entry = first_entry + gl.minimum(m // GROUP, count - 1)
     head = kv_head * GROUP + m % GROUP
-    if DIRECT:
-        place = gl.load(entry_token + entry).to(gl.int64) * (NUM_KV_HEADS * GROUP) + head
-    else:
-        partial = gl.load(entry_partial + entry) + split
-        place = partial.to(gl.int64) * (NUM_KV_HEADS * GROUP) + head
+    place = places.load(OF_OUT).to(gl.int64) * (NUM_KV_HEADS * GROUP) + head
+    if not DIRECT:
         lse = gl.where(seen_any, largest + gl.log2(gl.where(seen_any, total, 1.0)), -1e30)
         gl.store(lses + place, lse, mask=is_row)
-    d = gl.arange(0, DIM, gl.SliceLayout(0, SUMS))
-    gl.store(
-        partials + (place * DIM)[:, None] + d[None, :],
-        summed.to(partials.dtype.element_ty),
-        mask=is_row[:, None],
-    )
+    d = gl.arange(0, DIM, gl.SliceLayout(0, OUT))
+    gl.store(partials + (place * DIM)[:, None] + d[None, :], out, mask=is_row[:, None])
+    return num_cleaned
 
 
 @gluon.jit
+def _multiply(
+    who, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, k_room, v_room, k_here,
+    v_here, k_free, v_free, cleaned, facts, of_rows, planned, read, GROUP: gl.constexpr,
+    NUM_KV_HEADS: gl.constexpr, INTERLEAVED: gl.constexpr, DIRECT: gl.constexpr,
+    OVERLAP: gl.constexpr,
+):  # fmt: skip
+    """Four warps: one half of the rows of every item."""
+    take_over(OVERLAP)
+    number = 0
+    taken = 0  # tiles
+    num_cleaned = 0
+    mbarrier.wait(planned.index(0), 0)
+    num_tiles = _fact(facts, 0, _TILES)
+    while num_tiles > 0:
+        slot = number % _KNOWN
+        num_cleaned = _item(
+            who, slot, taken, num_tiles, num_cleaned, q, cos, sin, partials, lses, q_token, q_head,
+            scaling, q_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows,
+            GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT,
+        )  # fmt: skip
+        mbarrier.arrive(read.index(slot), count=1)
+        taken += num_tiles
+        number += 1
+        mbarrier.wait(planned.index(number % _KNOWN), (number // _KNOWN) & 1)
+        num_tiles = _fact(facts, number % _KNOWN, _TILES)
+
+
+@gluon.jit(do_not_specialize=["num_pieces"])
 def specialised_kernel(
     q,
     key_map,
@@ -363,6 +573,7 @@ def specialised_kernel(
     q_head,
     scaling,
     window,
+    num_pieces,  # I times key/value heads
     GROUP: gl.constexpr,
     NUM_KV_HEADS: gl.constexpr,
     HEAD_DIM: gl.constexpr,
@@ -370,38 +581,9 @@ def specialised_kernel(
     PAGE: gl.constexpr,
     HAS_WINDOW: gl.constexpr,
     DIRECT: gl.constexpr,
+    OVERLAP: gl.constexpr,
 ):
-    """Program (key/value head, item)."""
-    item = items + gl.program_id(1) * 6
-    count = gl.load(item + 1)
-    if count == 0:  # padding of the list
-        return
-    kv_head = gl.program_id(0)
-    first_entry = gl.load(item)
-    key_start, key_end = gl.load(item + 2), gl.load(item + 3)
-    page_at, split = gl.load(item + 4), gl.load(item + 5)
-
-    # Keys that any row sees lie between `start` and `end`; what all of them see between `all_start` and
-    # `all_end`, in whole tiles. Boxes begin at multiples of their size.
-    m = gl.arange(0, 2 * _HALF_ROWS, gl.BlockedLayout([1], [32], [4], [0]))
-    entry = first_entry + gl.minimum(m // GROUP, count - 1)
-    offset = gl.load(entry_offset + entry)
-    low = gl.load(entry_low + entry)
-    last = gl.minimum(gl.load(entry_high + entry), offset + 1)
-    start = key_start
-    if HAS_WINDOW:
-        low = gl.maximum(low, offset - window + 1)
-        start = gl.maximum(start, gl.min(low, 0) // _BOX * _BOX)
-    end = gl.minimum(key_end, gl.max(last, 0))
-    all_start = (gl.maximum(gl.max(low, 0), start) + _BOX - 1) // _BOX * _BOX
-    num_whole = gl.maximum((gl.minimum(gl.min(last, 0), end) - all_start) // _KEYS, 0)
-    all_end = all_start + num_whole * _KEYS
-    num_before = gl.maximum((gl.minimum(all_start, end) - start + _KEYS - 1) // _KEYS, 0)
-    num_behind = gl.where(all_start < end, (end - all_end + _KEYS - 1) // _KEYS, 0)
-    num_edges = num_before + num_behind
-    num_tiles = gl.maximum(num_edges + num_whole, 1)  # even if no row sees anything
-    last_page = gl.maximum(end - 1, 0) // PAGE
-
+    """Programs of any number: each takes pieces, of an item and a key/value head, until there are no more."""
     DTYPE: gl.constexpr = q.dtype.element_ty
     LAYOUT: gl.constexpr = key_map.layout
     q_room = gl.allocate_shared_memory(DTYPE, [2, _HALF_ROWS, HEAD_DIM], LAYOUT)
@@ -412,7 +594,12 @@ def specialised_kernel(
     v_here = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], BARRIERS)
     k_free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], BARRIERS)
     v_free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], BARRIERS)
-    cleaned = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIERS)  # one before, one behind
+    cleaned = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIERS)
+    planned = gl.allocate_shared_memory(gl.int64, [_KNOWN, 1], BARRIERS)
+    read = gl.allocate_shared_memory(gl.int64, [_KNOWN, 1], BARRIERS)
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    facts = gl.allocate_shared_memory(gl.int32, [_KNOWN * _FACTS, 1], PLAIN)
+    of_rows = gl.allocate_shared_memory(gl.int32, [_KNOWN * _OF_ROWS, 2 * _HALF_ROWS], PLAIN)
     for stage in gl.static_range(_STAGES):
         mbarrier.init(k_here.index(stage), count=1)
         mbarrier.init(v_here.index(stage), count=1)
@@ -420,6 +607,9 @@ def specialised_kernel(
         mbarrier.init(v_free.index(stage), count=2)
     for i in gl.static_range(2):
         mbarrier.init(cleaned.index(i), count=1)
+    for i in gl.static_range(_KNOWN):
+        mbarrier.init(planned.index(i), count=1)
+        mbarrier.init(read.index(i), count=3)
     fence_async_shared()
 
     # Gluon forgets that constants are constants in a tuple that has a name: hence twice in full.
@@ -428,25 +618,24 @@ def specialised_kernel(
     gl.warp_specialize(
         [
             (_multiply, (
-                FIRST, q, cos, sin, entry_token, entry_offset, entry_low, entry_high, entry_partial,
-                partials, lses, q_token, q_head, scaling, window, first_entry, count, split, kv_head,
-                end, q_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, start,
-                num_before, all_start, all_end, num_edges, num_tiles, GROUP, NUM_KV_HEADS,
-                INTERLEAVED, HAS_WINDOW, DIRECT,
+                FIRST, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, k_room, v_room,
+                k_here, v_here, k_free, v_free, cleaned, facts, of_rows, planned, read, GROUP,
+                NUM_KV_HEADS, INTERLEAVED, DIRECT, OVERLAP,
             )),
             (_multiply, (
-                SECOND, q, cos, sin, entry_token, entry_offset, entry_low, entry_high, entry_partial,
-                partials, lses, q_token, q_head, scaling, window, first_entry, count, split, kv_head,
-                end, q_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, start,
-                num_before, all_start, all_end, num_edges, num_tiles, GROUP, NUM_KV_HEADS,
-                INTERLEAVED, HAS_WINDOW, DIRECT,
+                SECOND, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, k_room, v_room,
+                k_here, v_here, k_free, v_free, cleaned, facts, of_rows, planned, read, GROUP,
+                NUM_KV_HEADS, INTERLEAVED, DIRECT, OVERLAP,
             )),
             (_bring, (
-                key_map, value_map, pages + page_at, last_page, kv_head * HEAD_DIM, k_room, v_room,
-                k_here, v_here, k_free, v_free, start, num_before, all_start, all_end, num_edges,
-                num_tiles, PAGE,
+                key_map, value_map, pages, k_room, v_room, k_here, v_here, k_free, v_free, facts,
+                planned, read, PAGE, OVERLAP,
+            )),
+            (_plan, (
+                entry_token, entry_offset, entry_low, entry_high, entry_partial, items, num_pieces,
+                window, facts, of_rows, planned, read, GROUP, NUM_KV_HEADS, HAS_WINDOW, DIRECT,
             )),
         ],
-        [4, 1],
-        [_REGISTERS, _FEW_REGISTERS],
+        [4, 1, 1],
+        [_REGISTERS, _FEW_REGISTERS, _FEW_REGISTERS],
     )  # fmt: skip
