@@ -362,36 +362,57 @@ def _clean_last(who, at, key, written, v_room, v_here, cleaned, num_cleaned):
 
 @gluon.jit
 def _load_queries(
-    who, q, token, head, entry, cos, sin, q_token, q_head, scaling, q_room,
-    INTERLEAVED: gl.constexpr, PAIRS: gl.constexpr,
+    who, slot, q, cos, sin, q_token, q_head, facts, of_rows, DIM: gl.constexpr,
+    GROUP: gl.constexpr, INTERLEAVED: gl.constexpr,
 ):  # fmt: skip
-    """Queries of one half of the rows, rotated by their entries' offsets, to shared memory.
+    """Queries of one half of an item's rows, in two parts, and cosines and sines of their offsets.
 
-    Pairs are neighbours, or one dim from each half: pairs that are not rotated have an angle of 0.
+    Neighbours of one entry are rotated alike: rows are [ROWS / ALIKE, ALIKE, DIM / 2]. Pairs are
+    neighbours, or one dim from each half: pairs that are not rotated have an angle of 0.
     """
+    ALIKE: gl.constexpr = 4 if GROUP % 4 == 0 else 2 if GROUP % 2 == 0 else 1
+    RUNS: gl.constexpr = _HALF_ROWS // ALIKE
+    PAIRS: gl.constexpr = gl.BlockedLayout([4 // ALIKE, ALIKE, 8], [4, 1, 8], [4, 1, 1], [2, 1, 0])
+    OF_RUNS: gl.constexpr = gl.SliceLayout(1, PAIRS)
+    OF_ROWS: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([4, 8], [4, 8], [4, 1], [1, 0]))
+    first_entry, count = _fact(facts, slot, _FIRST_ENTRY), _fact(facts, slot, _COUNT)
+    kv_head = _fact(facts, slot, _KV_HEAD)
+
+    m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, OF_ROWS)
+    m = gl.convert_layout(gl.reshape(m, [RUNS, ALIKE]), gl.SliceLayout(2, PAIRS))
+    token = gl.reshape(_half(of_rows, slot, _TOKEN, who).load(OF_ROWS), [RUNS, ALIKE])
+    token = gl.convert_layout(token, gl.SliceLayout(2, PAIRS)).to(gl.int64)
+    at = (token * q_token + (kv_head * GROUP + m % GROUP) * q_head)[:, :, None]
+    i = gl.arange(0, DIM // 2, gl.SliceLayout(0, gl.SliceLayout(1, PAIRS)))
+    d = gl.expand_dims(gl.expand_dims(i, 0), 1)
+    if INTERLEAVED:
+        x = gl.load(q + at + 2 * d)
+        y = gl.load(q + at + 2 * d + 1)
+    else:
+        x = gl.load(q + at + d)
+        y = gl.load(q + at + d + DIM // 2)
+    m = who * _HALF_ROWS + gl.arange(0, RUNS, gl.SliceLayout(1, OF_RUNS)) * ALIKE
+    entry = first_entry + gl.minimum(m // GROUP, count - 1)
+    at = (entry.to(gl.int64) * (DIM // 2))[:, None] + i[None, :]
+    return x, y, gl.load(cos + at), gl.load(sin + at)
+
+
+@gluon.jit
+def _rotate(who, x, y, c, s, scaling, q_room, INTERLEAVED: gl.constexpr):
+    """Queries, rotated, to shared memory."""
     DIM: gl.constexpr = q_room.shape[2]
     DTYPE: gl.constexpr = q_room.dtype
-    i = gl.arange(0, DIM // 2, gl.SliceLayout(0, PAIRS))
-    source = q + (token.to(gl.int64) * q_token + head * q_head)[:, None]
-    at = (entry.to(gl.int64) * (DIM // 2))[:, None] + i[None, :]
-    c = gl.load(cos + at)
-    s = gl.load(sin + at)
-    if INTERLEAVED:
-        x = gl.load(source + (2 * i)[None, :]).to(gl.float32)
-        y = gl.load(source + (2 * i + 1)[None, :]).to(gl.float32)
-    else:
-        x = gl.load(source + i[None, :]).to(gl.float32)
-        y = gl.load(source + (i + DIM // 2)[None, :]).to(gl.float32)
+    x, y = x.to(gl.float32), y.to(gl.float32)
+    c, s = (c * scaling)[:, None, :], (s * scaling)[:, None, :]
+    first, second = (x * c - y * s).to(DTYPE), (y * c + x * s).to(DTYPE)
     _meet()  # all warps have done with the queries of the item before
-    first = ((x * c - y * s) * scaling).to(DTYPE)
-    second = ((y * c + x * s) * scaling).to(DTYPE)
     if INTERLEAVED:
         q_room.index(who).store(gl.reshape(gl.join(first, second), [_HALF_ROWS, DIM]))
     else:
         WIDE: gl.constexpr = DIM // _WIDTH
         boxes = _boxes_of(q_room, 2 * WIDE, _HALF_ROWS)  # a box is one half of the dims
-        boxes.index(who * WIDE).store(first)
-        boxes.index(who * WIDE + 1).store(second)
+        boxes.index(who * WIDE).store(gl.reshape(first, [_HALF_ROWS, _WIDTH]))
+        boxes.index(who * WIDE + 1).store(gl.reshape(second, [_HALF_ROWS, _WIDTH]))
     fence_async_shared()
     _meet()
 
@@ -410,7 +431,6 @@ def _item(
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     OF_SCORES: gl.constexpr = gl.SliceLayout(1, SCORES)
     OF_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)
-    PAIRS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
 
     num_edges = _fact(facts, slot, _EDGES)
     num_before = _fact(facts, slot, _EDGES_BEFORE)
@@ -419,19 +439,10 @@ def _item(
     all_end = _fact(facts, slot, _ALL_END)
     end = _fact(facts, slot, _END)
     written = _fact(facts, slot, _WRITTEN)
-    kv_head = _fact(facts, slot, _KV_HEAD)
-    first_entry = _fact(facts, slot, _FIRST_ENTRY)
-    count = _fact(facts, slot, _COUNT)
-    tokens = _half(of_rows, slot, _TOKEN, who)
-    places = _half(of_rows, slot, _PLACE, who)
-
-    token = tokens.load(gl.SliceLayout(1, PAIRS))
-    m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, gl.SliceLayout(1, PAIRS))
-    entry = first_entry + gl.minimum(m // GROUP, count - 1)
-    head = kv_head * GROUP + m % GROUP
-    _load_queries(
-        who, q, token, head, entry, cos, sin, q_token, q_head, scaling, q_room, INTERLEAVED, PAIRS
+    x, y, c, s = _load_queries(
+        who, slot, q, cos, sin, q_token, q_head, facts, of_rows, DIM, GROUP, INTERLEAVED
     )
+    _rotate(who, x, y, c, s, scaling, q_room, INTERLEAVED)
     queries = q_room.index(who)
 
     low = _half(of_rows, slot, _LOW, who).load(OF_SCORES)
@@ -506,19 +517,22 @@ def _item(
     summed, weighted = warpgroup_mma_wait(0, deps=[adding, weighted])
     mbarrier.arrive(v_free.index(before), count=1)
 
+    kv_head, count = _fact(facts, slot, _KV_HEAD), _fact(facts, slot, _COUNT)
     largest = gl.convert_layout(largest, OF_SUMS)
     total = gl.convert_layout(total, OF_SUMS)
     seen_any = total > 0
-    summed = summed / gl.where(seen_any, total, 1.0)[:, None]
+    total = gl.where(seen_any, total, 1.0)
     OUT: gl.constexpr = _OUT if DIRECT else SUMS
     OF_OUT: gl.constexpr = gl.SliceLayout(1, OUT)
-    out = gl.convert_layout(summed.to(partials.dtype.element_ty), OUT)
+    out = summed * (1.0 / total)[:, None]
+    out = gl.convert_layout(out.to(partials.dtype.element_ty), OUT)
     m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, OF_OUT)
     is_row = m // GROUP < count
     head = kv_head * GROUP + m % GROUP
-    place = places.load(OF_OUT).to(gl.int64) * (NUM_KV_HEADS * GROUP) + head
+    place = _half(of_rows, slot, _PLACE, who).load(OF_OUT).to(gl.int64)
+    place = place * (NUM_KV_HEADS * GROUP) + head
     if not DIRECT:
-        lse = gl.where(seen_any, largest + gl.log2(gl.where(seen_any, total, 1.0)), -1e30)
+        lse = gl.where(seen_any, largest + gl.log2(total), -1e30)
         gl.store(lses + place, lse, mask=is_row)
     d = gl.arange(0, DIM, gl.SliceLayout(0, OUT))
     gl.store(partials + (place * DIM)[:, None] + d[None, :], out, mask=is_row[:, None])
