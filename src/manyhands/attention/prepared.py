@@ -53,9 +53,7 @@ class Capacity:
     large_rows: int
     occupancy: int  # of the list itself, whatever room it has
     is_specialised: bool = False  # whether large tiles are specialised
-    in_turns: bool = (
-        False  # whether a program for each processor takes several of these; else one takes one
-    )
+    in_turns: bool = False  # whether a program for each processor takes several of these
 
     @classmethod
     def of(cls, plan: Plan, work: Work) -> Capacity:
@@ -90,8 +88,8 @@ class Capacity:
         sizes: dict[str, Any] = {
             field.name: up(getattr(self, field.name)) for field in fields(self)
         }
-        sizes |= {"tokens": rounded_tokens(self.tokens), "is_specialised": self.is_specialised}
-        sizes |= {"in_turns": self.in_turns}
+        sizes |= {"tokens": rounded_tokens(self.tokens)}
+        sizes |= {"is_specialised": self.is_specialised, "in_turns": self.in_turns}
         # One partial per token would be taken to be the output itself, and padding has none.
         return Capacity(**sizes | {"most_partials": max(2, sizes["most_partials"])})
 

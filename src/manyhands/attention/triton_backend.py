@@ -316,7 +316,8 @@ class _Reading:
         num_heads = q.shape[1]
         self.num_kv_heads = _num_parts(num_heads) if self.is_latent else store.num_kv_heads
         self.group = num_heads // self.num_kv_heads
-        self.is_alone = is_alone
+        # Of a chunk, lows are made by the launch in front, and kernels read these before their wait (`kernels/overlap.py`).
+        self.overlaps = is_alone and call.chunk is None
         self.eight_bits = isinstance(store, EightBitStore)
         self.dims = _dims(store)
         head_dim = self.dims["HEAD_DIM"]
@@ -379,7 +380,7 @@ class _Reading:
             "GROUP": self.group,
             "NUM_KV_HEADS": self.num_kv_heads,
             "num_warps": 4,
-            **launch_options(self.q.device, overlap=self.is_alone),
+            **launch_options(self.q.device, overlap=self.overlaps),
         }
         keys, values = specialised.boxes(self.store.keys), specialised.boxes(self.store.values)
         return specialised.specialised_kernel, (keys, values), options
@@ -433,7 +434,7 @@ class _Reading:
             "HALF": max(_LEAST_DIMS // 2, power_of_two(head_dim // 2)),
             "VALUE": max(_LEAST_DIMS, power_of_two(value_dim)),
             "num_warps": launch.num_warps,
-            **launch_options(self.q.device, overlap=self.is_alone),
+            **launch_options(self.q.device, overlap=self.overlaps),
         }
 
 

@@ -73,9 +73,8 @@ _LOW = gl.constexpr(2)
 _LAST = gl.constexpr(3)
 _OF_ROWS = gl.constexpr(4)
 _WIDTH = gl.constexpr(64)  # dims in a box: the widest that can be swizzled
-_OUT = gl.constexpr(
-    gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-)  # output as it is stored, 16 bytes at a time
+# Output as it is stored, 16 bytes at a time.
+_OUT = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
 # Names that change between releases.
 _copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 _meet = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
@@ -159,9 +158,8 @@ def _plan(
     LAYOUT: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
     m = gl.arange(0, 2 * _HALF_ROWS, LAYOUT)
     at = gl.program_id(0)
-    step = (
-        2 * (gl.num_programs(0) - at) - 1
-    )  # to the next; two steps are twice the number of programs
+    # To the next one; two steps are twice the number of programs.
+    step = 2 * (gl.num_programs(0) - at) - 1
     number = 0
     count = 1
     while count > 0:
@@ -177,9 +175,8 @@ def _plan(
         if count > 0:
             # Keys that any row sees lie between `start` and `end`; what all of them see between
             # `all_start` and `all_end`, in whole tiles. Boxes begin at multiples of their size.
-            entry = first_entry + gl.minimum(
-                m // GROUP, count - 1
-            )  # spare rows repeat the last one
+            spare = gl.minimum(m // GROUP, count - 1)  # rows to spare repeat the last entry
+            entry = first_entry + spare
             token = gl.load(entry_token + entry)
             offset = gl.load(entry_offset + entry)
             low = gl.load(entry_low + entry)
@@ -259,32 +256,12 @@ def _bring(
             at = stage * BOXES
             mbarrier.wait(k_free.index(stage), phase ^ 1)
             mbarrier.expect(k_here.index(stage), _KEYS * DIM * 2)
-            _bring_one(
-                key_map,
-                page_at,
-                last_page,
-                key,
-                column,
-                k_boxes,
-                at,
-                k_here.index(stage),
-                PAGE,
-                WIDE,
-            )
+            here = k_here.index(stage)
+            _bring_one(key_map, page_at, last_page, key, column, k_boxes, at, here, PAGE, WIDE)
             mbarrier.wait(v_free.index(stage), phase ^ 1)
             mbarrier.expect(v_here.index(stage), _KEYS * DIM * 2)
-            _bring_one(
-                value_map,
-                page_at,
-                last_page,
-                key,
-                column,
-                v_boxes,
-                at,
-                v_here.index(stage),
-                PAGE,
-                WIDE,
-            )
+            here = v_here.index(stage)
+            _bring_one(value_map, page_at, last_page, key, column, v_boxes, at, here, PAGE, WIDE)
             brought += 1
         number += 1
         mbarrier.wait(planned.index(number % _KNOWN), (number // _KNOWN) & 1)
@@ -329,7 +306,7 @@ def _seen(scores, key, low, last, bound, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _clean(v_room, stage, key, written):
-    """Values that nobody wrote are perhaps not even numbers, and 0 times them is not 0: now it is."""
+    """Values that were never written are perhaps not even numbers, and 0 times them is not 0: now it is."""
     HIGH: gl.constexpr = _KEYS // _BOX
     BOXES: gl.constexpr = v_room.shape[2] // _WIDTH * HIGH
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
@@ -560,6 +537,7 @@ def _multiply(
             scaling, q_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows,
             GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT,
         )  # fmt: skip
+        _meet()  # one thread says it for all four warps
         mbarrier.arrive(read.index(slot), count=1)
         taken += num_tiles
         number += 1
