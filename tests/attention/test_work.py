@@ -367,7 +367,7 @@ def test_a_program_takes_several_items_if_that_is_even(
 
 
 def turns(first: int, count: int) -> list[int]:
-    """What a program of kernels/specialised.py takes, which begins with piece `first` of so many."""
+    """The pieces, of so many, that a program of kernels/specialised.py takes that begins with piece `first`."""
     taken, at, step = [], first, 2 * (PROCESSORS - first) - 1
     while at < count:
         taken.append(at)

@@ -124,7 +124,7 @@ class Stretches(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, tiling: Tiling) -> Stretches:
-        """Those of this plan."""
+        """Entries of this plan, and the stretches that they make."""
         entries = Entries.of(plan)
         return cls(entries, *entries.stretches(tiling.key_tile))
 

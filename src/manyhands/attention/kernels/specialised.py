@@ -52,7 +52,7 @@ _STAGES = gl.constexpr(2)  # tiles whose keys and values have room
 _REGISTERS = gl.constexpr(232)  # of a thread that multiplies
 _FEW_REGISTERS = gl.constexpr(40)  # of one that loads, and of one that plans
 _KNOWN = gl.constexpr(2)  # items: the one that is worked at, and the next
-# What is known of an item: numbers ...
+# Facts of an item: numbers ...
 _TILES = gl.constexpr(0)  # 0: there are no more items
 _EDGES = gl.constexpr(1)
 _EDGES_BEFORE = gl.constexpr(2)
@@ -66,7 +66,7 @@ _KV_HEAD = gl.constexpr(9)
 _FIRST_ENTRY = gl.constexpr(10)
 _COUNT = gl.constexpr(11)
 _FACTS = gl.constexpr(12)
-# ... and of each of its rows.
+# ... and facts of each of its rows.
 _TOKEN = gl.constexpr(0)
 _PLACE = gl.constexpr(1)  # of its output, or partial
 _LOW = gl.constexpr(2)
@@ -126,20 +126,20 @@ def _bring_one(
 
 @gluon.jit
 def _fact(facts, slot, FACT: gl.constexpr):
-    """One number that is known of an item."""
+    """One of the numbers that are known of an item."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     return gl.max(facts.index(slot * _FACTS + FACT).load(LAYOUT), 0)
 
 
 @gluon.jit
 def _half(of_rows, slot, FACT: gl.constexpr, who):
-    """What is known of one half of an item's rows."""
+    """A fact of each row of one half of an item's rows."""
     return of_rows.index(slot * _OF_ROWS + FACT).slice(who * _HALF_ROWS, _HALF_ROWS)
 
 
 @gluon.jit
 def _put(facts, slot, FACT: gl.constexpr, number):
-    """From now on it is known."""
+    """Set one of these numbers."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     facts.index(slot * _FACTS + FACT).store(gl.full([1], 0, gl.int32, LAYOUT) + number)
 
@@ -150,7 +150,7 @@ def _plan(
     window, facts, of_rows, planned, read, GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
     HAS_WINDOW: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
-    """One warp: what is to be known of the program's items, one ahead.
+    """One warp: all facts of the program's items, one item ahead.
 
     Programs take items in turns, there and back again: the longest come first, so each has its share. The
     key/value heads of an item stand side by side.
