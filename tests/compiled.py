@@ -81,12 +81,14 @@ def compile_only(capability: int) -> None:
             "shared_memory": kernel.metadata.shared,
             "hidden": hidden(kernel) if self.__name__ == "specialised_kernel" else None,
             "rows": held_rows(kernel) if self.__name__ == "_w4a16_product" else None,
+            "rings": code.count(".b8 ring["),
+            "illegal": illegal(kernel) if ".b8 ring[" in code else 0,
         }
         print(json.dumps(report), flush=True)
         return kernel
 
     JITFunction.run = compiled  # type: ignore[method-assign]
-    for room in (skinny, launches, triton_backend):
+    for room in (skinny, launches, triton_backend, w4a16):
         room.shared_memory = lambda device: MOST_SHARED[capability]  # type: ignore[attr-defined]
     overlap._can_overlap = lambda device: capability >= 90  # type: ignore[assignment]
 
@@ -96,21 +98,33 @@ def hidden(kernel: Any) -> int:
 
     The assembler has been seen to move the second wait in front of them, and nothing else tells.
     """
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        words = [triton.knobs.nvidia.nvdisasm.path, file.name]
-        code = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    code = machine_code(kernel)
     between = re.findall(r"DEPBAR\.LE gsb0, 0x1(.*?)DEPBAR\.LE gsb0, 0x0", code, re.DOTALL)
     return min((found.count("MUFU.EX2") for found in between), default=0)
 
 
+def illegal(kernel: Any) -> int:
+    """Copies to shared memory with two uniform registers: ptxas writes them, and they have a place for one."""
+    copies = re.findall(r"LDGSTS\S* (.*);", machine_code(kernel))
+    assert copies
+    return sum(bool(re.match(r"\[[^]]*\bUR.*, desc\[UR", copy)) for copy in copies)
+
+
+def machine_code(kernel: Any) -> str:
+    """Its instructions."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        words = [triton.knobs.nvidia.nvdisasm.path, file.name]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
 def held_rows(kernel: Any) -> list[str]:
-    """How threads hold the operands of products in assembly: each must have one row of four."""
+    """How threads hold the operands of products and copies in assembly: each must have one row, of four or of one."""
     code = kernel.asm["ttgir"]
     layouts = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*)\}>$", code, re.MULTILINE))
-    products = [line for line in code.splitlines() if "mma.sync" in line]
-    used = {name for line in products for name in re.findall(r"tensor<\d+x4x\w+, (#\w+)>", line)}
+    ours = [line for line in code.splitlines() if re.search("mma.sync|ld.shared|cp.async.c", line)]
+    used = {name for line in ours for name in re.findall(r"tensor<\d+x[14]x\S+, (#\w+)>", line)}
     held = r"sizePerThread = (\[.*?\]), threadsPerWarp = (\[.*?\])"
     return sorted({" ".join(re.findall(held, layouts[name])[0]) for name in used})
 
@@ -147,6 +161,9 @@ def products(capability: int) -> None:
     layer = Int4Linear.from_weight(torch.randn(128, 256), None)
     packed = (layer.packed, layer.scales, layer.zeros, None, layer.group, layer.arrived)
     w4a16.product(zeros(2, 256), *packed, w4a16.Tiles(parts=2))
+    ring = w4a16.Tiles(row_warps=2, stages=4, parts=2)
+    w4a16.product(zeros(2, 256), *packed, ring)
+    w4a16.product(zeros(2, 256), *packed, replace(ring, stages=3, parts=1), activation="silu")
     w4a16.product(zeros(16, 256), *packed)
     w4a16.product(zeros(64, 256), *packed)
     for tokens in (2, 16, 64):

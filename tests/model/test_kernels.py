@@ -282,6 +282,7 @@ TILES = {
     "one eight": w4a16.Tiles(),
     "two eights": w4a16.Tiles(eights=2, ahead=1, parts=2),
     "whole blocks": w4a16.Tiles(pairs=2, eights=4, ahead=1, hold=False, compact=True),
+    "ring": w4a16.Tiles(row_warps=2, stages=3, parts=2),
     "warps for tokens": w4a16.Tiles(2, 2, row_warps=2, token_warps=2, parts=3, compact=True),
 }
 
@@ -321,6 +322,34 @@ def test_gated_products_of_four_bits(
 
 
 @FAST
+@pytest.mark.parametrize(("stages", "parts"), [(2, 1), (3, 3), (4, 5)])
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("tokens", [1, 3, 4, 8])
+def test_rings(tokens: int, group: int, stages: int, parts: int, fast: bool) -> None:
+    """More spans than stages and fewer; what lies behind the last token is of no account, nor is a token to others."""
+    layer = _layer(100, 1152, bias=True, group=group)
+    rows = torch.full((9, 1152), torch.nan, device=DEVICE, dtype=torch.bfloat16)
+    x = rows[:tokens].copy_(_normal(tokens, 1152))
+    tiles = w4a16.Tiles(row_warps=2, stages=stages, parts=parts)
+    ours = _product(layer, x, tiles, fast)
+    _close(ours, _exact(layer, x).to(x.dtype))
+    assert torch.equal(ours, _product(layer, x, tiles, fast))
+    assert torch.equal(ours[-1:], _product(layer, x[-1:], tiles, fast))
+
+
+@FAST
+@pytest.mark.parametrize("tiles", TILES.values(), ids=TILES)
+def test_inputs_out_of_line(tiles: w4a16.Tiles, fast: bool) -> None:
+    """Rows apart, and rows that begin between two places that 16 bytes can be loaded from."""
+    layer, x = _layer(72, 256, bias=False), _normal(3, 256, dtype=torch.float16)
+    expected = _product(layer, x, tiles, fast)
+    apart = functional.pad(x, (0, 8))[:, :256]
+    begun = torch.cat([x.new_zeros(1), x.flatten()])[1:].view(3, 256)
+    assert torch.equal(_product(layer, apart, tiles, fast), expected)
+    assert torch.equal(_product(layer, begun, tiles, fast), expected)
+
+
+@FAST
 @pytest.mark.parametrize("compact", [False, True])
 def test_every_weight_is_in_its_place(compact: bool, fast: bool) -> None:
     """Each input alone, so that nothing averages out: the products are the weights, exactly."""
@@ -329,6 +358,7 @@ def test_every_weight_is_in_its_place(compact: bool, fast: bool) -> None:
     x = torch.eye(64, device=DEVICE, dtype=torch.float16)
     ours = _product(layer, x, w4a16.Tiles(pairs=2, eights=4, ahead=1, compact=compact), fast)
     assert torch.equal(ours.t(), layer.dequantised(torch.float16))
+    assert torch.equal(ours, _product(layer, x, w4a16.Tiles(row_warps=2, stages=3), fast))
 
 
 @FAST
@@ -364,18 +394,43 @@ def test_unpacking(dtype: torch.dtype, inputs: int) -> None:
     torch.testing.assert_close(ours, expected, rtol=STEPS[dtype] / 2, atol=0)
 
 
-def test_tiles() -> None:
+def test_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs are cut until one more part would not be at work at once with the others, and no further."""
     device = torch.device("cpu")  # 132 processors
+    monkeypatch.setattr(w4a16, "shared_memory", lambda device: 101376)
     assert w4a16.choose_tiles(1, 55296, 40, device) == w4a16.Tiles()
     assert w4a16.choose_tiles(1, 5120, 216, device).parts == 13
     assert w4a16.choose_tiles(8, 7168, 40, device).parts == 8  # as long as if they were nine
     assert w4a16.choose_tiles(4, 4096, 32, device).parts == 11  # of three spans, not of two
     assert w4a16.choose_tiles(1, 64, 2, device).parts == 1
-    assert w4a16.choose_tiles(16, 5120, 216, device) == w4a16.Tiles(eights=2, parts=9)
+    assert w4a16.choose_tiles(16, 5120, 40, device) == w4a16.Tiles(eights=2, parts=8)
+    long = w4a16.Tiles(eights=2, row_warps=2, ahead=1, parts=13)
+    assert w4a16.choose_tiles(16, 5120, 216, device) == long
+    assert w4a16.choose_tiles(16, 24576, 32, device) == w4a16.Tiles(eights=2, parts=2)
     assert w4a16.choose_tiles(16, 55296, 40, device) == w4a16.Tiles(eights=2, ahead=1)
     wide, medium = (w4a16.choose_tiles(32, outputs, 40, device) for outputs in (55296, 24576))
     assert (wide.outputs, wide.parts, medium.outputs, medium.parts) == (256, 1, 128, 2)
     assert w4a16.choose_tiles(17, 5120, 216, device).parts == 6
     assert w4a16.choose_tiles(64, 5120, 216, device).parts == 6
     assert w4a16.choose_tiles(256, 5120, 216, device).parts == 3
+
+
+def test_tiles_with_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight programs of three stages on a processor; where it has fewer, their stages share the room."""
+    device = torch.device("cpu")
+    monkeypatch.setattr(w4a16, "shared_memory", lambda device: 232448)
+
+    def parts_and_stages(inputs: int, outputs: int) -> tuple[int, int]:
+        tiles = w4a16.choose_tiles(8, outputs, inputs // 128, device)
+        assert tiles == w4a16.Tiles(row_warps=2, parts=tiles.parts, stages=tiles.stages)
+        return tiles.parts, tiles.stages
+
+    qwq = (5120, 7168), (5120, 5120), (5120, 55296), (27648, 5120)
+    assert [parts_and_stages(*each) for each in qwq] == [(8, 3), (8, 4), (1, 3), (13, 3)]
+    qwen3 = (4096, 6144), (4096, 4096), (4096, 24576), (12288, 4096)
+    assert [parts_and_stages(*each) for each in qwen3] == [(7, 3), (7, 4), (2, 3), (16, 3)]
+    assert parts_and_stages(256, 64) == (1, 4)
+    assert parts_and_stages(5120, 152064) == (1, 3)  # more than one round
+    small = w4a16.choose_tiles(8, 5120, 40, device, w4a16.ring.stage_bytes(128, 32))
+    assert small.stages == 0  # no room for eight
+    assert w4a16.choose_tiles(9, 5120, 40, device).stages == 0

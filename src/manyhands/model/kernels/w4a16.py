@@ -5,9 +5,9 @@ Weights are the *left* operand of the tensor cores, so that a handful of tokens 
 smallest product, 16 outputs by 16 inputs by 8 tokens. Of such a product every thread of a warp holds eight weights,
 at places that the hardware fixes, and in this order they lie in memory (`model/quantised/w4a16.py` has the formulas):
 a thread loads 16 bytes at a time straight into registers, the warp 512 side by side, and a word of eight becomes
-a thread's share of a product in eleven instructions. Nothing passes through shared memory. Which output or input a
-place stands for is free, as long as both sides agree. It is chosen so that a thread's inputs lie side by side in x,
-and its outputs side by side in scales, zeros and out: each of those is loaded or stored 16 bytes at a time too.
+a thread's share of a product in eleven instructions. Which output or input a place stands for is free, as long as
+both sides agree. It is chosen so that a thread's inputs lie side by side in x, and its outputs side by side in scales,
+zeros and out: each of those is loaded or stored 16 bytes at a time too.
 
 Inside the product a weight is an exact small integer, q - zero, and the scale comes in once per group:
 
@@ -21,7 +21,8 @@ all groups are held in units of the scale of the group at hand, and multiplied w
 While a group of inputs is multiplied, the weights of the next one or two are on their way to registers. The
 assembler would rather load them when the registers of the last ones are free, which is too late; `_hold` keeps it
 from that. The first ones are asked for before the launch in front has ended. All programs of a launch are there at
-once: a second round of a few would take as long as the first.
+once: a second round of a few would take as long as the first. For up to 8 tokens there is room for more on its way in
+shared memory, if a processor has as much as Hopper's: weights and x then come through a ring of stages (`w4a16_ring`).
 
 Where few tiles of outputs would leave processors idle, the inputs are cut into parts; the last program to arrive
 adds up all parts, in their order, so that results repeat.
@@ -54,7 +55,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
+from manyhands.attention.launches import shared_memory
 from manyhands.model import kernels
+from manyhands.model.kernels import w4a16_ring as ring
 from manyhands.model.kernels.adding import is_last, sum_of_parts
 from manyhands.model.kernels.gated import ACTIVATIONS, activated
 
@@ -463,6 +466,7 @@ def _w4a16_product(
     AHEAD: tl.constexpr,  # spans whose weights are on their way
     HOLDS: tl.constexpr,
     COMPACT: tl.constexpr,  # sums of all groups are one set of registers, in units of the scales now
+    STAGES: tl.constexpr,  # of the ring; 0: weights and x go straight to registers
     IN_PARTS: tl.constexpr,
     FAST: tl.constexpr,
     BIAS: tl.constexpr,
@@ -479,6 +483,7 @@ def _w4a16_product(
     SUMS: tl.constexpr = PAIRS * PER_PAIR
     OTHER: tl.constexpr = SUMS - PER_PAIR  # from a sum to that of the other pair
     HOLD: tl.constexpr = FAST and HOLDS
+    RING: tl.constexpr = FAST and STAGES > 0
     tile_t, tile_n, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     thread = tl.arange(0, THREADS)[:, None]
     four = tl.arange(0, 4)[None, :]
@@ -490,32 +495,56 @@ def _w4a16_product(
     rows, half = _places(tile_n, thread, PAIRS, ROW_WARPS, GATED)
     block = tl.minimum(rows // 64, tl.cdiv(N, 64) - 1) + half * (N // 64)
     pair = rows // 4 % 2
-    at_words = packed + (block * (spans * STEPS) * 2 + pair) * 128 + thread % 32 * 4 + four
+    at_words = packed + (block * (spans * STEPS) * 2 + pair) * 128 + thread % 32 * 4
     eight = tl.minimum(block * 8 + g, half_width // 4 - 1)
-    at_scales = scales_of + eight * 4 + pair * 2 + four % (2 * PAIRS)
+    at_scales = scales_of + eight * 4 + pair * 2
     at_zeros = zeros_of + eight * 2 + pair
-    words = _weights(at_words, begin, end, STEPS, PAIRS)
-    next_words = words
-    if AHEAD == 2:
-        next_words = _weights(at_words, begin + 1, end, STEPS, PAIRS)
-    factors = _factors(at_scales, at_zeros, begin, half_width, quarter_width, GROUPS, PAIRS)
+    if RING:
+        tl.static_assert(PAIRS == 1 and EIGHTS == 1 and not COMPACT)
+        STAGE: tl.constexpr = 16 * THREADS * (2 * STEPS + GROUPS)
+        memory = ring.allocated(STAGES * STAGE)
+        source = (at_words, at_scales, at_zeros, half_width, quarter_width)
+        for i in tl.static_range(AHEAD):
+            slot = memory + i * STAGE + thread * 0
+            ring.ask_weights(slot, source, begin + i, end, STEPS, GROUPS)
+    else:
+        at_words += four
+        at_scales += four % (2 * PAIRS)
+        words = _weights(at_words, begin, end, STEPS, PAIRS)
+        next_words = words
+        if AHEAD == 2:
+            next_words = _weights(at_words, begin + 1, end, STEPS, PAIRS)
+        factors = _factors(at_scales, at_zeros, begin, half_width, quarter_width, GROUPS, PAIRS)
     take_over(OVERLAP)
 
     first = (tile_t * TOKEN_WARPS + thread // (32 * ROW_WARPS)) * (8 * EIGHTS)
     at_x = ()
     for n in tl.static_range(EIGHTS):
         token = tl.minimum(first + 8 * n + g, T - 1)
-        at_x = at_x + (x + token * half_inputs + t * 4 + four,)
+        at_x = at_x + (x + token * half_inputs + t * 4,)
     acc = _zeros(SUMS, THREADS)
+    if RING:
+        for i in tl.static_range(STAGES):
+            slot = memory + i * STAGE + thread * 0
+            if i >= AHEAD:
+                ring.ask_weights(slot, source, begin + i, end, STEPS, GROUPS)
+            ring.ask_inputs(slot, at_x, begin + i, end, STEPS, GROUPS)
+            ring.commit()
+        stage = memory
+        held = ring.held(x, thread, T)
     if COMPACT:
         scales = _all_scales(factors[0], PAIRS, True, FAST, SCALES)
     for span in range(begin, end):
-        ahead = _weights(at_words, span + AHEAD, end, STEPS, PAIRS)
-        after = tl.minimum(span + 1, end - 1)
-        next_factors = _factors(
-            at_scales, at_zeros, after, half_width, quarter_width, GROUPS, PAIRS
-        )
-        _hold(HOLD)
+        if RING:
+            slot = stage + thread * 0
+            words, factors = ring.weights(stage + held, STAGES, STEPS, GROUPS)
+        else:
+            ahead = _weights(at_words, span + AHEAD, end, STEPS, PAIRS)
+            after = tl.minimum(span + 1, end - 1)
+            next_factors = _factors(
+                at_scales, at_zeros, after, half_width, quarter_width, GROUPS, PAIRS
+            )
+            _hold(HOLD)
         for step in tl.static_range(STEPS):
             words_of_scales = factors[step * 32 // GROUP * (1 + PAIRS)]
             if step * 32 % GROUP == 0:  # a group begins
@@ -527,7 +556,10 @@ def _w4a16_product(
                     sums = _zeros(SUMS, THREADS)
             inputs = ()
             for n in tl.static_range(EIGHTS):
-                inputs = inputs + (tl.load(at_x[n] + (span * STEPS + step) * 16),)
+                if RING:
+                    inputs = inputs + (ring.inputs(stage + held, step, STEPS, GROUPS),)
+                else:
+                    inputs = inputs + (tl.load(at_x[n] + four + (span * STEPS + step) * 16),)
             more = ()
             for p in tl.static_range(PAIRS):
                 zero = factors[step * 32 // GROUP * (1 + PAIRS) + 1 + p]
@@ -551,12 +583,15 @@ def _w4a16_product(
             elif (step + 1) * 32 % GROUP == 0:
                 now = _all_scales(words_of_scales, PAIRS, False, FAST, SCALES)
                 acc = _all_scaled(acc, sums, now, SUMS, PER_PAIR, FAST)
-        factors = next_factors
-        if AHEAD == 2:
-            words = next_words
-            next_words = ahead
+        if RING:
+            ring.ask_weights(slot, source, span + STAGES, end, STEPS, GROUPS)
+            ring.ask_inputs(slot, at_x, span + STAGES, end, STEPS, GROUPS)
+            ring.commit()
+            stage = tl.where(stage == memory + (STAGES - 1) * STAGE, memory, stage + STAGE)
         else:
-            words = ahead
+            factors = next_factors
+            words = next_words if AHEAD == 2 else ahead
+            next_words = ahead
     if COMPACT:
         acc = _all_scaled(_zeros(SUMS, THREADS), acc, scales, SUMS, PER_PAIR, FAST)
 
@@ -660,6 +695,7 @@ class Tiles:
     parts: int = 1
     hold: bool = True  # see `_hold`
     compact: bool = False  # one set of sums, whose unit changes from group to group
+    stages: int = 0  # of a ring in shared memory, see `w4a16_ring`; 0: none
 
     @property
     def outputs(self) -> int:
@@ -673,20 +709,30 @@ class Tiles:
 
 
 _SPANS = (128, 64, 32)
-_MOST_PARTS, _LEAST_SPANS = 32, 3
-# As tuned on an H100, product after product of whole layers; beside each how many programs of it
-# registers of a processor allow at once.
+_MOST_PARTS, _LEAST_SPANS, _LONG_PART = 32, 3, 20
+# With a ring; the last one is what Triton and the hardware take beside it.
+_MOST_STAGES, _LEAST_RINGED, _BESIDE_RING = 4, 5, 3 << 10
+# As tuned on an H100, product after product of whole layers (the ring and long parts on an H200); beside
+# each how many programs of it registers of a processor, or its shared memory, allow at once.
+_RING = Tiles(row_warps=2, stages=3), 8
 _EIGHT = Tiles(), 4
 _SIXTEEN = Tiles(eights=2), 3
 _SIXTEEN_WIDE = Tiles(eights=2, ahead=1), 4
+_SIXTEEN_LONG = Tiles(eights=2, row_warps=2, ahead=1), 8
 _THIRTY_TWO = Tiles(eights=2, token_warps=2, compact=True), 2
 _THIRTY_TWO_MEDIUM = Tiles(eights=4, compact=True), 3
 _THIRTY_TWO_WIDE = Tiles(pairs=2, eights=4, ahead=1, hold=False, compact=True), 2
 _MORE = replace(_THIRTY_TWO_WIDE[0], row_warps=2, token_warps=2), 2
 
 
-def choose_tiles(tokens: int, outputs: int, spans: int, device: torch.device) -> Tiles:
-    """Tiles of which as many are at work at once as registers allow, and not one more."""
+def choose_tiles(
+    tokens: int,
+    outputs: int,
+    spans: int,
+    device: torch.device,
+    stage: int = ring.stage_bytes(128, 128),
+) -> Tiles:
+    """Tiles of which as many are at work at once as registers allow, and not one more; `stage` bytes of a ring."""
     processors = kernels.num_processors(device)
 
     def room(kind: tuple[Tiles, int]) -> tuple[int, int]:
@@ -700,10 +746,13 @@ def choose_tiles(tokens: int, outputs: int, spans: int, device: torch.device) ->
         most, count = room(kind)
         return max(1, most // count) * count / most
 
+    memory = shared_memory(device)
     if tokens <= 8:
-        kind = _EIGHT
+        kind = _RING if _RING[1] * _RING[0].stages * stage <= memory else _EIGHT
     elif tokens <= 16:
-        kind = _SIXTEEN if filled(_SIXTEEN) <= 1 else _SIXTEEN_WIDE
+        most, count = room(_SIXTEEN)
+        kind = _SIXTEEN_LONG if spans * count >= _LONG_PART * most else _SIXTEEN
+        kind = kind if filled(_SIXTEEN) <= 1 else _SIXTEEN_WIDE
     elif tokens <= 32:
         wide = triton.cdiv(outputs, _THIRTY_TWO_WIDE[0].outputs) >= processors
         kind = _THIRTY_TWO if filled(_THIRTY_TWO) >= 0.8 else _THIRTY_TWO_MEDIUM
@@ -714,8 +763,13 @@ def choose_tiles(tokens: int, outputs: int, spans: int, device: torch.device) ->
     if tokens > 32 and filled(kind) < 0.7:
         most *= 2  # two rounds, nearly full
     parts = max(1, min(most // count, _MOST_PARTS))
-    longest = max(_LEAST_SPANS, triton.cdiv(spans, parts))
-    return replace(kind[0], parts=triton.cdiv(spans, longest))
+    longest = max(_LEAST_RINGED if kind == _RING else _LEAST_SPANS, triton.cdiv(spans, parts))
+    tiles = replace(kind[0], parts=triton.cdiv(spans, longest))
+    if kind == _RING:  # as many stages as leave room for the programs that a processor has
+        programs = min(kind[1], triton.cdiv(count * tiles.parts, processors))
+        stages = (memory // programs - _BESIDE_RING) // stage
+        tiles = replace(tiles, stages=min(max(tiles.stages, stages), _MOST_STAGES))
+    return tiles
 
 
 def product(
@@ -750,13 +804,14 @@ def product(
     if outputs % 8:  # no network that we know of
         scales, zeros = (functional.pad(each, (0, -outputs % 8)) for each in (scales, zeros))
     span = next(span for span in _SPANS if inputs % span == 0)
-    tiles = tiles or choose_tiles(tokens, outputs, inputs // span, x.device)
+    stage = ring.stage_bytes(span, group)
+    tiles = tiles or choose_tiles(tokens, outputs, inputs // span, x.device, stage)
     grid = (triton.cdiv(tokens, tiles.tokens), triton.cdiv(outputs, tiles.outputs), tiles.parts)
     in_parts = tiles.parts > 1
     shape = (tiles.parts, tokens, outputs) if in_parts else (1,)
     partial = torch.empty(shape, dtype=torch.float32, device=x.device)
     types = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-    words = [each.reshape(-1).view(torch.int32) for each in (x, packed, scales, zeros)]
+    words = [_words(each) for each in (x, packed, scales, zeros)]
     kernel: Any = _w4a16_product
     kernel[grid](
         *(*words, x if bias is None else bias, out, partial, arrived),
@@ -771,6 +826,7 @@ def product(
         AHEAD=tiles.ahead,
         HOLDS=tiles.hold,
         COMPACT=tiles.compact,
+        STAGES=tiles.stages,
         IN_PARTS=in_parts,
         FAST=fast,
         BIAS=bias is not None,
@@ -783,6 +839,12 @@ def product(
         **launch_options(x.device),
     )
     return out
+
+
+def _words(numbers: Tensor) -> Tensor:
+    """As int32 in a row, 16 bytes at a time; copied if they begin between two of these, as an x cut out may."""
+    whole = numbers if numbers.data_ptr() % 16 == 0 else numbers.clone()
+    return whole.reshape(-1).view(torch.int32)
 
 
 def dequantise(
