@@ -7,7 +7,7 @@ is needed again: what is loaded to be evicted first leaves the rest of the cache
 cache are not enough. Which tiles are best is another question (`benchmarks/tiles.py`). Beside each time the limit: the bytes of the weight at the speed of a copy. No time is written
 unless the product agrees with float64 up to rounding. `chain` is all products of a layer, one after the
 other, eight layers in one graph: there launches and the gaps between them count too. `gated` is the product of gate and
-up with its activation, which the library makes in two launches; the gate there is the library's.
+up with its activation, which the library makes in two launches, for more tokens too; the gate there is the library's.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from manyhands.model import kernels
 from manyhands.model.skinny import SkinnyLinear
 
 TOKENS = (1, 2, 4, 8, 16, 32)
+GATED_TOKENS = (16, 32, 48, 64, 96, 128)
 NAMES = ("qkv", "o", "gate_up", "down", "head")
 _COPIES_BYTES = 3 << 30  # fifty times the second-level cache of an H200
 _CHAIN = 8  # layers
@@ -98,7 +99,7 @@ class Measurement:
         """Gate and up of some layers with the activation behind them."""
         gate_up = NAMES.index("gate_up")
         layers = next(layers for name, layers in self.products(shape) if name == NAMES[gate_up])
-        for tokens in TOKENS:
+        for tokens in GATED_TOKENS:
             x = torch.randn(tokens, layers[0].in_features, device=self.device, dtype=self.dtype)
             facts: dict[str, Any] = {"model": shape.title, "tokens": tokens}
             ways: dict[str, Product] = {"library": _apart, "ours": _together}

@@ -37,7 +37,7 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.model.kernels import gated, norms, one_shot, rows, skinny, w4a16
+from manyhands.model.kernels import gate_up, gated, norms, one_shot, rows, skinny, w4a16
 from manyhands.model.quantised.linear import Float8Linear
 from manyhands.model.quantised.w4a16 import Int4Linear
 
@@ -88,7 +88,7 @@ def compile_only(capability: int) -> None:
         return kernel
 
     JITFunction.run = compiled  # type: ignore[method-assign]
-    for room in (skinny, launches, triton_backend, w4a16):
+    for room in (skinny, gate_up, launches, triton_backend, w4a16):
         room.shared_memory = lambda device: MOST_SHARED[capability]  # type: ignore[attr-defined]
     overlap._can_overlap = lambda device: capability >= 90  # type: ignore[assignment]
 
@@ -147,6 +147,7 @@ def products(capability: int) -> None:
     gated.gated(zeros(2, 512), "silu")
     if capability >= 90:
         rows.quantise_rows(zeros(2, 256), torch.float8_e4m3fn)
+        gate_up.gated_product(zeros(128, 256), zeros(256, 256), None, "silu")
     arrived = torch.zeros(8, dtype=torch.int32)
     skinny.product(zeros(2, 256), zeros(192, 256), zeros(192), arrived)
     skinny.product(

@@ -18,7 +18,7 @@ from manyhands.model.quantised.w4a16 import Int4Linear, pack, unpack
 from manyhands.model.skinny import SkinnyLinear
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
-from manyhands.model.kernels import gated, norms, rows, skinny, w4a16
+from manyhands.model.kernels import gate_up, gated, norms, rows, skinny, w4a16
 from manyhands.model.quantised.linear import Float8Linear
 
 GPU = torch.cuda.is_available()
@@ -113,6 +113,7 @@ def test_nothing_to_do() -> None:
     nothing = _normal(0, 8)
     assert norms.join(None, nothing, None, (_normal(8), 1e-6), 0)[1].shape == (0, 8)
     assert gated.gated(nothing, "silu").shape == (0, 4)
+    assert gate_up.gated_product(nothing, _normal(6, 8), None, "silu").shape == (0, 3)
     assert rows.quantise_rows(nothing)[0].shape == (0, 8)
     assert skinny.product(nothing, _normal(3, 8), None, nothing).shape == (0, 3)
 
@@ -162,25 +163,51 @@ def test_gated_products_of_few_tokens(name: str, parts: int, dtype: torch.dtype)
         assert not arrived.any()
 
 
-def test_a_gated_layer_takes_the_kernel_of_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours up to 32 tokens, and none beyond."""
-    monkeypatch.setattr(kernels, "usable", lambda x: True)
-    monkeypatch.setattr(skinny, "product", lambda x, *_: torch.zeros(len(x), 6))
-    layer = SkinnyLinear.of(nn.Linear(16, 12, bias=False, device=DEVICE, dtype=torch.bfloat16))
-    x = _normal(1, 33, 16, dtype=torch.bfloat16)
-    assert layer.gated(x, "silu") is None
-    assert layer.gated(x[:, :32], "silu") is not None
-
-
-def test_a_weight_that_lies_in_columns_is_left_to_the_library(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.skipif(
+    GPU and torch.cuda.get_device_capability() < (9, 0), reason="tensor maps begin with Hopper"
+)
+@TWO_BYTES
+@pytest.mark.parametrize("name", gated.ACTIVATIONS)
+@pytest.mark.parametrize(("tokens", "inputs", "width"), [(33, 200, 90), (128, 320, 192)])
+def test_gated_products_of_many_tokens(
+    name: str, tokens: int, inputs: int, width: int, dtype: torch.dtype
 ) -> None:
+    """Tokens, outputs and inputs that do not fill a tile, and some that do; results repeat."""
+    x, weight, bias = _few(inputs, 2 * width, tokens, dtype)
+    for added in (None, bias):
+        both = functional.linear(
+            x.float(), weight.float(), None if added is None else added.float()
+        )
+        expected = gated.gated(both.to(dtype), name)
+        ours = gate_up.gated_product(x, weight, added, name)
+        torch.testing.assert_close(ours, expected, rtol=4 * STEPS[dtype], atol=4 * STEPS[dtype])
+        assert torch.equal(ours, gate_up.gated_product(x, weight, added, name))
+
+
+def test_a_gated_layer_takes_the_kernel_of_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One up to 32 tokens, one up to 128, and none beyond."""
     monkeypatch.setattr(kernels, "usable", lambda x: True)
+    taken: list[str] = []
     layer = SkinnyLinear.of(nn.Linear(16, 12, bias=False, device=DEVICE, dtype=torch.bfloat16))
-    x = _normal(9, 16, dtype=torch.bfloat16)
-    layer.weight = nn.Parameter(_normal(16, 12, dtype=torch.bfloat16).t(), requires_grad=False)
-    assert layer.gated(x, "silu") is None
-    assert torch.equal(layer(x), functional.linear(x, layer.weight))
+
+    def noted(name: str, tokens: int) -> Tensor:
+        taken.append(name)
+        return torch.zeros(tokens, 6)
+
+    monkeypatch.setattr(skinny, "product", lambda x, *_: noted("skinny", len(x)))
+    monkeypatch.setattr(gate_up, "gated_product", lambda x, *_: noted("gate_up", len(x)))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    for tokens in (32, 33, 128, 129):
+        out = layer.gated(_normal(1, tokens, 16, dtype=torch.bfloat16), "silu")
+        assert (out is None) == (tokens == 129)
+    assert taken == ["skinny", "gate_up", "gate_up"]
+    x = _normal(40, 16, dtype=torch.bfloat16)
+    shifted = _normal(12 * 16 + 4, dtype=torch.bfloat16)[4:].view(12, 16)
+    for weight in (shifted, _normal(16, 12, dtype=torch.bfloat16).t()):
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        assert layer.gated(x, "silu") is None, "no tensor map begins there"
+    assert layer.gated(x[:9], "silu") is None, "the kernel of few tokens wants rows in one piece"
+    assert torch.equal(layer(x[:9]), functional.linear(x[:9], layer.weight))
 
 
 @pytest.mark.skipif(

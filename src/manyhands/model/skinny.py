@@ -1,7 +1,8 @@
 """A linear layer that reads its weight at full speed when few tokens come.
 
 The weight stays what it was; only the kernel that multiplies changes. Up to 32 tokens on a CUDA device, in bfloat16
-or float16, our own does (`kernels/skinny.py`); everything else goes the way it always went.
+or float16, our own does (`kernels/skinny.py`), and up to 128 where two halves of a weight go through an activation
+(`kernels/gate_up.py`); everything else goes the way it always went.
 """
 
 from __future__ import annotations
@@ -40,16 +41,29 @@ class SkinnyLinear(nn.Linear):
 
     def gated(self, x: Tensor, activation: str) -> Tensor | None:
         """act(gate) * up [..., N / 2] of x [..., K], gates first; None if that takes another way."""
-        return self._skinny(x, activation) if self._is_for(x) else None
+        if self._is_for(x):
+            return self._skinny(x, activation)
+        if not self._is_known(x):
+            return None
+        from manyhands.model.kernels import gate_up
+
+        if x.numel() > gate_up.MOST_TOKENS * self.in_features or not gate_up.is_for(self.weight):
+            return None
+        rows = x.reshape(-1, self.in_features)
+        out = gate_up.gated_product(rows, self.weight, self.bias, activation)
+        return out.view(*x.shape[:-1], out.shape[-1])
 
     def _is_for(self, x: Tensor) -> bool:
-        """Whether our kernel knows the dtype, the device and how the weight lies, and tokens are few."""
-        is_known = x.dtype in _DTYPES and x.dtype == self.weight.dtype
-        if not is_known or not self.weight.is_contiguous() or not kernels.usable(x):
+        if not self._is_known(x):
             return False
         from manyhands.model.kernels.skinny import MOST_TOKENS
 
         return x.numel() <= MOST_TOKENS * self.in_features
+
+    def _is_known(self, x: Tensor) -> bool:
+        """Whether our kernels know the dtype, the device and how the weight lies."""
+        is_known = x.dtype in _DTYPES and x.dtype == self.weight.dtype
+        return is_known and self.weight.is_contiguous() and kernels.usable(x)
 
     def _skinny(self, x: Tensor, activation: str | None) -> Tensor:
         from manyhands.model.kernels.skinny import product

@@ -183,7 +183,7 @@ def choose_tiles(outputs: int, inputs: int, device: torch.device, *, gated: bool
     return Tiles(parts=parts, stages=6)
 
 
-def _dot_dtype(x: Tensor) -> tl.dtype:
+def dot_dtype(x: Tensor) -> tl.dtype:
     """The dtype that products of `x` are made in; the interpreter knows none of 16 bits and fewer."""
     return tl.float32 if triton.knobs.runtime.interpret else _DOT[x.dtype]
 
@@ -233,7 +233,7 @@ def product(
         ACT=0 if activation is None else ACTIVATIONS[activation],
         SCALED=scales is not None,
         EVEN=inputs % tiles.inputs == 0,
-        DOT=_dot_dtype(x),
+        DOT=dot_dtype(x),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
         **launch_options(x.device),
