@@ -53,7 +53,10 @@ def fresh_process() -> str:
     """From the start of a process to its first token, and what was compiled and recorded afterwards."""
     rows = []
     for name, shape in SHAPES.items():
-        found = (result(f"start_up_{part}{name}") for part in ("", "mended_", "wide_", "fronts_"))
+        found = (
+            result(f"start_up_{part}{name}")
+            for part in ("", "mended_", "wide_", "fronts_", "turns_")
+        )
         for line in (line for each in found for line in (each or {}).get("starts", [])):
             later = [line["first_prompt"], line["second_prompt"], *line["crowds"]]
             rows.append(

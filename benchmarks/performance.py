@@ -48,6 +48,8 @@ def cell(found: Result | None, kind: str = "cells", **where: Any) -> Result | No
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
+    "life_crowds_and_mix_qwen3-8b",
+    "life_lists_qwen3-8b",
     "life_gated_qwen3-8b",
     "life_gated_crowds_qwen3-8b",
     "life_fronts_qwen3-8b",
