@@ -110,7 +110,7 @@ def life_step_end() -> str:
     rows: list[list[str]] = []
     for name in (
         f"step_timeline_{when}qwen3-8b"
-        for when in ("before_", "", "stretches_", "fronts_", "before_matrix_", "matrix_")
+        for when in ("before_", "", "stretches_", "fronts_", "before_matrix_", "matrix_", "lists_")
     ):
         found = result(name) or {}
         for line in found.get("timelines", []):

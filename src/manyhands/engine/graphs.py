@@ -87,7 +87,8 @@ _LOOKED_AT = 8
 AHEAD = 768  # tokens of the largest wide recording: a part of a prompt, and what many others write
 # Tokens of a pass up to which a wide recording has small tiles alone, and up to which one of these is made.
 _ALL_SMALL, _MOST_ALONE = 32, 256
-# Items of these of few tokens, unless the device has room for more: programs that find nothing to do are not for nothing.
+# Small tiles of a recording up to the former, if processors hold no more at once: each beyond a plan's own is a program that
+# finds nothing to do, and takes its time.
 _MOST_ITEMS = 256
 _GUESSES = 32  # about so many of the last ones count
 _HEAD_BYTES = (

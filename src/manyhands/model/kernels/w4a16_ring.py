@@ -28,8 +28,6 @@ see and the code relies on:
 
 # Kernels are written in Triton's language, which has no types of Python's.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, var-annotated"
-# Nor can it unpack a tuple into another one, so tuples are added.
-# ruff: noqa: RUF005
 
 from __future__ import annotations
 
@@ -162,11 +160,12 @@ def weights(slot, STAGES: tl.constexpr, STEPS: tl.constexpr, GROUPS: tl.constexp
     PLANE: tl.constexpr = 16 * slot.shape[0]
     tl.inline_asm_elementwise(WAIT[STAGES - 1], "=r", [], dtype=tl.int32, is_pure=False, pack=1)
     words, factors = (), ()
+    # Triton cannot unpack a tuple into another one, so tuples are added.
     for step in tl.static_range(STEPS):
-        words = words + (_read(READ_4, slot + step * PLANE),)
+        words = words + (_read(READ_4, slot + step * PLANE),)  # noqa: RUF005
     for i in tl.static_range(GROUPS):
         here = slot + (STEPS + i) * PLANE
-        factors = factors + (_read(READ_2, here), _read(READ_1, here + 8))
+        factors = factors + (_read(READ_2, here), _read(READ_1, here + 8))  # noqa: RUF005
     return words, factors
 
 
