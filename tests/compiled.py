@@ -81,8 +81,8 @@ def compile_only(capability: int) -> None:
             "shared_memory": kernel.metadata.shared,
             "hidden": hidden(kernel) if self.__name__ == "specialised_kernel" else None,
             "rows": held_rows(kernel) if self.__name__ == "_w4a16_product" else None,
-            "rings": code.count(".b8 ring["),
-            "illegal": illegal(kernel) if ".b8 ring[" in code else 0,
+            "rings": (rings := [int(size) for size in re.findall(r"\.b8 ring\[(\d+)\]", code)]),
+            "illegal": illegal(kernel) if rings else 0,
         }
         print(json.dumps(report), flush=True)
         return kernel
@@ -164,6 +164,9 @@ def products(capability: int) -> None:
     w4a16.product(zeros(2, 256), *packed, w4a16.Tiles(parts=2))
     ring = w4a16.Tiles(row_warps=2, stages=4, parts=2)
     w4a16.product(zeros(2, 256), *packed, ring)
+    scales, offsets = (each.repeat_interleave(layer.group // 32, 0) for each in packed[1:3])
+    fine = (layer.packed, scales, offsets, None, 32, layer.arrived)
+    w4a16.product(zeros(2, 256), *fine, replace(ring, stages=3))
     w4a16.product(zeros(2, 256), *packed, replace(ring, stages=3, parts=1), activation="silu")
     w4a16.product(zeros(16, 256), *packed)
     w4a16.product(zeros(64, 256), *packed)

@@ -32,6 +32,9 @@ class Cast:
     marker: Block  # "more to come", closes every desk but one's own
     desks: tuple[Block, ...]  # one per worker: the worker's own unfinished block
     history: tuple[Block, ...] = ()  # finished steps of all workers, in the order they finished
+    last: Beginning | None = (
+        None  # the past of the cast before this one, from which its own may go on
+    )
 
     def other_desks(self, worker: int) -> tuple[Block, ...]:
         """The desks of the others, each closed by the marker, in ascending order of the workers."""
@@ -40,7 +43,7 @@ class Cast:
     @cached_property
     def past(self) -> Beginning:
         """Prompt and history: with them the views of all workers begin."""
-        return Beginning((self.prompt, *self.history))
+        return Beginning((self.prompt, *self.history), self.last)
 
     @cached_property
     def _closed(self) -> tuple[Block, ...]:

@@ -87,12 +87,12 @@ class _Read(NamedTuple):
 
 
 class _Walked(NamedTuple):
-    """A view without lanes that was walked, while so many blocks had been moved: its blocks, and what came of it.
+    """A view without lanes that was walked, while so many blocks had been moved, and what came of it.
 
     `stands` says where in the route each block that may grow is read; -1: more than once.
     """
 
-    blocks: tuple[Block, ...]
+    view: View
     route: _Route
     is_waiting: bool
     read: _Read
@@ -105,8 +105,8 @@ class _Walk:
     """The blocks that were met while the views of one step are walked: views of a team meet the same ones."""
 
     pieces: dict[Block, Stretch | _Live] = field(default_factory=dict)
-    # How the last view began, and its trunk.
-    beginning: tuple[Item, ...] = ()
+    # The view that was walked last, and its trunk.
+    view: View | None = None
     trunk: Trunk = NOTHING
     # The same for all views with the same blocks behind this trunk, in any order, as long as nothing is moved, and with
     # the same strips: where a copy is read the strip of the marker itself may not be.
@@ -129,20 +129,20 @@ class _Walk:
         So are the views of a team: each worker's own desk stands last.
         """
         last, blocks = self.last, view.blocks
-        if last is None or last.num_joined != num_joined or len(blocks) != len(last.blocks):
+        if last is None or last.num_joined != num_joined or len(blocks) != len(last.view.blocks):
             return None
         if len(blocks) < len(view.items) or view.beside_others:
             return None
         first = len(self.trunk.blocks)
-        if blocks[:first] != last.blocks[:first]:
+        if not view.begins_like(last.view, first):
             return None
-        differing = _where_they_differ(blocks, last.blocks, first)
+        differing = _where_they_differ(blocks, before := last.view.blocks, first)
         pieces: list[Any] = list(last.route)
         stands = last.stands.copy()
         for at in differing:
-            stands.pop(last.blocks[at], None)
+            stands.pop(before[at], None)
         for at in differing:
-            block, stand = blocks[at], last.stands.get(last.blocks[at], -1)
+            block, stand = blocks[at], last.stands.get(before[at], -1)
             new = self.pieces.get(block)
             if not isinstance(new, _Live) or stand < 0 or block in stands:  # it may be read twice
                 return None
@@ -153,9 +153,9 @@ class _Walk:
             pieces[stand] = self.with_front(new) if has_front else new
             stands[block] = stand
         route, read = tuple(pieces), last.read
-        if {blocks[at] for at in differing} != {last.blocks[at] for at in differing}:
+        if {blocks[at] for at in differing} != {before[at] for at in differing}:
             read = _Read.of(route)
-        return _Walked(blocks, route, last.is_waiting, read, num_joined, stands)
+        return _Walked(view, route, last.is_waiting, read, num_joined, stands)
 
 
 def _copied(live: _Live) -> Block | None:
@@ -498,8 +498,9 @@ class Planner:
                 continue
             found: dict[Block, int] = {}  # how often they stand there
             for other in (*rows[max(0, index - 1) : index], *rows[index + 1 : index + 2]):
-                # From the end on, since the history that views begin with may be long.
-                blocks = other.view.blocks[::-1]
+                # Behind a history, which may be long, and from the end on.
+                begun = other.view.beginning
+                blocks = other.view.blocks[len(begun.blocks) if begun else 0 :][::-1]
                 if not other.view.beside_others and own in blocks[:-1]:
                     before = blocks[blocks.index(own) + 1]
                     found[before] = blocks.count(before)
@@ -558,7 +559,7 @@ class Planner:
                 read = walk.read.get(key) or _Read.of(route)
                 if num_joined == self.pool.num_joined:  # nothing was moved on the way
                     walk.read[key] = read
-            walked = _Walked(view.blocks, route, is_waiting, read, num_joined, _stands(route))
+            walked = _Walked(view, route, is_waiting, read, num_joined, _stands(route))
         is_plain = not num_marks and num_joined == self.pool.num_joined
         walk.last = walked if is_plain else None
         self._readers[view] = reader = _Reader(
@@ -577,9 +578,10 @@ class Planner:
         What it shares with a view that was walked before is not walked again (`cache/trunks.py`). Also whether a
         block is left to be moved later.
         """
-        trunk, beginning = walk.trunk, walk.beginning
-        if not beginning or view.items[: len(beginning)] != beginning or trunk.has_moved:
-            trunk = self._trunks.shared(view.items)
+        trunk, size = walk.trunk, len(walk.trunk.blocks)
+        is_alike = walk.view is not None and size > 0 and view.begins_like(walk.view, size)
+        if not is_alike or trunk.has_moved:
+            trunk = self._trunks.shared(view)
         blocks, ends = list(trunk.blocks), list(trunk.ends)
         pieces: list[Stretch | _Live | _Mark] = list(trunk.stretches)
         previous = blocks[-1]() if blocks else None
@@ -632,9 +634,9 @@ class Planner:
                 ends.append((ends[-1] if ends else 0) + piece.size)
             previous = block
         if len(blocks) > len(trunk.blocks):
-            trunk = Trunk(tuple(blocks), _stretches(pieces[:begins]), tuple(ends))
+            trunk = Trunk.of(view, blocks, _stretches(pieces[:begins]), ends)
             self._trunks.add(trunk)
-        walk.trunk, walk.beginning = trunk, view.items[: len(trunk.blocks)]
+        walk.trunk, walk.view = trunk, view
         self._has_waiting |= is_waiting
         return tuple(pieces), is_waiting
 
@@ -732,7 +734,7 @@ class Planner:
         first = len(walk.trunk.blocks)
         while view.blocks[first].frozen and view.blocks[first].tokens:
             first += 1
-        if any(v.blocks[:first] != view.blocks[:first] for v in views):
+        if not all(v.begins_like(view, first) for v in views):
             return None
         # Blocks from the last one of the beginning on, by their numbers: [R, blocks].
         first -= 1

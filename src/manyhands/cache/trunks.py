@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from manyhands.cache.block import Block
 from manyhands.cache.pages import Strip
-from manyhands.cache.view import Item, Lanes
+from manyhands.cache.view import Lanes, View
 
 _MOST = 64  # trunks that begin with one block, as those of teams under one system prompt do
 
@@ -40,6 +40,22 @@ class Trunk(NamedTuple):
     blocks: tuple[weakref.ref[Block], ...]
     stretches: tuple[Stretch, ...]
     ends: tuple[int, ...]  # per block: keys of the view up to its end
+    # The first of its blocks, so many, are those of this line of beginnings (`cache/view.py::Beginning`).
+    line: object = None
+    on_line: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        view: View,
+        blocks: Sequence[weakref.ref[Block]],
+        stretches: Sequence[Stretch],
+        ends: Sequence[int],
+    ) -> Trunk:
+        """What a view begins with."""
+        beginning = view.beginning
+        line, size = (None, 0) if beginning is None else (beginning.line, len(beginning.blocks))
+        return cls(tuple(blocks), tuple(stretches), tuple(ends), line, min(size, len(blocks)))
 
     def upto(self, count: int) -> Trunk:
         """The trunk of the first `count` blocks."""
@@ -52,7 +68,8 @@ class Trunk(NamedTuple):
                 break
             kept.append(stretch._replace(size=min(stretch.size, num_keys)))
             num_keys -= stretch.size
-        return Trunk(self.blocks[:count], tuple(kept), self.ends[:count])
+        on_line = min(self.on_line, count)
+        return Trunk(self.blocks[:count], tuple(kept), self.ends[:count], self.line, on_line)
 
     @property
     def has_moved(self) -> bool:
@@ -71,11 +88,22 @@ class Trunks:
             weakref.WeakKeyDictionary()
         )
 
-    def shared(self, items: Sequence[Item]) -> Trunk:
-        """The longest beginning of a view, of blocks that lie where they lay, that is known already."""
+    def shared(self, view: View) -> Trunk:
+        """The longest beginning of a view, of blocks that lie where they lay, that is known already.
+
+        Of a view whose beginning goes on from that of another, as far as that one reached: nothing is compared.
+        """
+        items = view.items
         first = items[0]
         if not isinstance(first, Block) or not (known := self._known.get(first)):
             return NOTHING
+        if (beginning := view.beginning) is not None:
+            size = len(beginning.blocks)
+            on_line = [trunk for trunk in known if trunk.line is beginning.line]
+            if on_line:
+                trunk = max(on_line, key=lambda each: min(each.on_line, size))
+                trunk = trunk.upto(min(trunk.on_line, size))
+                return NOTHING if trunk.has_moved else trunk
         kinds = list(map(type, items))
         in_row = items[: kinds.index(Lanes)] if Lanes in kinds else items
         blocks: tuple[weakref.ref[Any], ...] = tuple(map(weakref.ref, in_row))

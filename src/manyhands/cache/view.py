@@ -56,14 +56,34 @@ Item = Block | Lanes
 
 
 class Beginning:
-    """Blocks with which many views begin, as a team's history: what a view checks of its blocks is done once for these."""
+    """Blocks with which many views begin, as a team's history: what a view checks of its blocks is done once for these.
 
-    __slots__ = ("blocks", "members")
+    A history grows by a block with every step that ends, so a beginning may go on from the `last` one. Both are of one
+    *line* then, and of a line all have the same blocks as far as they reach. Nothing is walked but what is new.
+    """
 
-    def __init__(self, blocks: Iterable[Block]) -> None:
+    __slots__ = ("_growing", "_is_last", "blocks", "line")
+
+    blocks: tuple[Block, ...]
+    line: object
+    _growing: tuple[Block, ...]  # those that may still be written to
+    _is_last: bool  # of its line
+
+    def __init__(self, blocks: Iterable[Block], last: Beginning | None = None) -> None:
+        """`last` counts if these blocks begin with its own, and none has gone on from it before."""
         self.blocks = tuple(blocks)
-        _check_blocks(self.blocks)
-        self.members = frozenset(self.blocks)
+        if last and not (last._is_last and self.blocks[: len(last.blocks)] == last.blocks):
+            last = None
+        _check_blocks(new := self.blocks[len(last.blocks) :] if last else self.blocks)
+        self.line = last.line if last else object()
+        growing = (*last._growing, *new) if last else new
+        self._growing = tuple(block for block in growing if not block.frozen)
+        self._is_last = True
+        if last:
+            last._is_last = False
+
+    def __contains__(self, block: Block) -> bool:
+        return block in (self.blocks if block.frozen else self._growing)
 
 
 class View:
@@ -74,7 +94,7 @@ class View:
     view more than once (a separator, say); the own block may not.
     """
 
-    __slots__ = ("__weakref__", "beside_others", "blocks", "items", "own")
+    __slots__ = ("__weakref__", "beginning", "beside_others", "blocks", "items", "own")
 
     def __init__(self, items: Iterable[Item], beginning: Beginning | None = None) -> None:
         """`items` stand behind the blocks of the `beginning`, if there is one."""
@@ -94,6 +114,7 @@ class View:
                 hint="Let a block of its own follow them: the row writes to it.",
             )
         first: tuple[Block, ...] = () if beginning is None else beginning.blocks
+        self.beginning = beginning
         self.items = first + rest
         plain: Sequence[Any] = self.items
         # all of them, in the order in which they are read
@@ -101,7 +122,7 @@ class View:
         lanes = [item for item in rest if isinstance(item, Lanes)] if Lanes in kinds else []
         self.beside_others = blocks_of(lanes)  # blocks that stand in lanes
         self.own = self.blocks[-1]  # the block this view's row writes to
-        is_behind = beginning is not None and self.own in beginning.members
+        is_behind = beginning is not None and self.own in beginning
         if is_behind or self.own in self.blocks[len(first) : -1]:
             raise InvalidRequest(
                 f"{self.own!r} is both read and written by one view",
@@ -112,6 +133,15 @@ class View:
     def num_tokens(self) -> int:
         """Length of the view: the position of the next token to be written."""
         return sum(item.num_tokens for item in self.items)
+
+    def begins_like(self, other: View, count: int) -> bool:
+        """Whether the first `count` items of both are the same ones."""
+        one, two = self.beginning, other.beginning
+        if one is not None and two is not None and one.line is two.line:
+            reach = min(len(one.blocks), len(two.blocks))
+        else:
+            reach = 0
+        return count <= reach or self.items[:count] == other.items[:count]
 
     def starts(self) -> tuple[int, ...]:
         """Where each of `blocks` begins in this view, now."""

@@ -338,7 +338,8 @@ def _live_team(
                 desks[worker] = Block()
                 feeds[worker] = _made_up(STEP_PREFIX, rng, vocab)
             finished = tuple(cast.desks[worker].freeze() for worker in ended)
-            cast = replace(cast, desks=tuple(desks), history=(*cast.history, *finished))
+            history_now = (*cast.history, *finished)
+            cast = replace(cast, desks=tuple(desks), history=history_now, last=cast.past)
             views = [combined(cast, worker) for worker in range(kind.rows)]
     return Answer(text="")
 

@@ -36,7 +36,7 @@ from collections.abc import Generator
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import HEADERS, LAYOUTS, MOVES, Cast, everything
 from manyhands.cache.step import Row
-from manyhands.cache.view import View
+from manyhands.cache.view import Beginning, View
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.schema.conversation import Conversation, conversation_of
 from manyhands.strategies.base import Reserve, Strategy, Work
@@ -132,6 +132,7 @@ class _Team(BudgetedRun):
         self.paused: set[int] = set()
         self.dismissed: set[int] = set()
         self.history: list[Block] = []
+        self.last_past: Beginning | None = None  # of the views as they are now
         self.unfrozen: list[Block] = []  # of the history: fed by the next pass
         self.unheard: tuple[Item, ...] = ()  # said before the work began
         self.num_settled = 0  # of the history, so many are as `moves` wants them
@@ -325,6 +326,7 @@ class _Team(BudgetedRun):
         cast = self._cast()
         for seat, index in enumerate(self.seats):
             self.writers[index].view = self.view_of(cast, seat)
+        self.last_past = cast.past
 
     def _cast(self) -> Cast:
         return Cast(
@@ -334,6 +336,7 @@ class _Team(BudgetedRun):
             marker=self.marker,
             desks=tuple(self.desks[index] for index in self.seats),
             history=tuple(self.history),
+            last=self.last_past,
         )
 
     def _check_is_due(self) -> bool:

@@ -767,7 +767,7 @@ def choose_tiles(
     tiles = replace(kind[0], parts=triton.cdiv(spans, longest))
     if kind == _RING:  # as many stages as leave room for the programs that a processor has
         programs = min(kind[1], triton.cdiv(count * tiles.parts, processors))
-        stages = (memory // programs - _BESIDE_RING) // stage
+        stages = min(memory // programs - _BESIDE_RING, ring.MOST_KIB << 10) // stage
         tiles = replace(tiles, stages=min(max(tiles.stages, stages), _MOST_STAGES))
     return tiles
 
@@ -806,6 +806,7 @@ def product(
     span = next(span for span in _SPANS if inputs % span == 0)
     stage = ring.stage_bytes(span, group)
     tiles = tiles or choose_tiles(tokens, outputs, inputs // span, x.device, stage)
+    assert tiles.stages * stage <= ring.MOST_KIB << 10, tiles.stages
     grid = (triton.cdiv(tokens, tiles.tokens), triton.cdiv(outputs, tiles.outputs), tiles.parts)
     in_parts = tiles.parts > 1
     shape = (tiles.parts, tokens, outputs) if in_parts else (1,)
