@@ -2,8 +2,9 @@
 
     python -m benchmarks.life --models qwen3-8b,qwq-32b --minutes 8
 
-What the situations are: `manyhands/evaluation/life.py`. Each is measured twice in one process that got ready as
-a server does (`Engine.get_ready`): the first time it meets its passes (`fresh`), and once more (`warm`).
+What the situations are: `manyhands/evaluation/life.py`. Each is measured three times in one process that got ready as
+a server does (`Engine.get_ready`): the first time it meets its passes (`fresh`), once more with the same draws and
+other tokens (`warm`), and with other draws (`drawn anew`), whose runs differ in length and number, and so in their floor.
 Of the fresh figures only the first situation's are those of a fresh process: what one has recorded serves
 the next. Beside each stands the floor of its own passes: linear layers alone at so many tokens, plus the keys
 and values that were read, at the speed of a copy. The gate: tokens of a mixed crowd of a tiny network equal
@@ -46,6 +47,7 @@ from manyhands.evaluation.life import (
 
 MEMORY = {"qwen3-8b": 400_000, "qwq-32b": 120_000}  # tokens
 TIMED_ROWS = (1, 4, 16, 32, 128, 256, 512, 1024, 2048, 4096, 8192)
+TIMES = (("fresh", 1, 0), ("warm", 1, 1), ("drawn anew", 0, 2))  # with the draws and words of each
 _LONE = 256  # tokens of the widest pass of a team alone
 SITUATIONS: dict[str, tuple[Situation, ...]] = {
     "qwen3-8b": (
@@ -109,12 +111,12 @@ class Life:
             gc.collect()
             gc.freeze()  # as the command line does: looking at all that was imported takes 0.2 s
             for situation in self.situations:
-                for when in ("fresh", "warm"):
+                for when, seed, words in TIMES:
                     if not self.clock.allows(5):
                         self.results.leave_out(f"{situation.name}, {when}", "no time")
                         continue
                     with self.results.surviving(f"{situation.name}, {when}"):
-                        record = live(engine, situation, floor_of, seed=when == "warm")
+                        record = live(engine, situation, floor_of, seed=seed, words=words)
                         self.results.add(
                             "situations", name=situation.name, when=when, **record.facts()
                         )

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from manyhands.cache import planner as planning
+from manyhands.cache import trunks
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import Cast, combined, interleaved
 from manyhands.cache.pages import Move, PagePool, Place, Strip
@@ -616,6 +618,50 @@ def begun(ledger: Ledger, cast: Cast) -> list[View]:
     views = [combined(cast, worker) for worker in range(len(cast.desks))]
     ledger.play(Step([Row(view, (2, 2)) for view in views]))
     return views
+
+
+def a_long_run(*, goes_on: bool) -> list[Plan]:
+    """Plans of a team whose steps end, now and then two at once; `goes_on`: each past goes on from the one before."""
+    ledger = Ledger(PagePool(800, 4))
+    ledger.planner.joins_ahead = True
+    cast, rng, plans = a_team(4), random.Random(2), list[Plan]()
+    views = begun(ledger, cast)
+    for _ in range(40):
+        ended = rng.sample(range(4), rng.choice((0, 1, 1, 2)))
+        feeds = [(5, 6, 7) if worker in ended else (8,) for worker in range(4)]
+        if ended:
+            history = (*cast.history, *(cast.desks[worker].freeze() for worker in ended))
+            desks = [Block() if w in ended else desk for w, desk in enumerate(cast.desks)]
+            last = cast.past if goes_on else None
+            cast = replace(cast, history=history, desks=tuple(desks), last=last)
+            views = [combined(cast, worker) for worker in range(4)]
+        rows = [Row(view, feed) for view, feed in zip(views, feeds, strict=True)]
+        plans.append(ledger.play(Step(rows)))
+    return plans
+
+
+def test_a_past_that_goes_on_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are those of views that share no beginning, and no block of a known history is looked at."""
+    compared = list[int]()
+    num_shared = trunks._num_shared
+
+    def counted(blocks: Sequence[Any], others: Sequence[Any]) -> int:
+        compared.append(min(len(blocks), len(others)))
+        return num_shared(blocks, others)
+
+    monkeypatch.setattr(trunks, "_num_shared", counted)
+    whole = a_long_run(goes_on=False)
+    assert max(compared) > 30, "the control: it grows with the history"
+    compared.clear()
+    assert [as_lists(plan) for plan in a_long_run(goes_on=True)] == [as_lists(p) for p in whole]
+    assert max(compared, default=0) <= 2
+
+
+def as_lists(plan: Plan) -> list[Any]:
+    """The integers of a plan."""
+    reads = plan.reads
+    arrays = (plan.token_ids, plan.positions, plan.slots, reads.row, reads.base, reads.high)
+    return [*(array.tolist() for array in arrays), [pages.tolist() for pages in reads.pages]]
 
 
 def num_reads(plan: Plan) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -133,3 +135,46 @@ def test_views_that_begin_alike_are_those_that_are_made_whole() -> None:
         View([], past)
     with pytest.raises(InvalidRequest, match="made of str"):
         Beginning([first, "second"])
+
+
+def test_beginnings_that_go_on() -> None:
+    """Of a line all have the same blocks as far as they reach; a second one that goes on has a line of its own."""
+    blocks = [block_of(size) for size in (3, 1, 4, 1)]
+    for block in blocks[1:]:
+        block.freeze()
+    past = Beginning(blocks[:2])
+    further = Beginning(blocks[:3], past)
+    assert further.line is past.line
+    assert further.blocks == tuple(blocks[:3])
+    assert all(block in further for block in blocks[:3])
+    assert blocks[3] not in further
+    for last in (
+        past,
+        further,
+    ):  # one has been gone on from; these blocks do not begin with the other's
+        aside = Beginning((*blocks[:2], blocks[3]), last)
+        assert aside.line is not past.line
+        assert aside.blocks == (*blocks[:2], blocks[3])
+    furthest = Beginning(blocks, further)
+    assert furthest.line is past.line
+    with pytest.raises(InvalidRequest, match="both read and written"):
+        View([blocks[0]], furthest)  # it may still be written to
+    with pytest.raises(InvalidRequest, match="both read and written"):
+        View([blocks[2]], furthest)
+    with pytest.raises(InvalidRequest, match="made of str"):
+        Beginning((*blocks, "third"), furthest)  # type: ignore[arg-type]  # the mistake under test
+    assert Beginning((*blocks, Block()), furthest).line is past.line
+
+
+def test_views_begin_alike() -> None:
+    first, second, third = (Block() for _ in range(3))
+    past = Beginning([first, second])
+    further = Beginning([first, second, third], past)
+    views = [
+        View([Block(), Block()], past),
+        View([Block()], further),
+        View([first, second, Block()]),
+    ]
+    for one, two in itertools.product(views, repeat=2):
+        for count in range(4):
+            assert one.begins_like(two, count) == (one.items[:count] == two.items[:count])

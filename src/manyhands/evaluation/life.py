@@ -26,7 +26,7 @@ import statistics
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -194,10 +194,19 @@ class Record:
 
 
 def live(
-    engine: Engine, situation: Situation, floor_of: FloorOf | None = None, *, seed: int = 0
+    engine: Engine,
+    situation: Situation,
+    floor_of: FloorOf | None = None,
+    *,
+    seed: int = 0,
+    words: int = 0,
 ) -> Record:
-    """Let the crowd live, and time its passes."""
-    crowd = _Crowd(engine, situation, seed)
+    """Let the crowd live, and time its passes.
+
+    The `seed` draws what its runs do. With other `words` they do the same with other tokens, so that nothing of it is
+    found in a cache.
+    """
+    crowd = _Crowd(engine, situation, seed, words)
     record = Record(floor_of=floor_of or (lambda fed, kv_bytes: 0.0))
     facts = engine.executor
     before, counts = engine.usage, facts.counts
@@ -243,12 +252,14 @@ def live(
 class _Crowd:
     """Gives the next run whenever one has left, of the same kind."""
 
-    def __init__(self, engine: Engine, situation: Situation, seed: int) -> None:
-        self.engine, self.situation = engine, situation
+    def __init__(self, engine: Engine, situation: Situation, seed: int, words: int = 0) -> None:
+        self.situation = situation
         self.rng = random.Random(seed)
+        self.made_up = _MadeUp(engine.facts.vocab_size, words)
         self.history: Block | None = None
         if situation.history:
-            self.history = fill(engine, Block("history"), situation.history, seed=seed).freeze()
+            history = Block("history")
+            self.history = fill(engine, history, situation.history, seed=seed + words).freeze()
         kinds = [kind for count, kind in situation.crowd for _ in range(count)]
         self.rng.shuffle(kinds)
         self.next = kinds
@@ -268,19 +279,25 @@ class _Crowd:
         self.num_first -= 1
         passes = max(2, round(share * self.rng.randint(*kind.passes)))
         rng = random.Random(self.rng.random())
-        vocab = self.engine.facts.vocab_size
         if kind.step < 0:
-            return kind, _samples(kind, passes, rng, vocab)
-        return kind, _live_team(kind, passes, rng, vocab, self.history)
+            return kind, _samples(kind, passes, rng, self.made_up)
+        return kind, _live_team(kind, passes, rng, self.made_up, self.history)
 
 
-def _made_up(num_tokens: int, rng: random.Random, vocab: int) -> Tokens:
-    return tuple(rng.randrange(2, vocab) for _ in range(num_tokens))
+class _MadeUp(NamedTuple):
+    """Texts of tokens from 2 on. The same draws make another text with each number of `words`."""
+
+    vocab_size: int
+    words: int
+
+    def __call__(self, num_tokens: int, rng: random.Random) -> Tokens:
+        size = self.vocab_size - 2
+        return tuple(2 + (rng.randrange(size) + self.words) % size for _ in range(num_tokens))
 
 
-def _samples(kind: Kind, passes: int, rng: random.Random, vocab: int) -> Strategy:
+def _samples(kind: Kind, passes: int, rng: random.Random, made_up: _MadeUp) -> Strategy:
     """Rows over one prompt, for so many passes."""
-    prompt = _made_up(rng.randint(*kind.prompt), rng, vocab)
+    prompt = made_up(rng.randint(*kind.prompt), rng)
     yield Reserve(len(prompt) + kind.rows * passes, kind.rows + 2)
     shared = Block("prompt")
     views = [View((shared, Block())) for _ in range(kind.rows)]
@@ -295,10 +312,10 @@ def _samples(kind: Kind, passes: int, rng: random.Random, vocab: int) -> Strateg
 
 
 def _live_team(
-    kind: Kind, passes: int, rng: random.Random, vocab: int, history: Block | None
+    kind: Kind, passes: int, rng: random.Random, made_up: _MadeUp, history: Block | None
 ) -> Strategy:
     """A team whose steps end at random, for so many passes."""
-    prompt = _made_up(rng.randint(*kind.prompt), rng, vocab)
+    prompt = made_up(rng.randint(*kind.prompt), rng)
     bounded = min(passes, 4096)
     steps = 2 * bounded // kind.step if kind.step else 0
     most = len(prompt) + kind.rows * (2 * bounded + kind.desk[1]) + 64
@@ -311,7 +328,7 @@ def _live_team(
         desks=tuple(Block() for _ in range(kind.rows)),
     )
     opening = [
-        Row(View((cast.prompt, block)), _made_up(size, rng, vocab))
+        Row(View((cast.prompt, block)), made_up(size, rng))
         for block, size in (
             (cast.others_header, HEADER_TOKENS),
             (cast.own_header, HEADER_TOKENS),
@@ -320,7 +337,7 @@ def _live_team(
     ]
     if history is None:
         opening.insert(0, Row(View((cast.prompt,)), prompt))
-    feeds = [_made_up(rng.randint(*kind.desk), rng, vocab) for _ in range(kind.rows)]
+    feeds = [made_up(rng.randint(*kind.desk), rng) for _ in range(kind.rows)]
     views = [combined(cast, worker) for worker in range(kind.rows)]
     for _ in range(passes):
         tokens = yield Step((*opening, *_rows(views, feeds)))
@@ -336,7 +353,7 @@ def _live_team(
             desks = list(cast.desks)
             for worker in ended:
                 desks[worker] = Block()
-                feeds[worker] = _made_up(STEP_PREFIX, rng, vocab)
+                feeds[worker] = made_up(STEP_PREFIX, rng)
             finished = tuple(cast.desks[worker].freeze() for worker in ended)
             history_now = (*cast.history, *finished)
             cast = replace(cast, desks=tuple(desks), history=history_now, last=cast.past)
