@@ -345,7 +345,7 @@ def attention_live() -> str:
 def outsiders() -> str:
     """FlashAttention 3 and FlashInfer on the same pages, and ours beside them."""
     rows = []
-    for family in ("teams", "trees", "prefills"):
+    for family in ("teams", "trees", "prefixes", "prefills"):
         found = result(f"attention_{family}")
         for line in (found or {}).get("cells", []):
             name, us = line["name"], line["us"]
@@ -375,6 +375,8 @@ def _told(family: str, name: str) -> str:
     if family == "trees":
         return f"`{name}`"
     first, second, *fewer = name.split()
+    if family == "prefixes":
+        return f"{first} completions of {fewer[0]} tokens behind {second}"
     if family == "prefills":
         return f"prefill of {second} behind {first}"
     return f"team of {second} behind {first}, {'32/8' if fewer else '40/8'}"
