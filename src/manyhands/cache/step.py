@@ -171,6 +171,12 @@ class Row:
             )
         self.view.own.check_writable()
 
+    def over(self, view: View) -> Row:
+        """The same row over another view whose blocks hold the same tokens. Nothing is checked again."""
+        row = object.__new__(Row)
+        row.__dict__.update(self.__dict__, view=view)
+        return row
+
 
 @dataclass(frozen=True, eq=False)
 class Step:

@@ -316,11 +316,12 @@ class _Team(BudgetedRun):
     def _seat(self) -> None:
         """Views follow from who sits where; they stay the same until somebody finishes a step.
 
-        Marker and own header are finished with them once they are fed, where desks are seen: there the header stands behind
-        the marker, and memory may lay it there. Behind the prompt it would be in the way of the history.
+        The prompt is finished with them once it is fed, and so are marker and own header where desks are seen: there the
+        header stands behind the marker, and memory may lay it there. Behind the prompt it would be in the way of the history.
         """
         unfed = {row.view.own for row in self.opening}
-        for block in (self.marker, self.own_header) if self.view_of.sees_desks else ():
+        others = (self.marker, self.own_header) if self.view_of.sees_desks else ()
+        for block in (self.prompt_block, *others):
             if block not in unfed:
                 block.freeze()
         cast = self._cast()

@@ -24,19 +24,20 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from manyhands.cache.block import Block
 from manyhands.cache.logprobs import part_of, with_token
 from manyhands.cache.prefixes import Lease, PrefixTree
 from manyhands.cache.step import Row, StandIn, Step
-from manyhands.cache.view import View
+from manyhands.cache.view import Beginning, Item, View
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.strategies.base import Answer, Asked, Reserve, Sent, Strategy
 from manyhands.strategies.leasing import take_lease
 from manyhands.strategies.settings import SharedSettings
 
+ItemT = TypeVar("ItemT", bound=Item)
 _MOST_TOKENS = SharedSettings().prefill  # of a prompt, in one pass
 _UNUSED = 0  # the token of the row that feeds the prompt
 
@@ -89,6 +90,8 @@ class _SharedPrompt:
         self.lease, self.own = lease, own
         self.path: tuple[Block, ...] | None = None  # None: it cannot be read yet
         self._views: WeakKeyDictionary[View, View] = WeakKeyDictionary()
+        # With which the newest views begin: the strategy's, and its stand-in.
+        self._beginning: tuple[Beginning, Beginning] | None = None
         # The views of the writers who go on from the prompt in ordinary text. Held here, because the
         # strategy has let go of its views when it has come to its end.
         self._onward: dict[str, View] = {}
@@ -137,7 +140,7 @@ class _SharedPrompt:
         """Give the path back. The strategy has ended."""
         self._onward.clear()
         self._views.clear()
-        self.path = None
+        self.path = self._beginning = None
         self.lease.close()
 
     def _reading(self, step: Step) -> Generator[Asked, Sent, list[Row]]:
@@ -158,9 +161,30 @@ class _SharedPrompt:
         if view is None:
             if self.block not in row.view.blocks:
                 return row
-            items = ((path if item is self.block else (item,)) for item in row.view.items)
-            view = self._views[row.view] = View(chain.from_iterable(items))
-        return replace(row, view=view)
+            view = self._views[row.view] = self._view(row.view, path)
+        return row.over(view)
+
+    def _view(self, asked: View, path: tuple[Block, ...]) -> View:
+        """The view over the path. Those that begin alike do so here, too."""
+        beginning, items = asked.beginning, asked.items
+        if beginning is not None:
+            items = items[len(beginning.blocks) :]
+            known = self._beginning
+            if known is None or known[0] is not beginning:
+                blocks = self._over(beginning.blocks, path)
+                last = None if known is None else known[1]
+                known = beginning, Beginning(blocks, last)
+                self._beginning = known
+            beginning = known[1]
+        return View(self._over(items, path), beginning)
+
+    def _over(self, items: tuple[ItemT, ...], path: tuple[Block, ...]) -> tuple[ItemT | Block, ...]:
+        """These items, with the path where the prompt stands."""
+        found: tuple[ItemT | Block, ...] = items
+        while self.block in found:
+            at = found.index(self.block)
+            found = (*found[:at], *path, *found[at + 1 :])
+        return found
 
     def _begins(self, row: Row) -> bool:
         """Whether a row of the first pass goes on right behind the prompt, at a fresh block."""
