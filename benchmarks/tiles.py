@@ -74,9 +74,11 @@ class Tried:
         """All products, those at the front first."""
         usual = skinny.choose_tiles
 
-        def choose(outputs: int, inputs: int, device: torch.device, *, gated: bool) -> Tiles:
+        def choose(
+            tokens: int, outputs: int, inputs: int, device: torch.device, *, gated: bool
+        ) -> Tiles:
             own = self.table.get((outputs, inputs))
-            return own or usual(outputs, inputs, device, gated=gated)
+            return own or usual(tokens, outputs, inputs, device, gated=gated)
 
         with mock.patch.object(skinny, "choose_tiles", choose):
             self.ms()  # whatever is set up once

@@ -38,6 +38,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+WIDE, LEAST = graphs.wide_capacity, graphs._LEAST
+
+
 @pytest.fixture(autouse=True)
 def small_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding costs the interpreter time."""
@@ -409,6 +412,30 @@ def test_no_large_tiles_are_launched_for_nothing(readers: int) -> None:
     assert bool(len(work.large)) is (readers > 16)
 
 
+@pytest.mark.parametrize(
+    ("rows", "ended", "served_by"),
+    [(16, 1, 24), (16, 2, 28), (4, 1, 12), (20, 0, 32), (10, 0, 16)],
+)
+def test_a_team_in_which_a_step_has_ended_has_recordings_without_much_padding(
+    monkeypatch: pytest.MonkeyPatch, rows: int, ended: int, served_by: int
+) -> None:
+    """As many rows that are fed one token each want more logits than these recordings make: the next one serves them."""
+    team = situations.live_team(rows, 1024, 99, prefixes=ended)[0]
+    plan = team if ended else completions(rows, 99)
+    monkeypatch.setattr(graphs, "_LEAST", LEAST)
+    passes = passes_of(graphed_engine())
+    passes.backend.tiling = tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64)
+    for tokens, has_large in graphs.kinds_ahead(32):
+        capacity = WIDE(tokens, tiling, has_large=has_large)
+        passes._ahead[tokens, has_large] = graphs._Graph(passes, capacity, 64)
+    found = passes._recorded(plan)
+    assert found is not None
+    graph, work = found
+    assert graph is passes._ahead[served_by, False]
+    assert bool(len(work.large)) is (served_by in (24, 28))
+    assert passes._is_served_well(plan, cut(plan, tiling)) is (served_by < 32)
+
+
 def test_a_plan_of_few_tokens_is_cut_once_where_a_wide_recording_serves_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -434,8 +461,8 @@ def test_a_plan_of_few_tokens_is_cut_once_where_a_wide_recording_serves_it(
 
 
 def test_sizes_of_passes_are_tiles_apart() -> None:
-    asked = (1, 3, 128, 129, 192, 193, 209, 513, 1024, 1025, 2048)
-    made = [1, 4, 128, 144, 192, 208, 256, 576, 1024, 1152, 2048]
+    asked = (1, 3, 8, 9, 13, 17, 25, 29, 33, 128, 129, 192, 193, 209, 513, 1024, 1025, 2048)
+    made = [1, 4, 8, 12, 16, 24, 28, 32, 64, 128, 144, 192, 208, 256, 576, 1024, 1152, 2048]
     assert [rounded_tokens(count) for count in asked] == made
 
 

@@ -41,11 +41,13 @@ def test_a_team_fits(workers: int, history: int, tiling: Tiling) -> None:
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"group {tiling.group}")
-@pytest.mark.parametrize("ended", [1, 3])
+@pytest.mark.parametrize(("workers", "ended"), [(4, 1), (16, 1), (16, 2), (16, 3)])
 @pytest.mark.parametrize("history", [64, 65536])
-def test_a_team_whose_steps_have_ended_fits(history: int, ended: int, tiling: Tiling) -> None:
+def test_a_team_whose_steps_have_ended_fits(
+    history: int, workers: int, ended: int, tiling: Tiling
+) -> None:
     """Many tokens and few of them plain, in recordings whose lists are short."""
-    plan, _ = situations.live_team(16, history, 150, prefixes=ended)
+    plan, _ = situations.live_team(workers, history, 150, prefixes=ended)
     assert plan.num_tokens > plan.num_rows
     assert fits(plan, tiling)
 

@@ -240,13 +240,18 @@ def test_a_token_does_not_see_its_neighbours(dtype: torch.dtype) -> None:
     assert torch.equal(together, alone)
 
 
-def test_tiles_of_few_tokens() -> None:
-    """One program a processor where outputs are few, and long inputs in shares."""
-    processors = kernels.num_processors(torch.device("cpu"))
+def test_tiles_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program a processor where outputs are few, or two, and long inputs in shares."""
+    processors = 132
+    monkeypatch.setattr(kernels, "num_processors", lambda device: processors)
+
+    def chosen(outputs: int, inputs: int, tokens: int = 4, *, gated: bool = False) -> skinny.Tiles:
+        return skinny.choose_tiles(tokens, outputs, inputs, torch.device("cpu"), gated=gated)
 
     def parts_and_stages(outputs: int, inputs: int, *, gated: bool = False) -> tuple[int, int]:
-        tiles = skinny.choose_tiles(outputs, inputs, torch.device("cpu"), gated=gated)
+        tiles = chosen(outputs, inputs, gated=gated)
         assert (tiles.outputs, tiles.inputs, tiles.warps) == (64, 128, 4)
+        assert gated or tiles == chosen(outputs, inputs, 32)  # sums are made in the same order
         return tiles.parts, tiles.stages
 
     assert parts_and_stages(256 * processors, 5120) == (1, 4)
@@ -255,8 +260,11 @@ def test_tiles_of_few_tokens() -> None:
     assert parts_and_stages(6144, 4096) == (1, 6)
     assert parts_and_stages(4096, 4096) == (2, 6)
     assert parts_and_stages(64, 512) == (1, 6)  # never into crumbs
-    assert [parts_and_stages(4096, k) for k in (11008, 12288)] == [(2, 6), (4, 4)]
-    assert parts_and_stages(5120, 27648) == (8, 3)
+    assert [parts_and_stages(4096, k) for k in (11008, 12288)] == [(2, 6)] * 2
+    assert parts_and_stages(5120, 27648) == (3, 4)  # 240 programs, and not 160 or 320
+    assert chosen(24576, 4096, 16, gated=True) == skinny.Tiles(stages=3)
+    assert chosen(24576, 4096, 17, gated=True) == skinny.Tiles(inputs=64, stages=4)
+    assert chosen(55296, 5120, 17, gated=True).inputs == 128  # too many to run at once
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, replace
 from itertools import cycle
 from typing import TypeVar
@@ -41,7 +41,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from manyhands.attention.prepared import Capacity, Prepared, pack, pack_growth, rounded_tokens
+from manyhands.attention.prepared import (
+    Capacity,
+    Prepared,
+    is_between,
+    pack,
+    pack_growth,
+    rounded_tokens,
+)
 from manyhands.attention.triton_backend import TritonBackend
 from manyhands.attention.work import (
     Cutting,
@@ -85,7 +92,8 @@ _OFTEN, _VERY_OFTEN = 32, 32
 # Where a wide recording serves small tiles alone, a plan is cut for it at once, and one of so many for itself too.
 _LOOKED_AT = 8
 AHEAD = 768  # tokens of the largest wide recording: a part of a prompt, and what many others write
-# Tokens of a pass up to which a wide recording has small tiles alone, and up to which one of these is made.
+# Tokens of a pass up to which a wide recording has one kind of tiles, mostly small ones, and up to which there is one of
+# small tiles alone.
 _ALL_SMALL, _MOST_ALONE = 32, 256
 # Small tiles of a recording up to the former, if processors hold no more at once: each beyond a plan's own is a program that
 # finds nothing to do, and takes its time.
@@ -330,26 +338,37 @@ class GraphedPasses(Passes):
         What is padded then costs next to nothing, and a recording of its own would keep all runs waiting for a tenth of a
         second. Where runs come and go there is a capacity for every few passes.
         """
-        has_large = has_large_ahead(plan, work)
-        wide = self._ahead.get((rounded_tokens(plan.num_tokens), has_large))
+        wide = next(self._with_room(plan, has_large=has_large_ahead(plan, work)), None)
         if wide is None:
             return False
         large_rows = work.large_rows if len(work.large) else 0
         if plan.num_tokens <= _ALL_SMALL:
             own = Cutting(work.small_rows, large_rows, work.occupancy, work.is_specialised)
-            return own == wide.capacity.cutting
+            cutting = wide.capacity.cutting
+            if not len(work.small):
+                cutting = cutting._replace(small_rows=own.small_rows, occupancy=own.occupancy)
+            return own == cutting
         kernels = wide.capacity.large_rows, wide.capacity.is_specialised
         return not large_rows or (large_rows, work.is_specialised) == kernels
 
     def _wide(
         self, plan: Plan, stretches: Stretches, *, has_large: bool
     ) -> tuple[_Graph, Work] | None:
-        """The wide recording for so many tokens, with large tiles or without, if the plan fits into it."""
-        graph = self._ahead.get((rounded_tokens(plan.num_tokens), has_large))
-        if graph is None:
-            return None
-        work = cut(plan, self.backend.tiling, graph.capacity.cutting, stretches)
-        return (graph, work) if graph.capacity.holds(Capacity.of(plan, work)) else None
+        """The wide recording for so many tokens, with large tiles or without, or the next one, if the plan fits into it."""
+        for graph in self._with_room(plan, has_large=has_large):
+            work = cut(plan, self.backend.tiling, graph.capacity.cutting, stretches)
+            if graph.capacity.holds(Capacity.of(plan, work)):
+                return graph, work
+        return None
+
+    def _with_room(self, plan: Plan, *, has_large: bool) -> Iterator[_Graph]:
+        """The wide recordings that have room for this plan's tokens and logits, the smallest first."""
+        for tokens in dict.fromkeys(
+            (rounded_tokens(plan.num_tokens), power_of_two(plan.num_tokens))
+        ):
+            graph = self._ahead.get((tokens, has_large))
+            if graph is not None and graph.capacity.rows >= len(plan.heads):
+                yield graph
 
     def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:
         """Make the wide recordings; `told` how many of how many are made. Stops where one cannot be made."""
@@ -564,7 +583,7 @@ def wide_capacity(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
     many = min(tokens, 64)
     splits = tiling.splits_per_processor if is_narrow else tiling.splits_of_many
     items = int(splits * tiling.num_processors / tiling.num_kv_heads) + 4 * many
-    return Capacity(
+    wide = Capacity(
         tokens=tokens,
         rows=min(tokens, 256),
         entries=max(256, 64 * many),
@@ -577,6 +596,20 @@ def wide_capacity(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
         large_rows=power_of_two(max(tiling.large_rows, tiling.group)) if has_large else 0,
         occupancy=Occupancy.FEW if is_narrow else Occupancy.MANY,
     )
+    return _of_ended_steps(wide, items, tiling) if is_between(tokens) else wide
+
+
+def _of_ended_steps(wide: Capacity, items: int, tiling: Tiling) -> Capacity:
+    """The same for a team in which a step has ended, whose rows are fewer than its tokens and read the same strips.
+
+    Where all tokens together have more rows than a small tile, all tiles are large. Other plans find room in the next
+    recording.
+    """
+    rows = 2 * wide.tokens // 3
+    if (rows + 1) * tiling.group <= tiling.most_small_rows:
+        return replace(wide, rows=rows, small=max(_LEAST.small, items))
+    large_rows = power_of_two(max(tiling.large_rows, tiling.group))
+    return replace(wide, rows=rows, small=0, large=items, large_rows=large_rows)
 
 
 def _uncommon(tiling: Tiling) -> list[Capacity]:

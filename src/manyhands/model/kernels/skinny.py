@@ -161,26 +161,39 @@ def _skinny(
         tl.store(out + where, acc.to(DTYPE), mask=is_out)
 
 
-def choose_tiles(outputs: int, inputs: int, device: torch.device, *, gated: bool = False) -> Tiles:
+def choose_tiles(
+    tokens: int, outputs: int, inputs: int, device: torch.device, *, gated: bool = False
+) -> Tiles:
     """The tiles that were fastest in passes of whole networks on an H200 (docs/performance.md), by its processors.
 
     With many tiles of outputs, programs hide each other's waiting. With few, there is one program a
-    processor, which must have more on its way; long inputs are shared among several.
+    processor, which must have more on its way; long inputs are shared among several. Parts do not depend on the number
+    of tokens, nor do sums.
     """
     processors = kernels.num_processors(device)
     tiles = triton.cdiv(outputs, 2 * 64 if gated else 64)
     if outputs >= 256 * processors:
         return Tiles(stages=4)
+    if gated and tokens > 16 and tiles <= 2 * processors:
+        return Tiles(
+            inputs=64, stages=4
+        )  # all at once: two a processor, which larger ones have no room for
     if gated or outputs >= 64 * processors:
         return Tiles(stages=3)
-    parts = 1
     if inputs > 2 * outputs:
-        while inputs // (2 * parts) >= _LONG_SHARE:
-            parts *= 2
-        return Tiles(parts=parts, stages=6 if parts <= 2 else 4 if parts == 4 else 3)
+        most = max(1, min(inputs // _LONG_SHARE, 2 * processors // tiles))
+        parts = max(range(1, most + 1), key=lambda parts: _filled(tiles * parts, processors))
+        return Tiles(parts=parts, stages=6 if tiles * parts <= processors else 4)
+    parts = 1
     while 2 * tiles * parts < processors and inputs // (2 * parts) >= _SHORT_SHARE:
         parts *= 2
     return Tiles(parts=parts, stages=6)
+
+
+def _filled(programs: int, processors: int) -> float:
+    """The share of its time in which a processor has something to do, if each takes so many of these programs in turn."""
+    rounds = -(-programs // processors)
+    return programs / (rounds * processors)
 
 
 def dot_dtype(x: Tensor) -> tl.dtype:
@@ -213,7 +226,7 @@ def product(
     is_gated = activation is not None
     assert not (is_gated and scales is not None), "the second half would need scales of its own"
     if tiles is None:
-        tiles = choose_tiles(weight.shape[0], inputs, x.device, gated=is_gated)
+        tiles = choose_tiles(tokens, weight.shape[0], inputs, x.device, gated=is_gated)
         tiles = replace(tiles, inputs=tiles.inputs * 2 // weight.element_size())
     tiles = tiles.fitted(shared_memory(x.device), tokens, weight.element_size(), gated=is_gated)
     num_tiles = triton.cdiv(outputs, tiles.outputs)
