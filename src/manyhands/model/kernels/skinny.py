@@ -175,9 +175,8 @@ def choose_tiles(
     if outputs >= 256 * processors:
         return Tiles(stages=4)
     if gated and tokens > 16 and tiles <= 2 * processors:
-        return Tiles(
-            inputs=64, stages=4
-        )  # all at once: two a processor, which larger ones have no room for
+        # All at once, two a processor: larger ones would have no room beside each other.
+        return Tiles(inputs=64, stages=4)
     if gated or outputs >= 64 * processors:
         return Tiles(stages=3)
     if inputs > 2 * outputs:
