@@ -2,6 +2,7 @@
 
     python -m benchmarks.step_end --workers 16                       this checkout
     python -m benchmarks.step_end --workers 16 --against FOLDER      and another one, in turns with it
+    python -m benchmarks.step_end --workers 16 --whole               a whole run of `hogwild`
 
 The device takes no time: recordings do nothing and every row gets token 7, so what is left is the host. Everything
 else is that of a GPU: wide recordings, work lists cut for 132 processors, moves, a team whose steps end at random
@@ -11,6 +12,10 @@ else is that of a GPU: wide recordings, work lists cut for 132 processors, moves
     behind      the pass behind it, planned anew
     following   the pass before, one token later
 
+`--whole`: the team is no made-up one but `strategies/hogwild.py` itself, with a shared prompt and the bundled model's
+tokenizer, as the commands run it. Its tokens are drawn, so that steps end. What a step costs must not grow with the history:
+`late` are the ended passes of the last third, and the result is a file.
+
 Milliseconds of CPU time, medians over passes, then over rounds. Work between the launch of a pass and the wait for its tokens
 is left out: the device is busy then. What these milliseconds are worth in a pass only a GPU can say.
 """
@@ -19,21 +24,23 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.results import ROOT, parser
+from benchmarks.results import ROOT, Clock, Results, parser
 
-KINDS = ("ended", "behind", "following")
+KINDS = ("ended", "late", "behind", "following")
 _MOST_HEADS = 1024
-_VOCABULARY = 256
+_STEP = 40  # tokens on average
+_WARM_UP = 4  # passes of a whole run that are left out
 
 
 def measured(workers: int, num_passes: int) -> dict[str, Any]:
@@ -48,22 +55,85 @@ def measured(workers: int, num_passes: int) -> dict[str, Any]:
     hidden = _leave_out(engine.executor)
     clock = SimpleNamespace(perf_counter=lambda: time.thread_time() - hidden())
     loop.time = clock  # type: ignore[assignment]  # a pass is timed there
-    situation = one_team(workers, 1024, 40, num_passes)
+    situation = one_team(workers, 1024, _STEP, num_passes)
     ((count, kind),) = situation.crowd
     # Short desks: the first pass has to fit into a recording.
     team = replace(kind, desk=(20, 30), passes=(num_passes + 40,) * 2)
     record = live(engine, replace(situation, crowd=((count, team),)), seed=1)
+    passes = [(each.seconds, each.fed, bool(each.counts.followed)) for each in record.passes]
+    return _by_kind(passes, workers)
+
+
+def _by_kind(passes: Sequence[tuple[float, int, bool]], workers: int) -> dict[str, Any]:
+    """Passes and milliseconds of each kind, of seconds, tokens fed and whether the pass followed."""
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for each in record.passes:
-        is_behind = "following" if each.counts.followed else "behind"
-        times["ended" if each.fed > workers else is_behind].append(1e3 * each.seconds)
+    for number, (seconds, fed, followed) in enumerate(passes):
+        kind = "ended" if fed > workers else "following" if followed else "behind"
+        times[kind].append(1e3 * seconds)
+        if kind == "ended" and 3 * number >= 2 * len(passes):
+            times["late"].append(1e3 * seconds)
     return {
         kind: {"passes": len(found), "ms": round(statistics.median(found or [0.0]), 4)}
         for kind, found in times.items()
     }
 
 
-def unlaunched() -> Any:
+def measured_whole(workers: int, num_passes: int) -> dict[str, Any]:
+    """The same of a run of `hogwild` over a shared prompt."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from manyhands import bundled
+    from manyhands.prompts.load import Prompts
+    from manyhands.strategies.hogwild import hogwild
+    from manyhands.strategies.prompt_sharing import share_prompt
+    from manyhands.strategies.settings import EndSettings, TeamSettings
+    from manyhands.text import Text
+
+    torch.set_num_threads(1)
+    text = Text(AutoTokenizer.from_pretrained(bundled.path()))
+    engine = unlaunched(len(text.tokenizer))
+    _write(engine.executor, text, random.Random(1))
+    hidden = _leave_out(engine.executor)
+    end = EndSettings(finisher=False, reply=False)
+    settings = TeamSettings(workers=workers, budget=num_passes, check_every=0, end=end)
+    strategy = hogwild("What is 2 + 3?", text, settings, Prompts().team)
+    run = engine.submit(share_prompt(strategy, engine.prefixes))
+    passes: list[tuple[float, int, bool]] = []
+    while not run.done:
+        usage, counts, began = engine.usage, engine.pass_counts, time.thread_time() - hidden()
+        engine.step()
+        seconds = time.thread_time() - hidden() - began
+        cost, made = engine.usage - usage, engine.pass_counts - counts
+        passes.append((seconds, cost.tokens_fed, made.followed > 0))
+    run.result()
+    return _by_kind(passes[_WARM_UP:], workers)
+
+
+def _write(executor: Any, text: Any, rng: random.Random) -> None:
+    """Have each row write words, and now and then the end of a step, whatever the network says."""
+    from manyhands.engine import executor as executing
+
+    (word, stop, line) = (text.encode(piece)[-1] for piece in (" a", ".", "\n\n"))
+    choose, ending = executing.choose, dict[int, bool]()
+
+    def drawn(logits: Any, choices: Any, *others: Any, **named: Any) -> Any:
+        chosen = choose(logits, choices, *others, **named)
+        tokens = []
+        for row in range(len(choices)):
+            was_ending, ending[row] = ending.get(row, False), rng.random() < 1 / _STEP
+            ending[row] &= not was_ending
+            tokens.append(line if was_ending else stop if ending[row] else word)
+        return SimpleNamespace(
+            tokens=lambda: tuple(tokens),
+            on_device=chosen.on_device,
+            are_on_device=lambda: True,
+        )
+
+    executing.choose = drawn
+
+
+def unlaunched(vocab_size: int = 256) -> Any:
     """An engine with recordings that do nothing."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
@@ -80,14 +150,14 @@ def unlaunched() -> Any:
 
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 1}
-    config = Qwen3Config(vocab_size=_VOCABULARY, max_position_embeddings=40960, **sizes, **heads)
+    config = Qwen3Config(vocab_size=vocab_size, max_position_embeddings=40960, **sizes, **heads)
     adapter = ModelAdapter(AutoModelForCausalLM.from_config(config).eval())
     settings = ModelSettings(backend="triton", memory_tokens=400_000)
     executor = LocalExecutor(adapter, settings)
     tiling = Tiling(4, num_kv_heads=8, num_processors=132)
     executor.backend = TritonBackend(adapter.layers, torch.float32, adapter.device, tiling)
     executor.backend.move = lambda stack, moved: None  # type: ignore[method-assign]
-    logits = torch.zeros(_MOST_HEADS, _VOCABULARY)
+    logits = torch.zeros(_MOST_HEADS, vocab_size)
     greedy = torch.stack(
         (torch.full((_MOST_HEADS,), 7), torch.ones(_MOST_HEADS, dtype=torch.int64))
     )
@@ -142,9 +212,12 @@ def _leave_out(executor: Any) -> Callable[[], float]:
     return lambda: spent[0]
 
 
-def measured_apart(checkout: Path, workers: int, num_passes: int) -> dict[str, Any]:
+def measured_apart(
+    checkout: Path, workers: int, num_passes: int, *, is_whole: bool = False
+) -> dict[str, Any]:
     """The same in a process of its own, with the code of a checkout."""
-    call = f"from benchmarks import step_end; step_end.print_measured({workers}, {num_passes})"
+    measure = "measured_whole" if is_whole else "measured"
+    call = f"from benchmarks import step_end as b; b.print_measured(b.{measure}({workers}, {num_passes}))"
     done = subprocess.run(
         [sys.executable, "-c", call],
         env={
@@ -160,9 +233,9 @@ def measured_apart(checkout: Path, workers: int, num_passes: int) -> dict[str, A
     return found
 
 
-def print_measured(workers: int, num_passes: int) -> None:
-    """`measured`, as JSON, for the process that waits for it."""
-    print(json.dumps(measured(workers, num_passes)))
+def print_measured(found: dict[str, Any]) -> None:
+    """What was measured, as JSON, for the process that waits for it."""
+    print(json.dumps(found))
 
 
 def main(words: list[str] | None = None) -> None:
@@ -171,15 +244,25 @@ def main(words: list[str] | None = None) -> None:
     options.add_argument("--workers", type=int, default=16)
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--against", type=Path, help="another checkout, measured in turns")
+    options.add_argument("--whole", action="store_true", help="a whole run of hogwild")
     arguments = options.parse_args(words)
-    rounds, passes = (1, 12) if arguments.tiny else (arguments.rounds, 200)
+    passes = 1500 if arguments.whole else 200
+    rounds, passes = (1, 12) if arguments.tiny else (arguments.rounds, passes)
+    results = None
+    if arguments.whole:
+        results = Results(
+            f"step_end_whole_{arguments.workers}", arguments, Clock(arguments.minutes)
+        )
+        results.put(workers=arguments.workers, passes=passes, rounds=rounds)
     checkouts = {"after": ROOT}
     if arguments.against is not None:
         checkouts["before"] = arguments.against.resolve()
     found: dict[str, list[dict[str, Any]]] = {side: [] for side in checkouts}
     for number in range(rounds):
         for side in sorted(checkouts, reverse=number % 2 == 0):
-            found[side].append(measured_apart(checkouts[side], arguments.workers, passes))
+            found[side].append(
+                measured_apart(checkouts[side], arguments.workers, passes, is_whole=arguments.whole)
+            )
     for kind in KINDS:
         ms = {
             side: statistics.median(each[kind]["ms"] for each in same)
@@ -188,6 +271,8 @@ def main(words: list[str] | None = None) -> None:
         counts = {side: same[0][kind]["passes"] for side, same in found.items()}
         ratio = f", ratio {ms['after'] / ms['before']:.2f}" if ms.get("before") else ""
         print(f"{kind}: ms {ms}, passes {counts}{ratio}")
+        if results is not None:
+            results.add("kinds", name=kind, ms=ms, passes=counts)
 
 
 if __name__ == "__main__":
