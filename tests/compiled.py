@@ -79,7 +79,8 @@ def compile_only(capability: int) -> None:
             "tensor_maps": code.count("cp.async.bulk.tensor"),
             "tensor_cores": "wgmma" in code or "mma.sync" in code,
             "shared_memory": kernel.metadata.shared,
-            "hidden": hidden(kernel) if self.__name__ == "specialised_kernel" else None,
+            "hidden": hidden(kernel) if self.__name__.startswith("specialised") else None,
+            "threads": int(re.findall(r"\.reqntid (\d+)", code)[0]),
             "rows": held_rows(kernel) if self.__name__ == "_w4a16_product" else None,
             "rings": (rings := [int(size) for size in re.findall(r"\.b8 ring\[(\d+)\]", code)]),
             "illegal": illegal(kernel) if rings else 0,
@@ -191,6 +192,21 @@ def attention(capability: int) -> None:
             large_rows=64,
             specialised_rows=128,
             specialised_work=0,
+        )
+        block = Block()
+        long_and_short = [Step([Row(View([block]), (1,) * size)]) for size in (300, 16)]
+        one_layer(
+            HEADS,
+            KV_HEADS,
+            False,
+            tuple(long_and_short),
+            dim=128,
+            eight_bits=True,
+            least_split=512,  # one partial each: it takes most room
+            most_small_rows=16,
+            specialised_rows=128,
+            specialised_work=0,
+            narrow_rows=64,
         )
         broad = Step([Row(View([Block()]), (1,) * 300)])
         one_layer(HEADS, 1, False, (broad,), dim=512, large_rows=64)

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -464,11 +465,13 @@ def with_padding(plan: Plan, tiling: Tiling) -> Prepared:
     return Prepared(buffer.to(DEVICE), capacity, plan.page_size)
 
 
-@on_gpu
-@pytest.mark.skipif(
-    DEVICE.type == "cuda" and torch.cuda.get_device_capability()[0] != 9,
+on_hopper = pytest.mark.skipif(
+    DEVICE.type != "cuda" or torch.cuda.get_device_capability()[0] != 9,
     reason="specialised tiles are for Hopper",
 )
+
+
+@on_hopper
 @pytest.mark.parametrize("layer", ["plain", "window", "narrow", "sinks"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -488,35 +491,76 @@ def test_specialised_tiles(
     """
     from manyhands.attention.kernels import specialised
 
+    shape = Shape(heads, kv_heads, 128, 128)
+    found = specialised_rows(specialised, shape, dtype, interleaved, layer, 150, monkeypatch)
+    assert found == {128}
+
+
+@on_hopper
+@pytest.mark.parametrize("layer", ["plain", "window", "narrow", "sinks"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "num_rows"), [(4, 4, 40), (10, 2, 10), (8, 1, 6), (8, 1, 150)]
+)
+def test_specialised_tiles_in_eight_bits(
+    heads: int,
+    kv_heads: int,
+    num_rows: int,
+    dtype: torch.dtype,
+    interleaved: bool,
+    layer: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same where warps convert integers; few rows have tiles of one group of warps."""
+    from manyhands.attention.kernels import specialised_eight_bits
+
+    shape = Shape(heads, kv_heads, 128, 128)
+    found = specialised_rows(
+        specialised_eight_bits, shape, dtype, interleaved, layer, num_rows, monkeypatch
+    )
+    assert found == ({128} if num_rows == 150 else {64, 128})
+
+
+def specialised_rows(
+    kernels: ModuleType,
+    shape: Shape,
+    dtype: torch.dtype,
+    interleaved: bool,
+    layer: str,
+    num_rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> set[int]:
+    """The rows of the tiles that a conversation of so many rows has, whose answers are right."""
     used: list[int] = []
-    usual = specialised.boxes
+    usual = kernels.boxes
 
     def counted(x: torch.Tensor) -> object:
         used.append(len(x))
         return usual(x)
 
-    monkeypatch.setattr(specialised, "boxes", counted)
-    shape = Shape(heads, kv_heads, 128, 128)
+    monkeypatch.setattr(kernels, "boxes", counted)
+    eight_bits = kernels.__name__.endswith("eight_bits")
     options = {
         "window": {"window": 300},
         "narrow": {"window": 60},  # both edges of an item go beyond its keys
-        "sinks": {"sinks": torch.linspace(-1, 1, heads, device=DEVICE)},
+        "sinks": {"sinks": torch.linspace(-1, 1, shape.num_heads, device=DEVICE)},
     }.get(layer, {})
     call = LayerCall(layer=0, scaling=128**-0.5, **options)
     rotary = 96 if interleaved else 128
     rope = Rope((1e4 ** -(torch.arange(rotary // 2) / 64)).to(DEVICE), rotary, interleaved)
-    group = heads // kv_heads
     tiling = Tiling(
-        group,
-        kv_heads,
+        shape.group,
+        shape.num_kv_heads,
         132,
         most_small_rows=16,
         large_rows=64,
         specialised_rows=128,
         specialised_work=0,
+        narrow_rows=64 if eight_bits else 0,
     )
     product = Layer(
-        backend_for(shape, dtype, tiling),
+        TritonBackend([shape], dtype, DEVICE, tiling, eight_bits=eight_bits),
         shape,
         rope,
         call,
@@ -524,9 +568,10 @@ def test_specialised_tiles(
         num_pages=256,
         page_size=64,
         device=DEVICE,
+        eight_bits=eight_bits,
     )
     generator, below = torch.Generator().manual_seed(3), TorchBackend()
-    long, short, own = Block(), Block(), [Block() for _ in range(150)]
+    long, short, own = Block(), Block(), [Block() for _ in range(num_rows)]
     rows_of_steps = [
         [Row(View([long]), (0,) * 1201), Row(View([short]), (0,) * 77)],
         [Row(View([long]), (0,) * 130)],
@@ -534,22 +579,25 @@ def test_specialised_tiles(
         [Row(View([short, long, block]), (0,)) for block in own],
         [Row(View([short]), (0,) * 63), Row(View([long]), (0,) * 513)],
     ]
+    found = set()
     for rows in rows_of_steps:
         step = Step(rows)
         qkv = random_qkv(step, shape, generator, torch.float32)
         q, k, v = (x.to(DEVICE, dtype) for x in qkv)
         out = product.step(step, q, k, v)
         plan, store = product.last_plan, product.store
-        expected = below.attend(in_float32(store), q.float(), below.prepare(plan, DEVICE), call)
+        whole = store if eight_bits else in_float32(store)
+        expected = below.attend(whole, q.float(), below.prepare(plan, DEVICE), call)
         tolerance = {torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
         assert (out.float() - expected).abs().max() < tolerance
         prepared = product.backend.prepare(plan, DEVICE)
         assert torch.equal(product.backend.attend(store, q, prepared, call), out)
         padded = with_padding(plan, tiling)
-        assert padded.capacity.large_rows == 128
+        found.add(padded.capacity.large_rows)
         again = product.backend.attend(store, q, padded, call)[: len(q)]
         assert (again.float() - expected).abs().max() < tolerance
     assert len(used) == 6 * len(rows_of_steps), "keys and values, three times a step"
+    return found
 
 
 @on_gpu

@@ -179,6 +179,35 @@ def test_tiles_are_specialised_where_it_pays(
     assert work.large[:, 1].max() == min(rows, large_rows // group)
 
 
+@pytest.mark.parametrize(
+    ("workers", "keys", "desk", "large_rows"),
+    [
+        (8, 16384, 128, 64),  # 40 query heads
+        (8, 8192, 128, 0),
+        (8, 16384, 2048, 0),  # desks are as many keys as the history
+        (6, 16384, 128, 0),  # 30: half of a tile would be empty
+        (16, 16384, 128, 128),
+    ],
+)
+def test_a_team_has_narrow_tiles_where_they_pay(
+    workers: int, keys: int, desk: int, large_rows: int
+) -> None:
+    """All of it then: one launch. For a recording without such tiles nothing of it has."""
+    tiling = Tiling(5, 8, 132, large_rows=128, specialised_rows=128, specialised_reads=1 << 16)
+    tiling = replace(tiling, key_tile=128, narrow_rows=64)
+    plan, _ = situations.planned(situations.team(workers, keys, desk), 1)
+    work = cut(plan, tiling)
+    assert work.is_specialised == (large_rows > 0)
+    assert (len(work.large), len(work.small))[not large_rows]
+    assert not (len(work.small), len(work.large))[not large_rows]
+    if large_rows == 64:
+        assert work.large_rows == 64
+        plain = Cutting(work.small_rows, 128, Occupancy.FEW)
+        assert not len(cut(plan, tiling, plain).large)
+        same = cut(plan, tiling, Cutting(work.small_rows, 64, Occupancy.FEW, is_specialised=True))
+        assert np.array_equal(same.large, work.large)
+
+
 def a_forest(shape: str) -> Plan:
     """As the benchmark of the op writes them: nodes of each level, tokens of each node."""
     return situations.planned(situations.tree(shape), 1)[0]

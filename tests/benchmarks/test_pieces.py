@@ -169,7 +169,8 @@ def test_kernels_that_overlap_are_counted_once_for_the_device() -> None:
     parts = account(kernels, ms=4.0, passes=1)
     assert parts["ms_idle"] == 0.5
     assert (parts["ms_attention"], parts["ms_linears"], parts["ms_rest"]) == (1.5, 2.0, 0.0)
-    ours = ("append_kernel", "attend_kernel", "lone_kernel", "specialised_kernel", "merge_kernel")
+    ours = ["append_kernel", "attend_kernel", "lone_kernel", "merge_kernel"]
+    ours += ["specialised_kernel", "specialised_eight_bits_kernel"]
     assert {kind_of(name) for name in ours} == {"attention"}
     assert kind_of("_meet") == kind_of("ncclDevKernel_AllReduce_Sum_bf16_RING_LL") == "collectives"
     assert kind_of("void cutlass::Kernel2<cutlass_80_wmma>") == "linears"

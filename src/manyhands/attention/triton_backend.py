@@ -292,7 +292,7 @@ class _Reading:
     """One layer that reads its store in one pass.
 
     tiles                  kernel               keys and values come as
-    large, on Hopper       specialised_kernel   boxes
+    large, on Hopper       specialised_kernel   boxes (in eight bits specialised_eight_bits_kernel)
     large, small           attend_kernel        tensors, and tensor maps of them
     small, of one row      lone_kernel          tensors
     """
@@ -345,7 +345,7 @@ class _Reading:
         num_items = len(items) // ITEM_FIELDS
         grid = self.num_kv_heads, num_items
         if is_large and self._is_specialised():
-            kernel, keys, options = self._specialised()
+            kernel, keys, options = self._specialised(rows)
             options["num_pieces"] = num_pieces = self.num_kv_heads * num_items
             in_turns = self.prepared.capacity.in_turns
             most = self.backend.tiling.num_processors if in_turns else num_pieces
@@ -370,10 +370,10 @@ class _Reading:
         tiling, page_size = self.backend.tiling, self.prepared.page_size
         fits = tiling.key_tile % SPECIALISED_BOX == page_size % SPECIALISED_BOX == 0
         is_right = self.prepared.capacity.is_specialised and fits and self.call.softcap is None
-        return is_right and self.is_whole and not self.eight_bits
+        return is_right and self.is_whole
 
-    def _specialised(self) -> _Kernel:
-        from manyhands.attention.kernels import specialised
+    def _specialised(self, rows: int) -> _Kernel:
+        from manyhands.attention.kernels import specialised, specialised_eight_bits
 
         options = {
             "scaling": self.call.scaling * LOG2E.value,
@@ -382,8 +382,13 @@ class _Reading:
             "num_warps": 4,
             **launch_options(self.q.device, overlap=self.overlaps),
         }
-        keys, values = specialised.boxes(self.store.keys), specialised.boxes(self.store.values)
-        return specialised.specialised_kernel, (keys, values), options
+        given = self.store.keys, self.store.values
+        if not self.eight_bits:
+            return specialised.specialised_kernel, tuple(map(specialised.boxes, given)), options
+        maps = tuple(map(specialised_eight_bits.boxes, given))
+        options |= specialised_eight_bits.options(rows, is_direct=self.options["DIRECT"])
+        kernel = specialised_eight_bits.specialised_eight_bits_kernel
+        return kernel, (*maps, *_scales(self.store)), options
 
     def _lone(self, launch: Launch) -> _Kernel:
         options = {"NUM_HEADS": self.num_kv_heads, **self._options_of(launch)}
@@ -566,7 +571,8 @@ def _tiling(
         for shape in shapes
     )
     are_mapped = is_short and all(_can_map(shape, stored, device) for shape in shapes)
-    are_specialised = all(_can_specialise(shape, stored, device) for shape in shapes)
+    are_specialised = is_short and all(_can_specialise(shape, stored, device) for shape in shapes)
+    converts = are_specialised and stored.itemsize == 1
     cut = Tiling(
         group=max(_heads(shape)[1] for shape in shapes),
         num_kv_heads=min(_heads(shape)[0] for shape in shapes),
@@ -575,6 +581,8 @@ def _tiling(
         key_tile=128 if is_short and stored.itemsize == 1 else 64 if is_short else 32,
         large_rows=128 if are_large else _LARGE_ROWS,
         specialised_rows=SPECIALISED_ROWS if are_specialised else 0,
+        specialised_reads=1 << (16 if converts else 18),
+        narrow_rows=SPECIALISED_ROWS // 2 if converts else 0,
         long_keys=_LONG if are_mapped else 0,
     )
     if not any(shape.is_latent for shape in shapes):
@@ -639,7 +647,7 @@ def _can_specialise(shape: LayerShape, dtype: torch.dtype, device: torch.device)
     """Whether there are specialised tiles: for Hopper's matrix units, heads of 128 dims, 16 bits."""
     if device.type != "cuda" or not _is_hopper(device):
         return False
-    if (shape.head_dim, shape.value_dim) != (_SPECIALISED_DIM,) * 2 or dtype.itemsize != 2:
+    if (shape.head_dim, shape.value_dim) != (_SPECIALISED_DIM,) * 2 or dtype.itemsize > 2:
         return False
     # Its language, Gluon, is young, and names come and go.
     return tuple(map(int, triton.__version__.split(".")[:2])) <= _LAST_GLUON

@@ -72,6 +72,8 @@ class Tiling:
     specialised_work: int = 1 << 18
     specialised_reads: int = 1 << 18  # the same where it spares a second reading of the keys
     plain_reads: int = 1 << 16  # the same for an ordinary tile of as many rows
+    narrow_rows: int = 0  # of a narrower specialised tile, if there is a kernel for it
+    narrow_keys: int = 16384  # keys of a strip, from which on it pays
     least_rows: int = 16  # of a small tile
     most_small_rows: int = 64  # strips with more rows get large tiles
     long_keys: int = 0  # and those with more than half as many, if they have so many keys; 0: none
@@ -130,7 +132,7 @@ class Stretches(NamedTuple):
 
     def are_small(self, tiling: Tiling) -> bool:
         """Whether a plan that is cut for given kernels, large ones among them, has small tiles alone."""
-        return bool(_are_small(*self.sizes(tiling), tiling, is_free=False).all())
+        return bool(_are_small(*self.sizes(tiling), tiling).all())
 
     def sizes(self, tiling: Tiling) -> tuple[Ints, Ints]:
         """Rows and keys of each stretch."""
@@ -152,7 +154,8 @@ def cut(
         is_small = np.ones(len(strip_of), dtype=np.bool_)
     else:
         rows, keys = stretches.sizes(tiling)
-        is_small = _are_small(rows, keys, tiling, is_free=wanted is None)
+        may_walk = wanted is None or wanted.is_specialised
+        is_small = _are_small(rows, keys, tiling, is_free=wanted is None, may_walk=may_walk)
     if wanted is None:
         small_rows = _small_rows(rows[is_small], keys[is_small], tiling)
         pairs = _pairs(entries, indptr[:-1])
@@ -244,8 +247,15 @@ def _pairs(entries: Entries, at: Ints) -> Ints:
     return pairs
 
 
-def _are_small(rows: Ints, keys: Ints, tiling: Tiling, *, is_free: bool) -> Bools:
-    """Which stretches, of so many rows and keys, get small tiles. `is_free`: their size is the plan's own."""
+def _are_small(
+    rows: Ints, keys: Ints, tiling: Tiling, *, is_free: bool = False, may_walk: bool = False
+) -> Bools:
+    """Which stretches, of so many rows and keys, get small tiles.
+
+    `is_free`: their size is the plan's own. `may_walk`: large tiles may be narrow ones.
+    """
+    if may_walk and _is_walk(rows, keys, tiling):
+        return np.zeros(len(rows), dtype=np.bool_)
     most = tiling.most_small_rows
     # Small tiles are all alike, and where most strips have few readers, and are many, their tiles should not grow for
     # what these share: so deep trees take 0.57 to 0.71 of the time.
@@ -263,6 +273,14 @@ def _are_small(rows: Ints, keys: Ints, tiling: Tiling, *, is_free: bool) -> Bool
     if np.all(are_small | (keys <= tiling.key_tile)):
         are_small[:] = True
     return are_small
+
+
+def _is_walk(rows: Ints, keys: Ints, tiling: Tiling) -> bool:
+    """Whether all stretches get narrow specialised tiles: more than half of their rows read what is long, and there is little else."""
+    is_long = keys >= tiling.narrow_keys
+    others = keys[~is_long].sum() + tiling.keys_to_begin * np.count_nonzero(~is_long)
+    fits = tiling.narrow_rows // 2 < rows.max(initial=0) <= tiling.narrow_rows
+    return bool(fits and keys[is_long].sum() > others)
 
 
 def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
@@ -296,11 +314,13 @@ def _large_rows(rows: Ints, pairs: Ints, tiling: Tiling) -> tuple[int, bool]:
     it has rows times keys.
     """
     others = power_of_two(max(tiling.large_rows, tiling.group))
-    wider = tiling.specialised_rows
+    wider, narrow = tiling.specialised_rows, tiling.narrow_rows
     if not wider:
         return others, False
+    if len(rows) and rows.max() <= narrow:
+        return narrow, True
     work = pairs * tiling.group * tiling.num_kv_heads
-    fills, is_between = rows >= wider, (rows > others) & (rows < wider)
+    fills, is_between = rows >= wider, (rows > (narrow or others)) & (rows < wider)
     for wants, least, is_specialised in (
         (fills, tiling.specialised_work, True),
         (is_between, tiling.specialised_reads, True),

@@ -628,6 +628,8 @@ def _uncommon(tiling: Tiling) -> list[Capacity]:
     if tiling.specialised_rows:
         wider = replace(wide, large_rows=tiling.specialised_rows)
         found += [wider, replace(wider, is_specialised=True)]
+    if tiling.narrow_rows:
+        found.append(replace(wide, large_rows=tiling.narrow_rows, is_specialised=True))
     return found
 
 

@@ -387,11 +387,42 @@ def _rotate(who, x, y, c, s, scaling, q_room, INTERLEAVED: gl.constexpr):
         q_room.index(who).store(gl.reshape(gl.join(first, second), [_HALF_ROWS, DIM]))
     else:
         WIDE: gl.constexpr = DIM // _WIDTH
-        boxes = _boxes_of(q_room, 2 * WIDE, _HALF_ROWS)  # a box is one half of the dims
+        HALVES: gl.constexpr = q_room.shape[0]
+        boxes = _boxes_of(q_room, HALVES * WIDE, _HALF_ROWS)  # a box is one half of the dims
         boxes.index(who * WIDE).store(gl.reshape(first, [_HALF_ROWS, _WIDTH]))
         boxes.index(who * WIDE + 1).store(gl.reshape(second, [_HALF_ROWS, _WIDTH]))
     fence_async_shared()
     _meet()
+
+
+@gluon.jit
+def _leave(
+    who, slot, largest, total, summed, partials, lses, facts, of_rows, GROUP: gl.constexpr,
+    NUM_KV_HEADS: gl.constexpr, DIRECT: gl.constexpr,
+):  # fmt: skip
+    """What is left of one half of an item's rows: their partials, or outputs."""
+    DIM: gl.constexpr = summed.shape[1]
+    SUMS: gl.constexpr = summed.type.layout
+    OF_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)
+    kv_head, count = _fact(facts, slot, _KV_HEAD), _fact(facts, slot, _COUNT)
+    largest = gl.convert_layout(largest, OF_SUMS)
+    total = gl.convert_layout(total, OF_SUMS)
+    seen_any = total > 0
+    total = gl.where(seen_any, total, 1.0)
+    OUT: gl.constexpr = _OUT if DIRECT else SUMS
+    OF_OUT: gl.constexpr = gl.SliceLayout(1, OUT)
+    out = summed * (1.0 / total)[:, None]
+    out = gl.convert_layout(out.to(partials.dtype.element_ty), OUT)
+    m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, OF_OUT)
+    is_row = m // GROUP < count
+    head = kv_head * GROUP + m % GROUP
+    place = _half(of_rows, slot, _PLACE, who).load(OF_OUT).to(gl.int64)
+    place = place * (NUM_KV_HEADS * GROUP) + head
+    if not DIRECT:
+        lse = gl.where(seen_any, largest + gl.log2(total), -1e30)
+        gl.store(lses + place, lse, mask=is_row)
+    d = gl.arange(0, DIM, gl.SliceLayout(0, OUT))
+    gl.store(partials + (place * DIM)[:, None] + d[None, :], out, mask=is_row[:, None])
 
 
 @gluon.jit
@@ -494,25 +525,10 @@ def _item(
     summed, weighted = warpgroup_mma_wait(0, deps=[adding, weighted])
     mbarrier.arrive(v_free.index(before), count=1)
 
-    kv_head, count = _fact(facts, slot, _KV_HEAD), _fact(facts, slot, _COUNT)
-    largest = gl.convert_layout(largest, OF_SUMS)
-    total = gl.convert_layout(total, OF_SUMS)
-    seen_any = total > 0
-    total = gl.where(seen_any, total, 1.0)
-    OUT: gl.constexpr = _OUT if DIRECT else SUMS
-    OF_OUT: gl.constexpr = gl.SliceLayout(1, OUT)
-    out = summed * (1.0 / total)[:, None]
-    out = gl.convert_layout(out.to(partials.dtype.element_ty), OUT)
-    m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, OF_OUT)
-    is_row = m // GROUP < count
-    head = kv_head * GROUP + m % GROUP
-    place = _half(of_rows, slot, _PLACE, who).load(OF_OUT).to(gl.int64)
-    place = place * (NUM_KV_HEADS * GROUP) + head
-    if not DIRECT:
-        lse = gl.where(seen_any, largest + gl.log2(total), -1e30)
-        gl.store(lses + place, lse, mask=is_row)
-    d = gl.arange(0, DIM, gl.SliceLayout(0, OUT))
-    gl.store(partials + (place * DIM)[:, None] + d[None, :], out, mask=is_row[:, None])
+    _leave(
+        who, slot, largest, total, summed, partials, lses, facts, of_rows, GROUP, NUM_KV_HEADS,
+        DIRECT,
+    )  # fmt: skip
     return num_cleaned
 
 
