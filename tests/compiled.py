@@ -202,7 +202,7 @@ def attention(capability: int) -> None:
             tuple(long_and_short),
             dim=128,
             eight_bits=True,
-            least_split=512,  # one partial each: it takes most room
+            least_split=128,  # several partials each
             most_small_rows=16,
             specialised_rows=128,
             specialised_work=0,

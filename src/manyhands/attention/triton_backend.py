@@ -370,6 +370,9 @@ class _Reading:
         tiling, page_size = self.backend.tiling, self.prepared.page_size
         fits = tiling.key_tile % SPECIALISED_BOX == page_size % SPECIALISED_BOX == 0
         is_right = self.prepared.capacity.is_specialised and fits and self.call.softcap is None
+        if self.eight_bits:  # for these alone the kernel has been measured
+            is_other = self.options["DIRECT"] or self.options["HAS_WINDOW"]
+            is_right = is_right and not is_other and self.q.dtype == torch.bfloat16
         return is_right and self.is_whole
 
     def _specialised(self, rows: int) -> _Kernel:
@@ -386,7 +389,7 @@ class _Reading:
         if not self.eight_bits:
             return specialised.specialised_kernel, tuple(map(specialised.boxes, given)), options
         maps = tuple(map(specialised_eight_bits.boxes, given))
-        options |= specialised_eight_bits.options(rows, is_direct=self.options["DIRECT"])
+        options |= specialised_eight_bits.options(rows)
         kernel = specialised_eight_bits.specialised_eight_bits_kernel
         return kernel, (*maps, *_scales(self.store)), options
 
@@ -581,6 +584,8 @@ def _tiling(
         key_tile=128 if is_short and stored.itemsize == 1 else 64 if is_short else 32,
         large_rows=128 if are_large else _LARGE_ROWS,
         specialised_rows=SPECIALISED_ROWS if are_specialised else 0,
+        # Prompts in eight bits keep their ordinary tiles: specialised ones were not measured for them.
+        specialised_work=1 << (40 if converts else 18),
         specialised_reads=1 << (16 if converts else 18),
         narrow_rows=SPECIALISED_ROWS // 2 if converts else 0,
         long_keys=_LONG if are_mapped else 0,

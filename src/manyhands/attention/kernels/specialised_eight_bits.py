@@ -113,11 +113,13 @@ def _in_16_bits(integers, DTYPE: gl.constexpr):
         )
 
 
-def options(rows: int, *, is_direct: bool) -> dict[str, int]:
-    """Those of a launch for tiles of 64 or 128 rows. `is_direct`: output is brought into another order, which takes room too."""
+def options(rows: int) -> dict[str, int]:
+    """Those of a launch for tiles of 64 or 128 rows that leave partials.
+
+    Outputs, which are brought into another order first, would leave room for a piece less.
+    """
     groups = rows // _HALF_ROWS.value
-    sizes = _SIZES[groups]
-    return {"GROUPS": groups, **sizes, "PIECES": sizes["PIECES"] - is_direct}
+    return {"GROUPS": groups, **_SIZES[groups]}
 
 
 def boxes(x: Tensor) -> Any:
