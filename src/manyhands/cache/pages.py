@@ -537,7 +537,11 @@ class PagePool:
 
     def is_evicted(self, block: Block) -> bool:
         """Whether the block was evicted, so that its keys are not in memory."""
-        return self._pages_to_add(self.place(block).strip, 0) > 0
+        return self.has_gone(self.place(block).strip)
+
+    def has_gone(self, strip: Strip) -> bool:
+        """Whether the blocks of a strip were evicted."""
+        return self._pages_to_add(strip, 0) > 0
 
     def before_step(self, block: Block) -> int:
         """How many tokens the block had before the step that goes on; without one, how many it has."""

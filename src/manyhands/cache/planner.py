@@ -685,12 +685,13 @@ class Planner:
 
     def _place(self, block: Block) -> Place:
         """Where a block lies that shall be read. Raises InvalidRequest where its keys are gone."""
-        if self.pool.is_evicted(block):
+        place = self.pool.place(block)
+        if self.pool.has_gone(place.strip):
             raise InvalidRequest(
                 f"the block {block.name!r} is read, and the run that wrote it was preempted",
                 hint="Let runs share what they both read through the engine's prefixes.",
             )
-        return self.pool.place(block)
+        return place
 
     def _laid(self, readers: Sequence[_Reader]) -> _Laid:
         """The reads of these readers in this plan."""
@@ -747,7 +748,7 @@ class Planner:
         pieces = [walk.pieces.get(block) or self._met(block, walk) for block in numbers]
         is_live = np.array([type(piece) is _Live for piece in pieces])
         is_common = (of_rows == of_rows[0]).all(axis=0)  # [blocks]
-        if not np.all(is_live[of_rows] | is_common):
+        if not (is_live[of_rows] | is_common).all():
             return None
         lies = [(*self._lies(piece, growth), *_copied_by(piece, numbers)) for piece in pieces]
         of_blocks = np.array(lies, dtype=np.int64).T
@@ -761,9 +762,9 @@ class Planner:
             length[:, :-1] -= front
         length[:, 0] = 0  # it is one of the finished ones
         kinds = is_live[of_rows[0]].tolist()
-        for at in range(size - first - 1, 1, -1):
-            if kinds[at] or kinds[at - 1]:
-                continue
+        # The first block is one of the finished ones.
+        beside = [at for at, pair in enumerate(pairwise(kinds), 1) if at > 1 and not any(pair)]
+        for at in reversed(beside):
             one, other = (pieces[of_rows[0, index]] for index in (at - 1, at))
             if len(other.strip.places) == 1:
                 is_waiting |= self.pool.can_join(rest[at], rest[at - 1])
@@ -778,17 +779,17 @@ class Planner:
         number, low, length, grows = lying
         ends = lying[2:].cumsum(axis=2)
         starts, growths = ends - lying[2:]
-        if self.max_positions is not None:
+        if self.max_positions is not None and ends[0, :, -1].max() > self.max_positions:
             for each, num_tokens in zip(views, ends[0, :, -1].tolist(), strict=True):
                 self._check_length(each, num_tokens)
-        columns = np.stack((number, starts - low, low, low + length, growths, grows))
+        columns = np.array((number, starts - low, low, low + length, growths, grows))
         is_read = length > 0
         return _Laid(
             columns[:, is_read],
             is_read.sum(axis=1),
             ends[1, :, -1],
             {piece.strip.number: piece.strip for piece in (*finished, *pieces)},
-            [self.pool.place(each.own).strip for each in views],
+            [pieces[own].strip for own in of_rows[:, -1].tolist()],
         )
 
     def _assemble(self, step: Step, laid: _Laid) -> Plan:
