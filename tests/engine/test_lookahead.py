@@ -20,7 +20,7 @@ from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.lookahead import Lookahead
 from manyhands.engine.passes import Passes
 from manyhands.engine.run import Run
-from manyhands.evaluation.life import Kind, _live_team, _noting
+from manyhands.evaluation.life import Kind, _live_team, _MadeUp, _noting
 from manyhands.strategies.base import Strategy
 from tests.engine.small import LETTERS, counting, finish, small_engine, story, story_of, team
 from tests.engine.test_graphs import Again, plain_engine, small_capacities, walking
@@ -167,7 +167,7 @@ def live_alone(engine: Engine) -> list[tuple[int, ...]]:
     """The tokens of a team whose steps end, and whose fresh desks are fed several tokens."""
     written: list[tuple[int, ...]] = []
     kind = Kind(2, (3, 3), (14, 14), (1, 3), step=4)
-    live = _live_team(kind, 14, random.Random(3), engine.facts.vocab_size, None)
+    live = _live_team(kind, 14, random.Random(3), _MadeUp(engine.facts.vocab_size, 0), None)
     engine.run(_noting(live, written))
     return written
 
