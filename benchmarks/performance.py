@@ -48,6 +48,8 @@ def cell(found: Result | None, kind: str = "cells", **where: Any) -> Result | No
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
+    "life_ended_qwen3-8b",
+    "life_ragged_qwen3-8b",
     "life_crowds_and_mix_qwen3-8b",
     "life_lists_qwen3-8b",
     "life_gated_qwen3-8b",
@@ -110,7 +112,10 @@ def life_step_end() -> str:
     rows: list[list[str]] = []
     for name in (
         f"step_timeline_{when}qwen3-8b"
-        for when in ("before_", "", "stretches_", "fronts_", "before_matrix_", "matrix_", "lists_")
+        for when in (
+            *("before_", "", "stretches_", "fronts_", "before_matrix_", "matrix_", "lists_"),
+            "ended_",
+        )
     ):
         found = result(name) or {}
         for line in found.get("timelines", []):
@@ -129,6 +134,19 @@ def life_step_end() -> str:
             )
     rows.sort(key=lambda row: int(row[0]))
     return table(head, rows) if rows else NOTHING_YET
+
+
+def life_whole() -> str:
+    """The host's time in a whole run of `hogwild`, by what the pass is."""
+    rows: list[list[str]] = []
+    for workers in (4, 16):
+        for line in (result(f"step_end_whole_{workers}") or {}).get("kinds", []):
+            before, after = (f"{line['ms'][side]:.2f}" for side in ("before", "after"))
+            count = str(line["passes"]["after"])
+            rows.append([str(workers), line["name"], count, before, after])
+    return (
+        table(["workers", "passes", "how many", "before", "after"], rows) if rows else NOTHING_YET
+    )
 
 
 def life_lookahead() -> str:
@@ -542,6 +560,7 @@ TABLES: dict[str, Callable[[], str]] = {
     for made in (
         life,
         life_step_end,
+        life_whole,
         life_lookahead,
         decode_ms,
         decode_tokens,

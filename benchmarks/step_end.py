@@ -234,7 +234,7 @@ def measured_apart(
 
 
 def print_measured(found: dict[str, Any]) -> None:
-    """What was measured, as JSON, for the process that waits for it."""
+    """The result, as JSON, for the process that waits for it."""
     print(json.dumps(found))
 
 

@@ -62,7 +62,7 @@ def assert_rows(found: list[dict[str, Any]]) -> None:
     assert [kernel["rows"] for kernel in products] == rows
     assert sorted(len(kernel["rings"]) for kernel in found)[-4:] == [0, 1, 1, 1]
     assert len(products) == 9
-    # What a launch has without more being asked of the driver: Triton asks for what it knows of, and it knows of no ring.
+    # A launch has 48 KiB without asking the driver. Triton asks by the memory that it knows of, and it knows of no ring.
     assert all(sum(kernel["rings"]) + kernel["shared_memory"] <= 48 << 10 for kernel in products)
     assert not any(kernel["illegal"] for kernel in found)
 

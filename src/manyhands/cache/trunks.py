@@ -52,7 +52,7 @@ class Trunk(NamedTuple):
         stretches: Sequence[Stretch],
         ends: Sequence[int],
     ) -> Trunk:
-        """What a view begins with."""
+        """The beginning of a view, as far as it was walked."""
         beginning = view.beginning
         line, size = (None, 0) if beginning is None else (beginning.line, len(beginning.blocks))
         return cls(tuple(blocks), tuple(stretches), tuple(ends), line, min(size, len(blocks)))

@@ -66,7 +66,7 @@ class Beginning:
 
     blocks: tuple[Block, ...]
     line: object
-    _growing: tuple[Block, ...]  # those that may still be written to
+    _growing: tuple[Block, ...]  # blocks that may still be written to
     _is_last: bool  # of its line
 
     def __init__(self, blocks: Iterable[Block], last: Beginning | None = None) -> None:

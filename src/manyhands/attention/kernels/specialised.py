@@ -400,7 +400,7 @@ def _leave(
     who, slot, largest, total, summed, partials, lses, facts, of_rows, GROUP: gl.constexpr,
     NUM_KV_HEADS: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
-    """What is left of one half of an item's rows: their partials, or outputs."""
+    """Store the results of one half of an item's rows: their partials, or outputs."""
     DIM: gl.constexpr = summed.shape[1]
     SUMS: gl.constexpr = summed.type.layout
     OF_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)

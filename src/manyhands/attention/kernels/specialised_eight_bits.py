@@ -114,7 +114,7 @@ def _in_16_bits(integers, DTYPE: gl.constexpr):
 
 
 def options(rows: int) -> dict[str, int]:
-    """Those of a launch for tiles of 64 or 128 rows that leave partials.
+    """Options of a launch for tiles of 64 or 128 rows that leave partials.
 
     Outputs, which are brought into another order first, would leave room for a piece less.
     """
