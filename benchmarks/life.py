@@ -6,7 +6,8 @@ What the situations are: `manyhands/evaluation/life.py`. Each is measured three 
 a server does (`Engine.get_ready`): the first time it meets its passes (`fresh`), once more with the same draws and
 other tokens (`warm`), and with other draws (`drawn anew`), whose runs differ in length and number, and so in their floor.
 Of the fresh figures only the first situation's are those of a fresh process: what one has recorded serves
-the next. Beside each stands the floor of its own passes: linear layers alone at so many tokens, plus the keys
+the next. Teams are made up, but for one: `hogwild` itself over a shared prompt, whose rows draw from eleven tokens, so that
+steps have forty on average. Beside each stands the floor of its own passes: linear layers alone at so many tokens, plus the keys
 and values that were read, at the speed of a copy. The gate: tokens of a mixed crowd of a tiny network equal
 those of each of its runs alone.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import bisect
 import gc
+import random
 import statistics
 import tempfile
 import time
@@ -23,11 +25,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from transformers import AutoTokenizer
 
 from benchmarks.decode import each_network, free
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY
 from benchmarks.timing import linears_ms
+from manyhands import bundled
+from manyhands.cache.step import Choice
 from manyhands.engine.engine import Engine
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.evaluation.bench import copy_bandwidth
@@ -44,11 +49,43 @@ from manyhands.evaluation.life import (
     live,
     one_team,
 )
+from manyhands.prompts.load import Prompts
+from manyhands.strategies.base import Strategy
+from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.prompt_sharing import share_prompt
+from manyhands.strategies.settings import EndSettings, TeamSettings
+from manyhands.text import Text
 
 MEMORY = {"qwen3-8b": 400_000, "qwq-32b": 120_000}  # tokens
 TIMED_ROWS = (1, 4, 16, 32, 128, 256, 512, 1024, 2048, 4096, 8192)
 TIMES = (("fresh", 1, 0), ("warm", 1, 1), ("drawn anew", 0, 2))  # with the draws and words of each
+_HISTORY = 1000  # tokens of the prompt of `hogwild` itself, about
+_ENDS, _WORDS = (".", "!", "?"), (" a", " b", " c", " d", " e", " f", " g")
 _LONE = 256  # tokens of the widest pass of a team alone
+
+
+def hogwild_itself(engine: Engine, kind: Kind, passes: int, rng: random.Random) -> Strategy:
+    """The method, as the commands run it: a step ends behind one token of three, by one of the eleven."""
+    text = Text(AutoTokenizer.from_pretrained(bundled.path()))
+    allowed = frozenset(text.encode(piece)[-1] for piece in (*_ENDS, *_WORDS, "\n\n"))
+    settings = TeamSettings(
+        workers=kind.rows,
+        budget=passes,
+        check_every=0,
+        seed=rng.randrange(1 << 30),
+        choice=Choice(temperature=100, allowed=allowed),
+        end=EndSettings(finisher=False, reply=False),
+    )
+    problem = "".join(rng.choice(_WORDS) for _ in range(_HISTORY))
+    return share_prompt(hogwild(problem, text, settings, Prompts().team), engine.prefixes)
+
+
+def _itself(workers: int) -> Situation:
+    kind = Kind(workers, (0, 0), (600, 600))
+    name = f"hogwild, {workers} workers, 1 k, steps of 40"
+    return Situation(name, ((1, kind),), 300, begin_together=True, begin=hogwild_itself)
+
+
 SITUATIONS: dict[str, tuple[Situation, ...]] = {
     "qwen3-8b": (
         MIX,
@@ -57,6 +94,8 @@ SITUATIONS: dict[str, tuple[Situation, ...]] = {
         one_team(4, 1024, 40),
         one_team(4, 1024, 100),
         one_team(16, 1024, 40),
+        _itself(4),
+        _itself(16),
         one_team(4, 16384, 40),
         RAGGED,
         FEW_TEAMS,

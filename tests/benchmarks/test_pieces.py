@@ -11,15 +11,18 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from benchmarks import gate, op_peers, performance, situations, targets
+from benchmarks import gate, life, op_peers, performance, situations, targets
 from benchmarks.breakdown import Kernel, account, charged, kind_of
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY
 from benchmarks.situations import TREES, Situation
 from benchmarks.timing import linears_ms, matmul_rate, milliseconds
+from manyhands import bundled
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.cache.plan import Plan
 from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.evaluation.life import live
 
 CPU = torch.device("cpu")
 
@@ -244,3 +247,24 @@ def test_what_fails_is_left_out_and_the_rest_goes_on(
     assert "too large" in capsys.readouterr().err
     with pytest.raises(KeyError), found.surviving("a bug"):
         raise KeyError("x")
+
+
+# -- life ------------------------------------------------------------------------------------------
+
+
+def test_hogwild_itself_lives() -> None:
+    """Its steps end; with the same draws and other words it does the same."""
+    engine = Engine.load(bundled.path(), device="cpu", memory_tokens=16384)
+    (whole,) = (each for each in life.SITUATIONS["qwen3-8b"] if each.name.startswith("hogwild, 4"))
+    ((count, kind),) = whole.crowd
+    short = dataclasses.replace(
+        whole,
+        crowd=((count, dataclasses.replace(kind, passes=(60, 60))),),
+        num_passes=50,
+        warm_up=4,
+    )
+    records = [live(engine, short, seed=1, words=words) for words in (0, 1)]
+    fed = [[each.fed for each in record.passes] for record in records]
+    assert fed[0] == fed[1]
+    assert len(fed[0]) == 50
+    assert 1 < sum(tokens > kind.rows for tokens in fed[0]) < 30

@@ -63,7 +63,8 @@ class Situation:
     """A crowd: kinds of runs, and how many of each are under way at a time.
 
     With `history`, one run alone goes on behind so many made-up tokens. Those that are under way at the
-    beginning have part of their life behind them, unless all `begin_together`.
+    beginning have part of their life behind them, unless all `begin_together`. `begin` makes runs in another way, of their
+    kind, their passes and a source of draws: a method itself, say.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Situation:
     history: int = 0
     warm_up: int = 20  # passes that are not counted
     begin_together: bool = False
+    begin: Callable[[Engine, Kind, int, random.Random], Strategy] | None = None
 
 
 def _team(workers: int, step: int, **choices: Any) -> Kind:
@@ -253,7 +255,7 @@ class _Crowd:
     """Gives the next run whenever one has left, of the same kind."""
 
     def __init__(self, engine: Engine, situation: Situation, seed: int, words: int = 0) -> None:
-        self.situation = situation
+        self.engine, self.situation = engine, situation
         self.rng = random.Random(seed)
         self.made_up = _MadeUp(engine.facts.vocab_size, words)
         self.history: Block | None = None
@@ -279,6 +281,8 @@ class _Crowd:
         self.num_first -= 1
         passes = max(2, round(share * self.rng.randint(*kind.passes)))
         rng = random.Random(self.rng.random())
+        if self.situation.begin is not None:
+            return kind, self.situation.begin(self.engine, kind, passes, rng)
         if kind.step < 0:
             return kind, _samples(kind, passes, rng, self.made_up)
         return kind, _live_team(kind, passes, rng, self.made_up, self.history)
