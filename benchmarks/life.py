@@ -64,7 +64,9 @@ _ENDS, _WORDS = (".", "!", "?"), (" a", " b", " c", " d", " e", " f", " g")
 _LONE = 256  # tokens of the widest pass of a team alone
 
 
-def hogwild_itself(engine: Engine, kind: Kind, passes: int, rng: random.Random) -> Strategy:
+def hogwild_itself(
+    engine: Engine, kind: Kind, passes: int, rng: random.Random, words: int
+) -> Strategy:
     """The method, as the commands run it: a step ends behind one token of three, by one of the eleven."""
     text = Text(AutoTokenizer.from_pretrained(bundled.path()))
     allowed = frozenset(text.encode(piece)[-1] for piece in (*_ENDS, *_WORDS, "\n\n"))
@@ -76,7 +78,8 @@ def hogwild_itself(engine: Engine, kind: Kind, passes: int, rng: random.Random) 
         choice=Choice(temperature=100, allowed=allowed),
         end=EndSettings(finisher=False, reply=False),
     )
-    problem = "".join(rng.choice(_WORDS) for _ in range(_HISTORY))
+    size = len(_WORDS)
+    problem = "".join(_WORDS[(rng.randrange(size) + words) % size] for _ in range(_HISTORY))
     return share_prompt(hogwild(problem, text, settings, Prompts().team), engine.prefixes)
 
 

@@ -208,6 +208,22 @@ def test_a_team_has_narrow_tiles_where_they_pay(
         assert np.array_equal(same.large, work.large)
 
 
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("rows", [9, 17, 60])
+@pytest.mark.parametrize("keys", [200, 900])
+def test_short_strips_have_no_narrow_tiles(rows: int, keys: int, group: int) -> None:
+    """Completions of one short prompt, beside many lone rows too: what fits a narrow tile need not be worth one."""
+    tiling = Tiling(group, 8, 132, large_rows=128, specialised_rows=128, specialised_reads=1 << 16)
+    tiling = replace(tiling, key_tile=128, narrow_rows=64)
+    lone = [View([Block()]) for _ in range(300)]
+    for views in (
+        situations.completions(rows, keys, 20),
+        [*situations.completions(rows, keys, 20), *lone],
+    ):
+        work = cut(situations.planned(views, 1)[0], tiling)
+        assert not work.is_specialised
+
+
 def a_forest(shape: str) -> Plan:
     """As the benchmark of the op writes them: nodes of each level, tokens of each node."""
     return situations.planned(situations.tree(shape), 1)[0]

@@ -253,7 +253,7 @@ def test_what_fails_is_left_out_and_the_rest_goes_on(
 
 
 def test_hogwild_itself_lives() -> None:
-    """Its steps end; with the same draws and other words it does the same."""
+    """Its steps end, and its second prompt is another one."""
     engine = Engine.load(bundled.path(), device="cpu", memory_tokens=16384)
     (whole,) = (each for each in life.SITUATIONS["qwen3-8b"] if each.name.startswith("hogwild, 4"))
     ((count, kind),) = whole.crowd
@@ -265,6 +265,6 @@ def test_hogwild_itself_lives() -> None:
     )
     records = [live(engine, short, seed=1, words=words) for words in (0, 1)]
     fed = [[each.fed for each in record.passes] for record in records]
-    assert fed[0] == fed[1]
-    assert len(fed[0]) == 50
-    assert 1 < sum(tokens > kind.rows for tokens in fed[0]) < 30
+    for each in fed:
+        assert len(each) == 50
+        assert 1 < sum(tokens > kind.rows for tokens in each) < 30

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +11,10 @@ import pytest
 
 from manyhands.cache.block import Block
 from manyhands.cache.planner import Planner
-from manyhands.cache.step import Choice
-from manyhands.cache.view import Beginning
+from manyhands.cache.step import Choice, Row, Step
+from manyhands.cache.view import Beginning, View
 from manyhands.engine.engine import Engine
-from manyhands.strategies.base import Strategy
+from manyhands.strategies.base import Answer, Reserve, Strategy
 from manyhands.strategies.events import StepEnded
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.prompt_sharing import share_prompt
@@ -90,3 +92,30 @@ def test_views_over_a_shared_prompt_begin_alike(monkeypatch: pytest.MonkeyPatch)
     engine = Engine(network("qwen3"), memory_tokens=8192)
     engine.run(share_prompt(team(), engine.prefixes))
     assert len(lines) == 2, "the strategy's, and the engine's"
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_history_that_is_let_go_of_is_gone(is_shared: bool) -> None:
+    """Nothing of a shared prompt holds blocks that the strategy has dropped while it goes on."""
+    is_held: list[bool] = []
+
+    def strategy() -> Strategy:
+        prompt, past = Block("prompt"), Block("past")
+        first = Row(View((prompt,)), tuple(range(3, 20)))
+        yield Reserve(400, 8, prompt=first)
+        yield Step((first,))
+        prompt.freeze()
+        yield Step((Row(View((prompt, past)), (4,) * 90),))
+        known = weakref.ref(past.freeze())
+        yield Step((Row(View((Block("desk"),), Beginning((prompt, past))), (5,)),))
+        del past
+        onward = View((prompt, Block("onward")))
+        for _ in range(3):
+            yield Step((Row(onward, (6,)),))
+            gc.collect()
+            is_held.append(known() is not None)
+        return Answer(text="")
+
+    engine = Engine(network("qwen3"), memory_tokens=8192)
+    engine.run(share_prompt(strategy(), engine.prefixes) if is_shared else strategy())
+    assert not is_held[-1]

@@ -154,12 +154,16 @@ def cut(
         is_small = np.ones(len(strip_of), dtype=np.bool_)
     else:
         rows, keys = stretches.sizes(tiling)
-        may_walk = wanted is None or wanted.is_specialised
-        is_small = _are_small(rows, keys, tiling, is_free=wanted is None, may_walk=may_walk)
+        is_narrow = (wanted is None or wanted.is_specialised) and _is_walk(rows, keys, tiling)
+        is_small = _are_small(rows, keys, tiling, is_free=wanted is None)
+        if is_narrow:
+            is_small[:] = False
     if wanted is None:
         small_rows = _small_rows(rows[is_small], keys[is_small], tiling)
         pairs = _pairs(entries, indptr[:-1])
         large_rows, is_specialised = _large_rows(rows[~is_small], pairs[~is_small], tiling)
+        if is_narrow:
+            large_rows, is_specialised = tiling.narrow_rows, True
     else:
         small_rows, large_rows = wanted.small_rows, wanted.large_rows or tiling.group
         is_specialised = wanted.is_specialised
@@ -247,15 +251,8 @@ def _pairs(entries: Entries, at: Ints) -> Ints:
     return pairs
 
 
-def _are_small(
-    rows: Ints, keys: Ints, tiling: Tiling, *, is_free: bool = False, may_walk: bool = False
-) -> Bools:
-    """Which stretches, of so many rows and keys, get small tiles.
-
-    `is_free`: their size is the plan's own. `may_walk`: large tiles may be narrow ones.
-    """
-    if may_walk and _is_walk(rows, keys, tiling):
-        return np.zeros(len(rows), dtype=np.bool_)
+def _are_small(rows: Ints, keys: Ints, tiling: Tiling, *, is_free: bool = False) -> Bools:
+    """Which stretches, of so many rows and keys, get small tiles. `is_free`: their size is the plan's own."""
     most = tiling.most_small_rows
     # Small tiles are all alike, and where most strips have few readers, and are many, their tiles should not grow for
     # what these share: so deep trees take 0.57 to 0.71 of the time.
@@ -317,8 +314,6 @@ def _large_rows(rows: Ints, pairs: Ints, tiling: Tiling) -> tuple[int, bool]:
     wider, narrow = tiling.specialised_rows, tiling.narrow_rows
     if not wider:
         return others, False
-    if len(rows) and rows.max() <= narrow:
-        return narrow, True
     work = pairs * tiling.group * tiling.num_kv_heads
     fills, is_between = rows >= wider, (rows > (narrow or others)) & (rows < wider)
     for wants, least, is_specialised in (

@@ -99,11 +99,13 @@ class Trunks:
             return NOTHING
         if (beginning := view.beginning) is not None:
             size = len(beginning.blocks)
-            on_line = [trunk for trunk in known if trunk.line is beginning.line]
-            if on_line:
-                trunk = max(on_line, key=lambda each: min(each.on_line, size))
-                trunk = trunk.upto(min(trunk.on_line, size))
-                return NOTHING if trunk.has_moved else trunk
+            of_line = [trunk for trunk in known if trunk.line is beginning.line]
+            by_reach = sorted(of_line, key=lambda each: min(each.on_line, size), reverse=True)
+            begun = (trunk.upto(min(trunk.on_line, size)) for trunk in by_reach)
+            if (
+                found := next((t for t in begun if t.blocks and not t.has_moved), None)
+            ) is not None:
+                return found
         kinds = list(map(type, items))
         in_row = items[: kinds.index(Lanes)] if Lanes in kinds else items
         blocks: tuple[weakref.ref[Any], ...] = tuple(map(weakref.ref, in_row))

@@ -338,9 +338,11 @@ class GraphedPasses(Passes):
         What is padded then costs next to nothing, and a recording of its own would keep all runs waiting for a tenth of a
         second. Where runs come and go there is a capacity for every few passes.
         """
-        wide = next(self._with_room(plan, has_large=has_large_ahead(plan, work)), None)
-        if wide is None:
-            return False
+        ahead = self._with_room(plan, has_large=has_large_ahead(plan, work))
+        return any(self._has_kernels_of(wide, plan, work) for wide in ahead)
+
+    @staticmethod
+    def _has_kernels_of(wide: _Graph, plan: Plan, work: Work) -> bool:
         large_rows = work.large_rows if len(work.large) else 0
         if plan.num_tokens <= _ALL_SMALL:
             own = Cutting(work.small_rows, large_rows, work.occupancy, work.is_specialised)

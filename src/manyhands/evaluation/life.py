@@ -63,8 +63,8 @@ class Situation:
     """A crowd: kinds of runs, and how many of each are under way at a time.
 
     With `history`, one run alone goes on behind so many made-up tokens. Those that are under way at the
-    beginning have part of their life behind them, unless all `begin_together`. `begin` makes runs in another way, of their
-    kind, their passes and a source of draws: a method itself, say.
+    beginning have part of their life behind them, unless all `begin_together`. `begin` makes runs in another way, a method
+    itself, say: of their kind, their passes, a source of draws, and the number of the words as in `live`.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Situation:
     history: int = 0
     warm_up: int = 20  # passes that are not counted
     begin_together: bool = False
-    begin: Callable[[Engine, Kind, int, random.Random], Strategy] | None = None
+    begin: Callable[[Engine, Kind, int, random.Random, int], Strategy] | None = None
 
 
 def _team(workers: int, step: int, **choices: Any) -> Kind:
@@ -261,7 +261,7 @@ class _Crowd:
         self.history: Block | None = None
         if situation.history:
             history = Block("history")
-            self.history = fill(engine, history, situation.history, seed=seed + words).freeze()
+            self.history = fill(engine, history, situation.history, seed=7 * seed + words).freeze()
         kinds = [kind for count, kind in situation.crowd for _ in range(count)]
         self.rng.shuffle(kinds)
         self.next = kinds
@@ -282,7 +282,7 @@ class _Crowd:
         passes = max(2, round(share * self.rng.randint(*kind.passes)))
         rng = random.Random(self.rng.random())
         if self.situation.begin is not None:
-            return kind, self.situation.begin(self.engine, kind, passes, rng)
+            return kind, self.situation.begin(self.engine, kind, passes, rng, self.made_up.words)
         if kind.step < 0:
             return kind, _samples(kind, passes, rng, self.made_up)
         return kind, _live_team(kind, passes, rng, self.made_up, self.history)

@@ -90,8 +90,8 @@ class _SharedPrompt:
         self.lease, self.own = lease, own
         self.path: tuple[Block, ...] | None = None  # None: it cannot be read yet
         self._views: WeakKeyDictionary[View, View] = WeakKeyDictionary()
-        # With which the newest views begin: the strategy's, and its stand-in.
-        self._beginning: tuple[Beginning, Beginning] | None = None
+        # With which the newest views of each line begin: the strategy's, and its stand-in.
+        self._beginnings: dict[object, tuple[Beginning, Beginning]] = {}
         # The views of the writers who go on from the prompt in ordinary text. Held here, because the
         # strategy has let go of its views when it has come to its end.
         self._onward: dict[str, View] = {}
@@ -114,6 +114,10 @@ class _SharedPrompt:
                 hint="Let the row's view end with a fresh Block.",
             )
         standing = [self._standing(row, path) for row in rows]
+        if self._beginnings:  # they hold blocks that the strategy may have let go of
+            used = {row.view.beginning for row in rows}
+            kept = {line: b for line, b in self._beginnings.items() if b[0] in used}
+            self._beginnings = kept
         # A step of the prompt alone, all of which is found, needs no pass.
         left = (*opening, *standing)
         tokens = (yield StandIn(left, step)) if left else ()
@@ -140,7 +144,8 @@ class _SharedPrompt:
         """Give the path back. The strategy has ended."""
         self._onward.clear()
         self._views.clear()
-        self.path = self._beginning = None
+        self._beginnings.clear()
+        self.path = None
         self.lease.close()
 
     def _reading(self, step: Step) -> Generator[Asked, Sent, list[Row]]:
@@ -169,12 +174,11 @@ class _SharedPrompt:
         beginning, items = asked.beginning, asked.items
         if beginning is not None:
             items = items[len(beginning.blocks) :]
-            known = self._beginning
+            known = self._beginnings.get(beginning.line)
             if known is None or known[0] is not beginning:
                 blocks = self._over(beginning.blocks, path)
                 last = None if known is None else known[1]
-                known = beginning, Beginning(blocks, last)
-                self._beginning = known
+                known = self._beginnings[beginning.line] = beginning, Beginning(blocks, last)
             beginning = known[1]
         return View(self._over(items, path), beginning)
 
