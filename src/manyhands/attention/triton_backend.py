@@ -370,7 +370,7 @@ class _Reading:
         tiling, page_size = self.backend.tiling, self.prepared.page_size
         fits = tiling.key_tile % SPECIALISED_BOX == page_size % SPECIALISED_BOX == 0
         is_right = self.prepared.capacity.is_specialised and fits and self.call.softcap is None
-        if self.eight_bits:  # for these alone the kernel has been measured
+        if self.eight_bits:  # its kernel has been measured without these alone
             is_other = self.options["DIRECT"] or self.options["HAS_WINDOW"]
             is_right = is_right and not is_other and self.q.dtype == torch.bfloat16
         return is_right and self.is_whole
@@ -651,7 +651,7 @@ def _can_map(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> boo
 
 
 def _can_specialise(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether there are specialised tiles: for Hopper's matrix units, heads of 128 dims, 16 bits."""
+    """Whether there are specialised tiles: for Hopper's matrix units, heads of 128 dims, stored in 16 bits or eight."""
     if device.type != "cuda" or not _is_hopper(device):
         return False
     if (shape.head_dim, shape.value_dim) != (_SPECIALISED_DIM,) * 2 or dtype.itemsize > 2:

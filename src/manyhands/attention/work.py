@@ -273,7 +273,7 @@ def _are_small(rows: Ints, keys: Ints, tiling: Tiling, *, is_free: bool = False)
 
 
 def _is_walk(rows: Ints, keys: Ints, tiling: Tiling) -> bool:
-    """Whether all stretches get narrow specialised tiles: more than half of their rows read what is long, and there is little else."""
+    """Whether all stretches get narrow specialised tiles: the widest fills more than half of one, and most keys are of long ones."""
     is_long = keys >= tiling.narrow_keys
     others = keys[~is_long].sum() + tiling.keys_to_begin * np.count_nonzero(~is_long)
     fits = tiling.narrow_rows // 2 < rows.max(initial=0) <= tiling.narrow_rows

@@ -101,11 +101,10 @@ class Trunks:
             size = len(beginning.blocks)
             of_line = [trunk for trunk in known if trunk.line is beginning.line]
             by_reach = sorted(of_line, key=lambda each: min(each.on_line, size), reverse=True)
-            begun = (trunk.upto(min(trunk.on_line, size)) for trunk in by_reach)
-            if (
-                found := next((t for t in begun if t.blocks and not t.has_moved), None)
-            ) is not None:
-                return found
+            for trunk in by_reach:
+                begun = trunk.upto(min(trunk.on_line, size))
+                if begun.blocks and not begun.has_moved:
+                    return begun
         kinds = list(map(type, items))
         in_row = items[: kinds.index(Lanes)] if Lanes in kinds else items
         blocks: tuple[weakref.ref[Any], ...] = tuple(map(weakref.ref, in_row))

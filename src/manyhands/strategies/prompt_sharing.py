@@ -170,7 +170,7 @@ class _SharedPrompt:
         return row.over(view)
 
     def _view(self, asked: View, path: tuple[Block, ...]) -> View:
-        """The view over the path. Those that begin alike do so here, too."""
+        """The view over the path. Views that begin alike do so here, too."""
         beginning, items = asked.beginning, asked.items
         if beginning is not None:
             items = items[len(beginning.blocks) :]
