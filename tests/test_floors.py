@@ -21,6 +21,7 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 FLOORS = {
     "errors": 0,
     "hub": 0,
+    "native": 0,
     "sandbox": 0,
     "schema": 0,
     "text": 1,
@@ -43,6 +44,7 @@ FLOORS = {
 WITHOUT_TORCH = {
     "errors",
     "hub",
+    "native",
     "sandbox",
     "schema",
     "text",

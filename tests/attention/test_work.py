@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from benchmarks import situations
-from manyhands.attention.work import ENDLESS, Cutting, Occupancy, Tiling, Work, cut
+from manyhands.attention.work import Cutting, Occupancy, Tiling, Work, cut
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
+from manyhands.native.plain import ENDLESS
 
 PROCESSORS = 132
 

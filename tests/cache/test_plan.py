@@ -331,11 +331,13 @@ class BothWays(Planner):
             del self._readers[view]
         assert self.pool.num_joined == joined, "nothing is moved while the device waits"
         assert self._has_waiting == was_waiting
-        assert laid.columns.tolist() == other.columns.tolist()
+        assert laid.table.tolist() == other.table.tolist()
+        assert not laid.ages.any()
+        assert not other.ages.any()
         assert laid.num_reads.tolist() == other.num_reads.tolist()
         assert laid.growth.tolist() == other.growth.tolist()
         assert laid.own == other.own
-        assert all(laid.strips[name] is other.strips[name] for name in laid.columns[0].tolist())
+        assert all(laid.strips[name] is other.strips[name] for name in laid.table[:, 0].tolist())
         return laid
 
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
+from manyhands.native import compiled as native
 
 
 class Entries(NamedTuple):
@@ -35,19 +34,16 @@ class Entries(NamedTuple):
     def of(cls, plan: Plan) -> Entries:
         """The pairs of `plan`, in the order of its reads, the tokens of a row in theirs."""
         reads = plan.reads
-        indptr = plan.row_indptr
-        sizes = (indptr[1:] - indptr[:-1])[reads.row]  # tokens of the reading row
-        ends = sizes.cumsum()
-        within = np.arange(ends[-1]) - (ends - sizes).repeat(sizes)
-        read = np.arange(len(sizes)).repeat(sizes)
-        token = indptr[reads.row].repeat(sizes) + within
         return cls(
-            token=token,
-            read=read,
-            offset=plan.positions[token] - reads.base[read],
-            low=reads.low[read],
-            high=reads.high[read],
-            strip_indptr=np.concatenate(([0], ends))[reads.strip_indptr],
+            *native.entries(
+                plan.row_indptr,
+                plan.positions,
+                reads.row,
+                reads.base,
+                reads.low,
+                reads.high,
+                reads.strip_indptr,
+            )
         )
 
     def stretches(self, least: int) -> tuple[Ints, Ints]:
@@ -55,17 +51,4 @@ class Entries(NamedTuple):
 
         A strip of at most `least` keys is one stretch. Entries that are not sorted by what they see make fewer and larger ones.
         """
-        first, stop = self.strip_indptr[:-1], self.strip_indptr[1:]
-        strip = np.arange(len(first)).repeat(stop - first)
-        # The keys of a strip lie above all those of the strips before it.
-        shift = strip * (int(self.high.max()) + 1)
-        seen = np.maximum.accumulate(self.high + shift)
-        to_see = np.minimum.accumulate((self.low + shift)[::-1])[::-1]
-        begins = to_see[1:] >= seen[:-1]
-        is_long = (
-            np.maximum.reduceat(self.high, first) - np.minimum.reduceat(self.low, first) > least
-        )
-        begins &= is_long[strip[1:]]
-        begins[stop[:-1] - 1] = True
-        indptr = np.concatenate(([0], begins.nonzero()[0] + 1, [len(strip)]))
-        return indptr, strip[indptr[:-1]]
+        return native.stretches(self.low, self.high, self.strip_indptr, least)

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from manyhands.attention.rotary import Rope
-from manyhands.attention.work import ITEM_FIELDS, Cutting, Occupancy, Work
+from manyhands.attention.work import Cutting, Occupancy, Work
 from manyhands.cache.plan import Plan
+from manyhands.native.plain import ITEM_FIELDS
 
 # Fields of a capacity: its launches.
 _CHOSEN_BY = ("small_rows", "large_rows", "occupancy", "is_specialised")

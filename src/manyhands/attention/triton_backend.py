@@ -50,8 +50,9 @@ from manyhands.attention.launches import (
 from manyhands.attention.prepared import Capacity, Prepared, frequencies, pack
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape, LayerStore, Moved, StoreStack
-from manyhands.attention.work import ITEM_FIELDS, Tiling, cut, power_of_two
+from manyhands.attention.work import Tiling, cut, power_of_two
 from manyhands.cache.plan import Plan
+from manyhands.native.plain import ITEM_FIELDS
 
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 _TENSOR_MAPS = (9, 0)  # compute capability

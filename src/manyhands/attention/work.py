@@ -17,7 +17,6 @@ merging needs no list of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate
@@ -29,15 +28,14 @@ from numpy.typing import NDArray
 from manyhands.attention.entries import Entries
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
+from manyhands.native import compiled as native
+from manyhands.native.plain import ITEM_FIELDS, ranges
 
 Bools = NDArray[np.bool_]
-ENDLESS = 1 << 30  # the end of a strip's last split: as far as the entries themselves reach
-_ALL = slice(None)
 _HARDLY_MORE = 1.05  # of the keys that the largest small tiles would load
 _HARDLY_LATER = 1.1  # than when processors would be done that share evenly
 # Of small tiles that have a launch of their own where they are few, for long walks (launches.py).
 WALKING_ROWS = 32
-ITEM_FIELDS = 6  # first entry, number of entries, first key, end of keys, first page, split
 
 
 class Occupancy(IntEnum):
@@ -136,8 +134,9 @@ class Stretches(NamedTuple):
 
     def sizes(self, tiling: Tiling) -> tuple[Ints, Ints]:
         """Rows and keys of each stretch."""
-        first = self.indptr[:-1]
-        return (self.indptr[1:] - first) * tiling.group, _keys(self.entries, first)[1]
+        entries = self.entries
+        held, keys = native.sizes(entries.low, entries.high, entries.offset, self.indptr)
+        return held * tiling.group, keys
 
 
 def cut(
@@ -167,27 +166,27 @@ def cut(
     else:
         small_rows, large_rows = wanted.small_rows, wanted.large_rows or tiling.group
         is_specialised = wanted.is_specialised
-    small = _tiles(entries, indptr, is_small.nonzero()[0], small_rows // tiling.group, tiling)
-    large = _tiles(entries, indptr, (~is_small).nonzero()[0], large_rows // tiling.group, tiling)
-    num_splits = np.zeros(len(entries.token), dtype=np.int64)
+    small = _Tiles(entries, indptr, is_small.nonzero()[0], small_rows // tiling.group, tiling)
+    large = _Tiles(entries, indptr, (~is_small).nonzero()[0], large_rows // tiling.group, tiling)
+    of_entries = np.empty(len(entries.token), dtype=np.int64)  # splits
     lists = []
     in_turns = False
-    found = _occupancy(len(small.stretch), tiling) if wanted is None else wanted.occupancy
+    found = _occupancy(len(small.first), tiling) if wanted is None else wanted.occupancy
     for tiles in (small, large):
-        if not len(tiles.stretch):
+        if not len(tiles.first):
             lists.append(np.empty((0, ITEM_FIELDS), dtype=np.int64))
             continue
         if tiles is large:
             size = _large_split(tiles, tiling, _to_begin(large_rows, is_specialised, tiling))
         else:
             size = _small_split(tiles, found, tiling)
-        splits = _num_splits(tiles, size, tiling)
-        for_entries = splits.repeat(tiles.count)
-        num_splits[_ranges(tiles.first, tiles.count)] = for_entries
-        lists.append(_items(tiles, splits, size, first_page[strip_of[tiles.stretch]]))
+        splits, num_items = native.num_splits(tiles.num_keys, size, tiling.key_tile)
+        lists.append(
+            native.items(tiles.all, splits, num_items, size, strip_of, first_page, of_entries)
+        )
         if tiles is large and is_specialised:
             in_turns = _in_turns(tiles, splits, size, tiling)
-    entry_partial, partial_indptr = _partials(entries.token, num_splits, plan.num_tokens)
+    entry_partial, partial_indptr = native.partials(entries.token, of_entries, plan.num_tokens)
     own = np.zeros(plan.num_rows, dtype=np.int64) if plan.own_strip is None else plan.own_strip
     return Work(
         small_rows=small_rows,
@@ -207,42 +206,17 @@ def cut(
     )
 
 
-@dataclass(frozen=True, eq=False)
 class _Tiles:
     """Runs of entries of one stretch of a strip, and the keys they see between them."""
 
-    stretch: Ints
-    first: Ints  # first entry
-    count: Ints
-    start: Ints  # first key, at the border of a key tile
-    num_keys: Ints
-
-
-def _tiles(entries: Entries, indptr: Ints, stretches: Ints, most: int, tiling: Tiling) -> _Tiles:
-    """Tiles of at most `most` entries over these stretches of strips, whose entries begin at `indptr`."""
-    begin, end = indptr[stretches], indptr[stretches + 1]
-    if not len(stretches):
-        return _Tiles(stretches, begin, begin, begin, begin)
-    per_stretch = -(-(end - begin) // most)
-    stretch = stretches.repeat(per_stretch)
-    within = _ranges(np.zeros_like(per_stretch), per_stretch)
-    first = begin.repeat(per_stretch) + within * most
-    count = np.minimum(end.repeat(per_stretch) - first, most)
-    # Runs of entries need not touch each other (stretches of the other kind lie between them).
-    picked = _ranges(first, count)
-    start, num_keys = _keys(entries, count.cumsum() - count, picked)
-    is_cut = start % tiling.key_tile
-    return _Tiles(stretch, first, count, start - is_cut, num_keys + is_cut)
-
-
-def _keys(entries: Entries, at: Ints, picked: Ints | slice = _ALL) -> tuple[Ints, Ints]:
-    """First key, and number of keys up to the last, that runs of entries see between them.
-
-    The runs stand one behind the other in `picked`, and begin there at `at`.
-    """
-    reach = np.minimum(entries.high, entries.offset + 1)[picked]
-    start = np.minimum.reduceat(entries.low[picked], at)
-    return start, np.maximum.reduceat(reach, at) - start
+    def __init__(
+        self, entries: Entries, indptr: Ints, stretches: Ints, most: int, tiling: Tiling
+    ) -> None:
+        """Tiles of at most `most` entries over these stretches of strips, whose entries begin at `indptr`."""
+        seen = entries.low, entries.high, entries.offset
+        # [5, I]: stretch, first entry, number of entries, first key, at the border of a key tile, and keys
+        self.all = native.tiles(*seen, indptr, stretches, most, tiling.key_tile)
+        self.first, self.num_keys = self.all[1], self.all[4]
 
 
 def _pairs(entries: Entries, at: Ints) -> Ints:
@@ -348,15 +322,6 @@ def _reading(items: Ints, tiles: _Tiles, rows: int, tiling: Tiling) -> Occupancy
     return Occupancy.SOME if is_short else found
 
 
-def _num_splits(tiles: _Tiles, size: int | Ints, tiling: Tiling) -> Ints:
-    """Splits of each tile, of so many keys or, [n, 1], for each of these sizes.
-
-    A rest that fits one iteration of the inner loop stays with the last.
-    """
-    splits: Ints = np.maximum(1, -(-(tiles.num_keys - tiling.key_tile) // size))
-    return splits
-
-
 def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
     """Keys per split, so that all processors are busy loading until the last one is done."""
     total = int(tiles.num_keys.sum()) * tiling.num_kv_heads
@@ -369,32 +334,12 @@ def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
     # The rest of every strip is a program too. A few more than there is room for would begin when others are done, so longer
     # ones may all be done sooner.
     room = int(most // tiling.num_kv_heads)  # items that run at once
-    if int(_num_splits(tiles, size, tiling).sum()) <= room:
+    if native.num_splits(tiles.num_keys, size, tiling.key_tile)[1] <= room:
         return size
     step = max(tiling.key_tile, _round_up(size / 4, tiling.key_tile))
     sizes = range(size, 2 * size, step)[::-1]  # of equals the longest: fewer partials
-    last = _last_done(tiles, sizes, room, tiling)
+    last = native.last_done(tiles.num_keys, sizes, room, tiling.key_tile, tiling.keys_to_begin)
     return sizes[last.index(min(last))]
-
-
-def _last_done(tiles: _Tiles, sizes: Sequence[int], room: int, tiling: Tiling) -> list[int]:
-    """When the last item is done if `room` of them run at once, the longest first, in the time that a key takes: for each
-    size of a split.
-
-    A guess, exact up to two rounds: it is the longest one, or the first of those that have to wait.
-    """
-    each = np.array(sizes)[:, np.newaxis]
-    splits = _num_splits(tiles, each, tiling)  # [sizes, tiles]
-    rests = np.sort(tiles.num_keys - (splits - 1) * each)[:, ::-1]
-    found = []
-    for size, num_items, rest in zip(sizes, splits.sum(axis=1).tolist(), rests, strict=True):
-        num_whole = num_items - len(rest)
-        longest = max(int(rest[0]), size * (num_whole > 0)) + tiling.keys_to_begin
-        if num_items > room:
-            two = [size if at < num_whole else int(rest[at - num_whole]) for at in (room - 1, room)]
-            longest = max(longest, sum(two) + 2 * tiling.keys_to_begin)
-        found.append(longest)
-    return found
 
 
 def _to_begin(rows: int, is_specialised: bool, tiling: Tiling) -> int:
@@ -428,7 +373,7 @@ def _in_turns(tiles: _Tiles, num_splits: Ints, size: int, tiling: Tiling) -> boo
     So are those of a prompt, each tile of which sees more keys than the one before. A few long items beside many short ones
     are better handed out one by one.
     """
-    split = _ranges(np.zeros_like(num_splits), num_splits)
+    split = ranges(np.zeros_like(num_splits), num_splits)
     keys = np.sort(np.minimum(tiles.num_keys.repeat(num_splits) - split * size, size))[::-1]
     pieces = keys.repeat(tiling.num_kv_heads)
     turns = np.zeros((-(-len(pieces) // tiling.num_processors), tiling.num_processors))
@@ -436,45 +381,6 @@ def _in_turns(tiles: _Tiles, num_splits: Ints, size: int, tiling: Tiling) -> boo
     turns[1::2] = turns[1::2, ::-1].copy()
     evenly = max(turns.sum() / tiling.num_processors, turns.max())
     return bool(turns.sum(axis=0).max() <= _HARDLY_LATER * evenly)
-
-
-def _items(tiles: _Tiles, num_splits: Ints, size: int, first_page: Ints) -> Ints:
-    """[I, ITEM_FIELDS]: every split of every tile, whose strip's pages begin at `first_page`.
-
-    The last split of a tile has no end of its own.
-    """
-    split = _ranges(np.zeros_like(num_splits), num_splits)
-    tile = np.arange(len(num_splits)).repeat(num_splits)
-    start = tiles.start[tile] + split * size
-    is_last = split == num_splits[tile] - 1
-    # The longest first: programs start in this order, and the short ones fill what is left.
-    order = (-np.minimum(tiles.num_keys[tile] - split * size, size)).argsort(kind="stable")
-    items: Ints = np.empty((ITEM_FIELDS, len(tile)), dtype=np.int64)
-    items[0], items[1] = tiles.first[tile], tiles.count[tile]
-    items[2], items[3] = start, np.where(is_last, ENDLESS, start + size)
-    items[4], items[5] = first_page[tile], split
-    ordered: Ints = items.T[order]
-    return ordered
-
-
-def _partials(token: Ints, num_splits: Ints, num_tokens: int) -> tuple[Ints, Ints]:
-    """Number the partials token by token: where each entry's begin, and each token's."""
-    order = token.argsort(kind="stable")
-    ends = num_splits[order].cumsum()
-    entry_partial = np.empty_like(ends)
-    entry_partial[order] = ends - num_splits[order]
-    per_token = np.bincount(token, weights=num_splits, minlength=num_tokens).astype(np.int64)
-    return entry_partial, np.concatenate(([0], per_token.cumsum()))
-
-
-def _ranges(first: Ints, count: Ints) -> Ints:
-    """first[0], first[0] + 1, ... (count[0] of them), then the same from first[1], and so on."""
-    ends: Ints = count.cumsum()
-    total = int(ends[-1]) if len(ends) else 0
-    shift: Ints = first - (ends - count)
-    ranges: Ints = shift.repeat(count)
-    ranges += np.arange(total)
-    return ranges
 
 
 def power_of_two(size: int) -> int:

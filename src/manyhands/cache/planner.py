@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import accumulate, compress, count, pairwise
+from itertools import accumulate, compress, count, islice, pairwise
 from operator import is_not
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from manyhands.cache.step import Step
 from manyhands.cache.trunks import NOTHING, Stretch, Trunk, Trunks
 from manyhands.cache.view import Item, Lanes, View
 from manyhands.errors import ContextTooLong, InvalidRequest, OutOfMemory
+from manyhands.native import compiled as native
 
 _LONGEST_FRONT = 16  # tokens of a block that is copied to the front of others
 _FRONTS = 2  # copies that are made ahead: as many steps may end in one pass
@@ -241,8 +242,9 @@ TABLE = (
 class _Laid(NamedTuple):
     """The reads of all rows of a plan, and the strips that they write to."""
 
-    columns: Ints  # [TABLE, reads of all rows], row by row
+    table: Ints  # [reads of all rows, TABLE], row by row
     num_reads: Ints  # [R]
+    ages: Ints  # [R]: how often each row has grown since
     growth: Ints  # [R]: of views, a pass
     strips: Mapping[int, Strip]  # by their numbers; all that are read, at least
     own: Sequence[Strip]  # of each row the one that it writes to
@@ -695,21 +697,16 @@ class Planner:
 
     def _laid(self, readers: Sequence[_Reader]) -> _Laid:
         """The reads of these readers in this plan."""
-        num_reads = np.array([len(reader.table) for reader in readers])
-        ages = np.array([self._number - reader.at for reader in readers], dtype=np.int64)
-        columns = np.concatenate([reader.table for reader in readers]).T
-        if ages.any():
-            age = ages.repeat(num_reads)
-            number, base, low, high, base_growth, high_growth = columns
-            base, high = base + age * base_growth, high + age * high_growth
-            columns = np.stack((number, base, low, high, base_growth, high_growth))
+        told = [(len(reader.table), self._number - reader.at, reader.growth) for reader in readers]
+        num_reads, ages, growth = np.array(told, dtype=np.int64).T.copy()
         strips: dict[int, Strip] = {}
         for reader in readers:
             strips.update(reader.strips)
         return _Laid(
-            columns,
+            np.concatenate([reader.table for reader in readers]),
             num_reads,
-            np.array([reader.growth for reader in readers], dtype=np.int64),
+            ages,
+            growth,
             strips,
             [reader.place.strip for reader in readers],
         )
@@ -741,104 +738,81 @@ class Planner:
         first -= 1
         if first < 0:
             return None
-        rest = [block for v in views for block in v.blocks[first:]]
-        numbers = dict(zip(dict.fromkeys(rest), count(), strict=False))
-        of_rows = np.fromiter(map(numbers.__getitem__, rest), np.int64, len(rest))
-        of_rows = of_rows.reshape(num_rows, size - first)
-        pieces = [walk.pieces.get(block) or self._met(block, walk) for block in numbers]
-        is_live = np.array([type(piece) is _Live for piece in pieces])
-        is_common = (of_rows == of_rows[0]).all(axis=0)  # [blocks]
-        if not (is_live[of_rows] | is_common).all():
-            return None
-        lies = [(*self._lies(piece, growth), *_copied_by(piece, numbers)) for piece in pieces]
-        of_blocks = np.array(lies, dtype=np.int64).T
-        number, low, length, grows, before, fronts = of_blocks.take(of_rows, axis=1)
-        if of_blocks[4].max() >= 0:
-            front = fronts[:, 1:] * (before[:, 1:] == of_rows[:, :-1])
-            if front[:, 0].any():
-                return None  # it is a copy of the beginning's last block
-            low[:, 1:] -= front
-            length[:, 1:] += front
-            length[:, :-1] -= front
-        length[:, 0] = 0  # it is one of the finished ones
-        kinds = is_live[of_rows[0]].tolist()
+        of_rows, blocks = native.numbered([v.blocks for v in views], first)
+        numbers = dict(zip(blocks, count(), strict=False))
+        pieces = [walk.pieces.get(block) or self._met(block, walk) for block in blocks]
+        kinds = [type(piece) is _Live for piece in pieces]
+        one_row = of_rows[0].tolist()
         # The first block is one of the finished ones.
-        beside = [at for at, pair in enumerate(pairwise(kinds), 1) if at > 1 and not any(pair)]
-        for at in reversed(beside):
-            one, other = (pieces[of_rows[0, index]] for index in (at - 1, at))
-            if len(other.strip.places) == 1:
-                is_waiting |= self.pool.can_join(rest[at], rest[at - 1])
-            if _touch(one, other):
-                length[:, at - 1] += length[:, at]
-                length[:, at] = 0
+        fused = []
+        for at in range(len(one_row) - 1, 1, -1):
+            one, other = one_row[at - 1], one_row[at]
+            if kinds[one] or kinds[other]:
+                continue
+            if len(pieces[other].strip.places) == 1:
+                is_waiting |= self.pool.can_join(blocks[other], blocks[one])
+            if _touch(pieces[one], pieces[other]):
+                fused.append(at)
+        lies = [(*self._lies(piece, growth), *_copied_by(piece, numbers)) for piece in pieces]
+        begun = [self._lies(piece, growth) for piece in finished]
+        table = native.team(
+            of_rows,
+            np.array(lies, dtype=np.int64),
+            np.array(kinds, dtype=np.int64),
+            np.array(fused, dtype=np.int64),
+            np.array(begun, dtype=np.int64).reshape(-1, 4),
+        )
+        if table is None:
+            return None
         self._has_waiting |= is_waiting
-        begun = np.array([self._lies(piece, growth) for piece in finished], dtype=np.int64)
-        lying = np.empty((4, num_rows, len(finished) + size - first), dtype=np.int64)
-        lying[:, :, : len(finished)] = begun.T[:, np.newaxis]
-        lying[:, :, len(finished) :] = number, low, length, grows
-        number, low, length, grows = lying
-        ends = lying[2:].cumsum(axis=2)
-        starts, growths = ends - lying[2:]
-        if self.max_positions is not None and ends[0, :, -1].max() > self.max_positions:
-            for each, num_tokens in zip(views, ends[0, :, -1].tolist(), strict=True):
+        if self.max_positions is not None and table.lengths.max() > self.max_positions:
+            for each, num_tokens in zip(views, table.lengths.tolist(), strict=True):
                 self._check_length(each, num_tokens)
-        columns = np.array((number, starts - low, low, low + length, growths, grows))
-        is_read = length > 0
         return _Laid(
-            columns[:, is_read],
-            is_read.sum(axis=1),
-            ends[1, :, -1],
+            table.reads,
+            table.num_reads,
+            np.zeros(num_rows, dtype=np.int64),
+            table.growth,
             {piece.strip.number: piece.strip for piece in (*finished, *pieces)},
             [pieces[own].strip for own in of_rows[:, -1].tolist()],
         )
 
     def _assemble(self, step: Step, laid: _Laid) -> Plan:
         """Lay the lists out as arrays. Room has been reserved: strips have their final pages."""
-        number, base, low, high, base_growth, high_growth = laid.columns
-        own = laid.num_reads.cumsum() - 1  # a row reads its own block last
-
         feeds = [(*row.feed, *row.draft) if row.draft else row.feed for row in step.rows]
         drafted = [len(row.draft) for row in step.rows]
-        sizes = np.array([len(feed) for feed in feeds], dtype=np.int64)
-        row_indptr = np.array([0, *accumulate(map(len, feeds))])
-        offsets = (high[own] - row_indptr[1:]).repeat(sizes)
-        offsets += np.arange(row_indptr[-1])
+        token_ids = np.array([token for feed in feeds for token in feed], dtype=np.int64)
+        fed = np.array(list(map(len, feeds)), dtype=np.int64)
+        lists = native.lists(laid.table, laid.num_reads, laid.ages, fed, len(token_ids))
         page_size = self.pool.page_size
-        slots = np.array(
-            [
-                strip.pages[offset // page_size] * page_size + offset % page_size
-                for strip, end, feed in zip(laid.own, high[own].tolist(), feeds, strict=True)
-                for offset in range(end - len(feed), end)
-            ],
-            dtype=np.int64,
-        )
-        # Strips in the order in which they appear first; of each first the reads of what lies in front, in the order of the rows.
-        numbers = number.tolist()
-        names = list(dict.fromkeys(numbers))
-        rank = {name: index for index, name in enumerate(names)}
-        strip = np.fromiter(map(rank.__getitem__, numbers), np.int64, len(numbers))
-        order = ((strip << 40) + low).argsort(kind="stable")
+        offsets = iter(lists.offsets.tolist())
+        slots = [
+            strip.pages[offset // page_size] * page_size + offset % page_size
+            for strip, feed in zip(laid.own, feeds, strict=True)
+            for offset in islice(offsets, len(feed))
+        ]
         writers = {row.view.own for row in step.rows}
         is_linear = not any(b in writers for row in step.rows for b in row.view.beside_others)
         return Plan(
-            token_ids=np.array([token for feed in feeds for token in feed], dtype=np.int64),
-            row_indptr=row_indptr,
-            positions=base[own].repeat(sizes) + offsets,
-            offsets=offsets,
-            slots=slots,
+            token_ids=token_ids,
+            row_indptr=lists.row_indptr,
+            positions=lists.positions,
+            offsets=lists.offsets,
+            slots=np.array(slots, dtype=np.int64),
             reads=Reads(
-                row=np.arange(len(step.rows)).repeat(laid.num_reads)[order],
-                base=base[order],
-                low=low[order],
-                high=high[order],
-                strip_indptr=np.concatenate(([0], np.bincount(strip).cumsum())),
-                pages=tuple(np.asarray(laid.strips[name].pages, dtype=np.int64) for name in names),
+                row=lists.row,
+                base=lists.base,
+                low=lists.low,
+                high=lists.high,
+                strip_indptr=lists.strip_indptr,
+                pages=tuple(
+                    np.asarray(laid.strips[name].pages, dtype=np.int64)
+                    for name in lists.names.tolist()
+                ),
             ),
             page_size=page_size,
-            own_strip=strip[own],
-            growth=Growth(laid.growth, base_growth[order], high_growth[order])
-            if is_linear
-            else None,
+            own_strip=lists.own,
+            growth=Growth(laid.growth, lists.base_growth, lists.high_growth) if is_linear else None,
             num_drafted=np.array(drafted, dtype=np.int64) if any(drafted) else None,
         )
 

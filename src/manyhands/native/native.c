@@ -1,0 +1,569 @@
+/* Loops over the integers of a pass. `plain.py` says the same in numpy, function by function, and is what this file
+   is tested against; its docstrings have the shapes. Every array is int64 and contiguous.
+
+   Functions write into arrays that `compiled.py` has made. They raise for an array of another kind, and for nothing
+   else: what stands in the arrays is our own. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef int64_t Int;
+
+#define MOST_ARRAYS 16
+#define ENDLESS ((Int)1 << 30)
+#define ITEM_FIELDS 6
+
+/* -- arguments ------------------------------------------------------------------------------- */
+
+typedef struct {
+    Py_buffer held[MOST_ARRAYS];
+    int count;
+} Arrays;
+
+static void let_go(Arrays *arrays) {
+    while (arrays->count) PyBuffer_Release(&arrays->held[--arrays->count]);
+}
+
+/* The integers of an array, and how many there are; NULL with an error. Empty arrays have a place, too. */
+static Int *ints(Arrays *arrays, PyObject *array, Py_ssize_t *size, int flags) {
+    static Int nothing;
+    Py_buffer *held = &arrays->held[arrays->count];
+    if (arrays->count == MOST_ARRAYS) {
+        PyErr_SetString(PyExc_SystemError, "more arrays than a loop may have");
+        return NULL;
+    }
+    if (PyObject_GetBuffer(array, held, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | flags) < 0) return NULL;
+    arrays->count++;
+    if (held->itemsize != sizeof(Int) || !held->format || !strchr("lq", held->format[0])) {
+        PyErr_Format(PyExc_TypeError, "a loop was given an array of format %s; expected int64",
+                     held->format ? held->format : "?");
+        return NULL;
+    }
+    if (size) *size = held->len / (Py_ssize_t)sizeof(Int);
+    return held->buf ? held->buf : &nothing;
+}
+
+#define READ(name, at)                                                                             \
+    Py_ssize_t name##_size;                                                                         \
+    const Int *name = ints(&arrays, args[at], &name##_size, 0);                                     \
+    (void)name##_size;                                                                              \
+    if (!name) goto failed
+#define WRITE(name, at)                                                                            \
+    Py_ssize_t name##_size;                                                                         \
+    Int *name = ints(&arrays, args[at], &name##_size, PyBUF_WRITABLE);                              \
+    (void)name##_size;                                                                              \
+    if (!name) goto failed
+#define NUMBER(name, at)                                                                           \
+    Int name = PyLong_AsLongLong(args[at]);                                                        \
+    if (name == -1 && PyErr_Occurred()) goto failed
+#define LOOP(name, least)                                                                          \
+    static PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t given) {             \
+        Arrays arrays = {.count = 0};                                                              \
+        (void)module;                                                                              \
+        if (given != (least)) {                                                                    \
+            PyErr_Format(PyExc_TypeError, #name " takes %d arguments", least);                     \
+            return NULL;                                                                           \
+        }
+#define END                                                                                        \
+    failed:                                                                                        \
+        let_go(&arrays);                                                                           \
+        return NULL;                                                                               \
+    }
+#define RETURN(number)                                                                             \
+    do {                                                                                           \
+        Int found = (number);                                                                      \
+        let_go(&arrays);                                                                           \
+        return PyLong_FromLongLong(found);                                                         \
+    } while (0)
+
+static inline Int least(Int one, Int other) { return one < other ? one : other; }
+static inline Int most(Int one, Int other) { return one > other ? one : other; }
+
+static int falling(const void *one, const void *other) {
+    Int a = *(const Int *)one, b = *(const Int *)other;
+    return (a < b) - (a > b);
+}
+
+typedef struct {
+    Int key, index;
+} Ranked;
+
+static int rising(const void *one, const void *other) {
+    const Ranked *a = one, *b = other;
+    if (a->key != b->key) return a->key < b->key ? -1 : 1;
+    return (a->index > b->index) - (a->index < b->index);
+}
+
+/* -- entries (attention/entries.py) ---------------------------------------------------------- */
+
+/* row_indptr [R + 1], row [n] -> E */
+LOOP(num_entries, 2)
+    READ(row_indptr, 0);
+    READ(row, 1);
+    Int count = 0;
+    for (Py_ssize_t n = 0; n < row_size; n++) count += row_indptr[row[n] + 1] - row_indptr[row[n]];
+    RETURN(count);
+END
+
+/* row_indptr, positions, row, base, low, high, strip_indptr -> room [5, E], strip_indptr of entries */
+LOOP(entries, 9)
+    READ(row_indptr, 0);
+    READ(positions, 1);
+    READ(row, 2);
+    READ(base, 3);
+    READ(low, 4);
+    READ(high, 5);
+    READ(strip_indptr, 6);
+    WRITE(room, 7);
+    WRITE(indptr, 8);
+    Py_ssize_t count = room_size / 5, at = 0, strip = 0;
+    Int *token = room, *read = room + count, *offset = room + 2 * count;
+    Int *lows = room + 3 * count, *highs = room + 4 * count;
+    for (Py_ssize_t n = 0; n < row_size; n++) {
+        while (strip < strip_indptr_size && strip_indptr[strip] == n) indptr[strip++] = at;
+        for (Int packed = row_indptr[row[n]]; packed < row_indptr[row[n] + 1]; packed++, at++) {
+            token[at] = packed;
+            read[at] = n;
+            offset[at] = positions[packed] - base[n];
+            lows[at] = low[n];
+            highs[at] = high[n];
+        }
+    }
+    while (strip < strip_indptr_size) indptr[strip++] = at;
+    RETURN(at);
+END
+
+/* low [E], high [E], strip_indptr [S + 1], least -> room [2, E + 1]: indptr and strip; how many stretches there are */
+LOOP(stretches, 5)
+    READ(low, 0);
+    READ(high, 1);
+    READ(strip_indptr, 2);
+    NUMBER(least_keys, 3);
+    WRITE(room, 4);
+    Int *indptr = room, *strips = room + low_size + 1;
+    Py_ssize_t count = 0;
+    for (Py_ssize_t strip = 0; strip + 1 < strip_indptr_size; strip++) {
+        Int first = strip_indptr[strip], stop = strip_indptr[strip + 1];
+        Int lowest = low[first], highest = high[first];
+        for (Int at = first + 1; at < stop; at++) {
+            lowest = least(lowest, low[at]);
+            highest = most(highest, high[at]);
+        }
+        indptr[count] = first;
+        strips[count++] = strip;
+        if (highest - lowest <= least_keys) continue;
+        /* What is to be seen behind each entry: kept where strips of later stretches will stand. */
+        Int *to_see = strips;
+        Int next = low[stop - 1];
+        for (Int at = stop - 1; at > first; at--) {
+            next = least(next, low[at]);
+            to_see[at] = next;
+        }
+        Int seen = high[first];
+        for (Int at = first + 1; at < stop; at++) {
+            if (to_see[at] >= seen) {
+                /* `count` is at most `at`, so nothing that is still wanted is written over. */
+                indptr[count] = at;
+                strips[count++] = strip;
+            }
+            seen = most(seen, high[at]);
+        }
+    }
+    indptr[count] = low_size;
+    RETURN(count);
+END
+
+/* low, high, offset [E], indptr [stretches + 1] -> room [2, stretches]: entries, and keys up to the last one */
+LOOP(sizes, 5)
+    READ(low, 0);
+    READ(high, 1);
+    READ(offset, 2);
+    READ(indptr, 3);
+    WRITE(room, 4);
+    Py_ssize_t count = indptr_size - 1;
+    for (Py_ssize_t stretch = 0; stretch < count; stretch++) {
+        Int first = indptr[stretch], stop = indptr[stretch + 1];
+        Int begin = low[first], end = least(high[first], offset[first] + 1);
+        for (Int at = first + 1; at < stop; at++) {
+            begin = least(begin, low[at]);
+            end = most(end, least(high[at], offset[at] + 1));
+        }
+        room[stretch] = stop - first;
+        room[count + stretch] = end - begin;
+    }
+    RETURN(count);
+END
+
+/* -- tiles and items (attention/work.py) ----------------------------------------------------- */
+
+/* indptr [stretches + 1], picked [n], most -> I */
+LOOP(num_tiles, 3)
+    READ(indptr, 0);
+    READ(picked, 1);
+    NUMBER(most_entries, 2);
+    Int count = 0;
+    for (Py_ssize_t n = 0; n < picked_size; n++)
+        count += (indptr[picked[n] + 1] - indptr[picked[n]] + most_entries - 1) / most_entries;
+    RETURN(count);
+END
+
+/* low, high, offset [E], indptr, picked [n], most, key_tile -> room [5, I]: stretch, first, count, start, num_keys */
+LOOP(tiles, 8)
+    READ(low, 0);
+    READ(high, 1);
+    READ(offset, 2);
+    READ(indptr, 3);
+    READ(picked, 4);
+    NUMBER(most_entries, 5);
+    NUMBER(key_tile, 6);
+    WRITE(room, 7);
+    Py_ssize_t width = room_size / 5, tile = 0;
+    for (Py_ssize_t n = 0; n < picked_size; n++) {
+        Int stop = indptr[picked[n] + 1];
+        for (Int first = indptr[picked[n]]; first < stop; first += most_entries, tile++) {
+            Int end = least(first + most_entries, stop);
+            Int begin = low[first], reach = least(high[first], offset[first] + 1);
+            for (Int at = first + 1; at < end; at++) {
+                begin = least(begin, low[at]);
+                reach = most(reach, least(high[at], offset[at] + 1));
+            }
+            Int is_cut = begin % key_tile;
+            room[tile] = picked[n];
+            room[width + tile] = first;
+            room[2 * width + tile] = end - first;
+            room[3 * width + tile] = begin - is_cut;
+            room[4 * width + tile] = reach - begin + is_cut;
+        }
+    }
+    RETURN(tile);
+END
+
+static inline Int splits_of(Int num_keys, Int size, Int key_tile) {
+    Int beyond = num_keys - key_tile;
+    return beyond <= size ? 1 : (beyond + size - 1) / size;
+}
+
+/* num_keys [I], size, key_tile -> splits [I]; their sum */
+LOOP(num_splits, 4)
+    READ(num_keys, 0);
+    NUMBER(size, 1);
+    NUMBER(key_tile, 2);
+    WRITE(splits, 3);
+    Int sum = 0;
+    for (Py_ssize_t tile = 0; tile < num_keys_size; tile++)
+        sum += splits[tile] = splits_of(num_keys[tile], size, key_tile);
+    RETURN(sum);
+END
+
+/* num_keys [I], sizes [n], room, key_tile, to_begin -> rests [I] (of no meaning), found [n] */
+LOOP(last_done, 7)
+    READ(num_keys, 0);
+    READ(sizes, 1);
+    NUMBER(room, 2);
+    NUMBER(key_tile, 3);
+    NUMBER(to_begin, 4);
+    WRITE(rests, 5);
+    WRITE(found, 6);
+    for (Py_ssize_t n = 0; n < sizes_size; n++) {
+        Int size = sizes[n], num_items = 0;
+        for (Py_ssize_t tile = 0; tile < num_keys_size; tile++) {
+            Int splits = splits_of(num_keys[tile], size, key_tile);
+            num_items += splits;
+            rests[tile] = num_keys[tile] - (splits - 1) * size;
+        }
+        qsort(rests, num_keys_size, sizeof(Int), falling);
+        Int num_whole = num_items - num_keys_size;
+        Int longest = most(rests[0], num_whole > 0 ? size : 0) + to_begin;
+        if (num_items > room) {
+            Int two = 2 * to_begin;
+            for (Int at = room - 1; at <= room; at++)
+                two += at < num_whole ? size : rests[at - num_whole];
+            longest = most(longest, two);
+        }
+        found[n] = longest;
+    }
+    RETURN(sizes_size);
+END
+
+/* tiles [5, I], splits [I], size, strip_of [stretches], first_page [S] -> items [sum, ITEM_FIELDS], ranked [2, sum] (of no
+   meaning), num_splits [E]. The longest first, and of those that are alike the first. */
+LOOP(items, 8)
+    READ(tiles, 0);
+    READ(splits, 1);
+    NUMBER(size, 2);
+    READ(strip_of, 3);
+    READ(first_page, 4);
+    WRITE(items, 5);
+    WRITE(ranked, 6);
+    WRITE(num_splits, 7);
+    Py_ssize_t width = tiles_size / 5, item = 0;
+    const Int *stretch = tiles, *first = tiles + width, *entries = tiles + 2 * width;
+    const Int *start = tiles + 3 * width, *num_keys = tiles + 4 * width;
+    Ranked *order = (Ranked *)ranked;
+    Int is_sorted = 1;
+    for (Py_ssize_t tile = 0; tile < width; tile++) {
+        for (Int at = first[tile]; at < first[tile] + entries[tile]; at++)
+            num_splits[at] = splits[tile];
+        for (Int split = 0; split < splits[tile]; split++, item++) {
+            order[item].key = -least(num_keys[tile] - split * size, size);
+            order[item].index = (Int)tile << 32 | split;
+            is_sorted &= !item || order[item - 1].key <= order[item].key;
+        }
+    }
+    if (!is_sorted) qsort(order, item, sizeof(Ranked), rising);
+    for (Py_ssize_t at = 0; at < item; at++) {
+        Int tile = order[at].index >> 32, split = order[at].index & 0xffffffff;
+        Int begin = start[tile] + split * size;
+        Int *one = items + at * ITEM_FIELDS;
+        one[0] = first[tile];
+        one[1] = entries[tile];
+        one[2] = begin;
+        one[3] = split == splits[tile] - 1 ? ENDLESS : begin + size;
+        one[4] = first_page[strip_of[stretch[tile]]];
+        one[5] = split;
+    }
+    RETURN(item);
+END
+
+/* token [E], num_splits [E] -> entry_partial [E], indptr [T + 1] */
+LOOP(partials, 4)
+    READ(token, 0);
+    READ(num_splits, 1);
+    WRITE(entry_partial, 2);
+    WRITE(indptr, 3);
+    Py_ssize_t num_tokens = indptr_size - 1;
+    memset(indptr, 0, sizeof(Int) * indptr_size);
+    for (Py_ssize_t entry = 0; entry < token_size; entry++) indptr[token[entry] + 1] += num_splits[entry];
+    for (Py_ssize_t at = 0; at < num_tokens; at++) indptr[at + 1] += indptr[at];
+    /* Each token's beginning moves on with its entries, and ends where the next one begins. */
+    for (Py_ssize_t entry = 0; entry < token_size; entry++) {
+        entry_partial[entry] = indptr[token[entry]];
+        indptr[token[entry]] += num_splits[entry];
+    }
+    memmove(indptr + 1, indptr, sizeof(Int) * num_tokens);
+    indptr[0] = 0;
+    RETURN(indptr[num_tokens]);
+END
+
+/* -- lists of a plan (cache/planner.py) ------------------------------------------------------ */
+
+/* The place of a key in a table of `mask` + 1 places, a power of two: its own, or the first that is free. */
+static inline Int place_of(const Int *keys, const Int *values, Int mask, Int key) {
+    Int at = (Int)((uint64_t)key * 0x9e3779b97f4a7c15u >> 20) & mask;
+    while (values[at] >= 0 && keys[at] != key) at = (at + 1) & mask;
+    return at;
+}
+
+static Int power_above(Int count) {
+    Int size = 16;
+    while (size < 2 * count) size *= 2;
+    return size;
+}
+
+/* table [n, 6], num_reads [R], ages [R], fed [R] -> row_indptr [R + 1], offsets [T], positions [T], room [6, n], indptr [n + 1],
+   names [n], own [R]; how many strips there are */
+LOOP(lists, 11)
+    READ(table, 0);
+    READ(num_reads, 1);
+    READ(ages, 2);
+    READ(fed, 3);
+    WRITE(row_indptr, 4);
+    WRITE(offsets, 5);
+    WRITE(positions, 6);
+    WRITE(room, 7);
+    WRITE(indptr, 8);
+    WRITE(names, 9);
+    WRITE(own, 10);
+    Py_ssize_t count = table_size / 6;
+    Int size = power_above(count);
+    Int *scratch = malloc(sizeof(Int) * (2 * size + 2 * count) + sizeof(Ranked) * count);
+    if (!scratch) {
+        PyErr_NoMemory();
+        goto failed;
+    }
+    Int *keys = scratch, *values = scratch + size, *strip = values + size, *next = strip + count;
+    Ranked *order = (Ranked *)(next + count);
+    memset(values, 0xff, sizeof(Int) * size);
+    /* Strips in the order in which they appear first. */
+    Int strips = 0;
+    memset(indptr, 0, sizeof(Int) * indptr_size);
+    for (Py_ssize_t n = 0; n < count; n++) {
+        Int at = place_of(keys, values, size - 1, table[6 * n]);
+        if (values[at] < 0) {
+            keys[at] = names[strips] = table[6 * n];
+            values[at] = strips++;
+        }
+        strip[n] = values[at];
+        indptr[strip[n] + 1]++;
+    }
+    for (Int s = 0; s < strips; s++) {
+        indptr[s + 1] += indptr[s];
+        next[s] = indptr[s];
+    }
+    for (Py_ssize_t n = 0; n < count; n++) {
+        Ranked *one = &order[next[strip[n]]++];
+        one->key = table[6 * n + 2];
+        one->index = n;
+    }
+    /* Of each first the reads of what lies in front, in the order of the rows. */
+    for (Int s = 0; s < strips; s++) {
+        Int first = indptr[s], stop = indptr[s + 1], is_sorted = 1;
+        for (Int at = first + 1; at < stop; at++) is_sorted &= order[at - 1].key <= order[at].key;
+        if (!is_sorted) qsort(order + first, stop - first, sizeof(Ranked), rising);
+    }
+    Int *rows = next; /* of each read its row */
+    Py_ssize_t read = 0;
+    Int packed = 0;
+    row_indptr[0] = 0;
+    for (Py_ssize_t row = 0; row < num_reads_size; row++) {
+        for (Int stop = read + num_reads[row]; read < stop; read++) rows[read] = row;
+        /* A row reads its own block last. */
+        const Int *last = table + 6 * (read - 1);
+        Int base = last[1] + ages[row] * last[4], high = last[3] + ages[row] * last[5];
+        own[row] = strip[read - 1];
+        for (Int at = 0; at < fed[row]; at++, packed++) {
+            offsets[packed] = high - fed[row] + at;
+            positions[packed] = base + offsets[packed];
+        }
+        row_indptr[row + 1] = packed;
+    }
+    for (Py_ssize_t at = 0; at < count; at++) {
+        Int n = order[at].index, row = rows[n];
+        const Int *one = table + 6 * n;
+        room[at] = row;
+        room[count + at] = one[1] + ages[row] * one[4];
+        room[2 * count + at] = one[2];
+        room[3 * count + at] = one[3] + ages[row] * one[5];
+        room[4 * count + at] = one[4];
+        room[5 * count + at] = one[5];
+    }
+    free(scratch);
+    RETURN(strips);
+END
+
+/* views, a list of R tuples of one length, first, -> of_rows [R, length - first]; a list of the objects that stand there */
+static PyObject *numbered(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    Arrays arrays = {.count = 0};
+    PyObject *found = NULL;
+    Int *scratch = NULL;
+    (void)module;
+    if (given != 3 || !PyList_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "numbered takes a list of tuples, a number and an array");
+        return NULL;
+    }
+    NUMBER(first, 1);
+    WRITE(of_rows, 2);
+    Py_ssize_t num_rows = PyList_GET_SIZE(args[0]);
+    Py_ssize_t width = num_rows ? of_rows_size / num_rows : 0;
+    Int size = power_above(of_rows_size), count = 0;
+    scratch = malloc(sizeof(Int) * 2 * size);
+    found = PyList_New(0);
+    if (!scratch || !found) {
+        PyErr_NoMemory();
+        goto failed;
+    }
+    Int *keys = scratch, *values = scratch + size;
+    memset(values, 0xff, sizeof(Int) * size);
+    for (Py_ssize_t row = 0; row < num_rows; row++) {
+        PyObject *objects = PyList_GET_ITEM(args[0], row);
+        if (!PyTuple_Check(objects) || PyTuple_GET_SIZE(objects) != first + width) {
+            PyErr_SetString(PyExc_TypeError, "numbered takes tuples of one length");
+            goto failed;
+        }
+        for (Py_ssize_t index = 0; index < width; index++) {
+            PyObject *object = PyTuple_GET_ITEM(objects, first + index);
+            Int at = place_of(keys, values, size - 1, (Int)(intptr_t)object);
+            if (values[at] < 0) {
+                if (PyList_Append(found, object) < 0) goto failed;
+                keys[at] = (Int)(intptr_t)object;
+                values[at] = count++;
+            }
+            of_rows[row * width + index] = values[at];
+        }
+    }
+    free(scratch);
+    let_go(&arrays);
+    return found;
+failed:
+    free(scratch);
+    Py_XDECREF(found);
+    let_go(&arrays);
+    return NULL;
+}
+
+/* of_rows [R, B], lies [P, 6], is_live [P], fused [k], begun [F, 4] -> table [R * (F + B), 6], told [3, R], scratch [2, B];
+   how many reads there are; -1: the rows are not alike */
+LOOP(team, 8)
+    READ(of_rows, 0);
+    READ(lies, 1);
+    READ(is_live, 2);
+    READ(fused, 3);
+    READ(begun, 4);
+    WRITE(table, 5);
+    WRITE(told, 6);
+    WRITE(scratch, 7);
+    Py_ssize_t num_rows = told_size / 3, width = scratch_size / 2, count = 0;
+    Int *low = scratch, *length = scratch + width;
+    for (Py_ssize_t row = 0; row < num_rows; row++) {
+        const Int *blocks = of_rows + row * width;
+        for (Py_ssize_t at = 0; at < width; at++) {
+            const Int *lying = lies + 6 * blocks[at];
+            if (blocks[at] != of_rows[at] && !(is_live[blocks[at]] && is_live[of_rows[at]])) RETURN(-1);
+            low[at] = lying[1];
+            length[at] = lying[2];
+            if (at && lying[4] >= 0 && lying[4] == blocks[at - 1] && lying[5]) {
+                if (at == 1) RETURN(-1); /* it is a copy of the beginning's last block */
+                low[at] -= lying[5];
+                length[at] += lying[5];
+                length[at - 1] -= lying[5];
+            }
+        }
+        length[0] = 0; /* it is one of the finished ones */
+        for (Py_ssize_t n = 0; n < fused_size; n++) {
+            length[fused[n] - 1] += length[fused[n]];
+            length[fused[n]] = 0;
+        }
+        Int start = 0, growth = 0;
+        Py_ssize_t before = count;
+        for (Py_ssize_t at = 0; at < begun_size / 4 + width; at++) {
+            Py_ssize_t behind = at - begun_size / 4;
+            const Int *lying = behind < 0 ? begun + 4 * at : lies + 6 * blocks[behind];
+            Int from = behind < 0 ? lying[1] : low[behind];
+            Int size = behind < 0 ? lying[2] : length[behind];
+            if (size > 0) {
+                Int *one = table + 6 * count++;
+                one[0] = lying[0];
+                one[1] = start - from;
+                one[2] = from;
+                one[3] = from + size;
+                one[4] = growth;
+                one[5] = lying[3];
+            }
+            start += size;
+            growth += lying[3];
+        }
+        told[row] = count - before;
+        told[num_rows + row] = growth;
+        told[2 * num_rows + row] = start;
+    }
+    RETURN(count);
+END
+
+/* -- the module ------------------------------------------------------------------------------ */
+
+#define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
+
+static PyMethodDef methods[] = {
+    METHOD(num_entries), METHOD(entries), METHOD(stretches), METHOD(sizes), METHOD(num_tiles),
+    METHOD(tiles), METHOD(num_splits), METHOD(last_done), METHOD(items), METHOD(partials),
+    METHOD(lists), METHOD(numbered), METHOD(team), {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "native", NULL, -1, methods, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit_native(void) { return PyModule_Create(&definition); }

@@ -1,0 +1,317 @@
+"""Every loop in C against the same one in numpy, over plans of random teams, prompts, trees and crowds."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmarks import situations
+from manyhands.attention.prepared import Capacity
+from manyhands.attention.work import Cutting, Occupancy, Tiling, cut
+from manyhands.cache.block import Block
+from manyhands.cache.layouts import Cast, combined
+from manyhands.cache.pages import PagePool
+from manyhands.cache.plan import Plan
+from manyhands.cache.planner import Planner
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
+from manyhands.native import build, compiled, plain
+
+pytestmark = pytest.mark.skipif(build.module() is None, reason=build.reason() or "compiled")
+NAMES = (
+    "entries",
+    "stretches",
+    "sizes",
+    "tiles",
+    "num_splits",
+    "last_done",
+    "items",
+    "partials",
+    "lists",
+    "numbered",
+    "team",
+)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal in kind, shape and every element."""
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one, other)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and bool(one == other)
+
+
+def numpys(name: str, given: tuple[Any, ...]) -> Any:
+    """The result of numpy for the arguments of a loop as it is called."""
+    loop = getattr(plain, name)
+    if name == "num_splits":
+        found = loop(*given)
+        return found, int(found.sum())
+    if name == "lists":
+        return loop(*given[:-1])
+    if name == "items":
+        tiles, splits, _, *others = given
+        return loop(tiles, splits, *others)
+    return loop(*given)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each loop was called; each call is made in numpy too, and both agree."""
+    counted: Counter[str] = Counter()
+
+    def both(name: str, loop: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            counted[name] += 1
+            mine = (*given[:-1], given[-1].copy()) if name == "items" else given
+            found = loop(*given)
+            assert same(found, numpys(name, mine)), f"{name} of {given}"
+            if name == "items":
+                assert same(given[-1], mine[-1]), "splits of entries"
+            return found
+
+        return call
+
+    for name in NAMES:
+        monkeypatch.setattr(compiled, name, both(name, getattr(compiled, name)))
+    return counted
+
+
+def a_tiling(rng: random.Random) -> Tiling:
+    """A tiling of any kind of layer; all its kernels, or few."""
+    return Tiling(
+        rng.choice([1, 2, 4, 5, 8]),
+        num_kv_heads=rng.choice([1, 8, 32]),
+        num_processors=rng.choice([1, 24, 132]),
+        key_tile=rng.choice([32, 64, 128]),
+        large_rows=rng.choice([64, 128]),
+        specialised_rows=rng.choice([0, 128]),
+        specialised_reads=rng.choice([1, 1 << 16]),
+        narrow_rows=rng.choice([0, 64]),
+        narrow_keys=rng.choice([64, 16384]),
+        long_keys=rng.choice([0, 64, 4096]),
+        splits_per_processor=rng.choice([1.0, 2.0]),
+    )
+
+
+def cut_all_ways(plan: Plan, rng: random.Random) -> None:
+    """For its own kernels, and for those of recordings."""
+    tiling = a_tiling(rng)
+    least = max(16, 1 << (tiling.group - 1).bit_length())
+    for wanted in (
+        None,
+        Cutting(least, 0, Occupancy.FEW),
+        Cutting(64, 128, Occupancy.MANY),
+        Cutting(64, 128, Occupancy.SOME, is_specialised=True),
+    ):
+        work = cut(plan, tiling, wanted)
+        assert Capacity.of(plan, work).partials == work.num_partials
+
+
+class Team:
+    """A team whose steps end now and then, as the planner of an engine meets it."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.planner = Planner(PagePool(600, rng.choice([4, 16, 64])))
+        self.planner.joins_ahead = rng.random() < 0.7
+        self.desks = [Block() for _ in range(rng.randint(1, 6))]
+        self.history: tuple[Block, ...] = ()
+        parts = [Block(name) for name in ("prompt", "others", "own", "marker")]
+        self.parts = {block: rng.randint(1, 40) for block in parts}
+        self.play([Row(View([block]), (1,) * size) for block, size in self.parts.items()])
+        for block in parts:
+            if rng.random() < 0.8:
+                block.freeze()
+
+    def play(self, rows: list[Row]) -> Plan:
+        """A pass in which nothing is computed."""
+        step = Step(rows)
+        plan = self.planner.plan(step)
+        for row in step.rows:
+            row.view.own.tokens.extend(row.feed)
+        self.planner.pool.make_moves(lambda moves: None)
+        self.planner.pool.keep()
+        return plan
+
+    def steps(self, count: int) -> Iterator[Plan]:
+        """So many passes; in each of them any desk may end."""
+        prompt, others, own, marker = self.parts
+        fed = [self.rng.randint(1, 9) for _ in self.desks]
+        for _ in range(count):
+            cast = Cast(prompt, others, own, marker, tuple(self.desks), self.history)
+            views = [combined(cast, worker) for worker in range(len(self.desks))]
+            for _ in range(self.rng.randint(1, 3)):
+                yield self.play([Row(v, (1,) * size) for v, size in zip(views, fed, strict=True)])
+                fed = [1] * len(self.desks)
+            for worker, desk in enumerate(self.desks):
+                if self.rng.random() < 0.3:
+                    self.history += (desk.freeze(),)
+                    self.desks[worker], fed[worker] = Block(), self.rng.randint(1, 5)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 2**32))
+def test_teams_that_live(seed: int, calls: Counter[str]) -> None:
+    rng = random.Random(seed)
+    for plan in Team(rng).steps(5):
+        cut_all_ways(plan, rng)
+
+
+@pytest.mark.parametrize("new", [1, 3, 700])
+@pytest.mark.parametrize(
+    "views",
+    [
+        situations.team(16, 4096, 128),
+        situations.completions(40, 1000, 20),
+        situations.tree("2,16_300,~40"),
+        situations.prefill(500),
+    ],
+    ids=["team", "completions", "tree", "prompt"],
+)
+def test_situations_of_the_op(views: Any, new: int, calls: Counter[str]) -> None:
+    rng = random.Random(new)
+    plan = situations.planned(views, new)[0]
+    for _ in range(6):
+        cut_all_ways(plan, rng)
+
+
+def test_every_loop_is_called(calls: Counter[str]) -> None:
+    """A comparison of what nothing calls would compare nothing."""
+    rng = random.Random(5)
+    for seed in range(6):
+        for plan in Team(random.Random(seed)).steps(6):
+            cut_all_ways(plan, rng)
+    assert min(calls[name] for name in NAMES) >= 10
+    public = {name for name in dir(plain) if not name.startswith("_")} & set(dir(compiled))
+    loops = {name for name in public if callable(getattr(plain, name)) and name.islower()}
+    assert loops == set(NAMES), "all that both have"
+
+
+def test_control_another_integer_is_seen(
+    calls: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = plain.entries
+
+    def wrong(*given: Any) -> Any:
+        found = entries(*given)
+        found.offset[-1] += 1
+        return found
+
+    monkeypatch.setattr(plain, "entries", wrong)
+    with pytest.raises(AssertionError, match="entries of"):
+        cut(situations.planned(situations.prefill(20), 5)[0], Tiling(4, 8, 132))
+
+
+def test_reads_that_are_not_sorted_are_sorted(calls: Counter[str]) -> None:
+    """Thousands of them, in any order, of strips with any numbers."""
+    rng = np.random.default_rng(3)
+    num_reads = rng.integers(1, 60, 200)
+    table = rng.integers(0, 1 << 20, (int(num_reads.sum()), 6))
+    table[:, 0] = rng.integers(0, 1 << 40, 90)[rng.integers(0, 90, len(table))]
+    table[:, 3] = table[:, 2] + 50
+    fed = rng.integers(1, 9, 200)
+    compiled.lists(table, num_reads, rng.integers(0, 5, 200), fed, int(fed.sum()))
+    assert calls["lists"] == 1
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float64])
+def test_arrays_of_another_kind_are_refused(kind: type) -> None:
+    with pytest.raises(TypeError, match="expected int64"):
+        compiled.partials(np.zeros(3, kind), np.ones(3, np.int64), 4)
+
+
+def test_arrays_with_gaps_are_refused() -> None:
+    with pytest.raises(ValueError, match="contiguous"):
+        compiled.partials(np.zeros(6, np.int64)[::2], np.ones(3, np.int64), 4)
+
+
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A folder in which nothing was compiled yet; and nothing is remembered."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build._made.cache_clear()
+    yield tmp_path / "manyhands" / "native"
+    build._made.cache_clear()
+
+
+def test_what_is_compiled_is_kept(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert build.module() is not None
+    (kept,) = anew.iterdir()
+    build._made.cache_clear()
+    monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert build.module() is not None
+    assert [*anew.iterdir()] == [kept], "nothing is left beside it"
+
+
+def test_a_damaged_file_is_made_anew(anew: Path) -> None:
+    place = build._place(build._compiler())
+    assert place.parent == anew
+    anew.mkdir(parents=True)
+    place.write_bytes(b"no library")
+    assert build.module() is not None
+    assert place.stat().st_size > 1000
+
+
+def test_a_folder_that_cannot_be_made(anew: Path, tmp_path: Path) -> None:
+    """A file stands where the folder should be: numpy serves, and the reason names the file."""
+    (tmp_path / "manyhands").write_text("")
+    assert build.module() is None
+    assert str(anew) in build.reason()
+
+
+def test_nothing_can_be_kept(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    assert build.module() is not None
+    assert not anew.exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("CC", "no-such-compiler", "no-such-compiler"),
+        ("CC", "false", "failed"),
+        (build.VARIABLE, build.OFF, build.VARIABLE),
+    ],
+)
+def test_without_a_compiler_numpy_serves(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, reason: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert build.module() is None
+    assert reason in build.reason()
+    assert not anew.exists() or not [*anew.iterdir()], "nothing half made"
+    plan = situations.planned(situations.prefill(20), 5)[0]
+    tiling = Tiling(4, 8, 132)
+    without = cut(plan, tiling)
+    monkeypatch.undo()
+    build._made.cache_clear()
+    assert same(cut(plan, tiling).small, without.small)
+
+
+def test_a_compiler_that_hangs_is_stopped(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slow = tmp_path / "slow"
+    slow.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("CC", str(slow))
+    monkeypatch.setattr(build, "_SECONDS", 0.2)
+    assert build.module() is None
+    assert "longer than" in build.reason()
+    assert not [*anew.iterdir()]
