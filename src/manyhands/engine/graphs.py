@@ -135,6 +135,8 @@ class GraphedPasses(Passes):
         self._seen: Counter[Capacity] = Counter()
         self._kinds: Counter[_Kind] = Counter()  # of plans that wide recordings serve
         self._kinds_with_own: set[_Kind] = set()
+        self._kinds_due: set[_Kind] = set()  # the next plan of these may be recorded
+        self._to_look_at: tuple[Plan, Stretches] | None = None  # while the device works
         self._newest: tuple[_Graph, Plan] | None = None
         self._lookahead: _Lookahead | None = None
         self._sureness = 1.0
@@ -164,7 +166,7 @@ class GraphedPasses(Passes):
         """See `Passes.forget`. What was begun with them goes, too."""
         self._graphs.clear()
         self._ahead.clear()
-        self._newest = self._lookahead = None
+        self._newest = self._lookahead = self._to_look_at = None
 
     def run(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
         """See `Passes.run`. A pass with targets is never recorded: prompts differ in length."""
@@ -203,7 +205,9 @@ class GraphedPasses(Passes):
             self._newest = newest[0], plan
             self.counts.planned_ahead += 1
             self.counts.followed += 1
-            return newest[0].next(plan, late)
+            outcome = newest[0].next(plan, late)
+            self._look()
+            return outcome
         can_record = plan.num_tokens <= MOST_TOKENS and self.trouble is None
         if not can_record or (found := self._recorded(plan)) is None:
             return super().begin(plan, late)
@@ -211,7 +215,9 @@ class GraphedPasses(Passes):
         self._newest = graph, plan
         self.counts.planned_ahead += 1
         self.counts.replayed += 1
-        return graph.start(plan, work, late)
+        outcome = graph.start(plan, work, late)
+        self._look()
+        return outcome
 
     def begin_head(self, plan: Plan, late: Late) -> bool:
         """See `Passes.begin_head`. Nothing is recorded for a guess."""
@@ -229,6 +235,7 @@ class GraphedPasses(Passes):
         self._newest = graph, plan
         self.counts.planned_ahead += 1
         self.counts.heads += 1
+        self._look()
         return True
 
     def finish_head(self, plan: Plan) -> PassOutcome:
@@ -267,6 +274,7 @@ class GraphedPasses(Passes):
         self.counts.heads += not is_whole
         outcome = graph.finish(plan) if is_whole else None
         self._lookahead = _Lookahead(chosen, outcome)
+        self._look()
 
     def _was_right(self, lookahead: _Lookahead, plan: Plan | None) -> bool:
         """Whether `plan`, if it follows at all, feeds what was chosen; remembered for next time."""
@@ -307,14 +315,29 @@ class GraphedPasses(Passes):
     def _wide_at_once(self, plan: Plan, stretches: Stretches) -> tuple[_Graph, Work] | None:
         """The wide recording, for most plans of small tiles alone: to look for their own, they would be cut twice."""
         kind = _kind(plan)
-        if kind in self._kinds_with_own or not self._ahead:
+        if kind in self._kinds_with_own or kind in self._kinds_due or not self._ahead:
+            self._kinds_due.discard(kind)
             return None
         if plan.num_tokens <= _ALL_SMALL:
             self._kinds[kind] += 1
-            is_served = self._kinds[kind] % _LOOKED_AT > 0
-        else:  # one with large tiles would launch them for nothing
-            is_served = plan.num_tokens <= _MOST_ALONE and stretches.are_small(self.backend.tiling)
-        return self._wide(plan, stretches, has_large=False) if is_served else None
+            if self._kinds[kind] % _LOOKED_AT == 0:
+                self._to_look_at = plan, stretches
+        elif plan.num_tokens > _MOST_ALONE or not stretches.are_small(self.backend.tiling):
+            return None  # one with large tiles would launch them for nothing
+        return self._wide(plan, stretches, has_large=False)
+
+    def _look(self) -> None:
+        """Look whether a plan that a wide recording has served wants one of its own. The device works meanwhile."""
+        put_off, self._to_look_at = self._to_look_at, None
+        if put_off is None:
+            return
+        plan, stretches = put_off
+        work = cut(plan, self.backend.tiling, None, stretches)
+        capacity = _capacity(plan, work)
+        self._seen[capacity] += capacity not in self._graphs
+        wants_own = not self._is_served_well(plan, work) and self._seen[capacity] >= _VERY_OFTEN
+        if capacity in self._graphs or wants_own:
+            self._kinds_due.add(_kind(plan))
 
     def _at_hand(
         self, plan: Plan, work: Work, capacity: Capacity, stretches: Stretches
@@ -330,7 +353,10 @@ class GraphedPasses(Passes):
             return None  # it is to have its own
         if fitting := [graph for known, graph in self._graphs.items() if known.serves(capacity)]:
             return min(fitting, key=lambda graph: graph.capacity.num_integers), work
-        return self._wide(plan, stretches, has_large=has_large)
+        # The other one is slower, and far from as slow as a pass that is launched kernel by kernel.
+        return self._wide(plan, stretches, has_large=has_large) or self._wide(
+            plan, stretches, has_large=not has_large
+        )
 
     def _is_served_well(self, plan: Plan, work: Work) -> bool:
         """Whether a wide recording has the kernels that a plan, cut alone as `work`, wants. Of many tokens the large ones count.
