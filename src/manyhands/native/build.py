@@ -55,7 +55,7 @@ def reason() -> str:
 
 
 def about() -> str:
-    """What serves here, and why, in a few words."""
+    """The kind of code that serves here, and why, in a few words."""
     module, reason = _made()
     return f"numpy: {reason}" if module is None else "native code"
 
