@@ -466,6 +466,7 @@ class _Graph:
         size = capacity.num_integers
         self.buffer = torch.zeros(2, size, dtype=torch.int32, device=passes.adapter.device)
         self.host = passes.recorder.host_buffer(2, size)
+        self.integers = self.host.numpy()  # [2, size]: to be sent, and their growth
         self.sent = passes.recorder.mark()
         self.num_begun = 0  # parts of the pass that was begun last
         self._make_harmless()
@@ -516,7 +517,7 @@ class _Graph:
     def _pack(self, plan: Plan, work: Work) -> None:
         """Write all of it into the host's buffer, once that is free."""
         self.sent.synchronize()
-        integers, growth = self.host.numpy()
+        integers, growth = self.integers
         pack(plan, work, self.capacity, integers)
         if plan.lockstep is None:
             growth[:] = 0
