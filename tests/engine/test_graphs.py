@@ -75,7 +75,9 @@ class Again:
         """Nothing is under way."""
 
     def query(self) -> bool:
-        return False
+        return self.is_fast
+
+    is_fast = False  # whether the device is done whenever the host looks
 
     def recover(self) -> None:
         """Nothing is broken."""
@@ -225,6 +227,7 @@ def test_rows_come_and_go() -> None:
 def test_after_a_wrong_guess_heads_alone_are_begun() -> None:
     """A whole pass in vain costs a pass, a head in vain a part of one."""
     engine = graphed_engine()
+    passes_of(engine).heads.are_too_short = True
     engine.run(walking(a_team_of(1), 9, {index: index for index in range(3, 9)}))
     counts = passes_of(engine).counts
     assert counts.dropped > 3
@@ -234,6 +237,18 @@ def test_after_a_wrong_guess_heads_alone_are_begun() -> None:
     since = engine.executor.counts - before
     assert since.lookaheads == since.heads > 2
     assert since.followed > 2, "and their tails follow"
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_whole_passes_are_begun_where_no_head_is_long_enough(is_fast: bool) -> None:
+    """The device is done with each head before the host has looked, or it never is."""
+    recorder = Again()
+    recorder.is_fast = is_fast
+    engine = graphed_engine(recorder)
+    engine.run(walking(a_team_of(1), 30, {}))
+    counts = passes_of(engine).counts
+    assert (counts.lookaheads > counts.heads > 4) is is_fast
+    assert (counts.lookaheads == counts.heads) is not is_fast
 
 
 def test_nothing_is_begun_beyond_the_pages_in_use() -> None:

@@ -112,3 +112,18 @@ def test_what_was_not_begun_tells_nothing() -> None:
     for _ in range(100):
         heads.was_right()
     assert heads.num_parts == 1, "there is no longer one"
+
+
+def test_where_no_head_is_long_enough_it_is_said() -> None:
+    device = Device(1.0)
+    heads = Heads((1, 2), device.mark)
+    found = []
+    for host in [9.0] * 30 + [0.5] * 60:
+        heads.begin([device.repeat] * heads.num_parts)
+        device.now += host
+        heads.was_right()
+        device.now = max(device.now, device.free)
+        found.append((heads.num_parts, heads.are_too_short))
+    assert found[2] == (2, False)
+    assert found[29] == (2, True)
+    assert found[-1] == (1, False)

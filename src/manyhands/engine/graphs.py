@@ -16,7 +16,7 @@ result is dropped: the pass wrote only to slots that are written again before th
 
 A dropped pass costs its time. So a recording has parts, and before the host has decided only the *head*
 is begun: the first few, about as long as the host takes (`engine/heads.py`). The rest follows when the guess was right.
-While guesses have been right ninety-nine times of a hundred, the whole pass is begun at once.
+Where no head is long enough, the whole pass is begun while guesses have been right ninety-nine times of a hundred.
 
 **Ahead of time.** A recording takes a tenth of a second, and everybody who writes waits for it. `record_ahead` makes
 one *wide* recording for every number of tokens that passes come in, with room for long lists of everything
@@ -273,7 +273,7 @@ class GraphedPasses(Passes):
         graph, plan = self._newest
         self.counts.lookaheads += 1
         graph.look_ahead(plan, chosen.on_device, self.heads)
-        is_whole = self._sureness >= _SURE_ENOUGH
+        is_whole = self._sureness >= _SURE_ENOUGH and self.heads.are_too_short
         self.counts.heads += not is_whole
         outcome = graph.finish(plan) if is_whole else None
         self._lookahead = _Lookahead(chosen, outcome)

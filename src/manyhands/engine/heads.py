@@ -6,7 +6,9 @@ depends on the machine, on the rows and on the strategy, and differs by a factor
 is seen: where a guess was right, marks behind the parts tell how far the device has come by then.
 
     the device is done with all of them, once in four times    one part more
-    it is in the first part but one, nineteen times of twenty    one part less
+    it is in the last part but one, nineteen times of twenty    one part less
+
+Where the device is done with the longest head too, as with a small network, no head is long enough: then whole passes may be begun.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ class Heads:
         self.num_parts = min(_FIRST, len(ends))
         self._num_begun = 0
         self._idle = self._spare = 0.0  # shares of the last guesses
+        self.are_too_short = False  # all of them, the longest included
 
     def begin(self, parts: Sequence[Repeat]) -> None:
         """Begin these parts of a recording, `num_parts` of them, each with a mark behind it."""
@@ -58,8 +61,10 @@ class Heads:
         num_done = sum(mark.query() for mark in self._marks[:begun])
         self._idle += ((num_done == begun) - self._idle) / _SEEN
         self._spare += ((num_done <= begun - 2) - self._spare) / _SEEN
-        if self._idle > _TOO_OFTEN:
-            self._change(min(begun + 1, len(self._marks)))
+        is_longest = begun == len(self._marks)
+        self.are_too_short = is_longest and self._idle > _TOO_OFTEN
+        if self._idle > _TOO_OFTEN and not is_longest:
+            self._change(begun + 1)
         elif self._spare > _NEARLY_ALWAYS:
             self._change(begun - 1)
 
