@@ -277,7 +277,7 @@ def _masks(choices: Sequence[Choice], size: int) -> tuple[list[int], list[Bits]]
 
 
 def _mask(choice: Choice, size: int) -> Bits:
-    """What a choice permits, as its own mask has it; a token beyond the end of that is not permitted."""
+    """The tokens that a choice permits, as its own mask has them; none is beyond the end of that."""
     bits = _listed(choice.allowed, choice.forbidden, size)
     if choice.mask is None:
         return bits

@@ -7,7 +7,7 @@ their ids. So a row's whole distribution is a histogram, and nothing is sorted:
     decide    the bin that the draw falls into, and which of its tokens it is, counted by their ids
     find      that token
 
-What top_k, top_p and min_p keep are the likeliest tokens up to some *rank*, and the *mass* in front of a rank is the sum
+The tokens that top_k, top_p and min_p keep are the likeliest up to some *rank*, and the *mass* in front of a rank is the sum
 of the weights of the tokens before it. `_mass_of` and `_rank_of` lead from one to the other; a cut and a draw are no
 more than that. However many tokens are kept, none is beyond reach, so no draw is left undecided.
 
@@ -35,14 +35,19 @@ from manyhands.model.kernels.adding import is_last
 DTYPES = (torch.bfloat16, torch.float16)
 PARAMETERS = ("row", "mask", "temperature", "top_k", "top_p", "min_p", "draw")
 _CHUNK = 2048  # tokens of one program
-_WARPS = 16  # of a program that decides
+_WARPS, _DECIDING = 8, 1024  # of a program that decides; about so many such programs
 
 # A row's place in the scratch memory: a count for each bin, sums of them over blocks of bins, what programs of the
 # row tell each other, and what each of them has found.
 BINS = tl.constexpr(1 << 16)
-SIZE = tl.constexpr(2048)  # bins of a block
-BLOCKS = tl.constexpr(32)
-ARRIVED, BIN, INDEX, UNSOUND = (tl.constexpr(BINS.value + BLOCKS.value + i) for i in range(4))
+SIZE = tl.constexpr(1024)  # bins of a block
+BLOCKS = tl.constexpr(64)
+# Neighbours are counted at the same time, and would wait for each other in one line of the cache. So each of LINES bins has
+# a line of its own, which it shares with others of its STRETCH only.
+STRETCH, LINES, WIDTH = tl.constexpr(4096), tl.constexpr(128), tl.constexpr(32)
+WEIGHED, ARRIVED, BIN, INDEX, UNSOUND = (
+    tl.constexpr(BINS.value + BLOCKS.value + i) for i in range(5)
+)
 FOUND = tl.constexpr(BINS.value + 2 * BLOCKS.value)
 
 
@@ -100,8 +105,9 @@ def _count(
     tokens = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     scores, may_be = _scores(bits, masks, parameters, tokens, V, stride)
     bins = _bin(scores)
-    tl.atomic_add(own + bins, may_be.to(tl.int32), mask=may_be, sem="relaxed")
-    # What is not counted is in a block that is none.
+    places = bins // STRETCH * STRETCH + bins % LINES * WIDTH + bins % STRETCH // LINES
+    tl.atomic_add(own + places, may_be.to(tl.int32), mask=may_be, sem="relaxed")
+    # A token that is not counted is in a block that is none.
     sizes = tl.histogram(tl.where(may_be, bins // SIZE, BLOCKS), 2 * BLOCKS)
     block = tl.arange(0, 2 * BLOCKS)
     is_met = (block < BLOCKS) & (sizes > 0)
@@ -113,10 +119,19 @@ def _count(
 
 
 @triton.jit
+def _counts(own, at):
+    """How many tokens are in each bin of a block."""
+    ROWS: tl.constexpr = SIZE // LINES
+    block = own + at * SIZE // STRETCH * STRETCH + at * SIZE % STRETCH // LINES
+    places = tl.arange(0, ROWS)[:, None] + tl.arange(0, LINES)[None, :] * WIDTH
+    return tl.reshape(tl.load(block + places), [SIZE])
+
+
+@triton.jit
 def _block(own, at, best, temperature, BFLOAT16: tl.constexpr):
     """(The bins of a block, tokens in each, the weight of one of them); `best` is the first bin that has any."""
     bins = at * SIZE + tl.arange(0, SIZE)
-    counts = tl.load(own + bins)
+    counts = _counts(own, at)
     met = tl.where(counts > 0, bins, best)  # the others need not stand for numbers
     weights = tl.exp((_value(met, BFLOAT16) - _value(best, BFLOAT16)) / temperature)
     return bins, counts.to(tl.float64), weights
@@ -157,33 +172,41 @@ def _rank_of(mass, own, best, temperature, ranks, fronts, BFLOAT16: tl.constexpr
 
 
 @triton.jit
-def _decide(parameters, scratch, BFLOAT16: tl.constexpr, ROOM: tl.constexpr):
-    """Program (row)."""
-    own = scratch + tl.program_id(0).to(tl.int64) * ROOM
-    temperature, top_k = _parameter(parameters, 2), _parameter(parameters, 3)
-    top_p, min_p = _parameter(parameters, 4), _parameter(parameters, 5)
-    draw = _parameter(parameters, 6)
+def _decide(parameters, scratch, masses, BFLOAT16: tl.constexpr, ROOM: tl.constexpr):
+    """Program (row, first of some blocks): weigh their tokens. The last one of a row decides."""
+    number = tl.program_id(0).to(tl.int64)
+    own = scratch + number * ROOM
+    temperature, min_p = _parameter(parameters, 2), _parameter(parameters, 5)
     block = tl.arange(0, BLOCKS)
+    mass = masses + number * 2 * BLOCKS  # of each block
+    likely = mass + BLOCKS  # tokens of each block that min_p keeps
     sizes = tl.load(own + BINS + block).to(tl.float64)
     ranks = tl.cumsum(sizes, axis=0) - sizes  # of the first token of each block
-    at = _last(ranks <= 0)
-    bins = at * SIZE + tl.arange(0, SIZE)
-    best = tl.min(tl.where(tl.load(own + bins) > 0, bins, BINS - 1), axis=0)
+    first = _last(ranks <= 0)
+    bins = first * SIZE + tl.arange(0, SIZE)
+    best = tl.min(tl.where(_counts(own, first) > 0, bins, BINS - 1), axis=0)
+    for at in range(tl.program_id(1), BLOCKS, tl.num_programs(1)):
+        if _at(sizes, at) > 0:
+            _, counts, weights = _block(own, at, best, temperature, BFLOAT16)
+            is_likely = (weights >= min_p) & (
+                weights > 0
+            )  # else rounding might draw what cannot be
+            tl.store(mass + at, tl.sum(counts * weights, axis=0))
+            tl.store(likely + at, tl.sum(tl.where(is_likely, counts, 0.0), axis=0))
+    if is_last(own + WEIGHED, tl.num_programs(1)):
+        weighed = tl.load(mass + block, mask=sizes > 0, other=0.0, cache_modifier=".cg")
+        fronts = tl.cumsum(weighed, axis=0) - weighed
+        counted = tl.load(likely + block, mask=sizes > 0, other=0.0, cache_modifier=".cg")
+        most = tl.maximum(tl.sum(counted, axis=0), 1.0)  # of broken logits none is likely
+        kept = tl.minimum(_parameter(parameters, 3), tl.sum(sizes, axis=0))
+        _choose(own, parameters, best, temperature, ranks, fronts, kept, most, BFLOAT16)
 
-    masses = tl.zeros([BLOCKS], tl.float64)
-    likely = masses  # tokens that min_p keeps
-    while at < BLOCKS:
-        _, counts, weights = _block(own, at, best, temperature, BFLOAT16)
-        is_likely = (weights >= min_p) & (weights > 0)  # else rounding might draw what cannot be
-        masses = tl.where(block == at, tl.sum(counts * weights, axis=0), masses)
-        number = tl.sum(tl.where(is_likely, counts, 0.0), axis=0)
-        likely = tl.where(block == at, number, likely)
-        at = tl.min(tl.where((block > at) & (sizes > 0), block, BLOCKS), axis=0)
-    fronts = tl.cumsum(masses, axis=0) - masses
 
-    # What is kept ends where top_p does, a share of what top_k leaves; the draw is a share of what is kept.
-    kept = tl.minimum(top_k, tl.sum(sizes, axis=0))
-    most = tl.maximum(tl.sum(likely, axis=0), 1.0)  # of broken logits none is likely
+@triton.jit
+def _choose(own, parameters, best, temperature, ranks, fronts, kept, most, BFLOAT16: tl.constexpr):
+    """Leave the bin of the token that is drawn, and its number there. top_k has `kept` so many, min_p `most`."""
+    top_p, draw = _parameter(parameters, 4), _parameter(parameters, 6)
+    # Kept tokens end where top_p does, a share of the mass that top_k leaves; the draw is a share of theirs.
     rank = kept
     turn = tl.where(top_p < 1, 0, 1)
     while turn < 2:
@@ -253,21 +276,26 @@ def draw(logits: Tensor, parameters: Tensor, masks: Tensor | None = None) -> Ten
     the row; that of its mask, -1 for none; and the choice, whose top_k is at least 1. `masks` [M, ceil(V / 8)] uint8
     have a bit for every token, the first one in the lowest bit, set if it may be chosen. Where none may, it is token 0.
     """
+    assert logits.dtype in DTYPES, "a histogram of more bits has no room"
+    assert parameters.shape[0] == len(PARAMETERS), "each row has all parameters"
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     size, count = logits.shape[1], parameters.shape[1]
     parts = triton.cdiv(size, _CHUNK)
     most_parts = triton.next_power_of_2(parts)
     room = FOUND.value + most_parts
     scratch = torch.zeros(count, room, dtype=torch.int32, device=logits.device)
+    masses = torch.empty(count, 2, BLOCKS.value, dtype=torch.float64, device=logits.device)
     out = torch.empty(count + 1, dtype=torch.int64, device=logits.device)
     bits = logits.view(torch.int16)
     # Where there are no masks, no byte of anything is read as one.
     read = (bits, bits.view(torch.uint8) if masks is None else masks, parameters, scratch)
     sizes = (size, logits.stride(0))
-    is_bfloat16 = logits.dtype == torch.bfloat16
+    own: dict[str, Any] = {"ROOM": room, "enable_fp_fusion": True}
+    kind: dict[str, Any] = {"BFLOAT16": logits.dtype == torch.bfloat16}
     kernels: tuple[Any, ...] = (_count, _decide, _find)
     count_, decide, find = kernels
-    count_[(count, parts)](*read, *sizes, BFLOAT16=is_bfloat16, ROOM=room, CHUNK=_CHUNK)
-    decide[(count,)](parameters, scratch, BFLOAT16=is_bfloat16, ROOM=room, num_warps=_WARPS)
-    find[(count, parts)](*read, out, *sizes, ROOM=room, CHUNK=_CHUNK, PARTS=most_parts)
+    programs = max(1, min(BLOCKS.value, _DECIDING // count))
+    count_[(count, parts)](*read, *sizes, CHUNK=_CHUNK, **kind, **own)
+    decide[(count, programs)](parameters, scratch, masses, num_warps=_WARPS, **kind, **own)
+    find[(count, parts)](*read, out, *sizes, CHUNK=_CHUNK, PARTS=most_parts, **own)
     return out
