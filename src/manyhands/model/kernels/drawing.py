@@ -35,7 +35,7 @@ from manyhands.model.kernels.adding import is_last
 DTYPES = (torch.bfloat16, torch.float16)
 PARAMETERS = ("row", "mask", "temperature", "top_k", "top_p", "min_p", "draw")
 _CHUNK = 2048  # tokens of one program
-_WARPS, _DECIDING = 8, 1024  # of a program that decides; about so many such programs
+_WARPS = 8  # of a program that decides
 
 # A row's place in the scratch memory: a count for each bin, sums of them over blocks of bins, what programs of the
 # row tell each other, and what each of them has found.
@@ -173,33 +173,31 @@ def _rank_of(mass, own, best, temperature, ranks, fronts, BFLOAT16: tl.constexpr
 
 @triton.jit
 def _decide(parameters, scratch, masses, BFLOAT16: tl.constexpr, ROOM: tl.constexpr):
-    """Program (row, first of some blocks): weigh their tokens. The last one of a row decides."""
-    number = tl.program_id(0).to(tl.int64)
+    """Program (row, block): weigh the block's tokens, if it has any. The last one of a row decides."""
+    number, at = tl.program_id(0).to(tl.int64), tl.program_id(1)
     own = scratch + number * ROOM
-    temperature, min_p = _parameter(parameters, 2), _parameter(parameters, 5)
     block = tl.arange(0, BLOCKS)
-    mass = masses + number * 2 * BLOCKS  # of each block
-    likely = mass + BLOCKS  # tokens of each block that min_p keeps
     sizes = tl.load(own + BINS + block).to(tl.float64)
-    ranks = tl.cumsum(sizes, axis=0) - sizes  # of the first token of each block
-    first = _last(ranks <= 0)
-    bins = first * SIZE + tl.arange(0, SIZE)
-    best = tl.min(tl.where(_counts(own, first) > 0, bins, BINS - 1), axis=0)
-    for at in range(tl.program_id(1), BLOCKS, tl.num_programs(1)):
-        if _at(sizes, at) > 0:
-            _, counts, weights = _block(own, at, best, temperature, BFLOAT16)
-            is_likely = (weights >= min_p) & (
-                weights > 0
-            )  # else rounding might draw what cannot be
-            tl.store(mass + at, tl.sum(counts * weights, axis=0))
-            tl.store(likely + at, tl.sum(tl.where(is_likely, counts, 0.0), axis=0))
-    if is_last(own + WEIGHED, tl.num_programs(1)):
-        weighed = tl.load(mass + block, mask=sizes > 0, other=0.0, cache_modifier=".cg")
-        fronts = tl.cumsum(weighed, axis=0) - weighed
-        counted = tl.load(likely + block, mask=sizes > 0, other=0.0, cache_modifier=".cg")
-        most = tl.maximum(tl.sum(counted, axis=0), 1.0)  # of broken logits none is likely
-        kept = tl.minimum(_parameter(parameters, 3), tl.sum(sizes, axis=0))
-        _choose(own, parameters, best, temperature, ranks, fronts, kept, most, BFLOAT16)
+    if tl.load(own + BINS + at) > 0:
+        ranks = tl.cumsum(sizes, axis=0) - sizes  # of the first token of each block
+        first = _last(ranks <= 0)
+        bins = first * SIZE + tl.arange(0, SIZE)
+        best = tl.min(tl.where(_counts(own, first) > 0, bins, BINS - 1), axis=0)
+        temperature, min_p = _parameter(parameters, 2), _parameter(parameters, 5)
+        _, counts, weights = _block(own, at, best, temperature, BFLOAT16)
+        is_likely = (weights >= min_p) & (weights > 0)  # else rounding might draw what cannot be
+        mass = masses + number * 2 * BLOCKS  # of each block
+        likely = mass + BLOCKS  # tokens of each block that min_p keeps
+        tl.store(mass + at, tl.sum(counts * weights, axis=0))
+        tl.store(likely + at, tl.sum(tl.where(is_likely, counts, 0.0), axis=0))
+        is_met = sizes > 0
+        if is_last(own + WEIGHED, tl.sum(is_met.to(tl.int32), axis=0)):
+            weighed = tl.load(mass + block, mask=is_met, other=0.0, cache_modifier=".cg")
+            counted = tl.load(likely + block, mask=is_met, other=0.0, cache_modifier=".cg")
+            fronts = tl.cumsum(weighed, axis=0) - weighed
+            most = tl.maximum(tl.sum(counted, axis=0), 1.0)  # of broken logits none is likely
+            kept = tl.minimum(_parameter(parameters, 3), tl.sum(sizes, axis=0))
+            _choose(own, parameters, best, temperature, ranks, fronts, kept, most, BFLOAT16)
 
 
 @triton.jit
@@ -294,8 +292,7 @@ def draw(logits: Tensor, parameters: Tensor, masks: Tensor | None = None) -> Ten
     kind: dict[str, Any] = {"BFLOAT16": logits.dtype == torch.bfloat16}
     kernels: tuple[Any, ...] = (_count, _decide, _find)
     count_, decide, find = kernels
-    programs = max(1, min(BLOCKS.value, _DECIDING // count))
     count_[(count, parts)](*read, *sizes, CHUNK=_CHUNK, **kind, **own)
-    decide[(count, programs)](parameters, scratch, masses, num_warps=_WARPS, **kind, **own)
+    decide[(count, BLOCKS.value)](parameters, scratch, masses, num_warps=_WARPS, **kind, **own)
     find[(count, parts)](*read, out, *sizes, CHUNK=_CHUNK, PARTS=most_parts, **own)
     return out
