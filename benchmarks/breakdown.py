@@ -141,19 +141,20 @@ def _device_clock(engine: Engine) -> Iterator[list[tuple[Any, Any]]]:
 
     def clocked(recording: Recording) -> Recording:
         begun: list[Any] = []
+        head, *between, tail = recording.parts
 
-        def head() -> None:
+        def first() -> None:
             begun[:] = [torch.cuda.Event(enable_timing=True)]
             begun[0].record()
-            recording.head()
+            head()
 
-        def tail() -> None:
+        def last() -> None:
             end = torch.cuda.Event(enable_timing=True)
-            recording.tail()
+            tail()
             end.record()
             events.append((begun[0], end))
 
-        return Recording(head, tail, recording.results)
+        return Recording((first, *between, last), recording.results)
 
     try:
         for graph, recording in zip(graphs, usual, strict=True):

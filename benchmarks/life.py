@@ -83,7 +83,8 @@ def hogwild_itself(
     return share_prompt(hogwild(problem, text, settings, Prompts().team), engine.prefixes)
 
 
-def _itself(workers: int) -> Situation:
+def itself(workers: int) -> Situation:
+    """A team that is `hogwild` itself, alone."""
     kind = Kind(workers, (0, 0), (600, 600))
     name = f"hogwild, {workers} workers, 1 k, steps of 40"
     return Situation(name, ((1, kind),), 300, begin_together=True, begin=hogwild_itself)
@@ -97,8 +98,8 @@ SITUATIONS: dict[str, tuple[Situation, ...]] = {
         one_team(4, 1024, 40),
         one_team(4, 1024, 100),
         one_team(16, 1024, 40),
-        _itself(4),
-        _itself(16),
+        itself(4),
+        itself(16),
         one_team(4, 16384, 40),
         RAGGED,
         FEW_TEAMS,

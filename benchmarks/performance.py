@@ -122,8 +122,11 @@ def life_step_end() -> str:
             if line["what"] != "ended":
                 continue
             parts = [line.get(part, 0.0) for part in _HOST_PARTS]
-            device = line["device 0 head"] + line["device 1 tail"]
-            times = [line["whole"], device, line["gap 0 head"], line["host"], *parts]
+            # A whole pass, or, until 2026-11-26, a head and the tail behind it.
+            is_whole = "device 0 whole" in line
+            names = ["device 0 whole"] if is_whole else ["device 0 head", "device 1 tail"]
+            idle = line["gap 0 whole" if is_whole else "gap 0 head"]
+            times = [line["whole"], sum(map(line.get, names)), idle, line["host"], *parts]
             other = line["host"] - sum(parts)
             rows.append(
                 [

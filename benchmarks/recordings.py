@@ -44,14 +44,14 @@ _ATTENTION = ("attend", "lone", "merge", "append", "specialised")
 def newest_plan(engine: Engine, situation: Situation) -> Plan:
     """The last plan of a crowd that was sent whole to a recording, and whose rows write one token each."""
     found: list[Plan] = []
-    begin = graphs._Graph.start_head
+    pack = graphs._Graph._pack
 
     def noting(graph: Any, plan: Plan, *rest: Any) -> None:
         if plan.num_tokens == plan.num_rows:
             found.append(plan)
-        begin(graph, plan, *rest)
+        pack(graph, plan, *rest)
 
-    with patch.object(graphs._Graph, "start_head", noting):
+    with patch.object(graphs._Graph, "_pack", noting):
         live(engine, situation, seed=1)
     assert found, "a crowd has passes without a prompt"
     # It is repeated as it is, and not followed by others one token later.
@@ -110,13 +110,11 @@ def measured(passes: graphs.GraphedPasses, plan: Plan, capacity: Capacity) -> di
     times = []
     for _ in range(_REPEATS):
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        graph.replay_head()
-        torch.cuda.synchronize()
-        graph.start_head(plan, work)
+        graph.start(plan, work)
         torch.cuda.synchronize()
         marks[0].record()
-        graph.recording.head()
-        graph.recording.tail()
+        for repeat in graph.recording.parts:
+            repeat()
         marks[1].record()
         torch.cuda.synchronize()
         times.append(marks[0].elapsed_time(marks[1]))

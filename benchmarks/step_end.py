@@ -169,10 +169,10 @@ def unlaunched(vocab_size: int = 256) -> Any:
             return torch.zeros(rows, size, dtype=torch.int32)
 
         def mark(self) -> Any:
-            return SimpleNamespace(record=_nothing, synchronize=_nothing)
+            return SimpleNamespace(record=_nothing, synchronize=_nothing, query=lambda: False)
 
         def record(self, work: Any) -> Recording:
-            return Recording(_nothing, _nothing, (logits, greedy))
+            return Recording((_nothing,) * 4, (logits, greedy))
 
         def recover(self) -> None:
             """Nothing is broken."""

@@ -1,6 +1,7 @@
 """Where the time of a live team goes on a GPU, by what a pass is: the device's share and the host's, piece by piece.
 
     python -m benchmarks.step_timeline --model qwen3-8b --workers 4,16
+    python -m benchmarks.step_timeline --model qwen3-8b --workers 4,16 --itself       the method `hogwild`
 
 `benchmarks/life.py` says how long the passes of a live team take; this one says why. Kinds of passes are those of
 `benchmarks/step_end.py`. For each kind, medians over passes, in milliseconds:
@@ -8,9 +9,10 @@
     whole        from one pass's tokens to the next's
     host         from the arrival of tokens until the whole pass is launched; below it, parts of that, by their own time:
                  `asked` ends where the next step is asked for, `other` is what no part has
-    device n     the n-th part of a recording since the tokens before, by the device's clock: a head (one for nothing, if two
-                 follow one another) or a tail
+    device n     the n-th run of parts of a recording since the tokens before, by the device's clock: a head (one for nothing, if
+                 two follow one another), the rest of that pass, or a whole one
     gap n        the device's time before it: nothing that is recorded runs
+    parts        in a head at the end (`engine/heads.py`)
 
 A timer around every part costs the host some microseconds, so the sums are a little larger than without.
 """
@@ -24,12 +26,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.life import MEMORY
+from benchmarks.life import MEMORY, itself
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES
 from benchmarks.step_end import unlaunched
@@ -38,9 +41,10 @@ from manyhands.cache.planner import Planner
 from manyhands.engine import executor, graphs
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import LocalExecutor
-from manyhands.evaluation.life import live, one_team
+from manyhands.evaluation.life import Situation, live, one_team
 
 KINDS = ("following", "behind", "ended")
+_VOCABULARY = 1 << 15  # of the network that takes no time: all of the bundled tokenizer's
 _WIDEST = 64  # tokens of the recordings that are made ahead here
 
 
@@ -103,16 +107,16 @@ class Timeline:
 
         return run
 
-    def marked(self, name: str, repeat: Callable[[], None]) -> Callable[[], None]:
-        """A part of a recording, between two marks of the device."""
+    def marked(self, name: str, repeat: Callable[..., None]) -> Callable[..., None]:
+        """Parts of a recording that are repeated together, between two marks of the device."""
 
-        def run() -> None:
+        def run(*arguments: Any) -> None:
             marks = _mark(), _mark()
             marks[0].record()
-            repeat()
+            repeat(*arguments)
             marks[1].record()
             self.events.append((name, *marks))
-            if name == "tail":
+            if name != "head":
                 spent = time.perf_counter() - self.arrived
                 other = spent - self.asked - sum(self.own.values())
                 self.host = {"host": spent, "asked": self.asked, **self.own, "other": other}
@@ -136,7 +140,7 @@ class Timeline:
         return run
 
 
-def measured(engine: Engine, workers: int, history: int, num_passes: int) -> dict[str, Any]:
+def measured(engine: Engine, workers: int, situation: Situation) -> dict[str, Any]:
     """The table of one team."""
     line = Timeline()
     changed: list[tuple[Any, str, Any]] = []
@@ -149,20 +153,13 @@ def measured(engine: Engine, workers: int, history: int, num_passes: int) -> dic
         put(place, name, line.timed(said, getattr(place, name)))
     put(Engine, "_pass", line.begins(Engine._pass))
     put(LocalExecutor, "_arrived", line.wait(LocalExecutor._arrived))
-    assert isinstance(engine.executor, LocalExecutor), "it is loaded here"
-    passes_made = engine.executor.passes
-    assert isinstance(passes_made, graphs.GraphedPasses), "a GPU has recordings"
-    recordings = [(graph, graph.recording) for graph in passes_made.recordings]
-    for graph, recording in recordings:
-        head, tail = line.marked("head", recording.head), line.marked("tail", recording.tail)
-        graph.recording = recording._replace(head=head, tail=tail)
+    for name, said in (("begin", "head"), ("go_on", "rest"), ("_all", "whole")):
+        put(graphs._Graph, name, line.marked(said, getattr(graphs._Graph, name)))
     try:
-        record = live(engine, one_team(workers, history, 40, num_passes), seed=1)
+        record = live(engine, situation, seed=1)
     finally:
         for place, name, before in reversed(changed):
             setattr(place, name, before)
-        for graph, recording in recordings:
-            graph.recording = recording
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     passes = line.passes[-len(record.passes) :]
@@ -218,7 +215,7 @@ def ready_engine(arguments: argparse.Namespace, clock: Clock) -> Iterator[Engine
     """An engine of random weights in the shapes of `arguments.model` that got ready as a server does."""
     with tempfile.TemporaryDirectory() as folder:
         engine = (
-            unlaunched()
+            unlaunched(_VOCABULARY)
             if arguments.tiny
             else Engine.load(
                 SHAPES[arguments.model].write(Path(folder) / "network"),
@@ -242,16 +239,24 @@ def main(words: list[str] | None = None) -> None:
     options.add_argument("--workers", default="4,16")
     options.add_argument("--history", type=int, default=1024)
     options.add_argument("--passes", type=int, default=300)
+    options.add_argument(
+        "--itself", action="store_true", help="`hogwild` itself, not a team made up"
+    )
     arguments = options.parse_args(words)
     clock = Clock(arguments.minutes)
-    results = Results(f"step_timeline_{arguments.model}", arguments, clock)
+    itself_ = "itself_" * arguments.itself
+    results = Results(f"step_timeline_{itself_}{arguments.model}", arguments, clock)
     graphs.AHEAD = _WIDEST
     with ready_engine(arguments, clock) as engine:
         for workers in map(int, arguments.workers.split(",")):
-            live(engine, one_team(workers, arguments.history, 40, arguments.passes), seed=0)
-            found = measured(engine, workers, arguments.history, arguments.passes)
-            for kind, row in found.items():
-                results.add("timelines", workers=workers, what=kind, **row)
+            if arguments.itself:
+                situation = replace(itself(workers), num_passes=arguments.passes)
+            else:
+                situation = one_team(workers, arguments.history, 40, arguments.passes)
+            live(engine, situation, seed=0)
+            for kind, row in measured(engine, workers, situation).items():
+                parts = engine.executor.passes.heads.num_parts  # type: ignore[attr-defined]
+                results.add("timelines", workers=workers, what=kind, **row, parts=parts)
 
 
 if __name__ == "__main__":

@@ -207,7 +207,8 @@ def test_the_container_file_copies_what_is_there_and_starts_what_it_installs(
     assert all((ROOT / name).exists() for name in copied)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {"src", "pyproject.toml", project["readme"], *project["license-files"]} <= set(copied)
-    (install,) = [rest for word, rest in steps if word == "RUN"]
+    compiler, install = [rest for word, rest in steps if word == "RUN"]
+    assert "install --yes --no-install-recommends gcc libc6-dev" in compiler
     assert '".[$EXTRA]"' in install
     assert ["ARG", "EXTRA=serve"] in steps
     assert "serve" in project["optional-dependencies"]

@@ -178,3 +178,14 @@ def test_views_begin_alike() -> None:
     for one, two in itertools.product(views, repeat=2):
         for count in range(4):
             assert one.begins_like(two, count) == (one.items[:count] == two.items[:count])
+
+
+def test_a_stand_in_differs_by_its_beginning_alone() -> None:
+    prompt, path, other, own = Block("prompt"), (Block(), Block()), Block(), Block()
+    for rest in ([other, own], [Lanes([[other], [Block()]]), own]):
+        view = View(rest, Beginning([prompt]))
+        made, usual = view.behind(Beginning(path)), View([*path, *rest])
+        assert made.items == usual.items
+        assert made.blocks == usual.blocks
+        assert (made.own, made.beside_others) == (usual.own, usual.beside_others)
+        assert made.begins_like(usual, 2)

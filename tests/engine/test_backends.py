@@ -13,6 +13,7 @@ from manyhands.attention.store import LayerShape
 from manyhands.engine.backends import choose_backend
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
+from manyhands.native import build
 from tests.engine.small import small_engine
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
@@ -97,7 +98,8 @@ def test_auto_is_never_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_engine_says_what_it_chose() -> None:
     engine = small_engine(backend="reference")
-    attention, layers, memory = engine.about
+    attention, layers, memory, plans = engine.about
+    assert plans == f"plans by {build.about()}"
     assert attention == "attention by reference: asked for"
     assert layers.startswith("layers: no fused modules")
     assert "hold keys and values" in memory

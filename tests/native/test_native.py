@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import situations
-from manyhands.attention.prepared import Capacity
+from manyhands.attention.prepared import Capacity, pack
 from manyhands.attention.work import Cutting, Occupancy, Tiling, cut
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import Cast, combined
@@ -39,6 +39,7 @@ NAMES = (
     "lists",
     "numbered",
     "team",
+    "pack",
 )
 
 
@@ -73,11 +74,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def both(name: str, loop: Callable[..., Any]) -> Callable[..., Any]:
         def call(*given: Any) -> Any:
             counted[name] += 1
-            mine = (*given[:-1], given[-1].copy()) if name == "items" else given
+            written = {"items": -1, "pack": 0}.get(name)  # an argument that is written to
+            mine = list(given)
+            if written is not None:
+                mine[written] = given[written].copy()
             found = loop(*given)
-            assert same(found, numpys(name, mine)), f"{name} of {given}"
-            if name == "items":
-                assert same(given[-1], mine[-1]), "splits of entries"
+            assert same(found, numpys(name, tuple(mine))), f"{name} of {given}"
+            if written is not None:
+                assert same(given[written], mine[written]), f"{name} of {given}"
             return found
 
         return call
@@ -115,7 +119,9 @@ def cut_all_ways(plan: Plan, rng: random.Random) -> None:
         Cutting(64, 128, Occupancy.SOME, is_specialised=True),
     ):
         work = cut(plan, tiling, wanted)
-        assert Capacity.of(plan, work).partials == work.num_partials
+        capacity = Capacity.of(plan, work).rounded()
+        buffer = np.full(capacity.num_integers, 7, dtype=np.int32)
+        pack(plan, work, capacity, buffer)
 
 
 class Team:
@@ -225,6 +231,15 @@ def test_reads_that_are_not_sorted_are_sorted(calls: Counter[str]) -> None:
     fed = rng.integers(1, 9, 200)
     compiled.lists(table, num_reads, rng.integers(0, 5, 200), fed, int(fed.sum()))
     assert calls["lists"] == 1
+
+
+def test_what_does_not_fit_is_not_packed() -> None:
+    places, one = np.array([[0, 4], [4, 4]]), np.arange(4)
+    for arrays, size in (([one, np.arange(5)], 8), ([one, one], 7), ([one], 8)):
+        with pytest.raises(ValueError, match=r"section"):
+            compiled.pack(np.zeros(size, np.int32), places, [0, 0], arrays)
+    with pytest.raises(TypeError, match="expected int32"):
+        compiled.pack(np.zeros(8, np.int64), places, [0, 0], [one, one])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.float64])

@@ -74,6 +74,15 @@ def test_the_watch_speaks_when_the_brace_closes():
     assert said == [None] * 6 + [r"\frac{1}{2}", None]
 
 
+@given(st.lists(st.sampled_from(["\\boxed", "{", "}", " ", "a", "x y", "\\{", "\\"]), max_size=14))
+def test_a_piece_is_read_as_its_characters_are(pieces):
+    whole, one_by_one = BoxWatch(), BoxWatch()
+    for piece in pieces:
+        said = whole.push(piece)
+        assert said == next(filter(None, [one_by_one.push(char) for char in piece][::-1]), None)
+        assert vars(whole) == vars(one_by_one)
+
+
 contents = st.recursive(
     st.text("ab12 ,=", max_size=5) | st.sampled_from([r"\{", r"\}", r"\\", r"\frac", r"\cdot "]),
     lambda inner: (

@@ -93,6 +93,29 @@ def test_pieces_of_any_size_agree(text, cuts):
     assert (ended(pieces) is not None) == (text in ENDS)
 
 
+@given(st.lists(st.text("ab .?:)`~$[]\\\n\u3002\U0001f642é", max_size=9), max_size=12))
+def test_a_piece_is_read_as_its_characters_are(pieces):
+    """Words of a line are read at once; nothing of what is known may differ."""
+    whole, one_by_one = StepEnd(), StepEnd()
+    for piece in pieces:
+        ended_whole = whole.push(piece)
+        ended_one_by_one = one_by_one.end is not None
+        for char in piece:
+            ended_one_by_one = one_by_one.push(char)
+        assert ended_whole == ended_one_by_one
+        if ended_whole:
+            return
+        assert vars(whole) == vars(one_by_one)
+
+
+@pytest.mark.parametrize("size", [1, 7, 6001])
+def test_a_long_line_ends_whatever_its_pieces(size):
+    step, read = StepEnd(), 0
+    while not step.push("a" * size):
+        read += size
+    assert read <= 6000 < read + size
+
+
 def test_two_line_feeds_make_a_break():
     assert ended(["It is four.", "\n", "\n"]) == 2
     assert ended(["It is four.\n", "\n"]) == 1

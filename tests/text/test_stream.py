@@ -38,6 +38,13 @@ class Loud(PreTrainedTokenizerFast):  # type: ignore[misc]
         return str(super()._decode(*args, **choices)).upper()
 
 
+class Quiet(PreTrainedTokenizerFast):  # type: ignore[misc]
+    """A tokenizer with an encoding of its own."""
+
+    def _encode_plus(self, text: Any, *args: Any, **choices: Any) -> Any:
+        return super()._encode_plus(text.lower(), *args, **choices)
+
+
 @pytest.mark.parametrize("make", [byte_level, sentence_piece])
 def test_the_shorter_way_decodes_as_the_tokenizer_does(make: Callable[[], Any]) -> None:
     tokenizer = make()
@@ -50,6 +57,42 @@ def test_the_shorter_way_decodes_as_the_tokenizer_does(make: Callable[[], Any]) 
     ]
     assert [text.decode(each, special=True) for each in lists] == expected
     assert pickle.loads(pickle.dumps(text)).decode(lists[-1], special=True) == expected[-1]
+
+
+TEXTS = (
+    "",
+    " ",
+    "**Alice [3]:** ",
+    "So the answer is\n\n",
+    "<|im_end|> and <think>",
+    "数学 élèves 🙂\ud7ff",
+)
+
+
+@pytest.mark.parametrize("make", [byte_level, sentence_piece])
+def test_the_shorter_way_encodes_as_the_tokenizer_does(make: Callable[[], Any]) -> None:
+    tokenizer = make()
+    text = Text(tokenizer)
+    assert text._encode.args == (tokenizer.backend_tokenizer,)  # type: ignore[attr-defined]
+    for words in TEXTS:
+        assert text._raw(words) == tuple(tokenizer.encode(words, add_special_tokens=False))
+    again = pickle.loads(pickle.dumps(text))
+    assert [again.encode(words) for words in TEXTS] == [text.encode(words) for words in TEXTS]
+
+
+def test_an_encoding_of_its_own_is_kept() -> None:
+    """Of the class, or of the file: a tokenizer that cuts what it is given."""
+    words = "loud words"
+    quiet = Quiet(tokenizer_object=byte_level().backend_tokenizer)
+    assert Text(quiet)._raw("LOUD Words") == BYTES.encode(words)
+    split = byte_level()
+    split.split_special_tokens = True
+    assert Text(split)._raw("<|im_end|>") == tuple(
+        split.encode("<|im_end|>", add_special_tokens=False)
+    )
+    cut = byte_level()
+    cut.backend_tokenizer.enable_truncation(2)
+    assert Text(cut)._raw(words) == BYTES.encode(words)
 
 
 def test_a_decoding_of_its_own_is_kept() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,9 @@ from torch import Tensor
 
 from manyhands.attention.rotary import Rope
 from manyhands.attention.work import Cutting, Occupancy, Work
+from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
+from manyhands.native import compiled as native
 from manyhands.native.plain import ITEM_FIELDS
 
 # Fields of a capacity: its launches.
@@ -131,6 +134,12 @@ class Capacity:
             yield name, start, size
             start += -(-size // _ALIGNED) * _ALIGNED
 
+    @cached_property
+    def places(self) -> tuple[tuple[str, ...], Ints]:
+        """Names of the sections, and where they begin and how long they are [2, sections]."""
+        names, starts, sizes = zip(*self.sections(), strict=True)
+        return names, np.array((starts, sizes), dtype=np.int64)
+
     def _sizes(self) -> Iterator[tuple[str, int]]:
         # The two lists of offsets stand together: tables of rotation are made of both at once.
         yield "token_ids", self.tokens
@@ -194,11 +203,9 @@ def pack(plan: Plan, work: Work, capacity: Capacity, buffer: Int32s) -> None:
         "pages": work.pages,
     }
     padding = {"key_page": NO_PAGE, "partial_indptr": work.num_partials}
-    for name, start, size in capacity.sections():
-        array = arrays[name]
-        section = buffer[start : start + size]
-        section[: len(array)] = array
-        section[len(array) :] = padding.get(name, 0)
+    names, places = capacity.places
+    assert names == tuple(arrays), "sections are written in their order"
+    native.pack(buffer, places, [padding.get(name, 0) for name in names], list(arrays.values()))
 
 
 def pack_growth(plan: Plan, work: Work, capacity: Capacity, buffer: Int32s) -> None:

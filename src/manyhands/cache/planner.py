@@ -30,6 +30,7 @@ from manyhands.cache.step import Step
 from manyhands.cache.trunks import NOTHING, Stretch, Trunk, Trunks
 from manyhands.cache.view import Item, Lanes, View
 from manyhands.errors import ContextTooLong, InvalidRequest, OutOfMemory
+from manyhands.native import build as native_build
 from manyhands.native import compiled as native
 
 _LONGEST_FRONT = 16  # tokens of a block that is copied to the front of others
@@ -259,6 +260,7 @@ class Planner:
     """
 
     def __init__(self, pool: PagePool, max_positions: int | None = None) -> None:
+        native_build.module()  # compiled now rather than in the first pass
         self.pool = pool
         self.max_positions = max_positions
         self._readers: weakref.WeakKeyDictionary[View, _Reader] = weakref.WeakKeyDictionary()

@@ -129,6 +129,19 @@ class View:
                 hint="The last block of a view is the row's own and must not stand before itself.",
             )
 
+    def behind(self, beginning: Beginning) -> View:
+        """The same view with other blocks in the place of its `beginning`: a stand-in for it. Nothing is checked again.
+
+        The own block must not be one of them.
+        """
+        assert self.beginning is not None, "there is nothing in whose place these could stand"
+        first, size = beginning.blocks, len(self.beginning.blocks)
+        view = object.__new__(View)
+        view.beginning, view.own, view.beside_others = beginning, self.own, self.beside_others
+        view.items = first + self.items[size:]
+        view.blocks = first + self.blocks[size:]
+        return view
+
     @property
     def num_tokens(self) -> int:
         """Length of the view: the position of the next token to be written."""

@@ -53,6 +53,7 @@ from manyhands.engine.speculation import Speculation
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.settings import ModelSettings
+from manyhands.native import build as native
 from manyhands.replay.merged import Merged
 from manyhands.replay.trace import Trace
 from manyhands.schema.lines import Line
@@ -171,6 +172,7 @@ class Engine:
             f"attention by {self.facts.backend}: {self.facts.backend_reason}",
             f"layers: {self.facts.fused}",
             self.facts.about_memory,
+            f"plans by {native.about()}",
             *([self.facts.about_ranks] if self.facts.about_ranks else []),
         ]
 

@@ -14,8 +14,8 @@ nothing to do. In plain decoding the next pass is nearly always the same rows wi
 so it is begun before the host has read those tokens. If something else is asked for (a step ended), the
 result is dropped: the pass wrote only to slots that are written again before they are read.
 
-A dropped pass costs its time. So a recording has two parts, and before the host has decided only the *head*
-is begun: the first few layers, about as long as the host takes. The tail follows when the guess was right.
+A dropped pass costs its time. So a recording has parts, and before the host has decided only the *head*
+is begun: the first few, about as long as the host takes (`engine/heads.py`). The rest follows when the guess was right.
 While guesses have been right ninety-nine times of a hundred, the whole pass is begun at once.
 
 **Ahead of time.** A recording takes a tenth of a second, and everybody who writes waits for it. `record_ahead` makes
@@ -62,6 +62,7 @@ from manyhands.attention.work import (
 from manyhands.cache.logprobs import Targets
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
+from manyhands.engine.heads import Heads, part_ends
 from manyhands.engine.passes import ALONE, Attending, Late, Others, Passes, PassOutcome
 from manyhands.engine.recorder import Cut, GraphRecorder, Recording
 from manyhands.engine.sampling import Chosen, likeliest
@@ -99,9 +100,6 @@ _ALL_SMALL, _MOST_ALONE = 32, 256
 # finds nothing to do, and takes its time.
 _MOST_ITEMS = 256
 _GUESSES = 32  # about so many of the last ones count
-_HEAD_BYTES = (
-    3 << 30
-)  # of weights: three quarters of a millisecond on an H200, as long as a host takes
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,10 +133,13 @@ class GraphedPasses(Passes):
         self._seen: Counter[Capacity] = Counter()
         self._kinds: Counter[_Kind] = Counter()  # of plans that wide recordings serve
         self._kinds_with_own: set[_Kind] = set()
+        self._kinds_due: set[_Kind] = set()  # the next plan of these may be recorded
+        self._to_look_at: tuple[Plan, Stretches] | None = None  # while the device works
         self._newest: tuple[_Graph, Plan] | None = None
         self._lookahead: _Lookahead | None = None
         self._sureness = 1.0
-        self.head_layers = head_layers(weight_bytes(adapter), adapter.num_layers)
+        self.part_ends = part_ends(weight_bytes(adapter), adapter.num_layers)
+        self.heads = Heads(self.part_ends, recorder.mark)
 
     @property
     def about(self) -> str | None:
@@ -164,7 +165,7 @@ class GraphedPasses(Passes):
         """See `Passes.forget`. What was begun with them goes, too."""
         self._graphs.clear()
         self._ahead.clear()
-        self._newest = self._lookahead = None
+        self._newest = self._lookahead = self._to_look_at = None
 
     def run(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
         """See `Passes.run`. A pass with targets is never recorded: prompts differ in length."""
@@ -203,7 +204,9 @@ class GraphedPasses(Passes):
             self._newest = newest[0], plan
             self.counts.planned_ahead += 1
             self.counts.followed += 1
-            return newest[0].next(plan, late)
+            outcome = newest[0].next(plan, late)
+            self._look()
+            return outcome
         can_record = plan.num_tokens <= MOST_TOKENS and self.trouble is None
         if not can_record or (found := self._recorded(plan)) is None:
             return super().begin(plan, late)
@@ -211,7 +214,9 @@ class GraphedPasses(Passes):
         self._newest = graph, plan
         self.counts.planned_ahead += 1
         self.counts.replayed += 1
-        return graph.start(plan, work, late)
+        outcome = graph.start(plan, work, late)
+        self._look()
+        return outcome
 
     def begin_head(self, plan: Plan, late: Late) -> bool:
         """See `Passes.begin_head`. Nothing is recorded for a guess."""
@@ -225,10 +230,11 @@ class GraphedPasses(Passes):
         if found is None:
             return False
         graph, work = found
-        graph.start_head(plan, work, late)
+        graph.start_head(plan, work, self.heads, late)
         self._newest = graph, plan
         self.counts.planned_ahead += 1
         self.counts.heads += 1
+        self._look()
         return True
 
     def finish_head(self, plan: Plan) -> PassOutcome:
@@ -236,6 +242,7 @@ class GraphedPasses(Passes):
         assert self._newest is not None, "its head was begun"
         graph, begun = self._newest
         assert begun is plan, "nothing was run in between"
+        self.heads.was_right()
         self.counts.replayed += 1
         return graph.finish(plan)
 
@@ -254,7 +261,10 @@ class GraphedPasses(Passes):
         self.counts.followed += 1
         if lookahead is None:
             return graph.next(plan)
-        return lookahead.outcome or graph.finish(plan)
+        if lookahead.outcome is not None:
+            return lookahead.outcome
+        self.heads.was_right()
+        return graph.finish(plan)
 
     def look_ahead(self, chosen: Chosen) -> None:
         """See `Passes.look_ahead`."""
@@ -262,11 +272,12 @@ class GraphedPasses(Passes):
             return
         graph, plan = self._newest
         self.counts.lookaheads += 1
-        graph.look_ahead(plan, chosen.on_device)
+        graph.look_ahead(plan, chosen.on_device, self.heads)
         is_whole = self._sureness >= _SURE_ENOUGH
         self.counts.heads += not is_whole
         outcome = graph.finish(plan) if is_whole else None
         self._lookahead = _Lookahead(chosen, outcome)
+        self._look()
 
     def _was_right(self, lookahead: _Lookahead, plan: Plan | None) -> bool:
         """Whether `plan`, if it follows at all, feeds what was chosen; remembered for next time."""
@@ -307,14 +318,29 @@ class GraphedPasses(Passes):
     def _wide_at_once(self, plan: Plan, stretches: Stretches) -> tuple[_Graph, Work] | None:
         """The wide recording, for most plans of small tiles alone: to look for their own, they would be cut twice."""
         kind = _kind(plan)
-        if kind in self._kinds_with_own or not self._ahead:
+        if kind in self._kinds_with_own or kind in self._kinds_due or not self._ahead:
+            self._kinds_due.discard(kind)
             return None
         if plan.num_tokens <= _ALL_SMALL:
             self._kinds[kind] += 1
-            is_served = self._kinds[kind] % _LOOKED_AT > 0
-        else:  # one with large tiles would launch them for nothing
-            is_served = plan.num_tokens <= _MOST_ALONE and stretches.are_small(self.backend.tiling)
-        return self._wide(plan, stretches, has_large=False) if is_served else None
+            if self._kinds[kind] % _LOOKED_AT == 0:
+                self._to_look_at = plan, stretches
+        elif plan.num_tokens > _MOST_ALONE or not stretches.are_small(self.backend.tiling):
+            return None  # one with large tiles would launch them for nothing
+        return self._wide(plan, stretches, has_large=False)
+
+    def _look(self) -> None:
+        """Look whether a plan that a wide recording has served wants one of its own. The device works meanwhile."""
+        put_off, self._to_look_at = self._to_look_at, None
+        if put_off is None:
+            return
+        plan, stretches = put_off
+        work = cut(plan, self.backend.tiling, None, stretches)
+        capacity = _capacity(plan, work)
+        self._seen[capacity] += capacity not in self._graphs
+        wants_own = not self._is_served_well(plan, work) and self._seen[capacity] >= _VERY_OFTEN
+        if capacity in self._graphs or wants_own:
+            self._kinds_due.add(_kind(plan))
 
     def _at_hand(
         self, plan: Plan, work: Work, capacity: Capacity, stretches: Stretches
@@ -330,7 +356,10 @@ class GraphedPasses(Passes):
             return None  # it is to have its own
         if fitting := [graph for known, graph in self._graphs.items() if known.serves(capacity)]:
             return min(fitting, key=lambda graph: graph.capacity.num_integers), work
-        return self._wide(plan, stretches, has_large=has_large)
+        # The other one is slower, and far from as slow as a pass that is launched kernel by kernel.
+        return self._wide(plan, stretches, has_large=has_large) or self._wide(
+            plan, stretches, has_large=not has_large
+        )
 
     def _is_served_well(self, plan: Plan, work: Work) -> bool:
         """Whether a wide recording has the kernels that a plan, cut alone as `work`, wants. Of many tokens the large ones count.
@@ -404,7 +433,7 @@ class GraphedPasses(Passes):
         return None
 
     def _record(self, page_size: int, capacity: Capacity) -> _Graph | None:
-        self.others.record(astuple(capacity), page_size, self.head_layers)
+        self.others.record(astuple(capacity), page_size, self.part_ends)
         return self.record(capacity, page_size)
 
     def record(self, capacity: Capacity, page_size: int) -> _Graph | None:
@@ -437,7 +466,9 @@ class _Graph:
         size = capacity.num_integers
         self.buffer = torch.zeros(2, size, dtype=torch.int32, device=passes.adapter.device)
         self.host = passes.recorder.host_buffer(2, size)
+        self.integers = self.host.numpy()  # [2, size]: to be sent, and their growth
         self.sent = passes.recorder.mark()
+        self.num_begun = 0  # parts of the pass that was begun last
         self._make_harmless()
 
     def record(self, passes: GraphedPasses) -> _Graph:
@@ -464,7 +495,7 @@ class _Graph:
         self.others.hand_over(integers[: self.capacity.tokens])
         integers.add_(growth)
         prepared = Prepared(integers, self.capacity, self.page_size)
-        cuts = {passes.head_layers: cut}
+        cuts = dict.fromkeys(passes.part_ends, cut)
         attend = Attending(prepared, passes.memory, passes.backend, cuts)
         token_ids, keep = prepared.token_ids.long(), prepared.last.long()
         logits = passes.adapter.forward(token_ids, keep, attend)
@@ -473,14 +504,20 @@ class _Graph:
 
     def start(self, plan: Plan, work: Work, late: Late | None = None) -> PassOutcome:
         """Any plan that fits: send all of it, but for tokens that are there already."""
-        self.start_head(plan, work, late)
-        self.recording.tail()
+        self._pack(plan, work)
+        self.replay(late)
         return self._outcome(plan)
 
-    def start_head(self, plan: Plan, work: Work, late: Late | None = None) -> None:
+    def start_head(self, plan: Plan, work: Work, heads: Heads, late: Late | None = None) -> None:
         """The head of such a pass; `finish` makes the rest."""
+        self._pack(plan, work)
+        self._send(late)
+        self.begin(heads.num_parts, heads)
+
+    def _pack(self, plan: Plan, work: Work) -> None:
+        """Write all of it into the host's buffer, once that is free."""
         self.sent.synchronize()
-        integers, growth = self.host.numpy()
+        integers, growth = self.integers
         pack(plan, work, self.capacity, integers)
         if plan.lockstep is None:
             growth[:] = 0
@@ -488,7 +525,6 @@ class _Graph:
             pack_growth(plan, work, self.capacity, growth)
             integers -= growth  # the pass begins by adding it
         self.others.start(self.number, self.host)
-        self.replay_head(late)
 
     def next(self, plan: Plan, late: Late | None = None) -> PassOutcome:
         """The plan that follows: send its tokens, which are all that the graph cannot know."""
@@ -496,32 +532,34 @@ class _Graph:
         self.follow(plan.token_ids, late)
         return self._outcome(plan)
 
-    def look_ahead(self, plan: Plan, tokens: Tensor) -> None:
+    def look_ahead(self, plan: Plan, tokens: Tensor, heads: Heads) -> None:
         """Begin what follows `plan` if every row is fed its token of `tokens` [R], known on the device only."""
-        self.others.begin(self.number)
+        self.others.begin(self.number, heads.num_parts)
         self.buffer[0, : plan.num_tokens].copy_(tokens)
-        self.begin()
+        self.begin(heads.num_parts, heads)
 
     def finish(self, plan: Plan) -> PassOutcome:
-        """The tail of a pass that has begun."""
+        """The rest of a pass that has begun."""
         self.others.finish(self.number)
-        self.recording.tail()
+        self.go_on()
         return self._outcome(plan)
 
     # -- without a word to other ranks: what each of them does -------------------------------------
 
     def replay(self, late: Late | None = None) -> None:
         """A whole pass, with the integers of the host's buffer."""
-        self.replay_head(late)
-        self.recording.tail()
+        self._send(late)
+        self._all()
 
-    def replay_head(self, late: Late | None = None) -> None:
-        """Its head."""
+    def _send(self, late: Late | None) -> None:
         self.buffer.copy_(self.host, non_blocking=True)
         self.sent.record()
         if late is not None:
             late.fill(self.buffer[0])
-        self.recording.head()
+
+    def _all(self) -> None:
+        for repeat in self.recording.parts:
+            repeat()
 
     def follow(self, token_ids: Ints, late: Late | None = None) -> None:
         """A whole pass, one token later."""
@@ -533,12 +571,22 @@ class _Graph:
             self.sent.record()
         if late is not None:
             late.fill(self.buffer[0])
-        self.recording.head()
-        self.recording.tail()
+        self._all()
 
-    def begin(self) -> None:
-        """The head of a pass, one token later, whose tokens lie on rank 0's device."""
-        self.recording.head()
+    def begin(self, num_parts: int, heads: Heads | None = None) -> None:
+        """The first parts of a pass whose tokens lie on rank 0's device. The length of `heads` is looked at."""
+        self.num_begun = num_parts
+        parts = self.recording.parts[:num_parts]
+        if heads is not None:
+            heads.begin(parts)
+            return
+        for repeat in parts:
+            repeat()
+
+    def go_on(self) -> None:
+        """The other parts of that pass."""
+        for repeat in self.recording.parts[self.num_begun :]:
+            repeat()
 
     def _outcome(self, plan: Plan) -> PassOutcome:
         rows = len(plan.heads)
@@ -633,14 +681,6 @@ def _uncommon(tiling: Tiling) -> list[Capacity]:
     if tiling.narrow_rows:
         found.append(replace(wide, large_rows=tiling.narrow_rows, is_specialised=True))
     return found
-
-
-def head_layers(num_bytes: int, num_layers: int) -> int:
-    """How many layers are the head of a network with so many bytes of weights: half of them at most.
-
-    With one layer the head ends at its attention.
-    """
-    return min(num_layers // 2, max(1, round(_HEAD_BYTES * num_layers / max(1, num_bytes))))
 
 
 def _follows(plan: Plan, last: Plan) -> bool:

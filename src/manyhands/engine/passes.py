@@ -73,8 +73,8 @@ class Others:
     def launched(self, plan: Plan, logits: Tensor) -> None:
         """The pass is made: a chance to compare."""
 
-    def record(self, capacity: Sequence[int], page_size: int, head_layers: int) -> None:
-        """A pass of this capacity is recorded."""
+    def record(self, capacity: Sequence[int], page_size: int, ends: Sequence[int]) -> None:
+        """A pass of this capacity is recorded, in parts that end at these layers."""
 
     def all_could(self, could: bool) -> bool:
         """Whether all ranks could do what this one could, or could not."""
@@ -86,14 +86,14 @@ class Others:
     def follow(self, number: int, token_ids: Ints) -> None:
         """It is replayed one token later, with these tokens."""
 
-    def begin(self, number: int) -> None:
-        """Its head is replayed one token later, with tokens that rank 0 hands over on the device."""
+    def begin(self, number: int, num_parts: int) -> None:
+        """Its first parts are replayed one token later, with tokens that rank 0 hands over on the device."""
 
     def hand_over(self, tokens: Tensor) -> None:
         """These tokens, where every rank's recording reads them, become rank 0's."""
 
     def finish(self, number: int) -> None:
-        """Its tail is replayed."""
+        """The rest of its parts is replayed."""
 
 
 ALONE = Others()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 Repeat = Callable[[], None]
-Cut = Callable[[], None]  # called once in the midst of the work: here the head ends
+Cut = Callable[[], None]  # called in the midst of the work: here one part ends, and another begins
 
 
 class Mark(Protocol):
@@ -26,12 +26,14 @@ class Mark(Protocol):
     def synchronize(self) -> None:
         """Wait until the device has come to it."""
 
+    def query(self) -> bool:
+        """Whether the device has come to it."""
+
 
 class Recording(NamedTuple):
-    """A recording that repeats the work in two parts, and its results once both have been repeated."""
+    """A recording that repeats the work part by part, in their order, and its results once all have been repeated."""
 
-    head: Repeat
-    tail: Repeat
+    parts: tuple[Repeat, ...]
     results: tuple[Tensor, ...]
 
 
@@ -45,7 +47,7 @@ class GraphRecorder(Protocol):
         """A mark that nobody has to wait for yet."""
 
     def record(self, work: Callable[[Cut], tuple[Tensor, ...]]) -> Recording:
-        """Record `work`, which calls the cut once. Raises RuntimeError if it cannot be recorded."""
+        """Record `work`, which cuts itself into parts. Raises RuntimeError if it cannot be recorded."""
 
     def recover(self) -> None:
         """Be ready again after a recording that failed, or behind one that is under way."""
@@ -67,8 +69,8 @@ class CudaRecorder:
         return torch.cuda.Event()
 
     def record(self, work: Callable[[Cut], tuple[Tensor, ...]]) -> Recording:
-        """See `GraphRecorder`. Both parts share one pool of memory, and the tail reads what the head left."""
-        head, tail = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        """See `GraphRecorder`. All parts share one pool of memory, and each reads what those before it left."""
+        graphs = [torch.cuda.CUDAGraph()]
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
@@ -78,12 +80,13 @@ class CudaRecorder:
 
             def cut() -> None:
                 recording.close()
-                recording.enter_context(_capture(tail, head.pool()))
+                graphs.append(torch.cuda.CUDAGraph())
+                recording.enter_context(_capture(graphs[-1], graphs[0].pool()))
 
-            recording.enter_context(_capture(head, self._pool))
+            recording.enter_context(_capture(graphs[0], self._pool))
             results = work(cut)
-        self._pool = head.pool()
-        return Recording(head.replay, tail.replay, results)
+        self._pool = graphs[0].pool()
+        return Recording(tuple(graph.replay for graph in graphs), results)
 
     def recover(self) -> None:
         """See `GraphRecorder`."""

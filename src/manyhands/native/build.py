@@ -54,6 +54,12 @@ def reason() -> str:
     return _made()[1]
 
 
+def about() -> str:
+    """The kind of code that serves here, and why, in a few words."""
+    module, reason = _made()
+    return f"numpy: {reason}" if module is None else "native code"
+
+
 def _load() -> ModuleType:
     compiler = _compiler()
     place = _place(compiler)

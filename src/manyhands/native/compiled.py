@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyhands.native import build, plain
 from manyhands.native.plain import ITEM_FIELDS, Ints, Lists, Paired, Table
@@ -139,3 +140,13 @@ def team(of_rows: Ints, lies: Ints, is_live: Ints, fused: Ints, begun: Ints) -> 
     told = _room(3, num_rows)
     count = c.team(of_rows, lies, is_live, fused, begun, room, told, _room(2, width))
     return None if count < 0 else Table(room[:count], *told)
+
+
+def pack(
+    buffer: NDArray[np.int32], places: Ints, padding: Sequence[int], arrays: Sequence[Ints]
+) -> None:
+    """See `plain.pack`."""
+    if (c := build.module()) is None:
+        plain.pack(buffer, places, padding, arrays)
+    else:
+        c.pack(buffer, places, np.array(padding, dtype=np.int64), *arrays)

@@ -12,7 +12,7 @@
 
 typedef int64_t Int;
 
-#define MOST_ARRAYS 16
+#define MOST_ARRAYS 24
 #define ENDLESS ((Int)1 << 30)
 #define ITEM_FIELDS 6
 
@@ -27,8 +27,8 @@ static void let_go(Arrays *arrays) {
     while (arrays->count) PyBuffer_Release(&arrays->held[--arrays->count]);
 }
 
-/* The integers of an array, and how many there are; NULL with an error. Empty arrays have a place, too. */
-static Int *ints(Arrays *arrays, PyObject *array, Py_ssize_t *size, int flags) {
+/* The integers of an array of so many bytes each, and how many there are; NULL with an error. Empty arrays have a place, too. */
+static void *integers(Arrays *arrays, PyObject *array, Py_ssize_t *size, int flags, Py_ssize_t bytes) {
     static Int nothing;
     Py_buffer *held = &arrays->held[arrays->count];
     if (arrays->count == MOST_ARRAYS) {
@@ -37,13 +37,17 @@ static Int *ints(Arrays *arrays, PyObject *array, Py_ssize_t *size, int flags) {
     }
     if (PyObject_GetBuffer(array, held, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | flags) < 0) return NULL;
     arrays->count++;
-    if (held->itemsize != sizeof(Int) || !held->format || !strchr("lq", held->format[0])) {
-        PyErr_Format(PyExc_TypeError, "a loop was given an array of format %s; expected int64",
-                     held->format ? held->format : "?");
+    if (held->itemsize != bytes || !held->format || !strchr("ilq", held->format[0])) {
+        PyErr_Format(PyExc_TypeError, "a loop was given an array of format %s; expected int%zd",
+                     held->format ? held->format : "?", 8 * bytes);
         return NULL;
     }
-    if (size) *size = held->len / (Py_ssize_t)sizeof(Int);
+    if (size) *size = held->len / bytes;
     return held->buf ? held->buf : &nothing;
+}
+
+static Int *ints(Arrays *arrays, PyObject *array, Py_ssize_t *size, int flags) {
+    return integers(arrays, array, size, flags, sizeof(Int));
 }
 
 #define READ(name, at)                                                                             \
@@ -552,6 +556,46 @@ LOOP(team, 8)
     RETURN(count);
 END
 
+/* -- a buffer (attention/prepared.py) -------------------------------------------------------- */
+
+/* buffer (int32), places [2, sections]: where they begin and how long they are, padding [sections], an array for each section */
+static PyObject *pack(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    Arrays arrays = {.count = 0};
+    (void)module;
+    if (given < 3) {
+        PyErr_SetString(PyExc_TypeError, "pack takes a buffer, places, padding, and arrays");
+        return NULL;
+    }
+    Py_ssize_t room;
+    int32_t *buffer = integers(&arrays, args[0], &room, PyBUF_WRITABLE, sizeof(int32_t));
+    if (!buffer) goto failed;
+    READ(places, 1);
+    READ(padding, 2);
+    Py_ssize_t sections = padding_size;
+    if (given != 3 + sections || places_size != 2 * sections) {
+        PyErr_SetString(PyExc_ValueError, "pack takes an array for each section");
+        goto failed;
+    }
+    for (Py_ssize_t section = 0; section < sections; section++) {
+        READ(array, 3 + section);
+        Int start = places[section], size = places[sections + section];
+        if (start < 0 || size < array_size || start + size > room) {
+            PyErr_Format(PyExc_ValueError, "an array of %zd integers for a section of %lld at %lld",
+                         array_size, (long long)size, (long long)start);
+            goto failed;
+        }
+        int32_t *into = buffer + start;
+        for (Py_ssize_t at = 0; at < array_size; at++) into[at] = (int32_t)array[at];
+        int32_t value = (int32_t)padding[section];
+        for (Int at = array_size; at < size; at++) into[at] = value;
+    }
+    let_go(&arrays);
+    Py_RETURN_NONE;
+failed:
+    let_go(&arrays);
+    return NULL;
+}
+
 /* -- the module ------------------------------------------------------------------------------ */
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
@@ -559,7 +603,7 @@ END
 static PyMethodDef methods[] = {
     METHOD(num_entries), METHOD(entries), METHOD(stretches), METHOD(sizes), METHOD(num_tiles),
     METHOD(tiles), METHOD(num_splits), METHOD(last_done), METHOD(items), METHOD(partials),
-    METHOD(lists), METHOD(numbered), METHOD(team), {NULL, NULL, 0, NULL},
+    METHOD(lists), METHOD(numbered), METHOD(team), METHOD(pack), {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {

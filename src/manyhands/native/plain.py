@@ -294,6 +294,19 @@ def team(of_rows: Ints, lies: Ints, is_live: Ints, fused: Ints, begun: Ints) -> 
     return Table(reads, is_read.sum(axis=1), ends[1, :, -1], ends[0, :, -1])
 
 
+def pack(
+    buffer: NDArray[np.int32], places: Ints, padding: Sequence[int], arrays: Sequence[Ints]
+) -> None:
+    """Write an array into each section of a buffer, and behind it the section's padding.
+
+    `places` [2, sections]: where they begin in the buffer, and how long they are.
+    """
+    for (start, size), value, array in zip(places.T.tolist(), padding, arrays, strict=True):
+        section = buffer[start : start + size]
+        section[: len(array)] = array
+        section[len(array) :] = value
+
+
 def ranges(first: Ints, size: Ints) -> Ints:
     """first[0], first[0] + 1, ... (size[0] of them), then the same from first[1], and so on."""
     ends: Ints = size.cumsum()

@@ -133,6 +133,7 @@ class _Team(BudgetedRun):
         self.dismissed: set[int] = set()
         self.history: list[Block] = []
         self.last_past: Beginning | None = None  # of the views as they are now
+        self.is_seated = False  # whether views are those of the desks and the history
         self.unfrozen: list[Block] = []  # of the history: fed by the next pass
         self.unheard: tuple[Item, ...] = ()  # said before the work began
         self.num_settled = 0  # of the history, so many are as `moves` wants them
@@ -168,6 +169,8 @@ class _Team(BudgetedRun):
             self.num_fed += sum(len(self.writers[i].feed) for i in present)
             self.opening += self._encode_again()  # which counts once: it is in `num_fed` already
             yield from self.write(present)
+            if not self.is_seated:
+                self._seat()
             self._look_around()
             yield from self.look()
 
@@ -307,7 +310,7 @@ class _Team(BudgetedRun):
             if (desk := self.desks[index]) not in self.unfrozen:
                 self.history.append(desk.freeze())
             self.desks[index] = Block(f"{self.names[index]} {self.step_numbers[index]}")
-            self._seat()
+            self.is_seated = False  # until all have read what they wrote in this pass
         yield self._step_begun(index)
         if asked:
             self.checked.add(index)
@@ -328,6 +331,7 @@ class _Team(BudgetedRun):
         for seat, index in enumerate(self.seats):
             self.writers[index].view = self.view_of(cast, seat)
         self.last_past = cast.past
+        self.is_seated = True
 
     def _cast(self) -> Cast:
         return Cast(

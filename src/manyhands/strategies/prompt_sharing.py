@@ -180,6 +180,8 @@ class _SharedPrompt:
                 last = None if known is None else known[1]
                 known = self._beginnings[beginning.line] = beginning, Beginning(blocks, last)
             beginning = known[1]
+            if self.block not in items:
+                return asked.behind(beginning)
         return View(self._over(items, path), beginning)
 
     def _over(self, items: tuple[ItemT, ...], path: tuple[Block, ...]) -> tuple[ItemT | Block, ...]:

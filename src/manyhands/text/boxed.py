@@ -15,6 +15,7 @@ import re
 
 _BOXES = frozenset({"boxed", "fbox"})
 _LONGEST = 1 + max(map(len, _BOXES))  # of a longer command's name we keep no more than this
+_MEANS_SOMETHING = frozenset("\\{}")  # outside of boxes and commands
 _PLACEHOLDER = re.compile(
     r"""[\s.…?_]*                                             # nothing, dots, blanks to fill in
       | \\[lcv]?dots[bcimo]?
@@ -42,6 +43,9 @@ class BoxWatch:
 
     def push(self, piece: str) -> str | None:
         """Read on. The answer of the last box closed by `piece`, None if none was."""
+        if not self._boxes and self._command is None and _MEANS_SOMETHING.isdisjoint(piece):
+            self._box_named &= not piece.strip()
+            return None
         answer = None
         for char in piece:
             closed = self._read(char)

@@ -40,6 +40,7 @@ _SENTENCE_ENDS = frozenset(
 _CLOSING_MARKS = frozenset("\"'*_`$")
 # closing brackets, quotes of either direction (German closes with “), pictographs and their parts
 _CLOSING_KINDS = frozenset({"Pe", "Pf", "Pi", "So", "Mn", "Cf"})
+_MARKS = frozenset("\n\\$")  # of ends of lines, of escapes and formulas
 _FORMULAE = {"$$": "$$", r"\[": r"\]"}  # the opening of a display formula: its end
 _FENCE = re.compile(r"\s*(?:(`{3,})([^`]*)|(~{3,})(.*))", re.DOTALL)
 
@@ -67,6 +68,9 @@ class StepEnd:
         """Read the newest piece. True if the step ended within it."""
         if self.end is not None:
             return True
+        if not (self._fence or self._formula or self._previous) and _MARKS.isdisjoint(piece):
+            self._read_words(piece)
+            return self.end is not None
         for index, char in enumerate(piece):
             self._num_chars += 1
             if char == "\n":
@@ -78,6 +82,22 @@ class StepEnd:
         if self._num_chars > 3 * STEP_LIMIT:
             self.end = len(piece)
         return self.end is not None
+
+    def _read_words(self, piece: str) -> None:
+        """A piece within a line, outside of code and formulas, without a mark that could begin one: as most are."""
+        self._num_chars += len(piece)
+        self._line += piece[: max(0, _FENCE_LINE_LIMIT + 1 - len(self._line))]
+        if piece.strip():
+            self._line_blank = False
+        for char in reversed(piece):
+            if char in _SENTENCE_ENDS:
+                self._sentence_ended = True
+                break
+            if not _is_transparent(char):
+                self._sentence_ended = False
+                break
+        if self._num_chars > 3 * STEP_LIMIT:
+            self.end = len(piece)
 
     def _end_line(self) -> bool:
         """A line feed came. True if it completes a break that ends the step."""

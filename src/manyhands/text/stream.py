@@ -26,6 +26,7 @@ class StreamDecoder:
         self._settled: list[int] = []
         self._waiting: list[int] = []
         self._given = 0  # characters of decode(settled + waiting) that were given out
+        self._lengths = text.lengths(special=special)
 
     @property
     def is_settled(self) -> bool:
@@ -69,7 +70,13 @@ class StreamDecoder:
     def _settle(self, size: int) -> None:
         if size:
             self._settled, self._waiting = self._waiting[:size], self._waiting[size:]
-        self._given = len(self._decode(self._settled))
+        if len(self._settled) == 1:  # as nearly always: the length of the token alone
+            (token,) = self._settled
+            if (length := self._lengths.get(token)) is None:
+                length = self._lengths[token] = len(self._decode(self._settled))
+            self._given = length
+        else:
+            self._given = len(self._decode(self._settled))
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return self._text.decode(tokens, special=self._special)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import groupby
@@ -119,10 +119,14 @@ _THINKING = (
 
 
 _EFFORT, _NO_EFFORT = "reasoning_effort", "none"  # as OpenAI's API and templates have them
-# Of transformers' tokenizers in Rust: the methods that decode, and the modules that define them.
+# Of transformers' tokenizers in Rust: the methods that decode and encode, and the modules that define them.
 _DECODING = {
     "decode": "transformers.tokenization_utils_base",
     "_decode": "transformers.tokenization_utils_tokenizers",
+}
+_ENCODING = {
+    "encode": "transformers.tokenization_utils_base",
+    "_encode_plus": "transformers.tokenization_utils_tokenizers",
 }
 
 
@@ -145,6 +149,7 @@ class Text:
     ) -> None:
         self.tokenizer = tokenizer
         self._decode = _decoder(tokenizer)
+        self._encode = _encoder(tokenizer)
         words = tokenizer.added_tokens_decoder
         added: dict[int, str] = {token: word.content for token, word in words.items()}
         ids = {word: token for token, word in added.items()}
@@ -156,6 +161,7 @@ class Text:
         self._control_words = [added[token] for token in controls if token in added]
         self._unknown = None if tokenizer.unk_token_id in ends else tokenizer.unk_token_id
         self._has_token: dict[str, bool] = {}  # of characters, looked up once
+        self._lengths: tuple[dict[int, int], dict[int, int]] = ({}, {})  # of tokens, likewise
         self._controls: frozenset[int] = frozenset(controls - {self._unknown})
         self._thinking = habit = self._habit(ids)
         self.think_end: int | None = ids[habit.closes] if habit else None
@@ -330,6 +336,10 @@ class Text:
             tokens = [token for token in tokens if token not in self._hidden]
         return self._decode(list(tokens))
 
+    def lengths(self, *, special: bool = False) -> dict[int, int]:
+        """Characters of `decode((token,), special=special)` by token, as far as they were looked up: to be filled by whoever asks."""
+        return self._lengths[special]
+
     def bytes_of(self, token: int) -> bytes:
         """The bytes that a token adds to a text, in its middle. A hidden token has those of its name."""
         special = token in self._hidden
@@ -432,7 +442,7 @@ class Text:
 
     def _raw(self, text: str) -> tuple[int, ...]:
         """The tokenizer's own encoding: control tokens that are spelled out become such."""
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+        return tuple(self._encode(text))
 
     def _following(self, text: str) -> tuple[int, ...]:
         """`_raw` of a text that does not stand first: without the blank some tokenizers add."""
@@ -512,13 +522,41 @@ def _decoder(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
     Each token of each writer is decoded twice, and of 18 µs that transformers takes for three tokens the library
     takes 0.4. A class with a decoding of its own keeps it.
     """
-    kind: Any = type(tokenizer)
-    places = [getattr(getattr(kind, name, None), "__module__", "") for name in _DECODING]
-    if places == list(_DECODING.values()):
+    if _is_usual(tokenizer, _DECODING):
         backend: Any = tokenizer
         return partial(backend.backend_tokenizer.decode, skip_special_tokens=False)
     plain = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
     return partial(tokenizer.decode, **plain)
+
+
+def _encoder(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
+    """The encoding of text without special tokens around it: as in `_decoder`.
+
+    The words that begin a step are encoded while the device waits.
+    """
+    plain = partial(tokenizer.encode, add_special_tokens=False, verbose=False)
+    plain("")  # transformers takes cuts and padding of a file away
+    if not _is_usual(tokenizer, _ENCODING) or getattr(tokenizer, "split_special_tokens", True):
+        return plain
+    backend: Any = tokenizer
+    library = backend.backend_tokenizer
+    if library.truncation is not None or library.padding is not None:
+        return plain
+    return partial(_encoded, library)
+
+
+def _encoded(library: Any, text: str) -> list[int]:
+    found: list[int] = library.encode(text, add_special_tokens=False).ids
+    return found
+
+
+def _is_usual(tokenizer: Tokenizer, methods: Mapping[str, str]) -> bool:
+    """Whether these methods of the tokenizer's class are defined in these modules."""
+    kind: Any = type(tokenizer)
+    return all(
+        getattr(getattr(kind, name, None), "__module__", "") == place
+        for name, place in methods.items()
+    )
 
 
 @cache

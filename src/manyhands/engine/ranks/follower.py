@@ -110,7 +110,8 @@ class Follower:
         self.executor.passes.launch(unpack_plan(arrays), unpack_targets(arrays))
 
     def _record(self, arrays: Iterator[Ints]) -> None:
-        page_size, self.graphs.head_layers, *sizes = next(arrays).tolist()
+        page_size, *sizes = next(arrays).tolist()
+        self.graphs.part_ends = tuple(next(arrays).tolist())
         self.graphs.record(Capacity(*sizes), page_size)
 
     def _start(self, arrays: Iterator[Ints]) -> None:
@@ -123,10 +124,11 @@ class Follower:
         self.graphs.recordings[int(next(arrays)[0])].follow(next(arrays))
 
     def _begin(self, arrays: Iterator[Ints]) -> None:
-        self.graphs.recordings[int(next(arrays)[0])].begin()
+        number, num_parts = next(arrays).tolist()
+        self.graphs.recordings[number].begin(num_parts)
 
     def _finish(self, arrays: Iterator[Ints]) -> None:
-        self.graphs.recordings[int(next(arrays)[0])].recording.tail()
+        self.graphs.recordings[int(next(arrays)[0])].go_on()
 
     @property
     def graphs(self) -> GraphedPasses:

@@ -76,27 +76,27 @@ class ToldRanks(Together):
         """See `Others.launch`."""
         self.told.tell(Verb.LAUNCH, *pack_plan(plan), *pack_targets(targets))
 
-    def record(self, capacity: Sequence[int], page_size: int, head_layers: int) -> None:
+    def record(self, capacity: Sequence[int], page_size: int, ends: Sequence[int]) -> None:
         """See `Others.record`."""
-        self.told.tell(Verb.RECORD, np.array([page_size, head_layers, *capacity], dtype=np.int64))
+        self.told.tell(Verb.RECORD, _ints(page_size, *capacity), _ints(*ends))
 
     def start(self, number: int, integers: Tensor) -> None:
         """See `Others.start`."""
         flat = integers.numpy().reshape(-1).astype(np.int64)
-        self.told.tell(Verb.START, _one(number), flat)
+        self.told.tell(Verb.START, _ints(number), flat)
 
     def follow(self, number: int, token_ids: Ints) -> None:
         """See `Others.follow`."""
-        self.told.tell(Verb.FOLLOW, _one(number), token_ids)
+        self.told.tell(Verb.FOLLOW, _ints(number), token_ids)
 
-    def begin(self, number: int) -> None:
+    def begin(self, number: int, num_parts: int) -> None:
         """See `Others.begin`."""
-        self.told.tell(Verb.BEGIN, _one(number))
+        self.told.tell(Verb.BEGIN, _ints(number, num_parts))
 
     def finish(self, number: int) -> None:
         """See `Others.finish`."""
-        self.told.tell(Verb.FINISH, _one(number))
+        self.told.tell(Verb.FINISH, _ints(number))
 
 
-def _one(number: int) -> Ints:
-    return np.array([number], dtype=np.int64)
+def _ints(*numbers: int) -> Ints:
+    return np.array(numbers, dtype=np.int64)

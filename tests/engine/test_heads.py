@@ -1,0 +1,114 @@
+"""A head is as long as the host takes: by marks of a device that is simulated."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from manyhands.engine.heads import Heads, part_ends
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "num_layers", "expected"),
+    [
+        (16 << 30, 36, (3, 7, 10)),
+        (62 << 30, 64, (2, 3, 5)),
+        (1 << 20, 6, (3,)),
+        (1 << 20, 1, (0,)),
+        (0, 2, (1,)),
+    ],
+)
+def test_parts_are_half_a_millisecond_long(
+    num_bytes: int, num_layers: int, expected: tuple[int, ...]
+) -> None:
+    assert part_ends(num_bytes, num_layers) == expected
+
+
+class Device:
+    """Parts take a while each, one behind the other; the host looks at marks when it likes."""
+
+    def __init__(self, part: float) -> None:
+        self.part = part
+        self.now = self.free = 0.0
+
+    def repeat(self) -> None:
+        """A part."""
+        self.free = max(self.free, self.now) + self.part
+
+    def mark(self) -> DeviceMark:
+        """A mark of this device."""
+        return DeviceMark(self)
+
+
+class DeviceMark:
+    """A mark behind what was asked for."""
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.at = device, 0.0
+
+    def record(self) -> None:
+        self.at = self.device.free
+
+    def synchronize(self) -> None:
+        self.device.now = max(self.device.now, self.at)
+
+    def query(self) -> bool:
+        return self.at <= self.device.now
+
+
+def lengths(host: float, *, noise: float = 0.0, passes: int = 400, right: float = 1.0) -> list[int]:
+    """The parts of each head, where a host takes so long, in parts of the device's."""
+    device, rng = Device(1.0), random.Random(3)
+    heads = Heads((1, 2, 3), device.mark)
+    found = []
+    for _ in range(passes):
+        found.append(heads.num_parts)
+        heads.begin([device.repeat] * heads.num_parts)
+        device.now += max(0.01, rng.gauss(host, noise))
+        if rng.random() < right:
+            heads.was_right()
+        device.repeat()  # the rest, or the next pass anew
+        device.now = device.free
+    return found
+
+
+@pytest.mark.parametrize(("host", "parts"), [(0.3, 1), (0.9, 1), (1.4, 2), (2.5, 3), (9.0, 3)])
+@pytest.mark.parametrize("right", [1.0, 0.7])
+def test_a_head_is_as_long_as_the_host_takes(host: float, parts: int, right: float) -> None:
+    assert set(lengths(host, right=right)[200:]) == {parts}
+
+
+def test_a_host_that_is_slow_now_and_then_changes_little() -> None:
+    found = lengths(0.7, noise=0.15, passes=2000)
+    assert sum(one != other for one, other in itertools.pairwise(found)) < 20
+    assert found[100:].count(1) > 1500
+
+
+def test_a_host_that_becomes_slow_is_followed() -> None:
+    device = Device(1.0)
+    heads = Heads((1, 2, 3), device.mark)
+
+    def passes(host: float) -> int:
+        for _ in range(100):
+            heads.begin([device.repeat] * heads.num_parts)
+            device.now += host
+            heads.was_right()
+            device.now = max(device.now, device.free)
+        return heads.num_parts
+
+    assert [passes(host) for host in (0.5, 2.5, 1.5, 0.5)] == [1, 3, 2, 1]
+
+
+def test_what_was_not_begun_tells_nothing() -> None:
+    device = Device(1.0)
+    heads = Heads((0,), device.mark)
+    for _ in range(100):
+        heads.was_right()
+    assert heads.num_parts == 1
+    heads.begin([device.repeat])
+    device.now += 9
+    for _ in range(100):
+        heads.was_right()
+    assert heads.num_parts == 1, "there is no longer one"
