@@ -37,7 +37,7 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.model.kernels import gate_up, gated, norms, one_shot, rows, skinny, w4a16
+from manyhands.model.kernels import drawing, gate_up, gated, norms, one_shot, rows, skinny, w4a16
 from manyhands.model.quantised.linear import Float8Linear
 from manyhands.model.quantised.w4a16 import Int4Linear
 
@@ -146,6 +146,7 @@ def products(capability: int) -> None:
     one_shot.meet(meeting, zeros(2, 256), zeros(2, 256), (zeros(256), 1e-6), (zeros(256), 1e-6), 0)
     norms.norm_heads(zeros(2, 256), (zeros(64), 1e-6), (zeros(64), 1e-6), 2, 1, 0)
     gated.gated(zeros(2, 512), "silu")
+    drawing.draw(zeros(2, 256), torch.zeros(len(drawing.PARAMETERS), 2, dtype=torch.float64))
     if capability >= 90:
         rows.quantise_rows(zeros(2, 256), torch.float8_e4m3fn)
         gate_up.gated_product(zeros(128, 256), zeros(256, 256), None, "silu")

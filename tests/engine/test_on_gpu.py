@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.layouts import LAYOUTS
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
+from manyhands.engine import executor, sampling
 from manyhands.engine.engine import Engine
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.loading import load_adapter
@@ -274,6 +276,26 @@ def test_recorded_passes_weigh_and_tell_as_plain_ones_do(how: Choice) -> None:
     here = Engine.load(manyhands.bundled.path(), device="cpu", dtype="float32", memory_tokens=4096)
     if not how.temperature:  # a draw may fall between two numbers that differ in the last bit
         assert weighed(here, how) == there[0]
+
+
+def test_draws_from_logits_of_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels, compiled before the first pass, give what their twin gives of the same numbers in 32 bits."""
+    how = Choice(temperature=0.9, top_k=200, top_p=0.95, logprobs=2, min_tokens=60)
+    engine = bundled(graphs=True, dtype="bfloat16")
+    engine.get_ready()
+    before = engine.executor.counts
+    found = weighed(engine, how)
+    since = engine.executor.counts - before
+    assert since.lookaheads > 8
+    assert since.compiled == 0
+
+    def in_32_bits(logits: torch.Tensor, *more: Any) -> sampling.Chosen:
+        return sampling.choose(logits.float(), *more)
+
+    monkeypatch.setattr(executor, "choose", in_32_bits)
+    other = bundled(graphs=True, dtype="bfloat16")
+    other.get_ready()
+    assert weighed(other, how) == found
 
 
 def test_masks_of_bits_on_the_device() -> None:

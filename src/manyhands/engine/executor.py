@@ -53,7 +53,7 @@ from manyhands.engine.backends import check_backend, choose_backend, make_passes
 from manyhands.engine.lookahead import Ahead
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.passes import ALONE, Late, Others, PassOutcome
-from manyhands.engine.sampling import Chosen, choose, sent
+from manyhands.engine.sampling import Chosen, choose, get_ready, sent
 from manyhands.engine.weighing import Weights
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.model.adapter import ModelAdapter, weight_bytes
@@ -544,6 +544,8 @@ class LocalExecutor:
     def record_ahead(self, told: Callable[[int, int], None]) -> None:
         """See `Executor.record_ahead`."""
         self.passes.record_ahead(self.facts.page_size, told)
+        size = 1, self.facts.vocab_size
+        get_ready(torch.zeros(size, dtype=self.adapter.dtype, device=self.adapter.device))
 
     @torch.inference_mode()
     def logits(self, plan: Plan) -> Tensor:

@@ -3,34 +3,41 @@
 The random number of a row comes with its Choice, drawn from the worker's own seeded generator. Nothing
 here is random, so another row, another request or another device cannot change anybody's luck.
 
-Sorting a large vocabulary takes a GPU a quarter of the time of a small network's whole pass, and nearly
-always the token is among the likeliest thousand. So only those are put in order. Whether they decided it is
-known on the device; where they did not, everything is sorted when the host asks.
+On a GPU, logits of 16 bits have a kernel that sorts nothing (`model/kernels/drawing.py`). What stands here is its
+twin, for all other logits: on a CPU, and those of 32 bits, as penalties and biases leave them. Sorting a large
+vocabulary takes a GPU a quarter of the time of a small network's whole pass, and nearly always the token is among the
+likeliest thousand. So only those are put in order. Whether they decided it is known on the device; where they did not,
+everything is sorted when the host asks.
 
 Logprobs (`cache/logprobs.py`) are taken from the logits as they are, and stand in tensors of their own before the
 next pass may write where the logits stood. A pass in which no row asks for any does no work for them.
 
     R  rows      V  vocabulary      N  rows that draw      C  candidates of a row
-    P  places whose logprobs are wanted      K  of the likeliest tokens there
+    P  places whose logprobs are wanted      K  of the likeliest tokens there      M  masks
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from manyhands.cache.logprobs import LEAST_LOGPROB, Logprobs, Tokens
 from manyhands.cache.step import GREEDY, Choice
 from manyhands.errors import ManyhandsError
+from manyhands.model import kernels
 
 _BROKEN, _SOUND, _UNDECIDED = 0, 1, 2
 _CANDIDATES = 1024
 _SORTED = 8 * _CANDIDATES  # vocabularies up to this size are sorted as a whole
 _LAST_TOKEN = (1 << 32) - 1
+
+Bits = NDArray[np.uint8]  # of a mask: [ceil(V / 8)]
 
 
 class Chosen:
@@ -169,6 +176,8 @@ def choose(
     known. `among`: of both these rows alone are meant. `weigh` makes new logits of theirs, by what the rows' writers have written.
     """
     is_plain = weigh is None and all(choice is GREEDY or choice == GREEDY for choice in choices)
+    if not is_plain and weigh is None and logits.itemsize == 2 and kernels.usable(logits):
+        return _draw(logits, choices, range(len(logits)) if among is None else among)
     if among is not None:
         rows_and_state = sent([*among, len(logits)], torch.int64, logits.device)
         greedy = None if greedy is None else greedy.index_select(0, rows_and_state)
@@ -202,6 +211,36 @@ def choose(
     return Chosen(torch.cat((tokens, state)), decide, told)
 
 
+def get_ready(logits: Tensor) -> None:
+    """Compile what choosing from such logits [1, V] takes."""
+    choose(logits, [Choice(temperature=1.0)])
+
+
+def _draw(logits: Tensor, choices: Sequence[Choice], rows: Sequence[int]) -> Chosen:
+    """By the kernels, which take the likeliest token as the first of one: a token for each of `rows` [N] of logits [R, V]."""
+    from manyhands.model.kernels import drawing
+
+    size = logits.shape[1]
+    kinds, masks = _masks(choices, size)
+    cuts = zip(*(_cuts(choice, size) for choice in choices), strict=True)
+    values: list[Sequence[float]] = [rows, kinds, *cuts]
+    parameters = sent(values, torch.float64, logits.device)
+    chosen = drawing.draw(logits, parameters, _sent_masks(masks, logits.device) if masks else None)
+    told = None
+    if any(choice.logprobs is not None for choice in choices):
+        own = logits.index_select(0, sent(rows, torch.int64, logits.device))
+        told = _told(own, choices, chosen[:-1])
+    return Chosen(chosen, told=told)
+
+
+def _cuts(choice: Choice, size: int) -> tuple[float, ...]:
+    """The temperature, top_k, top_p, min_p and draw of a choice among `size` tokens, for the kernels."""
+    if choice.temperature == 0:
+        return 1.0, 1, 1.0, 0.0, 0.0
+    top_k = min(choice.top_k or size, size)
+    return choice.temperature, top_k, choice.top_p, choice.min_p, choice.draw
+
+
 def _told(logits: Tensor, choices: Sequence[Choice], tokens: Tensor) -> ToldRows | None:
     """The logprobs that rows have asked for; None if no row has."""
     asked = {row: c.logprobs for row, c in enumerate(choices) if c.logprobs is not None}
@@ -210,35 +249,57 @@ def _told(logits: Tensor, choices: Sequence[Choice], tokens: Tensor) -> ToldRows
 
 def _permitted(scores: Tensor, choices: Sequence[Choice]) -> Tensor:
     """Scores with every token that a row may not choose at minus infinity."""
-    if any(c.allowed is not None or c.forbidden or c.mask is not None for c in choices):
-        scores = scores.clone()  # the logits are still the caller's
-    if masks := {row: choice.mask for row, choice in enumerate(choices) if choice.mask is not None}:
-        at = sent(list(masks), torch.int64, scores.device)
-        is_kept = _unpacked(list(masks.values()), scores.shape[1], scores.device)
-        kept = scores.index_select(0, at).masked_fill_(~is_kept, float("-inf"))
-        scores.index_copy_(0, at, kept)
-    for row, choice in enumerate(choices):
-        if choice.allowed is not None:
-            allowed = sent(sorted(choice.allowed), torch.int64, scores.device)
-            kept = torch.full_like(scores[row], float("-inf"))
-            scores[row] = kept.index_copy_(0, allowed, scores[row].index_select(0, allowed))
-        if choice.forbidden:
-            forbidden = sent(sorted(choice.forbidden), torch.int64, scores.device)
-            scores[row].index_fill_(0, forbidden, float("-inf"))
-    return scores
+    kinds, masks = _masks(choices, scores.shape[1])
+    if not masks:
+        return scores
+    bits = torch.arange(8, dtype=torch.uint8, device=scores.device)
+    packed = _sent_masks(masks, scores.device)
+    is_permitted = (packed.unsqueeze(-1) >> bits & 1).view(len(masks), -1)[:, : scores.shape[1]]
+    rows = [row for row, kind in enumerate(kinds) if kind >= 0]
+    at, kind = sent([rows, [kinds[row] for row in rows]], torch.int64, scores.device)
+    is_barred = is_permitted.bool().logical_not_().index_select(0, kind)
+    kept = scores.index_select(0, at).masked_fill_(is_barred, float("-inf"))
+    return scores.index_copy(0, at, kept)  # the logits are still the caller's
 
 
-def _unpacked(masks: Sequence[bytes], size: int, device: torch.device) -> Tensor:
-    """Masks as truths [masks, size]; a token beyond the end of its mask is none."""
-    width = -(-size // 8)
-    packed = np.zeros((len(masks), width), dtype=np.uint8)
-    for row, mask in enumerate(masks):
-        given = np.frombuffer(mask[:width], dtype=np.uint8)
-        packed[row, : len(given)] = given
-    held = torch.from_numpy(packed)
-    sent = (held.pin_memory() if device.type == "cuda" else held).to(device, non_blocking=True)
-    bits = torch.arange(8, dtype=torch.uint8, device=device)
-    return (sent.unsqueeze(-1) >> bits & 1).view(len(masks), -1)[:, :size].bool()
+def _masks(choices: Sequence[Choice], size: int) -> tuple[list[int], list[Bits]]:
+    """(The number of each row's mask, -1 if it may choose any token; the masks, each one once)."""
+    masks: dict[tuple[Any, ...], Bits] = {}
+    kinds: dict[tuple[Any, ...], int] = {(None, frozenset(), None): -1}
+    rows = []
+    for choice in choices:
+        kind = choice.allowed, choice.forbidden, choice.mask
+        if kind not in kinds:
+            kinds[kind] = len(masks)
+            masks[kind] = _mask(choice, size)
+        rows.append(kinds[kind])
+    return rows, list(masks.values())
+
+
+def _mask(choice: Choice, size: int) -> Bits:
+    """The tokens that a choice permits, as its own mask has them; none is beyond the end of that."""
+    bits = _listed(choice.allowed, choice.forbidden, size)
+    if choice.mask is None:
+        return bits
+    given = np.frombuffer(choice.mask[: len(bits)], dtype=np.uint8)
+    masked = np.zeros_like(bits)
+    masked[: len(given)] = bits[: len(given)] & given
+    return masked
+
+
+@functools.lru_cache(maxsize=64)
+def _listed(allowed: frozenset[int] | None, forbidden: frozenset[int], size: int) -> Bits:
+    """A mask of `allowed`, or of all `size` tokens, without the forbidden ones. Lists stay the same for many passes."""
+    permitted = np.full(size, allowed is None)
+    permitted[list(allowed or ())] = True
+    permitted[list(forbidden)] = False
+    return np.packbits(permitted, bitorder="little")
+
+
+def _sent_masks(masks: Sequence[Bits], device: torch.device) -> Tensor:
+    """Masks [M, ceil(V / 8)] on the device."""
+    held = torch.from_numpy(np.stack(masks))
+    return (held.pin_memory() if device.type == "cuda" else held).to(device, non_blocking=True)
 
 
 def to_host(values: Tensor) -> Tensor:
