@@ -25,6 +25,7 @@ from benchmarks.results import ROOT, Clock, Results, parser
 
 FILES = (
     "tests/engine/test_sampling.py",
+    "tests/engine/test_drawing.py",
     "tests/engine/test_on_gpu.py",
     "tests/model/test_on_gpu.py",
     "tests/model/test_kernels.py",
