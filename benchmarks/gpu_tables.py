@@ -21,12 +21,9 @@ def long_history() -> str:
     """Passes behind long histories, with keys and values in 16 bits and in eight."""
     rows = []
     for name, shape in SHAPES.items():
-        # Of the older file the lines that the newer one has not.
-        files = (result(f"decode_long_{when}{name}") or {} for when in ("", "gated_"))
         cells = {
             (line["history"], line["workers"], line["keys"] != "auto"): line
-            for found in files
-            for line in found.get("cells", [])
+            for line in (result(f"decode_long_{name}") or {}).get("cells", [])
         }
         for _, line in sorted(cells.items()):
             attention = line["parts"].get("ms_attention")

@@ -124,7 +124,9 @@ def all_kinds(dtype: torch.dtype, every: int = 1) -> tuple[Tensor, list[Choice]]
 
 @DTYPES
 def test_they_draw_what_their_twin_draws(dtype: torch.dtype) -> None:
-    logits, choices = all_kinds(dtype)
+    # In the interpreter, where a row takes 20 ms, a third of them for the second dtype: only `_value` differs.
+    is_whole = dtype == torch.bfloat16 or DEVICE != "cpu"
+    logits, choices = all_kinds(dtype, 1 if is_whole else 3)
     before = logits.clone()
     others, wrong = differing(logits, choices, drawn(logits, choices))
     assert wrong == 0

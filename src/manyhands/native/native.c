@@ -63,12 +63,12 @@ static Int *ints(Arrays *arrays, PyObject *array, Py_ssize_t *size, int flags) {
 #define NUMBER(name, at)                                                                           \
     Int name = PyLong_AsLongLong(args[at]);                                                        \
     if (name == -1 && PyErr_Occurred()) goto failed
-#define LOOP(name, least)                                                                          \
+#define LOOP(name, wanted)                                                                         \
     static PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t given) {             \
         Arrays arrays = {.count = 0};                                                              \
         (void)module;                                                                              \
-        if (given != (least)) {                                                                    \
-            PyErr_Format(PyExc_TypeError, #name " takes %d arguments", least);                     \
+        if (given != (wanted)) {                                                                   \
+            PyErr_Format(PyExc_TypeError, #name " takes %d arguments", wanted);                     \
             return NULL;                                                                           \
         }
 #define END                                                                                        \
