@@ -52,7 +52,7 @@ def fresh_process() -> str:
     for name, shape in SHAPES.items():
         found = (
             result(f"start_up_{part}{name}")
-            for part in ("", "mended_", "wide_", "fronts_", "turns_")
+            for part in ("", "mended_", "wide_", "fronts_", "turns_", "ended_", "draws_")
         )
         for line in (line for each in found for line in (each or {}).get("starts", [])):
             later = [line["first_prompt"], line["second_prompt"], *line["crowds"]]
@@ -205,7 +205,9 @@ def _change(then: Result, now: Result) -> str:
 def gpu_tests() -> str:
     """The tests that ran on a GPU, and those that ran under the sanitizer."""
     rows = []
-    for name in ("gpu_tests", "gpu_tests_rest", "gpu_memcheck", "gpu_racecheck"):
+    tests = ("", "_eight_bits", "_attention", "_draws")
+    names = [f"gpu_tests{part}" for part in tests]
+    for name in (*names, "gpu_memcheck", "gpu_memcheck_draws", "gpu_racecheck"):
         found = result(name)
         for file, counts in (found or {}).get("files", {}).items():
             errors = (found or {}).get("errors_of_the_tool")

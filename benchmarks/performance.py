@@ -48,6 +48,8 @@ def cell(found: Result | None, kind: str = "cells", **where: Any) -> Result | No
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
+    "life_draws_qwen3-8b",
+    "life_itself_qwen3-8b",
     "life_ended_qwen3-8b",
     "life_ragged_qwen3-8b",
     "life_crowds_and_mix_qwen3-8b",
@@ -115,6 +117,8 @@ def life_step_end() -> str:
         for when in (
             *("before_", "", "stretches_", "fronts_", "before_matrix_", "matrix_", "lists_"),
             "ended_",
+            "native_",
+            "itself_",
         )
     ):
         found = result(name) or {}
@@ -130,13 +134,28 @@ def life_step_end() -> str:
             other = line["host"] - sum(parts)
             rows.append(
                 [
-                    str(line["workers"]),
+                    f"{line['workers']}{', `hogwild` itself' * name.endswith('itself_qwen3-8b')}",
                     found["commit"],
                     *(f"{time:.2f}" for time in (*times, other)),
                 ]
             )
-    rows.sort(key=lambda row: int(row[0]))
+    rows.sort(key=lambda row: int(row[0].partition(",")[0]))
     return table(head, rows) if rows else NOTHING_YET
+
+
+def life_in_turn() -> str:
+    """Teams alone, made up and `hogwild` itself, by two commits on one card: milliseconds per pass."""
+    now, before = result("life_draws_qwen3-8b"), result("before_life_draws_qwen3-8b")
+    head = ["situation", "when", "mean", "before", "p50", "before", "p99", "before", "worst"]
+    rows = []
+    for line in (now or {}).get("situations", []):
+        same = cell(before, "situations", name=line["name"], when=line["when"])
+        if same is None:
+            continue
+        pairs = [(line[f"{key}_ms"], same[f"{key}_ms"]) for key in ("mean", "p50", "p99", "worst")]
+        times = [f"{time:.2f}" for pair in pairs for time in pair]
+        rows.append([line["name"], line["when"], *times])
+    return table([*head, "before"], rows) if rows else NOTHING_YET
 
 
 def life_whole() -> str:
@@ -563,6 +582,7 @@ TABLES: dict[str, Callable[[], str]] = {
     for made in (
         life,
         life_step_end,
+        life_in_turn,
         life_whole,
         life_lookahead,
         decode_ms,
