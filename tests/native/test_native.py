@@ -280,20 +280,21 @@ def test_a_damaged_file_is_made_anew(anew: Path) -> None:
     assert place.stat().st_size > 1000
 
 
-def test_a_folder_that_cannot_be_made(anew: Path, tmp_path: Path) -> None:
-    """A file stands where the folder should be: numpy serves, and the reason names the file."""
+def test_nothing_can_be_kept(anew: Path, tmp_path: Path) -> None:
+    """A file stands where the folder should be."""
     (tmp_path / "manyhands").write_text("")
-    assert build.module() is None
-    assert str(anew) in build.reason()
-
-
-def test_nothing_can_be_kept(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: Any, **__: Any) -> None:
-        raise PermissionError("read-only")
-
-    monkeypatch.setattr(Path, "mkdir", refused)
     assert build.module() is not None
     assert not anew.exists()
+
+
+def test_no_home(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "expanduser", refused)
+    assert build.module() is None
+    assert "home" in build.reason()
 
 
 @pytest.mark.parametrize(

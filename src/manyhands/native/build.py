@@ -40,7 +40,7 @@ def _made() -> tuple[ModuleType | None, str]:
         return None, f"{VARIABLE} is {OFF}"
     try:
         return _load(), ""
-    except (_CannotCompile, OSError, ImportError) as error:
+    except (_CannotCompile, OSError, ImportError, RuntimeError) as error:  # the last: no home
         return None, " ".join(str(error).split())
 
 
@@ -71,8 +71,8 @@ def _load() -> ModuleType:
     try:
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _compile(compiler, place)
-    except PermissionError:
-        # Nothing can be kept; what is loaded needs no file any more.
+    except OSError:
+        # Nothing can be kept there; what is loaded needs no file any more.
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder) / place.name
             _compile(compiler, place)
