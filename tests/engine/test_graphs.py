@@ -495,6 +495,55 @@ def test_a_plan_for_which_one_wide_recording_has_no_room_goes_by_the_other(
     assert found[0] is passes._ahead[64, has_large]
 
 
+def test_a_capacity_gets_a_recording_of_its_own_where_nothing_is_begun_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with speculation, whose passes feed several tokens a row: they come one by one."""
+    monkeypatch.setattr(graphs, "AHEAD", 2)
+    monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
+    monkeypatch.setattr(graphs, "_LOOKED_AT", 2)
+    usual = graphs.wide_capacity
+
+    def wide(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
+        return replace(usual(tokens, tiling, has_large=has_large), occupancy=Occupancy.SOME)
+
+    monkeypatch.setattr(graphs, "wide_capacity", wide)
+    engine = graphed_engine()
+    engine.get_ready()
+    passes = passes_of(engine)
+    monkeypatch.setattr(passes, "plans_ahead", False)
+    monkeypatch.setattr(passes, "look_ahead", lambda chosen: None)
+    before = passes.num_graphs
+    for index in range(9):
+        engine.run(walking(a_team_of(2), 1, {0: index + 1}))
+        assert passes.num_graphs == before + (index >= 6), "looked at with every other one"
+
+
+def test_a_plan_that_the_other_recording_serves_gets_its_own_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graphs, "_LEAST", LEAST)
+    monkeypatch.setattr(graphs, "_VERY_OFTEN", 4)
+    passes = passes_of(graphed_engine())
+    passes.backend.tiling = tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=128)
+    made: list[Capacity] = []
+
+    def record(page_size: int, capacity: Capacity) -> graphs._Graph:
+        made.append(capacity)
+        return graphs._Graph(passes, capacity, page_size)
+
+    monkeypatch.setattr(passes, "_record", record)
+    for kind in (True, False):
+        capacity = WIDE(64, tiling, has_large=kind)
+        passes._ahead[64, kind] = graphs._Graph(passes, replace(capacity, large=4 * kind), 64)
+    plan = situations.live_team(16, 16384, 99, prefixes=4)[0]
+    found = [passes._recorded(plan) for _ in range(4)]
+    assert [each is not None and each[0] is passes._ahead[64, False] for each in found[:3]] == [
+        True
+    ] * 3
+    assert len(made) == 1
+
+
 def test_sizes_of_passes_are_tiles_apart() -> None:
     asked = (1, 3, 8, 9, 13, 17, 25, 29, 33, 128, 129, 192, 193, 209, 513, 1024, 1025, 2048)
     made = [1, 4, 8, 12, 16, 24, 28, 32, 64, 128, 144, 192, 208, 256, 576, 1024, 1152, 2048]

@@ -103,15 +103,15 @@ def test_a_host_that_becomes_slow_is_followed() -> None:
 
 def test_what_was_not_begun_tells_nothing() -> None:
     device = Device(1.0)
-    heads = Heads((0,), device.mark)
+    heads = Heads((1, 2, 3), device.mark)
     for _ in range(100):
-        heads.was_right()
-    assert heads.num_parts == 1
-    heads.begin([device.repeat])
+        heads.was_right()  # all marks say that the device is done
+    assert heads.num_parts == 2
+    heads.begin([device.repeat] * 2)
     device.now += 9
     for _ in range(100):
-        heads.was_right()
-    assert heads.num_parts == 1, "there is no longer one"
+        heads.was_right()  # the first of these counts
+    assert heads.num_parts == 2
 
 
 def test_where_no_head_is_long_enough_it_is_said() -> None:

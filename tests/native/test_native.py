@@ -271,13 +271,21 @@ def test_what_is_compiled_is_kept(anew: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [*anew.iterdir()] == [kept], "nothing is left beside it"
 
 
-def test_a_damaged_file_is_made_anew(anew: Path) -> None:
-    place = build._place(build._compiler())
-    assert place.parent == anew
-    anew.mkdir(parents=True)
-    place.write_bytes(b"no library")
+@pytest.mark.parametrize("size", [0, 10, 9000])
+def test_a_damaged_file_is_made_anew(anew: Path, size: int) -> None:
+    """Half a library is none that fails to load: loading it ends the process."""
+    made = build._compile(build._compiler(), anew_folder(anew))
+    whole = made.read_bytes()
+    made.write_bytes(whole[:size])
     assert build.module() is not None
-    assert place.stat().st_size > 1000
+    (kept,) = anew.iterdir()
+    assert kept.stat().st_size == len(whole)
+
+
+def anew_folder(anew: Path) -> Path:
+    """The folder, made."""
+    anew.mkdir(parents=True)
+    return anew
 
 
 def test_nothing_can_be_kept(anew: Path, tmp_path: Path) -> None:
@@ -287,14 +295,21 @@ def test_nothing_can_be_kept(anew: Path, tmp_path: Path) -> None:
     assert not anew.exists()
 
 
-def test_no_home(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(path: Path) -> Path:
-        raise RuntimeError("Could not determine home directory.")
+@pytest.mark.parametrize("error", [RuntimeError("no home"), PermissionError("not yours")])
+def test_no_home_and_one_of_another_user(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refused(*_: Any) -> Path:
+        raise error
 
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "expanduser", refused)
-    assert build.module() is None
-    assert "home" in build.reason()
+    monkeypatch.setattr(build, "_folder" if isinstance(error, RuntimeError) else "_kept", refused)
+    assert build.module() is not None
+    assert not [*anew.glob("*")]
+
+
+def test_the_name_of_a_module_of_the_users_stays_free(anew: Path) -> None:
+    assert build.module() is not None
+    assert "native" not in sys.modules
 
 
 @pytest.mark.parametrize(
@@ -302,6 +317,7 @@ def test_no_home(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("CC", "no-such-compiler", "no-such-compiler"),
         ("CC", "false", "failed"),
+        ("CC", "no-such-compiler -pipe", "no-such-compiler -pipe"),
         (build.VARIABLE, build.OFF, build.VARIABLE),
     ],
 )
@@ -318,6 +334,43 @@ def test_without_a_compiler_numpy_serves(
     monkeypatch.undo()
     build._made.cache_clear()
     assert same(cut(plan, tiling).small, without.small)
+
+
+def test_a_compiler_with_flags(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (name,) = build._compiler()
+    monkeypatch.setenv("CC", f"{name} -g0")
+    assert build._compiler() == (name, "-g0")
+    assert build.module() is not None
+
+
+def test_a_compiler_that_speaks_another_encoding(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loud = tmp_path / "loud"
+    loud.write_text("#!/bin/sh\nprintf '\\377 is wrong' >&2\nexit 1\n")
+    loud.chmod(0o755)
+    monkeypatch.setenv("CC", str(loud))
+    assert build.module() is None
+    assert "is wrong" in build.reason()
+
+
+def test_integers_that_would_lead_out_of_an_array_are_refused() -> None:
+    """None can come from a plan; numpy reads something else there, or says so."""
+    none, one = np.array([0]), np.array([1])
+    with pytest.raises(ValueError, match="reads nothing"):
+        compiled.lists(
+            np.zeros((1, 6), np.int64),
+            np.array([0, 1]),
+            np.zeros(2, np.int64),
+            np.ones(2, np.int64),
+            2,
+        )
+    with pytest.raises(ValueError, match="without entries"):
+        compiled.stretches(none, one, np.array([0, 1, 1]), 64)
+    with pytest.raises(ValueError, match="without entries"):
+        compiled.sizes(none, one, none, np.array([0, 1, 1]))
+    with pytest.raises(ValueError, match="without entries"):
+        compiled.tiles(none, one, none, np.array([0, 1]), none, 0, 64)
 
 
 def test_a_compiler_that_hangs_is_stopped(

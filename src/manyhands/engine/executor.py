@@ -490,6 +490,7 @@ class LocalExecutor:
 
     def _arrived(self, chosen: Chosen) -> tuple[int, ...]:
         """The tokens. Where those on the device were a guess that was wrong, what was begun with them is dropped."""
+        self.passes.meanwhile()
         tokens = chosen.tokens()
         if self._begun is not None and not chosen.are_on_device():
             self._drop_begun()

@@ -22,7 +22,7 @@ Where no head is long enough, the whole pass is begun while guesses have been ri
 one *wide* recording for every number of tokens that passes come in, with room for long lists of everything
 else, before there is anything to serve; plans are cut for its kernels (`Cutting`). A plan that wants other kernels, such
 as large tiles for a long history, gets a recording of its own when its capacity has been met again and again. So does one that
-fits no wide recording, the second time; or, if a prompt is in it, much later.
+fits the wide recording with the other tiles alone; and one that fits none, the second time, or, if a prompt is in it, much later.
 
 Without wide recordings a capacity is recorded when it is asked for the second time, so that widths that come up once cost
 nothing; or later, while a recording that is a little wider serves it. Where recording fails (no memory left, a network that waits for the device in its forward),
@@ -204,9 +204,7 @@ class GraphedPasses(Passes):
             self._newest = newest[0], plan
             self.counts.planned_ahead += 1
             self.counts.followed += 1
-            outcome = newest[0].next(plan, late)
-            self._look()
-            return outcome
+            return newest[0].next(plan, late)
         can_record = plan.num_tokens <= MOST_TOKENS and self.trouble is None
         if not can_record or (found := self._recorded(plan)) is None:
             return super().begin(plan, late)
@@ -214,9 +212,7 @@ class GraphedPasses(Passes):
         self._newest = graph, plan
         self.counts.planned_ahead += 1
         self.counts.replayed += 1
-        outcome = graph.start(plan, work, late)
-        self._look()
-        return outcome
+        return graph.start(plan, work, late)
 
     def begin_head(self, plan: Plan, late: Late) -> bool:
         """See `Passes.begin_head`. Nothing is recorded for a guess."""
@@ -234,7 +230,6 @@ class GraphedPasses(Passes):
         self._newest = graph, plan
         self.counts.planned_ahead += 1
         self.counts.heads += 1
-        self._look()
         return True
 
     def finish_head(self, plan: Plan) -> PassOutcome:
@@ -277,7 +272,6 @@ class GraphedPasses(Passes):
         self.counts.heads += not is_whole
         outcome = graph.finish(plan) if is_whole else None
         self._lookahead = _Lookahead(chosen, outcome)
-        self._look()
 
     def _was_right(self, lookahead: _Lookahead, plan: Plan | None) -> bool:
         """Whether `plan`, if it follows at all, feeds what was chosen; remembered for next time."""
@@ -296,8 +290,10 @@ class GraphedPasses(Passes):
         Its own; or while its capacity is rare, one that is a little wider, or a wide one.
         """
         stretches = Stretches.of(plan, self.backend.tiling)
-        if (found := self._wide_at_once(plan, stretches)) is not None:
+        is_due = _kind(plan) in self._kinds_due
+        if not is_due and (found := self._wide_at_once(plan, stretches)) is not None:
             return found
+        self._kinds_due.discard(_kind(plan))
         work = cut(plan, self.backend.tiling, None, stretches)
         capacity = _capacity(plan, work)
         if capacity not in self._graphs:
@@ -318,8 +314,7 @@ class GraphedPasses(Passes):
     def _wide_at_once(self, plan: Plan, stretches: Stretches) -> tuple[_Graph, Work] | None:
         """The wide recording, for most plans of small tiles alone: to look for their own, they would be cut twice."""
         kind = _kind(plan)
-        if kind in self._kinds_with_own or kind in self._kinds_due or not self._ahead:
-            self._kinds_due.discard(kind)
+        if kind in self._kinds_with_own or not self._ahead:
             return None
         if plan.num_tokens <= _ALL_SMALL:
             self._kinds[kind] += 1
@@ -329,8 +324,8 @@ class GraphedPasses(Passes):
             return None  # one with large tiles would launch them for nothing
         return self._wide(plan, stretches, has_large=False)
 
-    def _look(self) -> None:
-        """Look whether a plan that a wide recording has served wants one of its own. The device works meanwhile."""
+    def meanwhile(self) -> None:
+        """See `Passes.meanwhile`: look whether a plan that a wide recording has served wants one of its own."""
         put_off, self._to_look_at = self._to_look_at, None
         if put_off is None:
             return
@@ -356,10 +351,12 @@ class GraphedPasses(Passes):
             return None  # it is to have its own
         if fitting := [graph for known, graph in self._graphs.items() if known.serves(capacity)]:
             return min(fitting, key=lambda graph: graph.capacity.num_integers), work
+        if (found := self._wide(plan, stretches, has_large=has_large)) is not None:
+            return found
+        if self._seen[capacity] >= _VERY_OFTEN:
+            return None  # it is to have its own
         # The other one is slower, and far from as slow as a pass that is launched kernel by kernel.
-        return self._wide(plan, stretches, has_large=has_large) or self._wide(
-            plan, stretches, has_large=not has_large
-        )
+        return self._wide(plan, stretches, has_large=not has_large)
 
     def _is_served_well(self, plan: Plan, work: Work) -> bool:
         """Whether a wide recording has the kernels that a plan, cut alone as `work`, wants. Of many tokens the large ones count.

@@ -130,6 +130,9 @@ class Passes:
         gained by it, so nothing is begun.
         """
 
+    def meanwhile(self) -> None:
+        """Do what has been put off: tokens are being chosen, and the next pass is begun, if any is. Here nothing is."""
+
     def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:
         """Get ready for passes of all sizes; `told` how far that has come. Launch by launch nothing is needed."""
 

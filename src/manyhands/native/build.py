@@ -4,8 +4,9 @@ Triton compiles its launchers in the same way, so wherever there are kernels the
 Python's headers, `plain.py` serves: the same integers, later. The environment variable
 `MANYHANDS_NATIVE=off` has it so.
 
-What is compiled is kept by a digest of all that it was made of, under `$XDG_CACHE_HOME/manyhands/native` (`~/.cache` without
-the variable), and put there in one move: processes that start together may all compile it, and none finds half a file.
+What is compiled is kept under `$XDG_CACHE_HOME/manyhands/native` (`~/.cache` without the variable), named by a digest of all that
+it was made of and by one of itself, and put there in one move: processes that start together may all compile it, and none loads
+half a file. Where nothing can be kept it is compiled at each start. Whatever goes wrong, `plain.py` serves.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import functools
 import hashlib
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -27,6 +31,7 @@ _COMPILERS = ("cc", "gcc", "clang")
 _SECONDS = 120.0  # for one compilation, after which it counts as failed
 _FLAGS = ("-O2", "-fPIC", "-shared")
 _OF_MACOS = ("-undefined", "dynamic_lookup")  # Python's own symbols are found when it is loaded
+_SUFFIX = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
 VARIABLE, OFF = "MANYHANDS_NATIVE", "off"
 
 
@@ -40,8 +45,8 @@ def _made() -> tuple[ModuleType | None, str]:
         return None, f"{VARIABLE} is {OFF}"
     try:
         return _load(), ""
-    except (_CannotCompile, OSError, ImportError, RuntimeError) as error:  # the last: no home
-        return None, " ".join(str(error).split())
+    except Exception as error:  # it is optional, and never stops an engine
+        return None, " ".join(str(error).split()) or type(error).__name__
 
 
 def module() -> ModuleType | None:
@@ -62,64 +67,70 @@ def about() -> str:
 
 def _load() -> ModuleType:
     compiler = _compiler()
-    place = _place(compiler)
-    if place.is_file():
-        try:
-            return _imported(place)
-        except ImportError:
-            place.unlink()  # damaged, or of another machine that shares the home
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _compile(compiler, place)
-    except OSError:
-        # Nothing can be kept there; what is loaded needs no file any more.
-        with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder) / place.name
-            _compile(compiler, place)
-            return _imported(place)
-    return _imported(place)
+    with suppress(OSError, ImportError, RuntimeError):  # the last: no home
+        folder = _folder()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return _imported(_kept(folder, compiler) or _compile(compiler, folder))
+    # Nothing can be kept there; what is loaded needs no file any more.
+    with tempfile.TemporaryDirectory() as name:
+        return _imported(_compile(compiler, Path(name)))
 
 
-def _compiler() -> str:
-    wanted = os.environ.get("CC")
-    found = next(filter(None, map(shutil.which, [wanted] if wanted else _COMPILERS)), None)
-    if found is None:
-        raise _CannotCompile(f"no C compiler was found ({wanted or ', '.join(_COMPILERS)})")
-    return found
+def _compiler() -> tuple[str, ...]:
+    """The words of the command that compiles: those of CC, or the first compiler that there is."""
+    words = shlex.split(os.environ.get("CC", ""))
+    for name in words[:1] or _COMPILERS:
+        if (found := shutil.which(name)) is not None:
+            return found, *words[1:]
+    raise _CannotCompile(f"no C compiler was found ({' '.join(words) or ', '.join(_COMPILERS)})")
 
 
-def _place(compiler: str) -> Path:
+def _folder() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(cache) if cache else Path("~/.cache").expanduser()) / "manyhands" / "native"
-    suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-    return folder / f"{_digest(compiler)}{suffix}"
+    return (Path(cache) if cache else Path("~/.cache").expanduser()) / "manyhands" / "native"
 
 
-def _digest(compiler: str) -> str:
-    made_of = (SOURCE.read_bytes(), sys.version.encode(), compiler.encode(), repr(_FLAGS).encode())
+def _kept(folder: Path, compiler: Sequence[str]) -> Path | None:
+    """The file that was made of the same, if it is whole: half a library would end the process. Others are taken away."""
+    for place in sorted(folder.glob(f"{_made_of(compiler)}-*{_SUFFIX}")):
+        if place == _named(folder, compiler, place.read_bytes()):
+            return place
+        place.unlink(missing_ok=True)
+    return None
+
+
+def _named(folder: Path, compiler: Sequence[str], library: bytes) -> Path:
+    return folder / f"{_made_of(compiler)}-{hashlib.sha256(library).hexdigest()[:16]}{_SUFFIX}"
+
+
+def _made_of(compiler: Sequence[str]) -> str:
+    made_of = (SOURCE.read_bytes(), sys.version.encode(), repr((compiler, _FLAGS)).encode())
     return hashlib.sha256(b"\0".join(made_of)).hexdigest()[:16]
 
 
-def _compile(compiler: str, place: Path) -> None:
-    """Compile into a file beside `place`, and move it there."""
-    handle, name = tempfile.mkstemp(dir=place.parent, suffix=place.suffix)
+def _compile(compiler: Sequence[str], folder: Path) -> Path:
+    """Compile into a file of this folder, and move it to its name."""
+    handle, name = tempfile.mkstemp(dir=folder, suffix=_SUFFIX)
     os.close(handle)
     flags = [*_FLAGS, *(_OF_MACOS if sys.platform == "darwin" else ())]
     include = f"-I{sysconfig.get_path('include')}"
     try:
         done = subprocess.run(
-            [compiler, *flags, include, str(SOURCE), "-o", name],
+            [*compiler, *flags, include, str(SOURCE), "-o", name],
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_SECONDS,
             check=False,
         )
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            raise _CannotCompile(f"{compiler} failed: {lines[0][:200]}")
+            raise _CannotCompile(f"{compiler[0]} failed: {lines[0][:200]}")
+        place = _named(folder, compiler, Path(name).read_bytes())
         os.replace(name, place)
+        return place
     except subprocess.TimeoutExpired as error:
-        raise _CannotCompile(f"{compiler} took longer than {_SECONDS:.0f} s") from error
+        raise _CannotCompile(f"{compiler[0]} took longer than {_SECONDS:.0f} s") from error
     finally:
         Path(name).unlink(missing_ok=True)
 

@@ -1,8 +1,8 @@
 /* Loops over the integers of a pass. `plain.py` says the same in numpy, function by function, and is what this file
    is tested against; its docstrings have the shapes. Every array is int64 and contiguous.
 
-   Functions write into arrays that `compiled.py` has made. They raise for an array of another kind, and for nothing
-   else: what stands in the arrays is our own. */
+   Functions write into arrays that `compiled.py` has made. They raise for arrays of another kind, and where the integers
+   themselves would lead out of an array: a strip that nobody reads, a row that reads nothing. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -71,6 +71,11 @@ static Int *ints(Arrays *arrays, PyObject *array, Py_ssize_t *size, int flags) {
             PyErr_Format(PyExc_TypeError, #name " takes %d arguments", wanted);                     \
             return NULL;                                                                           \
         }
+#define REFUSE(what)                                                                               \
+    do {                                                                                           \
+        PyErr_SetString(PyExc_ValueError, what);                                                   \
+        goto failed;                                                                               \
+    } while (0)
 #define END                                                                                        \
     failed:                                                                                        \
         let_go(&arrays);                                                                           \
@@ -151,6 +156,7 @@ LOOP(stretches, 5)
     Py_ssize_t count = 0;
     for (Py_ssize_t strip = 0; strip + 1 < strip_indptr_size; strip++) {
         Int first = strip_indptr[strip], stop = strip_indptr[strip + 1];
+        if (first >= stop) REFUSE("a strip without entries");
         Int lowest = low[first], highest = high[first];
         for (Int at = first + 1; at < stop; at++) {
             lowest = least(lowest, low[at]);
@@ -190,6 +196,7 @@ LOOP(sizes, 5)
     Py_ssize_t count = indptr_size - 1;
     for (Py_ssize_t stretch = 0; stretch < count; stretch++) {
         Int first = indptr[stretch], stop = indptr[stretch + 1];
+        if (first >= stop) REFUSE("a stretch without entries");
         Int begin = low[first], end = least(high[first], offset[first] + 1);
         for (Int at = first + 1; at < stop; at++) {
             begin = least(begin, low[at]);
@@ -208,6 +215,7 @@ LOOP(num_tiles, 3)
     READ(indptr, 0);
     READ(picked, 1);
     NUMBER(most_entries, 2);
+    if (most_entries < 1) REFUSE("a tile without entries");
     Int count = 0;
     for (Py_ssize_t n = 0; n < picked_size; n++)
         count += (indptr[picked[n] + 1] - indptr[picked[n]] + most_entries - 1) / most_entries;
@@ -382,6 +390,8 @@ LOOP(lists, 11)
     WRITE(names, 9);
     WRITE(own, 10);
     Py_ssize_t count = table_size / 6;
+    for (Py_ssize_t row = 0; row < num_reads_size; row++)
+        if (num_reads[row] < 1) REFUSE("a row that reads nothing");
     Int size = power_above(count);
     Int *scratch = malloc(sizeof(Int) * (2 * size + 2 * count) + sizeof(Ranked) * count);
     if (!scratch) {
@@ -607,7 +617,8 @@ static PyMethodDef methods[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "native", NULL, -1, methods, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "native", NULL, 0, methods, NULL, NULL, NULL, NULL,
 };
 
-PyMODINIT_FUNC PyInit_native(void) { return PyModule_Create(&definition); }
+/* In two phases: one that is made in one would take the name `native` among all modules of the process. */
+PyMODINIT_FUNC PyInit_native(void) { return PyModuleDef_Init(&definition); }

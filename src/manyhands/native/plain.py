@@ -116,8 +116,8 @@ def tiles(
 ) -> Ints:
     """[5, I]: stretch, first entry, entries, first key and keys of the tiles of at most `most` entries over these stretches.
 
-    `low`, `high`, `offset` [E]; `indptr` [stretches + 1] in entries; `picked` [n] are stretches. A first key is the first of
-    `key_tile` keys.
+    `low`, `high`, `offset` [E], none negative; `indptr` [stretches + 1] in entries; `picked` [n] are stretches. A first key is
+    the first of `key_tile` keys.
     """
     begin, end = indptr[picked], indptr[picked + 1]
     if not len(picked):
