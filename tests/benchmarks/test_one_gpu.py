@@ -92,6 +92,7 @@ def test_tokens_that_differ_behind_a_loaded_prompt_are_red(
 ) -> None:
     words = ["--tiny", "--device", "cpu", "--out", str(tmp_path), "--models", "small"]
     monkeypatch.setattr("sys.argv", ["disk_cache.py", *words])
+    monkeypatch.setattr(disk_cache, "LOADS", 2)
     disk_cache.main()
     found = read(tmp_path, "disk_cache_tiny")
     assert "red" not in found

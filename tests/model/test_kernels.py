@@ -6,6 +6,8 @@ result may be one step of the dtype away.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -304,6 +306,11 @@ def _product(
     return w4a16.product(x, *parts, layer.arrived, tiles, activation=activation, fast=fast)
 
 
+def _repeats(ours: Tensor, again: Callable[[], Tensor]) -> bool:
+    """The same numbers again; the interpreter runs one program after the other, so there nothing could differ."""
+    return not GPU or torch.equal(ours, again())
+
+
 def _stored(layer: Int4Linear) -> tuple[Tensor, Tensor, Tensor, int]:
     return layer.packed, layer.scales, layer.zeros, layer.group
 
@@ -335,7 +342,7 @@ def test_products_of_four_bits(
     ours = _product(layer, x, tiles, fast)
     _close(ours, _exact(layer, x).to(dtype))
     assert not layer.arrived.any()
-    assert torch.equal(ours, _product(layer, x, tiles, fast))
+    assert _repeats(ours, lambda: _product(layer, x, tiles, fast))
 
 
 @FAST
@@ -348,11 +355,11 @@ def test_gated_products_of_four_bits(
     """One launch gives what a product and its gates in two give, bit for bit; widths that do not fill a tile."""
     layer = _layer(2 * width, inputs, bias=tokens > 4)
     x = _normal(tokens, inputs, dtype=dtype)
+    both = _product(layer, x, tiles, fast)
     for activation in gated.ACTIVATIONS:
-        apart = gated.gated(_product(layer, x, tiles, fast), activation)
         ours = _product(layer, x, tiles, fast, activation)
         assert ours.shape == (tokens, width)
-        assert torch.equal(ours, apart)
+        assert torch.equal(ours, gated.gated(both, activation))
     assert not layer.arrived.any()
 
 
@@ -373,7 +380,7 @@ def test_rings(tokens: int, group: int, stages: int, parts: int, fast: bool) -> 
     tiles = w4a16.Tiles(row_warps=2, stages=stages, parts=parts)
     ours = _product(layer, x, tiles, fast)
     _close(ours, _exact(layer, x).to(x.dtype))
-    assert torch.equal(ours, _product(layer, x, tiles, fast))
+    assert _repeats(ours, lambda: _product(layer, x, tiles, fast))
     assert torch.equal(ours[-1:], _product(layer, x[-1:], tiles, fast))
 
 
