@@ -76,6 +76,7 @@ def compile_only(capability: int) -> None:
             "kernel": self.__name__,
             "waits": code.count("griddepcontrol.wait"),
             "lets_in": code.count("griddepcontrol.launch_dependents"),
+            "order": "".join(re.findall(r"griddepcontrol\.(\w)", code)),  # w: waits, l: lets in
             "tensor_maps": code.count("cp.async.bulk.tensor"),
             "tensor_cores": "wgmma" in code or "mma.sync" in code,
             "shared_memory": kernel.metadata.shared,
@@ -209,6 +210,18 @@ def attention(capability: int) -> None:
             specialised_work=0,
             narrow_rows=64,
         )
+        wide = team(17)  # a history for large tiles, desks for small ones
+        one_layer(
+            HEADS,
+            KV_HEADS,
+            is_mapped,
+            wide,
+            dim=128,
+            processors=2,
+            large_rows=64,
+            can_begin_beside=True,
+            many_beside=0,
+        )
         broad = Step([Row(View([Block()]), (1,) * 300)])
         one_layer(HEADS, 1, False, (broad,), dim=512, large_rows=64)
     lone = Step([Row(View([Block()]), (1,)) for _ in range(2)])
@@ -216,9 +229,9 @@ def attention(capability: int) -> None:
     latents(team()[0] if is_mapped else lone)
 
 
-def team() -> tuple[Step, ...]:
-    """A prompt long enough for large tiles, and two workers that read it."""
-    history, desks = Block("history"), [Block("one"), Block("two")]
+def team(workers: int = 2) -> tuple[Step, ...]:
+    """A prompt long enough for large tiles, and workers that read it."""
+    history, desks = Block("history"), [Block(f"{worker}") for worker in range(workers)]
     return (
         Step([Row(View([history]), (1,) * 300)]),
         Step([Row(View([history, desk]), (1,)) for desk in desks]),
@@ -232,11 +245,12 @@ def one_layer(
     steps: tuple[Step, ...],
     dim: int = DIM,
     eight_bits: bool = False,
+    processors: int = 132,
     **tiling: int,
 ) -> None:
     """All that attention launches for these steps."""
     shape = LayerShape(heads, kv_heads, dim, dim)
-    cut = Tiling(shape.group, kv_heads, 132, **tiling)  # type: ignore[arg-type]  # whole numbers all
+    cut = Tiling(shape.group, kv_heads, processors, **tiling)  # type: ignore[arg-type]  # whole numbers all
     backend = TritonBackend([shape], DTYPE, CPU, cut, eight_bits=eight_bits)
     backend.launches = tuple(replace(each, is_mapped=is_mapped) for each in backend.launches)
     keys, values = zeros(64 * PAGE, kv_heads, dim), zeros(64 * PAGE, kv_heads, dim)

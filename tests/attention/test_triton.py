@@ -114,9 +114,11 @@ def test_heads_of_512_in_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     launch = triton_backend._Reading.launch
 
-    def noted(self: Any, items: torch.Tensor, rows: int, is_large: bool) -> None:
+    def noted(
+        self: Any, items: torch.Tensor, rows: int, is_large: bool, *, is_beside: bool = False
+    ) -> None:
         seen.append(is_large)
-        launch(self, items, rows, is_large)
+        launch(self, items, rows, is_large, is_beside=is_beside)
 
     monkeypatch.setattr(triton_backend._Reading, "launch", noted)
     prompt, own = Block(), Block()
@@ -210,8 +212,9 @@ def error_of_steps(
     dtype: torch.dtype,
     steps: Sequence[Sequence[Row]],
     scaling: float,
+    size: float = 1.0,
 ) -> float:
-    """The largest difference to the definition over these steps."""
+    """The largest difference to the definition over these steps, of values of this `size`, over it."""
     call = LayerCall(layer=0, scaling=scaling)
     product = Layer(
         backend, shape, rope, call, dtype=dtype, num_pages=32, page_size=32, device=DEVICE
@@ -220,9 +223,36 @@ def error_of_steps(
     for rows in steps:
         step = Step(rows)
         q, k, v = random_qkv(step, shape, torch.Generator().manual_seed(len(rows)), dtype)
+        v = v * size
         oracle.write(step, k, v)
         errors.append((product.step(step, q, k, v).double() - oracle.read(step, q)).abs().max())
-    return float(max(errors))
+    return float(max(errors)) / size
+
+
+@pytest.mark.parametrize("size", [2.0**-100, 1.0, 2.0**100])
+def test_partials_of_sixteen_bits(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where many small tiles begin beside large ones: numbers that float16 does not hold are kept by their factor."""
+    seen: list[tuple[torch.dtype, bool]] = []
+    launch = triton_backend._Reading.launch
+
+    def noted(self: Any, items: torch.Tensor, rows: int, is_large: bool, **options: bool) -> None:
+        seen.append((self.tensors[4].dtype, is_large))
+        launch(self, items, rows, is_large, **options)
+
+    monkeypatch.setattr(triton_backend._Reading, "launch", noted)
+    shape, rope, dtype = SHAPES["gqa"], ROPES["half-split"], torch.bfloat16
+    assert rope is not None
+    rope = Rope(rope.inv_freq.float(), rope.rotary_dim, rope.interleaved)
+    prompt, owns = Block(), [Block() for _ in range(12)]
+    steps = (
+        [Row(View([prompt]), (1,) * 40)],
+        [Row(View([prompt, own]), (1,)) for own in owns],
+        [Row(View([prompt, own]), (2,)) for own in owns],
+    )
+    backend = kernels(shape, dtype, can_begin_beside=True, many_beside=0)
+    error = error_of_steps(backend, shape, rope, dtype, steps, shape.head_dim**-0.5, size)
+    assert error < TOLERANCE[dtype]
+    assert seen[-2:] == [(torch.float16, True), (torch.float16, False)]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import situations
-from manyhands.attention.work import Cutting, Occupancy, Tiling, Work, cut
+from manyhands.attention.work import Cutting, Occupancy, Tiling, Work, begin_beside, cut
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan
@@ -245,6 +245,35 @@ def test_tiles_of_many_narrow_strips_stay_narrow(
     work = cut(a_forest(shape), Tiling(4, num_kv_heads=8, num_processors=PROCESSORS, large_rows=64))
     assert work.small_rows == small_rows
     assert set(work.large[:, 1].tolist()) == large
+
+
+@pytest.mark.parametrize(
+    ("shape", "small_rows", "is_beside"),
+    [
+        ("1,256_256,32", 16, True),
+        ("1,64_128,1024", 16, False),  # few large tiles: small ones take longest
+        ("4,64_4096,128", 64, False),  # no large ones
+        ("1,2,64_1024,256,256", 16, True),
+    ],
+)
+def test_small_tiles_that_begin_beside_large_ones(
+    shape: str, small_rows: int, is_beside: bool
+) -> None:
+    """The narrowest, where large ones fill half of the processors."""
+    tiling = Tiling(4, num_kv_heads=8, num_processors=PROCESSORS, large_rows=64)
+    work = cut(a_forest(shape), tiling)
+    counted = work.small_rows, work.large_rows, len(work.large)
+    assert work.small_rows == small_rows
+    assert not begin_beside(*counted, tiling)
+    tiling = replace(tiling, can_begin_beside=True)
+    assert begin_beside(*counted, tiling) == is_beside
+
+
+def test_where_small_tiles_begin_beside_large_ones_they_are_many_earlier() -> None:
+    tiling = Tiling(8, num_kv_heads=1, num_processors=PROCESSORS, large_rows=64)
+    plan = completions(1024, 2048)  # 7.8 programs a processor
+    assert cut(plan, tiling).occupancy == Occupancy.SOME
+    assert cut(plan, replace(tiling, can_begin_beside=True)).occupancy == Occupancy.MANY
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from benchmarks import situations
 from manyhands.attention.prepared import Capacity, rounded_tokens
-from manyhands.attention.work import Occupancy, Tiling, cut
+from manyhands.attention.work import Occupancy, Tiling, begin_beside, cut
 from manyhands.cache.block import Block
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-WIDE, LEAST = graphs.wide_capacity, graphs._LEAST
+WIDE, UNCOMMON, LEAST = graphs.wide_capacity, graphs._uncommon, graphs._LEAST
 
 
 @pytest.fixture(autouse=True)
@@ -397,6 +397,29 @@ def test_crowds_are_served_by_wide_recordings_unless_they_want_other_large_tiles
     capacity = graphs.wide_capacity(208, tiling, has_large=True)
     passes._ahead[208, True] = graphs._Graph(passes, capacity, 64)
     assert passes._is_served_well(plan, work) is (large_rows == 64)
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 8])
+def test_small_tiles_are_tried_out_beside_large_ones_and_without(num_kv_heads: int) -> None:
+    """They have kernels of their own for either, and what many of them leave is merged by one of its own."""
+    tiling = Tiling(
+        4, num_kv_heads, 132, large_rows=64, specialised_rows=128, can_begin_beside=True
+    )
+    tried = UNCOMMON(tiling)
+    for occupancy in Occupancy:
+        alike = [each for each in tried if (each.small_rows, each.occupancy) == (16, occupancy)]
+        found = {
+            begin_beside(each.small_rows, each.large_rows, each.large, tiling)
+            for each in alike
+            if each.small
+        }
+        assert found == {False, True}
+    assert {(each.large_rows, each.is_specialised) for each in tried if not each.small} == {
+        (64, False),
+        (128, False),
+        (128, True),
+    }
+    assert len(UNCOMMON(replace(tiling, can_begin_beside=False))) == 9 + 3
 
 
 @pytest.mark.parametrize("readers", [9, 20])

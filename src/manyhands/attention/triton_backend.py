@@ -5,7 +5,7 @@
     attend   the work list (work.py): every item loads its keys once for all rows that read them;
              large and small tiles are two launches of one kernel, side by side; on Hopper, the
              largest have a kernel whose warps are specialised
-    merge    the partials of every token, in float32
+    merge    the partials of every token, added up in float32
 
 Works on CUDA devices in bfloat16, float16 and float32, and, slowly, on the CPU under Triton's
 interpreter (TRITON_INTERPRET=1), which is how it is tested without a GPU.
@@ -50,7 +50,7 @@ from manyhands.attention.launches import (
 from manyhands.attention.prepared import Capacity, Prepared, frequencies, pack
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape, LayerStore, Moved, StoreStack
-from manyhands.attention.work import Tiling, cut, power_of_two
+from manyhands.attention.work import Occupancy, Tiling, begin_beside, cut, power_of_two
 from manyhands.cache.plan import Plan
 from manyhands.native.plain import ITEM_FIELDS
 
@@ -191,25 +191,30 @@ class TritonBackend:
         q = _dense_heads(q)
         capacity, num_heads, value_dim = prepared.capacity, q.shape[1], store.value_dim
         out = q.new_empty(capacity.tokens, num_heads, value_dim)
-        # With one partial per token there is nothing to merge, unless a sink takes its share.
-        is_direct = capacity.most_partials == 1 and call.sinks is None
-        if is_direct:
-            partials, lses = out, out
-        else:
-            shape = (capacity.partials, num_heads)
-            partials = q.new_empty(*shape, value_dim, dtype=torch.float32)
-            lses = q.new_empty(shape, dtype=torch.float32)
         # Large tiles first: they take longest, and small ones fill what they leave.
         lists = [
             (prepared.large, capacity.large_rows, True),
             (prepared.small, capacity.small_rows, False),
         ]
         lists = [one for one in lists if len(one[0])]
-        is_alone = len(lists) == 1
-        reading = _Reading(self, store, q, prepared, call, partials, lses, is_direct, is_alone)
-        if is_alone or self.interpreted:
-            for one in lists:
-                reading.launch(*one)
+        chosen = capacity.small_rows, capacity.large_rows, capacity.large
+        is_beside = len(lists) == 2 and begin_beside(*chosen, self.tiling)
+        # With one partial per token there is nothing to merge, unless a sink takes its share.
+        is_direct = capacity.most_partials == 1 and call.sinks is None
+        if is_direct:
+            partials, lses = out, out
+        else:
+            shape = (capacity.partials, num_heads)
+            # Many tiles leave many partials: half of their bytes are spared.
+            has_factors = is_beside and capacity.occupancy == Occupancy.MANY
+            dtype = torch.float16 if has_factors else torch.float32
+            partials = q.new_empty(*shape, value_dim, dtype=dtype)
+            lses = q.new_empty(*shape, *([2] if has_factors else []), dtype=torch.float32)
+        is_one_stream = len(lists) == 1 or is_beside
+        reading = _Reading(self, store, q, prepared, call, partials, lses, is_direct, is_one_stream)
+        if is_one_stream or self.interpreted:
+            for place, one in enumerate(lists):
+                reading.launch(*one, is_beside=is_beside and place > 0)
         else:
             self._side_by_side(reading, *lists)
         if not is_direct:
@@ -229,7 +234,7 @@ class TritonBackend:
                 AT_ONCE=at_once,
                 HEADS=heads,
                 num_warps=num_warps,
-                **launch_options(q.device, overlap=is_alone),
+                **launch_options(q.device, overlap=is_one_stream),
             )
         return out
 
@@ -308,7 +313,7 @@ class _Reading:
         partials: Tensor,
         lses: Tensor,
         is_direct: bool,
-        is_alone: bool,
+        is_one_stream: bool,
     ) -> None:
         self.backend, self.store, self.q = backend, store, q
         self.prepared, self.call = prepared, call
@@ -318,7 +323,7 @@ class _Reading:
         self.num_kv_heads = _num_parts(num_heads) if self.is_latent else store.num_kv_heads
         self.group = num_heads // self.num_kv_heads
         # Of a chunk, lows are made by the launch in front, and kernels read these before their wait (`kernels/overlap.py`).
-        self.overlaps = is_alone and call.chunk is None
+        self.overlaps = is_one_stream and call.chunk is None
         self.eight_bits = isinstance(store, EightBitStore)
         self.dims = _dims(store)
         head_dim = self.dims["HEAD_DIM"]
@@ -341,8 +346,8 @@ class _Reading:
             "DIRECT": is_direct,
         }
 
-    def launch(self, items: Tensor, rows: int, is_large: bool) -> None:
-        """Launch the kernel for these items."""
+    def launch(self, items: Tensor, rows: int, is_large: bool, *, is_beside: bool = False) -> None:
+        """Launch the kernel for these items; `is_beside`: small ones, and large ones were launched in front."""
         num_items = len(items) // ITEM_FIELDS
         grid = self.num_kv_heads, num_items
         if is_large and self._is_specialised():
@@ -357,6 +362,9 @@ class _Reading:
             occupancy = self.prepared.capacity.occupancy
             launch = self.launches.of_small(rows, occupancy, self.is_mapped)
             kernel, keys, options = self._lone(launch) if rows == 1 else self._tiles(rows, launch)
+            if is_beside:  # lows were there before the large ones began
+                overlapping = launch_options(self.q.device)
+                options |= {"BESIDE": overlapping["OVERLAP"], **overlapping}
         prepared, (q, cos, sin, _, partials, lses, lows) = self.prepared, self.tensors
         kernel[grid](
             *(q, *keys, cos, sin, prepared.entry_token, prepared.entry_offset, lows),
@@ -409,6 +417,7 @@ class _Reading:
         options = {
             "GROUP": self.group,
             "NUM_KV_HEADS": self.num_kv_heads,
+            "BESIDE": False,
             "TWO_WALKS": launch.two_walks,
             "MAPPED": is_mapped,
             "TRANSPOSED": launch.transposed,
@@ -592,6 +601,7 @@ def _tiling(
         specialised_reads=1 << (16 if converts else 18),
         narrow_rows=SPECIALISED_ROWS // 2 if converts else 0,
         long_keys=_LONG if are_mapped else 0,
+        can_begin_beside=are_mapped and launch_options(device)["OVERLAP"],
     )
     if not any(shape.is_latent for shape in shapes):
         return cut

@@ -17,7 +17,7 @@ merging needs no list of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import accumulate
 from typing import NamedTuple
@@ -85,6 +85,8 @@ class Tiling:
     short_strip: int = 2048  # keys of the longest, up to which few small tiles launch as some
     few: int = 4  # programs of small tiles per processor, see `Occupancy`
     many: int = 8
+    many_beside: int = 7  # where they begin beside large ones
+    can_begin_beside: bool = False  # whether they can, see `begin_beside`
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +173,8 @@ def cut(
     of_entries = np.empty(len(entries.token), dtype=np.int64)  # splits
     lists = []
     in_turns = False
+    if wanted is None and begin_beside(small_rows, large_rows, len(large.first), tiling):
+        tiling = replace(tiling, many=tiling.many_beside)
     found = _occupancy(len(small.first), tiling) if wanted is None else wanted.occupancy
     for tiles in (small, large):
         if not len(tiles.first):
@@ -299,6 +303,17 @@ def _large_rows(rows: Ints, pairs: Ints, tiling: Tiling) -> tuple[int, bool]:
         if is_much and 2 * work[wants].sum() > work.sum():
             return wider, is_specialised
     return others, False
+
+
+def begin_beside(small_rows: int, large_rows: int, num_large: int, tiling: Tiling) -> bool:
+    """Whether small tiles of so many rows begin beside so many large ones, in one stream (kernels/overlap.py).
+
+    Measured with the narrowest ones beside ordinary ones. Large ones come first: where they are few, small ones take longest, and
+    would wait.
+    """
+    are_usual = small_rows == tiling.least_rows and large_rows == tiling.large_rows
+    fill = 2 * num_large * tiling.num_kv_heads >= tiling.num_processors
+    return tiling.can_begin_beside and are_usual and fill
 
 
 def _occupancy(num_items: int, tiling: Tiling) -> Occupancy:

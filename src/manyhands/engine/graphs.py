@@ -56,6 +56,7 @@ from manyhands.attention.work import (
     Stretches,
     Tiling,
     Work,
+    begin_beside,
     cut,
     power_of_two,
 )
@@ -662,6 +663,7 @@ def _of_ended_steps(wide: Capacity, items: int, tiling: Tiling) -> Capacity:
 def _uncommon(tiling: Tiling) -> list[Capacity]:
     """Small capacities that between them launch every kernel which a recording made later may need."""
     wide = wide_capacity(2 * _ALL_SMALL, tiling, has_large=True)
+    wide = replace(wide, large=max(wide.large, tiling.num_processors))
     least = power_of_two(max(tiling.least_rows, tiling.group))
     rows = [size for size in (16, 32, 64) if least <= size <= tiling.most_small_rows]
     kinds = [(size, occupancy) for size in rows for occupancy in Occupancy]
@@ -672,11 +674,19 @@ def _uncommon(tiling: Tiling) -> list[Capacity]:
         replace(wide, small_rows=size, occupancy=occupancy, most_partials=next(merges))
         for size, occupancy in kinds
     ]
+    beside = [
+        each for each in found if begin_beside(each.small_rows, each.large_rows, each.large, tiling)
+    ]
+    found += [replace(each, large=0) for each in beside]
+    many = [each for each in beside if each.occupancy == Occupancy.MANY]
+    found += [replace(each, most_partials=most) for each in many for most in (2, 4)]
+    alone = replace(wide, small=0)
+    found.append(alone)
     if tiling.specialised_rows:
-        wider = replace(wide, large_rows=tiling.specialised_rows)
+        wider = replace(alone, large_rows=tiling.specialised_rows)
         found += [wider, replace(wider, is_specialised=True)]
     if tiling.narrow_rows:
-        found.append(replace(wide, large_rows=tiling.narrow_rows, is_specialised=True))
+        found.append(replace(alone, large_rows=tiling.narrow_rows, is_specialised=True))
     return found
 
 

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 from manyhands.attention.kernels.eight_bits import parted
-from manyhands.attention.kernels.overlap import take_over
+from manyhands.attention.kernels.overlap import end_beside, take_over
 from manyhands.attention.kernels.pairs import columns, rotated
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -174,8 +174,8 @@ def attend_kernel(
     entry_partial,
     items,  # [I, 6], see work.py
     pages,
-    partials,  # [P, H, Dv] float32; or the output [T, H, Dv] itself, if every token has one partial
-    lses,  # [P, H] float32, in units of log 2
+    partials,  # [P, H, Dv], see merge.py; or the output [T, H, Dv] itself, if every token has one partial
+    lses,  # [P, H] float32, or [P, H, 2], see merge.py
     q_token,
     q_head,
     scaling,
@@ -191,6 +191,7 @@ def attend_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     DIRECT: tl.constexpr,
+    BESIDE: tl.constexpr,  # the launch in front goes on meanwhile, see overlap.py
     TWO_WALKS: tl.constexpr,  # walk tiles of keys without masks apart from those with
     MAPPED: tl.constexpr,  # load the former by tensor maps
     TRANSPOSED: tl.constexpr,  # scores are [KEYS, ROWS]
@@ -263,7 +264,7 @@ def attend_kernel(
         partial = tl.load(entry_partial + entry) + split
         place = partial.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head
 
-    take_over(OVERLAP)
+    take_over(OVERLAP, BESIDE)
     source = q + token.to(tl.int64)[:, None] * q_token + head[:, None] * q_head
     table_at = entry.to(tl.int64)[:, None] * (HEAD_DIM // 2)
     query = rotated(
@@ -275,6 +276,7 @@ def attend_kernel(
         ROTARY_DIM,
         INTERLEAVED,
         HALF,
+        BESIDE,
     )
     if not HAS_SOFTCAP:
         scaling *= LOG2E
@@ -418,12 +420,23 @@ def attend_kernel(
         total = tl.sum(total, 0)
         summed = tl.trans(summed)
     seen_any = total > 0
-    summed = summed / tl.where(seen_any, total, 1.0)[:, None]
+    total = tl.where(seen_any, total, 1.0)
+    FACTORS: tl.constexpr = not DIRECT and partials.dtype.element_ty == tl.float16
+    size = total
+    if FACTORS:
+        size = tl.sum(tl.abs(summed), 1)
+        size = tl.where(size > 0, size, 1.0)
+    summed = summed / size[:, None]
     if not DIRECT:
-        lse = tl.where(seen_any, largest + tl.log2(tl.where(seen_any, total, 1.0)), -1e30)
-        tl.store(lses + place, lse, mask=is_row)
+        lse = tl.where(seen_any, largest + tl.log2(total), -1e30)
+        if FACTORS:
+            tl.store(lses + 2 * place, lse, mask=is_row)
+            tl.store(lses + 2 * place + 1, size / total, mask=is_row)
+        else:
+            tl.store(lses + place, lse, mask=is_row)
     tl.store(
         partials + place[:, None] * VALUE_DIM + d[None, :],
         summed.to(partials.dtype.element_ty),
         mask=is_row[:, None] & (d < VALUE_DIM)[None, :],
     )
+    end_beside(BESIDE)

@@ -12,6 +12,12 @@ and all kernels here keep three rules:
 
 Since a launch lets the next one in only after its own wait, what a kernel reads before its wait was
 written at least two launches ago.
+
+A launch *beside* the one in front begins without a wait, and both run at once: neither reads what the other
+writes. All in front of both is over by then, since the first has let it in behind its own wait. Its first item
+waits at the end instead (`end_beside`), so whatever waits for it waits for both. Only behind a wait is the
+first-level cache known to hold what the pass has written, so queries are asked of the second-level one. Most
+keys come from there in any case; the rest lie where nothing has read since the pass before.
 """
 
 # Kernels are written in Triton's language, which has no types of Python's.
@@ -30,17 +36,27 @@ _FIRST = (9, 0)  # compute capability
 
 
 @triton.jit
-def take_over(OVERLAP: tl.constexpr):
-    """Wait for the launch in front; from here on the next one may come in."""
+def take_over(OVERLAP: tl.constexpr, BESIDE: tl.constexpr = False):
+    """Wait for the launch in front, unless this one is beside it; from here on the next one may come in."""
     if OVERLAP:
-        tl.extra.cuda.gdc_wait()
+        if not BESIDE:
+            tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def end_beside(BESIDE: tl.constexpr):
+    """The end of program (head, item): the first item waits for the launch in front, if this one is beside it."""
+    if BESIDE:  # noqa: SIM102 - known when it is compiled, and the other is not
+        if tl.program_id(1) == 0:
+            tl.extra.cuda.gdc_wait()
 
 
 def launch_options(device: torch.device, *, overlap: bool = True) -> dict[str, Any]:
     """Arguments of a launch whose kernel has an OVERLAP and calls `take_over`.
 
-    With `overlap` false it begins when all in front of it has ended: where it waits for two streams.
+    With `overlap` false it begins when all in front of it has ended: where it waits for two streams, or reads before
+    its wait what was just written.
     Joining a product and a sum is asked for outright, because Triton's default is about to change.
     """
     if not _can_overlap(device):
