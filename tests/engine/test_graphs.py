@@ -6,8 +6,10 @@ plan, what the buffer holds, and when the next pass is begun before it is asked 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -291,6 +293,47 @@ def test_what_was_recorded_ahead_serves_every_pass(monkeypatch: pytest.MonkeyPat
     assert passes.counts.recorded == passes.num_graphs == 3
     assert passes.counts.replayed > 0 < passes.counts.followed
     assert answers == [answer.text for answer in plain.run_all(make() for make in strategies)]
+
+
+@pytest.mark.parametrize("num_new", [0, 3])
+@pytest.mark.parametrize("trouble", [None, RuntimeError("no room")], ids=["well", "trouble"])
+def test_kernels_are_compiled_at_once_before_anything_is_recorded(
+    num_new: int, trouble: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the cache on disk had those of the first pass, no other is tried out; trouble is left to the recordings."""
+    monkeypatch.setattr(graphs, "AHEAD", 4)
+    monkeypatch.setattr(GraphedPasses, "_can_compile_at_once", True)
+    seen: list[int] = []  # recordings there are when a pass is tried out
+    inside: list[bool] = [False]
+    usual = graphs._Graph.try_out
+
+    @contextmanager
+    def compiling(device: torch.device) -> Iterator[Any]:
+        inside[0] = True
+        yield SimpleNamespace(num_new=num_new, wait=lambda: None)
+        inside[0] = False
+
+    def try_out(graph: Any, passes: GraphedPasses) -> tuple[Tensor, Tensor]:
+        if inside[0]:
+            seen.append(passes.num_graphs)
+            if trouble is not None:
+                inside[0] = False
+                raise trouble
+        return usual(graph, passes)
+
+    monkeypatch.setattr(graphs, "compiling_at_once", compiling)
+    monkeypatch.setattr(graphs._Graph, "try_out", try_out)
+    engine = graphed_engine()
+    made: list[tuple[int, int]] = []
+    engine.get_ready(lambda done, whole: made.append((done, whole)))
+    num_tried = made[0][1] - 3
+    assert num_tried == 4, "the uncommon one too"
+    is_cut = trouble is not None or num_new == 0
+    assert seen == [0] * (1 if is_cut else num_tried)
+    assert made[-1] == (num_tried + 3, num_tried + 3)
+    assert made == sorted(made)
+    assert passes_of(engine).num_graphs == 3
+    assert passes_of(engine).trouble is None
 
 
 def test_a_plan_beyond_what_was_recorded_ahead_is_run_all_the_same(

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import cycle
 from typing import TypeVar
@@ -41,6 +41,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from manyhands.attention.compile_at_once import compiling_at_once
 from manyhands.attention.prepared import (
     Capacity,
     Prepared,
@@ -66,7 +67,7 @@ from manyhands.cache.plan import Plan
 from manyhands.engine.heads import Heads, part_ends
 from manyhands.engine.passes import ALONE, Attending, Late, Others, Passes, PassOutcome
 from manyhands.engine.recorder import Cut, GraphRecorder, Recording
-from manyhands.engine.sampling import Chosen, likeliest
+from manyhands.engine.sampling import Chosen, get_ready, likeliest
 from manyhands.model.adapter import ModelAdapter, weight_bytes
 from manyhands.model.memory import Memory
 
@@ -400,21 +401,52 @@ class GraphedPasses(Passes):
                 yield graph
 
     def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:
-        """Make the wide recordings; `told` how many of how many are made. Stops where one cannot be made."""
-        sizes = kinds_ahead(AHEAD)
-        for index, (tokens, has_large) in enumerate(sizes):
-            told(index, len(sizes))
-            if (tokens, has_large) in self._ahead or self.trouble is not None:
-                continue
-            capacity = wide_capacity(tokens, self.backend.tiling, has_large=has_large)
-            if (graph := self._record(page_size, capacity)) is not None:
-                self._ahead[tokens, has_large] = graph
+        """Compile kernels and make the wide recordings; `told` how far that has come. Stops where one cannot be made."""
+        tiling = self.backend.tiling
+        wide = {
+            (tokens, has_large): wide_capacity(tokens, tiling, has_large=has_large)
+            for tokens, has_large in kinds_ahead(AHEAD)
+        }
         # On several ranks all would have to try them out together.
-        can_try = self.trouble is None and self.others is ALONE
-        for capacity in _uncommon(self.backend.tiling) if can_try else ():
-            _Graph(self, capacity, page_size).try_out(self)  # compiles their kernels
+        uncommon = _uncommon(tiling) if self.others is ALONE else []
+        tried = (*wide.values(), *uncommon) if self._can_compile_at_once else ()
+        whole = len(tried) + len(wide)
+        if tried:
+            self._compile(page_size, tried, lambda index: told(index, whole))
+        for index, (kind, capacity) in enumerate(wide.items()):
+            told(len(tried) + index, whole)
+            if kind in self._ahead or self.trouble is not None:
+                continue
+            if (graph := self._record(page_size, capacity)) is not None:
+                self._ahead[kind] = graph
+        for capacity in uncommon if self.trouble is None else ():
+            _Graph(self, capacity, page_size).try_out(self)  # loads their kernels
         self.memory.move((), self.backend)  # so does carrying nothing
-        told(len(sizes), len(sizes))
+        told(whole, whole)
+
+    @property
+    def _can_compile_at_once(self) -> bool:
+        return self.others is ALONE and not self.backend.interpreted
+
+    def _compile(
+        self, page_size: int, capacities: Sequence[Capacity], told: Callable[[int], None]
+    ) -> None:
+        """Compile at once what passes of these capacities launch; whatever hinders it, recordings will say.
+
+        If the cache on disk has all that the first one launches, it has the others too: loading takes no threads.
+        """
+        try:
+            with compiling_at_once(self.adapter.device) as kernels, torch.inference_mode():
+                for index, capacity in enumerate(capacities):
+                    told(index)
+                    logits, _ = _Graph(self, capacity, page_size).try_out(self)
+                    if index == 0:
+                        get_ready(logits[:1])
+                        kernels.wait()
+                        if not kernels.num_new:
+                            return
+        except (torch.OutOfMemoryError, RuntimeError):
+            self.recorder.recover()
 
     def _tried(self, work: Callable[[], T]) -> T | None:
         """The result of this part of a recording; None, with the trouble, if a rank cannot have it."""
@@ -475,10 +507,10 @@ class _Graph:
         self.logits, self.greedy = self.recording.results
         return self
 
-    def try_out(self, passes: GraphedPasses) -> None:
-        """Run the pass once, with nothing but padding, and record nothing."""
+    def try_out(self, passes: GraphedPasses) -> tuple[Tensor, Tensor]:
+        """Run the pass once, with nothing but padding, and record nothing; see `_pass`."""
         with torch.inference_mode():
-            self._pass(passes, lambda: None)
+            return self._pass(passes, lambda: None)
 
     def _make_harmless(self) -> None:
         """All padding: nothing is stored or read while the launches are tried out."""

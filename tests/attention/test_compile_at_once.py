@@ -1,0 +1,96 @@
+"""Kernels that are met are compiled by threads and launch nothing meanwhile; a process of its own, since here Triton interprets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton exists for Linux alone")
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import json
+
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+from triton.runtime import driver
+
+from manyhands.attention.compile_at_once import compiling_at_once
+from tests.compiled import NoDevice
+
+driver.set_active(NoDevice(90))
+torch.cuda.set_device = lambda device: None
+
+
+@triton.jit
+def copied(x, y, SIZE: tl.constexpr):
+    tl.static_assert(SIZE < 64, "too many")
+    i = tl.arange(0, SIZE)
+    tl.store(y + i, tl.load(x + i))
+
+
+x = torch.zeros(64)
+hits, told = [], {"failed": "", "launched": ""}
+knobs.compilation.listener = before = lambda *, cache_hit, **_: hits.append(cache_hit)
+with compiling_at_once(torch.device("cpu")) as kernels:
+    for size in (16, 32, 16, 64):
+        copied[1,](x, x, SIZE=size)
+    kernels.wait()
+    told["new"] = kernels.num_new
+    copied[1,](x, x, SIZE=8)
+told["new_behind"] = kernels.num_new
+told["is_as_before"] = knobs.compilation.listener is before and knobs.runtime.jit_cache_hook is None
+told["compiled"] = len(copied.device_caches[0][0])
+for name, size in (("failed", 64), ("launched", 16)):
+    try:
+        copied[1,](x, x, SIZE=size)
+    except Exception as error:
+        told[name] = f"{type(error).__name__}: {error}"
+told["compiled_later"] = len(hits)
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Of a process whose cache on disk is empty, and of one that finds what the first has left."""
+    folder = tmp_path_factory.mktemp("compiled")
+    (folder / "program.py").write_text(PROGRAM)  # Triton reads the source of a kernel
+    place = {"TRITON_CACHE_DIR": str(folder / "cache"), "TRITON_INTERPRET": "0"}
+    found = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", str(folder / "program.py")],
+            env={**os.environ, **place, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout))
+    return found
+
+
+def test_each_is_compiled_once_and_behind_the_block_all_are(told: list[dict[str, Any]]) -> None:
+    assert [each["new"] for each in told] == [2, 0]
+    assert [each["new_behind"] for each in told] == [3, 0]
+    assert [each["compiled"] for each in told] == [3, 3]
+    assert all(each["is_as_before"] for each in told)
+
+
+def test_nothing_was_launched_and_a_kernel_that_fails_says_so_when_it_is(
+    told: list[dict[str, Any]],
+) -> None:
+    """Control: behind the block a launch asks for the device that is not there, and compiles nothing."""
+    for each in told:
+        assert "too many" in each["failed"]
+        assert "'NoDevice' object has no" in each["launched"]
+        assert each["compiled_later"] == 0
