@@ -229,9 +229,10 @@ def error_of_steps(
     return float(max(errors)) / size
 
 
+@pytest.mark.parametrize("where", ["both", "large", "small"])
 @pytest.mark.parametrize("size", [2.0**-100, 1.0, 2.0**100])
-def test_partials_of_sixteen_bits(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where many small tiles begin beside large ones: numbers that float16 does not hold are kept by their factor."""
+def test_partials_of_sixteen_bits(size: float, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many small tiles beside large ones, and of tiles of one kind; what float16 does not hold is kept by factors."""
     seen: list[tuple[torch.dtype, bool]] = []
     launch = triton_backend._Reading.launch
 
@@ -243,16 +244,18 @@ def test_partials_of_sixteen_bits(size: float, monkeypatch: pytest.MonkeyPatch) 
     shape, rope, dtype = SHAPES["gqa"], ROPES["half-split"], torch.bfloat16
     assert rope is not None
     rope = Rope(rope.inv_freq.float(), rope.rotary_dim, rope.interleaved)
-    prompt, owns = Block(), [Block() for _ in range(12)]
-    steps = (
-        [Row(View([prompt]), (1,) * 40)],
-        [Row(View([prompt, own]), (1,)) for own in owns],
-        [Row(View([prompt, own]), (2,)) for own in owns],
-    )
-    backend = kernels(shape, dtype, can_begin_beside=True, many_beside=0)
+    prompt, owns = Block(), [Block() for _ in range(3 if where == "small" else 12)]
+    first = [Row(View([prompt]), (1,) * 40)]
+    readers = ([Row(View([prompt, own]), (token,)) for own in owns] for token in (1, 2))
+    more = [Row(View([prompt]), (2,) * 9)]
+    steps = (first, more) if where == "large" else (first, *readers)
+    how = {"can_begin_beside": True, "many_beside": 0} if where == "both" else {"halved_rows": 16}
+    backend = kernels(shape, dtype, **how)
     error = error_of_steps(backend, shape, rope, dtype, steps, shape.head_dim**-0.5, size)
     assert error < TOLERANCE[dtype]
-    assert seen[-2:] == [(torch.float16, True), (torch.float16, False)]
+    kinds = {"both": [True, False], "large": [True], "small": [False]}[where]
+    assert seen[-len(kinds) :] == [(torch.float16, is_large) for is_large in kinds]
+    assert where != "small" or seen[-2] == seen[-1]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from benchmarks import situations
 from manyhands.attention.prepared import Capacity, rounded_tokens
-from manyhands.attention.work import Occupancy, Tiling, begin_beside, cut
+from manyhands.attention.triton_backend import is_beside
+from manyhands.attention.work import Occupancy, Tiling, cut
 from manyhands.cache.block import Block
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-WIDE, UNCOMMON, LEAST = graphs.wide_capacity, graphs._uncommon, graphs._LEAST
+WIDE, UNCOMMON, LEAST = graphs.wide_capacity, graphs.uncommon_capacities, graphs._LEAST
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +56,7 @@ def small_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(wide(tokens, tiling, has_large=has_large), **sizes)
 
     monkeypatch.setattr(graphs, "wide_capacity", less_wide)
-    monkeypatch.setattr(graphs, "_uncommon", lambda tiling: [less_wide(2, tiling)])
+    monkeypatch.setattr(graphs, "uncommon_capacities", lambda tiling: [less_wide(2, tiling)])
 
 
 Work = Callable[[Callable[[], None]], tuple[Tensor, ...]]
@@ -321,16 +322,23 @@ def test_kernels_are_compiled_at_once_before_anything_is_recorded(
                 raise trouble
         return usual(graph, passes)
 
+    attended: list[bool] = []
+    attend = GraphedPasses._attend
+
+    def attending(self: GraphedPasses, page_size: int, capacity: Capacity) -> None:
+        attended.append(inside[0])
+        attend(self, page_size, capacity)
+
+    monkeypatch.setattr(GraphedPasses, "_attend", attending)
     monkeypatch.setattr(graphs, "compiling_at_once", compiling)
     monkeypatch.setattr(graphs._Graph, "try_out", try_out)
     engine = graphed_engine()
     made: list[tuple[int, int]] = []
     engine.get_ready(lambda done, whole: made.append((done, whole)))
-    num_tried = made[0][1] - 3
-    assert num_tried == 4, "the uncommon one too"
     is_cut = trouble is not None or num_new == 0
-    assert seen == [0] * (1 if is_cut else num_tried)
-    assert made[-1] == (num_tried + 3, num_tried + 3)
+    assert seen == [0] * (1 if is_cut else 3)
+    assert attended == [True, False] if not is_cut else [False]
+    assert made[-1] == (6, 6)
     assert made == sorted(made)
     assert passes_of(engine).num_graphs == 3
     assert passes_of(engine).trouble is None
@@ -442,27 +450,17 @@ def test_crowds_are_served_by_wide_recordings_unless_they_want_other_large_tiles
     assert passes._is_served_well(plan, work) is (large_rows == 64)
 
 
-@pytest.mark.parametrize("num_kv_heads", [1, 8])
-def test_small_tiles_are_tried_out_beside_large_ones_and_without(num_kv_heads: int) -> None:
-    """They have kernels of their own for either, and what many of them leave is merged by one of its own."""
-    tiling = Tiling(
-        4, num_kv_heads, 132, large_rows=64, specialised_rows=128, can_begin_beside=True
-    )
+@pytest.mark.parametrize("group", [1, 4, 5, 128])
+def test_uncommon_capacities_have_every_kind_of_tiles(group: int) -> None:
+    """Also where query heads fill the widest small tile; which kernels they launch: `test_tried_out.py`."""
+    tiling = Tiling(group, 8, 132, large_rows=64, specialised_rows=128, can_begin_beside=True)
     tried = UNCOMMON(tiling)
-    for occupancy in Occupancy:
-        alike = [each for each in tried if (each.small_rows, each.occupancy) == (16, occupancy)]
-        found = {
-            begin_beside(each.small_rows, each.large_rows, each.large, tiling)
-            for each in alike
-            if each.small
-        }
-        assert found == {False, True}
-    assert {(each.large_rows, each.is_specialised) for each in tried if not each.small} == {
-        (64, False),
-        (128, False),
-        (128, True),
-    }
-    assert len(UNCOMMON(replace(tiling, can_begin_beside=False))) == 9 + 3
+    assert {each.is_specialised for each in tried if each.large and not each.small} == {False, True}
+    is_usual = group < 64
+    beside = [each for each in tried if each.small and is_beside(each, tiling)]
+    assert {each.occupancy for each in beside} == (set(Occupancy) if is_usual else set())
+    alone = {each.small_rows for each in tried if not each.large}
+    assert alone == {1: {1, 16, 32, 64}, 128: set()}.get(group, {16, 32, 64})
 
 
 @pytest.mark.parametrize("readers", [9, 20])

@@ -62,6 +62,7 @@ _LARGE_ROWS = 64  # of a large tile; where heads are small, twice as many
 _LARGEST_HEAD = 512
 _LARGEST_LATENT = 512
 _LONG = 8192  # keys from which on tensor maps bring those of half a large tile faster
+_HALVED_ROWS = 32  # of tiles alone whose partials have 16 bits, at least
 _LATENT_ROWS = (64, 32)  # of a large tile: the first that fits
 _LATENT_PART = 16  # query heads that read latents in one program, at most
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
@@ -197,24 +198,22 @@ class TritonBackend:
             (prepared.small, capacity.small_rows, False),
         ]
         lists = [one for one in lists if len(one[0])]
-        chosen = capacity.small_rows, capacity.large_rows, capacity.large
-        is_beside = len(lists) == 2 and begin_beside(*chosen, self.tiling)
+        beside = is_beside(capacity, self.tiling)
         # With one partial per token there is nothing to merge, unless a sink takes its share.
         is_direct = capacity.most_partials == 1 and call.sinks is None
         if is_direct:
             partials, lses = out, out
         else:
             shape = (capacity.partials, num_heads)
-            # Many tiles leave many partials: half of their bytes are spared.
-            has_factors = is_beside and capacity.occupancy == Occupancy.MANY
-            dtype = torch.float16 if has_factors else torch.float32
+            have_factors = are_halved(capacity, self.tiling)
+            dtype = torch.float16 if have_factors else torch.float32
             partials = q.new_empty(*shape, value_dim, dtype=dtype)
-            lses = q.new_empty(*shape, *([2] if has_factors else []), dtype=torch.float32)
-        is_one_stream = len(lists) == 1 or is_beside
+            lses = q.new_empty(*shape, *([2] if have_factors else []), dtype=torch.float32)
+        is_one_stream = len(lists) == 1 or beside
         reading = _Reading(self, store, q, prepared, call, partials, lses, is_direct, is_one_stream)
         if is_one_stream or self.interpreted:
             for place, one in enumerate(lists):
-                reading.launch(*one, is_beside=is_beside and place > 0)
+                reading.launch(*one, is_beside=beside and place > 0)
         else:
             self._side_by_side(reading, *lists)
         if not is_direct:
@@ -528,6 +527,26 @@ def _latent_refusal(shape: LayerShape, dtype: torch.dtype, device: torch.device)
     return None
 
 
+def are_halved(capacity: Capacity, tiling: Tiling) -> bool:
+    """Whether partials have 16 bits and a factor (`kernels/merge.py`): half of the bytes that are written and read.
+
+    So where small tiles are many beside large ones, and where tiles of one kind are large enough. Measured with ordinary tiles.
+    """
+    if capacity.small and capacity.large:
+        return is_beside(capacity, tiling) and capacity.occupancy == Occupancy.MANY
+    if capacity.large:
+        is_ordinary, rows = not capacity.is_specialised, capacity.large_rows
+    else:
+        is_ordinary, rows = capacity.small_rows > 1, capacity.small_rows
+    return is_ordinary and 0 < tiling.halved_rows <= rows
+
+
+def is_beside(capacity: Capacity, tiling: Tiling) -> bool:
+    """Whether small tiles of such a pass begin beside large ones, see `work.begin_beside`."""
+    chosen = capacity.small_rows, capacity.large_rows, capacity.large
+    return bool(capacity.small) and begin_beside(*chosen, tiling)
+
+
 def _num_parts(num_heads: int) -> int:
     """The parts in which query heads read latents: as few as are equal and not too large."""
     part = next(size for size in range(_LATENT_PART, 0, -1) if num_heads % size == 0)
@@ -602,6 +621,7 @@ def _tiling(
         narrow_rows=SPECIALISED_ROWS // 2 if converts else 0,
         long_keys=_LONG if are_mapped else 0,
         can_begin_beside=are_mapped and launch_options(device)["OVERLAP"],
+        halved_rows=_HALVED_ROWS if are_mapped else 0,
     )
     if not any(shape.is_latent for shape in shapes):
         return cut

@@ -87,6 +87,7 @@ class Tiling:
     many: int = 8
     many_beside: int = 7  # where they begin beside large ones
     can_begin_beside: bool = False  # whether they can, see `begin_beside`
+    halved_rows: int = 0  # of ordinary tiles alone whose partials have 16 bits (kernels/merge.py), at least; 0: none have
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import cycle
 from typing import TypeVar
@@ -41,6 +41,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from manyhands.attention.attend import LayerCall
 from manyhands.attention.compile_at_once import compiling_at_once
 from manyhands.attention.prepared import (
     Capacity,
@@ -50,14 +51,13 @@ from manyhands.attention.prepared import (
     pack_growth,
     rounded_tokens,
 )
-from manyhands.attention.triton_backend import TritonBackend
+from manyhands.attention.triton_backend import TritonBackend, are_halved, is_beside
 from manyhands.attention.work import (
     Cutting,
     Occupancy,
     Stretches,
     Tiling,
     Work,
-    begin_beside,
     cut,
     power_of_two,
 )
@@ -87,6 +87,7 @@ _LEAST = Capacity(
     large_rows=16,
     occupancy=Occupancy.FEW,
 )
+_MERGES = (2, 4, 8, 16, 32, 64)  # partials of a token that are merged at once
 _FEW_PARTIALS = 4  # of a token, as completions have; merged by programs of several heads
 _SURE_ENOUGH = 0.99  # share of right guesses from which on whole passes are begun
 # Times that a capacity is asked for, until it gets a recording beside one that serves it: one that is a little
@@ -140,6 +141,7 @@ class GraphedPasses(Passes):
         self._newest: tuple[_Graph, Plan] | None = None
         self._lookahead: _Lookahead | None = None
         self._sureness = 1.0
+        self._layer_kinds: dict[_LayerKind, tuple[torch.Size, LayerCall]] = {}
         self.part_ends = part_ends(weight_bytes(adapter), adapter.num_layers)
         self.heads = Heads(self.part_ends, recorder.mark)
 
@@ -407,20 +409,18 @@ class GraphedPasses(Passes):
             (tokens, has_large): wide_capacity(tokens, tiling, has_large=has_large)
             for tokens, has_large in kinds_ahead(AHEAD)
         }
-        # On several ranks all would have to try them out together.
-        uncommon = _uncommon(tiling) if self.others is ALONE else []
-        tried = (*wide.values(), *uncommon) if self._can_compile_at_once else ()
-        whole = len(tried) + len(wide)
-        if tried:
-            self._compile(page_size, tried, lambda index: told(index, whole))
+        uncommon = uncommon_capacities(tiling) if self.others is ALONE else []
+        whole = len(wide) * (2 if self._can_compile_at_once else 1)
+        if self._can_compile_at_once:
+            self._compile(page_size, list(wide.values()), uncommon, lambda done: told(done, whole))
         for index, (kind, capacity) in enumerate(wide.items()):
-            told(len(tried) + index, whole)
+            told(whole - len(wide) + index, whole)
             if kind in self._ahead or self.trouble is not None:
                 continue
             if (graph := self._record(page_size, capacity)) is not None:
                 self._ahead[kind] = graph
         for capacity in uncommon if self.trouble is None else ():
-            _Graph(self, capacity, page_size).try_out(self)  # loads their kernels
+            self._attend(page_size, capacity)  # loads their kernels
         self.memory.move((), self.backend)  # so does carrying nothing
         told(whole, whole)
 
@@ -429,7 +429,11 @@ class GraphedPasses(Passes):
         return self.others is ALONE and not self.backend.interpreted
 
     def _compile(
-        self, page_size: int, capacities: Sequence[Capacity], told: Callable[[int], None]
+        self,
+        page_size: int,
+        wide: Sequence[Capacity],
+        uncommon: Sequence[Capacity],
+        told: Callable[[int], None],
     ) -> None:
         """Compile at once what passes of these capacities launch; whatever hinders it, recordings will say.
 
@@ -437,7 +441,7 @@ class GraphedPasses(Passes):
         """
         try:
             with compiling_at_once(self.adapter.device) as kernels, torch.inference_mode():
-                for index, capacity in enumerate(capacities):
+                for index, capacity in enumerate(wide):
                     told(index)
                     logits, _ = _Graph(self, capacity, page_size).try_out(self)
                     if index == 0:
@@ -445,8 +449,21 @@ class GraphedPasses(Passes):
                         kernels.wait()
                         if not kernels.num_new:
                             return
+                for capacity in uncommon:
+                    self._attend(page_size, capacity)
         except (torch.OutOfMemoryError, RuntimeError):
             self.recorder.recover()
+
+    @torch.inference_mode()
+    def _attend(self, page_size: int, capacity: Capacity) -> None:
+        """The attention alone of such a pass, for one layer of each kind that has been met, with nothing but padding."""
+        device = self.adapter.device
+        integers = torch.zeros(capacity.num_integers, dtype=torch.int32, device=device)
+        make_harmless(integers, capacity)
+        prepared = Prepared(integers, capacity, page_size)
+        for shape, call in self._layer_kinds.values():
+            q = torch.zeros(capacity.tokens, *shape, dtype=self.adapter.dtype, device=device)
+            self.backend.attend(self.memory.stores[call.layer], q, prepared, call)
 
     def _tried(self, work: Callable[[], T]) -> T | None:
         """The result of this part of a recording; None, with the trouble, if a rank cannot have it."""
@@ -483,6 +500,25 @@ class GraphedPasses(Passes):
         return graph
 
 
+class _Noting(Attending):
+    """Attention that notes one layer of each kind."""
+
+    def __init__(
+        self, prepared: Prepared, passes: GraphedPasses, cuts: Mapping[int, Callable[[], None]]
+    ) -> None:
+        super().__init__(prepared, passes.memory, passes.backend, cuts)
+        self._kinds = passes._layer_kinds
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
+        """See `Attending`."""
+        store = self.memory.stores[call.layer]
+        rope = store.rope and (store.rope.rotary_dim, store.rope.interleaved)
+        heads = q.shape[1:], store.keys.shape[1:], store.value_dim
+        kind = *heads, rope, replace(call, layer=0, sinks=None), call.sinks is not None
+        self._kinds.setdefault(kind, (q.shape[1:], call))
+        return super().__call__(q, k, v, call)
+
+
 class _Graph:
     """The recording of one capacity."""
 
@@ -499,7 +535,7 @@ class _Graph:
         self.integers = self.host.numpy()  # [2, size]: to be sent, and their growth
         self.sent = passes.recorder.mark()
         self.num_begun = 0  # parts of the pass that was begun last
-        self._make_harmless()
+        make_harmless(self.buffer[0], capacity)
 
     def record(self, passes: GraphedPasses) -> _Graph:
         """Record the pass; afterwards it can be replayed."""
@@ -512,12 +548,6 @@ class _Graph:
         with torch.inference_mode():
             return self._pass(passes, lambda: None)
 
-    def _make_harmless(self) -> None:
-        """All padding: nothing is stored or read while the launches are tried out."""
-        for name, start, size in self.capacity.sections():
-            if name == "key_page":
-                self.buffer[0, start : start + size] = -1
-
     def _pass(self, passes: GraphedPasses, cut: Cut) -> tuple[Tensor, Tensor]:
         integers, growth = self.buffer
         # Tokens that rank 0 alone knows, or those that all have been told. It stands in the recording since NCCL allows
@@ -526,7 +556,7 @@ class _Graph:
         integers.add_(growth)
         prepared = Prepared(integers, self.capacity, self.page_size)
         cuts = dict.fromkeys(passes.part_ends, cut)
-        attend = Attending(prepared, passes.memory, passes.backend, cuts)
+        attend = _Noting(prepared, passes, cuts)
         token_ids, keep = prepared.token_ids.long(), prepared.last.long()
         logits = passes.adapter.forward(token_ids, keep, attend)
         # Padding may hold anything in networks that divide by what it lacks; its rows are left out.
@@ -624,6 +654,7 @@ class _Graph:
         return PassOutcome(self.logits[:rows], torch.cat((tokens, sound.min().view(1))))
 
 
+_LayerKind = tuple[object, ...]  # what kernels of attention are compiled for, of a layer
 _Kind = tuple[int, int, int]
 
 
@@ -632,6 +663,13 @@ def _kind(plan: Plan) -> _Kind:
     sizes = plan.num_tokens, len(plan.reads.row), len(plan.reads.pages)
     tokens, reads, strips = map(power_of_two, sizes)
     return tokens, reads, strips
+
+
+def make_harmless(integers: Tensor, capacity: Capacity) -> None:
+    """All padding: nothing is stored or read by a pass with these integers, all zeros before."""
+    for name, start, size in capacity.sections():
+        if name == "key_page":
+            integers[start : start + size] = -1
 
 
 def kinds_ahead(most: int) -> list[tuple[int, bool]]:
@@ -692,34 +730,49 @@ def _of_ended_steps(wide: Capacity, items: int, tiling: Tiling) -> Capacity:
     return replace(wide, rows=rows, small=0, large=items, large_rows=large_rows)
 
 
-def _uncommon(tiling: Tiling) -> list[Capacity]:
-    """Small capacities that between them launch every kernel which a recording made later may need."""
-    wide = wide_capacity(2 * _ALL_SMALL, tiling, has_large=True)
-    wide = replace(wide, large=max(wide.large, tiling.num_processors))
+def uncommon_capacities(tiling: Tiling) -> list[Capacity]:
+    """Small capacities that between them launch every kernel of attention which a pass may need that was not recorded ahead.
+
+    A kernel is another one if its tiles are alone, beside others in one stream or in two, or leave outputs at once.
+    """
+    both = wide_capacity(2 * _ALL_SMALL, tiling, has_large=True)
+    both = replace(both, large=max(both.large, tiling.num_processors))
     least = power_of_two(max(tiling.least_rows, tiling.group))
     rows = [size for size in (16, 32, 64) if least <= size <= tiling.most_small_rows]
     kinds = [(size, occupancy) for size in rows for occupancy in Occupancy]
     if tiling.group == 1:
         kinds.append((1, Occupancy.MANY))
-    merges = cycle((2, 4, 8, 16, 32, 64))
-    found = [
-        replace(wide, small_rows=size, occupancy=occupancy, most_partials=next(merges))
-        for size, occupancy in kinds
-    ]
-    beside = [
-        each for each in found if begin_beside(each.small_rows, each.large_rows, each.large, tiling)
-    ]
-    found += [replace(each, large=0) for each in beside]
-    many = [each for each in beside if each.occupancy == Occupancy.MANY]
-    found += [replace(each, most_partials=most) for each in many for most in (2, 4)]
-    alone = replace(wide, small=0)
-    found.append(alone)
+    small = [replace(both, small_rows=size, occupancy=occupancy) for size, occupancy in kinds]
+    sizes = [(tiling.large_rows, False)]
     if tiling.specialised_rows:
-        wider = replace(alone, large_rows=tiling.specialised_rows)
-        found += [wider, replace(wider, is_specialised=True)]
+        sizes += [(tiling.specialised_rows, is_specialised) for is_specialised in (False, True)]
     if tiling.narrow_rows:
-        found.append(replace(alone, large_rows=tiling.narrow_rows, is_specialised=True))
-    return found
+        sizes.append((tiling.narrow_rows, True))
+    widest = rows[-1] if rows else both.small_rows
+    large = [
+        replace(both, small_rows=widest, large_rows=size, is_specialised=special)
+        for size, special in sizes
+    ]
+    beside = [each for each in small if is_beside(each, tiling)]
+    # In one stream neither begin the widest small ones nor any beside the last kind of large ones.
+    last = large[-1]
+    in_two_streams = [*(replace(last, small_rows=a, occupancy=b) for a, b in kinds), *large]
+    alone = [
+        *(replace(each, large=0) for each in small),
+        *(replace(each, small=0) for each in large),
+    ]
+    at_once = [each for each in alone if each.large or each.small_rows == least]
+    # What they leave is merged by a kernel for so many partials of a token, another one behind two streams.
+    found = _with_merges(in_two_streams) + _with_merges([*beside, *alone])
+    found += [replace(each, most_partials=1) for each in at_once]
+    halved = [each for each in (*beside, *alone) if are_halved(each, tiling)]
+    return found + _with_merges(halved[:1] * len(_MERGES))
+
+
+def _with_merges(capacities: Sequence[Capacity]) -> list[Capacity]:
+    """One behind the other with other numbers of partials; with all of them, if that takes more."""
+    pairs = zip(capacities, cycle(_MERGES))
+    return [replace(each, most_partials=most) for each, most in pairs]
 
 
 def _follows(plan: Plan, last: Plan) -> bool:
