@@ -210,8 +210,9 @@ def error_of_steps(
     dtype: torch.dtype,
     steps: Sequence[Sequence[Row]],
     scaling: float,
+    size: float = 1.0,
 ) -> float:
-    """The largest difference to the definition over these steps."""
+    """The largest difference to the definition over these steps, of values of this `size`, over it."""
     call = LayerCall(layer=0, scaling=scaling)
     product = Layer(
         backend, shape, rope, call, dtype=dtype, num_pages=32, page_size=32, device=DEVICE
@@ -220,9 +221,56 @@ def error_of_steps(
     for rows in steps:
         step = Step(rows)
         q, k, v = random_qkv(step, shape, torch.Generator().manual_seed(len(rows)), dtype)
+        v = v * size
         oracle.write(step, k, v)
         errors.append((product.step(step, q, k, v).double() - oracle.read(step, q)).abs().max())
-    return float(max(errors))
+    return float(max(errors)) / size
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_many_partials_of_sixteen_bits(dtype: torch.dtype, partials: list[torch.dtype]) -> None:
+    layer = "all at once"
+    assert error_of(SHAPES["gqa"], "half-split", layer, dtype, 4, many=0) < TOLERANCE[dtype]
+    assert set(partials) == {torch.float16}
+
+
+@pytest.mark.parametrize("size", [2.0**-100, 1.0, 2.0**100])
+@pytest.mark.parametrize("most_small_rows", [0, 16])
+def test_partials_that_float16_does_not_hold(
+    size: float, most_small_rows: int, partials: list[torch.dtype]
+) -> None:
+    """Their factors do, whatever their size: of small tiles, and of large ones beside them."""
+    backend = kernels(WITH_MAPS, torch.bfloat16, many=0, most_small_rows=most_small_rows)
+    prompt, owns = Block(), [Block() for _ in range(12)]
+    steps = (
+        [Row(View([prompt]), (1,) * 40)],
+        [Row(View([prompt, own]), (1,) * 20) for own in owns],
+        [Row(View([prompt, own]), (2,)) for own in owns],
+    )
+    rope = Rope(1 / 100 ** (torch.arange(16) / 20), 32, False)
+    error = error_of_steps(backend, WITH_MAPS, rope, torch.bfloat16, steps, 0.3, size)
+    assert error < TOLERANCE[torch.bfloat16]
+    assert torch.float16 in partials
+
+
+def test_partials_of_float32_keep_it(partials: list[torch.dtype]) -> None:
+    assert error_of(SHAPES["gqa"], "half-split", "plain", torch.float32, 4, many=0) < 2e-5
+    assert set(partials) == {torch.float32}
+
+
+@pytest.fixture
+def partials(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """What launches leave: the dtype of each one's partials, where they are to be merged."""
+    seen: list[torch.dtype] = []
+    launch = triton_backend._Reading.launch
+
+    def noted(self: Any, items: torch.Tensor, rows: int, is_large: bool) -> None:
+        if not self.options["DIRECT"]:
+            seen.append(self.tensors[4].dtype)
+        launch(self, items, rows, is_large)
+
+    monkeypatch.setattr(triton_backend._Reading, "launch", noted)
+    return seen
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ the log-sum-exp of run i,
 
     o = sum_i exp(l_i - l) o_i        l = log sum_i exp(l_i)
 
-Partials stay in float32: rounded to 16 bits before this sum, they give visibly wrong answers.
+Partials stay in float32 here: rounded to bfloat16 before this sum, they give visibly wrong answers.
 An attention sink (gpt-oss) is one more l_i without an o_i, and enters here, once per head.
 """
 

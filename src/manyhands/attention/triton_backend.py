@@ -50,7 +50,7 @@ from manyhands.attention.launches import (
 from manyhands.attention.prepared import Capacity, Prepared, frequencies, pack
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape, LayerStore, Moved, StoreStack
-from manyhands.attention.work import Tiling, cut, power_of_two
+from manyhands.attention.work import Occupancy, Tiling, cut, power_of_two
 from manyhands.cache.plan import Plan
 from manyhands.native.plain import ITEM_FIELDS
 
@@ -197,8 +197,10 @@ class TritonBackend:
             partials, lses = out, out
         else:
             shape = (capacity.partials, num_heads)
-            partials = q.new_empty(*shape, value_dim, dtype=torch.float32)
-            lses = q.new_empty(shape, dtype=torch.float32)
+            have_factors = _are_halved(capacity, q.dtype)
+            dtype = torch.float16 if have_factors else torch.float32
+            partials = q.new_empty(*shape, value_dim, dtype=dtype)
+            lses = q.new_empty(*shape, *([2] if have_factors else []), dtype=torch.float32)
         # Large tiles first: they take longest, and small ones fill what they leave.
         lists = [
             (prepared.large, capacity.large_rows, True),
@@ -517,6 +519,13 @@ def _latent_refusal(shape: LayerShape, dtype: torch.dtype, device: torch.device)
             f"{str(dtype).removeprefix('torch.')}, and this GPU has {shared_memory(device)}"
         )
     return None
+
+
+def _are_halved(capacity: Capacity, dtype: torch.dtype) -> bool:
+    """Whether partials have 16 bits and a factor (`kernels/merge.py`): many tiles leave many, and these are written and read."""
+    are_many = capacity.occupancy == Occupancy.MANY and capacity.small > 0
+    is_other = capacity.small_rows == 1 or capacity.is_specialised  # kernels that leave float32
+    return are_many and not is_other and dtype.itemsize == 2
 
 
 def _num_parts(num_heads: int) -> int:

@@ -174,8 +174,8 @@ def attend_kernel(
     entry_partial,
     items,  # [I, 6], see work.py
     pages,
-    partials,  # [P, H, Dv] float32; or the output [T, H, Dv] itself, if every token has one partial
-    lses,  # [P, H] float32, in units of log 2
+    partials,  # [P, H, Dv], see merge.py; or the output [T, H, Dv] itself, if every token has one partial
+    lses,  # [P, H] float32, or [P, H, 2], see merge.py
     q_token,
     q_head,
     scaling,
@@ -418,10 +418,20 @@ def attend_kernel(
         total = tl.sum(total, 0)
         summed = tl.trans(summed)
     seen_any = total > 0
-    summed = summed / tl.where(seen_any, total, 1.0)[:, None]
+    total = tl.where(seen_any, total, 1.0)
+    FACTORS: tl.constexpr = not DIRECT and partials.dtype.element_ty == tl.float16
+    size = total
+    if FACTORS:
+        size = tl.sum(tl.abs(summed), 1)
+        size = tl.where(size > 0, size, 1.0)
+    summed = summed / size[:, None]
     if not DIRECT:
-        lse = tl.where(seen_any, largest + tl.log2(tl.where(seen_any, total, 1.0)), -1e30)
-        tl.store(lses + place, lse, mask=is_row)
+        lse = tl.where(seen_any, largest + tl.log2(total), -1e30)
+        if FACTORS:
+            tl.store(lses + 2 * place, lse, mask=is_row)
+            tl.store(lses + 2 * place + 1, size / total, mask=is_row)
+        else:
+            tl.store(lses + place, lse, mask=is_row)
     tl.store(
         partials + place[:, None] * VALUE_DIM + d[None, :],
         summed.to(partials.dtype.element_ty),

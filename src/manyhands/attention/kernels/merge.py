@@ -1,7 +1,9 @@
 """Merge the partial results of every token by their log-sum-exp (Hydragen, section 3.1).
 
-Partials and sums are float32, log-sum-exps in units of log 2. A sink (gpt-oss) takes its share of the
-weight and gives no value. A token without partials is padding and gets zeros.
+Partials and sums are float32, log-sum-exps in units of log 2. Or partials are float16, which is half of the bytes to be
+written and read: each is divided by the sum of its numbers' sizes, so it fits whatever these are, and that sum over its
+weight is its factor, kept beside the log-sum-exp. Eleven bits count then, three more than bfloat16 has. A sink (gpt-oss)
+takes its share of the weight and gives no value. A token without partials is padding and gets zeros.
 
     T  new tokens      P  partials      H  query heads      Dv  value head dim
 """
@@ -18,8 +20,8 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def merge_kernel(
-    partials,  # [P, H, Dv] float32
-    lses,  # [P, H] float32
+    partials,  # [P, H, Dv] float32, or float16
+    lses,  # [P, H] float32, or [P, H, 2]: log-sum-exps and factors
     partial_indptr,  # [T + 1]
     sinks,  # [H], or nothing
     out,  # [T, H, Dv]
@@ -32,6 +34,7 @@ def merge_kernel(
     OVERLAP: tl.constexpr,
 ):
     """Program (token, HEADS heads)."""
+    FACTORS: tl.constexpr = partials.dtype.element_ty == tl.float16
     token = tl.program_id(0)
     start, end = tl.load(partial_indptr + token), tl.load(partial_indptr + token + 1)
     p = tl.arange(0, AT_ONCE)
@@ -50,7 +53,11 @@ def merge_kernel(
     for first in range(start, end, AT_ONCE):
         index = (first + p).to(tl.int64)[:, None] * NUM_HEADS + h[None, :]
         is_partial = (first + p < end)[:, None] & is_head[None, :]
-        lse = tl.load(lses + index, mask=is_partial, other=-1e30)
+        if FACTORS:
+            lse = tl.load(lses + 2 * index, mask=is_partial, other=-1e30)
+            factor = tl.load(lses + 2 * index + 1, mask=is_partial, other=0.0)
+        else:
+            lse = tl.load(lses + index, mask=is_partial, other=-1e30)
         x = tl.load(
             partials + index[:, :, None] * VALUE_DIM + d[None, None, :],
             mask=is_partial[:, :, None] & is_value[None, :, :],
@@ -59,7 +66,11 @@ def merge_kernel(
         new = tl.maximum(largest, tl.max(lse, 0))
         weight = tl.where(is_partial, tl.exp2(lse - new[None, :]), 0.0)
         kept = tl.exp2(largest - new)
-        summed = summed * kept[:, None] + tl.sum(x * weight[:, :, None], 0)
+        share = weight
+        if FACTORS:
+            share *= factor
+            x = x.to(tl.float32)
+        summed = summed * kept[:, None] + tl.sum(x * share[:, :, None], 0)
         total = total * kept + tl.sum(weight, 0)
         largest = new
     total = tl.where(total > 0, total, 1.0)
