@@ -630,12 +630,16 @@ def wide_capacity(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
     many = min(tokens, 64)
     splits = tiling.splits_per_processor if is_narrow else tiling.splits_of_many
     items = int(splits * tiling.num_processors / tiling.num_kv_heads) + 4 * many
+    # Merging cannot begin before the last program has, so padding costs crowds microseconds too. What finds no room among small
+    # tiles alone does beside large ones.
+    most = (16 if is_narrow or has_large else 10) * many
+    most = min(most, _MOST_ITEMS) if is_narrow else most
     wide = Capacity(
         tokens=tokens,
         rows=min(tokens, 256),
         entries=max(256, 64 * many),
         pages=_LEAST.pages * (8 if is_narrow else 16),
-        small=max(_LEAST.small, items, min(16 * many, _MOST_ITEMS) if is_narrow else 16 * many),
+        small=max(_LEAST.small, items, most),
         large=64 if has_large else 0,
         partials=max(1024, 64 * many),
         most_partials=32 if is_narrow else 8,
