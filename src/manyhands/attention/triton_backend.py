@@ -5,7 +5,7 @@
     attend   the work list (work.py): every item loads its keys once for all rows that read them;
              large and small tiles are two launches of one kernel, side by side; on Hopper, the
              largest have a kernel whose warps are specialised
-    merge    the partials of every token, in float32
+    merge    the partials of every token, added up in float32
 
 Works on CUDA devices in bfloat16, float16 and float32, and, slowly, on the CPU under Triton's
 interpreter (TRITON_INTERPRET=1), which is how it is tested without a GPU.
@@ -522,9 +522,12 @@ def _latent_refusal(shape: LayerShape, dtype: torch.dtype, device: torch.device)
 
 
 def _are_halved(capacity: Capacity, dtype: torch.dtype) -> bool:
-    """Whether partials have 16 bits and a factor (`kernels/merge.py`): many tiles leave many, and these are written and read."""
-    are_many = capacity.occupancy == Occupancy.MANY and capacity.small > 0
-    is_other = capacity.small_rows == 1 or capacity.is_specialised  # kernels that leave float32
+    """Whether partials have 16 bits and a factor each (`kernels/merge.py`): many small tiles leave many.
+
+    Kernels for lone rows and specialised ones leave float32.
+    """
+    are_many = capacity.small > 0 and capacity.occupancy == Occupancy.MANY
+    is_other = capacity.small_rows == 1 or capacity.is_specialised
     return are_many and not is_other and dtype.itemsize == 2
 
 
