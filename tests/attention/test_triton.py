@@ -31,7 +31,7 @@ from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape, LayerStore
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.attention.triton_backend import TritonBackend, refusal
-from manyhands.attention.work import Tiling, cut
+from manyhands.attention.work import Occupancy, Tiling, cut
 from manyhands.cache.block import Block
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import Row, Step
@@ -251,6 +251,31 @@ def test_partials_that_float16_does_not_hold(
     error = error_of_steps(backend, WITH_MAPS, rope, torch.bfloat16, steps, 0.3, size)
     assert error < TOLERANCE[torch.bfloat16]
     assert torch.float16 in partials
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "are_halved"),
+    [
+        ({}, torch.bfloat16, True),
+        ({}, torch.float32, False),
+        ({"large": 4}, torch.float16, True),
+        ({"large": 4, "large_rows": 128}, torch.bfloat16, False),
+        ({"large": 4, "is_specialised": True}, torch.bfloat16, False),
+        ({"small": 0, "large": 4}, torch.bfloat16, False),
+        ({"small_rows": 32}, torch.bfloat16, False),
+        ({"small_rows": 1}, torch.bfloat16, False),
+        ({"occupancy": Occupancy.SOME}, torch.bfloat16, False),
+    ],
+)
+def test_partials_have_sixteen_bits_where_narrow_tiles_are_many(
+    changes: dict[str, Any], dtype: torch.dtype, are_halved: bool
+) -> None:
+    tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64)
+    sizes = dict.fromkeys(("tokens", "rows", "entries", "pages", "partials", "most_partials"), 128)
+    capacity = Capacity(
+        **sizes, small=300, large=0, small_rows=16, large_rows=64, occupancy=Occupancy.MANY
+    )
+    assert triton_backend._are_halved(replace(capacity, **changes), dtype, tiling) == are_halved
 
 
 def test_partials_of_float32_keep_it(partials: list[torch.dtype]) -> None:

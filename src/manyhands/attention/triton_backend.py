@@ -197,7 +197,7 @@ class TritonBackend:
             partials, lses = out, out
         else:
             shape = (capacity.partials, num_heads)
-            have_factors = _are_halved(capacity, q.dtype)
+            have_factors = _are_halved(capacity, q.dtype, self.tiling)
             dtype = torch.float16 if have_factors else torch.float32
             partials = q.new_empty(*shape, value_dim, dtype=dtype)
             lses = q.new_empty(*shape, *([2] if have_factors else []), dtype=torch.float32)
@@ -521,14 +521,16 @@ def _latent_refusal(shape: LayerShape, dtype: torch.dtype, device: torch.device)
     return None
 
 
-def _are_halved(capacity: Capacity, dtype: torch.dtype) -> bool:
+def _are_halved(capacity: Capacity, dtype: torch.dtype, tiling: Tiling) -> bool:
     """Whether partials have 16 bits and a factor each (`kernels/merge.py`): many small tiles leave many.
 
-    Kernels for lone rows and specialised ones leave float32.
+    Measured with the narrowest, alone or beside ordinary large ones; what is rare has float32, so a start compiles fewer kernels.
     """
     are_many = capacity.small > 0 and capacity.occupancy == Occupancy.MANY
-    is_other = capacity.small_rows == 1 or capacity.is_specialised
-    return are_many and not is_other and dtype.itemsize == 2
+    usual = power_of_two(max(tiling.large_rows, tiling.group))
+    are_usual = not capacity.large or (capacity.large_rows == usual and not capacity.is_specialised)
+    is_narrow = 1 < capacity.small_rows == tiling.least_rows
+    return are_many and are_usual and is_narrow and dtype.itemsize == 2
 
 
 def _num_parts(num_heads: int) -> int:
