@@ -285,7 +285,7 @@ def test_partials_of_float32_keep_it(partials: list[torch.dtype]) -> None:
 
 @pytest.fixture
 def partials(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
-    """What launches leave: the dtype of each one's partials, where they are to be merged."""
+    """The dtype of the partials of each launch that leaves some to be merged."""
     seen: list[torch.dtype] = []
     launch = triton_backend._Reading.launch
 
