@@ -37,7 +37,17 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.model.kernels import drawing, gate_up, gated, norms, one_shot, rows, skinny, w4a16
+from manyhands.model.kernels import (
+    drawing,
+    gate_up,
+    gated,
+    in_parts,
+    norms,
+    one_shot,
+    rows,
+    skinny,
+    w4a16,
+)
 from manyhands.model.quantised.linear import Float8Linear
 from manyhands.model.quantised.w4a16 import Int4Linear
 
@@ -151,6 +161,8 @@ def products(capability: int) -> None:
     if capability >= 90:
         rows.quantise_rows(zeros(2, 256), torch.float8_e4m3fn)
         gate_up.gated_product(zeros(128, 256), zeros(256, 256), None, "silu")
+        parts = in_parts.product_in_parts(zeros(128, 256), zeros(256, 256), zeros(256))
+        norms.join(zeros(128, 256), parts, None, (zeros(256), 1e-6), 0)
     arrived = torch.zeros(8, dtype=torch.int32)
     skinny.product(zeros(2, 256), zeros(192, 256), zeros(192), arrived)
     skinny.product(

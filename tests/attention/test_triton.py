@@ -31,7 +31,7 @@ from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape, LayerStore
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.attention.triton_backend import TritonBackend, refusal
-from manyhands.attention.work import Tiling, cut
+from manyhands.attention.work import Occupancy, Tiling, cut
 from manyhands.cache.block import Block
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import Row, Step
@@ -249,13 +249,49 @@ def test_partials_of_sixteen_bits(size: float, where: str, monkeypatch: pytest.M
     readers = ([Row(View([prompt, own]), (token,)) for own in owns] for token in (1, 2))
     more = [Row(View([prompt]), (2,) * 9)]
     steps = (first, more) if where == "large" else (first, *readers)
-    how = {"can_begin_beside": True, "many_beside": 0} if where == "both" else {"halved_rows": 16}
+    how = {"can_begin_beside": True, "many_beside": 0, "halved_rows": 16}
     backend = kernels(shape, dtype, **how)
     error = error_of_steps(backend, shape, rope, dtype, steps, shape.head_dim**-0.5, size)
     assert error < TOLERANCE[dtype]
     kinds = {"both": [True, False], "large": [True], "small": [False]}[where]
     assert seen[-len(kinds) :] == [(torch.float16, is_large) for is_large in kinds]
     assert where != "small" or seen[-2] == seen[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "are_halved"),
+    [
+        ({}, True),
+        ({"large": 2}, False),  # in two streams
+        ({"large": 60}, True),
+        ({"large": 60, "large_rows": 128}, False),
+        ({"large": 60, "occupancy": Occupancy.SOME}, False),
+        ({"small": 0, "large": 4}, True),
+        ({"small": 0, "large": 4, "large_rows": 128}, True),
+        ({"small": 0, "large": 4, "large_rows": 128, "is_specialised": True}, False),
+        ({"small_rows": 32, "occupancy": Occupancy.FEW}, True),
+        ({"small_rows": 1}, False),
+        ({"occupancy": Occupancy.SOME}, False),
+    ],
+)
+def test_partials_have_sixteen_bits_where_tiles_are_many_or_large(
+    changes: dict[str, Any], are_halved: bool
+) -> None:
+    tiling = Tiling(
+        4,
+        num_kv_heads=8,
+        num_processors=132,
+        large_rows=64,
+        can_begin_beside=True,
+        halved_rows=32,
+    )
+    sizes = dict.fromkeys(("tokens", "rows", "entries", "pages", "partials", "most_partials"), 128)
+    capacity = Capacity(
+        **sizes, small=300, large=0, small_rows=16, large_rows=64, occupancy=Occupancy.MANY
+    )
+    capacity = replace(capacity, **changes)
+    assert triton_backend.are_halved(capacity, tiling) is are_halved
+    assert not triton_backend.are_halved(capacity, replace(tiling, halved_rows=0))
 
 
 @pytest.mark.parametrize(

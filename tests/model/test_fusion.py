@@ -30,6 +30,7 @@ from manyhands.model.host_linear import laid_out_bytes
 from manyhands.model.layers import Norm, Part, Products, norm_form, plain_norm
 from manyhands.model.loading import load_adapter
 from manyhands.model.self_test import exact_attention
+from manyhands.model.skinny import SkinnyLinear
 from tests.model.double import DoublePrecision
 from tests.model.families_zoo import some_tokens, tiny_model, tiny_models
 
@@ -115,6 +116,28 @@ def test_with_the_kernels_for_few_tokens(name: str, monkeypatch: pytest.MonkeyPa
     after = (_logits(adapter).float() - exact).norm(dim=-1).median()
     assert after < 1.25 * before
     assert len(calls) == 4 * adapter.num_layers + 1
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_products_in_parts_are_added_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums behind attention and MLP take parts; everybody else is given whole products."""
+    exact = _logits(ModelAdapter(ZOO[name]()))
+    adapter = ModelAdapter(ZOO[name]().bfloat16())
+    before = (_logits(adapter).float() - exact).norm(dim=-1).median()
+    monkeypatch.setattr(fusion, "_can_wait", lambda adapter: True)
+    fuse_modules(adapter, "on")
+    given: list[int] = []
+
+    def in_parts(layer: SkinnyLinear, x: Tensor) -> Tensor:
+        given.append(x.shape[-1])
+        halves = zip(x.float().chunk(2, -1), layer.weight.float().chunk(2, -1), strict=True)
+        parts = torch.stack([half @ weight.T for half, weight in halves])
+        return parts if layer.bias is None else parts + layer.bias.float() / 2
+
+    monkeypatch.setattr(SkinnyLinear, "_in_parts", in_parts)
+    after = (_logits(adapter).float() - exact).norm(dim=-1).median()
+    assert after < 1.25 * before
+    assert bool(given) == (name not in UNJOINED)
 
 
 @pytest.mark.parametrize("name", ["qwen2_yarn", "qwen3", "gemma3_text", "olmo3", "gpt_oss"])

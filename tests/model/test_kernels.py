@@ -20,7 +20,7 @@ from manyhands.model.quantised.w4a16 import Int4Linear, pack, unpack
 from manyhands.model.skinny import SkinnyLinear
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
-from manyhands.model.kernels import gate_up, gated, norms, rows, skinny, w4a16
+from manyhands.model.kernels import gate_up, gated, in_parts, norms, rows, skinny, w4a16
 from manyhands.model.quantised.linear import Float8Linear
 
 GPU = torch.cuda.is_available()
@@ -28,6 +28,7 @@ DEVICE = "cuda" if GPU else "cpu"
 # Of a value around 1: a few steps of the dtype, because two roundings may fall apart.
 STEPS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 DTYPES = pytest.mark.parametrize("dtype", STEPS, ids=str)
+TWO_BYTES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +68,22 @@ def test_join(
         _close(total, expected[0])
     if normed is not None:
         _close(normed, expected[1])
+
+
+@TWO_BYTES
+@pytest.mark.parametrize("parts", ["sum", "sum, norm", "norm, sum, norm"])
+def test_join_adds_up_products_in_parts(
+    dtype: torch.dtype, parts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    residual, x = _normal(1, 5, 80, dtype=dtype), _normal(2, 1, 5, 80)
+    both = [Norm(nn.Parameter(_normal(80, dtype=dtype)), eps, 0) for eps in (1e-6, 1e-3)]
+    post = both[0] if parts.startswith("norm") else None
+    pre = both[1] if parts.endswith("norm") else None
+    whole = join(residual, x.sum(0).to(dtype), post, pre)
+    for usable in (False, True):
+        monkeypatch.setattr(kernels, "usable", lambda x, usable=usable: usable)
+        for ours, expected in zip(join(residual, x, post, pre), whole, strict=True):
+            _close(ours, expected)
 
 
 @DTYPES
@@ -121,8 +138,6 @@ def test_nothing_to_do() -> None:
 
 
 # -- few tokens ------------------------------------------------------------------------------------
-
-TWO_BYTES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 
 
 def _few(inputs: int, outputs: int, tokens: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -184,6 +199,57 @@ def test_gated_products_of_many_tokens(
         ours = gate_up.gated_product(x, weight, added, name)
         torch.testing.assert_close(ours, expected, rtol=4 * STEPS[dtype], atol=4 * STEPS[dtype])
         assert torch.equal(ours, gate_up.gated_product(x, weight, added, name))
+
+
+@pytest.mark.skipif(
+    GPU and torch.cuda.get_device_capability() < (9, 0), reason="tensor maps begin with Hopper"
+)
+@TWO_BYTES
+@pytest.mark.parametrize(("tokens", "inputs"), [(65, 256), (128, 768)])
+def test_products_in_parts(tokens: int, inputs: int, dtype: torch.dtype) -> None:
+    x, weight, bias = _few(inputs, 128, tokens, dtype)
+    for added in (None, bias):
+        exact = functional.linear(
+            x.double(), weight.double(), None if added is None else added.double()
+        )
+        ours = in_parts.product_in_parts(x, weight, added)
+        assert (ours.shape, ours.dtype) == ((2, tokens, 128), torch.float32)
+        torch.testing.assert_close(ours.double().sum(0), exact, rtol=1e-5, atol=1e-4)
+        assert torch.equal(ours, in_parts.product_in_parts(x, weight, added))
+
+
+def test_a_layer_gives_parts_where_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 65 tokens up to 128, if its outputs fill the processors once, to callers that add up."""
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(skinny, "product", lambda x, *_: x.new_zeros(len(x), 4096))
+    monkeypatch.setattr(in_parts, "product_in_parts", lambda x, *_: torch.zeros(2, len(x), 4096))
+    layer = SkinnyLinear.of(nn.Linear(256, 4096, bias=False, device=DEVICE, dtype=torch.bfloat16))
+    for gives in (False, True):
+        layer.gives_parts = gives
+        for tokens in (32, 64, 65, 128, 129):
+            out = layer(_normal(1, tokens, 256, dtype=torch.bfloat16))
+            in_two = gives and 65 <= tokens <= 128
+            assert out.shape == ((2, 1, tokens, 4096) if in_two else (1, tokens, 4096))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "processors", "found"),
+    [
+        (4096, 4096, 132, True),
+        (4096, 12288, 132, True),
+        (4096, 12288, 114, False),  # two rounds
+        (2048, 8192, 132, False),  # half of the processors
+        (4096, 4096 + 128, 132, False),  # parts that are not whole iterations
+    ],
+)
+def test_outputs_for_which_there_are_parts(
+    outputs: int, inputs: int, processors: int, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "num_processors", lambda device: processors)
+    monkeypatch.setattr(gate_up, "is_for", lambda weight: True)
+    weight = torch.empty(outputs, inputs, dtype=torch.bfloat16, device="meta")
+    assert in_parts.is_for(weight) == found
 
 
 def test_a_gated_layer_takes_the_kernel_of_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

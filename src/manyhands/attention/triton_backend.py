@@ -530,15 +530,18 @@ def _latent_refusal(shape: LayerShape, dtype: torch.dtype, device: torch.device)
 def are_halved(capacity: Capacity, tiling: Tiling) -> bool:
     """Whether partials have 16 bits and a factor (`kernels/merge.py`): half of the bytes that are written and read.
 
-    So where small tiles are many beside large ones, and where tiles of one kind are large enough. Measured with ordinary tiles.
+    So where the narrowest tiles are many, alone or beside large ones in one stream, and where tiles of one kind are large enough.
+    Measured with ordinary tiles; what is rare has float32, so a start compiles fewer kernels.
     """
+    if not tiling.halved_rows:
+        return False
+    are_many = capacity.small > 0 and capacity.occupancy == Occupancy.MANY
     if capacity.small and capacity.large:
-        return is_beside(capacity, tiling) and capacity.occupancy == Occupancy.MANY
+        return are_many and is_beside(capacity, tiling)
     if capacity.large:
-        is_ordinary, rows = not capacity.is_specialised, capacity.large_rows
-    else:
-        is_ordinary, rows = capacity.small_rows > 1, capacity.small_rows
-    return is_ordinary and 0 < tiling.halved_rows <= rows
+        return not capacity.is_specialised and capacity.large_rows >= tiling.halved_rows
+    are_narrow = 1 < capacity.small_rows == tiling.least_rows
+    return (are_many and are_narrow) or capacity.small_rows >= tiling.halved_rows
 
 
 def is_beside(capacity: Capacity, tiling: Tiling) -> bool:

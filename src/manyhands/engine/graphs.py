@@ -35,7 +35,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from itertools import cycle
 from typing import TypeVar
 
 import torch
@@ -701,12 +700,16 @@ def wide_capacity(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
     many = min(tokens, 64)
     splits = tiling.splits_per_processor if is_narrow else tiling.splits_of_many
     items = int(splits * tiling.num_processors / tiling.num_kv_heads) + 4 * many
+    # Merging cannot begin before the last program has, so padding costs crowds microseconds too. What finds no room among small
+    # tiles alone does beside large ones.
+    most = (16 if is_narrow or has_large else 10) * many
+    most = min(most, _MOST_ITEMS) if is_narrow else most
     wide = Capacity(
         tokens=tokens,
         rows=min(tokens, 256),
         entries=max(256, 64 * many),
         pages=_LEAST.pages * (8 if is_narrow else 16),
-        small=max(_LEAST.small, items, min(16 * many, _MOST_ITEMS) if is_narrow else 16 * many),
+        small=max(_LEAST.small, items, most),
         large=64 if has_large else 0,
         partials=max(1024, 64 * many),
         most_partials=32 if is_narrow else 8,
@@ -761,18 +764,16 @@ def uncommon_capacities(tiling: Tiling) -> list[Capacity]:
         *(replace(each, large=0) for each in small),
         *(replace(each, small=0) for each in large),
     ]
+    in_one_stream = [*beside, *alone]
     at_once = [each for each in alone if each.large or each.small_rows == least]
-    # What they leave is merged by a kernel for so many partials of a token, another one behind two streams.
-    found = _with_merges(in_two_streams) + _with_merges([*beside, *alone])
+    found = [*in_two_streams, *in_one_stream]
     found += [replace(each, most_partials=1) for each in at_once]
-    halved = [each for each in (*beside, *alone) if are_halved(each, tiling)]
-    return found + _with_merges(halved[:1] * len(_MERGES))
-
-
-def _with_merges(capacities: Sequence[Capacity]) -> list[Capacity]:
-    """One behind the other with other numbers of partials; with all of them, if that takes more."""
-    pairs = zip(capacities, cycle(_MERGES))
-    return [replace(each, most_partials=most) for each, most in pairs]
+    # What they leave is merged by a kernel for so many partials of a token: others behind two streams, others for 16 bits.
+    halved = [each for each in in_one_stream if are_halved(each, tiling)]
+    whole = [each for each in in_one_stream if not are_halved(each, tiling)]
+    for kind in (in_two_streams, halved, whole):
+        found += [replace(each, most_partials=most) for each in kind[:1] for most in _MERGES]
+    return found
 
 
 def _follows(plan: Plan, last: Plan) -> bool:

@@ -5,7 +5,8 @@
     skinny     products of few tokens are made by a kernel that only wants to read the weight fast
     host       on a CPU the weights of linear layers are laid out for a library that does (`host_linear.py`)
     joins      the residual sum is made together with the norms before and behind it, and where ranks meet, with
-               the sum of their parts (`parallel/layers.py::Summed`)
+               the sum of their parts (`parallel/layers.py::Summed`); a product in front of it may come in parts
+               (`kernels/in_parts.py`)
     gates      the activation and its product with the other half are one kernel
     rotation   every token runs at position 0, where the network's own rotation only costs launches;
                YaRN's factor, which came with it, enters the scaling of the scores
@@ -54,6 +55,7 @@ from manyhands.model.self_test import BREAKS, deviation, exact_attention, tiny_n
 from manyhands.model.settings import Fuse
 from manyhands.model.skinny import SkinnyLinear, fuse_linears
 
+_OUTPUT = "o_proj"  # of attention
 _ROTATE = "apply_rotary_pos_emb"  # the name of the rotation in every family
 # Of the twin's logits, in units of their spread: two float32 evaluations differ by 1e-6 to 1e-5.
 _TOLERANCE = 1e-4
@@ -132,9 +134,12 @@ def fuse_modules(adapter: ModelAdapter, fuse: str = "auto") -> FuseReport:
         return FuseReport(left=("networks whose layers keep states are left as they are",))
     if is_fused(adapter.model):
         return FuseReport(left=("the network was fused before",))
-    report = _replace(adapter, sure=_twin_agrees(adapter), hands_over=_hands_over(adapter))
+    hands_over = _can_wait(adapter) and _hands_over(adapter)
+    report = _replace(adapter, sure=_twin_agrees(adapter), hands_over=hands_over)
     laid_out = lay_out_linears(adapter.model)
-    return replace(report, **laid_out._asdict(), skinny=fuse_linears(adapter.model))
+    skinny = fuse_linears(adapter.model)
+    _let_sums_add_parts(adapter.model, hands_over=hands_over)
+    return replace(report, **laid_out._asdict(), skinny=skinny)
 
 
 def check_fuse(fuse: str) -> None:
@@ -189,13 +194,19 @@ def _try_twin(adapter: ModelAdapter) -> bool:
         return False
 
 
-def _hands_over(adapter: ModelAdapter) -> bool:
-    """Whether attention gives what its output layer gives, untouched: the sum over ranks can come later then.
+def _can_wait(adapter: ModelAdapter) -> bool:
+    """Whether there are sums that may come later: over ranks, or of products in parts."""
+    has_ranks = any(isinstance(module, Summed) for module in adapter.model.modules())
+    return has_ranks or adapter.device.type == "cuda"
 
-    Found with a tiny network of this architecture. False where ranks do not meet in that layer.
+
+def _hands_over(adapter: ModelAdapter) -> bool:
+    """Whether attention gives what its output layer gives, untouched: a sum over ranks, or of parts, can come later then.
+
+    Found with a tiny network of this architecture. False where that layer is not known.
     """
     layers: Any = getattr(adapter.model.base_model, "layers", ())
-    names = {_sum_in(getattr(layer, "self_attn", None))[0] for layer in layers}
+    names = {_output_of(getattr(layer, "self_attn", None)) for layer in layers}
     if len(names) != 1 or "" in names:
         return False
     (name,) = names
@@ -215,6 +226,12 @@ def _hands_over(adapter: ModelAdapter) -> bool:
     except BREAKS:
         return False
     return bool(seen) and all(seen)
+
+
+def _output_of(attention: nn.Module | None) -> str:
+    """The name of attention's output layer: the one in which ranks meet, or as most families call it; "" if there is none."""
+    found = _sum_in(attention)[0]
+    return found or _OUTPUT * isinstance(getattr(attention, _OUTPUT, None), nn.Linear)
 
 
 def _sum_in(block: nn.Module | None) -> tuple[str, Summed | None]:
@@ -352,6 +369,19 @@ def _layer(
     if following is not None:
         following.prepare(total, x)
     return total
+
+
+def _let_sums_add_parts(model: Any, *, hands_over: bool) -> None:
+    """Let the products in front of residual sums come in parts, which the sums add up."""
+    for layer in getattr(model.base_model, "layers", ()):
+        made = layer.__dict__.get("forward")
+        if not isinstance(made, functools.partial) or made.func is not _layer:
+            continue
+        outputs: list[Any] = [layer.mlp.down_proj] if isinstance(layer.mlp, GatedMLP) else []
+        outputs += [getattr(layer.self_attn, _OUTPUT, None)] if hands_over else []
+        for output in outputs:
+            if isinstance(output, SkinnyLinear):
+                output.gives_parts = True
 
 
 # -- rotation --------------------------------------------------------------------------------------

@@ -80,7 +80,8 @@ def join(
 ) -> tuple[Tensor, Tensor]:
     """Residual + y, where y is x or its norm by `post`; and the norm of that sum by `pre`.
 
-    Without a residual the sum is y, without `pre` its norm is the sum itself.
+    Without a residual the sum is y, without `pre` its norm is the sum itself. With one, x may be parts [P, ..., N] in float32,
+    whose sum is meant.
     """
     known = post or pre
     one_form = not (post and pre) or post.form == pre.form
@@ -91,6 +92,8 @@ def join(
         total, normed = fused(residual, x, after, before, known.form)
         total = x if total is None else total
         return total, total if normed is None else normed
+    if residual is not None and x.dim() > residual.dim():
+        x = x.sum(0).to(residual.dtype)
     y = x if post is None else plain_norm(x, *post.parts, post.form)
     total = y if residual is None else residual + y
     return total, total if pre is None else plain_norm(total, *pre.parts, pre.form)

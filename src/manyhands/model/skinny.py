@@ -2,7 +2,7 @@
 
 The weight stays what it was; only the kernel that multiplies changes. Up to 32 tokens on a CUDA device, in bfloat16
 or float16, our own does (`kernels/skinny.py`), and up to 128 where two halves of a weight go through an activation
-(`kernels/gate_up.py`); everything else goes the way it always went.
+(`kernels/gate_up.py`) or a sum stands behind the layer (`kernels/in_parts.py`); everything else goes the way it always went.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class SkinnyLinear(nn.Linear):
     """A linear layer [N, K] with a faster way for few tokens."""
 
     arrived: Tensor  # zeros for the kernel, see there
+    gives_parts = False  # the caller hands what it gives to `layers.join`, which adds parts up
 
     @classmethod
     def of(cls, linear: nn.Linear) -> Self:
@@ -36,8 +37,11 @@ class SkinnyLinear(nn.Linear):
         return own
 
     def forward(self, x: Tensor) -> Tensor:
-        """X [..., K] -> [..., N]."""
-        return self._skinny(x, None) if self._is_for(x) else super().forward(x)
+        """X [..., K] -> [..., N]; or parts [P, ..., N] in float32, whose sum that is, if it may give them."""
+        if self._is_for(x):
+            return self._skinny(x, None)
+        parts = self._in_parts(x) if self.gives_parts else None
+        return super().forward(x) if parts is None else parts
 
     def gated(self, x: Tensor, activation: str) -> Tensor | None:
         """act(gate) * up [..., N / 2] of x [..., K], gates first; None if that takes another way."""
@@ -52,6 +56,20 @@ class SkinnyLinear(nn.Linear):
         rows = x.reshape(-1, self.in_features)
         out = gate_up.gated_product(rows, self.weight, self.bias, activation)
         return out.view(*x.shape[:-1], out.shape[-1])
+
+    def _in_parts(self, x: Tensor) -> Tensor | None:
+        """Parts of the product; None if that takes another way."""
+        if not self._is_known(x):
+            return None
+        from manyhands.model.kernels import in_parts
+
+        tokens = x.numel() // self.in_features
+        is_right = in_parts.LEAST_TOKENS <= tokens <= in_parts.MOST_TOKENS
+        if not is_right or not in_parts.is_for(self.weight):
+            return None
+        rows = x.reshape(-1, self.in_features)
+        out = in_parts.product_in_parts(rows, self.weight, self.bias)
+        return out.view(len(out), *x.shape[:-1], out.shape[-1])
 
     def _is_for(self, x: Tensor) -> bool:
         if not self._is_known(x):

@@ -6,9 +6,9 @@ One program takes one token through everything that happens between two products
     total  = residual + y
     normed = norm(total)                    (what the next block reads)
 
-Sums are float32, and values are rounded to the network's dtype exactly where the modelling code does
-it. Families differ in one thing, the FORM: when the normed value is rounded, and whether 1 is added to
-the weight. `manyhands.model.layers.Norm` finds out which.
+A product may come in parts, whose sum is x (in_parts.py). Sums are float32, and values are rounded to the
+network's dtype exactly where the modelling code does it. Families differ in one thing, the FORM: when the
+normed value is rounded, and whether 1 is added to the weight. `manyhands.model.layers.Norm` finds out which.
 
     T  tokens      N  width of the residual stream      D  head dim
 """
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -59,8 +58,10 @@ def _join(
     normed,
     N,
     stride,
+    apart,  # from one part to the next
     eps_post,
     eps_pre,
+    PARTS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     POST: tl.constexpr,
     PRE: tl.constexpr,
@@ -76,8 +77,12 @@ def _join(
     if PRE:
         w_pre = tl.load(pre + n, mask=mask, other=0.0).to(tl.float32)
     take_over(OVERLAP)
-    DTYPE: tl.constexpr = x.dtype.element_ty
+    DTYPE: tl.constexpr = residual.dtype.element_ty
     v = tl.load(x + row * stride + n, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        v += tl.load(x + part * apart + row * stride + n, mask=mask, other=0.0)
+    if PARTS > 1:
+        v = v.to(DTYPE).to(tl.float32)
     if RESIDUAL:
         beside = tl.load(residual + row * N + n, mask=mask, other=0.0).to(tl.float32)
     if POST:
@@ -130,16 +135,20 @@ def join(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The two results described above: residual [..., N] + y, and its norm; None if not asked for.
 
-    x [..., N] may be a slice of wider rows; `post` and `pre` are the (weight [N], eps) of the norms.
+    x [..., N] may be a slice of wider rows, or, with a residual, parts [P, ..., N] in float32; `post` and `pre` are the
+    (weight [N], eps) of the norms.
     """
     width = x.shape[-1]
+    known = x if residual is None else residual
+    parts = len(x) if x.dim() > known.dim() else 1
     rows = _rows(x)
-    total = torch.empty(x.shape, dtype=x.dtype, device=x.device) if residual is not None else None
-    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device) if pre else None
-    if rows.shape[0]:
+    num_rows = len(rows) // parts
+    total = known.new_empty(known.shape) if residual is not None else None
+    normed = known.new_empty(known.shape) if pre else None
+    if num_rows:
         block = triton.next_power_of_2(width)
         kernel: Any = _join
-        kernel[(rows.shape[0],)](
+        kernel[(num_rows,)](
             rows if residual is None else residual.contiguous(),
             rows,
             post[0] if post else rows,
@@ -148,8 +157,10 @@ def join(
             rows if normed is None else normed,
             width,
             rows.stride(0),
+            num_rows * rows.stride(0) if parts > 1 else 0,
             post[1] if post else 0.0,
             pre[1] if pre else 0.0,
+            PARTS=parts,
             RESIDUAL=residual is not None,
             POST=post is not None,
             PRE=pre is not None,
