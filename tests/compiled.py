@@ -233,6 +233,7 @@ def attention(capability: int) -> None:
             large_rows=64,
             can_begin_beside=True,
             many_beside=0,
+            halved_rows=32,
         )
         broad = Step([Row(View([Block()]), (1,) * 300)])
         one_layer(HEADS, 1, False, (broad,), dim=512, large_rows=64)

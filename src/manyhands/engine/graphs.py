@@ -653,7 +653,7 @@ class _Graph:
         return PassOutcome(self.logits[:rows], torch.cat((tokens, sound.min().view(1))))
 
 
-_LayerKind = tuple[object, ...]  # what kernels of attention are compiled for, of a layer
+_LayerKind = tuple[object, ...]  # the part of a layer that kernels of attention are compiled for
 _Kind = tuple[int, int, int]
 
 
@@ -768,7 +768,7 @@ def uncommon_capacities(tiling: Tiling) -> list[Capacity]:
     at_once = [each for each in alone if each.large or each.small_rows == least]
     found = [*in_two_streams, *in_one_stream]
     found += [replace(each, most_partials=1) for each in at_once]
-    # What they leave is merged by a kernel for so many partials of a token: others behind two streams, others for 16 bits.
+    # A kernel merges so many partials of a token; another one does behind two streams, another one those of 16 bits.
     halved = [each for each in in_one_stream if are_halved(each, tiling)]
     whole = [each for each in in_one_stream if not are_halved(each, tiling)]
     for kind in (in_two_streams, halved, whole):
