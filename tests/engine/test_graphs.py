@@ -296,50 +296,67 @@ def test_what_was_recorded_ahead_serves_every_pass(monkeypatch: pytest.MonkeyPat
     assert answers == [answer.text for answer in plain.run_all(make() for make in strategies)]
 
 
-@pytest.mark.parametrize("num_new", [0, 3])
-@pytest.mark.parametrize("trouble", [None, RuntimeError("no room")], ids=["well", "trouble"])
+@pytest.mark.parametrize(
+    ("news", "tried"),
+    [
+        ([3, 5], [["first"], ["second", "third", "alone"]]),
+        ([0, 0, 0, 0], [["first"]]),
+        ([0, 0, 2, 1], [["first"], ["third", "alone"]]),  # the second one's recording compiles two
+        ([RuntimeError("no room")], [["first"]]),
+    ],
+    ids=["cold", "cached", "half", "trouble"],
+)
 def test_kernels_are_compiled_at_once_before_anything_is_recorded(
-    num_new: int, trouble: Exception | None, monkeypatch: pytest.MonkeyPatch
+    news: list[Any], tried: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the cache on disk had those of the first pass, no other is tried out; trouble is left to the recordings."""
+    """Unless the cache on disk has what the first passes launch; trouble is left to the recordings."""
     monkeypatch.setattr(graphs, "AHEAD", 4)
     monkeypatch.setattr(GraphedPasses, "_can_compile_at_once", True)
-    seen: list[int] = []  # recordings there are when a pass is tried out
-    inside: list[bool] = [False]
-    usual = graphs._Graph.try_out
+    blocks: list[list[str]] = []  # what is tried out in each
+    inside, counted = [False], SimpleNamespace(num_new=0)
+    usual, attend, record = graphs._Graph.try_out, GraphedPasses._attend, GraphedPasses._record
+    names = {1: "first", 2: "second", 4: "third"}
 
     @contextmanager
-    def compiling(device: torch.device) -> Iterator[Any]:
+    def compiling(device: torch.device, told: Any) -> Iterator[Any]:
+        blocks.append([])
         inside[0] = True
-        yield SimpleNamespace(num_new=num_new, wait=lambda: None)
+        yield (kernels := SimpleNamespace(num_new=0, num_noted=7))
         inside[0] = False
+        kernels.num_new = news.pop(0)
+        told(7, 7)
+
+    @contextmanager
+    def counting() -> Iterator[Any]:
+        yield counted
 
     def try_out(graph: Any, passes: GraphedPasses) -> tuple[Tensor, Tensor]:
         if inside[0]:
-            seen.append(passes.num_graphs)
-            if trouble is not None:
+            blocks[-1].append(names[graph.capacity.tokens])
+            if isinstance(news[0], Exception):
                 inside[0] = False
-                raise trouble
+                raise news.pop(0)
         return usual(graph, passes)
 
-    attended: list[bool] = []
-    attend = GraphedPasses._attend
-
     def attending(self: GraphedPasses, page_size: int, capacity: Capacity) -> None:
-        attended.append(inside[0])
+        if inside[0]:
+            blocks[-1].append("alone")
         attend(self, page_size, capacity)
 
-    monkeypatch.setattr(GraphedPasses, "_attend", attending)
+    def recording(self: GraphedPasses, page_size: int, capacity: Capacity) -> Any:
+        counted.num_new += news.pop(0) if len(news) > 1 else 0
+        return record(self, page_size, capacity)
+
     monkeypatch.setattr(graphs, "compiling_at_once", compiling)
+    monkeypatch.setattr(graphs, "counting_new_kernels", counting)
     monkeypatch.setattr(graphs._Graph, "try_out", try_out)
+    monkeypatch.setattr(GraphedPasses, "_attend", attending)
+    monkeypatch.setattr(GraphedPasses, "_record", recording)
     engine = graphed_engine()
     made: list[tuple[int, int]] = []
     engine.get_ready(lambda done, whole: made.append((done, whole)))
-    is_cut = trouble is not None or num_new == 0
-    assert seen == [0] * (1 if is_cut else 3)
-    assert attended == [True, False] if not is_cut else [False]
-    assert made[-1] == (6, 6)
-    assert made == sorted(made)
+    assert blocks == tried
+    assert made[-1][0] == made[-1][1] == (3 if len(tried) == 1 else 10)
     assert passes_of(engine).num_graphs == 3
     assert passes_of(engine).trouble is None
 

@@ -1,20 +1,21 @@
 """Many kernels compiled at once, by threads, before any of them is launched.
 
 Triton compiles a kernel when it is launched for the first time with arguments of a kind: one after the other, half a second
-each. Most of it is LLVM and the assembler, which hold no lock of Python's, so threads help.
+each. Much of it is LLVM and the assembler, which hold no lock of Python's, so threads help.
 
     with compiling_at_once(device) as kernels:
         ...                launch whatever will be needed, with arguments of the right kinds
 
-Within the block a launch of a kernel that is not compiled yet leaves it to the threads and launches nothing: its results are
-what memory held before. So only what is harmless with any numbers belongs there. Behind the block all are compiled.
+Within the block a launch of a kernel that is not compiled yet is noted and launches nothing: its results are what memory held
+before. So only what is harmless with any numbers belongs there. At the end of the block all that were noted are compiled; not
+before, since sixteen threads that want Python's lock leave next to nothing of it to the one that launches.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,11 +25,10 @@ _MOST_THREADS = 16
 
 
 class Kernels:
-    """The kernels that were met."""
+    """Kernels that are compiled or loaded, and those that are to be."""
 
-    def __init__(self, threads: Executor) -> None:
-        self._threads = threads
-        self._met: dict[tuple[int, str], Future[Any]] = {}
+    def __init__(self) -> None:
+        self._noted: dict[tuple[int, str], Callable[[], Any]] = {}
         self.num_new = 0  # compiled by now, since Triton's cache on disk had them not
 
     def meet(
@@ -37,36 +37,62 @@ class Kernels:
         """Triton's hook in front of compiling; if it is true, the launch compiles and launches nothing."""
         if is_manual_warmup:
             return False  # by a thread
-        key = id(fn.jit_function), compile["key"]
-        if key not in self._met:
-            asked = compile["specialization_data"]
-            self._met[key] = self._threads.submit(fn.jit_function.preload, asked)
+        kernel, asked = fn.jit_function, compile["specialization_data"]
+        self._noted.setdefault((id(kernel), compile["key"]), lambda: kernel.preload(asked))
         return True
 
-    def note(self, *, cache_hit: bool, **_: object) -> None:
+    def listen(self, *, cache_hit: bool, **_: object) -> None:
         """Triton's listener behind compiling."""
         self.num_new += not cache_hit
 
-    def wait(self) -> None:
-        """Until those that were met are compiled. One that fails will fail again when it is launched, and say why."""
-        wait(self._met.values())
+    @property
+    def num_noted(self) -> int:
+        """Kernels that the block has launched and that were not there."""
+        return len(self._noted)
+
+    def compile(self, device: torch.device, told: Callable[[int, int], None]) -> None:
+        """Compile those that were noted; `told` is called with how many of how many are.
+
+        One that fails will fail again when it is launched, and say why.
+        """
+        num_threads = min(_MOST_THREADS, os.cpu_count() or 1)
+        # Triton compiles for the device that is current in a thread.
+        at_first = torch.cuda.set_device, (device,)
+        threads = ThreadPoolExecutor(num_threads, "manyhands-compile", *at_first)
+        try:
+            asked = [threads.submit(work) for work in self._noted.values()]
+            for done, _ in enumerate(as_completed(asked)):
+                told(done + 1, self.num_noted)
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 @contextmanager
-def compiling_at_once(device: torch.device) -> Iterator[Kernels]:
-    """See the module. A hook or a listener that stood there before has its place back behind the block."""
+def compiling_at_once(device: torch.device, told: Callable[[int, int], None]) -> Iterator[Kernels]:
+    """See the module; `told` as in `Kernels.compile`.
+
+    A hook or a listener that stood there before has its place back behind the block.
+    """
     from triton import knobs
 
-    # Triton compiles for the device that is current in a thread.
-    num_threads = min(_MOST_THREADS, os.cpu_count() or 1)
-    at_first = torch.cuda.set_device, (device,)
-    threads = ThreadPoolExecutor(num_threads, "manyhands-compile", *at_first)
-    kernels = Kernels(threads)
-    hook, listener = knobs.runtime.jit_cache_hook, knobs.compilation.listener
-    knobs.runtime.jit_cache_hook, knobs.compilation.listener = kernels.meet, kernels.note
+    with counting_new_kernels() as kernels:
+        hook = knobs.runtime.jit_cache_hook
+        knobs.runtime.jit_cache_hook = kernels.meet
+        try:
+            yield kernels
+            kernels.compile(device, told)
+        finally:
+            knobs.runtime.jit_cache_hook = hook
+
+
+@contextmanager
+def counting_new_kernels() -> Iterator[Kernels]:
+    """Count in `num_new` the kernels that are compiled within the block."""
+    from triton import knobs
+
+    kernels, listener = Kernels(), knobs.compilation.listener
+    knobs.compilation.listener = kernels.listen
     try:
         yield kernels
-        kernels.wait()
     finally:
-        knobs.runtime.jit_cache_hook, knobs.compilation.listener = hook, listener
-        threads.shutdown(wait=False, cancel_futures=True)
+        knobs.compilation.listener = listener

@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from manyhands.attention.attend import LayerCall
-from manyhands.attention.compile_at_once import compiling_at_once
+from manyhands.attention.compile_at_once import Kernels, compiling_at_once, counting_new_kernels
 from manyhands.attention.prepared import (
     Capacity,
     Prepared,
@@ -408,20 +408,34 @@ class GraphedPasses(Passes):
             (tokens, has_large): wide_capacity(tokens, tiling, has_large=has_large)
             for tokens, has_large in kinds_ahead(AHEAD)
         }
+        # On several ranks all would have to try them out together.
         uncommon = uncommon_capacities(tiling) if self.others is ALONE else []
-        whole = len(wide) * (2 if self._can_compile_at_once else 1)
-        if self._can_compile_at_once:
-            self._compile(page_size, list(wide.values()), uncommon, lambda done: told(done, whole))
-        for index, (kind, capacity) in enumerate(wide.items()):
-            told(whole - len(wide) + index, whole)
-            if kind in self._ahead or self.trouble is not None:
-                continue
-            if (graph := self._record(page_size, capacity)) is not None:
-                self._ahead[kind] = graph
+        first, *others = wide.values()
+        at_once = self._can_compile_at_once
+        num_wide = len(wide)
+        with counting_new_kernels() as met:
+            is_cold = at_once and self._compile(page_size, [first], [], told).num_new > 0
+            num_compiled = 0
+            for index, (kind, capacity) in enumerate(wide.items()):
+                told(num_compiled + index, num_compiled + num_wide)
+                if kind in self._ahead or self.trouble is not None:
+                    continue
+                # Where the cache on disk has some kernels it mostly has all, and then a pass more for each would be in vain.
+                if at_once and (is_cold or met.num_new):
+                    more = others[max(0, index - 1) :]
+                    kernels = self._compile(
+                        page_size,
+                        more,
+                        uncommon,
+                        lambda done, whole: told(done, whole + num_wide),
+                    )
+                    num_compiled, at_once = kernels.num_noted, False
+                if (graph := self._record(page_size, capacity)) is not None:
+                    self._ahead[kind] = graph
         for capacity in uncommon if self.trouble is None else ():
             self._attend(page_size, capacity)  # loads their kernels
         self.memory.move((), self.backend)  # so does carrying nothing
-        told(whole, whole)
+        told(num_compiled + num_wide, num_compiled + num_wide)
 
     @property
     def _can_compile_at_once(self) -> bool:
@@ -432,26 +446,20 @@ class GraphedPasses(Passes):
         page_size: int,
         wide: Sequence[Capacity],
         uncommon: Sequence[Capacity],
-        told: Callable[[int], None],
-    ) -> None:
-        """Compile at once what passes of these capacities launch; whatever hinders it, recordings will say.
-
-        If the cache on disk has all that the first one launches, it has the others too: loading takes no threads.
-        """
+        told: Callable[[int, int], None],
+    ) -> Kernels:
+        """Compile at once what passes of these capacities launch. Whatever hinders it, recordings will say."""
         try:
-            with compiling_at_once(self.adapter.device) as kernels, torch.inference_mode():
-                for index, capacity in enumerate(wide):
-                    told(index)
+            with compiling_at_once(self.adapter.device, told) as kernels:
+                for capacity in wide:
                     logits, _ = _Graph(self, capacity, page_size).try_out(self)
-                    if index == 0:
-                        get_ready(logits[:1])
-                        kernels.wait()
-                        if not kernels.num_new:
-                            return
+                    get_ready(logits[:1])
                 for capacity in uncommon:
                     self._attend(page_size, capacity)
         except (torch.OutOfMemoryError, RuntimeError):
             self.recorder.recover()
+            return Kernels()
+        return kernels
 
     @torch.inference_mode()
     def _attend(self, page_size: int, capacity: Capacity) -> None:
