@@ -521,7 +521,8 @@ class _Noting(Attending):
         store = self.memory.stores[call.layer]
         rope = store.rope and (store.rope.rotary_dim, store.rope.interleaved)
         heads = q.shape[1:], store.keys.shape[1:], store.value_dim
-        kind = *heads, rope, replace(call, layer=0, sinks=None), call.sinks is not None
+        options = call.scaling, call.window, call.chunk, call.softcap, call.query_scale
+        kind = *heads, rope, *options, call.sinks is not None
         self._kinds.setdefault(kind, (q.shape[1:], call))
         return super().__call__(q, k, v, call)
 
