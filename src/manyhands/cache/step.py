@@ -6,7 +6,7 @@ reads, so rows see each other's tokens in the very pass in which they are fed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from manyhands.cache.tally import Tally
@@ -180,12 +180,18 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The rows asked for together. Each writes to a block of its own."""
+    """The rows asked for together. Each writes to a block of its own.
+
+    `meanwhile` is work that the strategy would otherwise do when it has its tokens, with the device waiting. It may be
+    done while the step is fed; if it is not, or is interrupted, nothing changes but time.
+    """
 
     rows: tuple[Row, ...]
+    meanwhile: Callable[[], None] | None
 
-    def __init__(self, rows: Iterable[Row]) -> None:
+    def __init__(self, rows: Iterable[Row], meanwhile: Callable[[], None] | None = None) -> None:
         object.__setattr__(self, "rows", tuple(rows))
+        object.__setattr__(self, "meanwhile", meanwhile)
         if not self.rows:
             raise InvalidRequest("a step was made of no rows", hint="Ask for at least one row.")
         owners = [row.view.own for row in self.rows]
@@ -206,5 +212,5 @@ class StandIn(Step):
     origin: Step
 
     def __init__(self, rows: Iterable[Row], origin: Step) -> None:
-        super().__init__(rows)
+        super().__init__(rows, origin.meanwhile)
         object.__setattr__(self, "origin", origin)

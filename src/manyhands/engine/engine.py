@@ -373,8 +373,8 @@ class Engine:
     def _ahead_of(self, step: Step, plan: Plan) -> Ahead | None:
         """The pass that is begun while the tokens of the pass that feeds `step` are being chosen.
 
-        The work of that pass, which is `plan`, is counted then too: where nothing is begun, the device waits for the host
-        as soon as the tokens are there.
+        The work of that pass, which is `plan`, is counted then too, and strategies prepare the next one: where nothing is
+        begun, the device waits for the host as soon as the tokens are there.
         """
         lookahead = self._lookahead
         if lookahead is None:
@@ -386,6 +386,7 @@ class Engine:
             expected = scheduler.expected(of_one=not self.planner.can_look_ahead)
             begun = lookahead.plan(expected, step, is_sure=not scheduler.is_one_asked)
             self._counted = plan, usage_of(plan, step, self.facts.token_bytes)
+            scheduler.prepare()
             return begun
 
         return begin

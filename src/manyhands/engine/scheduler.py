@@ -234,6 +234,11 @@ class Scheduler:
             return []
         return ready
 
+    def prepare(self) -> None:
+        """Let the runs that take part in the pass that goes on do ahead what needs no tokens of it."""
+        for run, _ in self._asked or ():
+            run.prepare()
+
     @property
     def is_one_asked(self) -> bool:
         """Whether one run alone takes part in the pass that goes on."""
