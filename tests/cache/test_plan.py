@@ -328,7 +328,7 @@ class BothWays(Planner):
         other = self._laid(readers)
         self._number = number
         for view in views:
-            del self._readers[view]
+            view.notes.clear()
         assert self.pool.num_joined == joined, "nothing is moved while the device waits"
         assert self._has_waiting == was_waiting
         assert laid.table.tolist() == other.table.tolist()

@@ -195,6 +195,7 @@ class _Reader:
     While the blocks that grow do so by one token a pass, that grows by a constant, and is not made anew.
     """
 
+    generation: int  # of the pool, when it was made
     route: _Route
     place: Place  # of its own block
     is_waiting: bool  # a block of it is to be moved, in a plan that has the time
@@ -263,7 +264,7 @@ class Planner:
         native_build.module()  # compiled now rather than in the first pass
         self.pool = pool
         self.max_positions = max_positions
-        self._readers: weakref.WeakKeyDictionary[View, _Reader] = weakref.WeakKeyDictionary()
+        self._key = object()  # of the notes of views, each of which is its reader
         self._trunks = Trunks()
         self._markers: weakref.WeakSet[Block] = weakref.WeakSet()  # of which desks have copies
         self._lockstep: Lockstep | None = None
@@ -380,7 +381,6 @@ class Planner:
 
     def _forget(self) -> None:
         """Blocks were evicted and may lie elsewhere now, or the last step was taken back."""
-        self._readers.clear()
         self._trunks.forget()
         self._lockstep = None
         self._after = {}
@@ -530,7 +530,7 @@ class Planner:
         """
         views = [row.view for row in step.rows]
         walk = _Walk()
-        found = [self._readers.get(view) for view in views]
+        found = [self._known_reader(view) for view in views]
         while True:
             num_joined = self.pool.num_joined
             moved: dict[int, bool] = {}  # by the ids of their strips, which views of a team share
@@ -545,6 +545,10 @@ class Planner:
                 reader.joined = num_joined
             if num_joined == self.pool.num_joined:
                 return [reader for reader in found if reader is not None]
+
+    def _known_reader(self, view: View) -> _Reader | None:
+        reader: _Reader | None = view.notes.get(self._key)
+        return reader if reader is not None and reader.generation == self._generation else None
 
     def _reader(self, view: View, walk: _Walk) -> _Reader:
         num_joined = self.pool.num_joined
@@ -566,7 +570,8 @@ class Planner:
             walked = _Walked(view, route, is_waiting, read, num_joined, _stands(route))
         is_plain = not num_marks and num_joined == self.pool.num_joined
         walk.last = walked if is_plain else None
-        self._readers[view] = reader = _Reader(
+        view.notes[self._key] = reader = _Reader(
+            self._generation,
             walked.route,
             self.pool.place(view.own),
             walked.is_waiting,
@@ -723,7 +728,7 @@ class Planner:
         """
         views = [row.view for row in step.rows]
         view, num_rows = views[0], len(views)
-        if num_rows < 2 or view in self._readers:
+        if num_rows < 2 or self._known_reader(view) is not None:
             return None
         size = len(view.blocks)
         if any(len(v.blocks) != size or len(v.items) != size or v.beside_others for v in views):

@@ -92,14 +92,24 @@ class View:
     Keep and reuse a view while its blocks stay the same: its lengths are looked up anew in every
     pass, and what can be prepared for it is prepared once. A block that is only read may stand in a
     view more than once (a separator, say); the own block may not.
+
+    `notes` are kept for others, each under a key of its own: how the view is read, say. They are gone with the view, and cost
+    nothing then; views are made anew for all rows whenever a step ends.
     """
 
-    __slots__ = ("__weakref__", "beginning", "beside_others", "blocks", "items", "own")
+    __slots__ = ("__weakref__", "beginning", "beside_others", "blocks", "items", "notes", "own")
+
+    beginning: Beginning | None
+    items: tuple[Item, ...]
+    blocks: tuple[Block, ...]  # all of them, in the order in which they are read
+    beside_others: tuple[Block, ...]  # blocks that stand in lanes
+    own: Block  # the block this view's row writes to
+    notes: dict[object, Any]
 
     def __init__(self, items: Iterable[Item], beginning: Beginning | None = None) -> None:
         """`items` stand behind the blocks of the `beginning`, if there is one."""
         rest = tuple(items)
-        # Views are made anew for all rows whenever a step ends: nothing here walks them block by block.
+        # Nothing here walks a view of blocks alone block by block.
         kinds = set(map(type, rest))
         if kinds != {Block}:
             _check_blocks(found := blocks_of(rest))
@@ -113,21 +123,32 @@ class View:
                 "a view ends with lanes",
                 hint="Let a block of its own follow them: the row writes to it.",
             )
-        first: tuple[Block, ...] = () if beginning is None else beginning.blocks
-        self.beginning = beginning
-        self.items = first + rest
-        plain: Sequence[Any] = self.items
-        # all of them, in the order in which they are read
-        self.blocks: tuple[Block, ...] = blocks_of(self.items) if Lanes in kinds else tuple(plain)
-        lanes = [item for item in rest if isinstance(item, Lanes)] if Lanes in kinds else []
-        self.beside_others = blocks_of(lanes)  # blocks that stand in lanes
-        self.own = self.blocks[-1]  # the block this view's row writes to
+        plain: tuple[Any, ...] = rest
+        blocks: tuple[Block, ...] = blocks_of(rest) if Lanes in kinds else plain
+        self._stand(blocks, beginning)
+        if Lanes in kinds:
+            self.items = self.items[: -len(blocks)] + rest
+            self.beside_others = blocks_of([item for item in rest if isinstance(item, Lanes)])
         is_behind = beginning is not None and self.own in beginning
-        if is_behind or self.own in self.blocks[len(first) : -1]:
+        if is_behind or not {self.own}.isdisjoint(blocks[:-1]):
             raise InvalidRequest(
                 f"{self.own!r} is both read and written by one view",
                 hint="The last block of a view is the row's own and must not stand before itself.",
             )
+
+    @classmethod
+    def checked(cls, blocks: tuple[Block, ...], beginning: Beginning | None = None) -> View:
+        """The view of blocks that are known to make one: nothing is checked again."""
+        view = object.__new__(cls)
+        view._stand(blocks, beginning)
+        return view
+
+    def _stand(self, blocks: tuple[Block, ...], beginning: Beginning | None) -> None:
+        self.beginning = beginning
+        self.items = self.blocks = blocks if beginning is None else beginning.blocks + blocks
+        self.beside_others = ()
+        self.own = blocks[-1]
+        self.notes = {}
 
     def behind(self, beginning: Beginning) -> View:
         """The same view with other blocks in the place of its `beginning`: a stand-in for it. Nothing is checked again.
@@ -135,11 +156,11 @@ class View:
         The own block must not be one of them.
         """
         assert self.beginning is not None, "there is nothing in whose place these could stand"
-        first, size = beginning.blocks, len(self.beginning.blocks)
-        view = object.__new__(View)
-        view.beginning, view.own, view.beside_others = beginning, self.own, self.beside_others
-        view.items = first + self.items[size:]
-        view.blocks = first + self.blocks[size:]
+        size = len(self.beginning.blocks)
+        view = View.checked(self.blocks[size:], beginning)
+        if self.items is not self.blocks:
+            view.items = beginning.blocks + self.items[size:]
+            view.beside_others = self.beside_others
         return view
 
     @property

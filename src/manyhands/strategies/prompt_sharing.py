@@ -25,7 +25,6 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 from manyhands.cache.block import Block
 from manyhands.cache.logprobs import part_of, with_token
@@ -89,7 +88,7 @@ class _SharedPrompt:
         self.block, self.tokens = row.view.own, row.feed  # as the strategy knows them
         self.lease, self.own = lease, own
         self.path: tuple[Block, ...] | None = None  # None: it cannot be read yet
-        self._views: WeakKeyDictionary[View, View] = WeakKeyDictionary()
+        self._key = object()  # of the notes of the strategy's views, each of which is its stand-in
         # With which the newest views of each line begin: the strategy's, and its stand-in.
         self._beginnings: dict[object, tuple[Beginning, Beginning]] = {}
         # The views of the writers who go on from the prompt in ordinary text. Held here, because the
@@ -143,7 +142,6 @@ class _SharedPrompt:
     def close(self) -> None:
         """Give the path back. The strategy has ended."""
         self._onward.clear()
-        self._views.clear()
         self._beginnings.clear()
         self.path = None
         self.lease.close()
@@ -162,11 +160,11 @@ class _SharedPrompt:
 
     def _standing(self, row: Row, path: tuple[Block, ...]) -> Row:
         """The row over the path. Its view is the same object in every pass, as the strategy's is."""
-        view = self._views.get(row.view)
+        view: View | None = row.view.notes.get(self._key)
         if view is None:
             if self.block not in row.view.blocks:
                 return row
-            view = self._views[row.view] = self._view(row.view, path)
+            view = row.view.notes[self._key] = self._view(row.view, path)
         return row.over(view)
 
     def _view(self, asked: View, path: tuple[Block, ...]) -> View:
@@ -180,7 +178,7 @@ class _SharedPrompt:
                 last = None if known is None else known[1]
                 known = self._beginnings[beginning.line] = beginning, Beginning(blocks, last)
             beginning = known[1]
-            if self.block not in items:
+            if {self.block}.isdisjoint(items):
                 return asked.behind(beginning)
         return View(self._over(items, path), beginning)
 
