@@ -107,8 +107,9 @@ class Choice:
     def drawn(self, draw: float) -> Choice:
         """The choice with a row's own draw. It is made for every token, so nothing is checked again."""
         assert 0 <= draw < 1, "a draw lies in [0, 1)"
-        choice = object.__new__(Choice)
-        vars(choice).update(vars(self), draw=draw)
+        choice, values = object.__new__(Choice), vars(self).copy()
+        values["draw"] = draw
+        object.__setattr__(choice, "__dict__", values)
         return choice
 
     def tally(self, prompt: Iterable[int] = ()) -> Tally | None:
@@ -173,8 +174,20 @@ class Row:
 
     def over(self, view: View) -> Row:
         """The same row over another view whose blocks hold the same tokens. Nothing is checked again."""
-        row = object.__new__(Row)
-        row.__dict__.update(self.__dict__, view=view)
+        row, values = object.__new__(Row), vars(self).copy()
+        values["view"] = view
+        object.__setattr__(row, "__dict__", values)
+        return row
+
+    @classmethod
+    def checked(
+        cls, view: View, feed: tuple[int, ...], choice: Choice, writer: str, tally: Tally | None
+    ) -> Row:
+        """The row of a writer that is known to be one: nothing is checked again."""
+        row = object.__new__(cls)
+        values = vars(row)
+        values["view"], values["feed"], values["choice"] = view, feed, choice
+        values["writer"], values["tally"] = writer, tally
         return row
 
 

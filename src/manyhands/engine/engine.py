@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import reduce
+from itertools import chain
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -486,27 +487,31 @@ class Engine:
         return [reduce(add, each) for each in zip(*costs, strict=True)]
 
     def _check_tokens(self, step: Step) -> None:
-        size = self.facts.vocab_size
-        for row in step.rows:
-            choice = row.choice
-            for use, tokens in (
-                ("fed", row.feed),
-                ("allowed", choice.allowed or ()),
-                ("forbidden", choice.forbidden),
-                ("weighed", row.tally.span if row.tally is not None else ()),
-                ("a target", row.targets),
-            ):
-                if tokens and not 0 <= min(tokens) <= max(tokens) < size:
-                    wrong = next(token for token in tokens if not 0 <= token < size)
-                    raise InvalidRequest(
-                        f"token id {wrong} is {use}, and the model's vocabulary has {size} tokens",
-                        hint="Encode the text with this model's own tokenizer.",
-                    )
-            if len(choice.forbidden) == size:
+        rows, size = step.rows, self.facts.vocab_size
+        choices = [row.choice for row in rows]
+        # Rows of a team share these.
+        allowed = {id(each.allowed): each.allowed for each in choices if each.allowed}
+        forbidden = {id(each.forbidden): each.forbidden for each in choices if each.forbidden}
+        uses: tuple[tuple[str, Iterable[Iterable[int]]], ...] = (
+            ("fed", [row.feed for row in rows]),
+            ("allowed", allowed.values()),
+            ("forbidden", forbidden.values()),
+            ("weighed", [row.tally.span for row in rows if row.tally is not None]),
+            ("a target", [row.targets for row in rows if row.targets]),
+        )
+        for use, lists in uses:
+            tokens = [*chain.from_iterable(lists)]
+            if tokens and not 0 <= min(tokens) <= max(tokens) < size:
+                wrong = next(token for token in tokens if not 0 <= token < size)
                 raise InvalidRequest(
-                    "no token is left to choose from: the whole vocabulary is forbidden",
-                    hint="Forbid fewer tokens.",
+                    f"token id {wrong} is {use}, and the model's vocabulary has {size} tokens",
+                    hint="Encode the text with this model's own tokenizer.",
                 )
+        if any(len(tokens) == size for tokens in forbidden.values()):
+            raise InvalidRequest(
+                "no token is left to choose from: the whole vocabulary is forbidden",
+                hint="Forbid fewer tokens.",
+            )
 
 
 def _usage_without_pass(step: Step) -> Usage:

@@ -86,7 +86,9 @@ class Writer:
             choice = replace(choice, forbidden=choice.forbidden | self.forbidden)
         if self.num_tokens < choice.min_tokens:
             choice = replace(choice, forbidden=choice.forbidden | self.ends)
-        return Row(self.view, self.feed, choice, self.name, self.tally)
+        is_sound = self.feed and not self.view.own.frozen
+        make = Row.checked if is_sound else Row
+        return make(self.view, self.feed, choice, self.name, self.tally)
 
     def read(self, token: int, turn_end: frozenset[int]) -> str:
         """Take the token that was chosen; return the text that it completes."""
