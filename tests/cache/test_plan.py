@@ -336,7 +336,6 @@ class BothWays(Planner):
         assert not other.ages.any()
         assert laid.num_reads.tolist() == other.num_reads.tolist()
         assert laid.growth.tolist() == other.growth.tolist()
-        assert laid.own == other.own
         assert all(laid.strips[name] is other.strips[name] for name in laid.table[:, 0].tolist())
         return laid
 

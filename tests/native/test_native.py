@@ -39,6 +39,7 @@ NAMES = (
     "lists",
     "numbered",
     "team",
+    "pages",
     "pack",
 )
 

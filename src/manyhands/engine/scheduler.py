@@ -109,6 +109,9 @@ class Scheduler:
         self._queues = queues
         self._asked: Sequence[_Ready] | None = None  # by the pass that goes on
         self._untold: deque[_Untold] = deque()  # chosen, and not sent yet
+        self._told: list[
+            Step
+        ] = []  # held until the device works: to let go of all views of a team takes time
         self._is_changing = False  # queues and ledgers; found at the start of a step: interrupted
 
     @property
@@ -236,6 +239,7 @@ class Scheduler:
 
     def prepare(self) -> None:
         """Let the runs that take part in the pass that goes on do ahead what needs no tokens of it."""
+        self._told = []
         for run, _ in self._asked or ():
             run.prepare()
 
@@ -337,6 +341,9 @@ class Scheduler:
     def _make_room(self, ready: Sequence[_Ready]) -> bool:
         """Preempt a run. No: there is none, or one of these asks for more than there is at all."""
         self._sweep()  # of those answered one by one, some may have ended
+        if self._told:  # with them blocks may go
+            self._told = []
+            return True
         most = max(self.preemption.num_pages_at_least(step) for _, step in ready)
         return most <= self.pool.num_pages and self.preemption.preempt()
 
@@ -387,6 +394,8 @@ class Scheduler:
             elif run.request is asked:
                 run.fed(fed, usage)
             self._untold.popleft()
+            if self.lookahead is not None and not run.done:  # else nothing calls `prepare`
+                self._told += asked, fed
         if self._rows_told:
             share = self._rows_going_on / self._rows_told
             self._steadiness += (share - self._steadiness) / _PASSES_REMEMBERED
@@ -445,6 +454,7 @@ class Scheduler:
     def _sweep(self) -> None:
         """Take the runs that have ended out of all accounts."""
         if self._done:
+            self._told = []
             for run in self._done:
                 self.preemption.forget(run)
             self._done.clear()
@@ -455,6 +465,7 @@ class Scheduler:
         runs = list(dict.fromkeys(chain(*self._queues.values())))
         for run in runs:
             run.put_right()
+        self._told = []
         self._done.clear()
         self.preemption.recount(run for run in runs if not run.done)
         self.preemption.promote()

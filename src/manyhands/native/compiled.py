@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -123,23 +124,38 @@ def lists(table: Ints, num_reads: Ints, ages: Ints, fed: Ints, num_tokens: int) 
     return Lists._make((row_indptr, *fed_to, *room, indptr[: strips + 1], names[:strips], own))
 
 
-def numbered(rows: Sequence[tuple[Any, ...]], first: int) -> tuple[Ints, list[Any]]:
+def numbered(rows: Sequence[tuple[Any, ...]]) -> tuple[Ints, list[Any]]:
     """See `plain.numbered`."""
     if (c := build.module()) is None:
-        return plain.numbered(rows, first)
-    room = _room(len(rows), len(rows[0]) - first)
-    return room, c.numbered(list(rows), first, room)
+        return plain.numbered(rows)
+    room = _room(len(rows), len(rows[0]))
+    return room, c.numbered(list(rows), room)
 
 
-def team(of_rows: Ints, lies: Ints, is_live: Ints, fused: Ints, begun: Ints) -> Table | None:
+def team(
+    of_rows: Ints, lies: list[int], is_live: list[bool], fused: list[int], begun: list[int]
+) -> Table | None:
     """See `plain.team`."""
     if (c := build.module()) is None:
         return plain.team(of_rows, lies, is_live, fused, begun)
     num_rows, width = of_rows.shape
-    room = _room(num_rows * (len(begun) + width), 6)
+    room = _room(num_rows * (len(begun) // 4 + width), 6)
     told = _room(3, num_rows)
     count = c.team(of_rows, lies, is_live, fused, begun, room, told, _room(2, width))
     return None if count < 0 else Table(room[:count], *told)
+
+
+def pages(
+    tables: list[list[int]], own: Ints, row_indptr: Ints, offsets: Ints, page_size: int
+) -> tuple[tuple[Ints, ...], Ints]:
+    """See `plain.pages`."""
+    if (c := build.module()) is None:
+        return plain.pages(tables, own, row_indptr, offsets, page_size)
+    sizes = list(map(len, tables))
+    room, slots = _room(sum(sizes)), _room(len(offsets))
+    c.pages(tables, own, row_indptr, offsets, page_size, room, _room(len(sizes) + 1), slots)
+    ends = accumulate(sizes)
+    return tuple(room[end - size : end] for size, end in zip(sizes, ends, strict=True)), slots
 
 
 def pack(

@@ -51,7 +51,8 @@ class CountedRun(ABC):
         """The answer of the run."""
 
     def prepare(self) -> None:
-        """While a pass is made, or never: work of the passes behind it that does not need its tokens."""
+        """While a pass is made, or never: work of the passes behind it that does not need its tokens. Here, none."""
+        return
 
     def forward(self, rows: Iterable[Row]) -> Work[tuple[int, ...]]:
         """One counted pass; the tokens chosen for `rows`, and in `logprobs` what was told of them.

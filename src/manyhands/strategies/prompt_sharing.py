@@ -162,25 +162,36 @@ class _SharedPrompt:
         """The row over the path. Its view is the same object in every pass, as the strategy's is."""
         view: View | None = row.view.notes.get(self._key)
         if view is None:
-            if self.block not in row.view.blocks:
+            if (view := self._view(row.view, path)) is None:
                 return row
-            view = row.view.notes[self._key] = self._view(row.view, path)
+            row.view.notes[self._key] = view
         return row.over(view)
 
-    def _view(self, asked: View, path: tuple[Block, ...]) -> View:
-        """The view over the path. Views that begin alike do so here, too."""
-        beginning, items = asked.beginning, asked.items
-        if beginning is not None:
-            items = items[len(beginning.blocks) :]
-            known = self._beginnings.get(beginning.line)
-            if known is None or known[0] is not beginning:
-                blocks = self._over(beginning.blocks, path)
-                last = None if known is None else known[1]
-                known = self._beginnings[beginning.line] = beginning, Beginning(blocks, last)
-            beginning = known[1]
-            if {self.block}.isdisjoint(items):
-                return asked.behind(beginning)
-        return View(self._over(items, path), beginning)
+    def _view(self, asked: View, path: tuple[Block, ...]) -> View | None:
+        """The view over the path, None if the prompt is not in it. Views that begin alike do so here, too."""
+        beginning, is_only_begun = asked.beginning, {self.block}.isdisjoint(asked.rest)
+        if beginning is None:
+            if is_only_begun and self.block not in asked.blocks:  # it may stand in lanes
+                return None
+            return View(self._over(asked.rest, path))
+        known = self._beginnings.get(beginning.line)
+        if known is None or known[0] is not beginning:
+            known = self._beginnings[beginning.line] = beginning, self._begun(beginning, path)
+        if is_only_begun:
+            return None if known[1] is beginning else asked.behind(known[1])
+        return View(self._over(asked.rest, path), known[1])
+
+    def _begun(self, beginning: Beginning, path: tuple[Block, ...]) -> Beginning:
+        """The beginning over the path; itself if the prompt is not in it. It goes on from the last one of its line."""
+        before, last = self._beginnings.get(beginning.line, (None, None))
+        first: tuple[Block, ...] = ()
+        new = beginning.blocks
+        if before is not None and last is not None and beginning.goes_on_from(before):
+            first, new = last.blocks, new[len(before.blocks) :]
+        over = self._over(new, path)
+        if over is new and (not first or last is before):
+            return beginning
+        return Beginning(first + over, last)
 
     def _over(self, items: tuple[ItemT, ...], path: tuple[Block, ...]) -> tuple[ItemT | Block, ...]:
         """These items, with the path where the prompt stands."""
