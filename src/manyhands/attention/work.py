@@ -147,8 +147,10 @@ def cut(
     `stretches`: of this plan, where they are known.
     """
     entries, indptr, strip_of = stretches = stretches or Stretches.of(plan, tiling)
-    sizes = [len(table) for table in plan.reads.pages]
-    first_page = np.array([0, *accumulate(sizes)])
+    if (joined := plan.reads.joined) is None:
+        sizes = [len(table) for table in plan.reads.pages]
+        joined = np.concatenate(plan.reads.pages), np.array([0, *accumulate(sizes)])
+    pages, first_page = joined
     if wanted is not None and not wanted.large_rows:  # nothing is left to be decided
         is_small = np.ones(len(strip_of), dtype=np.bool_)
     else:
@@ -199,7 +201,7 @@ def cut(
         entries=entries,
         entry_partial=entry_partial,
         partial_indptr=partial_indptr,
-        pages=np.concatenate(plan.reads.pages),
+        pages=pages,
         key_page=first_page[own].repeat(plan.row_indptr[1:] - plan.row_indptr[:-1]),
         is_specialised=is_specialised,
         in_turns=in_turns,

@@ -41,6 +41,8 @@ class Reads:
     high: Ints  # one past the last index read
     strip_indptr: Ints  # [strips + 1]: reads strip_indptr[s] .. strip_indptr[s + 1] are of strip s
     pages: tuple[Ints, ...]  # per strip, its page table
+    # All of these one behind another, and where each begins [strips + 1]; None: they lie apart.
+    joined: tuple[Ints, Ints] | None = None
 
 
 @dataclass(frozen=True, eq=False)

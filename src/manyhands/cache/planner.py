@@ -787,7 +787,7 @@ class Planner:
         fed = np.array(list(map(len, feeds)), dtype=np.int64)
         lists = native.lists(laid.table, laid.num_reads, laid.ages, fed, len(token_ids))
         page_size = self.pool.page_size
-        pages, slots = native.pages(
+        pages, indptr, slots = native.pages(
             [laid.strips[name].pages for name in lists.names.tolist()],
             lists.own,
             lists.row_indptr,
@@ -808,7 +808,8 @@ class Planner:
                 low=lists.low,
                 high=lists.high,
                 strip_indptr=lists.strip_indptr,
-                pages=pages,
+                pages=tuple(pages[begin:end] for begin, end in pairwise(indptr.tolist())),
+                joined=(pages, indptr),
             ),
             page_size=page_size,
             own_strip=lists.own,

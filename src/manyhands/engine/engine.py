@@ -470,6 +470,8 @@ class Engine:
         """The cost of each of the steps that were fed together just now, chunks included."""
         if not self._newest:
             return [_usage_without_pass(step) for step in steps]
+        if len(steps) == 1 and not any(_IN_VAIN in rows for _, rows, _ in self._newest):
+            return [reduce(add, [usage for _, _, usage in self._newest])]
         owners = {id(row.view.own): n for n, step in enumerate(steps) for row in step.rows}
         owners[_IN_VAIN[0]] = len(steps)  # charged to none of them
         costs = [
@@ -480,9 +482,7 @@ class Engine:
                 len(steps) + 1,
                 self.facts.token_bytes,
             )[:-1]
-            if len(steps) > 1 or _IN_VAIN in rows
-            else [usage]
-            for plan, rows, usage in self._newest
+            for plan, rows, _ in self._newest
         ]
         return [reduce(add, each) for each in zip(*costs, strict=True)]
 

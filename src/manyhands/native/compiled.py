@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -147,15 +146,13 @@ def team(
 
 def pages(
     tables: list[list[int]], own: Ints, row_indptr: Ints, offsets: Ints, page_size: int
-) -> tuple[tuple[Ints, ...], Ints]:
+) -> tuple[Ints, Ints, Ints]:
     """See `plain.pages`."""
     if (c := build.module()) is None:
         return plain.pages(tables, own, row_indptr, offsets, page_size)
-    sizes = list(map(len, tables))
-    room, slots = _room(sum(sizes)), _room(len(offsets))
-    c.pages(tables, own, row_indptr, offsets, page_size, room, _room(len(sizes) + 1), slots)
-    ends = accumulate(sizes)
-    return tuple(room[end - size : end] for size, end in zip(sizes, ends, strict=True)), slots
+    found = _room(sum(map(len, tables))), _room(len(tables) + 1), _room(len(offsets))
+    c.pages(tables, own, row_indptr, offsets, page_size, *found)
+    return found
 
 
 def pack(

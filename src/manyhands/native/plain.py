@@ -8,7 +8,7 @@ All arrays are int64.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
+from itertools import accumulate, count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -301,15 +301,15 @@ def team(
 
 def pages(
     tables: list[list[int]], own: Ints, row_indptr: Ints, offsets: Ints, page_size: int
-) -> tuple[tuple[Ints, ...], Ints]:
-    """The page table of each strip as an array, and the slots [T] of new tokens.
+) -> tuple[Ints, Ints, Ints]:
+    """The page tables of strips one behind another, where each begins [strips + 1], and the slots [T] of new tokens.
 
     `own` [R]: the strip that each row writes to, by its number among the tables. `offsets` [T]: places of the rows' tokens on it.
     """
-    arrays = tuple(np.array(table, dtype=np.int64) for table in tables)
-    of_tokens = own.repeat(np.diff(row_indptr)).tolist()
-    pages = [tables[strip][at] for strip, at in zip(of_tokens, offsets // page_size, strict=True)]
-    return arrays, np.array(pages, dtype=np.int64) * page_size + offsets % page_size
+    joined = np.array([page for table in tables for page in table], dtype=np.int64)
+    indptr = np.array([0, *accumulate(map(len, tables))], dtype=np.int64)
+    at = indptr[own].repeat(np.diff(row_indptr)) + offsets // page_size
+    return joined, indptr, joined[at] * page_size + offsets % page_size
 
 
 def pack(

@@ -366,6 +366,7 @@ class _Team(BudgetedRun):
         for index, step in enumerate(self.step_numbers):
             if not self.writers[index].stopped:
                 self._words(index, step + 1)
+                self.writers[index].prepare()
 
     def _words(self, index: int, step: int) -> _Words:
         """How a step of a worker begins, if not with a check. Of each worker those that were asked for last are kept."""

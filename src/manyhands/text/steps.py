@@ -90,6 +90,9 @@ class StepEnd:
         if piece.strip():
             self._line_blank = False
         for char in reversed(piece):
+            if char.isalpha():  # as most are; no mark is a letter
+                self._sentence_ended = False
+                break
             if char in _SENTENCE_ENDS:
                 self._sentence_ended = True
                 break
