@@ -208,6 +208,9 @@ def cut(
     )
 
 
+_NO_TILES: Ints = np.empty((5, 0), dtype=np.int64)
+
+
 class _Tiles:
     """Runs of entries of one stretch of a strip, and the keys they see between them."""
 
@@ -217,7 +220,9 @@ class _Tiles:
         """Tiles of at most `most` entries over these stretches of strips, whose entries begin at `indptr`."""
         seen = entries.low, entries.high, entries.offset
         # [5, I]: stretch, first entry, number of entries, first key, at the border of a key tile, and keys
-        self.all = native.tiles(*seen, indptr, stretches, most, tiling.key_tile)
+        self.all = _NO_TILES
+        if len(stretches):
+            self.all = native.tiles(*seen, indptr, stretches, most, tiling.key_tile)
         self.first, self.num_keys = self.all[1], self.all[4]
 
 
@@ -240,10 +245,10 @@ def _are_small(rows: Ints, keys: Ints, tiling: Tiling, *, is_free: bool = False)
     if tiling.long_keys:
         # Small tiles for some of these beside large ones for others would be a second launch.
         is_half = 2 * rows <= tiling.most_small_rows
-        if np.any(keys[~is_half] >= tiling.long_keys):
+        if (keys[~is_half] >= tiling.long_keys).any():
             are_small &= is_half
     # A strip as short as one iteration of the inner loop may as well be loaded several times.
-    if np.all(are_small | (keys <= tiling.key_tile)):
+    if (are_small | (keys <= tiling.key_tile)).all():
         are_small[:] = True
     return are_small
 
@@ -326,7 +331,7 @@ def _reading(items: Ints, tiles: _Tiles, rows: int, tiling: Tiling) -> Occupancy
 
 def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
     """Keys per split, so that all processors are busy loading until the last one is done."""
-    total = int(tiles.num_keys.sum()) * tiling.num_kv_heads
+    total = sum(tiles.num_keys.tolist()) * tiling.num_kv_heads
     are_many = occupancy is Occupancy.MANY
     splits = tiling.splits_of_many if are_many else tiling.splits_per_processor
     most = tiling.num_processors * splits

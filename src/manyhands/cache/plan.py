@@ -88,6 +88,11 @@ class Plan:
         return len(self.row_indptr) - 1
 
     @property
+    def num_heads(self) -> int:
+        """R + D, the tokens whose logits are made: see `heads`."""
+        return self.num_rows + (0 if self.num_drafted is None else int(self.num_drafted.sum()))
+
+    @property
     def last(self) -> Ints:
         """[R]: packed index of each row's last token that is no guess; its logits choose the next one."""
         last = self.row_indptr[1:] - 1

@@ -768,8 +768,9 @@ class Planner:
         if table is None:
             return None
         self._has_waiting |= is_waiting
-        if self.max_positions is not None and table.lengths.max() > self.max_positions:
-            for each, num_tokens in zip(views, table.lengths.tolist(), strict=True):
+        lengths = table.lengths.tolist()
+        if self.max_positions is not None and max(lengths) > self.max_positions:
+            for each, num_tokens in zip(views, lengths, strict=True):
                 self._check_length(each, num_tokens)
         return _Laid(
             table.reads,
