@@ -23,8 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
-from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from manyhands.cache.block import Block
 from manyhands.cache.logprobs import part_of, with_token
@@ -47,11 +46,12 @@ def share_prompt(strategy: Strategy, tree: PrefixTree, tenant: str | None = None
     `found` of its answer says how much that was. A strategy that names no prompt stays as it is.
     """
     shared: _SharedPrompt | None = None
-    advance: Callable[[], Asked] = partial(next, strategy)
+    advance: Callable[[Any], Asked] = strategy.send
+    value: Sent | ManyhandsError = None
     try:
         while True:
             try:
-                asked = advance()
+                asked = advance(value)
             except StopIteration as end:
                 answer: Answer = end.value
                 return answer if shared is None else shared.end(answer)
@@ -66,9 +66,9 @@ def share_prompt(strategy: Strategy, tree: PrefixTree, tenant: str | None = None
                 else:
                     sent = yield asked
             except ManyhandsError as error:  # the strategy's to handle, see `strategies.base`
-                advance = partial(strategy.throw, error)
+                advance, value = strategy.throw, error
             else:
-                advance = partial(strategy.send, sent)
+                advance, value = strategy.send, sent
             del asked  # or its views would hold what the strategy lets go of
     finally:
         strategy.close()
