@@ -33,7 +33,10 @@ static void let_go(Arrays *arrays) {
 /* Copy the integers of a list; 0 with an error where it is no list, or has something else. */
 static int copy_list(PyObject *list, Int *into, Py_ssize_t size) {
     for (Py_ssize_t at = 0; at < size; at++) {
-        into[at] = PyLong_AsLongLong(PyList_GET_ITEM(list, at));
+        PyObject *item = PyList_GET_ITEM(list, at);
+        Py_INCREF(item);
+        into[at] = PyLong_AsLongLong(item);
+        Py_DECREF(item);
         if (into[at] == -1 && PyErr_Occurred()) return 0;
         if (PyList_GET_SIZE(list) != size) {
             PyErr_SetString(PyExc_ValueError, "a list has changed while it was read");
@@ -622,6 +625,8 @@ LOOP(pages, 8)
     if (!is_list(args[0])) goto failed;
     Py_ssize_t strips = indptr_size - 1;
     if (PyList_GET_SIZE(args[0]) != strips) REFUSE("another number of page tables than there is room for");
+    if (row_indptr_size != own_size + 1 || row_indptr[own_size] > least(offsets_size, slots_size))
+        REFUSE("rows with more tokens than there are places");
     indptr[0] = 0;
     for (Py_ssize_t strip = 0; strip < strips; strip++) {
         PyObject *table = PyList_GET_ITEM(args[0], strip);

@@ -86,6 +86,9 @@ class _SharedPrompt:
 
     def __init__(self, row: Row, lease: Lease, own: Reserve) -> None:
         self.block, self.tokens = row.view.own, row.feed  # as the strategy knows them
+        self._itself = frozenset(
+            (self.block,)
+        )  # a set is asked faster than a tuple whether it has a block
         self.lease, self.own = lease, own
         self.path: tuple[Block, ...] | None = None  # None: it cannot be read yet
         self._key = object()  # of the notes of the strategy's views, each of which is its stand-in
@@ -169,7 +172,7 @@ class _SharedPrompt:
 
     def _view(self, asked: View, path: tuple[Block, ...]) -> View | None:
         """The view over the path, None if the prompt is not in it. Views that begin alike do so here, too."""
-        beginning, is_only_begun = asked.beginning, {self.block}.isdisjoint(asked.rest)
+        beginning, is_only_begun = asked.beginning, self._itself.isdisjoint(asked.rest)
         if beginning is None:
             if is_only_begun and self.block not in asked.blocks:  # it may stand in lanes
                 return None
