@@ -184,7 +184,7 @@ class View:
         return 0 if self.beginning is None else len(self.beginning.blocks)
 
     def blocks_from(self, first: int) -> tuple[Block, ...]:
-        """Those of `blocks` from index `first` on; without lanes those in front of them are not put together for it."""
+        """`blocks[first:]`; where there are no lanes, the ones in front of them are not put together for it."""
         if self.has_lanes or self.beginning is None:
             return self.blocks[first:]
         begun, rest = self.beginning.blocks, cast(tuple[Block, ...], self.rest)
