@@ -109,9 +109,8 @@ class Scheduler:
         self._queues = queues
         self._asked: Sequence[_Ready] | None = None  # by the pass that goes on
         self._untold: deque[_Untold] = deque()  # chosen, and not sent yet
-        self._told: list[
-            Step
-        ] = []  # held until the device works: to let go of all views of a team takes time
+        # Steps that were told, held until the device works: to let go of all views of a team takes time.
+        self._told: list[Step] = []
         self._is_changing = False  # queues and ledgers; found at the start of a step: interrupted
 
     @property
