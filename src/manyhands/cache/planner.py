@@ -503,9 +503,10 @@ class Planner:
             for other in (*rows[max(0, index - 1) : index], *rows[index + 1 : index + 2]):
                 # Behind a history, which may be long, and from the end on.
                 blocks = other.view.blocks_from(other.view.num_begun)[::-1]
-                if not other.view.beside_others and own in blocks[:-1]:
-                    before = blocks[blocks.index(own) + 1]
-                    found[before] = blocks.count(before)
+                ids = list(map(id, blocks))  # numbers are compared faster
+                if not other.view.beside_others and id(own) in ids[:-1]:
+                    before = blocks[ids.index(id(own)) + 1]
+                    found[before] = ids.count(id(before))
             if not found:
                 continue
             before = max(found, key=found.__getitem__)
@@ -738,13 +739,20 @@ class Planner:
             if not (block.frozen and block.tokens):
                 break
             first += 1
-        if not all(v.begins_like(view, first) for v in views):
+        behind = first - view.num_begun
+        if behind > 0 and not all(v.begins_like(view, first) for v in views):
             return None
         # Blocks from the last one of the beginning on, by their numbers: [R, blocks].
         first -= 1
         if first < 0:
             return None
-        of_rows, blocks = native.numbered([v.blocks_from(first) for v in views])
+        rows: list[tuple[Any, ...]]
+        if beginning is None or behind > 0:
+            rows = [v.blocks_from(first) for v in views]
+        else:
+            head: tuple[Any, ...] = beginning.blocks[first:]
+            rows = [head + v.rest for v in views]
+        of_rows, blocks = native.numbered(rows)
         numbers = dict(zip(blocks, count(), strict=False))
         pieces = [walk.pieces.get(block) or self._met(block, walk) for block in blocks]
         kinds = [type(piece) is _Live for piece in pieces]
