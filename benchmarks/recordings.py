@@ -97,7 +97,7 @@ def candidates(plan: Plan, tiling: Tiling) -> Iterator[tuple[str, Capacity]]:
 def measured(passes: graphs.GraphedPasses, plan: Plan, capacity: Capacity) -> dict[str, Any] | None:
     """A line of the table; None if the plan does not fit."""
     work = cut(plan, passes.backend.tiling, capacity.cutting)
-    if not capacity.holds(Capacity.of(plan, work)):
+    if not capacity.holds(plan, work):
         return None
     graph = graphs._Graph(passes, capacity, plan.page_size).record(passes)
 

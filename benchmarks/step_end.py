@@ -14,7 +14,9 @@ else is that of a GPU: wide recordings, work lists cut for 132 processors, moves
 
 `--whole`: the team is no made-up one but `strategies/hogwild.py` itself, with a shared prompt and the bundled model's
 tokenizer, as the commands run it. Its tokens are drawn, so that steps end. What a step costs must not grow with the history:
-`late` are the ended passes of the last third, and the result is a file.
+`late` are the ended passes of the last third, and the result is a file. There a pass is also timed as the device waits for
+it, from the tokens before it to its launch (`waited`), and of that the part until its step is asked for (`asked`). A call
+of the engine begins with a step that is asked for, so in `ms` the work of a strategy whose step has ended is that of the pass before.
 
 Milliseconds of CPU time, medians over passes, then over rounds. Work between the launch of a pass and the wait for its tokens
 is left out: the device is busy then. What these milliseconds are worth in a pass only a GPU can say.
@@ -100,14 +102,49 @@ def measured_whole(workers: int, num_passes: int) -> dict[str, Any]:
     strategy = hogwild("What is 2 + 3?", text, settings, Prompts().team)
     run = engine.submit(share_prompt(strategy, engine.prefixes))
     passes: list[tuple[float, int, bool]] = []
+    waits: dict[str, list[tuple[float, int, bool]]] = {"waited": [], "asked": []}
+    marks = _marks(engine)
     while not run.done:
         usage, counts, began = engine.usage, engine.pass_counts, time.thread_time() - hidden()
+        arrived = marks["arrived"]
         engine.step()
         seconds = time.thread_time() - hidden() - began
         cost, made = engine.usage - usage, engine.pass_counts - counts
-        passes.append((seconds, cost.tokens_fed, made.followed > 0))
+        what = cost.tokens_fed, made.followed > 0
+        passes.append((seconds, *what))
+        waits["waited"].append((marks["launched"] - arrived, *what))
+        waits["asked"].append((marks["asked"] - arrived, *what))
     run.result()
-    return _by_kind(passes[_WARM_UP:], workers)
+    found = _by_kind(passes[_WARM_UP:], workers)
+    for name, times in waits.items():
+        for kind, each in _by_kind(times[_WARM_UP:], workers).items():
+            found[kind][name] = each["ms"]
+    return found
+
+
+def _marks(engine: Any) -> dict[str, float]:
+    """Seconds of CPU time when tokens arrived last, when a step was asked for and when its pass was launched."""
+    marks = {"arrived": 0.0, "asked": 0.0, "launched": 0.0}
+
+    def behind(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            found = work(*arguments, **named)
+            marks[name] = time.thread_time()
+            return found
+
+        return run
+
+    def asked(step: Any, make: Callable[..., Any] = engine._pass) -> Any:
+        marks["asked"] = time.thread_time()
+        return make(step)
+
+    engine._pass = asked
+    engine.executor._arrived = behind("arrived", engine.executor._arrived)
+    passes = engine.executor.passes
+    for name in ("run", "finish_head"):
+        if hasattr(passes, name):  # an older checkout has no heads
+            setattr(passes, name, behind("launched", getattr(passes, name)))
+    return marks
 
 
 def _write(executor: Any, text: Any, rng: random.Random) -> None:
@@ -280,9 +317,16 @@ def main(words: list[str] | None = None) -> None:
         }
         counts = {side: same[0][kind]["passes"] for side, same in found.items()}
         ratio = f", ratio {ms['after'] / ms['before']:.2f}" if ms.get("before") else ""
-        print(f"{kind}: ms {ms}, passes {counts}{ratio}")
+        waits = {
+            name: {
+                side: statistics.median(each[kind][name] for each in same)
+                for side, same in found.items()
+            }
+            for name in (("waited", "asked") if arguments.whole else ())
+        }
+        print(f"{kind}: ms {ms}, passes {counts}{ratio} {waits or ''}")
         if results is not None:
-            results.add("kinds", name=kind, ms=ms, passes=counts)
+            results.add("kinds", name=kind, ms=ms, passes=counts, **waits)
 
 
 if __name__ == "__main__":

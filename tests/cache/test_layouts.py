@@ -7,11 +7,13 @@ P prompt   H1 H2 H3 history   > others' header   + own header   m marker
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from manyhands.cache.block import Block
-from manyhands.cache.layouts import LAYOUTS, Cast, Layout, everything
+from manyhands.cache.layouts import LAYOUTS, Cast, Layout, combined, everything
+from manyhands.errors import InvalidRequest
 
 HISTORY = ("H1", "H2", "H3")
 
@@ -162,3 +164,18 @@ def test_everything_may_end_with_several_blocks():
 def test_everything_wants_a_tail_for_every_desk():
     with pytest.raises(ValueError, match="zip"):
         everything(cast_of(2), [Block("t1")])
+
+
+def test_a_desk_that_is_read_elsewhere_is_refused() -> None:
+    cast = cast_of(3)
+    for desks, history in (
+        ((cast.desks[0], cast.desks[0], cast.desks[2]), ()),
+        ((cast.marker, *cast.desks[1:]), ()),
+        ((cast.prompt, *cast.desks[1:]), ()),
+        (cast.desks, (cast.desks[1].freeze(),)),
+    ):
+        wrong = replace(cast, desks=desks, history=history)
+        assert not wrong.are_desks_apart
+        with pytest.raises(InvalidRequest, match="both read and written"):
+            list(map(partial(combined, wrong), range(3)))
+    assert cast_of(3).are_desks_apart

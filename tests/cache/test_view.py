@@ -189,3 +189,32 @@ def test_a_stand_in_differs_by_its_beginning_alone() -> None:
         assert made.blocks == usual.blocks
         assert (made.own, made.beside_others) == (usual.own, usual.beside_others)
         assert made.begins_like(usual, 2)
+
+
+def test_a_view_that_is_known_to_be_one_is_made_the_same() -> None:
+    first, second, other, own = (Block() for _ in range(4))
+    for beginning in (None, Beginning([first, second])):
+        made, usual = View.checked((other, own), beginning), View((other, own), beginning)
+        for name in ("items", "blocks", "rest", "own", "beginning", "has_lanes", "beside_others"):
+            assert getattr(made, name) == getattr(usual, name), name
+        assert made.num_begun == usual.num_begun == (0 if beginning is None else 2)
+
+
+def test_blocks_from_some_index_on() -> None:
+    first, second, third, fourth, own = (Block() for _ in range(5))
+    past = Beginning([first, second])
+    for view in (
+        View([third, own], past),
+        View([first, third, own]),
+        View([Lanes([[third], [fourth]]), own], past),
+        View([Lanes([[third], [fourth]]), own]),
+    ):
+        expected = [view.blocks[at:] for at in range(7)]
+        assert [view.blocks_from(at) for at in range(7)] == expected
+        assert view.has_lanes == bool(view.beside_others)
+
+
+def test_a_view_has_nothing_else() -> None:
+    view = View([Block()])
+    assert not hasattr(view, "tokens")
+    assert view.notes == {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.planner import Planner
-from manyhands.cache.step import Choice, Row, Step
+from manyhands.cache.step import Choice, Row, StandIn, Step
 from manyhands.cache.view import View
 from manyhands.engine import graphs
 from manyhands.engine.engine import Engine
@@ -21,7 +23,7 @@ from manyhands.engine.lookahead import Lookahead
 from manyhands.engine.passes import Passes
 from manyhands.engine.run import Run
 from manyhands.evaluation.life import Kind, _live_team, _MadeUp, _noting
-from manyhands.strategies.base import Strategy
+from manyhands.strategies.base import Answer, Sent, Strategy
 from tests.engine.small import LETTERS, counting, finish, small_engine, story, story_of, team
 from tests.engine.test_graphs import Again, plain_engine, small_capacities, walking
 from tests.engine.test_scheduler import CHOICES, a_mixed_crowd, alone, everything_is_free
@@ -286,3 +288,71 @@ def test_lent_pages_count_as_free_and_go_to_whoever_needs_them() -> None:
     pool.reserve([(other, 26)])
     assert pool.generation > generation, "and does not where they were taken"
     assert not pool.lend([(strip, 40)]), "room is scarce"
+
+
+def with_meanwhile(work: Callable[[], None], num_passes: int = 6) -> Strategy:
+    """A text alone, which has something to do while its steps are fed."""
+    view, feed = View([Block("text")]), (3, 4, 5)
+    for _ in range(num_passes):
+        tokens = yield Step([Row(view, feed)], work)
+        assert isinstance(tokens, tuple)
+        feed = tokens
+    return Answer(text=repr(view.own.tokens))
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_strategies_have_the_time_of_a_pass(is_shared: bool, fails: bool) -> None:
+    done: list[int] = []
+    engine = plain_engine()
+
+    def work() -> None:
+        done.append(engine.usage.forward_passes)
+        assert not fails
+
+    def made() -> Strategy:
+        strategy = with_meanwhile(work)
+        return _naming(strategy, engine) if is_shared else strategy
+
+    expected = plain_engine().run(with_meanwhile(lambda: None)).text
+    runs = [engine.submit(made()) for _ in range(2)]
+    finish(engine, *runs)
+    assert [run.result().text for run in runs] == [expected] * 2
+    assert done, "somebody has the time"
+    assert len(done) == 2 * 6
+    assert done == sorted(done)
+    assert set(done) == set(range(engine.usage.forward_passes)), (
+        "in each pass, before it is counted"
+    )
+
+
+def _naming(strategy: Strategy, engine: Engine) -> Strategy:
+    """The strategy as one whose step stands in for another one."""
+    sent: Sent = None
+    while True:
+        try:
+            asked = strategy.send(sent)
+        except StopIteration as end:
+            return end.value
+        sent = yield StandIn(asked.rows, asked) if isinstance(asked, Step) else asked
+
+
+def test_blocks_that_are_let_go_of_are_gone_a_pass_later() -> None:
+    held: list[bool] = []
+
+    def dropping() -> Strategy:
+        past, view = Block("past"), View([Block("text")])
+        yield Step([Row(View([past]), (4,) * 40)])
+        known = weakref.ref(past.freeze())
+        yield Step([Row(View([past, Block("desk")]), (5,))])
+        del past
+        for _ in range(3):
+            yield Step([Row(view, (6,))])
+            gc.collect()
+            held.append(known() is not None)
+        return Answer(text="")
+
+    engine = plain_engine()
+    finish(engine, engine.submit(dropping()))
+    assert not held[-1]
+    assert everything_is_free(engine)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from benchmarks import situations
-from manyhands.attention.prepared import Capacity, rounded_tokens
+from manyhands.attention.prepared import rounded_tokens
 from manyhands.attention.work import Tiling, cut
 from manyhands.cache.plan import Plan
 from manyhands.cache.view import View
@@ -30,7 +30,7 @@ def fits(plan: Plan, tiling: Tiling) -> bool:
     work = cut(plan, tiling, wide.cutting)
     assert (work.small_rows, work.occupancy) == (wide.small_rows, wide.occupancy)
     assert wide.large or not len(work.large)
-    return wide.holds(Capacity.of(plan, work))
+    return wide.holds(plan, work)
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"group {tiling.group}")

@@ -39,6 +39,7 @@ NAMES = (
     "lists",
     "numbered",
     "team",
+    "pages",
     "pack",
 )
 
@@ -384,3 +385,46 @@ def test_a_compiler_that_hangs_is_stopped(
     assert build.module() is None
     assert "longer than" in build.reason()
     assert not [*anew.iterdir()]
+
+
+def some_pages(**others: Any) -> tuple[Any, ...]:
+    """Two strips of 2 and 1 pages of 4 slots, to which two rows write 2 and 1 tokens."""
+    given = {
+        "tables": [[7, 3], [5]],
+        "own": np.array([0, 1]),
+        "row_indptr": np.array([0, 2, 3]),
+        "offsets": np.array([3, 4, 0]),
+    }
+    return (*(given | others).values(), 4)
+
+
+def test_slots_of_pages(calls: Counter[str]) -> None:
+    pages, indptr, slots = compiled.pages(*some_pages())
+    assert (pages.tolist(), indptr.tolist()) == ([7, 3, 5], [0, 2, 3])
+    assert slots.tolist() == [31, 12, 20]
+    assert calls["pages"] == 1
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"offsets": np.array([3, 8, 0])}, "behind its pages"),
+        ({"own": np.array([0, 2])}, "to no strip"),
+        ({"offsets": np.array([3, 4])}, "more tokens"),
+        ({"row_indptr": np.array([0, 3])}, "more tokens"),
+    ],
+)
+def test_tokens_without_a_page_are_refused(others: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        compiled.pages(*some_pages(**others))
+
+
+def test_lists_of_something_else_are_refused() -> None:
+    with pytest.raises(TypeError, match="expected a list"):
+        compiled.pages(*some_pages(tables=[[7, 3], (5,)]))
+    with pytest.raises(TypeError):
+        compiled.pages(*some_pages(tables=[[7, "3"], [5]]))
+    with pytest.raises(OverflowError):
+        compiled.pages(*some_pages(tables=[[7, 1 << 70], [5]]))
+    with pytest.raises(TypeError, match="expected a list"):
+        compiled.team(np.zeros((2, 2), np.int64), np.zeros(6, np.int64), [True], [], [])  # type: ignore[arg-type]

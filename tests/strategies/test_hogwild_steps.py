@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 
 import pytest
 
 from manyhands.cache.layouts import LAYOUTS
+from manyhands.cache.step import Step
+from manyhands.strategies.base import Sent, Strategy
 from manyhands.strategies.events import (
     AnswerFound,
     CheckAsked,
@@ -18,7 +21,7 @@ from manyhands.strategies.events import (
 )
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.settings import Away, EndSettings, TeamSettings
-from tests.strategies.driver import PROMPT, Dice, Played, Scripts, play, small_text
+from tests.strategies.driver import PROMPT, Dice, Played, Scripts, SeenRow, play, small_text
 
 TEXT = small_text()
 NO_END = EndSettings(finisher=False, reply=False)
@@ -366,3 +369,74 @@ def test_events_tell_every_token(layout):
         assert told == played.written(name)
     passes = [e.forward_pass for e in played.events]
     assert passes == sorted(passes)
+
+
+# -- what is done while a pass is made -------------------------------------------------------------
+
+
+def prepared(strategy: Strategy) -> Strategy:
+    """The same, and with every step that it asks for it does all that it can do meanwhile."""
+    sent: Sent = None
+    while True:
+        try:
+            asked = strategy.send(sent)
+        except StopIteration as end:
+            return end.value
+        if isinstance(asked, Step) and asked.meanwhile is not None:
+            asked.meanwhile()
+            asked.meanwhile()
+        sent = yield asked
+
+
+def any_piece(row: SeenRow) -> int:
+    """One of three, by all that the row can see; a step ends with the last of them."""
+    (piece,) = TEXT.encode(("a", "b", ".\n\n")[zlib.crc32(repr(row.context).encode()) % 3])
+    return piece
+
+
+@pytest.mark.parametrize("check_every", [0, 5])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_prepared_changes_nothing(layout: str, check_every: int) -> None:
+    made = settings(layout=layout, check_every=check_every, workers=3, budget=60)
+    usual, other = (
+        play(change(hogwild("2+3", TEXT, made, PROMPT)), any_piece)
+        for change in (lambda each: each, prepared)
+    )
+    assert len(ended(usual)) > 5
+    assert (usual.answer, usual.events) == (other.answer, other.events)
+    feeds = [[(row.writer, row.feed) for row in each.rows] for each in usual.passes]
+    assert feeds == [[(row.writer, row.feed) for row in each.rows] for each in other.passes]
+
+
+def test_nothing_is_encoded_when_a_step_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+    encode = TEXT.encode
+    said = [token for _ in range(4) for piece in ("So", ".\n\n") for token in encode(piece)]
+    scripts = Scripts(TEXT, Alice=["So", ".\n\n"] * 4)
+    strategy = prepared(hogwild("2+3", TEXT, settings(workers=1, budget=len(said)), PROMPT))
+
+    def noted(text: str, **choices: bool) -> tuple[int, ...]:
+        encoded.append(text)
+        return encode(text, **choices)
+
+    def behind(row: SeenRow) -> int:
+        encoded.clear()  # from here on the pass has its tokens
+        return scripts(row)
+
+    monkeypatch.setattr(TEXT, "encode", noted)
+    left: list[list[str]] = []
+
+    def watched() -> Strategy:
+        sent: Sent = None
+        while True:
+            try:
+                asked = strategy.send(sent)
+            except StopIteration as end:
+                return end.value
+            if isinstance(asked, StepBegun):
+                left.append(list(encoded))
+            sent = yield asked
+
+    played = play(watched(), behind)
+    assert len(ended(played)) == 4
+    assert left[1:] == [[]] * 4

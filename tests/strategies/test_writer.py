@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
+import pytest
+
 from manyhands.cache.block import Block
-from manyhands.cache.step import GREEDY, Choice
+from manyhands.cache.step import GREEDY, Choice, Row
 from manyhands.cache.view import View
+from manyhands.errors import InvalidRequest
 from manyhands.strategies.writer import Writer
 from tests.strategies.driver import small_text
 
@@ -61,3 +66,34 @@ def test_rows_carry_the_name_and_a_draw():
     again = Writer(TEXT, Choice(temperature=1.0), 1, "Alice")
     again.begin_step(view, (5,))
     assert again.row().choice.draw == first.choice.draw
+
+
+def test_the_row_of_a_writer_is_a_row_like_others():
+    writer = Writer(TEXT, Choice(temperature=1.0, frequency_penalty=1.0), 0, "Alice")
+    writer.begin_step(View((Block(), Block())), (3, 4))
+    made = writer.row()
+    usual = Row(made.view, (3, 4), made.choice, "Alice", writer.tally)
+    for field in fields(Row):
+        assert getattr(made, field.name) == getattr(usual, field.name), field.name
+    writer.feed = ()
+    with pytest.raises(InvalidRequest, match="feeds no token"):
+        writer.row()
+    writer.feed = (3,)
+    writer.view.own.freeze()
+    with pytest.raises(InvalidRequest, match="is frozen"):
+        writer.row()
+
+
+def test_what_reads_a_step_may_be_made_ahead():
+    writers = [Writer(TEXT, GREEDY, 0, "Alice") for _ in range(2)]
+    told = []
+    for writer in writers:
+        for piece in ("So \\boxed{7", "}. It is.\n\n", "\\boxed{8} Yes.\n\n"):
+            if writer is writers[0]:
+                writer.prepare()
+            for token in TEXT.encode(piece):
+                text = writer.read(token, TEXT.eos)
+                told.append((text, writer.box.push(text), writer.ends_step(text)))
+            writer.begin_step(View((Block(),)), (1,))
+    half = len(told) // 2
+    assert told[:half] == told[half:]

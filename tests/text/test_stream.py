@@ -161,3 +161,27 @@ def test_special_tokens_can_be_shown():
     end = BYTES.tokenizer.convert_tokens_to_ids("</think>")
     assert StreamDecoder(BYTES).push(end) == ""
     assert StreamDecoder(BYTES, special=True).push(end) == "</think>"
+
+
+@given(st.lists(st.integers(0, len(BYTES.tokenizer) - 1), max_size=40), st.booleans())  # type: ignore[arg-type]
+def test_tokens_that_were_read_before_read_the_same(tokens: list[int], special: bool) -> None:
+    fresh = Text(byte_level())
+    pieces = fresh.pieces(special=special)
+    assert pieces == {}
+    first, second = StreamDecoder(fresh, special=special), StreamDecoder(fresh, special=special)
+    slow = []
+    for token in tokens:
+        pieces.clear()  # none is known
+        slow.append(first.push(token))
+    for token in tokens:
+        StreamDecoder(fresh, special=special).push(token)  # now all are
+    assert [second.push(token) for token in tokens] == slow
+    assert second.flush() == first.flush()
+    assert not any("\ufffd" in piece for piece in pieces.values())
+    assert all(fresh.decode((token,), special=special) == piece for token, piece in pieces.items())
+
+
+def test_only_bytes_that_are_joined_read_the_same_everywhere() -> None:
+    assert Text(sentence_piece()).pieces() is None
+    loud = Loud(tokenizer_object=byte_level().backend_tokenizer)
+    assert Text(loud).pieces() is None

@@ -105,17 +105,25 @@ class Capacity:
         is_specialised = self.is_specialised and large_rows > 0
         return Cutting(self.small_rows, large_rows, Occupancy(self.occupancy), is_specialised)
 
-    def holds(self, other: Capacity) -> bool:
-        """Whether a plan of the other capacity, which was cut for these kernels, fits, whatever it costs.
+    def holds(self, plan: Plan, work: Work) -> bool:
+        """Whether a plan fits that was cut for these kernels, whatever it costs.
 
         Partials are merged in as many rounds as a token has, so the most of one token need not fit.
         """
-        return all(getattr(self, name) >= getattr(other, name) for name in _SIZES)
+        return (
+            self.tokens >= plan.num_tokens
+            and self.rows >= plan.num_heads
+            and self.entries >= len(work.entries.token)
+            and self.pages >= len(work.pages)
+            and self.small >= len(work.small)
+            and self.large >= len(work.large)
+            and self.partials >= work.num_partials
+        )
 
     def serves(self, other: Capacity) -> bool:
         """Whether passes of the other capacity can be run with this one, at not much more than their cost."""
         return (
-            self.holds(other)
+            all(getattr(self, name) >= getattr(other, name) for name in _SIZES)
             and self.most_partials >= other.most_partials
             and all(getattr(self, name) == getattr(other, name) for name in _CHOSEN_BY)
             and self.tokens <= max(16, other.tokens)

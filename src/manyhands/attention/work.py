@@ -150,8 +150,10 @@ def cut(
     `stretches`: of this plan, where they are known.
     """
     entries, indptr, strip_of = stretches = stretches or Stretches.of(plan, tiling)
-    sizes = [len(table) for table in plan.reads.pages]
-    first_page = np.array([0, *accumulate(sizes)])
+    if (joined := plan.reads.joined) is None:
+        sizes = [len(table) for table in plan.reads.pages]
+        joined = np.concatenate(plan.reads.pages), np.array([0, *accumulate(sizes)])
+    pages, first_page = joined
     if wanted is not None and not wanted.large_rows:  # nothing is left to be decided
         is_small = np.ones(len(strip_of), dtype=np.bool_)
     else:
@@ -204,11 +206,14 @@ def cut(
         entries=entries,
         entry_partial=entry_partial,
         partial_indptr=partial_indptr,
-        pages=np.concatenate(plan.reads.pages),
+        pages=pages,
         key_page=first_page[own].repeat(plan.row_indptr[1:] - plan.row_indptr[:-1]),
         is_specialised=is_specialised,
         in_turns=in_turns,
     )
+
+
+_NO_TILES: Ints = np.empty((5, 0), dtype=np.int64)
 
 
 class _Tiles:
@@ -220,7 +225,9 @@ class _Tiles:
         """Tiles of at most `most` entries over these stretches of strips, whose entries begin at `indptr`."""
         seen = entries.low, entries.high, entries.offset
         # [5, I]: stretch, first entry, number of entries, first key, at the border of a key tile, and keys
-        self.all = native.tiles(*seen, indptr, stretches, most, tiling.key_tile)
+        self.all = _NO_TILES
+        if len(stretches):
+            self.all = native.tiles(*seen, indptr, stretches, most, tiling.key_tile)
         self.first, self.num_keys = self.all[1], self.all[4]
 
 
@@ -243,10 +250,10 @@ def _are_small(rows: Ints, keys: Ints, tiling: Tiling, *, is_free: bool = False)
     if tiling.long_keys:
         # Small tiles for some of these beside large ones for others would be a second launch.
         is_half = 2 * rows <= tiling.most_small_rows
-        if np.any(keys[~is_half] >= tiling.long_keys):
+        if (keys[~is_half] >= tiling.long_keys).any():
             are_small &= is_half
     # A strip as short as one iteration of the inner loop may as well be loaded several times.
-    if np.all(are_small | (keys <= tiling.key_tile)):
+    if (are_small | (keys <= tiling.key_tile)).all():
         are_small[:] = True
     return are_small
 
@@ -340,7 +347,7 @@ def _reading(items: Ints, tiles: _Tiles, rows: int, tiling: Tiling) -> Occupancy
 
 def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
     """Keys per split, so that all processors are busy loading until the last one is done."""
-    total = int(tiles.num_keys.sum()) * tiling.num_kv_heads
+    total = sum(tiles.num_keys.tolist()) * tiling.num_kv_heads
     are_many = occupancy is Occupancy.MANY
     splits = tiling.splits_of_many if are_many else tiling.splits_per_processor
     most = tiling.num_processors * splits

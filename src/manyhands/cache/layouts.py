@@ -46,6 +46,13 @@ class Cast:
         return Beginning((self.prompt, *self.history), self.last)
 
     @cached_property
+    def are_desks_apart(self) -> bool:
+        """Whether each desk is a block of its own, as one that is written to has to be: looked up once for all views."""
+        others = {self.others_header, self.own_header, self.marker}
+        is_each_once = len(others.union(self.desks)) == len(others) + len(self.desks)
+        return is_each_once and not any(desk in self.past for desk in self.desks)
+
+    @cached_property
     def _closed(self) -> tuple[Block, ...]:
         """All desks, each closed by the marker: made once for the views of all workers."""
         return tuple(block for desk in self.desks for block in (desk, self.marker))
@@ -53,15 +60,13 @@ class Cast:
 
 def combined(cast: Cast, worker: int) -> View:
     """Token-wise synchrony with a shared history: the main layout of the paper."""
-    return View(
-        (
-            cast.others_header,
-            *cast.other_desks(worker),
-            cast.own_header,
-            cast.desks[worker],
-        ),
-        cast.past,
+    blocks = (
+        cast.others_header,
+        *cast.other_desks(worker),
+        cast.own_header,
+        cast.desks[worker],
     )
+    return View.checked(blocks, cast.past) if cast.are_desks_apart else View(blocks, cast.past)
 
 
 def contiguous(cast: Cast, worker: int) -> View:

@@ -541,7 +541,7 @@ class PagePool:
 
     def has_gone(self, strip: Strip) -> bool:
         """Whether the blocks of a strip were evicted."""
-        return self._pages_to_add(strip, 0) > 0
+        return strip.num_tokens > len(strip.pages) * self.page_size
 
     def before_step(self, block: Block) -> int:
         """How many tokens the block had before the step that goes on; without one, how many it has."""

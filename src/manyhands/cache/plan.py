@@ -41,6 +41,8 @@ class Reads:
     high: Ints  # one past the last index read
     strip_indptr: Ints  # [strips + 1]: reads strip_indptr[s] .. strip_indptr[s + 1] are of strip s
     pages: tuple[Ints, ...]  # per strip, its page table
+    # All of these one behind another, and where each begins [strips + 1]; None: they lie apart.
+    joined: tuple[Ints, Ints] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +86,11 @@ class Plan:
     def num_rows(self) -> int:
         """R, the rows of the step."""
         return len(self.row_indptr) - 1
+
+    @property
+    def num_heads(self) -> int:
+        """R + D, the tokens whose logits are made: see `heads`."""
+        return self.num_rows + (0 if self.num_drafted is None else int(self.num_drafted.sum()))
 
     @property
     def last(self) -> Ints:

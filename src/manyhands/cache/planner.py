@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import accumulate, compress, count, islice, pairwise
+from itertools import accumulate, compress, count, pairwise
 from operator import is_not
 from typing import Any, NamedTuple
 
@@ -133,7 +133,7 @@ class _Walk:
         last, blocks = self.last, view.blocks
         if last is None or last.num_joined != num_joined or len(blocks) != len(last.view.blocks):
             return None
-        if len(blocks) < len(view.items) or view.beside_others:
+        if view.has_lanes:
             return None
         first = len(self.trunk.blocks)
         if not view.begins_like(last.view, first):
@@ -195,6 +195,7 @@ class _Reader:
     While the blocks that grow do so by one token a pass, that grows by a constant, and is not made anew.
     """
 
+    generation: int  # of the pool, when it was made
     route: _Route
     place: Place  # of its own block
     is_waiting: bool  # a block of it is to be moved, in a plan that has the time
@@ -241,14 +242,13 @@ TABLE = (
 
 
 class _Laid(NamedTuple):
-    """The reads of all rows of a plan, and the strips that they write to."""
+    """The reads of all rows of a plan, and the strips that they read."""
 
     table: Ints  # [reads of all rows, TABLE], row by row
     num_reads: Ints  # [R]
     ages: Ints  # [R]: how often each row has grown since
     growth: Ints  # [R]: of views, a pass
     strips: Mapping[int, Strip]  # by their numbers; all that are read, at least
-    own: Sequence[Strip]  # of each row the one that it writes to
 
 
 class Planner:
@@ -263,7 +263,7 @@ class Planner:
         native_build.module()  # compiled now rather than in the first pass
         self.pool = pool
         self.max_positions = max_positions
-        self._readers: weakref.WeakKeyDictionary[View, _Reader] = weakref.WeakKeyDictionary()
+        self._key = object()  # of the notes of views, each of which is its reader
         self._trunks = Trunks()
         self._markers: weakref.WeakSet[Block] = weakref.WeakSet()  # of which desks have copies
         self._lockstep: Lockstep | None = None
@@ -380,7 +380,6 @@ class Planner:
 
     def _forget(self) -> None:
         """Blocks were evicted and may lie elsewhere now, or the last step was taken back."""
-        self._readers.clear()
         self._trunks.forget()
         self._lockstep = None
         self._after = {}
@@ -503,11 +502,11 @@ class Planner:
             found: dict[Block, int] = {}  # how often they stand there
             for other in (*rows[max(0, index - 1) : index], *rows[index + 1 : index + 2]):
                 # Behind a history, which may be long, and from the end on.
-                begun = other.view.beginning
-                blocks = other.view.blocks[len(begun.blocks) if begun else 0 :][::-1]
-                if not other.view.beside_others and own in blocks[:-1]:
-                    before = blocks[blocks.index(own) + 1]
-                    found[before] = blocks.count(before)
+                blocks = other.view.blocks_from(other.view.num_begun)[::-1]
+                ids = list(map(id, blocks))  # numbers are compared faster
+                if not other.view.beside_others and id(own) in ids[:-1]:
+                    before = blocks[ids.index(id(own)) + 1]
+                    found[before] = ids.count(id(before))
             if not found:
                 continue
             before = max(found, key=found.__getitem__)
@@ -530,7 +529,7 @@ class Planner:
         """
         views = [row.view for row in step.rows]
         walk = _Walk()
-        found = [self._readers.get(view) for view in views]
+        found = [self._known_reader(view) for view in views]
         while True:
             num_joined = self.pool.num_joined
             moved: dict[int, bool] = {}  # by the ids of their strips, which views of a team share
@@ -546,12 +545,16 @@ class Planner:
             if num_joined == self.pool.num_joined:
                 return [reader for reader in found if reader is not None]
 
+    def _known_reader(self, view: View) -> _Reader | None:
+        reader: _Reader | None = view.notes.get(self._key)
+        return reader if reader is not None and reader.generation == self._generation else None
+
     def _reader(self, view: View, walk: _Walk) -> _Reader:
         num_joined = self.pool.num_joined
         num_marks = 0
         if (walked := walk.like_the_last(view, num_joined)) is None:
             route, is_waiting = self._prepare(view, walk)
-            if len(view.blocks) < len(view.items) or view.beside_others:
+            if view.has_lanes:
                 num_marks = sum(isinstance(piece, _Mark) for piece in route)
                 read = _Read.of(route)
             else:
@@ -566,7 +569,8 @@ class Planner:
             walked = _Walked(view, route, is_waiting, read, num_joined, _stands(route))
         is_plain = not num_marks and num_joined == self.pool.num_joined
         walk.last = walked if is_plain else None
-        self._readers[view] = reader = _Reader(
+        view.notes[self._key] = reader = _Reader(
+            self._generation,
             walked.route,
             self.pool.place(view.own),
             walked.is_waiting,
@@ -591,9 +595,9 @@ class Planner:
         previous = blocks[-1]() if blocks else None
         begins = len(pieces)  # how many pieces the trunk takes; it ends with the first other piece
         is_waiting = False
-        has_lanes = view.beside_others or len(view.blocks) < len(view.items)
+        has_lanes = view.has_lanes
         first = len(blocks)
-        rest: Iterable[Block | _Mark] = view.blocks[first:]
+        rest: Iterable[Block | _Mark] = view.blocks_from(first)
         if has_lanes:
             rest = _marked(view.items[first:])
         for index, block in enumerate(rest, start=first):
@@ -710,7 +714,6 @@ class Planner:
             ages,
             growth,
             strips,
-            [reader.place.strip for reader in readers],
         )
 
     def _laid_alike(self, step: Step, growth: Mapping[Block, int]) -> _Laid | None:
@@ -723,24 +726,33 @@ class Planner:
         """
         views = [row.view for row in step.rows]
         view, num_rows = views[0], len(views)
-        if num_rows < 2 or view in self._readers:
+        if num_rows < 2 or self._known_reader(view) is not None:
             return None
-        size = len(view.blocks)
-        if any(len(v.blocks) != size or len(v.items) != size or v.beside_others for v in views):
+        beginning, size = view.beginning, len(view.rest)
+        if any(v.beginning is not beginning or len(v.rest) != size or v.has_lanes for v in views):
             return None
         walk = _Walk()
         route, is_waiting = self._prepare(view, walk, is_whole=False)
         finished = _stretches(route)
         first = len(walk.trunk.blocks)
-        while view.blocks[first].frozen and view.blocks[first].tokens:
+        for block in view.blocks_from(first):
+            if not (block.frozen and block.tokens):
+                break
             first += 1
-        if not all(v.begins_like(view, first) for v in views):
+        behind = first - view.num_begun
+        if behind > 0 and not all(v.begins_like(view, first) for v in views):
             return None
         # Blocks from the last one of the beginning on, by their numbers: [R, blocks].
         first -= 1
         if first < 0:
             return None
-        of_rows, blocks = native.numbered([v.blocks for v in views], first)
+        rows: list[tuple[Any, ...]]
+        if beginning is None or behind > 0:
+            rows = [v.blocks_from(first) for v in views]
+        else:
+            head: tuple[Any, ...] = beginning.blocks[first:]
+            rows = [head + v.rest for v in views]
+        of_rows, blocks = native.numbered(rows)
         numbers = dict(zip(blocks, count(), strict=False))
         pieces = [walk.pieces.get(block) or self._met(block, walk) for block in blocks]
         kinds = [type(piece) is _Live for piece in pieces]
@@ -755,20 +767,18 @@ class Planner:
                 is_waiting |= self.pool.can_join(blocks[other], blocks[one])
             if _touch(pieces[one], pieces[other]):
                 fused.append(at)
-        lies = [(*self._lies(piece, growth), *_copied_by(piece, numbers)) for piece in pieces]
-        begun = [self._lies(piece, growth) for piece in finished]
-        table = native.team(
-            of_rows,
-            np.array(lies, dtype=np.int64),
-            np.array(kinds, dtype=np.int64),
-            np.array(fused, dtype=np.int64),
-            np.array(begun, dtype=np.int64).reshape(-1, 4),
-        )
+        lies: list[int] = []
+        for piece in pieces:
+            lies += self._lies(piece, growth)
+            lies += _copied_by(piece, numbers)
+        begun = [number for piece in finished for number in self._lies(piece, growth)]
+        table = native.team(of_rows, lies, kinds, fused, begun)
         if table is None:
             return None
         self._has_waiting |= is_waiting
-        if self.max_positions is not None and table.lengths.max() > self.max_positions:
-            for each, num_tokens in zip(views, table.lengths.tolist(), strict=True):
+        lengths = table.lengths.tolist()
+        if self.max_positions is not None and max(lengths) > self.max_positions:
+            for each, num_tokens in zip(views, lengths, strict=True):
                 self._check_length(each, num_tokens)
         return _Laid(
             table.reads,
@@ -776,7 +786,6 @@ class Planner:
             np.zeros(num_rows, dtype=np.int64),
             table.growth,
             {piece.strip.number: piece.strip for piece in (*finished, *pieces)},
-            [pieces[own].strip for own in of_rows[:, -1].tolist()],
         )
 
     def _assemble(self, step: Step, laid: _Laid) -> Plan:
@@ -787,12 +796,13 @@ class Planner:
         fed = np.array(list(map(len, feeds)), dtype=np.int64)
         lists = native.lists(laid.table, laid.num_reads, laid.ages, fed, len(token_ids))
         page_size = self.pool.page_size
-        offsets = iter(lists.offsets.tolist())
-        slots = [
-            strip.pages[offset // page_size] * page_size + offset % page_size
-            for strip, feed in zip(laid.own, feeds, strict=True)
-            for offset in islice(offsets, len(feed))
-        ]
+        pages, indptr, slots = native.pages(
+            [laid.strips[name].pages for name in lists.names.tolist()],
+            lists.own,
+            lists.row_indptr,
+            lists.offsets,
+            page_size,
+        )
         writers = {row.view.own for row in step.rows}
         is_linear = not any(b in writers for row in step.rows for b in row.view.beside_others)
         return Plan(
@@ -800,17 +810,15 @@ class Planner:
             row_indptr=lists.row_indptr,
             positions=lists.positions,
             offsets=lists.offsets,
-            slots=np.array(slots, dtype=np.int64),
+            slots=slots,
             reads=Reads(
                 row=lists.row,
                 base=lists.base,
                 low=lists.low,
                 high=lists.high,
                 strip_indptr=lists.strip_indptr,
-                pages=tuple(
-                    np.asarray(laid.strips[name].pages, dtype=np.int64)
-                    for name in lists.names.tolist()
-                ),
+                pages=tuple(pages[begin:end] for begin, end in pairwise(indptr.tolist())),
+                joined=(pages, indptr),
             ),
             page_size=page_size,
             own_strip=lists.own,

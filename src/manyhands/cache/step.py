@@ -6,7 +6,7 @@ reads, so rows see each other's tokens in the very pass in which they are fed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from manyhands.cache.tally import Tally
@@ -107,8 +107,9 @@ class Choice:
     def drawn(self, draw: float) -> Choice:
         """The choice with a row's own draw. It is made for every token, so nothing is checked again."""
         assert 0 <= draw < 1, "a draw lies in [0, 1)"
-        choice = object.__new__(Choice)
-        vars(choice).update(vars(self), draw=draw)
+        choice, values = object.__new__(Choice), vars(self).copy()
+        values["draw"] = draw
+        object.__setattr__(choice, "__dict__", values)
         return choice
 
     def tally(self, prompt: Iterable[int] = ()) -> Tally | None:
@@ -173,19 +174,37 @@ class Row:
 
     def over(self, view: View) -> Row:
         """The same row over another view whose blocks hold the same tokens. Nothing is checked again."""
-        row = object.__new__(Row)
-        row.__dict__.update(self.__dict__, view=view)
+        row, values = object.__new__(Row), vars(self).copy()
+        values["view"] = view
+        object.__setattr__(row, "__dict__", values)
+        return row
+
+    @classmethod
+    def checked(
+        cls, view: View, feed: tuple[int, ...], choice: Choice, writer: str, tally: Tally | None
+    ) -> Row:
+        """The row of a writer that is known to be one: nothing is checked again."""
+        row = object.__new__(cls)
+        values = vars(row)
+        values["view"], values["feed"], values["choice"] = view, feed, choice
+        values["writer"], values["tally"] = writer, tally
         return row
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The rows asked for together. Each writes to a block of its own."""
+    """The rows asked for together. Each writes to a block of its own.
+
+    `meanwhile` is work that the strategy would otherwise do when it has its tokens, with the device waiting. It may be
+    done while the step is fed; if it is not, or is interrupted, nothing changes but time.
+    """
 
     rows: tuple[Row, ...]
+    meanwhile: Callable[[], None] | None
 
-    def __init__(self, rows: Iterable[Row]) -> None:
+    def __init__(self, rows: Iterable[Row], meanwhile: Callable[[], None] | None = None) -> None:
         object.__setattr__(self, "rows", tuple(rows))
+        object.__setattr__(self, "meanwhile", meanwhile)
         if not self.rows:
             raise InvalidRequest("a step was made of no rows", hint="Ask for at least one row.")
         owners = [row.view.own for row in self.rows]
@@ -206,5 +225,5 @@ class StandIn(Step):
     origin: Step
 
     def __init__(self, rows: Iterable[Row], origin: Step) -> None:
-        super().__init__(rows)
+        super().__init__(rows, origin.meanwhile)
         object.__setattr__(self, "origin", origin)

@@ -93,11 +93,11 @@ class Trunks:
 
         Of a view whose beginning goes on from that of another, as far as that one reached: nothing is compared.
         """
-        items = view.items
-        first = items[0]
+        beginning = view.beginning
+        first = beginning.blocks[0] if beginning and beginning.blocks else view.rest[0]
         if not isinstance(first, Block) or not (known := self._known.get(first)):
             return NOTHING
-        if (beginning := view.beginning) is not None:
+        if beginning is not None:
             size = len(beginning.blocks)
             of_line = [trunk for trunk in known if trunk.line is beginning.line]
             by_reach = sorted(of_line, key=lambda each: min(each.on_line, size), reverse=True)
@@ -105,6 +105,7 @@ class Trunks:
                 begun = trunk.upto(min(trunk.on_line, size))
                 if begun.blocks and not begun.has_moved:
                     return begun
+        items = view.items
         kinds = list(map(type, items))
         in_row = items[: kinds.index(Lanes)] if Lanes in kinds else items
         blocks: tuple[weakref.ref[Any], ...] = tuple(map(weakref.ref, in_row))

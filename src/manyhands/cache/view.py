@@ -19,7 +19,7 @@ Lanes may hold lanes: a run that parts again, and goes on behind its longest par
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from manyhands.cache.block import Block
 from manyhands.errors import InvalidRequest
@@ -82,6 +82,10 @@ class Beginning:
         if last:
             last._is_last = False
 
+    def goes_on_from(self, other: Beginning) -> bool:
+        """Whether it begins with all of the other one, which is of its line."""
+        return self.line is other.line and len(self.blocks) >= len(other.blocks)
+
     def __contains__(self, block: Block) -> bool:
         return block in (self.blocks if block.frozen else self._growing)
 
@@ -92,14 +96,30 @@ class View:
     Keep and reuse a view while its blocks stay the same: its lengths are looked up anew in every
     pass, and what can be prepared for it is prepared once. A block that is only read may stand in a
     view more than once (a separator, say); the own block may not.
+
+    `notes` are kept for others, each under a key of its own: how the view is read, say. They are gone with the view, and cost
+    nothing then; views are made anew for all rows whenever a step ends. So `items` and `blocks`, which are as long as a
+    history, are put together when they are first asked for.
     """
 
-    __slots__ = ("__weakref__", "beginning", "beside_others", "blocks", "items", "own")
+    __slots__ = (
+        *("__weakref__", "beginning", "beside_others", "blocks", "has_lanes", "items"),
+        *("notes", "own", "rest"),
+    )
+
+    beginning: Beginning | None
+    rest: tuple[Item, ...]  # the items behind it
+    items: tuple[Item, ...]
+    blocks: tuple[Block, ...]  # all of them, in the order in which they are read
+    own: Block  # the block this view's row writes to
+    has_lanes: bool
+    beside_others: tuple[Block, ...]  # blocks that stand in lanes
+    notes: dict[object, Any]
 
     def __init__(self, items: Iterable[Item], beginning: Beginning | None = None) -> None:
         """`items` stand behind the blocks of the `beginning`, if there is one."""
         rest = tuple(items)
-        # Views are made anew for all rows whenever a step ends: nothing here walks them block by block.
+        # Nothing here walks a view of blocks alone block by block.
         kinds = set(map(type, rest))
         if kinds != {Block}:
             _check_blocks(found := blocks_of(rest))
@@ -108,39 +128,67 @@ class View:
                     "a view was made of no blocks",
                     hint="Give at least the block that the row writes to.",
                 )
-        if isinstance(rest[-1], Lanes):
+        own = rest[-1]
+        if isinstance(own, Lanes):
             raise InvalidRequest(
                 "a view ends with lanes",
                 hint="Let a block of its own follow them: the row writes to it.",
             )
-        first: tuple[Block, ...] = () if beginning is None else beginning.blocks
-        self.beginning = beginning
-        self.items = first + rest
-        plain: Sequence[Any] = self.items
-        # all of them, in the order in which they are read
-        self.blocks: tuple[Block, ...] = blocks_of(self.items) if Lanes in kinds else tuple(plain)
-        lanes = [item for item in rest if isinstance(item, Lanes)] if Lanes in kinds else []
-        self.beside_others = blocks_of(lanes)  # blocks that stand in lanes
-        self.own = self.blocks[-1]  # the block this view's row writes to
-        is_behind = beginning is not None and self.own in beginning
-        if is_behind or self.own in self.blocks[len(first) : -1]:
+        self._stand(rest, own, beginning)
+        before: Sequence[Item] = rest[:-1]
+        if Lanes in kinds:
+            self.has_lanes, before = True, blocks_of(before)
+            self.beside_others = blocks_of([item for item in rest if isinstance(item, Lanes)])
+        is_behind = beginning is not None and own in beginning
+        if is_behind or not {own}.isdisjoint(before):
             raise InvalidRequest(
-                f"{self.own!r} is both read and written by one view",
+                f"{own!r} is both read and written by one view",
                 hint="The last block of a view is the row's own and must not stand before itself.",
             )
+
+    @classmethod
+    def checked(cls, blocks: tuple[Block, ...], beginning: Beginning | None = None) -> View:
+        """The view of blocks that are known to make one: nothing is checked again."""
+        view = object.__new__(cls)
+        view._stand(blocks, blocks[-1], beginning)
+        return view
+
+    def _stand(self, rest: tuple[Item, ...], own: Block, beginning: Beginning | None) -> None:
+        self.beginning, self.rest, self.own = beginning, rest, own
+        self.has_lanes, self.beside_others = False, ()
+        self.notes = {}
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> tuple[Item, ...]:
+            if name not in ("items", "blocks"):
+                raise AttributeError(name)
+            beginning = self.beginning
+            self.items = self.rest if beginning is None else beginning.blocks + self.rest
+            self.blocks = blocks_of(self.items) if self.has_lanes else self.items
+            return self.items if name == "items" else self.blocks
 
     def behind(self, beginning: Beginning) -> View:
         """The same view with other blocks in the place of its `beginning`: a stand-in for it. Nothing is checked again.
 
         The own block must not be one of them.
         """
-        assert self.beginning is not None, "there is nothing in whose place these could stand"
-        first, size = beginning.blocks, len(self.beginning.blocks)
         view = object.__new__(View)
-        view.beginning, view.own, view.beside_others = beginning, self.own, self.beside_others
-        view.items = first + self.items[size:]
-        view.blocks = first + self.blocks[size:]
+        view._stand(self.rest, self.own, beginning)
+        view.has_lanes, view.beside_others = self.has_lanes, self.beside_others
         return view
+
+    @property
+    def num_begun(self) -> int:
+        """How many blocks stand in its beginning."""
+        return 0 if self.beginning is None else len(self.beginning.blocks)
+
+    def blocks_from(self, first: int) -> tuple[Block, ...]:
+        """`blocks[first:]`; where there are no lanes, the ones in front of them are not put together for it."""
+        if self.has_lanes or self.beginning is None:
+            return self.blocks[first:]
+        begun, rest = self.beginning.blocks, cast(tuple[Block, ...], self.rest)
+        return begun[first:] + rest if first < len(begun) else rest[first - len(begun) :]
 
     @property
     def num_tokens(self) -> int:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import reduce
+from itertools import chain
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -373,8 +374,8 @@ class Engine:
     def _ahead_of(self, step: Step, plan: Plan) -> Ahead | None:
         """The pass that is begun while the tokens of the pass that feeds `step` are being chosen.
 
-        The work of that pass, which is `plan`, is counted then too: where nothing is begun, the device waits for the host
-        as soon as the tokens are there.
+        The work of that pass, which is `plan`, is counted then too, and strategies prepare the next one: where nothing is
+        begun, the device waits for the host as soon as the tokens are there.
         """
         lookahead = self._lookahead
         if lookahead is None:
@@ -386,6 +387,7 @@ class Engine:
             expected = scheduler.expected(of_one=not self.planner.can_look_ahead)
             begun = lookahead.plan(expected, step, is_sure=not scheduler.is_one_asked)
             self._counted = plan, usage_of(plan, step, self.facts.token_bytes)
+            scheduler.prepare()
             return begun
 
         return begin
@@ -468,6 +470,8 @@ class Engine:
         """The cost of each of the steps that were fed together just now, chunks included."""
         if not self._newest:
             return [_usage_without_pass(step) for step in steps]
+        if len(steps) == 1 and not any(_IN_VAIN in rows for _, rows, _ in self._newest):
+            return [reduce(add, [usage for _, _, usage in self._newest])]
         owners = {id(row.view.own): n for n, step in enumerate(steps) for row in step.rows}
         owners[_IN_VAIN[0]] = len(steps)  # charged to none of them
         costs = [
@@ -478,34 +482,36 @@ class Engine:
                 len(steps) + 1,
                 self.facts.token_bytes,
             )[:-1]
-            if len(steps) > 1 or _IN_VAIN in rows
-            else [usage]
-            for plan, rows, usage in self._newest
+            for plan, rows, _ in self._newest
         ]
         return [reduce(add, each) for each in zip(*costs, strict=True)]
 
     def _check_tokens(self, step: Step) -> None:
-        size = self.facts.vocab_size
-        for row in step.rows:
-            choice = row.choice
-            for use, tokens in (
-                ("fed", row.feed),
-                ("allowed", choice.allowed or ()),
-                ("forbidden", choice.forbidden),
-                ("weighed", row.tally.span if row.tally is not None else ()),
-                ("a target", row.targets),
-            ):
-                if tokens and not 0 <= min(tokens) <= max(tokens) < size:
-                    wrong = next(token for token in tokens if not 0 <= token < size)
-                    raise InvalidRequest(
-                        f"token id {wrong} is {use}, and the model's vocabulary has {size} tokens",
-                        hint="Encode the text with this model's own tokenizer.",
-                    )
-            if len(choice.forbidden) == size:
+        rows, size = step.rows, self.facts.vocab_size
+        choices = [row.choice for row in rows]
+        # Rows of a team share these.
+        allowed = {id(each.allowed): each.allowed for each in choices if each.allowed}
+        forbidden = {id(each.forbidden): each.forbidden for each in choices if each.forbidden}
+        uses: tuple[tuple[str, Iterable[Iterable[int]]], ...] = (
+            ("fed", [row.feed for row in rows]),
+            ("allowed", allowed.values()),
+            ("forbidden", forbidden.values()),
+            ("weighed", [row.tally.span for row in rows if row.tally is not None]),
+            ("a target", [row.targets for row in rows if row.targets]),
+        )
+        for use, lists in uses:
+            tokens = [*chain.from_iterable(lists)]
+            if tokens and not 0 <= min(tokens) <= max(tokens) < size:
+                wrong = next(token for token in tokens if not 0 <= token < size)
                 raise InvalidRequest(
-                    "no token is left to choose from: the whole vocabulary is forbidden",
-                    hint="Forbid fewer tokens.",
+                    f"token id {wrong} is {use}, and the model's vocabulary has {size} tokens",
+                    hint="Encode the text with this model's own tokenizer.",
                 )
+        if any(len(tokens) == size for tokens in forbidden.values()):
+            raise InvalidRequest(
+                "no token is left to choose from: the whole vocabulary is forbidden",
+                hint="Forbid fewer tokens.",
+            )
 
 
 def _usage_without_pass(step: Step) -> Usage:

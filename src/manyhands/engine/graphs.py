@@ -388,7 +388,7 @@ class GraphedPasses(Passes):
         """The wide recording for so many tokens, with large tiles or without, or the next one, if the plan fits into it."""
         for graph in self._with_room(plan, has_large=has_large):
             work = cut(plan, self.backend.tiling, graph.capacity.cutting, stretches)
-            if graph.capacity.holds(Capacity.of(plan, work)):
+            if graph.capacity.holds(plan, work):
                 return graph, work
         return None
 
@@ -398,7 +398,7 @@ class GraphedPasses(Passes):
             (rounded_tokens(plan.num_tokens), power_of_two(plan.num_tokens))
         ):
             graph = self._ahead.get((tokens, has_large))
-            if graph is not None and graph.capacity.rows >= len(plan.heads):
+            if graph is not None and graph.capacity.rows >= plan.num_heads:
                 yield graph
 
     def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
 from enum import Enum, auto
 from typing import Any
 
@@ -190,6 +191,14 @@ class Run:
     def resume(self) -> None:
         """Begin, or go on with what was reserved, up to the next step, reservation or end."""
         self._advance(self.strategy.send, None)
+
+    def prepare(self) -> None:
+        """Let the strategy do what it can do while its step is fed (`Step.meanwhile`)."""
+        if self.step is None or self.step.meanwhile is None:
+            return
+        # Whatever it raises it will raise again where it needs that work.
+        with suppress(Exception):
+            self.step.meanwhile()
 
     def answer(self, tokens: tuple[int, ...], usage: Usage) -> None:
         """Go on with the tokens of the step, which was fed; `usage` is that of the run up to here.

@@ -109,6 +109,8 @@ class Scheduler:
         self._queues = queues
         self._asked: Sequence[_Ready] | None = None  # by the pass that goes on
         self._untold: deque[_Untold] = deque()  # chosen, and not sent yet
+        # Steps that were told, held until the device works: to let go of all views of a team takes time.
+        self._told: list[Step] = []
         self._is_changing = False  # queues and ledgers; found at the start of a step: interrupted
 
     @property
@@ -234,6 +236,12 @@ class Scheduler:
             return []
         return ready
 
+    def prepare(self) -> None:
+        """Let the runs that take part in the pass that goes on do ahead what needs no tokens of it."""
+        self._told = []
+        for run, _ in self._asked or ():
+            run.prepare()
+
     @property
     def is_one_asked(self) -> bool:
         """Whether one run alone takes part in the pass that goes on."""
@@ -332,6 +340,9 @@ class Scheduler:
     def _make_room(self, ready: Sequence[_Ready]) -> bool:
         """Preempt a run. No: there is none, or one of these asks for more than there is at all."""
         self._sweep()  # of those answered one by one, some may have ended
+        if self._told:  # with them blocks may go
+            self._told = []
+            return True
         most = max(self.preemption.num_pages_at_least(step) for _, step in ready)
         return most <= self.pool.num_pages and self.preemption.preempt()
 
@@ -382,6 +393,8 @@ class Scheduler:
             elif run.request is asked:
                 run.fed(fed, usage)
             self._untold.popleft()
+            if self.lookahead is not None and not run.done:  # else nothing calls `prepare`
+                self._told += asked, fed
         if self._rows_told:
             share = self._rows_going_on / self._rows_told
             self._steadiness += (share - self._steadiness) / _PASSES_REMEMBERED
@@ -440,6 +453,7 @@ class Scheduler:
     def _sweep(self) -> None:
         """Take the runs that have ended out of all accounts."""
         if self._done:
+            self._told = []
             for run in self._done:
                 self.preemption.forget(run)
             self._done.clear()
@@ -450,6 +464,7 @@ class Scheduler:
         runs = list(dict.fromkeys(chain(*self._queues.values())))
         for run in runs:
             run.put_right()
+        self._told = []
         self._done.clear()
         self.preemption.recount(run for run in runs if not run.done)
         self.preemption.promote()

@@ -123,23 +123,36 @@ def lists(table: Ints, num_reads: Ints, ages: Ints, fed: Ints, num_tokens: int) 
     return Lists._make((row_indptr, *fed_to, *room, indptr[: strips + 1], names[:strips], own))
 
 
-def numbered(rows: Sequence[tuple[Any, ...]], first: int) -> tuple[Ints, list[Any]]:
+def numbered(rows: Sequence[tuple[Any, ...]]) -> tuple[Ints, list[Any]]:
     """See `plain.numbered`."""
     if (c := build.module()) is None:
-        return plain.numbered(rows, first)
-    room = _room(len(rows), len(rows[0]) - first)
-    return room, c.numbered(list(rows), first, room)
+        return plain.numbered(rows)
+    room = _room(len(rows), len(rows[0]))
+    return room, c.numbered(list(rows), room)
 
 
-def team(of_rows: Ints, lies: Ints, is_live: Ints, fused: Ints, begun: Ints) -> Table | None:
+def team(
+    of_rows: Ints, lies: list[int], is_live: list[bool], fused: list[int], begun: list[int]
+) -> Table | None:
     """See `plain.team`."""
     if (c := build.module()) is None:
         return plain.team(of_rows, lies, is_live, fused, begun)
     num_rows, width = of_rows.shape
-    room = _room(num_rows * (len(begun) + width), 6)
+    room = _room(num_rows * (len(begun) // 4 + width), 6)
     told = _room(3, num_rows)
     count = c.team(of_rows, lies, is_live, fused, begun, room, told, _room(2, width))
     return None if count < 0 else Table(room[:count], *told)
+
+
+def pages(
+    tables: list[list[int]], own: Ints, row_indptr: Ints, offsets: Ints, page_size: int
+) -> tuple[Ints, Ints, Ints]:
+    """See `plain.pages`."""
+    if (c := build.module()) is None:
+        return plain.pages(tables, own, row_indptr, offsets, page_size)
+    found = _room(sum(map(len, tables))), _room(len(tables) + 1), _room(len(offsets))
+    c.pages(tables, own, row_indptr, offsets, page_size, *found)
+    return found
 
 
 def pack(

@@ -13,6 +13,7 @@
 typedef int64_t Int;
 
 #define MOST_ARRAYS 24
+#define MOST_LISTS 4
 #define ENDLESS ((Int)1 << 30)
 #define ITEM_FIELDS 6
 
@@ -20,11 +21,52 @@ typedef int64_t Int;
 
 typedef struct {
     Py_buffer held[MOST_ARRAYS];
-    int count;
+    Int *copied[MOST_LISTS]; /* of lists */
+    int count, num_copied;
 } Arrays;
 
 static void let_go(Arrays *arrays) {
     while (arrays->count) PyBuffer_Release(&arrays->held[--arrays->count]);
+    while (arrays->num_copied) free(arrays->copied[--arrays->num_copied]);
+}
+
+/* Copy the integers of a list; 0 with an error where it is no list, or has something else. */
+static int copy_list(PyObject *list, Int *into, Py_ssize_t size) {
+    for (Py_ssize_t at = 0; at < size; at++) {
+        PyObject *item = PyList_GET_ITEM(list, at);
+        Py_INCREF(item);
+        into[at] = PyLong_AsLongLong(item);
+        Py_DECREF(item);
+        if (into[at] == -1 && PyErr_Occurred()) return 0;
+        if (PyList_GET_SIZE(list) != size) {
+            PyErr_SetString(PyExc_ValueError, "a list has changed while it was read");
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int is_list(PyObject *list) {
+    if (PyList_Check(list)) return 1;
+    PyErr_Format(PyExc_TypeError, "a loop was given a %s; expected a list", Py_TYPE(list)->tp_name);
+    return 0;
+}
+
+/* The integers of a list, until the arrays are let go of, and how many there are; NULL with an error. */
+static Int *listed(Arrays *arrays, PyObject *list, Py_ssize_t *size) {
+    if (!is_list(list)) return NULL;
+    if (arrays->num_copied == MOST_LISTS) {
+        PyErr_SetString(PyExc_SystemError, "more lists than a loop may have");
+        return NULL;
+    }
+    *size = PyList_GET_SIZE(list);
+    Int *found = malloc(sizeof(Int) * (*size + 1));
+    if (!found) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    arrays->copied[arrays->num_copied++] = found;
+    return copy_list(list, found, *size) ? found : NULL;
 }
 
 /* The integers of an array of so many bytes each, and how many there are; NULL with an error. Empty arrays have a place, too. */
@@ -60,12 +102,17 @@ static Int *ints(Arrays *arrays, PyObject *array, Py_ssize_t *size, int flags) {
     Int *name = ints(&arrays, args[at], &name##_size, PyBUF_WRITABLE);                              \
     (void)name##_size;                                                                              \
     if (!name) goto failed
+#define LIST(name, at)                                                                             \
+    Py_ssize_t name##_size;                                                                         \
+    const Int *name = listed(&arrays, args[at], &name##_size);                                      \
+    (void)name##_size;                                                                              \
+    if (!name) goto failed
 #define NUMBER(name, at)                                                                           \
     Int name = PyLong_AsLongLong(args[at]);                                                        \
     if (name == -1 && PyErr_Occurred()) goto failed
 #define LOOP(name, wanted)                                                                         \
     static PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t given) {             \
-        Arrays arrays = {.count = 0};                                                              \
+        Arrays arrays = {.count = 0, .num_copied = 0};                                                              \
         (void)module;                                                                              \
         if (given != (wanted)) {                                                                   \
             PyErr_Format(PyExc_TypeError, #name " takes %d arguments", wanted);                     \
@@ -458,18 +505,17 @@ LOOP(lists, 11)
     RETURN(strips);
 END
 
-/* views, a list of R tuples of one length, first, -> of_rows [R, length - first]; a list of the objects that stand there */
+/* views, a list of R tuples of one length -> of_rows [R, length]; a list of the objects that stand there */
 static PyObject *numbered(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    Arrays arrays = {.count = 0};
+    Arrays arrays = {.count = 0, .num_copied = 0};
     PyObject *found = NULL;
     Int *scratch = NULL;
     (void)module;
-    if (given != 3 || !PyList_Check(args[0])) {
-        PyErr_SetString(PyExc_TypeError, "numbered takes a list of tuples, a number and an array");
+    if (given != 2 || !PyList_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "numbered takes a list of tuples and an array");
         return NULL;
     }
-    NUMBER(first, 1);
-    WRITE(of_rows, 2);
+    WRITE(of_rows, 1);
     Py_ssize_t num_rows = PyList_GET_SIZE(args[0]);
     Py_ssize_t width = num_rows ? of_rows_size / num_rows : 0;
     Int size = power_above(of_rows_size), count = 0;
@@ -483,12 +529,12 @@ static PyObject *numbered(PyObject *module, PyObject *const *args, Py_ssize_t gi
     memset(values, 0xff, sizeof(Int) * size);
     for (Py_ssize_t row = 0; row < num_rows; row++) {
         PyObject *objects = PyList_GET_ITEM(args[0], row);
-        if (!PyTuple_Check(objects) || PyTuple_GET_SIZE(objects) != first + width) {
+        if (!PyTuple_Check(objects) || PyTuple_GET_SIZE(objects) != width) {
             PyErr_SetString(PyExc_TypeError, "numbered takes tuples of one length");
             goto failed;
         }
         for (Py_ssize_t index = 0; index < width; index++) {
-            PyObject *object = PyTuple_GET_ITEM(objects, first + index);
+            PyObject *object = PyTuple_GET_ITEM(objects, index);
             Int at = place_of(keys, values, size - 1, (Int)(intptr_t)object);
             if (values[at] < 0) {
                 if (PyList_Append(found, object) < 0) goto failed;
@@ -508,14 +554,14 @@ failed:
     return NULL;
 }
 
-/* of_rows [R, B], lies [P, 6], is_live [P], fused [k], begun [F, 4] -> table [R * (F + B), 6], told [3, R], scratch [2, B];
+/* of_rows [R, B], and lists: lies [P * 6], is_live [P], fused [k], begun [F * 4] -> table [R * (F + B), 6], told [3, R], scratch [2, B];
    how many reads there are; -1: the rows are not alike */
 LOOP(team, 8)
     READ(of_rows, 0);
-    READ(lies, 1);
-    READ(is_live, 2);
-    READ(fused, 3);
-    READ(begun, 4);
+    LIST(lies, 1);
+    LIST(is_live, 2);
+    LIST(fused, 3);
+    LIST(begun, 4);
     WRITE(table, 5);
     WRITE(told, 6);
     WRITE(scratch, 7);
@@ -566,11 +612,47 @@ LOOP(team, 8)
     RETURN(count);
 END
 
+/* tables, a list of S lists of pages, own [R], row_indptr [R + 1], offsets [T], page_size -> pages of all, indptr [S + 1],
+   slots [T] */
+LOOP(pages, 8)
+    READ(own, 1);
+    READ(row_indptr, 2);
+    READ(offsets, 3);
+    NUMBER(page_size, 4);
+    WRITE(pages, 5);
+    WRITE(indptr, 6);
+    WRITE(slots, 7);
+    if (!is_list(args[0])) goto failed;
+    Py_ssize_t strips = indptr_size - 1;
+    if (PyList_GET_SIZE(args[0]) != strips) REFUSE("another number of page tables than there is room for");
+    if (row_indptr_size != own_size + 1 || row_indptr[own_size] > least(offsets_size, slots_size))
+        REFUSE("rows with more tokens than there are places");
+    indptr[0] = 0;
+    for (Py_ssize_t strip = 0; strip < strips; strip++) {
+        PyObject *table = PyList_GET_ITEM(args[0], strip);
+        if (!is_list(table)) goto failed;
+        Py_ssize_t size = PyList_GET_SIZE(table);
+        if (indptr[strip] + size > pages_size) REFUSE("more pages than there is room for");
+        if (!copy_list(table, pages + indptr[strip], size)) goto failed;
+        indptr[strip + 1] = indptr[strip] + size;
+    }
+    for (Py_ssize_t row = 0; row < own_size; row++) {
+        Int strip = own[row];
+        if (strip < 0 || strip >= strips) REFUSE("a row writes to no strip");
+        for (Int at = row_indptr[row]; at < row_indptr[row + 1]; at++) {
+            Int page = indptr[strip] + offsets[at] / page_size;
+            if (page >= indptr[strip + 1]) REFUSE("a row writes behind its pages");
+            slots[at] = pages[page] * page_size + offsets[at] % page_size;
+        }
+    }
+    RETURN(0);
+END
+
 /* -- a buffer (attention/prepared.py) -------------------------------------------------------- */
 
 /* buffer (int32), places [2, sections]: where they begin and how long they are, padding [sections], an array for each section */
 static PyObject *pack(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    Arrays arrays = {.count = 0};
+    Arrays arrays = {.count = 0, .num_copied = 0};
     (void)module;
     if (given < 3) {
         PyErr_SetString(PyExc_TypeError, "pack takes a buffer, places, padding, and arrays");
@@ -613,7 +695,7 @@ failed:
 static PyMethodDef methods[] = {
     METHOD(num_entries), METHOD(entries), METHOD(stretches), METHOD(sizes), METHOD(num_tiles),
     METHOD(tiles), METHOD(num_splits), METHOD(last_done), METHOD(items), METHOD(partials),
-    METHOD(lists), METHOD(numbered), METHOD(team), METHOD(pack), {NULL, NULL, 0, NULL},
+    METHOD(lists), METHOD(numbered), METHOD(team), METHOD(pages), METHOD(pack), {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {

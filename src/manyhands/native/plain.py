@@ -8,7 +8,7 @@ All arrays are int64.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
+from itertools import accumulate, count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -247,31 +247,34 @@ def lists(table: Ints, num_reads: Ints, ages: Ints, fed: Ints) -> Lists:
     )
 
 
-def numbered(rows: Sequence[tuple[Any, ...]], first: int) -> tuple[Ints, list[Any]]:
-    """The objects of these tuples, from index `first` on, by numbers [R, length - first]; and each object, by its number.
+def numbered(rows: Sequence[tuple[Any, ...]]) -> tuple[Ints, list[Any]]:
+    """The objects of these tuples, by numbers [R, length]; and each object, by its number.
 
     The tuples are of one length. Objects are the same if they are one.
     """
-    rest = [each for row in rows for each in row[first:]]
+    rest = [each for row in rows for each in row]
     numbers = dict(zip(dict.fromkeys(map(id, rest)), count(), strict=False))
     found = np.fromiter(map(numbers.__getitem__, map(id, rest)), np.int64, len(rest))
     objects = dict(zip(map(id, rest), rest, strict=True))
     return found.reshape(len(rows), -1), list(map(objects.__getitem__, numbers))
 
 
-def team(of_rows: Ints, lies: Ints, is_live: Ints, fused: Ints, begun: Ints) -> Table | None:
+def team(
+    of_rows: Ints, lies: list[int], is_live: list[bool], fused: list[int], begun: list[int]
+) -> Table | None:
     """The reads of rows that begin alike, as `Planner` lays them out; None if what is finished differs, or if the first
     block's copy is read.
 
-    `begun` [F, 4]: strip, first key, keys, growth of what all begin with. `of_rows` [R, B]: numbers of the blocks behind it; the
+    All but `of_rows` are lists of numbers, row by row. `begun` [F, 4]: strip, first key, keys, growth of what all begin with. `of_rows` [R, B]: numbers of the blocks behind it; the
     first of them is the last one of the beginning, and read with it. `lies` [P, 6] of blocks: the same four, the number of the block
     of which a copy stands in front (-1: none) and that copy's keys, which are read in its place. `is_live` [P]: may grow.
     `fused` [k], falling: columns that are read with the one in front.
     """
     is_common = (of_rows == of_rows[0]).all(axis=0)
-    if not ((is_live > 0)[of_rows] | is_common).all():
+    if not (np.array(is_live, dtype=np.bool_)[of_rows] | is_common).all():
         return None
-    number, low, length, grows, before, fronts = lies.T.take(of_rows, axis=1)
+    lying_of = np.array(lies, dtype=np.int64).reshape(-1, 6)
+    number, low, length, grows, before, fronts = lying_of.T.take(of_rows, axis=1)
     front = fronts[:, 1:] * ((before[:, 1:] == of_rows[:, :-1]) & (before[:, 1:] >= 0))
     if front[:, :1].any():
         return None
@@ -279,12 +282,14 @@ def team(of_rows: Ints, lies: Ints, is_live: Ints, fused: Ints, begun: Ints) -> 
     length[:, 1:] += front
     length[:, :-1] -= front
     length[:, 0] = 0
-    for at in fused.tolist():
+    for at in fused:
         length[:, at - 1] += length[:, at]
         length[:, at] = 0
-    lying = np.empty((4, len(of_rows), len(begun) + of_rows.shape[1]), dtype=np.int64)
-    lying[:, :, : len(begun)] = begun.T[:, np.newaxis]
-    lying[:, :, len(begun) :] = number, low, length, grows
+    finished = np.array(begun, dtype=np.int64).reshape(-1, 4)
+    first = len(finished)
+    lying = np.empty((4, len(of_rows), first + of_rows.shape[1]), dtype=np.int64)
+    lying[:, :, :first] = finished.T[:, np.newaxis]
+    lying[:, :, first:] = number, low, length, grows
     number, low, length, grows = lying
     ends = lying[2:].cumsum(axis=2)
     starts, growths = ends - lying[2:]
@@ -292,6 +297,19 @@ def team(of_rows: Ints, lies: Ints, is_live: Ints, fused: Ints, begun: Ints) -> 
     is_read = length > 0
     reads = np.ascontiguousarray(columns[:, is_read].T)
     return Table(reads, is_read.sum(axis=1), ends[1, :, -1], ends[0, :, -1])
+
+
+def pages(
+    tables: list[list[int]], own: Ints, row_indptr: Ints, offsets: Ints, page_size: int
+) -> tuple[Ints, Ints, Ints]:
+    """The page tables of strips one behind another, where each begins [strips + 1], and the slots [T] of new tokens.
+
+    `own` [R]: the strip that each row writes to, by its number among the tables. `offsets` [T]: places of the rows' tokens on it.
+    """
+    joined = np.array([page for table in tables for page in table], dtype=np.int64)
+    indptr = np.array([0, *accumulate(map(len, tables))], dtype=np.int64)
+    at = indptr[own].repeat(np.diff(row_indptr)) + offsets // page_size
+    return joined, indptr, joined[at] * page_size + offsets % page_size
 
 
 def pack(

@@ -15,6 +15,8 @@ the logits after that row's feed. It returns its Answer. In between it may yield
             feed = (token,)
         return Answer(text="...")
 
+A step may bring work along that its driver can do while the step is fed (`Step.meanwhile`), or leave.
+
 A strategy that listens does so first of all, before it reserves or asks for a pass: so its driver knows
 whether there is anybody to talk to. A driver to which nothing can be said sends `Heard()`.
 

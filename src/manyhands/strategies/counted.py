@@ -50,12 +50,16 @@ class CountedRun(ABC):
     def result(self) -> Answer:
         """The answer of the run."""
 
+    def prepare(self) -> None:
+        """While a pass is made, or never: work of the passes behind it that does not need its tokens. Here, none."""
+        return
+
     def forward(self, rows: Iterable[Row]) -> Work[tuple[int, ...]]:
         """One counted pass; the tokens chosen for `rows`, and in `logprobs` what was told of them.
 
         The rows of `opening` are fed with it.
         """
-        tokens = yield Step((*self.opening, *rows))
+        tokens = yield Step((*self.opening, *rows), self.prepare)
         assert isinstance(tokens, tuple), "a step is answered with one token per row"
         num_others, self.opening = len(self.opening), []
         self.passes += 1

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
+from typing import NamedTuple
 
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import HEADERS, LAYOUTS, MOVES, Cast, everything
@@ -95,6 +96,14 @@ def hogwild(
     return _Team(asked, text, settings, prompt, context).play()
 
 
+class _Words(NamedTuple):
+    """The words that begin a step, which is the `step`-th of its worker."""
+
+    step: int
+    prefix: str
+    tokens: tuple[int, ...]
+
+
 class _Team(BudgetedRun):
     """The state of one run: who sits where, and what was written.
 
@@ -122,6 +131,7 @@ class _Team(BudgetedRun):
         self.writers = [self.new_writer(name) for name in self.names]
         self.desks = [Block(f"{name} 1") for name in self.names]
         self.step_numbers = [1] * settings.workers
+        self.words_of: dict[int, _Words] = {}  # by worker
         self.first_passes = [0] * settings.workers  # of the current step; 0: not begun
         self.last_passes = [0] * settings.workers  # of the newest token
         self.checked: set[int] = (
@@ -189,7 +199,7 @@ class _Team(BudgetedRun):
         budget may end here, and its snapshot is taken before the work goes on.
         """
         now = self.passes + self.num_skipped + 1
-        for clock in (now, *range(now + 1, self.settings.budget + 1)):
+        for clock in range(now, max(now, self.settings.budget) + 1):
             if present := self._present_at(clock):
                 if clock > now:
                     yield from self.look(before=clock)
@@ -351,18 +361,36 @@ class _Team(BudgetedRun):
         self.next_check = written + self.settings.check_every
         return True
 
-    def _prefix_tokens(self, index: int, *, check: bool) -> tuple[int, ...]:
-        return self.text.encode(self._prefix(index, check=check))
+    def prepare(self) -> None:
+        """Encode how the next steps begin: this takes longer than all else that the end of a step does here."""
+        for index, step in enumerate(self.step_numbers):
+            if not self.writers[index].stopped:
+                self._words(index, step + 1)
+                self.writers[index].prepare()
 
-    def _prefix(self, index: int, *, check: bool = False) -> str:
+    def _words(self, index: int, step: int) -> _Words:
+        """How a step of a worker begins, if not with a check. Of each worker those that were asked for last are kept."""
+        known = self.words_of.get(index)
+        if known is None or known.step != step:
+            prefix = self._prefix(index, step)
+            known = self.words_of[index] = _Words(step, prefix, self.text.encode(prefix))
+        return known
+
+    def _prefix_tokens(self, index: int, *, check: bool) -> tuple[int, ...]:
         step = self.step_numbers[index]
+        if check:
+            return self.text.encode(self._prefix(index, step, check=True))
+        return self._words(index, step).tokens
+
+    def _prefix(self, index: int, step: int, *, check: bool = False) -> str:
         question = self.prompt.redundancy_check if check else ""
         first = self.prompt.opening(index) if step == 1 and len(self.names) > 1 else ""
         inserted = self.settings.insertions.get((index, step), first)
         return self.prompt.prefix(self.names[index], step) + question + inserted
 
     def _step_begun(self, index: int) -> StepBegun:
-        return StepBegun(self.passes, index, self.step_numbers[index], self._prefix(index))
+        step = self.step_numbers[index]
+        return StepBegun(self.passes, index, step, self._words(index, step).prefix)
 
     def _record(self, index: int, last_pass: int | None = None) -> None:
         """Put what stands on the worker's desk on record as a step."""

@@ -23,9 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
-from functools import partial
-from typing import TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, TypeVar
 
 from manyhands.cache.block import Block
 from manyhands.cache.logprobs import part_of, with_token
@@ -48,11 +46,12 @@ def share_prompt(strategy: Strategy, tree: PrefixTree, tenant: str | None = None
     `found` of its answer says how much that was. A strategy that names no prompt stays as it is.
     """
     shared: _SharedPrompt | None = None
-    advance: Callable[[], Asked] = partial(next, strategy)
+    advance: Callable[[Any], Asked] = strategy.send
+    value: Sent | ManyhandsError = None
     try:
         while True:
             try:
-                asked = advance()
+                asked = advance(value)
             except StopIteration as end:
                 answer: Answer = end.value
                 return answer if shared is None else shared.end(answer)
@@ -67,9 +66,9 @@ def share_prompt(strategy: Strategy, tree: PrefixTree, tenant: str | None = None
                 else:
                     sent = yield asked
             except ManyhandsError as error:  # the strategy's to handle, see `strategies.base`
-                advance = partial(strategy.throw, error)
+                advance, value = strategy.throw, error
             else:
-                advance = partial(strategy.send, sent)
+                advance, value = strategy.send, sent
             del asked  # or its views would hold what the strategy lets go of
     finally:
         strategy.close()
@@ -87,9 +86,12 @@ class _SharedPrompt:
 
     def __init__(self, row: Row, lease: Lease, own: Reserve) -> None:
         self.block, self.tokens = row.view.own, row.feed  # as the strategy knows them
+        self._itself = frozenset(
+            (self.block,)
+        )  # a set is asked faster than a tuple whether it has a block
         self.lease, self.own = lease, own
         self.path: tuple[Block, ...] | None = None  # None: it cannot be read yet
-        self._views: WeakKeyDictionary[View, View] = WeakKeyDictionary()
+        self._key = object()  # of the notes of the strategy's views, each of which is its stand-in
         # With which the newest views of each line begin: the strategy's, and its stand-in.
         self._beginnings: dict[object, tuple[Beginning, Beginning]] = {}
         # The views of the writers who go on from the prompt in ordinary text. Held here, because the
@@ -143,7 +145,6 @@ class _SharedPrompt:
     def close(self) -> None:
         """Give the path back. The strategy has ended."""
         self._onward.clear()
-        self._views.clear()
         self._beginnings.clear()
         self.path = None
         self.lease.close()
@@ -162,27 +163,38 @@ class _SharedPrompt:
 
     def _standing(self, row: Row, path: tuple[Block, ...]) -> Row:
         """The row over the path. Its view is the same object in every pass, as the strategy's is."""
-        view = self._views.get(row.view)
+        view: View | None = row.view.notes.get(self._key)
         if view is None:
-            if self.block not in row.view.blocks:
+            if (view := self._view(row.view, path)) is None:
                 return row
-            view = self._views[row.view] = self._view(row.view, path)
+            row.view.notes[self._key] = view
         return row.over(view)
 
-    def _view(self, asked: View, path: tuple[Block, ...]) -> View:
-        """The view over the path. Views that begin alike do so here, too."""
-        beginning, items = asked.beginning, asked.items
-        if beginning is not None:
-            items = items[len(beginning.blocks) :]
-            known = self._beginnings.get(beginning.line)
-            if known is None or known[0] is not beginning:
-                blocks = self._over(beginning.blocks, path)
-                last = None if known is None else known[1]
-                known = self._beginnings[beginning.line] = beginning, Beginning(blocks, last)
-            beginning = known[1]
-            if self.block not in items:
-                return asked.behind(beginning)
-        return View(self._over(items, path), beginning)
+    def _view(self, asked: View, path: tuple[Block, ...]) -> View | None:
+        """The view over the path, None if the prompt is not in it. Views that begin alike do so here, too."""
+        beginning, is_only_begun = asked.beginning, self._itself.isdisjoint(asked.rest)
+        if beginning is None:
+            if is_only_begun and self.block not in asked.blocks:  # it may stand in lanes
+                return None
+            return View(self._over(asked.rest, path))
+        known = self._beginnings.get(beginning.line)
+        if known is None or known[0] is not beginning:
+            known = self._beginnings[beginning.line] = beginning, self._begun(beginning, path)
+        if is_only_begun:
+            return None if known[1] is beginning else asked.behind(known[1])
+        return View(self._over(asked.rest, path), known[1])
+
+    def _begun(self, beginning: Beginning, path: tuple[Block, ...]) -> Beginning:
+        """The beginning over the path; itself if the prompt is not in it. It goes on from the last one of its line."""
+        before, last = self._beginnings.get(beginning.line, (None, None))
+        first: tuple[Block, ...] = ()
+        new = beginning.blocks
+        if before is not None and last is not None and beginning.goes_on_from(before):
+            first, new = last.blocks, new[len(before.blocks) :]
+        over = self._over(new, path)
+        if over is new and (not first or last is before):
+            return beginning
+        return Beginning(first + over, last)
 
     def _over(self, items: tuple[ItemT, ...], path: tuple[Block, ...]) -> tuple[ItemT | Block, ...]:
         """These items, with the path where the prompt stands."""

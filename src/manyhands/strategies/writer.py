@@ -54,6 +54,7 @@ class Writer:
         self.unread: tuple[int, ...] = ()  # written, but not fed to anybody yet
         self.num_tokens = 0
         self.stopped = False
+        self._next: tuple[AnswerWatch, StepEnd, StreamDecoder] | None = None
         self.begin_step(View((Block(f"{name} 1"),)), ())
 
     def begin_step(
@@ -65,9 +66,16 @@ class Writer:
         self.forbidden = forbidden
         self.step_text = ""
         self.step_tokens: list[int] = []
-        self.box = self._watch()
-        self._step_end = StepEnd()
-        self._decoder = StreamDecoder(self.vocabulary)
+        self.box, self._step_end, self._decoder = self._next or self._readers()
+        self._next = None
+
+    def prepare(self) -> None:
+        """Make what reads the next step ahead."""
+        if self._next is None:
+            self._next = self._readers()
+
+    def _readers(self) -> tuple[AnswerWatch, StepEnd, StreamDecoder]:
+        return self._watch(), StepEnd(), StreamDecoder(self.vocabulary)
 
     def follow(self, tokens: Sequence[int]) -> None:
         """These tokens stand right before its text: a blank that begins it is then not lost.
@@ -86,7 +94,9 @@ class Writer:
             choice = replace(choice, forbidden=choice.forbidden | self.forbidden)
         if self.num_tokens < choice.min_tokens:
             choice = replace(choice, forbidden=choice.forbidden | self.ends)
-        return Row(self.view, self.feed, choice, self.name, self.tally)
+        is_sound = self.feed and not self.view.own.frozen
+        make = Row.checked if is_sound else Row
+        return make(self.view, self.feed, choice, self.name, self.tally)
 
     def read(self, token: int, turn_end: frozenset[int]) -> str:
         """Take the token that was chosen; return the text that it completes."""

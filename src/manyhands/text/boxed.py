@@ -44,7 +44,8 @@ class BoxWatch:
     def push(self, piece: str) -> str | None:
         """Read on. The answer of the last box closed by `piece`, None if none was."""
         if not self._boxes and self._command is None and _MEANS_SOMETHING.isdisjoint(piece):
-            self._box_named &= not piece.strip()
+            if self._box_named:
+                self._box_named = not piece.strip()
             return None
         answer = None
         for char in piece:

@@ -86,10 +86,14 @@ class StepEnd:
     def _read_words(self, piece: str) -> None:
         """A piece within a line, outside of code and formulas, without a mark that could begin one: as most are."""
         self._num_chars += len(piece)
-        self._line += piece[: max(0, _FENCE_LINE_LIMIT + 1 - len(self._line))]
+        if len(self._line) <= _FENCE_LINE_LIMIT:
+            self._line += piece
         if piece.strip():
             self._line_blank = False
         for char in reversed(piece):
+            if char.isalpha():  # as most are; no mark is a letter
+                self._sentence_ended = False
+                break
             if char in _SENTENCE_ENDS:
                 self._sentence_ended = True
                 break

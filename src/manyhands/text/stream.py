@@ -3,7 +3,8 @@
 Decoding a token alone loses the blank before it (SentencePiece) and breaks characters that are cut
 across tokens (byte-level BPE). So the newest tokens are decoded behind the ones settled last, and
 what is new in that text is given out. A tail of U+FFFD is a character still incomplete: it waits
-for more. The window is a few tokens, so a token costs the same however long the text is.
+for more. The window is a few tokens, so a token costs the same however long the text is. Where decoding joins the
+bytes of tokens, those that are whole characters are decoded once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class StreamDecoder:
         self._waiting: list[int] = []
         self._given = 0  # characters of decode(settled + waiting) that were given out
         self._lengths = text.lengths(special=special)
+        self._pieces = text.pieces(special=special)
 
     @property
     def is_settled(self) -> bool:
@@ -35,6 +37,10 @@ class StreamDecoder:
 
     def push(self, token: int) -> str:
         """The text that this token makes certain, often its own, sometimes empty."""
+        pieces = self._pieces
+        if pieces and not self._waiting and (known := pieces.get(token)):
+            self._settled, self._given = [token], len(known)
+            return known
         if not self._special and self._text.hides(token):
             return ""
         self._waiting.append(token)
@@ -43,6 +49,8 @@ class StreamDecoder:
         piece = certain[self._given :]
         self._given = max(self._given, len(certain))
         if piece and certain == text:
+            if pieces is not None and len(self._waiting) == 1 and _REPLACEMENT not in text:
+                pieces[token] = piece
             self._settle(len(self._waiting))
         elif len(self._waiting) >= _LONG_WAIT:
             piece += self._give_up_waiting(text)

@@ -162,6 +162,9 @@ class Text:
         self._unknown = None if tokenizer.unk_token_id in ends else tokenizer.unk_token_id
         self._has_token: dict[str, bool] = {}  # of characters, looked up once
         self._lengths: tuple[dict[int, int], dict[int, int]] = ({}, {})  # of tokens, likewise
+        self._pieces: tuple[dict[int, str], dict[int, str]] | None = None  # likewise
+        if _joins_bytes(tokenizer):
+            self._pieces = {}, {}
         self._controls: frozenset[int] = frozenset(controls - {self._unknown})
         self._thinking = habit = self._habit(ids)
         self.think_end: int | None = ids[habit.closes] if habit else None
@@ -339,6 +342,13 @@ class Text:
     def lengths(self, *, special: bool = False) -> dict[int, int]:
         """Characters of `decode((token,), special=special)` by token, as far as they were looked up: to be filled by whoever asks."""
         return self._lengths[special]
+
+    def pieces(self, *, special: bool = False) -> dict[int, str] | None:
+        """Texts of tokens that are whole characters, which they add to whatever stands before them; likewise.
+
+        None where a token's text depends on what stands before it.
+        """
+        return None if self._pieces is None else self._pieces[special]
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes that a token adds to a text, in its middle. A hidden token has those of its name."""
@@ -527,6 +537,15 @@ def _decoder(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
         return partial(backend.backend_tokenizer.decode, skip_special_tokens=False)
     plain = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
     return partial(tokenizer.decode, **plain)
+
+
+def _joins_bytes(tokenizer: Tokenizer) -> bool:
+    """Whether decoding joins the bytes of tokens, and does nothing else."""
+    backend: Any = tokenizer
+    return (
+        _is_usual(tokenizer, _DECODING)
+        and type(backend.backend_tokenizer.decoder).__name__ == "ByteLevel"
+    )
 
 
 def _encoder(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:

@@ -36,7 +36,7 @@ def unpack_plan(arrays: Iterator[Ints]) -> Plan:
     """The plan again; takes its arrays off the iterator."""
     page_size, has_own, has_drafted = next(arrays).tolist()
     token_ids, row_indptr, positions, offsets, slots = (next(arrays) for _ in _PLAIN)
-    reads = {name: next(arrays) for name in _READS}
+    row, base, low, high, strip_indptr = (next(arrays) for _ in _READS)
     ends, flat = np.cumsum(next(arrays)), next(arrays)
     own, drafted = next(arrays), next(arrays)
     pages = tuple(np.split(flat, ends[:-1])) if len(ends) else ()
@@ -46,7 +46,7 @@ def unpack_plan(arrays: Iterator[Ints]) -> Plan:
         positions=positions,
         offsets=offsets,
         slots=slots,
-        reads=Reads(**reads, pages=pages),
+        reads=Reads(row, base, low, high, strip_indptr, pages),
         page_size=page_size,
         own_strip=own if has_own else None,
         num_drafted=drafted if has_drafted else None,
