@@ -52,7 +52,16 @@ def fresh_process() -> str:
     for name, shape in SHAPES.items():
         found = (
             result(f"start_up_{part}{name}")
-            for part in ("", "mended_", "wide_", "fronts_", "turns_", "ended_", "draws_")
+            for part in (
+                "",
+                "mended_",
+                "wide_",
+                "fronts_",
+                "turns_",
+                "ended_",
+                "draws_",
+                "at_once_",
+            )
         )
         for line in (line for each in found for line in (each or {}).get("starts", [])):
             later = [line["first_prompt"], line["second_prompt"], *line["crowds"]]
@@ -205,7 +214,7 @@ def _change(then: Result, now: Result) -> str:
 def gpu_tests() -> str:
     """The tests that ran on a GPU, and those that ran under the sanitizer."""
     rows = []
-    tests = ("", "_eight_bits", "_attention", "_draws")
+    tests = ("", "_eight_bits", "_attention", "_draws", "_halved")
     names = [f"gpu_tests{part}" for part in tests]
     for name in (*names, "gpu_memcheck", "gpu_memcheck_draws", "gpu_racecheck"):
         found = result(name)

@@ -7,6 +7,7 @@ what is said of single layers in `layer_tables.py`.
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,10 +45,15 @@ def cell(found: Result | None, kind: str = "cells", **where: Any) -> Result | No
     return next((line for line in lines if all(line.get(k) == v for k, v in where.items())), None)
 
 
+_CLEARLY = 0.97  # of the time that it took, below which a cell is faster
+
+
 # -- life ------------------------------------------------------------------------------------------
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
+    "life_halved_qwen3-8b",
+    "life_halved_mix_qwen3-8b",
     "life_draws_qwen3-8b",
     "life_itself_qwen3-8b",
     "life_ended_qwen3-8b",
@@ -144,18 +150,21 @@ def life_step_end() -> str:
 
 
 def life_in_turn() -> str:
-    """Teams alone, made up and `hogwild` itself, by two commits on one card: milliseconds per pass."""
-    now, before = result("life_draws_qwen3-8b"), result("before_life_draws_qwen3-8b")
-    head = ["situation", "when", "mean", "before", "p50", "before", "p99", "before", "worst"]
+    """Live runs by two commits on one card: milliseconds per pass."""
+    head = ["commits", "situation", "when", "mean", "before", "p50", "before", "p99", "before"]
     rows = []
-    for line in (now or {}).get("situations", []):
-        same = cell(before, "situations", name=line["name"], when=line["when"])
-        if same is None:
-            continue
-        pairs = [(line[f"{key}_ms"], same[f"{key}_ms"]) for key in ("mean", "p50", "p99", "worst")]
-        times = [f"{time:.2f}" for pair in pairs for time in pair]
-        rows.append([line["name"], line["when"], *times])
-    return table([*head, "before"], rows) if rows else NOTHING_YET
+    for part in ("draws", "prepared", "beside"):
+        now, before = (result(f"{when}life_{part}_qwen3-8b") for when in ("", "before_"))
+        for line in (now or {}).get("situations", []):
+            same = cell(before, "situations", name=line["name"], when=line["when"])
+            if now is None or before is None or same is None:
+                continue
+            commits = f"{before['commit']}, {now['commit']}"
+            keys = (f"{key}_ms" for key in ("mean", "p50", "p99", "worst"))
+            times = [f"{each[key]:.2f}" for key in keys for each in (line, same)]
+            is_new = all(row[0] != commits for row in rows)
+            rows.append([commits if is_new else "", line["name"], line["when"], *times])
+    return table([*head, "worst", "before"], rows) if rows else NOTHING_YET
 
 
 def life_whole() -> str:
@@ -163,12 +172,16 @@ def life_whole() -> str:
     rows: list[list[str]] = []
     for workers in (4, 16):
         for line in (result(f"step_end_whole_{workers}") or {}).get("kinds", []):
-            before, after = (f"{line['ms'][side]:.2f}" for side in ("before", "after"))
             count = str(line["passes"]["after"])
-            rows.append([str(workers), line["name"], count, before, after])
-    return (
-        table(["workers", "passes", "how many", "before", "after"], rows) if rows else NOTHING_YET
-    )
+            times = (
+                f"{line[part][side]:.2f}"
+                for part in ("waited", "asked", "ms")
+                for side in ("before", "after")
+            )
+            rows.append([str(workers), line["name"], count, *times])
+    head = ["workers", "passes", "how many", "the device waits", "after"]
+    head += ["for the next step", "after", "a whole call", "after"]
+    return table(head, rows) if rows else NOTHING_YET
 
 
 def life_lookahead() -> str:
@@ -280,7 +293,7 @@ def sampled() -> str:
             f"{line['ms'] - line['greedy_ms']:.2f}",
             f"{line['flat_ms']:.2f}",
         ]
-        for name, found in results("decode")
+        for name, found in (dict(results("decode")) | dict(results("decode_sampled"))).items()
         for line in found.get("sampled", [])
         if {"ms", "flat_ms"} <= set(line)
     ]
@@ -365,6 +378,34 @@ def attention_teams() -> str:
         return [length, workers, "32/8" if fewer else "40/8"]
 
     return _attention("teams", ["common block", "workers", "heads"], words)
+
+
+def attention_in_turn() -> str:
+    """The op by two commits on one card: how long it takes of what it took, over the cells of a family."""
+    rows = []
+    for part, family in (
+        *(("beside", family) for family in ("trees", "prefixes")),
+        *(("halved", family) for family in ("teams", "live")),
+    ):
+        now, before = (
+            result(f"attention_{part}_{family}"),
+            result(f"before_{part}_attention_{family}"),
+        )
+        if now is None or before is None:
+            continue
+        cells = {line["name"]: line["us"] for line in before["cells"]}
+        shares = sorted(
+            (line["us"] / cells[line["name"]], line["name"])
+            for line in now["cells"]
+            if line["name"] in cells
+        )
+        ends = (f"{share:.2f} (`{name}`)" for share, name in (shares[0], shares[-1]))
+        middle = statistics.median(share for share, _ in shares)
+        commits = f"{before['commit']}, {now['commit']}"
+        less = sum(share < _CLEARLY for share, _ in shares)
+        rows.append([family, commits, str(len(shares)), str(less), f"{middle:.2f}", *ends])
+    head = ["cells", "commits", "how many", "more than 3 % faster", "median", "least", "most"]
+    return table(head, rows) if rows else NOTHING_YET
 
 
 def attention_live() -> str:
@@ -593,6 +634,7 @@ TABLES: dict[str, Callable[[], str]] = {
         decode_peers,
         attention_teams,
         attention_live,
+        attention_in_turn,
         outsiders,
         attention_prefixes,
         attention_trees,

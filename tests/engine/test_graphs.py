@@ -312,7 +312,7 @@ def test_kernels_are_compiled_at_once_before_anything_is_recorded(
     """Unless the cache on disk has what the first passes launch; trouble is left to the recordings."""
     monkeypatch.setattr(graphs, "AHEAD", 4)
     monkeypatch.setattr(GraphedPasses, "_can_compile_at_once", True)
-    blocks: list[list[str]] = []  # what is tried out in each
+    blocks: list[list[str]] = []  # kinds of passes that each tries out
     inside, counted = [False], SimpleNamespace(num_new=0)
     usual, attend, record = graphs._Graph.try_out, GraphedPasses._attend, GraphedPasses._record
     names = {1: "first", 2: "second", 4: "third"}
