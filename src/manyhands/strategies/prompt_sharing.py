@@ -86,9 +86,8 @@ class _SharedPrompt:
 
     def __init__(self, row: Row, lease: Lease, own: Reserve) -> None:
         self.block, self.tokens = row.view.own, row.feed  # as the strategy knows them
-        self._itself = frozenset(
-            (self.block,)
-        )  # a set is asked faster than a tuple whether it has a block
+        # A set says faster than a tuple whether it has a block.
+        self._itself = frozenset((self.block,))
         self.lease, self.own = lease, own
         self.path: tuple[Block, ...] | None = None  # None: it cannot be read yet
         self._key = object()  # of the notes of the strategy's views, each of which is its stand-in
