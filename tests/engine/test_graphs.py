@@ -303,8 +303,9 @@ def test_what_was_recorded_ahead_serves_every_pass(monkeypatch: pytest.MonkeyPat
         ([0, 0, 0, 0], [["first"]]),
         ([0, 0, 2, 1], [["first"], ["third", "alone"]]),  # the second one's recording compiles two
         ([RuntimeError("no room")], [["first"]]),
+        ([TypeError("not serializable")], [["first"]]),
     ],
-    ids=["cold", "cached", "half", "trouble"],
+    ids=["cold", "cached", "half", "trouble", "another Triton"],
 )
 def test_kernels_are_compiled_at_once_before_anything_is_recorded(
     news: list[Any], tried: list[list[str]], monkeypatch: pytest.MonkeyPatch
@@ -357,6 +358,8 @@ def test_kernels_are_compiled_at_once_before_anything_is_recorded(
     engine.get_ready(lambda done, whole: made.append((done, whole)))
     assert blocks == tried
     assert made[-1][0] == made[-1][1] == (3 if len(tried) == 1 else 10)
+    if len(tried) == 1:
+        assert made == [(done, 3) for done in range(4)]
     assert passes_of(engine).num_graphs == 3
     assert passes_of(engine).trouble is None
 
@@ -469,9 +472,10 @@ def test_crowds_are_served_by_wide_recordings_unless_they_want_other_large_tiles
 
 @pytest.mark.parametrize("group", [1, 4, 5, 128])
 def test_uncommon_capacities_have_every_kind_of_tiles(group: int) -> None:
-    """Also where query heads fill the widest small tile; which kernels they launch: `test_tried_out.py`."""
+    """Each once; also where query heads fill the widest small tile; which kernels they launch: `test_tried_out.py`."""
     tiling = Tiling(group, 8, 132, large_rows=64, specialised_rows=128, can_begin_beside=True)
     tried = UNCOMMON(tiling)
+    assert len(set(tried)) == len(tried)
     assert {each.is_specialised for each in tried if each.large and not each.small} == {False, True}
     is_usual = group < 64
     beside = [each for each in tried if each.small and is_beside(each, tiling)]

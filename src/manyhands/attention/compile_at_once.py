@@ -6,7 +6,7 @@ each. Much of it is LLVM and the assembler, which hold no lock of Python's, so t
     with compiling_at_once(device) as kernels:
         ...                launch whatever will be needed, with arguments of the right kinds
 
-Within the block a launch of a kernel that is not compiled yet is noted and launches nothing: its results are what memory held
+Within the block a launch by this thread of a kernel that is not compiled yet is noted and launches nothing: its results are what memory held
 before. So only what is harmless with any numbers belongs there. At the end of the block all that were noted are compiled; not
 before, since sixteen threads that want Python's lock leave next to nothing of it to the one that launches.
 """
@@ -14,6 +14,7 @@ before, since sixteen threads that want Python's lock leave next to nothing of i
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -27,7 +28,9 @@ _MOST_THREADS = 16
 class Kernels:
     """Kernels that are compiled or loaded, and those that are to be."""
 
-    def __init__(self) -> None:
+    def __init__(self, listener: Any = None) -> None:
+        """`listener`: one that stood in Triton before, told as ever."""
+        self._thread, self._listener = threading.get_ident(), listener
         self._noted: dict[tuple[int, str], Callable[[], Any]] = {}
         self.num_new = 0  # compiled by now, since Triton's cache on disk had them not
 
@@ -35,15 +38,17 @@ class Kernels:
         self, *, fn: Any, compile: dict[str, Any], is_manual_warmup: bool, **_: object
     ) -> bool:
         """Triton's hook in front of compiling; if it is true, the launch compiles and launches nothing."""
-        if is_manual_warmup:
-            return False  # by a thread
+        if is_manual_warmup or threading.get_ident() != self._thread:
+            return False  # by one of our threads, or somebody else's launch
         kernel, asked = fn.jit_function, compile["specialization_data"]
         self._noted.setdefault((id(kernel), compile["key"]), lambda: kernel.preload(asked))
         return True
 
-    def listen(self, *, cache_hit: bool, **_: object) -> None:
+    def listen(self, *, cache_hit: bool, **facts: Any) -> None:
         """Triton's listener behind compiling."""
         self.num_new += not cache_hit
+        if self._listener is not None:
+            self._listener(cache_hit=cache_hit, **facts)
 
     @property
     def num_noted(self) -> int:
@@ -90,7 +95,8 @@ def counting_new_kernels() -> Iterator[Kernels]:
     """Count in `num_new` the kernels that are compiled within the block."""
     from triton import knobs
 
-    kernels, listener = Kernels(), knobs.compilation.listener
+    listener = knobs.compilation.listener
+    kernels = Kernels(listener)
     knobs.compilation.listener = kernels.listen
     try:
         yield kernels

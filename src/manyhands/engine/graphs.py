@@ -414,7 +414,7 @@ class GraphedPasses(Passes):
         at_once = self._can_compile_at_once
         num_wide = len(wide)
         with counting_new_kernels() as met:
-            is_cold = at_once and self._compile(page_size, [first], [], told).num_new > 0
+            is_cold = at_once and self._compile(page_size, [first], [], _untold).num_new > 0
             num_compiled = 0
             for index, (kind, capacity) in enumerate(wide.items()):
                 told(num_compiled + index, num_compiled + num_wide)
@@ -456,7 +456,7 @@ class GraphedPasses(Passes):
                     get_ready(logits[:1])
                 for capacity in uncommon:
                     self._attend(page_size, capacity)
-        except (torch.OutOfMemoryError, RuntimeError):
+        except Exception:  # no memory, or a Triton that notes launches in another way
             self.recorder.recover()
             return Kernels()
         return kernels
@@ -673,6 +673,10 @@ def _kind(plan: Plan) -> _Kind:
     return tokens, reads, strips
 
 
+def _untold(done: int, whole: int) -> None:
+    """Progress that is none yet."""
+
+
 def make_harmless(integers: Tensor, capacity: Capacity) -> None:
     """All padding: nothing is stored or read by a pass with these integers, all zeros before."""
     for name, start, size in capacity.sections():
@@ -782,7 +786,7 @@ def uncommon_capacities(tiling: Tiling) -> list[Capacity]:
     whole = [each for each in in_one_stream if not are_halved(each, tiling)]
     for kind in (in_two_streams, halved, whole):
         found += [replace(each, most_partials=most) for each in kind[:1] for most in _MERGES]
-    return found
+    return list(dict.fromkeys(found))
 
 
 def _follows(plan: Plan, last: Plan) -> bool:
