@@ -384,6 +384,7 @@ class Engine:
 
         def begin() -> Begun | None:
             # A run alone whose rows go on token by token needs no plan: see `GraphedPasses.look_ahead`.
+            scheduler.let_go()
             expected = scheduler.expected(of_one=not self.planner.can_look_ahead)
             begun = lookahead.plan(expected, step, is_sure=not scheduler.is_one_asked)
             self._counted = plan, usage_of(plan, step, self.facts.token_bytes)

@@ -236,9 +236,12 @@ class Scheduler:
             return []
         return ready
 
+    def let_go(self) -> None:
+        """Let go of the steps that were told, before the next pass is planned: with them blocks may go, and their pages."""
+        self._told = []
+
     def prepare(self) -> None:
         """Let the runs that take part in the pass that goes on do ahead what needs no tokens of it."""
-        self._told = []
         for run, _ in self._asked or ():
             run.prepare()
 
@@ -393,7 +396,7 @@ class Scheduler:
             elif run.request is asked:
                 run.fed(fed, usage)
             self._untold.popleft()
-            if self.lookahead is not None and not run.done:  # else nothing calls `prepare`
+            if self.lookahead is not None and not run.done:  # else nothing calls `let_go`
                 self._told += asked, fed
         if self._rows_told:
             share = self._rows_going_on / self._rows_told
