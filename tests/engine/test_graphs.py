@@ -59,6 +59,16 @@ def small_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "uncommon_capacities", lambda tiling: [less_wide(2, tiling)])
 
 
+def with_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on wide recordings have other kernels than small teams want."""
+    usual = graphs.wide_capacity
+
+    def wide(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
+        return replace(usual(tokens, tiling, has_large=has_large), occupancy=Occupancy.SOME)
+
+    monkeypatch.setattr(graphs, "wide_capacity", wide)
+
+
 Work = Callable[[Callable[[], None]], tuple[Tensor, ...]]
 
 
@@ -433,12 +443,7 @@ def test_a_capacity_that_is_met_again_and_again_gets_a_recording_of_its_own(
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
     monkeypatch.setattr(graphs, "_LOOKED_AT", 1)
     if wants_others:
-        usual = graphs.wide_capacity
-
-        def wide(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
-            return replace(usual(tokens, tiling, has_large=has_large), occupancy=Occupancy.SOME)
-
-        monkeypatch.setattr(graphs, "wide_capacity", wide)
+        with_other_kernels(monkeypatch)
     engine = graphed_engine()
     engine.get_ready()
     views = a_team_of(2)
@@ -587,12 +592,7 @@ def test_a_capacity_gets_a_recording_of_its_own_where_nothing_is_begun_ahead(
     monkeypatch.setattr(graphs, "AHEAD", 2)
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
     monkeypatch.setattr(graphs, "_LOOKED_AT", 2)
-    usual = graphs.wide_capacity
-
-    def wide(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
-        return replace(usual(tokens, tiling, has_large=has_large), occupancy=Occupancy.SOME)
-
-    monkeypatch.setattr(graphs, "wide_capacity", wide)
+    with_other_kernels(monkeypatch)
     engine = graphed_engine()
     engine.get_ready()
     passes = passes_of(engine)

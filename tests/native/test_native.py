@@ -394,8 +394,9 @@ def some_pages(**others: Any) -> tuple[Any, ...]:
         "own": np.array([0, 1]),
         "row_indptr": np.array([0, 2, 3]),
         "offsets": np.array([3, 4, 0]),
+        "page_size": 4,
     }
-    return (*(given | others).values(), 4)
+    return tuple((given | others).values())
 
 
 def test_slots_of_pages(calls: Counter[str]) -> None:
@@ -408,7 +409,11 @@ def test_slots_of_pages(calls: Counter[str]) -> None:
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"offsets": np.array([3, 8, 0])}, "behind its pages"),
+        ({"offsets": np.array([3, 8, 0])}, "beside its pages"),
+        ({"offsets": np.array([3, -1, 0])}, "beside its pages"),
+        ({"page_size": 0}, "without tokens"),
+        ({"row_indptr": np.array([0, 9, 3])}, "one behind another"),
+        ({"row_indptr": np.array([-1, 2, 3])}, "one behind another"),
         ({"own": np.array([0, 2])}, "to no strip"),
         ({"offsets": np.array([3, 4])}, "more tokens"),
         ({"row_indptr": np.array([0, 3])}, "more tokens"),

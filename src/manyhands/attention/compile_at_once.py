@@ -6,9 +6,9 @@ each. Much of it is LLVM and the assembler, which hold no lock of Python's, so t
     with compiling_at_once(device) as kernels:
         ...                launch whatever will be needed, with arguments of the right kinds
 
-Within the block a launch by this thread of a kernel that is not compiled yet is noted and launches nothing: its results are what memory held
-before. So only what is harmless with any numbers belongs there. At the end of the block all that were noted are compiled; not
-before, since sixteen threads that want Python's lock leave next to nothing of it to the one that launches.
+Within the block a launch by this thread of a kernel that is not compiled yet is noted and launches nothing: its results are
+what memory held before. So only what is harmless with any numbers belongs there. At the end of the block all that were noted are
+compiled; not before, since sixteen threads that want Python's lock leave next to nothing of it to the one that launches.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ Where no head is long enough, the whole pass is begun while guesses have been ri
 
 **Ahead of time.** A recording takes a tenth of a second, and everybody who writes waits for it. `record_ahead` makes
 one *wide* recording for every number of tokens that passes come in, with room for long lists of everything
-else, before there is anything to serve; plans are cut for its kernels (`Cutting`). A plan that wants other kernels, such
+else, before there is anything to serve; plans are cut for its kernels (`Cutting`). Kernels are compiled before that, all at
+once, those of other tiles too (`uncommon_capacities`). A plan that wants other kernels, such
 as large tiles for a long history, gets a recording of its own when its capacity has been met again and again. So does one that
 fits the wide recording with the other tiles alone; and one that fits none, the second time, or, if a prompt is in it, much later.
 
@@ -408,7 +409,7 @@ class GraphedPasses(Passes):
             (tokens, has_large): wide_capacity(tokens, tiling, has_large=has_large)
             for tokens, has_large in kinds_ahead(AHEAD)
         }
-        # On several ranks all would have to try them out together.
+        # Other ranks are told of recordings alone, so there nothing is tried out.
         uncommon = uncommon_capacities(tiling) if self.others is ALONE else []
         first, *others = wide.values()
         at_once = self._can_compile_at_once
@@ -451,9 +452,10 @@ class GraphedPasses(Passes):
         """Compile at once what passes of these capacities launch. Whatever hinders it, recordings will say."""
         try:
             with compiling_at_once(self.adapter.device, told) as kernels:
-                for capacity in wide:
+                for index, capacity in enumerate(wide):
                     logits, _ = _Graph(self, capacity, page_size).try_out(self)
-                    get_ready(logits[:1])
+                    if index == 0:
+                        get_ready(logits[:1])
                 for capacity in uncommon:
                     self._attend(page_size, capacity)
         except Exception:  # no memory, or a Triton that notes launches in another way
@@ -713,8 +715,8 @@ def wide_capacity(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
     many = min(tokens, 64)
     splits = tiling.splits_per_processor if is_narrow else tiling.splits_of_many
     items = int(splits * tiling.num_processors / tiling.num_kv_heads) + 4 * many
-    # Merging cannot begin before the last program has, so padding costs crowds microseconds too. What finds no room among small
-    # tiles alone does beside large ones.
+    # Merging cannot begin before the last program has, so padding costs crowds microseconds too. A plan with more small tiles
+    # than that goes by the recording with large ones.
     most = (16 if is_narrow or has_large else 10) * many
     most = min(most, _MOST_ITEMS) if is_narrow else most
     wide = Capacity(

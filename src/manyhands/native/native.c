@@ -2,7 +2,7 @@
    is tested against; its docstrings have the shapes. Every array is int64 and contiguous.
 
    Functions write into arrays that `compiled.py` has made. They raise for arrays of another kind, and where the integers
-   themselves would lead out of an array: a strip that nobody reads, a row that reads nothing. */
+   themselves would lead out of an array: a strip without readers, a row that reads nothing. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -627,6 +627,7 @@ LOOP(pages, 8)
     if (PyList_GET_SIZE(args[0]) != strips) REFUSE("another number of page tables than there is room for");
     if (row_indptr_size != own_size + 1 || row_indptr[own_size] > least(offsets_size, slots_size))
         REFUSE("rows with more tokens than there are places");
+    if (page_size < 1) REFUSE("pages without tokens");
     indptr[0] = 0;
     for (Py_ssize_t strip = 0; strip < strips; strip++) {
         PyObject *table = PyList_GET_ITEM(args[0], strip);
@@ -639,9 +640,11 @@ LOOP(pages, 8)
     for (Py_ssize_t row = 0; row < own_size; row++) {
         Int strip = own[row];
         if (strip < 0 || strip >= strips) REFUSE("a row writes to no strip");
+        if (row_indptr[row] < 0 || row_indptr[row + 1] > row_indptr[own_size])
+            REFUSE("rows that do not stand one behind another");
         for (Int at = row_indptr[row]; at < row_indptr[row + 1]; at++) {
             Int page = indptr[strip] + offsets[at] / page_size;
-            if (page >= indptr[strip + 1]) REFUSE("a row writes behind its pages");
+            if (offsets[at] < 0 || page >= indptr[strip + 1]) REFUSE("a row writes beside its pages");
             slots[at] = pages[page] * page_size + offsets[at] % page_size;
         }
     }

@@ -265,9 +265,9 @@ def team(
     """The reads of rows that begin alike, as `Planner` lays them out; None if what is finished differs, or if the first
     block's copy is read.
 
-    All but `of_rows` are lists of numbers, row by row. `begun` [F, 4]: strip, first key, keys, growth of what all begin with. `of_rows` [R, B]: numbers of the blocks behind it; the
-    first of them is the last one of the beginning, and read with it. `lies` [P, 6] of blocks: the same four, the number of the block
-    of which a copy stands in front (-1: none) and that copy's keys, which are read in its place. `is_live` [P]: may grow.
+    All but `of_rows` are lists of numbers, row by row. `begun` [F, 4]: strip, first key, keys, growth of what all begin
+    with. `of_rows` [R, B]: numbers of the blocks behind it; the first of them is the last one of the beginning, and read
+    with it. `lies` [P, 6] of blocks: the same four, the number of the block of which a copy stands in front (-1: none) and that copy's keys, which are read in its place. `is_live` [P]: may grow.
     `fused` [k], falling: columns that are read with the one in front.
     """
     is_common = (of_rows == of_rows[0]).all(axis=0)

@@ -2,9 +2,9 @@
 
 Partials and sums are float32, log-sum-exps in units of log 2. Or partials are float16, which is half of the bytes to be
 written and read: each is divided by the sum of its numbers' sizes, so it fits whatever these are, and that sum over its
-weight is its factor, kept beside the log-sum-exp. Numbers as large as the others count with eleven bits then, three more than bfloat16 has; one 128 times
-smaller with fewer, as beside them in any sum. A sink (gpt-oss)
-takes its share of the weight and gives no value. A token without partials is padding and gets zeros.
+weight is its factor, kept beside the log-sum-exp. Numbers as large as the others count with eleven bits then, three more
+than bfloat16 has; one 128 times smaller counts with fewer, and next to nothing beside them. A sink (gpt-oss) takes its share
+of the weight and gives no value. A token without partials is padding and gets zeros.
 
     T  new tokens      P  partials      H  query heads      Dv  value head dim
 """
