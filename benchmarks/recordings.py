@@ -62,8 +62,8 @@ def candidates(plan: Plan, tiling: Tiling) -> Iterator[tuple[str, Capacity]]:
     """Recordings to try, by what is special about them."""
     own = cut(plan, tiling)
     yield "its own", graphs._capacity(plan, own)
-    has_large = graphs.has_large_ahead(plan, own)
-    wide = graphs.wide_capacity(graphs.rounded_tokens(plan.num_tokens), tiling, has_large=has_large)
+    kind = graphs.kind_ahead(plan, own)
+    wide = graphs.wide_capacity(graphs.rounded_tokens(plan.num_tokens), tiling, kind)
     yield "wide", wide
     least = power_of_two(max(tiling.least_rows, tiling.group))
     rows = [size for size in (16, 32, 64) if least <= size <= tiling.most_small_rows]

@@ -90,8 +90,8 @@ class Layer:
     def recorded(self) -> set[Kernel]:
         """The kernels of wide recordings."""
         sizes = (
-            graphs.wide_capacity(tokens, self.backend.tiling, has_large=has_large)
-            for tokens, has_large in graphs.kinds_ahead(graphs.AHEAD)
+            graphs.wide_capacity(tokens, self.backend.tiling, kind)
+            for tokens, kind in graphs.kinds_ahead(graphs.AHEAD)
         )
         return self._of(*sizes)
 

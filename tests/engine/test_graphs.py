@@ -28,7 +28,7 @@ from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine import graphs, sampling
 from manyhands.engine.engine import Engine
-from manyhands.engine.graphs import GraphedPasses
+from manyhands.engine.graphs import GraphedPasses, Wide
 from manyhands.engine.recorder import Recording
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.settings import SharedSettings
@@ -51,20 +51,22 @@ def small_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "_LEAST", few)
     wide = graphs.wide_capacity
 
-    def less_wide(tokens: int, tiling: Tiling, *, has_large: bool = False) -> Capacity:
+    def less_wide(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
         sizes = {"entries": 32, "pages": 16, "small": 16, "partials": 64, "most_partials": 8}
-        return replace(wide(tokens, tiling, has_large=has_large), **sizes)
+        return replace(wide(tokens, tiling, kind), **sizes)
 
     monkeypatch.setattr(graphs, "wide_capacity", less_wide)
-    monkeypatch.setattr(graphs, "uncommon_capacities", lambda tiling: [less_wide(2, tiling)])
+    monkeypatch.setattr(
+        graphs, "uncommon_capacities", lambda tiling: [less_wide(2, tiling, Wide.SMALL)]
+    )
 
 
 def with_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on wide recordings have other kernels than small teams want."""
     usual = graphs.wide_capacity
 
-    def wide(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
-        return replace(usual(tokens, tiling, has_large=has_large), occupancy=Occupancy.SOME)
+    def wide(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
+        return replace(usual(tokens, tiling, kind), occupancy=Occupancy.SOME)
 
     monkeypatch.setattr(graphs, "wide_capacity", wide)
 
@@ -415,8 +417,8 @@ def test_a_pass_with_drafts_has_no_prompt(
 ) -> None:
     """Drafts come again and again: their second pass is recorded, as one without them is."""
     passes = passes_of(graphed_engine())
-    wide = graphs.wide_capacity(1, passes.backend.tiling, has_large=False)
-    passes._ahead[1, False] = graphs._Graph(passes, wide, 64)
+    wide = graphs.wide_capacity(1, passes.backend.tiling, Wide.SMALL)
+    passes._ahead[1, Wide.SMALL] = graphs._Graph(passes, wide, 64)
     made: list[Capacity] = []
 
     def record(page_size: int, capacity: Capacity) -> graphs._Graph:
@@ -470,8 +472,8 @@ def test_crowds_are_served_by_wide_recordings_unless_they_want_other_large_tiles
     plan = completions(200, 16384)  # a prompt that specialised tiles pay for
     work = cut(plan, tiling)
     assert work.large_rows == large_rows
-    capacity = graphs.wide_capacity(208, tiling, has_large=True)
-    passes._ahead[208, True] = graphs._Graph(passes, capacity, 64)
+    capacity = graphs.wide_capacity(208, tiling, Wide.LARGE)
+    passes._ahead[208, Wide.LARGE] = graphs._Graph(passes, capacity, 64)
     assert passes._is_served_well(plan, work) is (large_rows == 64)
 
 
@@ -494,10 +496,10 @@ def test_no_large_tiles_are_launched_for_nothing(readers: int) -> None:
     """Beside many lone rows the plan alone wants large tiles for nine that share a prompt; one cut for a recording does not."""
     passes = passes_of(graphed_engine())
     passes.backend.tiling = tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64)
-    for has_large in (False, True):
-        wide = graphs.wide_capacity(208, tiling, has_large=has_large)
+    for kind in (Wide.SMALL, Wide.LARGE):
+        wide = graphs.wide_capacity(208, tiling, kind)
         capacity = replace(wide, entries=512, pages=1024, small=512, partials=512)
-        passes._ahead[208, has_large] = graphs._Graph(passes, capacity, 64)
+        passes._ahead[208, kind] = graphs._Graph(passes, capacity, 64)
     shared = situations.block_of(900)
     views = [View([shared, situations.block_of(0)]) for _ in range(readers)]
     views += [View([situations.block_of(99)]) for _ in range(204 - readers)]
@@ -506,16 +508,26 @@ def test_no_large_tiles_are_launched_for_nothing(readers: int) -> None:
     found = passes._recorded(plan)
     assert found is not None
     graph, work = found
-    assert graph is passes._ahead[208, readers > 16]
+    assert graph is passes._ahead[208, Wide.LARGE if readers > 16 else Wide.SMALL]
     assert bool(len(work.large)) is (readers > 16)
 
 
 @pytest.mark.parametrize(
-    ("rows", "ended", "served_by"),
-    [(16, 1, 24), (16, 2, 28), (4, 1, 12), (20, 0, 32), (10, 0, 16)],
+    ("rows", "ended", "served_by", "kind"),
+    [
+        (16, 1, 24, Wide.ENDED),
+        (16, 2, 28, Wide.ENDED),
+        (16, 3, 32, Wide.ENDED),
+        (16, 4, 40, Wide.ENDED),
+        (16, 6, 48, Wide.ENDED),
+        (4, 1, 12, Wide.ENDED),
+        (20, 0, 32, Wide.SMALL),
+        (10, 0, 16, Wide.SMALL),
+        (40, 0, 64, Wide.LARGE),
+    ],
 )
 def test_a_team_in_which_a_step_has_ended_has_recordings_without_much_padding(
-    monkeypatch: pytest.MonkeyPatch, rows: int, ended: int, served_by: int
+    monkeypatch: pytest.MonkeyPatch, rows: int, ended: int, served_by: int, kind: Wide
 ) -> None:
     """As many rows that are fed one token each want more logits than these recordings make: the next one serves them."""
     team = situations.live_team(rows, 1024, 99, prefixes=ended)[0]
@@ -523,15 +535,18 @@ def test_a_team_in_which_a_step_has_ended_has_recordings_without_much_padding(
     monkeypatch.setattr(graphs, "_LEAST", LEAST)
     passes = passes_of(graphed_engine())
     passes.backend.tiling = tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64)
-    for tokens, has_large in graphs.kinds_ahead(32):
-        capacity = WIDE(tokens, tiling, has_large=has_large)
-        passes._ahead[tokens, has_large] = graphs._Graph(passes, capacity, 64)
+    for tokens, made_for in graphs.kinds_ahead(64):
+        capacity = WIDE(tokens, tiling, made_for)
+        passes._ahead[tokens, made_for] = graphs._Graph(passes, capacity, 64)
+    cuts: list[object] = []
+    monkeypatch.setattr(graphs, "cut", lambda *how: cuts.append(how) or cut(*how))  # type: ignore[func-returns-value]
     found = passes._recorded(plan)
     assert found is not None
+    assert not ended or len(cuts) == 1, "the device waits for it"
     graph, work = found
-    assert graph is passes._ahead[served_by, False]
-    assert bool(len(work.large)) is (served_by in (24, 28))
-    assert passes._is_served_well(plan, cut(plan, tiling)) is (served_by < 32)
+    assert graph is passes._ahead[served_by, kind]
+    assert bool(len(work.large)) is (served_by > 16 and kind is not Wide.SMALL)
+    assert passes._is_served_well(plan, cut(plan, tiling)) is (kind is not Wide.SMALL or rows <= 10)
 
 
 def test_a_plan_of_few_tokens_is_cut_once_where_a_wide_recording_serves_it(
@@ -563,9 +578,9 @@ def test_a_plan_of_few_tokens_is_cut_once_where_a_wide_recording_serves_it(
     assert passes_of(engine).counts.eager == 0
 
 
-@pytest.mark.parametrize("has_large", [True, False])
+@pytest.mark.parametrize("fitting", [Wide.LARGE, Wide.SMALL])
 def test_a_plan_for_which_one_wide_recording_has_no_room_goes_by_the_other(
-    monkeypatch: pytest.MonkeyPatch, has_large: bool
+    monkeypatch: pytest.MonkeyPatch, fitting: Wide
 ) -> None:
     """Launch by launch it would take ten times as long: of a team of sixteen four steps have ended in one pass."""
     monkeypatch.setattr(graphs, "_LEAST", LEAST)
@@ -575,14 +590,15 @@ def test_a_plan_for_which_one_wide_recording_has_no_room_goes_by_the_other(
     work = cut(plan, tiling)
     assert plan.num_tokens > 32
     assert len(work.large)
-    for kind in (True, False):
-        capacity = WIDE(64, tiling, has_large=kind)
-        if kind is not has_large:
-            capacity = replace(capacity, large=4 if kind else 0, small=0 if kind else 4)
+    for kind in (Wide.LARGE, Wide.SMALL):
+        capacity = WIDE(64, tiling, kind)
+        if kind is not fitting:
+            room = {"large": 4, "small": 0} if kind is Wide.LARGE else {"large": 0, "small": 4}
+            capacity = replace(capacity, **room)
         passes._ahead[64, kind] = graphs._Graph(passes, capacity, 64)
     found = passes._recorded(plan)
     assert found is not None
-    assert found[0] is passes._ahead[64, has_large]
+    assert found[0] is passes._ahead[64, fitting]
 
 
 def test_a_capacity_gets_a_recording_of_its_own_where_nothing_is_begun_ahead(
@@ -618,20 +634,20 @@ def test_a_plan_that_the_other_recording_serves_gets_its_own_in_the_end(
         return graphs._Graph(passes, capacity, page_size)
 
     monkeypatch.setattr(passes, "_record", record)
-    for kind in (True, False):
-        capacity = WIDE(64, tiling, has_large=kind)
-        passes._ahead[64, kind] = graphs._Graph(passes, replace(capacity, large=4 * kind), 64)
+    for kind in (Wide.LARGE, Wide.SMALL):
+        capacity = replace(WIDE(64, tiling, kind), large=4 if kind is Wide.LARGE else 0)
+        passes._ahead[64, kind] = graphs._Graph(passes, capacity, 64)
     plan = situations.live_team(16, 16384, 99, prefixes=4)[0]
     found = [passes._recorded(plan) for _ in range(4)]
-    assert [each is not None and each[0] is passes._ahead[64, False] for each in found[:3]] == [
-        True
-    ] * 3
+    assert [
+        each is not None and each[0] is passes._ahead[64, Wide.SMALL] for each in found[:3]
+    ] == [True] * 3
     assert len(made) == 1
 
 
 def test_sizes_of_passes_are_tiles_apart() -> None:
-    asked = (1, 3, 8, 9, 13, 17, 25, 29, 33, 128, 129, 192, 193, 209, 513, 1024, 1025, 2048)
-    made = [1, 4, 8, 12, 16, 24, 28, 32, 64, 128, 144, 192, 208, 256, 576, 1024, 1152, 2048]
+    asked = (1, 3, 8, 9, 13, 17, 25, 29, 33, 41, 49, 128, 129, 192, 193, 209, 513, 1024, 1025, 2048)
+    made = [1, 4, 8, 12, 16, 24, 28, 32, 40, 48, 64, 128, 144, 192, 208, 256, 576, 1024, 1152, 2048]
     assert [rounded_tokens(count) for count in asked] == made
 
 

@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from benchmarks import situations
-from manyhands.attention.prepared import rounded_tokens
+from manyhands.attention.prepared import tokens_of_ended
 from manyhands.attention.work import Tiling, cut
 from manyhands.cache.plan import Plan
 from manyhands.cache.view import View
-from manyhands.engine.graphs import AHEAD, has_large_ahead, kinds_ahead, wide_capacity
+from manyhands.engine.graphs import AHEAD, Wide, kind_ahead, kinds_ahead, wide_capacity
 from tests.attention.test_work import a_team, completions
 
 TILINGS = [
@@ -23,10 +23,15 @@ TILINGS = [
 
 
 def fits(plan: Plan, tiling: Tiling) -> bool:
-    has_large = has_large_ahead(plan, cut(plan, tiling))
-    tokens = rounded_tokens(plan.num_tokens)
-    assert tokens > AHEAD or (tokens, has_large) in kinds_ahead(AHEAD)
-    wide = wide_capacity(tokens, tiling, has_large=has_large)
+    kind = kind_ahead(plan, cut(plan, tiling))
+    count = plan.num_tokens
+    sizes = [tokens for tokens, made_for in kinds_ahead(AHEAD) if made_for is kind]
+    return fits_into(plan, tiling, min(size for size in sizes if size >= count), kind)
+
+
+def fits_into(plan: Plan, tiling: Tiling, tokens: int, kind: Wide) -> bool:
+    assert (tokens, kind) in kinds_ahead(AHEAD)
+    wide = wide_capacity(tokens, tiling, kind)
     work = cut(plan, tiling, wide.cutting)
     assert (work.small_rows, work.occupancy) == (wide.small_rows, wide.occupancy)
     assert wide.large or not len(work.large)
@@ -41,7 +46,9 @@ def test_a_team_fits(workers: int, history: int, tiling: Tiling) -> None:
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"group {tiling.group}")
-@pytest.mark.parametrize(("workers", "ended"), [(4, 1), (16, 1), (16, 2), (16, 3)])
+@pytest.mark.parametrize(
+    ("workers", "ended"), [(4, 1), (8, 2), (16, 1), (16, 2), (16, 3), (16, 4), (16, 5)]
+)
 @pytest.mark.parametrize("history", [64, 65536])
 def test_a_team_whose_steps_have_ended_fits(
     history: int, workers: int, ended: int, tiling: Tiling
@@ -49,7 +56,7 @@ def test_a_team_whose_steps_have_ended_fits(
     """Many tokens and few of them plain, in recordings whose lists are short."""
     plan, _ = situations.live_team(workers, history, 150, prefixes=ended)
     assert plan.num_tokens > plan.num_rows
-    assert fits(plan, tiling)
+    assert fits_into(plan, tiling, tokens_of_ended(plan.num_tokens), Wide.ENDED)
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"group {tiling.group}")

@@ -34,7 +34,14 @@ _CHOSEN_BY = ("small_rows", "large_rows", "occupancy", "is_specialised")
 _SIZES = ("tokens", "rows", "entries", "pages", "small", "large", "partials")
 Int32s = NDArray[np.int32]
 _ALIGNED = 4
-_BETWEEN = (12, 24, 28)  # sizes of passes between powers of two
+ENDED = (
+    12,
+    24,
+    28,
+    32,
+    40,
+    48,
+)  # tokens of passes of a team in which steps have ended: most are no powers of two
 _COSTLY = 128  # tokens, from which on a pass takes longer the more it has
 _CLOSE = 208  # tokens up to which it takes longer with every sixteen; beyond, with every tile of a product
 _TOKENS_APART = 64  # sizes of passes beyond that; a tile of a product
@@ -174,21 +181,21 @@ class Capacity:
 def rounded_tokens(count: int) -> int:
     """The size of a recorded pass of so many tokens: a power of two, then a multiple of sixteen, then one of a tile.
 
-    Between small powers stand those of `is_between`: products read their inputs as often as there are tiles of outputs,
+    Between small powers stand those of `ENDED`: products read their inputs as often as there are tiles of outputs,
     padding too.
     """
     if count <= _COSTLY:
-        power = 1 << (count - 1).bit_length()
-        return next((size for size in _BETWEEN if power // 2 < count <= size < power), power)
+        return tokens_of_ended(count) or 1 << (count - 1).bit_length()
     if count <= _CLOSE:
         return -(-count // _TOKENS_CLOSE) * _TOKENS_CLOSE
     apart = max(_TOKENS_APART, (1 << (count - 1).bit_length()) // 16)
     return -(-count // apart) * apart
 
 
-def is_between(tokens: int) -> bool:
-    """Whether a size of passes is no power of two although it is small: for teams in which a step has ended, or two."""
-    return tokens in _BETWEEN
+def tokens_of_ended(count: int) -> int:
+    """The size of `ENDED` for so many tokens; 0 if a power of two is as near."""
+    power = 1 << (count - 1).bit_length()
+    return next((size for size in ENDED if count <= size <= power), 0)
 
 
 def pack(plan: Plan, work: Work, capacity: Capacity, buffer: Int32s) -> None:

@@ -36,6 +36,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from enum import Enum
 from typing import TypeVar
 
 import torch
@@ -44,12 +45,13 @@ from torch import Tensor
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.compile_at_once import Kernels, compiling_at_once, counting_new_kernels
 from manyhands.attention.prepared import (
+    ENDED,
     Capacity,
     Prepared,
-    is_between,
     pack,
     pack_growth,
     rounded_tokens,
+    tokens_of_ended,
 )
 from manyhands.attention.triton_backend import TritonBackend, are_halved, is_beside
 from manyhands.attention.work import (
@@ -105,6 +107,14 @@ _MOST_ITEMS = 256
 _GUESSES = 32  # about so many of the last ones count
 
 
+class Wide(Enum):
+    """What a wide recording is made for."""
+
+    SMALL = "rows that write: many small tiles"
+    LARGE = "parts of prompts: large tiles, beside small ones"
+    ENDED = "a team in which steps have ended: fewer rows than tokens, which read the same strips"
+
+
 @dataclass(frozen=True, eq=False)
 class _Lookahead:
     """The pass after the newest one if every row goes on with the token it chose, begun or not."""
@@ -131,8 +141,7 @@ class GraphedPasses(Passes):
         self.trouble: str | None = None
         self.seconds_recording = 0.0
         self._graphs: dict[Capacity, _Graph] = {}
-        # Of those the wide ones: by their tokens, and whether they have large tiles.
-        self._ahead: dict[tuple[int, bool], _Graph] = {}
+        self._ahead: dict[tuple[int, Wide], _Graph] = {}  # of those the wide ones, by their tokens
         self._seen: Counter[Capacity] = Counter()
         self._kinds: Counter[_Kind] = Counter()  # of plans that wide recordings serve
         self._kinds_with_own: set[_Kind] = set()
@@ -316,17 +325,18 @@ class GraphedPasses(Passes):
         return graph, work
 
     def _wide_at_once(self, plan: Plan, stretches: Stretches) -> tuple[_Graph, Work] | None:
-        """The wide recording, for most plans of small tiles alone: to look for their own, they would be cut twice."""
+        """The wide recording, for most plans of few tokens or small tiles: to look for their own, they would be cut twice."""
         kind = _kind(plan)
         if kind in self._kinds_with_own or not self._ahead:
             return None
-        if plan.num_tokens <= _ALL_SMALL:
+        found = self._wide(plan, stretches, Wide.ENDED)
+        if plan.num_tokens <= _ALL_SMALL or found is not None:
             self._kinds[kind] += 1
             if self._kinds[kind] % _LOOKED_AT == 0:
                 self._to_look_at = plan, stretches
         elif plan.num_tokens > _MOST_ALONE or not stretches.are_small(self.backend.tiling):
             return None  # one with large tiles would launch them for nothing
-        return self._wide(plan, stretches, has_large=False)
+        return found or self._wide(plan, stretches, Wide.SMALL)
 
     def meanwhile(self) -> None:
         """See `Passes.meanwhile`: look whether a plan that a wide recording has served wants one of its own."""
@@ -347,20 +357,20 @@ class GraphedPasses(Passes):
         """A recording that is there already and serves this plan, which was cut alone as `work`."""
         if (own := self._graphs.get(capacity)) is not None:
             return own, work
-        has_large = has_large_ahead(plan, work)
+        kind = kind_ahead(plan, work)
         if self._is_served_well(plan, work):
-            if (found := self._wide(plan, stretches, has_large=has_large)) is not None:
+            if (found := self._wide(plan, stretches, Wide.ENDED, kind)) is not None:
                 return found
         elif self._seen[capacity] >= (_VERY_OFTEN if self._ahead else _OFTEN):
             return None  # it is to have its own
         if fitting := [graph for known, graph in self._graphs.items() if known.serves(capacity)]:
             return min(fitting, key=lambda graph: graph.capacity.num_integers), work
-        if (found := self._wide(plan, stretches, has_large=has_large)) is not None:
+        if (found := self._wide(plan, stretches, Wide.ENDED, kind)) is not None:
             return found
         if self._seen[capacity] >= _VERY_OFTEN:
             return None  # it is to have its own
         # The other one is slower, and far from as slow as a pass that is launched kernel by kernel.
-        return self._wide(plan, stretches, has_large=not has_large)
+        return self._wide(plan, stretches, Wide.SMALL if kind is Wide.LARGE else Wide.LARGE)
 
     def _is_served_well(self, plan: Plan, work: Work) -> bool:
         """Whether a wide recording has the kernels that a plan, cut alone as `work`, wants. Of many tokens the large ones count.
@@ -368,7 +378,7 @@ class GraphedPasses(Passes):
         What is padded then costs next to nothing, and a recording of its own would keep all runs waiting for a tenth of a
         second. Where runs come and go there is a capacity for every few passes.
         """
-        ahead = self._with_room(plan, has_large=has_large_ahead(plan, work))
+        ahead = self._with_room(plan, Wide.ENDED, kind_ahead(plan, work))
         return any(self._has_kernels_of(wide, plan, work) for wide in ahead)
 
     @staticmethod
@@ -383,31 +393,34 @@ class GraphedPasses(Passes):
         kernels = wide.capacity.large_rows, wide.capacity.is_specialised
         return not large_rows or (large_rows, work.is_specialised) == kernels
 
-    def _wide(
-        self, plan: Plan, stretches: Stretches, *, has_large: bool
-    ) -> tuple[_Graph, Work] | None:
-        """The wide recording for so many tokens, with large tiles or without, or the next one, if the plan fits into it."""
-        for graph in self._with_room(plan, has_large=has_large):
+    def _wide(self, plan: Plan, stretches: Stretches, *kinds: Wide) -> tuple[_Graph, Work] | None:
+        """The first wide recording of these kinds that the plan fits into, the smallest for so many tokens or the next one."""
+        for graph in self._with_room(plan, *kinds):
             work = cut(plan, self.backend.tiling, graph.capacity.cutting, stretches)
             if graph.capacity.holds(plan, work):
                 return graph, work
         return None
 
-    def _with_room(self, plan: Plan, *, has_large: bool) -> Iterator[_Graph]:
-        """The wide recordings that have room for this plan's tokens and logits, the smallest first."""
-        for tokens in dict.fromkeys(
-            (rounded_tokens(plan.num_tokens), power_of_two(plan.num_tokens))
-        ):
-            graph = self._ahead.get((tokens, has_large))
-            if graph is not None and graph.capacity.rows >= plan.num_heads:
-                yield graph
+    def _with_room(self, plan: Plan, *kinds: Wide) -> Iterator[_Graph]:
+        """The wide recordings of these kinds that have room for this plan's tokens and logits, the smallest first."""
+        count = plan.num_tokens
+        for kind in kinds:
+            sizes = (
+                (tokens_of_ended(count),)
+                if kind is Wide.ENDED
+                else (rounded_tokens(count), power_of_two(count))
+            )
+            for tokens in dict.fromkeys(sizes):
+                graph = self._ahead.get((tokens, kind))
+                if graph is not None and graph.capacity.rows >= plan.num_heads:
+                    yield graph
 
     def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:
         """Compile kernels and make the wide recordings; `told` how far that has come. Stops where one cannot be made."""
         tiling = self.backend.tiling
         wide = {
-            (tokens, has_large): wide_capacity(tokens, tiling, has_large=has_large)
-            for tokens, has_large in kinds_ahead(AHEAD)
+            (tokens, kind): wide_capacity(tokens, tiling, kind)
+            for tokens, kind in kinds_ahead(AHEAD)
         }
         # Other ranks are told of recordings alone, so there nothing is tried out.
         uncommon = uncommon_capacities(tiling) if self.others is ALONE else []
@@ -686,31 +699,31 @@ def make_harmless(integers: Tensor, capacity: Capacity) -> None:
             integers[start : start + size] = -1
 
 
-def kinds_ahead(most: int) -> list[tuple[int, bool]]:
-    """The wide recordings: their tokens, and whether they have large tiles.
-
-    Rows that write alone are many small tiles; a part of a prompt makes large ones.
-    """
+def kinds_ahead(most: int) -> list[tuple[int, Wide]]:
+    """The wide recordings, by their tokens and what they are made for."""
     sizes = sorted({rounded_tokens(count) for count in range(1, most + 1)})
-    without = [(tokens, False) for tokens in sizes if tokens <= _MOST_ALONE]
-    return without + [(tokens, True) for tokens in sizes if tokens > _ALL_SMALL]
+    usual = [tokens for tokens in sizes if tokens not in ENDED or tokens == power_of_two(tokens)]
+    return [
+        *((tokens, Wide.SMALL) for tokens in usual if tokens <= _MOST_ALONE),
+        *((tokens, Wide.ENDED) for tokens in sizes if tokens in ENDED),
+        *((tokens, Wide.LARGE) for tokens in usual if tokens > _ALL_SMALL),
+    ]
 
 
-def has_large_ahead(plan: Plan, work: Work) -> bool:
-    """Whether the wide recording that is meant for this plan has large tiles; `work`: as it would be cut alone."""
-    if plan.num_tokens > _MOST_ALONE:
-        return True  # others are not made ahead
-    return plan.num_tokens > _ALL_SMALL and len(work.large) > 0
+def kind_ahead(plan: Plan, work: Work) -> Wide:
+    """What the wide recording is made for that is meant for such a plan, unless steps have ended in it; `work`: as it would be cut alone."""
+    is_small = plan.num_tokens <= _ALL_SMALL or not len(work.large)
+    return Wide.SMALL if is_small and plan.num_tokens <= _MOST_ALONE else Wide.LARGE
 
 
-def wide_capacity(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
+def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     """Room for whatever a pass of so many tokens may bring: teams with many desks, a long history, parts of prompts.
 
     Of many tokens a small tile has rows for a team of four, since larger ones would be half empty. Padding costs a pass
     microseconds per layer, for programs that find nothing to do.
     """
     least = power_of_two(max(tiling.least_rows, tiling.group))
-    is_narrow = tokens <= _ALL_SMALL
+    has_large, is_narrow = kind is Wide.LARGE, tokens <= _ALL_SMALL or kind is Wide.ENDED
     rows = power_of_two(max(least, min(tokens * tiling.group, tiling.most_small_rows)))
     many = min(tokens, 64)
     splits = tiling.splits_per_processor if is_narrow else tiling.splits_of_many
@@ -732,7 +745,7 @@ def wide_capacity(tokens: int, tiling: Tiling, *, has_large: bool) -> Capacity:
         large_rows=power_of_two(max(tiling.large_rows, tiling.group)) if has_large else 0,
         occupancy=Occupancy.FEW if is_narrow else Occupancy.MANY,
     )
-    return _of_ended_steps(wide, items, tiling) if is_between(tokens) else wide
+    return _of_ended_steps(wide, items, tiling) if kind is Wide.ENDED else wide
 
 
 def _of_ended_steps(wide: Capacity, items: int, tiling: Tiling) -> Capacity:
@@ -753,7 +766,7 @@ def uncommon_capacities(tiling: Tiling) -> list[Capacity]:
 
     A kernel is another one if its tiles are alone, beside others in one stream or in two, or leave outputs at once.
     """
-    both = wide_capacity(2 * _ALL_SMALL, tiling, has_large=True)
+    both = wide_capacity(2 * _ALL_SMALL, tiling, Wide.LARGE)
     both = replace(both, large=max(both.large, tiling.num_processors))
     least = power_of_two(max(tiling.least_rows, tiling.group))
     rows = [size for size in (16, 32, 64) if least <= size <= tiling.most_small_rows]

@@ -1,6 +1,6 @@
 """A linear layer that reads its weight at full speed when few tokens come.
 
-The weight stays what it was; only the kernel that multiplies changes. Up to 32 tokens on a CUDA device, in bfloat16
+The weight stays what it was; only the kernel that multiplies changes. Up to 64 tokens on a CUDA device, in bfloat16
 or float16, our own does (`kernels/skinny.py`), and up to 128 where two halves of a weight go through an activation
 (`kernels/gate_up.py`) or a sum stands behind the layer (`kernels/in_parts.py`); everything else goes the way it always went.
 """

@@ -1,4 +1,4 @@
-"""Both halves of a gated weight for 33 to 128 tokens: act(gate) * up in one launch.
+"""Both halves of a gated weight for 65 to 128 tokens: act(gate) * up in one launch.
 
 With so many tokens the library's products read weights about as fast as ours would. But gate and up take half of all
 bytes of a layer, and behind them the activation is a launch of its own that waits for all of them, reads what they

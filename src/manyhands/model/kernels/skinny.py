@@ -38,7 +38,8 @@ from manyhands.model import kernels
 from manyhands.model.kernels.adding import add_up
 from manyhands.model.kernels.gated import ACTIVATIONS, activated
 
-MOST_TOKENS = 32
+MOST_TOKENS = 64
+_FEW = 32  # tokens up to which a stage is small enough for four of them twice on a processor
 _LONG_SHARE, _SHORT_SHARE = 3072, 512  # the fewest inputs that one of several programs goes through
 _DOT = {
     torch.bfloat16: tl.bfloat16,
@@ -73,7 +74,7 @@ def _narrow(tokens: int) -> int:
     return max(16, int(triton.next_power_of_2(tokens)))
 
 
-@triton.jit(do_not_specialize=("T",))  # one kernel for a prompt of 17 tokens and one of 32
+@triton.jit(do_not_specialize=("T",))  # one kernel for 17 tokens and for 32
 def _skinny(
     x,
     weight,
@@ -172,9 +173,10 @@ def choose_tiles(
     """
     processors = kernels.num_processors(device)
     tiles = triton.cdiv(outputs, 2 * 64 if gated else 64)
+    of_two = 4 if tokens <= _FEW else 3  # stages of programs of which a processor has room for two
     if outputs >= 256 * processors:
-        return Tiles(stages=4)
-    if gated and tokens > 16 and tiles <= 2 * processors:
+        return Tiles(stages=of_two)
+    if gated and (tokens > _FEW or (tokens > 16 and tiles <= 2 * processors)):
         # All at once, two a processor: larger ones would have no room beside each other.
         return Tiles(inputs=64, stages=4)
     if gated or outputs >= 64 * processors:
@@ -182,7 +184,7 @@ def choose_tiles(
     if inputs > 2 * outputs:
         most = max(1, min(inputs // _LONG_SHARE, 2 * processors // tiles))
         parts = max(range(1, most + 1), key=lambda parts: _filled(tiles * parts, processors))
-        return Tiles(parts=parts, stages=6 if tiles * parts <= processors else 4)
+        return Tiles(parts=parts, stages=6 if tiles * parts <= processors else of_two)
     parts = 1
     while 2 * tiles * parts < processors and inputs // (2 * parts) >= _SHORT_SHARE:
         parts *= 2
@@ -209,7 +211,7 @@ def product(
     tiles: Tiles | None = None,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """X [T, K], weight [N, K], bias [N] -> [T, N], for up to 32 tokens.
+    """X [T, K], weight [N, K], bias [N] -> [T, N], for up to 64 tokens.
 
     In float8 with `scales` [N] of the weight's rows and [T] of x's, both float32; the result is bfloat16.
     With an `activation` the weight is [2 F, K], gates first, and the result act(gate) * up [T, F].

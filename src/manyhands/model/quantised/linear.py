@@ -22,6 +22,7 @@ from manyhands.model import kernels
 
 _TOP = 448.0  # the largest number of e4m3
 _SMALLEST_TILE = 16  # outputs
+_MOST_TOKENS = 32  # of our product; with more it has not been measured
 _ROWS_AT_A_TIME = 4096  # of random weights, so that a large layer is never held in full precision
 
 
@@ -173,10 +174,10 @@ class Float8Linear(Quantised):
 
     def _scaled_product(self, rows: Tensor) -> Tensor:
         from manyhands.model.kernels.rows import quantise_rows
-        from manyhands.model.kernels.skinny import MOST_TOKENS, product
+        from manyhands.model.kernels.skinny import product
 
         values, scales = quantise_rows(rows)
-        if len(rows) <= MOST_TOKENS:
+        if len(rows) <= _MOST_TOKENS:
             both = self.scales, scales.flatten()
             out = product(values, self.weight, self.bias, self.arrived, scales=both)
             return out.to(rows.dtype)
