@@ -61,6 +61,7 @@ def fresh_process() -> str:
                 "ended_",
                 "draws_",
                 "at_once_",
+                "whole_",
             )
         )
         for line in (line for each in found for line in (each or {}).get("starts", [])):
@@ -214,9 +215,9 @@ def _change(then: Result, now: Result) -> str:
 def gpu_tests() -> str:
     """The tests that ran on a GPU, and those that ran under the sanitizer."""
     rows = []
-    tests = ("", "_eight_bits", "_attention", "_draws", "_halved")
+    tests = ("", "_eight_bits", "_attention", "_draws", "_halved", "_whole")
     names = [f"gpu_tests{part}" for part in tests]
-    for name in (*names, "gpu_memcheck", "gpu_memcheck_draws", "gpu_racecheck"):
+    for name in (*names, "gpu_memcheck", "gpu_memcheck_draws", "gpu_memcheck_halved", "gpu_racecheck"):
         found = result(name)
         for file, counts in (found or {}).get("files", {}).items():
             errors = (found or {}).get("errors_of_the_tool")
