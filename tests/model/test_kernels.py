@@ -150,7 +150,10 @@ def _few(inputs: int, outputs: int, tokens: int, dtype: torch.dtype) -> tuple[Te
 @TWO_BYTES
 @pytest.mark.parametrize(
     ("tokens", "inputs", "parts"),
-    [(1, 512, 1), (1, 512, 4), (4, 640, 2), (17, 200, 1), (17, 328, 3), (32, 256, 2)],
+    [
+        *[(1, 512, 1), (1, 512, 4), (4, 640, 2), (17, 200, 1), (17, 328, 3), (32, 256, 2)],
+        *[(33, 200, 1), (64, 256, 2)],
+    ],
 )
 def test_products_of_few_tokens(tokens: int, inputs: int, parts: int, dtype: torch.dtype) -> None:
     """Outputs and inputs that do not fill a tile; split inputs; with a bias and without."""
@@ -167,10 +170,12 @@ def test_products_of_few_tokens(tokens: int, inputs: int, parts: int, dtype: tor
 
 
 @TWO_BYTES
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(("tokens", "parts"), [(5, 1), (5, 3), (40, 1)])
 @pytest.mark.parametrize("name", gated.ACTIVATIONS)
-def test_gated_products_of_few_tokens(name: str, parts: int, dtype: torch.dtype) -> None:
-    x, weight, bias = _few(320, 2 * 90, 5, dtype)
+def test_gated_products_of_few_tokens(
+    name: str, tokens: int, parts: int, dtype: torch.dtype
+) -> None:
+    x, weight, bias = _few(320, 2 * 90, tokens, dtype)
     arrived = torch.zeros(3, dtype=torch.int32, device=DEVICE)
     for added in (None, bias):
         both = functional.linear(
@@ -329,7 +334,7 @@ def test_a_gated_layer_takes_the_kernel_of_its_tokens(monkeypatch: pytest.Monkey
         out = layer.gated(_normal(1, tokens, 16, dtype=torch.bfloat16), "silu")
         assert (out is None) == (tokens == 129)
     assert taken == ["skinny", "gate_up", "gate_up"]
-    x = _normal(65, 16, dtype=torch.bfloat16)
+    x = _normal(70, 16, dtype=torch.bfloat16)
     shifted = _normal(12 * 16 + 4, dtype=torch.bfloat16)[4:].view(12, 16)
     for weight in (shifted, _normal(16, 12, dtype=torch.bfloat16).t()):
         layer.weight = nn.Parameter(weight, requires_grad=False)
@@ -393,10 +398,15 @@ def test_tiles_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(24576, 4096, 16, gated=True) == skinny.Tiles(stages=3)
     assert chosen(24576, 4096, 17, gated=True) == skinny.Tiles(inputs=64, stages=4)
     assert chosen(55296, 5120, 17, gated=True).inputs == 128  # too many to run at once
+    # With more than 32 tokens three stages of a program take as much room as four did.
+    assert chosen(256 * processors, 5120, 33) == skinny.Tiles(stages=3)
+    assert chosen(55296, 5120, 33, gated=True) == skinny.Tiles(inputs=64, stages=4)
+    assert chosen(5120, 27648, 64) == skinny.Tiles(parts=3, stages=3)
+    assert chosen(4096, 12288, 64) == skinny.Tiles(parts=2, stages=6)
 
 
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("tokens", [1, 16, 17, 32])
+@pytest.mark.parametrize("tokens", [1, 16, 17, 32, 64])
 def test_stages_find_room(tokens: int, gated: bool) -> None:
     """In the shared memory of a consumer's GPU too, where there is less than half."""
     for room in (232448, 101376):

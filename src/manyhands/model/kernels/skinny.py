@@ -174,11 +174,11 @@ def choose_tiles(
     processors = kernels.num_processors(device)
     tiles = triton.cdiv(outputs, 2 * 64 if gated else 64)
     of_two = 4 if tokens <= _FEW else 3  # stages of programs of which a processor has room for two
+    if gated and (tokens > _FEW or (tokens > 16 and tiles <= 2 * processors)):
+        # Two a processor, all at once if they can be: larger ones would have no room beside each other.
+        return Tiles(inputs=64, stages=4)
     if outputs >= 256 * processors:
         return Tiles(stages=of_two)
-    if gated and (tokens > _FEW or (tokens > 16 and tiles <= 2 * processors)):
-        # All at once, two a processor: larger ones would have no room beside each other.
-        return Tiles(inputs=64, stages=4)
     if gated or outputs >= 64 * processors:
         return Tiles(stages=3)
     if inputs > 2 * outputs:
