@@ -4,8 +4,8 @@ Where all warps do everything, tiles that are on their way wait for those that a
 processor to itself. One warp keeps a ring of tiles on their way, by tensor maps, in nearly all of the shared memory;
 groups of four warps multiply 64 rows of the weight each, the left operand, with all tokens. A program has as many groups
 as it takes for all programs to have a processor at once, so each reads an equal share of the weight. Weights of the
-first stages are asked for before the launch in front has ended, inputs when it has. What a program leaves of shared
-memory and of registers is enough for the sums and norms around it, which overlap with it.
+first stages are asked for before the launch in front has ended, inputs when it has. Sums and norms around the product
+overlap with it: they find room in the rest of the shared memory and of the registers.
 
 A product comes in one of three forms:
 
@@ -339,10 +339,11 @@ def _launched(
     is_gated = activation is not None
     rows, wide = _ROWS.value, _INPUTS.value
     block = 64 if tokens <= 64 else MOST_TOKENS
-    # The copy engine is slow where a box goes beyond the tokens, so boxes are low. What they leave of a tile is of no token.
+    # The copy engine is slow where a box goes far beyond the tokens, so boxes are low. Rows of a tile that no box reaches
+    # hold anything; they belong to no token.
     boxed = -(-tokens // _BOX) * _BOX
     box = boxed & -boxed
-    # What is stored passes through shared memory: bfloat16 of one half of the rows, or half of the sums.
+    # Results pass through shared memory: those of one half of the rows in 16 bits, or half of the sums.
     passing = groups * rows * block * (1 if is_gated else 2)
     room = shared_memory(x.device) - _RESERVED - passing
     stages = room // (x.element_size() * wide * (groups * rows + block))
