@@ -217,6 +217,35 @@ def a_short_conversation() -> Iterator[Step]:
     yield Step([Row(View([prompt, desks[0], desks[2]]), (3,))])
 
 
+def a_first_step() -> Iterator[Step]:
+    """Prompt, marker and desks are fed at once, and copies of the marker are made behind it."""
+    prompt, marker, *desks = (Block(name) for name in ("prompt", "marker", *"ABC"))
+
+    def views() -> list[View]:
+        beside = [[(desk, marker) for desk in desks if desk is not own] for own in desks]
+        return [
+            View([prompt, *(block for pair in pairs for block in pair), own])
+            for own, pairs in zip(desks, beside, strict=True)
+        ]
+
+    opening = Row(View([prompt]), (1,) * 9), Row(View([prompt, marker]), (1,) * 3)
+    yield Step([*opening, *(Row(view, (2,) * 2) for view in views())])
+    prompt.freeze()
+    marker.freeze()
+    yield Step([Row(view, (3,)) for view in views()])
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, pytest.param("triton", marks=with_triton)])
+def test_room_for_a_copy_is_zero_until_it_is_filled(backend: str) -> None:
+    """Tiles begin in front of what a row reads, and weigh it with nothing, which must be a number."""
+    shape, rope, call = LAYERS[0]
+    layers = [(shape, rope, replace(call, window=None))]
+    ours = BACKENDS[backend]() if backend != "triton" else kernels(layers, torch.float32)
+    for bits, bound in ((False, TOLERANCE[torch.float32]), (True, 0.1)):
+        (found,) = errors(ours, torch.float32, a_first_step(), layers, eight_bits=bits)
+        assert found < bound
+
+
 @with_triton
 @pytest.mark.parametrize(
     ("tiling", "layer"),
