@@ -264,7 +264,7 @@ def test_a_type_that_is_in_no_table() -> None:
 
 def test_parts_may_be_asked_in_any_order() -> None:
     linear = nn.Linear(8, 6, bias=False)
-    products = Products(linear, (1, 2, 3), None)
+    products = Products(linear, (1, 2, 3))
     parts = [Part(products, index) for index in range(3)]
     a, b = torch.randn(2, 8), torch.randn(2, 8)
     expected = {id(x): linear(x).split((1, 2, 3), dim=-1) for x in (a, b)}

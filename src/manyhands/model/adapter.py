@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -346,6 +346,12 @@ def _attention(
         query_scale=manyhands_attend.query_scales[layer],
     )
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    if (norms := getattr(module, "head_norms", None)) is not None:
+        takes: Any = getattr(manyhands_attend.attend, "takes_norms", None)
+        if takes is not None and takes(layer):
+            call = replace(call, norms=norms.left)
+        else:
+            q, k = norms(q, k)
     if absorbed is None:
         out = manyhands_attend.attend(q, k, v, call)
     else:

@@ -245,12 +245,8 @@ def _replace(adapter: ModelAdapter, *, sure: bool, hands_over: bool = False) -> 
     model: Any = adapter.model
     layers = list(getattr(model.base_model, "layers", ()))
     norms = _fuse_norms(model)
-    heads = [(shape.num_heads, shape.num_kv_heads) for shape in adapter.layers]
     shared = shared_weights(model)
-    products = sum(
-        join_qkv(layer, its_heads if sure else None, shared)
-        for layer, its_heads in zip(layers, heads, strict=False)  # some networks show no layers
-    )
+    products = sum(join_qkv(layer, shared, sure=sure) for layer in layers)
     gates = joins = 0
     rotation, left = False, []
     if sure:
