@@ -279,7 +279,7 @@ def test_norms_that_are_left_to_what_stores_keys(
     layer: AnyLayer, eight_bits: bool, form: Form
 ) -> None:
     """Queries in place and keys in memory are what they are with norms in front of it, but for the order of sums."""
-    shape, rope, _ = layer
+    shape = layer[0]
     generator = torch.Generator().manual_seed(form)
     ours = kernels([layer], torch.float32)
     products = [Layers(ours, [layer], device=DEVICE, eight_bits=eight_bits) for _ in range(2)]

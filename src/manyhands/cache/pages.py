@@ -30,7 +30,7 @@ and are there when a block is new (`make_front`, `give_front`). A copy belongs t
                                 by a row that reads the desk behind a header    from 4 on
 
 A block that is new before the marker is written gets room for a copy (`leave_room`), which is filled later
-(`fill_room`). Until then the room holds zeros: kernels load whole tiles, and weigh what a row does not read with nothing.
+(`fill_rooms`). Until then the room holds zeros: kernels load whole tiles, and weigh what a row does not read with nothing.
 
 An interrupt may strike between any two lines, and the accounting stays true. Every change is
 complete or has not happened (`cache/journal.py`). Room that a step reserves is a promise until the step has

@@ -1,7 +1,7 @@
 """Fewer launches per layer: parts of a loaded network replaced in place, for inference only.
 
     products   q, k and v (and gate and up) are one product; one weight takes the place of the parts
-    norms      one kernel each; the norms of the heads of q and k together
+    norms      one kernel each; those of the heads of q and k together, with the storing of keys where kernels attend
     skinny     products of few tokens are made by a kernel that only wants to read the weight fast
     host       on a CPU the weights of linear layers are laid out for a library that does (`host_linear.py`)
     joins      the residual sum is made together with the norms before and behind it, and where ranks meet, with

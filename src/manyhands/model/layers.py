@@ -101,7 +101,7 @@ def join(
 
 
 class HeadNorms(nn.Module):
-    """The norms of the heads of q and k, made where the network attends: together, and perhaps by what stores the keys."""
+    """The norms of the heads of q and k: made together where the network attends, or left to what stores the keys."""
 
     def __init__(self, query: Norm, key: Norm) -> None:
         super().__init__()
@@ -110,11 +110,11 @@ class HeadNorms(nn.Module):
 
     @property
     def left(self) -> LeftNorms:
-        """What is to be done, for the function by which the layer attends."""
+        """The norms, for a function of attention that makes them itself."""
         return LeftNorms(self.query.parts, self.key.parts, self.query.form)
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Q [T, H, D] and k [T, G, D], which nobody else holds -> the same, normed in place."""
+        """Q [T, H, D] and k [T, G, D] -> the same, normed in place: a layer that reads this one's keys has the same tensor."""
         if kernels.usable(q):
             from manyhands.model.kernels.norms import norm_heads
 

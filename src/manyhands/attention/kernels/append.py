@@ -34,14 +34,14 @@ def append_kernel(
     k_head,
     v_token,
     v_head,
-    q,  # and what follows: touched by nothing unless NUM_QUERY_HEADS
+    q,  # this and the next six: touched by nothing unless NUM_QUERY_HEADS
     q_token,
     q_head,
     query_weight,  # [D]
     key_weight,
     query_eps,
     key_eps,
-    NUM_QUERY_HEADS: tl.constexpr,  # whose norms are left to this launch, with those of keys; 0: none are
+    NUM_QUERY_HEADS: tl.constexpr,  # H where norms of heads are left to this launch; 0: they are not
     FORM: tl.constexpr,  # of the norms, see rms.py
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
