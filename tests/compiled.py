@@ -24,7 +24,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from manyhands.attention import launches, triton_backend
-from manyhands.attention.attend import LayerCall
+from manyhands.attention.attend import LayerCall, LeftNorms
 from manyhands.attention.eight_bits import EightBitStore
 from manyhands.attention.kernels import overlap
 from manyhands.attention.latents import LatentStore
@@ -149,13 +149,18 @@ def zeros(*shape: int) -> torch.Tensor:
     return torch.zeros(*shape, dtype=DTYPE)
 
 
+def left_norms(size: int) -> LeftNorms:
+    """Norms of heads of this size."""
+    return LeftNorms((zeros(size), 1e-6), (zeros(size), 1e-6), 0)
+
+
 def products(capability: int) -> None:
     """The kernels between attention and attention; float8 only where it is multiplied."""
     norms.join(zeros(2, 256), zeros(2, 256), (zeros(256), 1e-6), (zeros(256), 1e-6), 0)
     addresses, places = torch.zeros(2, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
     meeting = one_shot.Meeting(1, addresses, places, places[:1], 256)
     one_shot.meet(meeting, zeros(2, 256), zeros(2, 256), (zeros(256), 1e-6), (zeros(256), 1e-6), 0)
-    norms.norm_heads(zeros(2, 256), (zeros(64), 1e-6), (zeros(64), 1e-6), 2, 1, 0)
+    norms.norm_heads(zeros(2, 2, 64), zeros(2, 1, 64), left_norms(64))
     gated.gated(zeros(2, 512), "silu")
     drawing.draw(zeros(2, 256), torch.zeros(len(drawing.PARAMETERS), 2, dtype=torch.float64))
     if capability >= 90:
@@ -302,8 +307,11 @@ def launched(
         backend.interpreted = False
         count = sum(len(row.feed) for row in step.rows)
         k, v = (zeros(count, *held.shape[1:]) for held in (store.keys, store.values))
+        q = zeros(count, shape.num_heads, shape.head_dim)
         backend.append(store, k, v, prepared)
-        backend.attend(store, zeros(count, shape.num_heads, shape.head_dim), prepared, call)
+        if not shape.is_latent:
+            backend.append(store, k, v, prepared, (q, left_norms(shape.head_dim)))
+        backend.attend(store, q, prepared, call)
 
 
 if __name__ == "__main__":

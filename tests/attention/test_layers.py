@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from manyhands.attention.attend import Backend, LayerCall
+from manyhands.attention.attend import Backend, LayerCall, LeftNorms
 from manyhands.attention.eight_bits import rounded, unrounded
 from manyhands.attention.reference import ReferenceBackend
 from manyhands.attention.rotary import Rope, Rotations
@@ -23,6 +23,7 @@ from manyhands.attention.torch_backend import TorchBackend
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
+from manyhands.model.layers import FORMS, Form, plain_norm
 from manyhands.model.memory import Memory
 from tests.attention.dense import DenseOracle, Layers, Shape, random_qkv
 from tests.attention.test_attend import ROPES, TOLERANCE, random_conversation
@@ -217,6 +218,35 @@ def a_short_conversation() -> Iterator[Step]:
     yield Step([Row(View([prompt, desks[0], desks[2]]), (3,))])
 
 
+def a_first_step() -> Iterator[Step]:
+    """Prompt, marker and desks are fed at once, and copies of the marker are made behind it."""
+    prompt, marker, *desks = (Block(name) for name in ("prompt", "marker", *"ABC"))
+
+    def views() -> list[View]:
+        beside = [[(desk, marker) for desk in desks if desk is not own] for own in desks]
+        return [
+            View([prompt, *(block for pair in pairs for block in pair), own])
+            for own, pairs in zip(desks, beside, strict=True)
+        ]
+
+    opening = Row(View([prompt]), (1,) * 9), Row(View([prompt, marker]), (1,) * 3)
+    yield Step([*opening, *(Row(view, (2,) * 2) for view in views())])
+    prompt.freeze()
+    marker.freeze()
+    yield Step([Row(view, (3,)) for view in views()])
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, pytest.param("triton", marks=with_triton)])
+def test_room_for_a_copy_is_zero_until_it_is_filled(backend: str) -> None:
+    """Tiles begin in front of what a row reads, and weigh it with nothing, which must be a number."""
+    shape, rope, call = LAYERS[0]
+    layers = [(shape, rope, replace(call, window=None))]
+    ours = BACKENDS[backend]() if backend != "triton" else kernels(layers, torch.float32)
+    for bits, bound in ((False, TOLERANCE[torch.float32]), (True, 0.1)):
+        (found,) = errors(ours, torch.float32, a_first_step(), layers, eight_bits=bits)
+        assert found < bound
+
+
 @with_triton
 @pytest.mark.parametrize(
     ("tiling", "layer"),
@@ -239,6 +269,37 @@ def test_eight_bits_in_the_kernels(tiling: dict[str, int], layer: AnyLayer) -> N
     )
     assert 1e-4 < ours < 0.1
     assert abs(ours - reference) < 0.2 * reference
+
+
+@with_triton
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("eight_bits", [False, True])
+@pytest.mark.parametrize("layer", LAYERS, ids=["half-split", "interleaved", "partial", "none"])
+def test_norms_that_are_left_to_what_stores_keys(
+    layer: AnyLayer, eight_bits: bool, form: Form
+) -> None:
+    """Queries in place and keys in memory are what they are with norms in front of it, but for the order of sums."""
+    shape = layer[0]
+    generator = torch.Generator().manual_seed(form)
+    ours = kernels([layer], torch.float32)
+    products = [Layers(ours, [layer], device=DEVICE, eight_bits=eight_bits) for _ in range(2)]
+    step = Step([Row(View([Block()]), (1,) * 5), Row(View([Block()]), (1,))])
+    qkv = [x.to(DEVICE) for x in random_qkv(step, shape, generator, torch.float32)]
+    weights = torch.randn(2, shape.head_dim, generator=generator).to(DEVICE)
+    left = LeftNorms((weights[0], 1e-6), (weights[1], 0.5), form)
+    q, k, v = qkv
+    normed = [plain_norm(x, *norm, form) for x, norm in ((q, left.query), (k, left.key))]
+    plans = [product.planner.plan(step) for product in products]
+    for product, plan, given in zip(products, plans, ((normed[1], v), (k, v)), strict=True):
+        prepared = ours.prepare(plan, DEVICE)
+        own = () if given[0] is normed[1] else ((q, left),)
+        ours.append(product.memory.stores[0], *given, prepared, *own)
+    slots = torch.as_tensor(plans[0].slots, device=DEVICE)
+    before, behind = (product.memory.stores[0].read(slots) for product in products)
+    bound = {"rtol": 1e-5, "atol": 0.1 if eight_bits else 1e-5}
+    torch.testing.assert_close(q, normed[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(behind[0], before[0], **bound)
+    assert torch.equal(behind[1], before[1])
 
 
 @with_triton

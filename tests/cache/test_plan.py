@@ -18,7 +18,7 @@ from manyhands.cache import planner as planning
 from manyhands.cache import trunks
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import Cast, combined, interleaved
-from manyhands.cache.pages import Move, PagePool, Place, Strip
+from manyhands.cache.pages import NOWHERE, Move, PagePool, Place, Strip
 from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
@@ -59,6 +59,9 @@ class Ledger:
         """All at once, so in any order: the last one first."""
         for move in reversed(moves):
             for source, target in zip(move.sources.tolist(), move.targets.tolist(), strict=True):
+                if source == NOWHERE:  # nothing that could be read
+                    self.whose.pop(target, None)
+                    continue
                 self.whose[target] = self.whose[source]
                 self.offset[target] = self.offset[source] + move.shift
         self.moves.extend(moves)
@@ -616,9 +619,14 @@ def begun(ledger: Ledger, cast: Cast) -> list[View]:
     ledger.play(Step([Row(View([block]), (1,) * size) for block, size in texts]))
     for block in (cast.prompt, cast.own_header, cast.marker):
         block.freeze()
-    views = [combined(cast, worker) for worker in range(len(cast.desks))]
+    views = seated(cast)
     ledger.play(Step([Row(view, (2, 2)) for view in views]))
     return views
+
+
+def seated(cast: Cast) -> list[View]:
+    """New views of all workers."""
+    return [combined(cast, worker) for worker in range(len(cast.desks))]
 
 
 def a_long_run(*, goes_on: bool) -> list[Plan]:
@@ -701,6 +709,64 @@ def test_desks_have_copies_of_the_marker_in_front_of_them(joins_ahead: bool) -> 
     assert pool.num_fronts(cast.marker) == 2, "for the next desks"
 
 
+@pytest.mark.parametrize("joins_ahead", [False, True])
+def test_desks_of_the_first_step_have_room_for_a_copy(joins_ahead: bool) -> None:
+    """All of a team is fed in one step. With the views behind it, its marker is finished and copied to each desk but one."""
+    ledger = Ledger(PagePool(400, 4))
+    ledger.planner.joins_ahead = joins_ahead
+    pool, cast = ledger.planner.pool, a_team(5)
+    texts = ((cast.prompt, 9), (cast.others_header, 3), (cast.own_header, 3), (cast.marker, 2))
+    opening = [Row(View([block]), (1,) * size) for block, size in texts]
+    plan = ledger.play(Step([*opening, *(Row(view, (2, 2)) for view in seated(cast))]))
+    apart = 2 + 4 + 4 + 1 + 1  # prompt and header, desks and their markers, own header and desk
+    assert num_reads(plan)[4:] == [apart] * 5
+    assert [pool.place(desk).offset for desk in cast.desks] == [0, 2, 2, 2, 2]
+    for block in (cast.prompt, cast.own_header, cast.marker):
+        block.freeze()
+    views = seated(cast)
+    for _ in range(3):
+        plan = ledger.play(Step([Row(view, (3,)) for view in views]))
+    assert num_reads(plan) == [2 + 4 + 1 + 1] * 5
+    assert pool.num_fronts(cast.marker) == 2, "for the next desks"
+    # Views that were there before read the marker where it lies, as ever.
+    history = (cast.desks[3].freeze(),)
+    desks = (*cast.desks[:3], Block("desk 3, the next step"), cast.desks[4])
+    for _ in range(3):
+        views = seated(replace(cast, history=history, desks=desks))
+        plan = ledger.play(Step([Row(view, (3,)) for view in views]))
+    assert num_reads(plan) == [2 + 4 + 1 + 1] * 5
+    assert pool.place(history[0]).strip is pool.place(cast.prompt).strip
+
+
+def test_room_that_is_never_filled() -> None:
+    """Of a marker that comes to be longer, of a desk that has left its strip, where pages are few or keys never moved."""
+    for name in ("longer", "evicted", "few", "never moved", "failed"):
+        pages = 8 if name == "few" else 400
+        ledger = Ledger(PagePool(pages, 4, recycle=name != "never moved"))
+        pool, cast = ledger.planner.pool, a_team(4)
+        rows = [Row(View([cast.prompt]), (1,) * 9), Row(View([cast.marker]), (1, 1))]
+        step = Step([*rows, *(Row(view, (2,)) for view in seated(cast))])
+        if name == "failed":
+            ledger.planner.plan(step)
+            pool.take_back()
+            assert [pool.place(desk).offset for desk in cast.desks] == [0] * 4
+        ledger.play(step)
+        if name == "longer":
+            ledger.play(Step([Row(View([cast.marker]), (1,))]))
+        if name == "evicted":
+            for desk in cast.desks:
+                gone: list[Strip] = []
+                pool.evict([desk], gone)
+                pool.bring_back(gone)
+                for index, slot in enumerate(pool.slots(gone[0], 0, 1).tolist()):
+                    ledger.whose[slot], ledger.offset[slot] = (desk, index), index
+        cast.marker.freeze()
+        plan = ledger.play(Step([Row(view, (3,)) for view in seated(cast)]))
+        filled = [pool.place(desk).strip.front is not None for desk in cast.desks]
+        assert filled == [False, name == "few", False, False]
+        assert num_reads(plan) == [1 + 3 + 3 + 1 - (name == "few" and w > 1) for w in range(4)]
+
+
 def test_no_copies_where_they_do_not_pay() -> None:
     """Two workers read the marker once each; where pages are few or keys never moved, memory is for other things."""
     for workers, pool, wanted in (
@@ -735,7 +801,7 @@ def test_copies_that_wait_are_free_pages() -> None:
 
 
 def test_a_marker_that_stays_unfinished_is_not_copied() -> None:
-    """Its strategy may write on. So no plan waits for it."""
+    """Its strategy may write on. So no plan waits for it, and the room for its copies stays empty."""
     ledger = Ledger(PagePool(400, 4))
     cast = a_team(4)
     views = [combined(cast, worker) for worker in range(4)]

@@ -18,10 +18,12 @@ import transformers as hf
 from torch import Tensor, nn
 from transformers.models.llama import modeling_llama
 
+from manyhands.attention.attend import LayerCall
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
+from manyhands.engine.passes import Attending
 from manyhands.errors import InvalidRequest
 from manyhands.model import fusion, kernels, products
 from manyhands.model.adapter import ModelAdapter
@@ -30,6 +32,7 @@ from manyhands.model.host_linear import laid_out_bytes
 from manyhands.model.layers import Norm, Part, Products, norm_form, plain_norm
 from manyhands.model.loading import load_adapter
 from manyhands.model.self_test import exact_attention
+from manyhands.model.settings import ModelSettings
 from manyhands.model.skinny import SkinnyLinear
 from tests.model.double import DoublePrecision
 from tests.model.families_zoo import some_tokens, tiny_model, tiny_models
@@ -138,6 +141,34 @@ def test_products_in_parts_are_added_up(name: str, monkeypatch: pytest.MonkeyPat
     after = (_logits(adapter).float() - exact).norm(dim=-1).median()
     assert after < 1.25 * before
     assert bool(given) == (name not in UNJOINED)
+
+
+@pytest.mark.skipif(not kernels.triton_is_here(), reason="Triton comes for Linux only")
+@pytest.mark.parametrize(
+    ("name", "num_left"), [("qwen3", 2), ("gemma3_text", 3), ("olmo3", 0), ("gemma4_shared", 3)]
+)
+def test_norms_of_heads_are_left_to_what_stores_keys(
+    name: str, num_left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one pass by the kernels of attention; OLMo's norm all heads as one, and some layers of Gemma 4 store nothing."""
+    left: list[object] = []
+    call = Attending.__call__
+
+    def noted(self: Attending, q: Tensor, k: Tensor, v: Tensor, given: LayerCall) -> Tensor:
+        left.extend([given.norms] if given.norms else [])
+        return call(self, q, k, v, given)
+
+    monkeypatch.setattr(Attending, "__call__", noted)
+    told = []
+    for backend in ("torch", "triton"):
+        adapter = ModelAdapter(ZOO[name]().to("cuda" if GPU else "cpu"))
+        fuse_modules(adapter, "on")
+        engine = Engine(adapter, settings=ModelSettings(backend=backend, memory_tokens=512))
+        assert not left
+        told.append(engine.forward(Step([Row(View([Block()]), tuple(TOKENS[:6].tolist()))])))
+    assert len(left) == num_left
+    assert float((told[0] - told[1]).abs().max()) < 1e-4
+    assert told[0].std() > 0.1
 
 
 @pytest.mark.parametrize("name", ["qwen2_yarn", "qwen3", "gemma3_text", "olmo3", "gpt_oss"])
@@ -264,7 +295,7 @@ def test_a_type_that_is_in_no_table() -> None:
 
 def test_parts_may_be_asked_in_any_order() -> None:
     linear = nn.Linear(8, 6, bias=False)
-    products = Products(linear, (1, 2, 3), None)
+    products = Products(linear, (1, 2, 3))
     parts = [Part(products, index) for index in range(3)]
     a, b = torch.randn(2, 8), torch.randn(2, 8)
     expected = {id(x): linear(x).split((1, 2, 3), dim=-1) for x in (a, b)}

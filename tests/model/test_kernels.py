@@ -96,12 +96,14 @@ def test_head_norms(
 ) -> None:
     """The last two have several programs to a token, one with heads of both kinds and one that is not full."""
     query, key = (Norm(nn.Parameter(_normal(size, dtype=dtype)), eps, form) for eps in (1e-6, 1e-1))
-    module = HeadNorms(query, key, num_heads, 2)
-    qkv = _normal(1, 3, (num_heads + 4) * size, dtype=dtype)
-    monkeypatch.setattr(kernels, "usable", lambda x: False)
-    expected = module(qkv)
-    monkeypatch.setattr(kernels, "usable", lambda x: True)
-    _close(module(qkv), expected)
+    module = HeadNorms(query, key)
+    qkv = _normal(3, num_heads + 4, size, dtype=dtype)
+    expected = qkv.clone()
+    for x, usable in ((expected, False), (qkv, True)):
+        monkeypatch.setattr(kernels, "usable", lambda x, usable=usable: usable)
+        with torch.no_grad():
+            module(x[:, :num_heads], x[:, num_heads:-2])
+    _close(qkv, expected)
 
 
 @DTYPES

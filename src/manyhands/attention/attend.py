@@ -53,6 +53,18 @@ class QueryScale:
 
 
 @dataclass(frozen=True, eq=False)
+class LeftNorms:
+    """RMS norms of the heads of q and k that are still to be made: of each the weight [D] and the epsilon.
+
+    `form` says when values are rounded, see `kernels/rms.py`.
+    """
+
+    query: tuple[Tensor, float]
+    key: tuple[Tensor, float]
+    form: int
+
+
+@dataclass(frozen=True, eq=False)
 class LayerCall:
     """The demands of one layer on attention, besides q, k and v."""
 
@@ -66,6 +78,7 @@ class LayerCall:
         None  # [H]: one extra logit per head that takes weight and gives no value
     )
     query_scale: QueryScale | None = None
+    norms: LeftNorms | None = None  # only for a function with `takes_norms(layer)`, which says yes
 
     @property
     def reach(self) -> int | None:
@@ -82,12 +95,23 @@ class Backend(Protocol):
     """One way to compute the op."""
 
     name: str
+    takes_norms: bool  # whether `append` can make norms that were left to it
 
     def prepare(self, plan: Plan, device: torch.device) -> Any:
         """The plan as this backend wants it, on `device`; for all layers, whatever their shapes."""
 
-    def append(self, store: LayerStore, k: Tensor, v: Tensor, prepared: Any) -> None:
-        """Store the new tokens' k [T, G, D], not rotated yet, and v [T, G, Dv] where the plan says."""
+    def append(
+        self,
+        store: LayerStore,
+        k: Tensor,
+        v: Tensor,
+        prepared: Any,
+        left: tuple[Tensor, LeftNorms] | None = None,
+    ) -> None:
+        """Store the new tokens' k [T, G, D], not rotated yet, and v [T, G, Dv] where the plan says.
+
+        With norms that are `left`, keys are normed first, and so is q [T, H, D] beside them, in place.
+        """
 
     def attend(self, store: LayerStore, q: Tensor, prepared: Any, call: LayerCall) -> Tensor:
         """Q [T, H, D], not rotated, meets the store: [T, H, Dv] in q's dtype.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manyhands.attention.attend import LayerCall
+from manyhands.attention.attend import LayerCall, LeftNorms
 from manyhands.attention.rotary import rotate
 from manyhands.attention.store import LayerStore, Moved, StoreStack, Targets
 from manyhands.cache.plan import Plan
@@ -40,6 +40,7 @@ class ReferenceBackend:
     """Dense attention row by row, in float32 (float64 for float64 input)."""
 
     name = "reference"
+    takes_norms = False
 
     def prepare(self, plan: Plan, device: torch.device) -> _Contexts:
         """Write out every row's context."""
@@ -68,8 +69,16 @@ class ReferenceBackend:
             )
         return _Contexts(rows, Targets.of(plan, device))
 
-    def append(self, store: LayerStore, k: Tensor, v: Tensor, prepared: _Contexts) -> None:
+    def append(
+        self,
+        store: LayerStore,
+        k: Tensor,
+        v: Tensor,
+        prepared: _Contexts,
+        left: tuple[Tensor, LeftNorms] | None = None,
+    ) -> None:
         """See `Backend.append`."""
+        assert left is None, "they are not taken"
         store.write(prepared.targets, k, v)
 
     def move(self, stack: StoreStack, moved: Moved) -> None:

@@ -151,6 +151,11 @@ class StoreStack:
         for store in self.stores:
             store.move(moved)
 
+    def clear(self, slots: Tensor) -> None:
+        """Write zeros to these slots [N], in all layers."""
+        for each in self.tensors().values():
+            each.index_fill_(1, slots, 0)
+
     def tensors(self) -> dict[str, Tensor]:
         """All that is stored, each [L, S, ...]: what a sheet holds of some slots (`model/shelf.py`)."""
         return {"keys": self.keys, "values": self.values}

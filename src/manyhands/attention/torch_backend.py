@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyhands.attention.attend import LayerCall
+from manyhands.attention.attend import LayerCall, LeftNorms
 from manyhands.attention.entries import Entries
 from manyhands.attention.merge import NOTHING, merge
 from manyhands.attention.rotary import Rotations
@@ -159,6 +159,7 @@ class TorchBackend:
     """
 
     name = "torch"
+    takes_norms = False
 
     def __init__(self, budget: int = 1 << 22, long_run: int = _LONG_RUN) -> None:
         self.budget, self.long_run = budget, long_run
@@ -215,8 +216,16 @@ class TorchBackend:
             ]
         return buckets
 
-    def append(self, store: LayerStore, k: Tensor, v: Tensor, prepared: Prepared) -> None:
+    def append(
+        self,
+        store: LayerStore,
+        k: Tensor,
+        v: Tensor,
+        prepared: Prepared,
+        left: tuple[Tensor, LeftNorms] | None = None,
+    ) -> None:
         """See `Backend.append`."""
+        assert left is None, "they are not taken"
         store.write(prepared.targets, k, v)
 
     def move(self, stack: StoreStack, moved: Moved) -> None:

@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from manyhands.attention.attend import LayerCall
+from manyhands.attention.attend import LayerCall, LeftNorms
 from manyhands.attention.compile_count import start_counting
 from manyhands.attention.eight_bits import EightBitStack, EightBitStore
 from manyhands.attention.kernels.append import append_kernel
@@ -80,6 +80,7 @@ class TritonBackend:
     """
 
     name = "triton"
+    takes_norms = True
 
     def __init__(
         self,
@@ -111,15 +112,26 @@ class TritonBackend:
         pack(plan, work, capacity, buffer.numpy())
         return Prepared(buffer.to(device, non_blocking=True), capacity, plan.page_size)
 
-    def append(self, store: LayerStore, k: Tensor, v: Tensor, prepared: Prepared) -> None:
+    def append(
+        self,
+        store: LayerStore,
+        k: Tensor,
+        v: Tensor,
+        prepared: Prepared,
+        left: tuple[Tensor, LeftNorms] | None = None,
+    ) -> None:
         """See `Backend.append`."""
         k, v = _dense_heads(k), _dense_heads(v)
+        q, norms = left or (k, LeftNorms((k, 0.0), (k, 0.0), 0))
+        assert q.stride(-1) == 1, "normed in place"
+        num_queries = q.shape[1] if left else 0
         num_tokens, num_heads, _ = k.shape
         dims = _dims(store)
         head_dim, value_dim = dims["HEAD_DIM"], dims["VALUE_DIM"]
         cos, sin = prepared.tables(store.rope, head_dim // 2)
         heads = min(8, power_of_two(num_heads))
-        append_kernel[(num_tokens, triton.cdiv(num_heads, heads))](
+        blocks = triton.cdiv(num_heads, heads) + triton.cdiv(num_queries, heads)
+        append_kernel[(num_tokens, blocks)](
             k,
             v,
             store.keys,
@@ -132,6 +144,14 @@ class TritonBackend:
             prepared.pages,
             *k.stride()[:2],
             *v.stride()[:2],
+            q,
+            *q.stride()[:2],
+            norms.query[0],
+            norms.key[0],
+            norms.query[1],
+            norms.key[1],
+            NUM_QUERY_HEADS=num_queries,
+            FORM=norms.form,
             NUM_HEADS=num_heads,
             **dims,
             **_rotation(store.rope, head_dim),

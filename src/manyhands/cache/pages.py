@@ -29,6 +29,9 @@ and are there when a block is new (`make_front`, `give_front`). A copy belongs t
     strip |marker|desk...|      read by a row that reads marker and desk        from 0 on
                                 by a row that reads the desk behind a header    from 4 on
 
+A block that is new before the marker is written gets room for a copy (`leave_room`), which is filled later
+(`fill_rooms`). Until then the room holds zeros: kernels load whole tiles, and weigh what a row does not read with nothing.
+
 An interrupt may strike between any two lines, and the accounting stays true. Every change is
 complete or has not happened (`cache/journal.py`). Room that a step reserves is a promise until the step has
 succeeded:
@@ -59,6 +62,7 @@ from manyhands.cache.states import StateBook
 from manyhands.errors import OutOfMemory
 
 Ints = NDArray[np.int64]
+NOWHERE = -1  # in the place of a slot
 _PLENTY = 8  # spares take at most this part of the free pages: one of so many
 
 
@@ -71,13 +75,17 @@ class Front(NamedTuple):
 
 @dataclass(eq=False)
 class Strip:
-    """Pages with one ruler. `places` of living blocks are on it; `left` once its block moved away."""
+    """Pages with one ruler. `places` of living blocks are on it; `left` once its block moved away.
+
+    `room` is a front that is still to be filled.
+    """
 
     pages: list[int] = field(default_factory=list)
     num_tokens: int = 0
     places: list[Place] = field(default_factory=list)
     left: bool = False
     front: Front | None = None
+    room: Front | None = None
     number: int = field(default_factory=count().__next__)  # its name, for arrays
 
     @property
@@ -91,18 +99,22 @@ class Place:
     """Where a block lies: its index 0 is index `offset` of the strip.
 
     `size` is known of a block that shares its strip with others: it is frozen. `fronts` are strips with nothing but a
-    copy of the block.
+    copy of the block, `rooms` those with room for one.
     """
 
     strip: Strip
     offset: int = 0
     size: int = 0
     fronts: list[Strip] = field(default_factory=list)
+    rooms: list[Strip] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Move:
-    """Copy these slots; rotate the keys forward by `shift`, the difference of the two offsets."""
+    """Copy these slots; rotate the keys forward by `shift`, the difference of the two offsets.
+
+    Where a source is `NOWHERE`, zeros are written.
+    """
 
     sources: Ints
     targets: Ints
@@ -194,16 +206,11 @@ class PagePool:
 
     def _put(self, block: Block, place: Place, fronts: list[Strip] | None = None) -> None:
         """Give a block its place; its strip is the last of `fronts`, if there are any."""
-        # The callback is no Python code: nothing can interrupt it, and no death goes unnoticed.
-        reference = weakref.ref(block, self._gone.append)
         with self._journal as journal:
             if fronts is not None:
                 journal.keep_tail(fronts, len(fronts) - 1)
                 fronts.pop()
-            journal.keep_tail(place.strip.places, len(place.strip.places))
-            place.strip.places.append(place)
-            journal.keep_item(self._places, reference)
-            self._places[reference] = place
+            self._lay(block, place)
 
     def reserve(self, growth: Iterable[tuple[Block, int]]) -> None:
         """Make room for each block to grow by so many tokens; OutOfMemory if not all of it fits."""
@@ -279,14 +286,14 @@ class PagePool:
 
     def _take_front_back(self, place: Place) -> None:
         """Have an empty block begin its strip."""
-        if place.strip.front is None:
+        if place.strip.front is None and place.strip.room is None:
             return
         with self._journal as journal:
             journal.keep(self, "generation")
             journal.keep(place, "offset")
-            journal.keep(place.strip, "front")
+            journal.keep(place.strip, "front", "room")
             self._shrink(place.strip, 0)
-            place.strip.front, place.offset = None, 0
+            place.strip.front, place.strip.room, place.offset = None, None, 0
             self.generation += 1
 
     def shorten(self, block: Block, size: int) -> None:
@@ -367,7 +374,8 @@ class PagePool:
         here, there = self.place(block), self.place(before)
         end = there.offset + before.num_tokens
         size = block.num_tokens
-        front = here.strip.front.size if here.strip.front else 0
+        in_front = here.strip.front or here.strip.room
+        front = in_front.size if in_front else 0
         alone = here.strip.num_blocks == 1 and here.strip.num_tokens == front + size
         if here.strip is there.strip or not alone or end != there.strip.num_tokens or size == 0:
             return False
@@ -431,8 +439,7 @@ class PagePool:
         self._collect()
         place, size = self.place(other), other.num_tokens
         num_pages = -(-size // self.page_size)
-        is_much = (num_pages + self._num_waiting) * _PLENTY > len(self._free)
-        if not self.recycle or is_much or self.is_evicted(other):
+        if not self._can_spare(num_pages) or self.is_evicted(other):
             return
         strip = Strip(front=Front(weakref.ref(other), size))
         with self._journal as journal:
@@ -447,6 +454,10 @@ class PagePool:
             journal.keep(self, "_fronts")
             self._fronts = {known: None for known in (*self._fronts, place) if known.fronts}
 
+    def _can_spare(self, num_pages: int) -> bool:
+        """Whether keys may be moved at all, and so many pages are little of what is free."""
+        return self.recycle and (num_pages + self._num_waiting) * _PLENTY <= len(self._free)
+
     def num_fronts(self, other: Block) -> int:
         """Copies of a block that are made and not given to another one yet."""
         return len(self.place(other).fronts)
@@ -458,10 +469,54 @@ class PagePool:
         self._collect()
         fronts = self.place(other).fronts
         if fronts:
-            known = [other for other in self._fronted if (found := other()) and not found.tokens]
-            # Noted first, so that it can be taken back.
-            self._fronted = [*known, weakref.ref(block)]
+            self._note_fronted(block)
             self._put(block, Place(fronts[-1], other.num_tokens), fronts)
+
+    def leave_room(self, block: Block, other: Block, size: int) -> None:
+        """Let an empty block, seen for the first time, begin behind room for a copy of `other`, which is to have `size` tokens.
+
+        Nothing is done where `make_front` would do nothing. A move that clears the room is owed from then on.
+        """
+        assert not block.tokens, block
+        assert not self.has_seen(block), block
+        self._collect()
+        rooms = self.place(other).rooms
+        num_pages = -(-size // self.page_size)
+        if not self._can_spare(num_pages):
+            return
+        self._note_fronted(block)
+        strip = Strip(num_tokens=size, room=Front(weakref.ref(other), size))
+        with self._journal as journal:
+            self._add_pages(strip, num_pages)
+            slots = self.slots(strip, 0, size)
+            journal.keep_tail(self._moves, len(self._moves))
+            self._moves.append(Move(np.full_like(slots, NOWHERE), slots, 0))
+            journal.keep_tail(rooms, len(rooms))
+            rooms.append(strip)
+            self._lay(block, Place(strip, size))
+
+    def fill_rooms(self, other: Block) -> None:
+        """Copy frozen `other` to wherever room was left for it. Moves are owed from then on."""
+        assert other.frozen, other
+        self._collect()
+        place, size = self.place(other), other.num_tokens
+        with self._journal as journal:
+            journal.keep_tail(self._moves, len(self._moves))
+            journal.keep_tail(place.rooms)
+            for strip in () if self.is_evicted(other) else place.rooms:
+                # Blocks that were evicted or moved lie elsewhere.
+                if strip.room is None or strip.room.size != size or not strip.places:
+                    continue
+                journal.keep(strip, "front", "room")
+                sources = self.slots(place.strip, place.offset, place.offset + size)
+                self._moves.append(Move(sources, self.slots(strip, 0, size), -place.offset))
+                strip.front, strip.room = strip.room, None
+            place.rooms.clear()
+
+    def _note_fronted(self, block: Block) -> None:
+        """The block is about to begin behind something: noted first, so that it can be taken back."""
+        known = [other for other in self._fronted if (found := other()) and not found.tokens]
+        self._fronted = [*known, weakref.ref(block)]
 
     def make_moves(self, make: Callable[[Sequence[Move]], None]) -> None:
         """Have all owed moves made, the oldest first, as many at once as do not meet.
@@ -569,6 +624,15 @@ class PagePool:
         return max(0, -(-(strip.num_tokens + num_tokens) // self.page_size) - len(strip.pages))
 
     # Inside a change only, so that it can be taken back:
+
+    def _lay(self, block: Block, place: Place) -> None:
+        """Give a block its place."""
+        # The callback is no Python code: nothing can interrupt it, and no death goes unnoticed.
+        reference = weakref.ref(block, self._gone.append)
+        self._journal.keep_tail(place.strip.places, len(place.strip.places))
+        place.strip.places.append(place)
+        self._journal.keep_item(self._places, reference)
+        self._places[reference] = place
 
     def _add_pages(self, strip: Strip, num_pages: int) -> None:
         self._journal.keep_tail(strip.pages, len(strip.pages))

@@ -266,6 +266,7 @@ class Planner:
         self._key = object()  # of the notes of views, each of which is its reader
         self._trunks = Trunks()
         self._markers: weakref.WeakSet[Block] = weakref.WeakSet()  # of which desks have copies
+        self._unwritten: weakref.WeakSet[Block] = weakref.WeakSet()  # for which desks have room
         self._lockstep: Lockstep | None = None
         self._generation = pool.generation
         self._number = 0  # of the last plan, those that were followed included
@@ -318,7 +319,7 @@ class Planner:
         self._is_joining = pending is not None or self._has_waiting or not self.joins_ahead
         self._has_waiting = False
         growth = {row.view.own: len(row.feed) + len(row.draft) for row in step.rows}
-        self._give_fronts(step)
+        self._give_fronts(step, growth)
         after = {id(block): self._length(block) + size for block, size in growth.items()}
         is_plain = all(size == 1 for size in growth.values())  # decoding, perhaps for a while
         # The device waits, and views may be new: then their readers are made by the plan behind.
@@ -487,13 +488,21 @@ class Planner:
                 hint="Use a shorter problem, a smaller budget, or fewer workers.",
             )
 
-    def _give_fronts(self, step: Step) -> None:
+    def _give_fronts(self, step: Step, growth: Mapping[Block, int]) -> None:
         """Have desks that are fed for the first time, if nothing has read them, begin behind a copy of the marker.
 
         Of a team each row reads the others' desks and, between them, one short block again and again. With a copy on a
         desk's strip, both are one piece. A marker is known by that: it stands more than once in the view of a row beside
         this one, and there directly before the row's own block. Copies are made ahead, by plans that have the time.
+
+        In a team's first step its marker is fed beside its desks. These get room for a copy, and it is filled once the
+        marker is finished.
         """
+        for marker in [marker for marker in self._unwritten if marker.frozen]:
+            self.pool.fill_rooms(marker)
+            self._is_joining = True  # keys are moved in any case
+            self._markers.add(marker)
+            self._unwritten.discard(marker)
         rows = step.rows
         for index, row in enumerate(rows):
             own = row.view.own
@@ -510,8 +519,14 @@ class Planner:
             if not found:
                 continue
             before = max(found, key=found.__getitem__)
-            is_marker = found[before] > 1 and before.frozen
-            if is_marker and 0 < before.num_tokens <= _LONGEST_FRONT:
+            size = self._length(before) + growth.get(before, 0)
+            if found[before] < 2 or not 0 < size <= _LONGEST_FRONT:
+                continue
+            if not before.frozen:
+                if before in growth:
+                    self._unwritten.add(before)
+                    self.pool.leave_room(own, before, size)
+            else:
                 self._markers.add(before)
                 if self._is_joining and not self.pool.num_fronts(before):
                     self.pool.make_front(before)

@@ -220,11 +220,16 @@ class Attending:
         self.backend = backend
         self.cuts = cuts or {}
 
+    def takes_norms(self, layer: int) -> bool:
+        """Whether the norms of this layer's heads may be left to what stores its keys."""
+        return self.backend.takes_norms and self.memory.writes(layer)
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
         """One layer; see `attention.attend.AttendFn`."""
         if call.layer in self.cuts:
             self.cuts[call.layer]()
         store = self.memory.stores[call.layer]
         if self.memory.writes(call.layer):
-            self.backend.append(store, k, v, self.prepared)
+            left = None if call.norms is None else (q, call.norms)
+            self.backend.append(store, k, v, self.prepared, left)
         return self.backend.attend(store, q, self.prepared, call)

@@ -346,10 +346,12 @@ def _live_team(
     for _ in range(passes):
         tokens = yield Step((*opening, *_rows(views, feeds)))
         assert isinstance(tokens, tuple), "a step is answered with one token per row"
-        # The header of others' work stays as it is, as in `strategies/hogwild.py`, which waits with the rest for a step's end.
+        # The header of others' work stays as it is, as in `strategies/hogwild.py`.
         for row in opening:
             if row.view.own is not cast.others_header:
                 row.view.own.freeze()
+        if opening:
+            views = [combined(cast, worker) for worker in range(kind.rows)]
         feeds = [(token,) for token in tokens[len(opening) :]]
         opening = []
         ended = [w for w in range(kind.rows) if kind.step and rng.random() < 1 / kind.step]

@@ -12,9 +12,9 @@ exactly once: q and k arrive unrotated, and all rotations happen in our code, fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from manyhands.model.families import (
 )
 from manyhands.model.host_linear import laid_out_bytes
 from manyhands.model.latent import Expansion, absorb, is_absorbed, is_latent, latent_shape
+from manyhands.model.layers import HeadNorms
 from manyhands.model.recurrent import StateCall, is_hybrid, take_over
 from manyhands.model.ropes import read_ropes
 from manyhands.model.unlisted import name_base
@@ -54,6 +55,11 @@ class _Hook:
     query_scales: tuple[QueryScale | None, ...]  # per layer
     chunks: tuple[int | None, ...]  # per layer, see `LayerCall.chunk`
     states: StateCall | None = None  # of a hybrid's linear layers, see model/recurrent.py
+
+    def takes_norms(self, layer: int) -> bool:
+        """Whether the norms of this layer's heads may be left to `attend`, see `LayerCall.norms`."""
+        takes: Callable[[int], bool] | None = getattr(self.attend, "takes_norms", None)
+        return takes is not None and takes(layer)
 
 
 class _Made(BaseModelOutputWithPast):
@@ -346,6 +352,11 @@ def _attention(
         query_scale=manyhands_attend.query_scales[layer],
     )
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    norms: HeadNorms | None = getattr(module, "head_norms", None)  # see `model/products.py`
+    if norms is not None and manyhands_attend.takes_norms(layer):
+        call = replace(call, norms=norms.left)
+    elif norms is not None:
+        q, k = norms(q, k)
     if absorbed is None:
         out = manyhands_attend.attend(q, k, v, call)
     else:

@@ -1,7 +1,7 @@
 """Fewer launches per layer: parts of a loaded network replaced in place, for inference only.
 
     products   q, k and v (and gate and up) are one product; one weight takes the place of the parts
-    norms      one kernel each; the norms of the heads of q and k together
+    norms      one kernel each; those of the heads of q and k together, with the storing of keys where kernels attend
     skinny     products of few tokens are made by a kernel that only wants to read the weight fast
     host       on a CPU the weights of linear layers are laid out for a library that does (`host_linear.py`)
     joins      the residual sum is made together with the norms before and behind it, and where ranks meet, with
@@ -245,12 +245,8 @@ def _replace(adapter: ModelAdapter, *, sure: bool, hands_over: bool = False) -> 
     model: Any = adapter.model
     layers = list(getattr(model.base_model, "layers", ()))
     norms = _fuse_norms(model)
-    heads = [(shape.num_heads, shape.num_kv_heads) for shape in adapter.layers]
     shared = shared_weights(model)
-    products = sum(
-        join_qkv(layer, its_heads if sure else None, shared)
-        for layer, its_heads in zip(layers, heads, strict=False)  # some networks show no layers
-    )
+    products = sum(join_qkv(layer, shared, sure=sure) for layer in layers)
     gates = joins = 0
     rotation, left = False, []
     if sure:

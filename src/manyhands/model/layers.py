@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from manyhands.attention.attend import LeftNorms
 from manyhands.model import kernels
 from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.skinny import SkinnyLinear
@@ -100,41 +101,37 @@ def join(
 
 
 class HeadNorms(nn.Module):
-    """The norms of the heads of q and k, in place in the product that holds q, k and v."""
+    """The norms of the heads of q and k: made together where the network attends, or left to what stores the keys."""
 
-    def __init__(self, query: Norm, key: Norm, num_heads: int, num_kv_heads: int) -> None:
+    def __init__(self, query: Norm, key: Norm) -> None:
         super().__init__()
         self.query = query
         self.key = key
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
 
-    def forward(self, qkv: Tensor) -> Tensor:
-        """[..., (H + 2 G) D], a tensor that nobody else holds -> the same."""
-        sides = (self.query, self.num_heads), (self.key, self.num_kv_heads)
-        if kernels.usable(qkv):
+    @property
+    def left(self) -> LeftNorms:
+        """The norms, for a function of attention that makes them itself."""
+        return LeftNorms(self.query.parts, self.key.parts, self.query.form)
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Q [T, H, D] and k [T, G, D] -> the same, normed in place: a layer that reads this one's keys has the same tensor."""
+        if kernels.usable(q):
             from manyhands.model.kernels.norms import norm_heads
 
-            qkv = qkv.contiguous()
-            counts = (self.num_heads, self.num_kv_heads)
-            norm_heads(qkv, self.query.parts, self.key.parts, *counts, self.query.form)
-            return qkv
-        size, start, done = self.query.weight.shape[0], 0, []
-        for norm, count in sides:
-            heads = qkv[..., start : start + count * size].reshape(*qkv.shape[:-1], count, size)
-            done.append(plain_norm(heads, *norm.parts, norm.form).flatten(-2))
-            start += count * size
-        return torch.cat((*done, qkv[..., start:]), dim=-1)
+            norm_heads(q, k, self.left)
+            return q, k
+        for x, norm in ((q, self.query), (k, self.key)):
+            x.copy_(plain_norm(x, *norm.parts, norm.form))
+        return q, k
 
 
 class Products(nn.Module):
     """Several linear layers with one input, as one product."""
 
-    def __init__(self, linear: nn.Module, sizes: Sequence[int], after: HeadNorms | None) -> None:
+    def __init__(self, linear: nn.Module, sizes: Sequence[int]) -> None:
         super().__init__()
         self.linear = linear
         self.sizes = tuple(sizes)
-        self.after = after
         self._input: Tensor | None = None
         self._waiting: list[Tensor | None] = []
 
@@ -142,9 +139,7 @@ class Products(nn.Module):
         """The output of the layer `index` for `x`; the first one asked computes for all."""
         found = self._waiting[index] if self._input is x else None
         if found is None:
-            out = self.linear(x)
-            out = out if self.after is None else self.after(out)
-            self._input, self._waiting = x, list(out.split(self.sizes, dim=-1))
+            self._input, self._waiting = x, list(self.linear(x).split(self.sizes, dim=-1))
             found = self._waiting[index]
         self._waiting[index] = None
         if not any(part is not None for part in self._waiting):

@@ -19,7 +19,7 @@ from manyhands.attention.eight_bits import SCALE_BYTES, EightBitStack
 from manyhands.attention.latents import LatentStack
 from manyhands.attention.rotary import Rope, Rotations
 from manyhands.attention.store import LayerShape, Moved, StoreStack
-from manyhands.cache.pages import Move
+from manyhands.cache.pages import NOWHERE, Move
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.host_linear import laid_out_bytes
@@ -107,22 +107,31 @@ class Memory:
         return sum(store.num_bytes for layer, store in enumerate(self.stores) if self.writes(layer))
 
     def move(self, moves: Sequence[Move], backend: Backend) -> None:
-        """Carry blocks to their new slots, keys rotated by the differences of the offsets.
+        """Carry blocks to their new slots, keys rotated by the differences of the offsets; from `NOWHERE` come zeros.
 
         No move may touch a slot that another one writes. All integers are sent in one piece that is pinned,
         so the host need not wait for what the device still has to do.
         """
         parts = [np.empty((3, 0), dtype=np.int64)]
-        for move in moves:
+        for move in sorted(moves, key=_is_clearing):
             shifts = np.full(len(move.sources), move.shift, dtype=np.int64)
             parts.append(np.stack((move.sources, move.targets, shifts)))
         integers = torch.from_numpy(np.concatenate(parts, axis=1))
+        num_carried = sum(len(move.sources) for move in moves if not _is_clearing(move))
         if self.device.type == "cuda":
             integers = integers.pin_memory()
         integers = integers.to(self.device, non_blocking=True)
-        moved = Moved(integers[0], integers[1], Rotations(integers[2]))
+        carried, cleared = integers[:, :num_carried], integers[1, num_carried:]
+        moved = Moved(carried[0], carried[1], Rotations(carried[2]))
         for stack in self.stacks:
-            backend.move(stack, moved)
+            if len(cleared):
+                stack.clear(cleared)
+            if num_carried:
+                backend.move(stack, moved)
+
+
+def _is_clearing(move: Move) -> bool:
+    return bool((move.sources == NOWHERE).all())
 
 
 def token_bytes(adapter: ModelAdapter, *, eight_bits: bool = False) -> int:

@@ -51,22 +51,23 @@ def joined_linear(parts: list[Any], shared: set[int] | frozenset[int] = frozense
     return one
 
 
-def join_qkv(layer: Any, heads: tuple[int, int] | None, shared: set[int]) -> int:
-    """Join the products of q, k and v; with the norms of their heads too, if `heads` are given."""
+def join_qkv(layer: Any, shared: set[int], *, sure: bool) -> int:
+    """Join the products of q, k and v; `sure`: the norms of their heads too, for where the layer attends."""
     attention: Any = getattr(layer, "self_attn", None)
     names = ("q_proj", "k_proj", "v_proj")
     parts: list[Any] = [getattr(attention, name, None) for name in names]
     one = None if None in parts else joined_linear(parts, shared)
     if one is None:
         return 0
-    after = _head_norms(attention, heads) if heads else None
-    attention.qkv_proj = Products(one, [part.out_features for part in parts], after)
+    attention.qkv_proj = Products(one, [part.out_features for part in parts])
+    if sure:
+        attention.head_norms = _head_norms(attention)
     for index, name in enumerate(names):
         setattr(attention, name, Part(attention.qkv_proj, index))
     return 1
 
 
-def _head_norms(attention: Any, heads: tuple[int, int]) -> HeadNorms | None:
+def _head_norms(attention: Any) -> HeadNorms | None:
     """The norms of q's and k's heads, taken out of the attention; None where there are none."""
     query, key = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
     if not isinstance(query, Norm) or not isinstance(key, Norm) or query.form != key.form:
@@ -74,7 +75,7 @@ def _head_norms(attention: Any, heads: tuple[int, int]) -> HeadNorms | None:
     if not query.weight.shape == key.weight.shape == (attention.head_dim,):
         return None  # OLMo's norm all heads as one
     attention.q_norm = attention.k_norm = nn.Identity()
-    return HeadNorms(query, key, *heads)
+    return HeadNorms(query, key)
 
 
 def fuse_mlps(layers: list[Any], shared: set[int]) -> tuple[int, int]:

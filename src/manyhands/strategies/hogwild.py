@@ -327,7 +327,7 @@ class _Team(BudgetedRun):
             yield CheckAsked(self.passes, index, self.step_numbers[index])
 
     def _seat(self) -> None:
-        """Views follow from who sits where; they stay the same until somebody finishes a step.
+        """Views follow from who sits where; they stay the same until somebody finishes a step, or the opening is fed.
 
         The prompt is finished with them once it is fed, and so are marker and own header where desks are seen: there the
         header stands behind the marker, and memory may lay it there. Behind the prompt it would be in the way of the history.
@@ -341,7 +341,7 @@ class _Team(BudgetedRun):
         for seat, index in enumerate(self.seats):
             self.writers[index].view = self.view_of(cast, seat)
         self.last_past = cast.past
-        self.is_seated = True
+        self.is_seated = not unfed
 
     def _cast(self) -> Cast:
         return Cast(

@@ -1,6 +1,9 @@
 """Append the new tokens' keys, rotated, and values to paged memory: one launch a layer.
 
-T  new tokens      G  key/value heads      D, Dv  head dims
+Where the norms of q's and k's heads are left to it, keys are normed on their way, and other programs norm queries in
+place: a launch less.
+
+T  new tokens      H  query heads      G  key/value heads      D, Dv  head dims
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ import triton.language as tl
 
 from manyhands.attention.kernels.eight_bits import rounded
 from manyhands.attention.kernels.overlap import take_over
-from manyhands.attention.kernels.pairs import columns, rotated
+from manyhands.attention.kernels.pairs import columns, loaded, turned
+from manyhands.attention.kernels.rms import rms, weighed
 
 
 @triton.jit
@@ -30,6 +34,15 @@ def append_kernel(
     k_head,
     v_token,
     v_head,
+    q,  # this and the next six: touched by nothing unless NUM_QUERY_HEADS
+    q_token,
+    q_head,
+    query_weight,  # [D]
+    key_weight,
+    query_eps,
+    key_eps,
+    NUM_QUERY_HEADS: tl.constexpr,  # H where norms of heads are left to this launch; 0: they are not
+    FORM: tl.constexpr,  # of the norms, see rms.py
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -44,23 +57,41 @@ def append_kernel(
     VALUE_STRIDE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program (token, block of heads)."""
+    """Program (token, block of heads): first the blocks of keys and values, then those of queries."""
     token = tl.program_id(0)
     page_at = tl.load(key_page + token)
     offset = tl.load(key_offset + token)
     page = tl.load(pages + tl.maximum(page_at, 0) + tl.where(page_at < 0, 0, offset // PAGE))
     slot = page.to(tl.int64) * PAGE + offset % PAGE
+    if NUM_QUERY_HEADS:
+        one, n = tl.zeros([1, 1], dtype=tl.int32), tl.arange(0, 2 * HALF)[None, :]
+        w = tl.load(query_weight + n, mask=n < HEAD_DIM, other=0.0).to(tl.float32)
+        w_x, w_y = loaded(key_weight + one, one == 0, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)
     take_over(OVERLAP)
     if page_at < 0:
         return
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    DTYPE: tl.constexpr = k.dtype.element_ty
+    if NUM_QUERY_HEADS:
+        BLOCKS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
+        if tl.program_id(1) >= BLOCKS:
+            head -= BLOCKS * HEADS
+            at = q + token.to(tl.int64) * q_token + head[:, None] * q_head + n
+            is_in = (head < NUM_QUERY_HEADS)[:, None] & (n < HEAD_DIM)
+            query = tl.load(at, mask=is_in, other=0.0).to(tl.float32)
+            query = rms(query, w, HEAD_DIM, query_eps, FORM, DTYPE)
+            tl.store(at, query.to(DTYPE), mask=is_in)
+            return
     is_head = (head < NUM_HEADS)[:, None]
 
     source = k + token.to(tl.int64) * k_token + head[:, None] * k_head
+    x, y = loaded(source, is_head, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)
+    if NUM_QUERY_HEADS:
+        mean_square = tl.sum(x * x + y * y, axis=1, keep_dims=True) / HEAD_DIM
+        x = weighed(x, w_x, mean_square, key_eps, FORM, DTYPE)
+        y = weighed(y, w_y, mean_square, key_eps, FORM, DTYPE)
     table_at = token * (HEAD_DIM // 2)
-    key = rotated(
-        source, is_head, cos + table_at, sin + table_at, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF
-    )
+    key = turned(x, y, is_head, cos + table_at, sin + table_at, HEAD_DIM, INTERLEAVED, HALF)
     dim = columns(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)[None, :]
     scale_at = slot * NUM_HEADS + head
     if EIGHT_BITS:

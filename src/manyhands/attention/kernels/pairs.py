@@ -44,6 +44,53 @@ def columns(
 
 
 @triton.jit
+def loaded(
+    source,
+    mask,
+    HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HALF: tl.constexpr,
+    BESIDE: tl.constexpr = False,
+):
+    """The first and the second dims of all pairs at `source` [n, 1]: float32 [n, HALF], 0 where there are none.
+
+    BESIDE: asked of the second-level cache, see overlap.py.
+    """
+    FROM: tl.constexpr = ".cg" if BESIDE else ""
+    i = tl.arange(0, HALF)
+    first, second = _pairs(i, HEAD_DIM, ROTARY_DIM, INTERLEAVED)
+    is_pair = mask & (i < HEAD_DIM // 2)[None, :]
+    x = tl.load(source + first[None, :], mask=is_pair, other=0.0, cache_modifier=FROM)
+    y = tl.load(source + second[None, :], mask=is_pair, other=0.0, cache_modifier=FROM)
+    return x.to(tl.float32), y.to(tl.float32)
+
+
+@triton.jit
+def turned(
+    x,
+    y,
+    mask,
+    cos,
+    sin,
+    HEAD_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HALF: tl.constexpr,
+    BESIDE: tl.constexpr = False,
+):
+    """Pairs that were `loaded`, rotated by the angles at `cos` and `sin` [n, 1], float32 [n, 2 HALF]."""
+    FROM: tl.constexpr = ".cg" if BESIDE else ""
+    i = tl.arange(0, HALF)
+    is_pair = mask & (i < HEAD_DIM // 2)[None, :]
+    c = tl.load(cos + i[None, :], mask=is_pair, other=1.0, cache_modifier=FROM)
+    s = tl.load(sin + i[None, :], mask=is_pair, other=0.0, cache_modifier=FROM)
+    sides = tl.join(x * c - y * s, y * c + x * s)
+    if not INTERLEAVED:
+        sides = tl.permute(sides, (0, 2, 1))
+    return tl.reshape(sides, (x.shape[0], 2 * HALF))
+
+
+@triton.jit
 def rotated(
     source,
     mask,
@@ -55,23 +102,6 @@ def rotated(
     HALF: tl.constexpr,
     BESIDE: tl.constexpr = False,
 ):
-    """Heads at `source` [n, 1], rotated by the angles at `cos` and `sin` [n, 1], float32 [n, 2 HALF].
-
-    BESIDE: asked of the second-level cache, see overlap.py.
-    """
-    FROM: tl.constexpr = ".cg" if BESIDE else ""
-    i = tl.arange(0, HALF)
-    first, second = _pairs(i, HEAD_DIM, ROTARY_DIM, INTERLEAVED)
-    is_pair = mask & (i < HEAD_DIM // 2)[None, :]
-    x = tl.load(source + first[None, :], mask=is_pair, other=0.0, cache_modifier=FROM).to(
-        tl.float32
-    )
-    y = tl.load(source + second[None, :], mask=is_pair, other=0.0, cache_modifier=FROM).to(
-        tl.float32
-    )
-    c = tl.load(cos + i[None, :], mask=is_pair, other=1.0, cache_modifier=FROM)
-    s = tl.load(sin + i[None, :], mask=is_pair, other=0.0, cache_modifier=FROM)
-    sides = tl.join(x * c - y * s, y * c + x * s)
-    if not INTERLEAVED:
-        sides = tl.permute(sides, (0, 2, 1))
-    return tl.reshape(sides, (x.shape[0], 2 * HALF))
+    """Heads at `source` [n, 1], rotated by the angles at `cos` and `sin` [n, 1], float32 [n, 2 HALF]."""
+    x, y = loaded(source, mask, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF, BESIDE)
+    return turned(x, y, mask, cos, sin, HEAD_DIM, INTERLEAVED, HALF, BESIDE)

@@ -24,28 +24,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from manyhands.attention.attend import LeftNorms
 from manyhands.attention.kernels.overlap import launch_options, take_over
+from manyhands.attention.kernels.rms import rms
 
 # Of all heads that one program norms. With a program for each head, 128 tokens of Qwen3-8B took 6.6 µs for 1.3 on an
 # H100 (docs/log.md).
 _NUMBERS = 2048
-
-
-@triton.jit
-def _rms(v, w, N, eps, FORM: tl.constexpr, DTYPE: tl.constexpr):
-    """The norm of the last dim. `v` and `w` are float32 and 0 beyond N.
-
-    The result is float32, holding values of DTYPE.
-    """
-    variance = tl.sum(v * v, axis=-1, keep_dims=True) / N
-    v = v * tl.rsqrt(variance + eps)
-    if FORM == 0:  # round, then weigh
-        v = w * v.to(DTYPE).to(tl.float32)
-    elif FORM == 1:  # weigh, then round
-        v = w * v
-    else:
-        v = v * (1.0 + w)
-    return v.to(DTYPE).to(tl.float32)
 
 
 @triton.jit
@@ -86,21 +71,25 @@ def _join(
     if RESIDUAL:
         beside = tl.load(residual + row * N + n, mask=mask, other=0.0).to(tl.float32)
     if POST:
-        v = _rms(v, w_post, N, eps_post, FORM, DTYPE)
+        v = rms(v, w_post, N, eps_post, FORM, DTYPE)
     if RESIDUAL:
         v = (v + beside).to(DTYPE).to(tl.float32)
         tl.store(total + row * N + n, v.to(DTYPE), mask=mask)
     if PRE:
-        v = _rms(v, w_pre, N, eps_pre, FORM, DTYPE)
+        v = rms(v, w_pre, N, eps_pre, FORM, DTYPE)
         tl.store(normed + row * N + n, v.to(DTYPE), mask=mask)
 
 
 @triton.jit
 def _heads(
-    qkv,
+    q,
+    k,
     query,
     key,
-    stride,
+    q_token,
+    q_head,
+    k_token,
+    k_head,
     eps_query,
     eps_key,
     H,
@@ -118,12 +107,14 @@ def _heads(
     w_query = tl.load(query + n, mask=n < D, other=0.0).to(tl.float32)
     w_key = tl.load(key + n, mask=n < D, other=0.0).to(tl.float32)
     take_over(OVERLAP)
-    at = qkv + token * stride + head * D + n
+    at_query = q + token * q_token + head * q_head + n
+    at_key = k + token * k_token + (head - H) * k_head + n
+    at = tl.where(is_query, at_query, at_key)
     is_in = (head < COUNT) & (n < D)
-    DTYPE: tl.constexpr = qkv.dtype.element_ty
+    DTYPE: tl.constexpr = q.dtype.element_ty
     v = tl.load(at, mask=is_in, other=0.0).to(tl.float32)
     w, eps = tl.where(is_query, w_query, w_key), tl.where(is_query, eps_query, eps_key)
-    tl.store(at, _rms(v, w, D, eps, FORM, DTYPE).to(DTYPE), mask=is_in)
+    tl.store(at, rms(v, w, D, eps, FORM, DTYPE).to(DTYPE), mask=is_in)
 
 
 def join(
@@ -172,37 +163,32 @@ def join(
     return total, normed
 
 
-def norm_heads(
-    qkv: Tensor,
-    query: tuple[Tensor, float],
-    key: tuple[Tensor, float],
-    num_heads: int,
-    num_kv_heads: int,
-    form: int,
-) -> None:
-    """Norm the heads of q and k in place: qkv [..., (H + 2 G) D], weights [D]."""
-    size = query[0].shape[0]
-    rows = qkv.view(-1, qkv.shape[-1])
-    if rows.shape[0]:
+def norm_heads(q: Tensor, k: Tensor, norms: LeftNorms) -> None:
+    """Norm the heads of q [T, H, D] and k [T, G, D] in place; their last dim is contiguous."""
+    num_tokens, num_heads, size = q.shape
+    assert q.stride(-1) == k.stride(-1) == 1, "normed in place"
+    if num_tokens:
         block = triton.next_power_of_2(size)
         heads = max(1, _NUMBERS // block)
-        count = num_heads + num_kv_heads
+        count = num_heads + k.shape[1]
         kernel: Any = _heads
-        kernel[(rows.shape[0], triton.cdiv(count, heads))](
-            rows,
-            query[0],
-            key[0],
-            rows.stride(0),
-            query[1],
-            key[1],
+        kernel[(num_tokens, triton.cdiv(count, heads))](
+            q,
+            k,
+            norms.query[0],
+            norms.key[0],
+            *q.stride()[:2],
+            *k.stride()[:2],
+            norms.query[1],
+            norms.key[1],
             num_heads,
             count,
             size,
-            FORM=form,
+            FORM=norms.form,
             BLOCK=block,
             HEADS=heads,
             num_warps=8,
-            **launch_options(qkv.device),
+            **launch_options(q.device),
         )
 
 

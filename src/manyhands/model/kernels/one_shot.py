@@ -39,7 +39,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyhands.model.kernels.norms import _rms, _rows
+from manyhands.attention.kernels.rms import rms
+from manyhands.model.kernels.norms import _rows
 
 SELDOM = tl.constexpr(64)  # looks at a row for one at `stop`
 # Looks at a row, some tens of seconds: another rank may compile a kernel meanwhile.
@@ -158,12 +159,12 @@ def _meet(
         v = tl.where(late != 0, float("nan"), v).to(DTYPE).to(tl.float32)
         v = tl.where(mask, v, 0.0)
         if POST:
-            v = _rms(v, w_post, N, eps_post, FORM, DTYPE)
+            v = rms(v, w_post, N, eps_post, FORM, DTYPE)
         if RESIDUAL:
             v = (v + beside).to(DTYPE).to(tl.float32)
         tl.store(total + wide * N + n, v.to(DTYPE), mask=mask)
         if PRE:
-            v = _rms(v, w_pre, N, eps_pre, FORM, DTYPE)
+            v = rms(v, w_pre, N, eps_pre, FORM, DTYPE)
             tl.store(normed + wide * N + n, v.to(DTYPE), mask=mask)
         tl.store(epochs + row, epoch)
 
