@@ -207,6 +207,20 @@ def attention(capability: int) -> None:
             specialised_rows=128,
             specialised_work=0,
         )
+        history = Block("history")
+        reading = Step([Row(View([history]), (1,) * 300)])
+        few = Step([Row(View([history, Block("few")]), (1,) * 20)])
+        one_layer(
+            HEADS,
+            KV_HEADS,
+            is_mapped,
+            (reading, few),
+            dim=128,
+            large_rows=64,
+            specialised_rows=128,
+            few_rows=96,
+            specialised_reads=0,
+        )
         block = Block()
         long_and_short = [Step([Row(View([block]), (1,) * size)]) for size in (300, 16)]
         one_layer(

@@ -598,6 +598,32 @@ def test_specialised_tiles_in_eight_bits(
     assert (num_used > 0) == (dtype == torch.bfloat16 and layer in ("plain", "sinks"))
 
 
+@on_hopper
+@pytest.mark.parametrize("layer", ["plain", "window", "narrow", "sinks"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "num_rows"), [(4, 4, 80), (10, 2, 9), (10, 2, 18), (8, 1, 12)]
+)
+def test_specialised_tiles_whose_second_half_is_few(
+    heads: int,
+    kv_heads: int,
+    num_rows: int,
+    dtype: torch.dtype,
+    interleaved: bool,
+    layer: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same with 65 to 96 rows: those beyond 64 are transposed."""
+    from manyhands.attention.kernels import specialised
+
+    shape = Shape(heads, kv_heads, 128, 128)
+    found, _ = specialised_rows(
+        specialised, shape, dtype, interleaved, layer, num_rows, monkeypatch, few_rows=96
+    )
+    assert 96 in found
+
+
 def specialised_rows(
     kernels: ModuleType,
     shape: Shape,
@@ -606,6 +632,7 @@ def specialised_rows(
     layer: str,
     num_rows: int,
     monkeypatch: pytest.MonkeyPatch,
+    few_rows: int = 0,
 ) -> tuple[set[int], int]:
     """The rows of the tiles that a conversation of so many rows has, whose answers are right; tensor maps that were made."""
     used: list[int] = []
@@ -633,6 +660,8 @@ def specialised_rows(
         large_rows=64,
         specialised_rows=128,
         specialised_work=0,
+        specialised_reads=0 if few_rows else 1 << 18,
+        few_rows=few_rows,
         narrow_rows=64 if eight_bits else 0,
     )
     product = Layer(

@@ -66,6 +66,7 @@ class Tiling:
     key_tile: int = 64  # keys per iteration of the inner loop; splits are multiples of it
     large_rows: int = 128  # rows (entries times r) of a large tile
     specialised_rows: int = 0  # of a specialised tile, if there is a kernel for them
+    few_rows: int = 0  # of one whose second group of warps has few, if there is a kernel for it
     # Pairs of a row and a key that it sees, per processor, from which on a specialised tile pays
     specialised_work: int = 1 << 18
     specialised_reads: int = 1 << 18  # the same where it spares a second reading of the keys
@@ -309,7 +310,8 @@ def _large_rows(rows: Ints, pairs: Ints, tiling: Tiling) -> tuple[int, bool]:
     ):
         is_much = work.sum() >= least * tiling.num_processors
         if is_much and 2 * work[wants].sum() > work.sum():
-            return wider, is_specialised
+            is_few = is_specialised and rows.max() <= tiling.few_rows
+            return tiling.few_rows if is_few else wider, is_specialised
     return others, False
 
 
