@@ -41,9 +41,9 @@ from manyhands.model.kernels import (
     drawing,
     gate_up,
     gated,
-    in_parts,
     norms,
     one_shot,
+    ring,
     rows,
     skinny,
     w4a16,
@@ -100,7 +100,7 @@ def compile_only(capability: int) -> None:
         return kernel
 
     JITFunction.run = compiled  # type: ignore[method-assign]
-    for room in (skinny, gate_up, launches, triton_backend, w4a16):
+    for room in (skinny, gate_up, ring, launches, triton_backend, w4a16):
         room.shared_memory = lambda device: MOST_SHARED[capability]  # type: ignore[attr-defined]
     overlap._can_overlap = lambda device: capability >= 90  # type: ignore[assignment]
 
@@ -161,7 +161,12 @@ def products(capability: int) -> None:
     if capability >= 90:
         rows.quantise_rows(zeros(2, 256), torch.float8_e4m3fn)
         gate_up.gated_product(zeros(128, 256), zeros(256, 256), None, "silu")
-        parts = in_parts.product_in_parts(zeros(128, 256), zeros(256, 256), zeros(256))
+        for tokens in (64, 128):
+            for groups in (1, 2, 3):
+                x, weight = zeros(tokens, 256), zeros(384, 256)
+                ring.gated_product(x, weight, zeros(384), "silu", groups)
+            ring.product(zeros(tokens, 256), zeros(256, 256), zeros(256))
+            parts = ring.product_in_parts(zeros(tokens, 256), zeros(256, 256), zeros(256))
         norms.join(zeros(128, 256), parts, None, (zeros(256), 1e-6), 0)
     arrived = torch.zeros(8, dtype=torch.int32)
     skinny.product(zeros(2, 256), zeros(192, 256), zeros(192), arrived)
@@ -177,12 +182,12 @@ def products(capability: int) -> None:
     layer = Int4Linear.from_weight(torch.randn(128, 256), None)
     packed = (layer.packed, layer.scales, layer.zeros, None, layer.group, layer.arrived)
     w4a16.product(zeros(2, 256), *packed, w4a16.Tiles(parts=2))
-    ring = w4a16.Tiles(row_warps=2, stages=4, parts=2)
-    w4a16.product(zeros(2, 256), *packed, ring)
+    ringed = w4a16.Tiles(row_warps=2, stages=4, parts=2)
+    w4a16.product(zeros(2, 256), *packed, ringed)
     scales, offsets = (each.repeat_interleave(layer.group // 32, 0) for each in packed[1:3])
     fine = (layer.packed, scales, offsets, None, 32, layer.arrived)
-    w4a16.product(zeros(2, 256), *fine, replace(ring, stages=3))
-    w4a16.product(zeros(2, 256), *packed, replace(ring, stages=3, parts=1), activation="silu")
+    w4a16.product(zeros(2, 256), *fine, replace(ringed, stages=3))
+    w4a16.product(zeros(2, 256), *packed, replace(ringed, stages=3, parts=1), activation="silu")
     w4a16.product(zeros(16, 256), *packed)
     w4a16.product(zeros(64, 256), *packed)
     for tokens in (2, 16, 64):

@@ -24,7 +24,7 @@ KERNELS = {
         "_quantise",
         "_skinny",
         "_gate_up",
-        "_in_parts",
+        "_ring",
         "_w4a16_product",
         "_w4a16_unpack",
     ),
@@ -35,8 +35,8 @@ KERNELS = {
 # Bytes that a program may have.
 MOST_SHARED = {90: 232448, 86: 101376}
 SPECIALISED = {"specialised_kernel", "specialised_eight_bits_kernel"}
-PRODUCTS = {"_skinny", "_gate_up", "_in_parts", "_w4a16_product", "attend_kernel", *SPECIALISED}
-MAPPED = {"_gate_up", "_in_parts", "attend_kernel", *SPECIALISED}
+PRODUCTS = {"_skinny", "_gate_up", "_ring", "_w4a16_product", "attend_kernel", *SPECIALISED}
+MAPPED = {"_gate_up", "_ring", "attend_kernel", *SPECIALISED}
 ROWS = ["[1, 4] [32, 1]"]  # numbers of a thread, threads of a warp
 RING_ROWS = ["[1, 1] [32, 1]", *ROWS]  # copies are one by one
 
@@ -98,7 +98,7 @@ def test_for_ampere(tmp_path: Path) -> None:
     assert {kernel["kernel"] for kernel in found} == KERNELS - {
         "_quantise",
         "_gate_up",
-        "_in_parts",
+        "_ring",
         *SPECIALISED,
     }
     for kernel in found:

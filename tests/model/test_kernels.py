@@ -7,6 +7,7 @@ result may be one step of the dtype away.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from manyhands.model import kernels
+from manyhands.model import skinny as model_skinny
 from manyhands.model.layers import FORMS, Form, HeadNorms, Norm, join
 from manyhands.model.quantised.linear import _plain_rows
 from manyhands.model.quantised.w4a16 import Int4Linear, pack, unpack
 from manyhands.model.skinny import SkinnyLinear
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
-from manyhands.model.kernels import gate_up, gated, in_parts, norms, rows, skinny, w4a16
+from manyhands.model.kernels import gate_up, gated, norms, ring, rows, skinny, w4a16
 from manyhands.model.quantised.linear import Float8Linear
 
 GPU = torch.cuda.is_available()
@@ -206,55 +208,113 @@ def test_gated_products_of_many_tokens(
         assert torch.equal(ours, gate_up.gated_product(x, weight, added, name))
 
 
-@pytest.mark.skipif(
-    GPU and torch.cuda.get_device_capability() < (9, 0), reason="tensor maps begin with Hopper"
+HOPPER = pytest.mark.skipif(
+    not GPU or torch.cuda.get_device_capability()[0] != 9, reason="Gluon has no interpreter"
 )
+RAGGED = pytest.mark.parametrize(
+    ("tokens", "inputs"), [(33, 64), (64, 1024), (65, 704), (96, 2048), (128, 4096)]
+)
+
+
+@HOPPER
 @TWO_BYTES
-@pytest.mark.parametrize(("tokens", "inputs"), [(65, 256), (128, 768)])
-def test_products_in_parts(tokens: int, inputs: int, dtype: torch.dtype) -> None:
-    x, weight, bias = _few(inputs, 128, tokens, dtype)
+@RAGGED
+def test_products_of_the_ring(tokens: int, inputs: int, dtype: torch.dtype) -> None:
+    """Fewer stages than there is room for, many more, and parts of which one is longer; results repeat."""
+    x, weight, bias = _few(inputs, 192, tokens, dtype)
     for added in (None, bias):
         exact = functional.linear(
             x.double(), weight.double(), None if added is None else added.double()
         )
-        ours = in_parts.product_in_parts(x, weight, added)
-        assert (ours.shape, ours.dtype) == ((2, tokens, 128), torch.float32)
-        torch.testing.assert_close(ours.double().sum(0), exact, rtol=1e-5, atol=1e-4)
-        assert torch.equal(ours, in_parts.product_in_parts(x, weight, added))
+        ours = ring.product(x, weight, added)
+        torch.testing.assert_close(ours.double(), exact, rtol=STEPS[dtype], atol=STEPS[dtype])
+        parts = ring.product_in_parts(x, weight, added)
+        assert (parts.shape, parts.dtype) == ((2, tokens, 192), torch.float32)
+        torch.testing.assert_close(parts.double().sum(0), exact, rtol=1e-5, atol=1e-4)
+        assert all(torch.equal(ours, ring.product(x, weight, added)) for _ in range(20))
+        assert all(torch.equal(parts, ring.product_in_parts(x, weight, added)) for _ in range(20))
 
 
-def test_a_layer_gives_parts_where_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From 65 tokens up to 128, if its outputs fill the processors once, to callers that add up."""
-    monkeypatch.setattr(kernels, "usable", lambda x: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(skinny, "product", lambda x, *_: x.new_zeros(len(x), 4096))
-    monkeypatch.setattr(in_parts, "product_in_parts", lambda x, *_: torch.zeros(2, len(x), 4096))
-    layer = SkinnyLinear.of(nn.Linear(256, 4096, bias=False, device=DEVICE, dtype=torch.bfloat16))
-    for gives in (False, True):
-        layer.gives_parts = gives
-        for tokens in (32, 64, 65, 128, 129):
-            out = layer(_normal(1, tokens, 256, dtype=torch.bfloat16))
-            in_two = gives and 65 <= tokens <= 128
-            assert out.shape == ((2, 1, tokens, 4096) if in_two else (1, tokens, 4096))
-
-
+@HOPPER
+@RAGGED
 @pytest.mark.parametrize(
-    ("outputs", "inputs", "processors", "found"),
-    [
-        (4096, 4096, 132, True),
-        (4096, 12288, 132, True),
-        (4096, 12288, 114, False),  # two rounds
-        (2048, 8192, 132, False),  # half of the processors
-        (4096, 4096 + 128, 132, False),  # parts that are not whole iterations
-    ],
+    ("groups", "name"), [(1, "silu"), (2, "gelu"), (3, "silu"), (3, "gelu_tanh")]
 )
-def test_outputs_for_which_there_are_parts(
-    outputs: int, inputs: int, processors: int, found: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "num_processors", lambda device: processors)
-    monkeypatch.setattr(gate_up, "is_for", lambda weight: True)
-    weight = torch.empty(outputs, inputs, dtype=torch.bfloat16, device="meta")
-    assert in_parts.is_for(weight) == found
+def test_gated_products_of_the_ring(groups: int, name: str, tokens: int, inputs: int) -> None:
+    """The last program has outputs for one group only, if it has more of them."""
+    dtype = torch.bfloat16
+    x, weight, bias = _few(inputs, 2 * 224, tokens, dtype)
+    for added in (None, bias):
+        both = functional.linear(
+            x.float(), weight.float(), None if added is None else added.float()
+        )
+        expected = gated.gated(both.to(dtype), name)
+        ours = ring.gated_product(x, weight, added, name, groups)
+        torch.testing.assert_close(ours, expected, rtol=4 * STEPS[dtype], atol=4 * STEPS[dtype])
+        again = [ring.gated_product(x, weight, added, name, groups) for _ in range(20)]
+        assert all(torch.equal(ours, each) for each in again)
+
+
+def _ring_of(outputs: int, inputs: int, **kind: Any) -> int:
+    return ring.groups_for(
+        torch.empty(outputs, inputs, dtype=torch.bfloat16, device="meta"), **kind
+    )
+
+
+def test_weights_that_a_ring_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs have a processor each, and most processors have one."""
+    assert not _ring_of(6144, 4096), "only for Hopper"
+    monkeypatch.setattr(ring, "has_gluon", lambda device: True)
+    assert [_ring_of(n, 4096) for n in (3072, 6144, 7168, 8448, 8512)] == [0, 1, 1, 1, 0]
+    assert [_ring_of(n, 8192, parts=2) for n in (2048, 4096, 4224, 5120)] == [0, 1, 1, 0]
+    halves = (2 * 2048, 2 * 4096, 2 * 6144, 2 * 12288, 2 * 13824)
+    assert [_ring_of(n, 4096, gated=True) for n in halves] == [0, 1, 2, 3, 0]
+    assert not _ring_of(6144, 4096 + 32)
+    assert not _ring_of(6144 + 32, 4096)
+    monkeypatch.setattr(kernels, "num_processors", lambda device: 78)
+    assert [_ring_of(n, 4096) for n in (3072, 6144)] == [0, 0]
+
+
+def test_a_layer_takes_the_ring_where_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 33 tokens up to 128; parts for callers that add up, where their programs fill the processors."""
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    for module in (ring, model_skinny):
+        monkeypatch.setattr(module, "has_gluon", lambda device: True)
+    monkeypatch.setattr(skinny, "product", lambda x, *_: x.new_zeros(len(x), 6144))
+    taken: list[tuple[str, int]] = []
+
+    def noted(name: str, x: Tensor, *shape: int) -> Tensor:
+        taken.append((name, len(x)))
+        return torch.zeros(*shape)
+
+    monkeypatch.setattr(ring, "product", lambda x, *_: noted("whole", x, len(x), 6144))
+    parts = lambda x, w, *_: noted("parts", x, 2, len(x), len(w))  # noqa: E731
+    monkeypatch.setattr(ring, "product_in_parts", parts)
+    gated = lambda x, w, *_: noted("gated", x, len(x), len(w) // 2)  # noqa: E731
+    monkeypatch.setattr(ring, "gated_product", gated)
+    counts = (32, 33, 64, 65, 128, 129)
+    for outputs, gives in ((6144, False), (6144, True), (4096, True)):
+        layer = SkinnyLinear.of(
+            nn.Linear(64, outputs, bias=False, device=DEVICE, dtype=torch.bfloat16)
+        )
+        layer.gives_parts = gives
+        for tokens in counts:
+            x = _normal(1, tokens, 64, dtype=torch.bfloat16)
+            out = layer(x)
+            in_two = outputs == 4096 and 33 <= tokens <= 128
+            assert out.shape == (
+                (2, 1, tokens, 4096) if in_two else (1, tokens, 6144 if tokens <= 128 else outputs)
+            )
+    many = (33, 64, 65, 128)
+    whole = [("whole", tokens) for tokens in many]
+    assert taken == [*whole, *whole, *(("parts", tokens) for tokens in many)]
+    taken.clear()
+    layer = SkinnyLinear.of(nn.Linear(64, 8192, bias=False, device=DEVICE, dtype=torch.bfloat16))
+    for tokens in (33, 128):
+        out = layer.gated(_normal(1, tokens, 64, dtype=torch.bfloat16), "silu")
+        assert out is not None
+        assert out.shape == (1, tokens, 4096)
+    assert taken == [("gated", 33), ("gated", 128)]
 
 
 def test_a_gated_layer_takes_the_kernel_of_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ SPECIALISED_ROWS = 128  # of a tile of kernels/specialised.py
 FEW_ROWS = 16  # beyond half of such a tile, which a kernel of their own takes transposed
 SPECIALISED_BOX = 64  # slots that it brings at once; pages and splits hold whole boxes
 BROAD = 256  # dims of a head, beyond which it is broad
+_HOPPER = 9  # compute capability, its first number
+_LAST_GLUON = (3, 9)  # release of Triton that kernels in Gluon are known to compile with
 _LEAST_KEYS = 16  # of an iteration: products want so many
 _RESERVED = 8192  # bytes of shared memory for all else
 _BESIDE_LATENTS = 16384  # the same beside latents
@@ -158,6 +160,16 @@ def merge_launch(
     heads = max(1, min(4, 16 // at_once, power_of_two(num_heads)))
     num_warps = 2 if at_once > 32 else 1
     return at_once, heads, 2 * num_warps if is_broad else num_warps
+
+
+@functools.cache
+def has_gluon(device: torch.device) -> bool:
+    """Whether kernels in Gluon for Hopper's matrix units run here. The language is young: names come and go."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != _HOPPER:
+        return False
+    import triton
+
+    return tuple(map(int, triton.__version__.split(".")[:2])) <= _LAST_GLUON
 
 
 @functools.cache

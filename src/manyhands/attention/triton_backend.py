@@ -43,6 +43,7 @@ from manyhands.attention.launches import (
     SPECIALISED_ROWS,
     Launch,
     Launches,
+    has_gluon,
     least_for_latents,
     least_shared_memory,
     merge_launch,
@@ -67,7 +68,6 @@ _HALVED_ROWS = 32  # of tiles alone whose partials have 16 bits, at least
 _LATENT_ROWS = (64, 32)  # of a large tile: the first that fits
 _LATENT_PART = 16  # query heads that read latents in one program, at most
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
-_LAST_GLUON = (3, 9)  # release of Triton that kernels/specialised.py is known to compile with
 _SPECIALISED_DIM = 128  # of heads
 _URGENT = -1  # priority of a stream
 
@@ -689,12 +689,8 @@ def _can_map(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> boo
 
 def _can_specialise(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether there are specialised tiles: for Hopper's matrix units, heads of 128 dims, stored in 16 bits or eight."""
-    if device.type != "cuda" or not _is_hopper(device):
-        return False
-    if (shape.head_dim, shape.value_dim) != (_SPECIALISED_DIM,) * 2 or dtype.itemsize > 2:
-        return False
-    # Its language, Gluon, is young, and names come and go.
-    return tuple(map(int, triton.__version__.split(".")[:2])) <= _LAST_GLUON
+    dims = (shape.head_dim, shape.value_dim)
+    return dims == (_SPECIALISED_DIM,) * 2 and dtype.itemsize <= 2 and has_gluon(device)
 
 
 def _is_hopper(device: torch.device) -> bool:

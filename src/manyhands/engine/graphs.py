@@ -108,7 +108,7 @@ _GUESSES = 32  # about so many of the last ones count
 
 
 class Wide(Enum):
-    """What a wide recording is made for."""
+    """The use that a wide recording is made for."""
 
     SMALL = "rows that write: many small tiles"
     LARGE = "parts of prompts: large tiles, beside small ones"
@@ -711,7 +711,7 @@ def kinds_ahead(most: int) -> list[tuple[int, Wide]]:
 
 
 def kind_ahead(plan: Plan, work: Work) -> Wide:
-    """What the wide recording is made for that is meant for such a plan, unless steps have ended in it; `work`: as it would be cut alone."""
+    """The kind of wide recording that is meant for such a plan, unless steps have ended in it; `work`: as it would be cut alone."""
     is_small = plan.num_tokens <= _ALL_SMALL or not len(work.large)
     return Wide.SMALL if is_small and plan.num_tokens <= _MOST_ALONE else Wide.LARGE
 

@@ -6,7 +6,7 @@
     host       on a CPU the weights of linear layers are laid out for a library that does (`host_linear.py`)
     joins      the residual sum is made together with the norms before and behind it, and where ranks meet, with
                the sum of their parts (`parallel/layers.py::Summed`); a product in front of it may come in parts
-               (`kernels/in_parts.py`)
+               (`kernels/ring.py`)
     gates      the activation and its product with the other half are one kernel
     rotation   every token runs at position 0, where the network's own rotation only costs launches;
                YaRN's factor, which came with it, enters the scaling of the scores

@@ -2,16 +2,18 @@
 
 The weight stays what it was; only the kernel that multiplies changes. Up to 64 tokens on a CUDA device, in bfloat16
 or float16, our own does (`kernels/skinny.py`), and up to 128 where two halves of a weight go through an activation
-(`kernels/gate_up.py`) or a sum stands behind the layer (`kernels/in_parts.py`); everything else goes the way it always went.
+(`kernels/gate_up.py`). On Hopper, weights that fill its processors evenly have another for 33 to 128 tokens
+(`kernels/ring.py`). Everything else goes the way it always went.
 """
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from manyhands.attention.launches import has_gluon
 from manyhands.model import kernels
 
 _ALIGNED = 8  # numbers: rows of a weight begin at multiples of 16 bytes
@@ -38,13 +40,24 @@ class SkinnyLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """X [..., K] -> [..., N]; or parts [P, ..., N] in float32, whose sum that is, if it may give them."""
-        if self._is_for(x):
-            return self._skinny(x, None)
         parts = self._in_parts(x) if self.gives_parts else None
-        return super().forward(x) if parts is None else parts
+        if parts is not None:
+            return parts
+        ring = self._ring(x)
+        if ring is not None and ring.groups_for(self.weight):
+            out: Tensor = ring.product(self._rows(x), self.weight, self.bias)
+            return out.view(*x.shape[:-1], self.out_features)
+        return self._skinny(x, None) if self._is_for(x) else super().forward(x)
 
     def gated(self, x: Tensor, activation: str) -> Tensor | None:
         """act(gate) * up [..., N / 2] of x [..., K], gates first; None if that takes another way."""
+        ring = self._ring(x)
+        groups = 0 if ring is None else ring.groups_for(self.weight, gated=True)
+        if groups:
+            both: Tensor = ring.gated_product(
+                self._rows(x), self.weight, self.bias, activation, groups
+            )
+            return both.view(*x.shape[:-1], both.shape[-1])
         if self._is_for(x):
             return self._skinny(x, activation)
         if not self._is_known(x):
@@ -53,23 +66,28 @@ class SkinnyLinear(nn.Linear):
 
         if x.numel() > gate_up.MOST_TOKENS * self.in_features or not gate_up.is_for(self.weight):
             return None
-        rows = x.reshape(-1, self.in_features)
-        out = gate_up.gated_product(rows, self.weight, self.bias, activation)
+        out = gate_up.gated_product(self._rows(x), self.weight, self.bias, activation)
         return out.view(*x.shape[:-1], out.shape[-1])
 
     def _in_parts(self, x: Tensor) -> Tensor | None:
         """Parts of the product; None if that takes another way."""
-        if not self._is_known(x):
+        ring = self._ring(x)
+        if ring is None or not ring.groups_for(self.weight, parts=ring.PARTS):
             return None
-        from manyhands.model.kernels import in_parts
+        parts: Tensor = ring.product_in_parts(self._rows(x), self.weight, self.bias)
+        return parts.view(len(parts), *x.shape[:-1], self.out_features)
+
+    def _ring(self, x: Tensor) -> Any:
+        """The module of the products of so many tokens; None if they take another way in any case."""
+        if not self._is_known(x) or not has_gluon(x.device):
+            return None
+        from manyhands.model.kernels import ring
 
         tokens = x.numel() // self.in_features
-        is_right = in_parts.LEAST_TOKENS <= tokens <= in_parts.MOST_TOKENS
-        if not is_right or not in_parts.is_for(self.weight):
-            return None
-        rows = x.reshape(-1, self.in_features)
-        out = in_parts.product_in_parts(rows, self.weight, self.bias)
-        return out.view(len(out), *x.shape[:-1], out.shape[-1])
+        return ring if ring.LEAST_TOKENS <= tokens <= ring.MOST_TOKENS else None
+
+    def _rows(self, x: Tensor) -> Tensor:
+        return x.reshape(-1, self.in_features)
 
     def _is_for(self, x: Tensor) -> bool:
         if not self._is_known(x):
@@ -86,8 +104,7 @@ class SkinnyLinear(nn.Linear):
     def _skinny(self, x: Tensor, activation: str | None) -> Tensor:
         from manyhands.model.kernels.skinny import product
 
-        rows = x.reshape(-1, self.in_features)
-        out = product(rows, self.weight, self.bias, self.arrived, activation)
+        out = product(self._rows(x), self.weight, self.bias, self.arrived, activation)
         return out.view(*x.shape[:-1], out.shape[-1])
 
 

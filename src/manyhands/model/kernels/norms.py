@@ -6,7 +6,7 @@ One program takes one token through everything that happens between two products
     total  = residual + y
     normed = norm(total)                    (what the next block reads)
 
-A product may come in parts, whose sum is x (in_parts.py). Sums are float32, and values are rounded to the
+A product may come in parts, whose sum is x (ring.py). Sums are float32, and values are rounded to the
 network's dtype exactly where the modelling code does it. Families differ in one thing, the FORM: when the
 normed value is rounded, and whether 1 is added to the weight. `manyhands.model.layers.Norm` finds out which.
 
