@@ -223,7 +223,7 @@ def attention(capability: int) -> None:
             dim=128,
             large_rows=64,
             specialised_rows=128,
-            few_rows=96,
+            few_rows=(80, 96),
             specialised_reads=0,
         )
         block = Block()
@@ -278,11 +278,11 @@ def one_layer(
     dim: int = DIM,
     eight_bits: bool = False,
     processors: int = 132,
-    **tiling: int,
+    **tiling: Any,
 ) -> None:
     """All that attention launches for these steps."""
     shape = LayerShape(heads, kv_heads, dim, dim)
-    cut = Tiling(shape.group, kv_heads, processors, **tiling)  # type: ignore[arg-type]  # whole numbers all
+    cut = Tiling(shape.group, kv_heads, processors, **tiling)
     backend = TritonBackend([shape], DTYPE, CPU, cut, eight_bits=eight_bits)
     backend.launches = tuple(replace(each, is_mapped=is_mapped) for each in backend.launches)
     keys, values = zeros(64 * PAGE, kv_heads, dim), zeros(64 * PAGE, kv_heads, dim)
