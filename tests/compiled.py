@@ -217,6 +217,20 @@ def attention(capability: int) -> None:
             specialised_rows=128,
             specialised_work=0,
         )
+        history = Block("history")
+        reading = Step([Row(View([history]), (1,) * 300)])
+        few = Step([Row(View([history, Block("few")]), (1,) * 20)])
+        one_layer(
+            HEADS,
+            KV_HEADS,
+            is_mapped,
+            (reading, few),
+            dim=128,
+            large_rows=64,
+            specialised_rows=128,
+            few_rows=(80, 96),
+            specialised_reads=0,
+        )
         block = Block()
         long_and_short = [Step([Row(View([block]), (1,) * size)]) for size in (300, 16)]
         one_layer(
@@ -269,11 +283,11 @@ def one_layer(
     dim: int = DIM,
     eight_bits: bool = False,
     processors: int = 132,
-    **tiling: int,
+    **tiling: Any,
 ) -> None:
     """All that attention launches for these steps."""
     shape = LayerShape(heads, kv_heads, dim, dim)
-    cut = Tiling(shape.group, kv_heads, processors, **tiling)  # type: ignore[arg-type]  # whole numbers all
+    cut = Tiling(shape.group, kv_heads, processors, **tiling)
     backend = TritonBackend([shape], DTYPE, CPU, cut, eight_bits=eight_bits)
     backend.launches = tuple(replace(each, is_mapped=is_mapped) for each in backend.launches)
     keys, values = zeros(64 * PAGE, kv_heads, dim), zeros(64 * PAGE, kv_heads, dim)

@@ -359,13 +359,26 @@ def test_tiles_do_not_change_the_result(tiling: dict[str, int]) -> None:
     assert error_of(SHAPES["gqa"], "half-split", "window", torch.float32, 5, **tiling) < 2e-5
 
 
+@pytest.mark.parametrize("few_rows", [(), (48,)])
 @pytest.mark.parametrize("layer", ["plain", "window"])
-def test_ordinary_tiles_of_as_many_rows_as_specialised_ones(layer: str) -> None:
-    """Twelve rows of four heads: more than a large tile of 32, and fewer than a specialised one would have."""
+def test_ordinary_tiles_of_as_many_rows_as_specialised_ones(
+    layer: str, few_rows: tuple[int, ...]
+) -> None:
+    """Twelve rows of four heads: more than a large tile of 32, and fewer than a specialised one would have.
+
+    Where they are cut for a specialised kernel that cannot serve a layer, ordinary ones do with as many rows or more.
+    """
     shape = SHAPES["gqa"]
     never = 1 << 60
-    tiling = small_tiles(
-        shape, specialised_rows=64, specialised_reads=never, specialised_work=never, plain_reads=0
+    tiling = replace(
+        small_tiles(
+            shape,
+            specialised_rows=64,
+            specialised_reads=never,
+            specialised_work=never,
+            plain_reads=0,
+        ),
+        few_rows=few_rows,
     )
     backend = backend_for(shape, torch.float32, tiling)
     rope, call = (
@@ -383,7 +396,7 @@ def test_ordinary_tiles_of_as_many_rows_as_specialised_ones(layer: str) -> None:
         found = product.step(step, q, k, v).double()
         assert (found - oracle.read(step, q)).abs().max() < 2e-5
     work = cut(product.last_plan, backend.tiling)
-    assert (work.large_rows, work.is_specialised) == (64, False)
+    assert (work.large_rows, work.is_specialised) == ((48, True) if few_rows else (64, False))
     assert work.large[:, 1].max() == len(desks), "all rows in one tile"
 
 
@@ -598,6 +611,34 @@ def test_specialised_tiles_in_eight_bits(
     assert (num_used > 0) == (dtype == torch.bfloat16 and layer in ("plain", "sinks"))
 
 
+@on_hopper
+@pytest.mark.parametrize("layer", ["plain", "window", "narrow", "sinks"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "num_rows", "rows"),
+    [(4, 4, 80, 80), (10, 2, 9, 96), (10, 2, 16, 80), (8, 1, 12, 96)],
+)
+def test_specialised_tiles_whose_second_half_is_few(
+    heads: int,
+    kv_heads: int,
+    num_rows: int,
+    rows: int,
+    dtype: torch.dtype,
+    interleaved: bool,
+    layer: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same with 65 to 96 rows: those beyond 64 are transposed."""
+    from manyhands.attention.kernels import specialised
+
+    shape = Shape(heads, kv_heads, 128, 128)
+    found, _ = specialised_rows(
+        specialised, shape, dtype, interleaved, layer, num_rows, monkeypatch, few_rows=(80, 96)
+    )
+    assert rows in found
+
+
 def specialised_rows(
     kernels: ModuleType,
     shape: Shape,
@@ -606,6 +647,7 @@ def specialised_rows(
     layer: str,
     num_rows: int,
     monkeypatch: pytest.MonkeyPatch,
+    few_rows: tuple[int, ...] = (),
 ) -> tuple[set[int], int]:
     """The rows of the tiles that a conversation of so many rows has, whose answers are right; tensor maps that were made."""
     used: list[int] = []
@@ -633,6 +675,8 @@ def specialised_rows(
         large_rows=64,
         specialised_rows=128,
         specialised_work=0,
+        specialised_reads=0 if few_rows else 1 << 18,
+        few_rows=few_rows,
         narrow_rows=64 if eight_bits else 0,
     )
     product = Layer(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import situations
+from manyhands.attention.prepared import Capacity
 from manyhands.attention.work import Cutting, Occupancy, Tiling, Work, begin_beside, cut
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
@@ -178,6 +179,27 @@ def test_tiles_are_specialised_where_it_pays(
         return
     assert (work.large_rows, work.is_specialised) == (large_rows, is_specialised)
     assert work.large[:, 1].max() == min(rows, large_rows // group)
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "group", "large_rows", "is_specialised"),
+    [
+        (16, 65536, 5, 80, True),
+        (16, 16384, 5, 80, True),  # sooner than with all rows of a tile
+        (16, 4096, 5, 64, False),
+        (24, 65536, 4, 96, True),
+        (24, 16384, 4, 128, False),
+        (25, 65536, 4, 128, True),
+    ],
+)
+def test_specialised_tiles_have_few_rows_beyond_half_where_that_is_all(
+    rows: int, keys: int, group: int, large_rows: int, is_specialised: bool
+) -> None:
+    tiling = Tiling(group, 8, 132, large_rows=64, specialised_rows=128, few_rows=(80, 96))
+    plan = completions(rows, keys)
+    work = cut(plan, tiling)
+    assert (work.large_rows, work.is_specialised) == (large_rows, is_specialised)
+    assert Capacity.of(plan, work).rounded().large_rows == large_rows
 
 
 @pytest.mark.parametrize(

@@ -132,9 +132,9 @@ def _fact(facts, slot, FACT: gl.constexpr):
 
 
 @gluon.jit
-def _half(of_rows, slot, FACT: gl.constexpr, who):
-    """A fact of each row of one half of an item's rows."""
-    return of_rows.index(slot * _OF_ROWS + FACT).slice(who * _HALF_ROWS, _HALF_ROWS)
+def _half(of_rows, slot, FACT: gl.constexpr, who, ROWS: gl.constexpr = _HALF_ROWS):
+    """A fact of each row of one half of an item's rows, or of the first of these."""
+    return of_rows.index(slot * _OF_ROWS + FACT).slice(who * _HALF_ROWS, ROWS)
 
 
 @gluon.jit
@@ -340,24 +340,24 @@ def _clean_last(who, at, key, written, v_room, v_here, cleaned, num_cleaned):
 @gluon.jit
 def _load_queries(
     who, slot, q, cos, sin, q_token, q_head, facts, of_rows, DIM: gl.constexpr,
-    GROUP: gl.constexpr, INTERLEAVED: gl.constexpr,
+    GROUP: gl.constexpr, INTERLEAVED: gl.constexpr, ROWS: gl.constexpr = _HALF_ROWS,
 ):  # fmt: skip
-    """Queries of one half of an item's rows, in two parts, and cosines and sines of their offsets.
+    """Queries of ROWS rows of one half of an item's, in two parts, and cosines and sines of their offsets.
 
     Neighbours of one entry are rotated alike: rows are [ROWS / ALIKE, ALIKE, DIM / 2]. Pairs are
     neighbours, or one dim from each half: pairs that are not rotated have an angle of 0.
     """
     ALIKE: gl.constexpr = 4 if GROUP % 4 == 0 else 2 if GROUP % 2 == 0 else 1
-    RUNS: gl.constexpr = _HALF_ROWS // ALIKE
+    RUNS: gl.constexpr = ROWS // ALIKE
     PAIRS: gl.constexpr = gl.BlockedLayout([4 // ALIKE, ALIKE, 8], [4, 1, 8], [4, 1, 1], [2, 1, 0])
     OF_RUNS: gl.constexpr = gl.SliceLayout(1, PAIRS)
     OF_ROWS: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([4, 8], [4, 8], [4, 1], [1, 0]))
     first_entry, count = _fact(facts, slot, _FIRST_ENTRY), _fact(facts, slot, _COUNT)
     kv_head = _fact(facts, slot, _KV_HEAD)
 
-    m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, OF_ROWS)
+    m = who * _HALF_ROWS + gl.arange(0, ROWS, OF_ROWS)
     m = gl.convert_layout(gl.reshape(m, [RUNS, ALIKE]), gl.SliceLayout(2, PAIRS))
-    token = gl.reshape(_half(of_rows, slot, _TOKEN, who).load(OF_ROWS), [RUNS, ALIKE])
+    token = gl.reshape(_half(of_rows, slot, _TOKEN, who, ROWS).load(OF_ROWS), [RUNS, ALIKE])
     token = gl.convert_layout(token, gl.SliceLayout(2, PAIRS)).to(gl.int64)
     at = (token * q_token + (kv_head * GROUP + m % GROUP) * q_head)[:, :, None]
     i = gl.arange(0, DIM // 2, gl.SliceLayout(0, gl.SliceLayout(1, PAIRS)))
@@ -375,8 +375,9 @@ def _load_queries(
 
 
 @gluon.jit
-def _rotate(who, x, y, c, s, scaling, q_room, INTERLEAVED: gl.constexpr):
-    """Queries, rotated, to shared memory."""
+def _rotate(at, x, y, c, s, scaling, q_room, INTERLEAVED: gl.constexpr):
+    """Queries, rotated, to this place of shared memory."""
+    ROWS: gl.constexpr = q_room.shape[1]
     DIM: gl.constexpr = q_room.shape[2]
     DTYPE: gl.constexpr = q_room.dtype
     x, y = x.to(gl.float32), y.to(gl.float32)
@@ -384,13 +385,13 @@ def _rotate(who, x, y, c, s, scaling, q_room, INTERLEAVED: gl.constexpr):
     first, second = (x * c - y * s).to(DTYPE), (y * c + x * s).to(DTYPE)
     _meet()  # all warps have done with the queries of the item before
     if INTERLEAVED:
-        q_room.index(who).store(gl.reshape(gl.join(first, second), [_HALF_ROWS, DIM]))
+        q_room.index(at).store(gl.reshape(gl.join(first, second), [ROWS, DIM]))
     else:
         WIDE: gl.constexpr = DIM // _WIDTH
         HALVES: gl.constexpr = q_room.shape[0]
-        boxes = _boxes_of(q_room, HALVES * WIDE, _HALF_ROWS)  # a box is one half of the dims
-        boxes.index(who * WIDE).store(gl.reshape(first, [_HALF_ROWS, _WIDTH]))
-        boxes.index(who * WIDE + 1).store(gl.reshape(second, [_HALF_ROWS, _WIDTH]))
+        boxes = _boxes_of(q_room, HALVES * WIDE, ROWS)  # a box is one half of the dims
+        boxes.index(at * WIDE).store(gl.reshape(first, [ROWS, _WIDTH]))
+        boxes.index(at * WIDE + 1).store(gl.reshape(second, [ROWS, _WIDTH]))
     fence_async_shared()
     _meet()
 
@@ -533,13 +534,103 @@ def _item(
 
 
 @gluon.jit
-def _multiply(
-    who, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, k_room, v_room, k_here,
-    v_here, k_free, v_free, cleaned, facts, of_rows, planned, read, GROUP: gl.constexpr,
-    NUM_KV_HEADS: gl.constexpr, INTERLEAVED: gl.constexpr, DIRECT: gl.constexpr,
-    OVERLAP: gl.constexpr,
+def _few_item(
+    slot, taken, num_tiles, num_cleaned, q, cos, sin, partials, lses, q_token, q_head, scaling,
+    few_room, p_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows,
+    GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, INTERLEAVED: gl.constexpr, DIRECT: gl.constexpr,
+    FEW: gl.constexpr,
 ):  # fmt: skip
-    """Four warps: one half of the rows of every item."""
+    """The FEW rows behind the first half of one item, through all its tiles: keys and values on the left of both products.
+
+    The narrow side of a product is as wide as these rows, and 64 rows most of which are padding would keep the first half
+    waiting for the matrix units. Scores and sums are transposed, [KEYS, FEW] and [DIM, FEW]; weights go through
+    shared memory, where the right operand lies.
+    """
+    SECOND: gl.constexpr = 1
+    DIM: gl.constexpr = k_room.shape[2]
+    DTYPE: gl.constexpr = k_room.dtype
+    TURNED: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, FEW, 16])
+    OF_TURNED: gl.constexpr = gl.SliceLayout(0, TURNED)
+
+    num_edges = _fact(facts, slot, _EDGES)
+    num_before = _fact(facts, slot, _EDGES_BEFORE)
+    start = _fact(facts, slot, _START)
+    all_start = _fact(facts, slot, _ALL_START)
+    all_end = _fact(facts, slot, _ALL_END)
+    end = _fact(facts, slot, _END)
+    written = _fact(facts, slot, _WRITTEN)
+    x, y, c, s = _load_queries(
+        SECOND, slot, q, cos, sin, q_token, q_head, facts, of_rows, DIM, GROUP, INTERLEAVED, FEW
+    )
+    _rotate(0, x, y, c, s, scaling, few_room, INTERLEAVED)
+    queries = few_room.index(0).permute((1, 0))
+
+    low = _half(of_rows, slot, _LOW, SECOND, FEW).load(OF_TURNED)
+    last = _half(of_rows, slot, _LAST, SECOND, FEW).load(OF_TURNED)
+    largest = gl.full([FEW], -1e30, gl.float32, OF_TURNED)
+    total = gl.zeros([_KEYS, FEW], gl.float32, TURNED)
+    summed = gl.zeros([DIM, FEW], gl.float32, TURNED)
+    nothing = gl.zeros([_KEYS, FEW], gl.float32, TURNED)
+    edges = gl.maximum(num_edges, 1)  # the first tile may be taken for one
+    for tile in range(num_tiles):
+        at = taken + tile
+        stage = at % _STAGES
+        mbarrier.wait(k_here.index(stage), (at // _STAGES) & 1)
+        asked = warpgroup_mma(k_room.index(stage), queries, nothing, use_acc=False, is_async=True)
+        scores = warpgroup_mma_wait(0, deps=[asked])
+        mbarrier.arrive(k_free.index(stage), count=1)
+        if tile < edges:
+            key = _key_of(tile, start, num_before, all_start, all_end, num_edges)
+            bound = gl.where(tile < num_before, gl.minimum(all_start, end), end)
+            index = key + gl.arange(0, _KEYS, gl.SliceLayout(1, TURNED))[:, None]
+            seen = (index >= low[None, :]) & (index < gl.minimum(last, bound)[None, :])
+            scores = gl.where(seen, scores, -float("inf"))
+            num_cleaned = _clean_last(
+                SECOND, at, key, written, v_room, v_here, cleaned, num_cleaned
+            )
+        new = gl.maximum(largest, gl.max(scores, 0))
+        kept = gl.exp2(largest - new)
+        weights = gl.exp2(scores - new[None, :])
+        total = total * kept[None, :] + weights
+        largest = new
+        _meet()  # all warps have done with the weights of the tile before
+        p_room.store(weights.to(DTYPE))
+        fence_async_shared()
+        _meet()
+        mbarrier.wait(v_here.index(stage), (at // _STAGES) & 1)
+        values = v_room.index(stage).permute((1, 0))
+        adding = warpgroup_mma(values, p_room, summed * kept[None, :], is_async=True)
+        summed = warpgroup_mma_wait(0, deps=[adding])
+        mbarrier.arrive(v_free.index(stage), count=1)
+
+    kv_head, count = _fact(facts, slot, _KV_HEAD), _fact(facts, slot, _COUNT)
+    sums = gl.sum(total, 0)
+    seen_any = sums > 0
+    sums = gl.where(seen_any, sums, 1.0)
+    out = summed * (1.0 / sums)[None, :]
+    OUT: gl.constexpr = gl.BlockedLayout([4, 1], [32, 1], [1, 4], [0, 1])
+    OF_OUT: gl.constexpr = gl.SliceLayout(0, OUT)
+    out = gl.convert_layout(out.to(partials.dtype.element_ty), OUT)
+    lse = gl.convert_layout(gl.where(seen_any, largest + gl.log2(sums), -1e30), OF_OUT)
+    m = _HALF_ROWS + gl.arange(0, FEW, OF_OUT)
+    is_row = m // GROUP < count
+    place = _half(of_rows, slot, _PLACE, SECOND, FEW).load(OF_OUT).to(gl.int64)
+    place = place * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + m % GROUP
+    if not DIRECT:
+        gl.store(lses + place, lse, mask=is_row)
+    d = gl.arange(0, DIM, gl.SliceLayout(1, OUT))
+    gl.store(partials + (place * DIM)[None, :] + d[:, None], out, mask=is_row[None, :])
+    return num_cleaned
+
+
+@gluon.jit
+def _multiply(
+    who, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, few_room, p_room, k_room,
+    v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows, planned, read,
+    GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, INTERLEAVED: gl.constexpr,
+    DIRECT: gl.constexpr, FEW: gl.constexpr, OVERLAP: gl.constexpr,
+):  # fmt: skip
+    """Four warps: one half of the rows of every item, or its few."""
     take_over(OVERLAP)
     number = 0
     taken = 0  # tiles
@@ -548,11 +639,18 @@ def _multiply(
     num_tiles = _fact(facts, 0, _TILES)
     while num_tiles > 0:
         slot = number % _KNOWN
-        num_cleaned = _item(
-            who, slot, taken, num_tiles, num_cleaned, q, cos, sin, partials, lses, q_token, q_head,
-            scaling, q_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows,
-            GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT,
-        )  # fmt: skip
+        if FEW * who > 0:
+            num_cleaned = _few_item(
+                slot, taken, num_tiles, num_cleaned, q, cos, sin, partials, lses, q_token, q_head,
+                scaling, few_room, p_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned,
+                facts, of_rows, GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT, FEW,
+            )  # fmt: skip
+        else:
+            num_cleaned = _item(
+                who, slot, taken, num_tiles, num_cleaned, q, cos, sin, partials, lses, q_token,
+                q_head, scaling, q_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned,
+                facts, of_rows, GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT,
+            )  # fmt: skip
         _meet()  # one thread says it for all four warps
         mbarrier.arrive(read.index(slot), count=1)
         taken += num_tiles
@@ -589,12 +687,21 @@ def specialised_kernel(
     PAGE: gl.constexpr,
     HAS_WINDOW: gl.constexpr,
     DIRECT: gl.constexpr,
+    FEW: gl.constexpr,  # rows of an item beyond half of a tile at most, if these are not as many
     OVERLAP: gl.constexpr,
 ):
     """Programs of any number: each takes pieces, of an item and a key/value head, until there are no more."""
     DTYPE: gl.constexpr = q.dtype.element_ty
     LAYOUT: gl.constexpr = key_map.layout
-    q_room = gl.allocate_shared_memory(DTYPE, [2, _HALF_ROWS, HEAD_DIM], LAYOUT)
+    if FEW > 0:
+        q_room = gl.allocate_shared_memory(DTYPE, [1, _HALF_ROWS, HEAD_DIM], LAYOUT)
+        few_room = gl.allocate_shared_memory(DTYPE, [1, FEW, HEAD_DIM], LAYOUT)
+        OF_WEIGHTS: gl.constexpr = gl.NVMMASharedLayout(2 * FEW, 16)
+        p_room = gl.allocate_shared_memory(DTYPE, [_KEYS, FEW], OF_WEIGHTS)
+    else:
+        q_room = gl.allocate_shared_memory(DTYPE, [2, _HALF_ROWS, HEAD_DIM], LAYOUT)
+        few_room = q_room
+        p_room = q_room
     k_room = gl.allocate_shared_memory(DTYPE, [_STAGES, _KEYS, HEAD_DIM], LAYOUT)
     v_room = gl.allocate_shared_memory(DTYPE, [_STAGES, _KEYS, HEAD_DIM], LAYOUT)
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
@@ -626,14 +733,14 @@ def specialised_kernel(
     gl.warp_specialize(
         [
             (_multiply, (
-                FIRST, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, k_room, v_room,
-                k_here, v_here, k_free, v_free, cleaned, facts, of_rows, planned, read, GROUP,
-                NUM_KV_HEADS, INTERLEAVED, DIRECT, OVERLAP,
+                FIRST, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, few_room,
+                p_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows,
+                planned, read, GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT, FEW, OVERLAP,
             )),
             (_multiply, (
-                SECOND, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, k_room, v_room,
-                k_here, v_here, k_free, v_free, cleaned, facts, of_rows, planned, read, GROUP,
-                NUM_KV_HEADS, INTERLEAVED, DIRECT, OVERLAP,
+                SECOND, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, few_room,
+                p_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows,
+                planned, read, GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT, FEW, OVERLAP,
             )),
             (_bring, (
                 key_map, value_map, pages, k_room, v_room, k_here, v_here, k_free, v_free, facts,
