@@ -217,7 +217,13 @@ def gpu_tests() -> str:
     rows = []
     tests = ("", "_eight_bits", "_attention", "_draws", "_halved", "_whole")
     names = [f"gpu_tests{part}" for part in tests]
-    for name in (*names, "gpu_memcheck", "gpu_memcheck_draws", "gpu_memcheck_halved", "gpu_racecheck"):
+    for name in (
+        *names,
+        "gpu_memcheck",
+        "gpu_memcheck_draws",
+        "gpu_memcheck_halved",
+        "gpu_racecheck",
+    ):
         found = result(name)
         for file, counts in (found or {}).get("files", {}).items():
             errors = (found or {}).get("errors_of_the_tool")
