@@ -62,6 +62,7 @@ def fresh_process() -> str:
                 "draws_",
                 "at_once_",
                 "whole_",
+                "products_",
             )
         )
         for line in (line for each in found for line in (each or {}).get("starts", [])):
@@ -215,13 +216,14 @@ def _change(then: Result, now: Result) -> str:
 def gpu_tests() -> str:
     """The tests that ran on a GPU, and those that ran under the sanitizer."""
     rows = []
-    tests = ("", "_eight_bits", "_attention", "_draws", "_halved", "_whole")
+    tests = ("", "_eight_bits", "_attention", "_draws", "_halved", "_whole", "_few")
     names = [f"gpu_tests{part}" for part in tests]
     for name in (
         *names,
         "gpu_memcheck",
         "gpu_memcheck_draws",
         "gpu_memcheck_halved",
+        "gpu_memcheck_few",
         "gpu_racecheck",
     ):
         found = result(name)

@@ -52,6 +52,7 @@ _CLEARLY = 0.97  # of the time that it took, below which a cell is faster
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
+    "life_products_qwen3-8b",
     "life_halved_qwen3-8b",
     "life_halved_mix_qwen3-8b",
     "life_draws_qwen3-8b",
@@ -153,7 +154,7 @@ def life_in_turn() -> str:
     """Live runs by two commits on one card: milliseconds per pass."""
     head = ["commits", "situation", "when", "mean", "before", "p50", "before", "p99", "before"]
     rows = []
-    for part in ("draws", "prepared", "beside"):
+    for part in ("draws", "prepared", "beside", "products"):
         now, before = (result(f"{when}life_{part}_qwen3-8b") for when in ("", "before_"))
         for line in (now or {}).get("situations", []):
             same = cell(before, "situations", name=line["name"], when=line["when"])

@@ -228,7 +228,7 @@ def attention(capability: int) -> None:
             dim=128,
             large_rows=64,
             specialised_rows=128,
-            few_rows=(80, 96),
+            few_rows=80,
             specialised_reads=0,
         )
         block = Block()

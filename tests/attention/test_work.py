@@ -187,15 +187,15 @@ def test_tiles_are_specialised_where_it_pays(
         (16, 65536, 5, 80, True),
         (16, 16384, 5, 80, True),  # sooner than with all rows of a tile
         (16, 4096, 5, 64, False),
-        (24, 65536, 4, 96, True),
-        (24, 16384, 4, 128, False),
-        (25, 65536, 4, 128, True),
+        (20, 65536, 4, 80, True),
+        (21, 65536, 4, 128, True),
+        (21, 16384, 4, 128, False),
     ],
 )
 def test_specialised_tiles_have_few_rows_beyond_half_where_that_is_all(
     rows: int, keys: int, group: int, large_rows: int, is_specialised: bool
 ) -> None:
-    tiling = Tiling(group, 8, 132, large_rows=64, specialised_rows=128, few_rows=(80, 96))
+    tiling = Tiling(group, 8, 132, large_rows=64, specialised_rows=128, few_rows=80)
     plan = completions(rows, keys)
     work = cut(plan, tiling)
     assert (work.large_rows, work.is_specialised) == (large_rows, is_specialised)

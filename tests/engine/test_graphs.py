@@ -387,6 +387,20 @@ def test_a_plan_beyond_what_was_recorded_ahead_is_run_all_the_same(
     assert passes_of(engine).num_graphs == 2
 
 
+def test_the_kernel_that_carries_blocks_is_launched_before_there_is_one_to_carry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would be compiled when the first desk moves, while a team waits."""
+    monkeypatch.setattr(graphs, "AHEAD", 2)
+    engine = graphed_engine()
+    passes, carried = passes_of(engine), list[int]()
+    monkeypatch.setattr(
+        passes.backend, "move", lambda stack, moved: carried.append(len(moved.sources))
+    )
+    engine.get_ready()
+    assert carried == [0] * len(passes.memory.stacks)
+
+
 @pytest.mark.parametrize("is_ready", [True, False])
 def test_a_prompt_is_no_reason_to_record(monkeypatch: pytest.MonkeyPatch, is_ready: bool) -> None:
     """An engine that got ready records none of four; another one records the second, and both record a pass that writes."""

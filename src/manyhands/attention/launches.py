@@ -17,7 +17,7 @@ import torch
 from manyhands.attention.work import WALKING_ROWS, Occupancy, Tiling, power_of_two
 
 SPECIALISED_ROWS = 128  # of a tile of kernels/specialised.py
-FEW_ROWS = (16, 32)  # beyond half of such a tile, whose second group of warps takes them transposed
+FEW_ROWS = 64 + 16  # of a tile whose second group of warps has no more than sixteen, transposed
 SPECIALISED_BOX = 64  # slots that it brings at once; pages and splits hold whole boxes
 BROAD = 256  # dims of a head, beyond which it is broad
 _HOPPER = 9  # compute capability, its first number

@@ -66,9 +66,7 @@ class Tiling:
     key_tile: int = 64  # keys per iteration of the inner loop; splits are multiples of it
     large_rows: int = 128  # rows (entries times r) of a large tile
     specialised_rows: int = 0  # of a specialised tile, if there is a kernel for them
-    few_rows: tuple[
-        int, ...
-    ] = ()  # of those whose second group of warps has few, if there are kernels for them
+    few_rows: int = 0  # of one whose second group of warps has few, if there is a kernel for it
     # Pairs of a row and a key that it sees, per processor, from which on a specialised tile pays
     specialised_work: int = 1 << 18
     specialised_reads: int = 1 << 18  # the same where it spares a second reading of the keys
@@ -305,12 +303,13 @@ def _large_rows(rows: Ints, pairs: Ints, tiling: Tiling) -> tuple[int, bool]:
         return others, False
     work = pairs * tiling.group * tiling.num_kv_heads
     fills, is_between = rows >= wider, (rows > (narrow or others)) & (rows < wider)
-    few = next((size for size in tiling.few_rows if rows.max(initial=0) <= size), 0)
-    is_fewest = few > 0 and few == tiling.few_rows[0]  # pays sooner than the others
+    are_few = bool(rows.max(initial=0) <= tiling.few_rows)
     for wants, least, size, is_specialised in (
         (fills, tiling.specialised_work, wider, True),
-        (is_between, tiling.specialised_reads, few or wider, True),
-        (is_between, tiling.plain_reads, few if is_fewest else wider, is_fewest),
+        # Sooner than others, whose second group of warps keeps the first one waiting.
+        (is_between & are_few, tiling.plain_reads, tiling.few_rows, True),
+        (is_between, tiling.specialised_reads, wider, True),
+        (is_between, tiling.plain_reads, wider, False),
     ):
         is_much = work.sum() >= least * tiling.num_processors
         if is_much and 2 * work[wants].sum() > work.sum():

@@ -777,7 +777,7 @@ def uncommon_capacities(tiling: Tiling) -> list[Capacity]:
     sizes = [(tiling.large_rows, False)]
     if tiling.specialised_rows:
         sizes += [(tiling.specialised_rows, is_specialised) for is_specialised in (False, True)]
-    sizes += [(size, True) for size in tiling.few_rows]
+    sizes += [(tiling.few_rows, True)] * (tiling.few_rows > 0)
     if tiling.narrow_rows:
         sizes.append((tiling.narrow_rows, True))
     widest = rows[-1] if rows else both.small_rows

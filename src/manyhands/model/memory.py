@@ -126,7 +126,7 @@ class Memory:
         for stack in self.stacks:
             if len(cleared):
                 stack.clear(cleared)
-            if num_carried:
+            if num_carried or not len(cleared):  # carrying nothing loads the kernel
                 backend.move(stack, moved)
 
 
