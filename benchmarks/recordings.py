@@ -63,7 +63,10 @@ def candidates(plan: Plan, tiling: Tiling) -> Iterator[tuple[str, Capacity]]:
     own = cut(plan, tiling)
     yield "its own", graphs._capacity(plan, own)
     kind = graphs.kind_ahead(plan, own)
-    wide = graphs.wide_capacity(graphs.rounded_tokens(plan.num_tokens), tiling, kind)
+    sizes = [
+        tokens for tokens, made_for in graphs.kinds_ahead(graphs.MOST_TOKENS) if made_for is kind
+    ]
+    wide = graphs.wide_capacity(min(s for s in sizes if s >= plan.num_tokens), tiling, kind)
     yield "wide", wide
     least = power_of_two(max(tiling.least_rows, tiling.group))
     rows = [size for size in (16, 32, 64) if least <= size <= tiling.most_small_rows]

@@ -12,7 +12,7 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import CodeType, FrameType
 from typing import Any
 
@@ -229,6 +229,41 @@ def test_an_interrupt_at_any_line() -> None:
 def test_a_second_interrupt_while_the_first_one_is_handled(again: int) -> None:
     for interrupter in list(strikes(again))[again % 3 :: 3]:
         assert play(interrupter).num_strikes == 2 or interrupter._until_again
+
+
+def with_rooms() -> tuple[PagePool, Block, list[Block]]:
+    """A finished marker, and two desks behind room for a copy of it."""
+    pool, marker, desks = PagePool(64, 16), Block("marker"), [Block("one"), Block("another")]
+    pool.reserve([(marker, 3)])
+    marker.tokens.extend([1, 2, 3])
+    for desk in desks:
+        pool.leave_room(desk, marker, 3)
+        pool.reserve([(desk, 1)])
+        desk.tokens.append(4)
+    pool.make_moves(lambda moves: None)
+    marker.freeze()
+    return pool, marker, desks
+
+
+def test_rooms_are_filled_at_once_or_not_at_all() -> None:
+    """Half of it would read right, and the other copies would never be made."""
+
+    def interrupted(interrupter: Interrupter) -> tuple[int, int, tuple[bool, ...]]:
+        pool, marker, desks = with_rooms()
+        with suppress(KeyboardInterrupt), interrupter.watching():
+            pool.fill_rooms(marker)
+        pool._collect()
+        strips = [pool.place(desk).strip for desk in desks]
+        filled = tuple(strip.front is not None for strip in strips)
+        assert filled == tuple(strip.awaited is None for strip in strips)
+        return len(pool._moves), len(pool.place(marker).rooms), filled
+
+    undisturbed = Interrupter()
+    states = {interrupted(undisturbed)}
+    assert states == {(2, 0, (True, True))}
+    for line, times in undisturbed.times.items():
+        states |= {interrupted(Interrupter(line, time)) for time in range(1, times + 1)}
+    assert states == {(2, 0, (True, True)), (0, 2, (False, False))}
 
 
 @pytest.mark.parametrize(

@@ -133,3 +133,14 @@ def test_what_is_watched_writes_the_same() -> None:
     finish(engine, run)
     assert [*own(run), run.result()] == alone
     assert Admitted in map(type, run.events)
+
+
+def test_room_that_is_cleared_is_no_block_that_moved() -> None:
+    """Desks of a first step begin behind room for a copy of the marker; what is copied there has moved."""
+    engine = small_engine()
+    engine.submit(team(4))
+    engine.step()
+    assert engine.pass_counts.moves == 0
+    while engine.pass_counts.moves == 0:
+        engine.step()
+    assert engine.pass_counts.moves >= 3, "a copy for each desk but one, and what is compacted"

@@ -121,6 +121,38 @@ def test_with_the_kernels_for_few_tokens(name: str, monkeypatch: pytest.MonkeyPa
     assert len(calls) == 4 * adapter.num_layers + 1
 
 
+@pytest.mark.parametrize("kind", ["default", "yarn"])
+def test_norms_of_heads_stand_before_a_rotation_with_a_factor(kind: str) -> None:
+    """Behind it they would take the factor out again, and a network that loses it is left nearly as it was."""
+    yarn = {"factor": 4.0, "original_max_position_embeddings": 256} if kind == "yarn" else {}
+    rope = {"rope_type": kind, "rope_theta": 1e4, "partial_rotary_factor": 0.5, **yarn}
+    config = hf.Glm4MoeConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=97,
+        use_qk_norm=True,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        max_position_embeddings=1024,
+        rope_parameters=rope,
+        pad_token_id=0,
+    )
+    adapter = ModelAdapter(tiny_model(config))
+    before = _logits(adapter)
+    report = fuse_modules(adapter, "on")
+    assert (report.products, report.joins, report.gates) == (4, 4, 2)
+    assert report.rotation is (kind == "default")
+    assert float((_logits(adapter) - before).abs().max()) < 1e-5
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_products_in_parts_are_added_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums behind attention and MLP take parts; everybody else is given whole products."""

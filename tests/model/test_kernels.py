@@ -272,6 +272,7 @@ def test_weights_that_a_ring_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     halves = (2 * 2048, 2 * 4096, 2 * 6144, 2 * 12288, 2 * 13824)
     assert [_ring_of(n, 4096, gated=True) for n in halves] == [0, 1, 2, 3, 0]
     assert not _ring_of(6144, 4096 + 32)
+    assert not _ring_of(4096, 64, parts=2), "a part without inputs"
     assert not _ring_of(6144 + 32, 4096)
     monkeypatch.setattr(kernels, "num_processors", lambda device: 78)
     assert [_ring_of(n, 4096) for n in (3072, 6144)] == [0, 0]
@@ -297,11 +298,11 @@ def test_a_layer_takes_the_ring_where_it_may(monkeypatch: pytest.MonkeyPatch) ->
     counts = (32, 33, 64, 65, 128, 129)
     for outputs, gives in ((6144, False), (6144, True), (4096, True)):
         layer = SkinnyLinear.of(
-            nn.Linear(64, outputs, bias=False, device=DEVICE, dtype=torch.bfloat16)
+            nn.Linear(128, outputs, bias=False, device=DEVICE, dtype=torch.bfloat16)
         )
         layer.gives_parts = gives
         for tokens in counts:
-            x = _normal(1, tokens, 64, dtype=torch.bfloat16)
+            x = _normal(1, tokens, 128, dtype=torch.bfloat16)
             out = layer(x)
             in_two = outputs == 4096 and 33 <= tokens <= 128
             assert out.shape == (

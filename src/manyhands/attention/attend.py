@@ -78,7 +78,7 @@ class LayerCall:
         None  # [H]: one extra logit per head that takes weight and gives no value
     )
     query_scale: QueryScale | None = None
-    norms: LeftNorms | None = None  # only for a function with `takes_norms(layer)`, which says yes
+    norms: LeftNorms | None = None  # only for a function whose `takes_norms(layer)` says yes
 
     @property
     def reach(self) -> int | None:

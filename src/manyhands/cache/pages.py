@@ -77,7 +77,7 @@ class Front(NamedTuple):
 class Strip:
     """Pages with one ruler. `places` of living blocks are on it; `left` once its block moved away.
 
-    `room` is a front that is still to be filled.
+    `awaited` is a front that is still to be filled.
     """
 
     pages: list[int] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Strip:
     places: list[Place] = field(default_factory=list)
     left: bool = False
     front: Front | None = None
-    room: Front | None = None
+    awaited: Front | None = None
     number: int = field(default_factory=count().__next__)  # its name, for arrays
 
     @property
@@ -119,6 +119,11 @@ class Move:
     sources: Ints
     targets: Ints
     shift: int
+
+    @property
+    def is_clearing(self) -> bool:
+        """Whether nothing is copied."""
+        return bool((self.sources == NOWHERE).all())
 
 
 class Keeper(Protocol):
@@ -161,7 +166,9 @@ class PagePool:
         self._spares: dict[Strip, None] = {}  # strips with an empty page
         self._promises: dict[Block, int] = {}  # growing blocks: their lengths before the step
         self._fronts: dict[Place, None] = {}  # of blocks with copies that are made ahead
-        self._fronted: list[weakref.ref[Block]] = []  # given a front, and not fed when others were
+        self._fronted: list[
+            weakref.ref[Block]
+        ] = []  # given a front or room for one, and not fed when others were
         # Tokens that the newest step chose, stored before `keep`; a step that is taken back has none.
         self.chosen: tuple[int, ...] | None = None
         self._journal = Journal()
@@ -286,14 +293,14 @@ class PagePool:
 
     def _take_front_back(self, place: Place) -> None:
         """Have an empty block begin its strip."""
-        if place.strip.front is None and place.strip.room is None:
+        if place.strip.front is None and place.strip.awaited is None:
             return
         with self._journal as journal:
             journal.keep(self, "generation")
             journal.keep(place, "offset")
-            journal.keep(place.strip, "front", "room")
+            journal.keep(place.strip, "front", "awaited")
             self._shrink(place.strip, 0)
-            place.strip.front, place.strip.room, place.offset = None, None, 0
+            place.strip.front, place.strip.awaited, place.offset = None, None, 0
             self.generation += 1
 
     def shorten(self, block: Block, size: int) -> None:
@@ -374,7 +381,7 @@ class PagePool:
         here, there = self.place(block), self.place(before)
         end = there.offset + before.num_tokens
         size = block.num_tokens
-        in_front = here.strip.front or here.strip.room
+        in_front = here.strip.front or here.strip.awaited
         front = in_front.size if in_front else 0
         alone = here.strip.num_blocks == 1 and here.strip.num_tokens == front + size
         if here.strip is there.strip or not alone or end != there.strip.num_tokens or size == 0:
@@ -485,7 +492,7 @@ class PagePool:
         if not self._can_spare(num_pages):
             return
         self._note_fronted(block)
-        strip = Strip(num_tokens=size, room=Front(weakref.ref(other), size))
+        strip = Strip(num_tokens=size, awaited=Front(weakref.ref(other), size))
         with self._journal as journal:
             self._add_pages(strip, num_pages)
             slots = self.slots(strip, 0, size)
@@ -500,17 +507,18 @@ class PagePool:
         assert other.frozen, other
         self._collect()
         place, size = self.place(other), other.num_tokens
+        rooms = [] if self.is_evicted(other) else list(place.rooms)
         with self._journal as journal:
             journal.keep_tail(self._moves, len(self._moves))
             journal.keep_tail(place.rooms)
-            for strip in () if self.is_evicted(other) else place.rooms:
+            for strip in rooms:
                 # Blocks that were evicted or moved lie elsewhere.
-                if strip.room is None or strip.room.size != size or not strip.places:
+                if strip.awaited is None or strip.awaited.size != size or not strip.places:
                     continue
-                journal.keep(strip, "front", "room")
+                journal.keep(strip, "front", "awaited")
                 sources = self.slots(place.strip, place.offset, place.offset + size)
                 self._moves.append(Move(sources, self.slots(strip, 0, size), -place.offset))
-                strip.front, strip.room = strip.room, None
+                strip.front, strip.awaited = strip.awaited, None
             place.rooms.clear()
 
     def _note_fronted(self, block: Block) -> None:

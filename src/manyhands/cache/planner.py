@@ -500,7 +500,7 @@ class Planner:
         """
         for marker in [marker for marker in self._unwritten if marker.frozen]:
             self.pool.fill_rooms(marker)
-            self._is_joining = True  # keys are moved in any case
+            self._is_joining = True  # keys are moved in any case, unless no room was left
             self._markers.add(marker)
             self._unwritten.discard(marker)
         rows = step.rows

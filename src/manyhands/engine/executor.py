@@ -559,7 +559,7 @@ class LocalExecutor:
     def move(self, moves: Sequence[Move]) -> None:
         """See `Executor.move`."""
         self.memory.move(moves, self.backend)
-        self.passes.counts.moves += len(moves)
+        self.passes.counts.moves += sum(not move.is_clearing for move in moves)
 
     @torch.inference_mode()
     def write_keys(

@@ -98,8 +98,8 @@ _OFTEN, _VERY_OFTEN = 32, 32
 # Where a wide recording serves small tiles alone, a plan is cut for it at once, and one of so many for itself too.
 _LOOKED_AT = 8
 AHEAD = 768  # tokens of the largest wide recording: a part of a prompt, and what many others write
-# Tokens of a pass up to which a wide recording has one kind of tiles, mostly small ones, and up to which there is one of
-# small tiles alone.
+# Tokens of a pass up to which every wide recording has one kind of tiles, mostly small ones, and up to which there is one
+# of small tiles alone. Those of `Wide.ENDED` always have one kind.
 _ALL_SMALL, _MOST_ALONE = 32, 256
 # Small tiles of a recording up to the former, if processors hold no more at once: each beyond a plan's own is a program that
 # finds nothing to do, and takes its time.

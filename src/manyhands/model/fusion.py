@@ -246,14 +246,17 @@ def _replace(adapter: ModelAdapter, *, sure: bool, hands_over: bool = False) -> 
     layers = list(getattr(model.base_model, "layers", ()))
     norms = _fuse_norms(model)
     shared = shared_weights(model)
-    products = sum(join_qkv(layer, shared, sure=sure) for layer in layers)
+    has_factors = any(factor != 1.0 for factor in attention_factors(model, adapter.family))
+    rotation = sure and _bypass_rotation(adapter, layers)
+    # Norms of heads come behind the network's own rotation then, and would take its factor out again.
+    puts_off_norms = sure and (rotation or not has_factors)
+    products = sum(join_qkv(layer, shared, puts_off_norms=puts_off_norms) for layer in layers)
     gates = joins = 0
-    rotation, left = False, []
+    left = []
     if sure:
         joined, gates = fuse_mlps(layers, shared)
         products += joined
         joins = _join_sums(layers, model.base_model, hands_over=hands_over)
-        rotation = _bypass_rotation(adapter, layers)
         left += (
             []
             if rotation

@@ -19,7 +19,7 @@ from manyhands.attention.eight_bits import SCALE_BYTES, EightBitStack
 from manyhands.attention.latents import LatentStack
 from manyhands.attention.rotary import Rope, Rotations
 from manyhands.attention.store import LayerShape, Moved, StoreStack
-from manyhands.cache.pages import NOWHERE, Move
+from manyhands.cache.pages import Move
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.host_linear import laid_out_bytes
@@ -113,11 +113,11 @@ class Memory:
         so the host need not wait for what the device still has to do.
         """
         parts = [np.empty((3, 0), dtype=np.int64)]
-        for move in sorted(moves, key=_is_clearing):
+        for move in sorted(moves, key=lambda move: move.is_clearing):
             shifts = np.full(len(move.sources), move.shift, dtype=np.int64)
             parts.append(np.stack((move.sources, move.targets, shifts)))
         integers = torch.from_numpy(np.concatenate(parts, axis=1))
-        num_carried = sum(len(move.sources) for move in moves if not _is_clearing(move))
+        num_carried = sum(len(move.sources) for move in moves if not move.is_clearing)
         if self.device.type == "cuda":
             integers = integers.pin_memory()
         integers = integers.to(self.device, non_blocking=True)
@@ -128,10 +128,6 @@ class Memory:
                 stack.clear(cleared)
             if num_carried or not len(cleared):  # carrying nothing loads the kernel
                 backend.move(stack, moved)
-
-
-def _is_clearing(move: Move) -> bool:
-    return bool((move.sources == NOWHERE).all())
 
 
 def token_bytes(adapter: ModelAdapter, *, eight_bits: bool = False) -> int:

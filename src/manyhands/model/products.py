@@ -51,8 +51,8 @@ def joined_linear(parts: list[Any], shared: set[int] | frozenset[int] = frozense
     return one
 
 
-def join_qkv(layer: Any, shared: set[int], *, sure: bool) -> int:
-    """Join the products of q, k and v; `sure`: the norms of their heads too, for where the layer attends."""
+def join_qkv(layer: Any, shared: set[int], *, puts_off_norms: bool) -> int:
+    """Join the products of q, k and v; the norms of their heads too, which are put off until the layer attends."""
     attention: Any = getattr(layer, "self_attn", None)
     names = ("q_proj", "k_proj", "v_proj")
     parts: list[Any] = [getattr(attention, name, None) for name in names]
@@ -60,7 +60,7 @@ def join_qkv(layer: Any, shared: set[int], *, sure: bool) -> int:
     if one is None:
         return 0
     attention.qkv_proj = Products(one, [part.out_features for part in parts])
-    if sure:
+    if puts_off_norms:
         attention.head_norms = _head_norms(attention)
     for index, name in enumerate(names):
         setattr(attention, name, Part(attention.qkv_proj, index))

@@ -5,7 +5,8 @@ take exponentials, the matrix units wait. Here a program's warps are specialised
 
     one warp      looks up the program's next item and its rows (`_plan`)
     one warp      brings keys and values of the next tiles, by tensor maps (`_bring`)
-    4 warps each  multiply for 64 of its 128 rows (`_multiply`); the scores of a tile are on their way
+    4 warps each  multiply for 64 of its 128 rows (`_multiply`), or, where it has 65 to 80, the second four for
+                  the last sixteen, transposed (`_few_item`); the scores of a tile are on their way
                   while the values of the one before are summed
 
 It is written in Gluon, the lower floor of Triton's language, where layouts, barriers and waits are

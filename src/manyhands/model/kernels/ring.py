@@ -271,14 +271,14 @@ def _ring(
 
 
 def groups_for(weight: Tensor, *, parts: int = 1, gated: bool = False) -> int:
-    """How many groups of warps share a program of such a product, contiguous; 0 where another way is faster.
+    """How many groups of warps share a program of a product with this weight [N, K], contiguous; 0 where another way is faster.
 
     Programs fill most of the processors and each has one to itself.
     """
     rows, inputs = weight.shape
     if not has_gluon(weight.device) or weight.data_ptr() % _ALIGNED:
         return 0
-    if rows % _ROWS.value or inputs % _INPUTS.value:
+    if rows % _ROWS.value or inputs % _INPUTS.value or inputs < parts * _INPUTS.value:
         return 0
     processors = kernels.num_processors(weight.device)
     for groups in range(1, _MOST_GROUPS + 1 if gated else 2):
@@ -302,8 +302,8 @@ def product_in_parts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     outputs, inputs = weight.shape
     out = torch.empty((PARTS, len(x), outputs), dtype=torch.float32, device=x.device)
-    # In front of one that has more inputs than outputs is another product. Its last programs leave memory idle, and
-    # there is no small launch that weights could delay.
+    # In front of a product that has more inputs than outputs mostly stands another one, that of gate and up. The last
+    # programs of that one leave memory idle, and no small launch is there that weights could delay.
     early = None if inputs > outputs else _EARLY
     return _launched(x, weight, bias, out, 1, parts=PARTS, early=early)
 
