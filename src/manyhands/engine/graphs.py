@@ -20,7 +20,7 @@ Where no head is long enough, the whole pass is begun while guesses have been ri
 
 **Ahead of time.** A recording takes a tenth of a second, and everybody who writes waits for it. `record_ahead` makes
 one *wide* recording for every number of tokens that passes come in, with room for long lists of everything
-else, before there is anything to serve; plans are cut for its kernels (`Cutting`). Kernels are compiled before that, all at
+else, before there is anything to serve; teams in which steps have ended have their own (`Wide`). Plans are cut for its kernels (`Cutting`). Kernels are compiled before that, all at
 once, those of other tiles too (`uncommon_capacities`). A plan that wants other kernels, such
 as large tiles for a long history, gets a recording of its own when its capacity has been met again and again. So does one that
 fits the wide recording with the other tiles alone; and one that fits none, the second time, or, if a prompt is in it, much later.
@@ -719,6 +719,7 @@ def kind_ahead(plan: Plan, work: Work) -> Wide:
 def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     """Room for whatever a pass of so many tokens may bring: teams with many desks, a long history, parts of prompts.
 
+    Of `Wide.ENDED` for what such a team alone brings.
     Of many tokens a small tile has rows for a team of four, since larger ones would be half empty. Padding costs a pass
     microseconds per layer, for programs that find nothing to do.
     """

@@ -38,7 +38,7 @@ from manyhands.model import kernels
 from manyhands.model.kernels.adding import add_up
 from manyhands.model.kernels.gated import ACTIVATIONS, activated
 
-MOST_TOKENS = 64
+MOST_TOKENS = 64  # on Hopper; on older devices more than 32 have not been measured
 _FEW = 32  # tokens up to which a stage is small enough for four of them twice on a processor
 _LONG_SHARE, _SHORT_SHARE = 3072, 512  # the fewest inputs that one of several programs goes through
 _DOT = {
