@@ -53,6 +53,7 @@ _CLEARLY = 0.97  # of the time that it took, below which a cell is faster
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
     "life_products_qwen3-8b",
+    "life_whole_qwen3-8b",
     "life_halved_qwen3-8b",
     "life_halved_mix_qwen3-8b",
     "life_draws_qwen3-8b",
