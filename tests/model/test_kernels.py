@@ -290,10 +290,14 @@ def test_a_layer_takes_the_ring_where_it_may(monkeypatch: pytest.MonkeyPatch) ->
         taken.append((name, len(x)))
         return torch.zeros(*shape)
 
+    def in_parts(x: Tensor, weight: Tensor, *_: object) -> Tensor:
+        return noted("parts", x, 2, len(x), len(weight))
+
+    def gated(x: Tensor, weight: Tensor, *_: object) -> Tensor:
+        return noted("gated", x, len(x), len(weight) // 2)
+
     monkeypatch.setattr(ring, "product", lambda x, *_: noted("whole", x, len(x), 6144))
-    parts = lambda x, w, *_: noted("parts", x, 2, len(x), len(w))  # noqa: E731
-    monkeypatch.setattr(ring, "product_in_parts", parts)
-    gated = lambda x, w, *_: noted("gated", x, len(x), len(w) // 2)  # noqa: E731
+    monkeypatch.setattr(ring, "product_in_parts", in_parts)
     monkeypatch.setattr(ring, "gated_product", gated)
     counts = (32, 33, 64, 65, 128, 129)
     for outputs, gives in ((6144, False), (6144, True), (4096, True)):

@@ -39,7 +39,7 @@ class Kernels:
     ) -> bool:
         """Triton's hook in front of compiling; if it is true, the launch compiles and launches nothing."""
         if is_manual_warmup or threading.get_ident() != self._thread:
-            return False  # by one of our threads, or somebody else's launch
+            return False  # by one of our threads, or a launch of another one
         kernel, asked = fn.jit_function, compile["specialization_data"]
         self._noted.setdefault((id(kernel), compile["key"]), lambda: kernel.preload(asked))
         return True

@@ -34,14 +34,8 @@ _CHOSEN_BY = ("small_rows", "large_rows", "occupancy", "is_specialised")
 _SIZES = ("tokens", "rows", "entries", "pages", "small", "large", "partials")
 Int32s = NDArray[np.int32]
 _ALIGNED = 4
-ENDED = (
-    12,
-    24,
-    28,
-    32,
-    40,
-    48,
-)  # tokens of passes of a team in which steps have ended: most are no powers of two
+# Tokens of passes of a team in which steps have ended: most are no powers of two.
+ENDED = (12, 24, 28, 32, 40, 48)
 _COSTLY = 128  # tokens, from which on a pass takes longer the more it has
 _CLOSE = 208  # tokens up to which it takes longer with every sixteen; beyond, with every tile of a product
 _TOKENS_APART = 64  # sizes of passes beyond that; a tile of a product

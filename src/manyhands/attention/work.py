@@ -294,8 +294,8 @@ def _large_rows(rows: Ints, pairs: Ints, tiling: Tiling) -> tuple[int, bool]:
 
     They are if most of what is to be done is for strips that want such tiles, and is much. A strip that fills one wants it;
     so does one that others would have to read twice, and for less. Where that is little, an ordinary tile of as many rows
-    spares the second reading; or, if no strip has more than `few_rows`, a specialised one of these. What is to be done are `pairs` of an entry and a key that it sees: of a prompt, half as many as
-    it has rows times keys.
+    spares the second reading; or, if no strip has more than `few_rows`, a specialised one of these. What is to be done are
+    `pairs` of an entry and a key that it sees: of a prompt, half as many as it has rows times keys.
     """
     others = power_of_two(max(tiling.large_rows, tiling.group))
     wider, narrow = tiling.specialised_rows, tiling.narrow_rows

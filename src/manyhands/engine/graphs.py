@@ -99,7 +99,7 @@ _OFTEN, _VERY_OFTEN = 32, 32
 _LOOKED_AT = 8
 AHEAD = 768  # tokens of the largest wide recording: a part of a prompt, and what many others write
 # Tokens of a pass up to which every wide recording has one kind of tiles, mostly small ones, and up to which there is one
-# of small tiles alone. Those of `Wide.ENDED` always have one kind.
+# of small tiles alone. Recordings of `Wide.ENDED` always have one kind.
 _ALL_SMALL, _MOST_ALONE = 32, 256
 # Small tiles of a recording up to the former, if processors hold no more at once: each beyond a plan's own is a program that
 # finds nothing to do, and takes its time.
@@ -719,7 +719,8 @@ def kind_ahead(plan: Plan, work: Work) -> Wide:
 def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     """Room for whatever a pass of so many tokens may bring: teams with many desks, a long history, parts of prompts.
 
-    Of `Wide.ENDED` for what such a team alone brings.
+    A recording of `Wide.ENDED` has room for what such a team brings, and no more.
+
     Of many tokens a small tile has rows for a team of four, since larger ones would be half empty. Padding costs a pass
     microseconds per layer, for programs that find nothing to do.
     """
