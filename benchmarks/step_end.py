@@ -164,6 +164,7 @@ def _write(executor: Any, text: Any, rng: random.Random) -> None:
         return SimpleNamespace(
             tokens=lambda: tuple(tokens),
             on_device=chosen.on_device,
+            rows=None,
             are_on_device=lambda: True,
         )
 
@@ -180,7 +181,7 @@ def unlaunched(vocab_size: int = 256) -> Any:
     from manyhands.engine import graphs
     from manyhands.engine.engine import Engine
     from manyhands.engine.executor import LocalExecutor
-    from manyhands.engine.passes import PassOutcome
+    from manyhands.engine.passes import Late, PassOutcome
     from manyhands.engine.recorder import Recording
     from manyhands.model.adapter import ModelAdapter
     from manyhands.model.settings import ModelSettings
@@ -195,9 +196,11 @@ def unlaunched(vocab_size: int = 256) -> Any:
     executor.backend = TritonBackend(adapter.layers, torch.float32, adapter.device, tiling)
     executor.backend.move = lambda stack, moved: None  # type: ignore[method-assign]
     logits = torch.zeros(_MOST_HEADS, vocab_size)
-    greedy = torch.stack(
-        (torch.full((_MOST_HEADS,), 7), torch.ones(_MOST_HEADS, dtype=torch.int64))
-    )
+    tokens, sound = torch.full((_MOST_HEADS,), 7), torch.ones(_MOST_HEADS, dtype=torch.int64)
+    is_older = not hasattr(
+        Late, "mark"
+    )  # a checkout before 2026-11-27: the state stood behind the tokens
+    greedy = torch.stack((tokens, sound)) if is_older else torch.cat((sound[:1], tokens))
 
     class Nothing:
         """A recorder whose recordings do nothing."""
@@ -225,8 +228,8 @@ def unlaunched(vocab_size: int = 256) -> Any:
         def _launched(self, plan: Any, *_: Any) -> PassOutcome:
             self.counts.eager += 1
             count = len(plan.heads)
-            tokens = torch.cat((greedy[0, :count], greedy[1, :1]))
-            return PassOutcome(logits[:count], tokens)
+            likeliest = torch.cat((tokens[:count], sound[:1])) if is_older else greedy[: 1 + count]
+            return PassOutcome(logits[:count], likeliest)
 
     executor.passes = Unlaunched(adapter, executor.memory, executor.backend, Nothing())
     graphs._uncommon = lambda tiling: []  # they would be tried out by the interpreter

@@ -41,6 +41,8 @@ from manyhands.model.kernels import (
     drawing,
     gate_up,
     gated,
+    late,
+    likeliest,
     norms,
     one_shot,
     ring,
@@ -162,6 +164,8 @@ def products(capability: int) -> None:
     one_shot.meet(meeting, zeros(2, 256), zeros(2, 256), (zeros(256), 1e-6), (zeros(256), 1e-6), 0)
     norms.norm_heads(zeros(2, 2, 64), zeros(2, 1, 64), left_norms(64))
     gated.gated(zeros(2, 512), "silu")
+    likeliest.likeliest(zeros(2, 256))
+    late.fill(torch.zeros(4, dtype=torch.int32), torch.zeros(3, dtype=torch.int64)[1:])
     drawing.draw(zeros(2, 256), torch.zeros(len(drawing.PARAMETERS), 2, dtype=torch.float64))
     if capability >= 90:
         rows.quantise_rows(zeros(2, 256), torch.float8_e4m3fn)

@@ -28,7 +28,8 @@ KERNELS = {
         "_w4a16_product",
         "_w4a16_unpack",
     ),
-    *(DRAWING := ("_count", "_decide", "_find")),
+    *(ALONE := ("_count", "_decide", "_find", "_fill")),
+    *("_search", "_settle", "tables_kernel"),
     *("append_kernel", "attend_kernel", "lone_kernel", "merge_kernel"),
     *("specialised_kernel", "specialised_eight_bits_kernel"),
 }
@@ -76,7 +77,7 @@ def test_for_hopper(tmp_path: Path) -> None:
     for kernel in found:
         # The padding's and the others'; those of each kind of warps; these begin when all in front has ended.
         paths = {"attend_kernel": 2, "lone_kernel": 2, "specialised_kernel": 3, "_meet": 0}
-        paths |= dict.fromkeys(DRAWING, 0)
+        paths |= dict.fromkeys(ALONE, 0)
         # One group of warps that multiply, or two.
         paths["specialised_eight_bits_kernel"] = 3 if kernel["threads"] == 384 else 4
         expected = paths.get(kernel["kernel"], 1)

@@ -165,17 +165,36 @@ def test_logits_that_are_no_numbers(
     assert "float32" in caught.value.hint
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_likeliest_token_and_the_soundness_come_from_one_reading(dtype: torch.dtype) -> None:
-    """Many equals, of which the first counts; and rows with one number that is none, at either end."""
-    logits = torch.randn(9, 40_000, generator=torch.Generator().manual_seed(0)).to(dtype)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("way", ["twin", "kernel"])
+def test_the_likeliest_token_and_the_soundness_come_from_one_reading(
+    dtype: torch.dtype, way: str
+) -> None:
+    """Many equals, of which the first counts; both zeros are equal; rows with one number that is none, at either end."""
+    likeliest = sampling.likeliest
+    if way == "kernel":
+        likeliest = pytest.importorskip("manyhands.model.kernels.likeliest").likeliest
+    logits = torch.randn(11, 40_001, generator=torch.Generator().manual_seed(0)).to(dtype)
     logits[:, 7:39_000:100] = 9.0
     for row, bad in enumerate((float("nan"), float("inf"), float("-inf"))):
         logits[row, 0] = logits[row + 3, -1] = bad
     logits[6] = float("-inf")
-    tokens, sound = sampling.likeliest(logits.to("cuda" if torch.cuda.is_available() else "cpu"))
-    assert sound.tolist() == [0, 0, 1] * 2 + [1, 1, 1]
-    assert tokens[sound.bool()].tolist() == [7, 7, 0, 7, 7]
+    logits[7], logits[7, 40_000] = -2.0, -1.0
+    logits[8], logits[8, 30_000], logits[8, 33_000] = -5.0, -0.0, 0.0
+    logits[9, 5] = -float("nan")
+    if way == "kernel" and torch.cuda.is_available():
+        logits = logits.cuda()
+    tokens = [7, 7, 7, 0, 40_000, 30_000, 7]
+    sound = torch.tensor([2, 5, 10, 6, 7, 8, 5])
+    found = likeliest(logits[sound])
+    assert (found.dtype, found.tolist()) == (torch.int64, [1, *tokens])
+    for row in (0, 1, 3, 4, 9):
+        assert likeliest(logits[[2, row, 5]]).tolist()[::3] == [0, 7], "the others keep their own"
+    assert likeliest(logits[:0]).tolist() == [1]
+    wide = torch.cat((logits, logits), dim=1)
+    assert likeliest(wide[sound, : logits.shape[1]]).tolist() == found.tolist()
+    several = logits[sound].repeat(40, 1)
+    assert likeliest(several).tolist() == [1, *tokens * 40]
 
 
 def test_no_rows_are_no_error() -> None:

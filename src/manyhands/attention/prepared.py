@@ -22,8 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from manyhands.attention.kernels.overlap import launch_options
+from manyhands.attention.kernels.tables import tables_kernel
 from manyhands.attention.rotary import Rope
-from manyhands.attention.work import Cutting, Occupancy, Work
+from manyhands.attention.work import Cutting, Occupancy, Work, power_of_two
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 from manyhands.native import compiled as native
@@ -40,6 +42,7 @@ _COSTLY = 128  # tokens, from which on a pass takes longer the more it has
 _CLOSE = 208  # tokens up to which it takes longer with every sixteen; beyond, with every tile of a product
 _TOKENS_APART = 64  # sizes of passes beyond that; a tile of a product
 _TOKENS_CLOSE = 16
+_TABLE = 1024  # cosines of a program
 NO_PAGE = -1  # in `key_page`: a token of padding, whose key is not stored
 
 
@@ -268,6 +271,12 @@ class Prepared:
         self._tables: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._lows: dict[int, Tensor] = {}
 
+    def token_ids_and_last(self) -> tuple[Tensor, Tensor]:
+        """Tokens [T] and heads [R], as int64: what a network looks up with. Both stand at the beginning, so it is one launch."""
+        begin = self.last.storage_offset() - self.buffer.storage_offset()
+        both = self.buffer[: begin + self.capacity.rows].long()
+        return both[: self.capacity.tokens], both[begin:]
+
     def tables(self, rope: Rope | None, half: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines [n, half] float32: of the entries' offsets, from `key_tables` on of the keys'.
 
@@ -275,10 +284,7 @@ class Prepared:
         """
         key = (id(rope), half)
         if key not in self._tables:
-            radians = self._offsets.float().unsqueeze(1) * frequencies(
-                rope, half, self.buffer.device
-            )
-            self._tables[key] = radians.cos(), radians.sin()
+            self._tables[key] = _tables(self._offsets, rope, half)
         return self._tables[key]
 
     def lows(self, chunk: int | None) -> Tensor:
@@ -292,6 +298,28 @@ class Prepared:
             behind = (self.position % chunk).index_select(0, self.entry_token)
             self._lows[chunk] = torch.maximum(self.entry_low, self.entry_offset - behind)
         return self._lows[chunk]
+
+
+def _tables(offsets: Tensor, rope: Rope | None, half: int) -> tuple[Tensor, Tensor]:
+    cos = torch.empty(len(offsets), half, dtype=torch.float32, device=offsets.device)
+    sin = torch.empty_like(cos)
+    rotated = cos[:0, 0] if rope is None else rope.inv_freq.float()
+    width = power_of_two(half)
+    rows = max(1, _TABLE // width)
+    kernel: Any = tables_kernel
+    kernel[(-(-len(offsets) // rows),)](
+        offsets,
+        rotated,
+        cos,
+        sin,
+        len(offsets),
+        len(rotated),
+        HALF=half,
+        WIDTH=width,
+        ROWS=rows,
+        **launch_options(offsets.device),
+    )
+    return cos, sin
 
 
 def frequencies(rope: Rope | None, half: int, device: torch.device) -> Tensor:

@@ -480,7 +480,8 @@ class LocalExecutor:
             return False
         plan, sources, is_sure = begun
         (at,) = (sources >= 0).nonzero()
-        late = Late(chosen.on_device, at, sources[at])
+        rows = sources[at] if chosen.rows is None else np.array(chosen.rows)[sources[at]]
+        late = Late(chosen.on_device, at, rows)
         if is_sure:
             outcome = self.passes.begin(plan, late)
             self._begun = lambda: outcome
@@ -517,7 +518,7 @@ class LocalExecutor:
         self._kept = outcome.logits[rows:].clone()  # a recorded pass writes to the same place again
         greedy = outcome.greedy
         if greedy is not None:
-            greedy = torch.cat((greedy[:rows], greedy[-1:]))
+            greedy = greedy[: 1 + rows]
         return replace(outcome, logits=outcome.logits[:rows], greedy=greedy)
 
     def _weigh(self, weighing: Weighing | None) -> Callable[[Tensor], Tensor] | None:

@@ -39,6 +39,7 @@ from dataclasses import astuple, dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -449,6 +450,7 @@ class GraphedPasses(Passes):
         for capacity in uncommon if self.trouble is None else ():
             self._attend(page_size, capacity)  # loads their kernels
         self.memory.move((), self.backend)  # so does carrying nothing
+        self._fill_nothing()
         told(num_compiled + num_wide, num_compiled + num_wide)
 
     @property
@@ -469,6 +471,7 @@ class GraphedPasses(Passes):
                     logits, _ = _Graph(self, capacity, page_size).try_out(self)
                     if index == 0:
                         get_ready(logits[:1])
+                        self._fill_nothing()
                 for capacity in uncommon:
                     self._attend(page_size, capacity)
         except Exception:  # no memory, or a Triton that notes launches in another way
@@ -486,6 +489,12 @@ class GraphedPasses(Passes):
         for shape, call in self._layer_kinds.values():
             q = torch.zeros(capacity.tokens, *shape, dtype=self.adapter.dtype, device=device)
             self.backend.attend(self.memory.stores[call.layer], q, prepared, call)
+
+    def _fill_nothing(self) -> None:
+        """Launch what puts late tokens in their places, for none."""
+        first = np.zeros(1, dtype=np.int64)
+        token_ids, chosen = torch.zeros(2, 2, dtype=torch.int64, device=self.adapter.device)
+        Late(chosen[1:], first, first).fill(token_ids.int())
 
     def _tried(self, work: Callable[[], T]) -> T | None:
         """The result of this part of a recording; None, with the trouble, if a rank cannot have it."""
@@ -580,28 +589,30 @@ class _Graph:
         prepared = Prepared(integers, self.capacity, self.page_size)
         cuts = dict.fromkeys(passes.part_ends, cut)
         attend = _Noting(prepared, passes, cuts)
-        token_ids, keep = prepared.token_ids.long(), prepared.last.long()
+        token_ids, keep = prepared.token_ids_and_last()
         logits = passes.adapter.forward(token_ids, keep, attend)
-        # Padding may hold anything in networks that divide by what it lacks; its rows are left out.
-        return logits, torch.stack(likeliest(logits))
+        # The logits of padding are those of the pass's first token, so they are sound if all others are.
+        return logits, likeliest(logits)
 
     def start(self, plan: Plan, work: Work, late: Late | None = None) -> PassOutcome:
         """Any plan that fits: send all of it, but for tokens that are there already."""
-        self._pack(plan, work)
+        self._pack(plan, work, late)
         self.replay(late)
         return self._outcome(plan)
 
     def start_head(self, plan: Plan, work: Work, heads: Heads, late: Late | None = None) -> None:
         """The head of such a pass; `finish` makes the rest."""
-        self._pack(plan, work)
+        self._pack(plan, work, late)
         self._send(late)
         self.begin(heads.num_parts, heads)
 
-    def _pack(self, plan: Plan, work: Work) -> None:
+    def _pack(self, plan: Plan, work: Work, late: Late | None) -> None:
         """Write all of it into the host's buffer, once that is free."""
         self.sent.synchronize()
         integers, growth = self.integers
         pack(plan, work, self.capacity, integers)
+        if late is not None:
+            late.mark(integers[: plan.num_tokens])
         if plan.lockstep is None:
             growth[:] = 0
         else:
@@ -638,7 +649,7 @@ class _Graph:
         self.buffer.copy_(self.host, non_blocking=True)
         self.sent.record()
         if late is not None:
-            late.fill(self.buffer[0])
+            late.fill(self.buffer[0, : self.capacity.tokens])
 
     def _all(self) -> None:
         for repeat in self.recording.parts:
@@ -646,14 +657,17 @@ class _Graph:
 
     def follow(self, token_ids: Ints, late: Late | None = None) -> None:
         """A whole pass, one token later."""
-        if late is None or len(late.at) < len(token_ids):
-            self.sent.synchronize()
-            held = self.host[0, : len(token_ids)]
-            held.numpy()[:] = token_ids
-            self.buffer[0, : len(token_ids)].copy_(held, non_blocking=True)
-            self.sent.record()
+        self.sent.synchronize()
+        held = self.host[0, : len(token_ids)]
+        known = held.numpy()
+        known[:] = token_ids
         if late is not None:
-            late.fill(self.buffer[0])
+            late.mark(known)
+        tokens = self.buffer[0, : len(token_ids)]
+        tokens.copy_(held, non_blocking=True)
+        self.sent.record()
+        if late is not None:
+            late.fill(tokens)
         self._all()
 
     def begin(self, num_parts: int, heads: Heads | None = None) -> None:
@@ -673,8 +687,7 @@ class _Graph:
 
     def _outcome(self, plan: Plan) -> PassOutcome:
         rows = len(plan.heads)
-        tokens, sound = self.greedy[0, :rows], self.greedy[1, :rows]
-        return PassOutcome(self.logits[:rows], torch.cat((tokens, sound.min().view(1))))
+        return PassOutcome(self.logits[:rows], self.greedy[: 1 + rows])
 
 
 _LayerKind = tuple[object, ...]  # the part of a layer that kernels of attention are compiled for

@@ -21,6 +21,7 @@ from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.sampling import Chosen, ToldLogprobs, sent
+from manyhands.model import kernels
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
 from manyhands.model.recurrent import StateCall, States
@@ -30,8 +31,8 @@ from manyhands.model.recurrent import StateCall, States
 class PassOutcome:
     """The tensors that a pass leaves on the device, for the H tokens whose logits it makes (`Plan.heads`).
 
-    `greedy` [H + 1], where it was made along with the logits: the likeliest token of each, and 1
-    if all logits are sound. `told`: the logprobs of the targets, part by part.
+    `greedy` [1 + H], where it was made along with the logits: 1 if all of them are sound, and the likeliest
+    token of each. A recorded pass writes both to the same place again. `told`: the logprobs of the targets, part by part.
     """
 
     logits: Tensor  # [H, V]
@@ -47,12 +48,22 @@ class Late:
     at: Ints  # [L]: packed indices of the plan's tokens
     sources: Ints  # [L]: the rows that choose them
 
+    def mark(self, token_ids: Ints) -> None:
+        """Write in their places among the plan's tokens [T], on the host, which row chooses each: row 0 as -1, row 1 as -2."""
+        token_ids[self.at] = -1 - self.sources
+
     def fill(self, token_ids: Tensor) -> Tensor:
-        """Write them among the plan's tokens [T]; the same tensor."""
+        """Put them where tokens [T], on the device, are marked; the same tensor."""
         if not len(self.at):
             return token_ids
-        at, sources = sent([self.at.tolist(), self.sources.tolist()], torch.int64, token_ids.device)
-        return token_ids.index_copy_(0, at, self.chosen[sources].to(token_ids.dtype))
+        if kernels.run_on(token_ids.device) and token_ids.dtype == torch.int32:
+            from manyhands.model.kernels import late
+
+            late.fill(token_ids, self.chosen)
+            return token_ids
+        rows = (-1 - token_ids).clamp_(min=0)
+        chosen = self.chosen.to(token_ids.dtype).index_select(0, rows)
+        return token_ids.copy_(torch.where(token_ids < 0, chosen, token_ids))
 
 
 # Numbers of the logits at targets; 110 places with a vocabulary of 152 000. Putting them in order takes some
@@ -178,9 +189,13 @@ class Passes:
         self.counts.eager += 1
         device = self.adapter.device
         attend = Attending(self.backend.prepare(plan, device), self.memory, self.backend)
-        token_ids = torch.as_tensor(plan.token_ids, device=device)
+        known = plan.token_ids
         if late is not None:
-            token_ids = late.fill(token_ids.clone())
+            known = known.copy()
+            late.mark(known)
+        token_ids = torch.as_tensor(known, device=device)
+        if late is not None:
+            late.fill(token_ids)
         keep = torch.as_tensor(plan.heads, device=device)
         states = None
         if self.states is not None:

@@ -43,23 +43,26 @@ Bits = NDArray[np.uint8]  # of a mask: [ceil(V / 8)]
 class Chosen:
     """One token per row: on the device at once, on the host when it has arrived there.
 
-    `tokens_and_state` [R + 1]: the tokens, and how they are: _BROKEN (logits that are no numbers), _SOUND,
+    `state_and_tokens` [1 + R]: how the tokens are, and the tokens. They are _BROKEN (logits that are no numbers), _SOUND,
     or _UNDECIDED: then `decide` gives them, and what stands on the device was a guess. So whether all is
-    well travels with the tokens: one transfer, one wait. `told`: of these rows, the logprobs.
+    well travels with the tokens: one transfer, one wait. `rows`: of these tokens they alone are meant, in their order; None: all.
+    `told`: of what is meant, the logprobs.
     """
 
     def __init__(
         self,
-        tokens_and_state: Tensor,
+        state_and_tokens: Tensor,
         decide: Callable[[], list[int]] | None = None,
         told: ToldRows | None = None,
+        rows: Sequence[int] | None = None,
     ) -> None:
-        self.on_device = tokens_and_state[:-1]  # [R]
-        self._host = to_host(tokens_and_state)
+        self.on_device = state_and_tokens[1:]  # [R]
+        self.rows = rows
+        self._host = to_host(state_and_tokens)
         self._decide = decide
         self._told = told
         self._arrived: torch.cuda.Event | None = None
-        if tokens_and_state.is_cuda:
+        if state_and_tokens.is_cuda:
             # Work asked of the device from here on need not be waited for.
             self._arrived = torch.cuda.Event()
             self._arrived.record()
@@ -68,7 +71,7 @@ class Chosen:
     def tokens(self) -> tuple[int, ...]:
         """Wait for them."""
         if self._tokens is None:
-            *tokens, state = self._landed()
+            state, tokens = self._landed()
             if state == _BROKEN:
                 raise ManyhandsError(
                     "the model's logits are not numbers (NaN or infinite)",
@@ -86,13 +89,14 @@ class Chosen:
 
     def are_on_device(self) -> bool:
         """Whether those on the device are the ones chosen."""
-        return self._landed()[:-1] == list(self.tokens())
+        return self._landed()[1] == list(self.tokens())
 
-    def _landed(self) -> list[int]:
+    def _landed(self) -> tuple[int, list[int]]:
+        """The state, and the tokens that are meant."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        landed: list[int] = self._host.tolist()
-        return landed
+        state, *tokens = self._host.tolist()
+        return state, tokens if self.rows is None else [tokens[row] for row in self.rows]
 
 
 class ToldLogprobs:
@@ -153,14 +157,19 @@ class ToldRows:
         return dict(zip(self._rows, self._told.arrived(), strict=True))
 
 
-def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The likeliest token of each row of logits [R, V], the first of equals; and 1 for a sound row, else 0. Both int64 [R].
+def likeliest(logits: Tensor) -> Tensor:
+    """_SOUND if all rows of logits [R, V] are sound, else _BROKEN; behind it the likeliest token of each, the first of equals.
 
-    -inf is a token that cannot be; NaN and +inf mean that the network is broken, and either is the largest of its row.
-    So both answers come from one reading.
+    int64 [1 + R]. -inf is a token that cannot be; NaN and +inf mean that the network is broken, and either is the largest of
+    its row. So both answers come from one reading.
     """
+    if kernels.usable(logits):
+        from manyhands.model.kernels import likeliest as kernel
+
+        return kernel.likeliest(logits)
     found = logits.max(dim=-1)
-    return found.indices, (found.values < float("inf")).to(torch.int64)
+    is_sound = (found.values < float("inf")).all()
+    return torch.cat((torch.where(is_sound, _SOUND, _BROKEN).view(1), found.indices))
 
 
 def choose(
@@ -172,28 +181,26 @@ def choose(
 ) -> Chosen:
     """One token per row of logits [R, V].
 
-    `greedy` [R + 1]: the likeliest tokens and the state of these logits, or of these and others of their pass, if they are
+    `greedy` [1 + R]: the state of these logits, or of these and others of their pass, and the likeliest tokens, if they are
     known. `among`: of both these rows alone are meant. `weigh` makes new logits of theirs, by what the rows' writers have written.
     """
     is_plain = weigh is None and all(choice is GREEDY or choice == GREEDY for choice in choices)
     if not is_plain and weigh is None and logits.itemsize == 2 and kernels.usable(logits):
         return _draw(logits, choices, range(len(logits)) if among is None else among)
+    if is_plain and greedy is not None:
+        return Chosen(greedy, rows=among)
     if among is not None:
-        rows_and_state = sent([*among, len(logits)], torch.int64, logits.device)
-        greedy = None if greedy is None else greedy.index_select(0, rows_and_state)
-        if greedy is None or not is_plain:  # else nothing reads them, and all are many bytes
-            logits = logits.index_select(0, rows_and_state[:-1])
+        logits = logits.index_select(0, sent(among, torch.int64, logits.device))
     if greedy is None:
-        tokens, sound = likeliest(logits)
-        greedy = torch.cat((tokens, sound.all().view(1) * _SOUND))
+        greedy = likeliest(logits)
     if is_plain:
         return Chosen(greedy)
-    state = greedy[-1:]
+    state = greedy[:1]
     scores = _permitted(logits if weigh is None else weigh(logits), choices)
     tokens = scores.argmax(dim=-1)
     rows = [row for row, choice in enumerate(choices) if choice.temperature > 0]
     if not rows:
-        return Chosen(torch.cat((tokens, state)), told=_told(logits, choices, tokens))
+        return Chosen(torch.cat((state, tokens)), told=_told(logits, choices, tokens))
     # A copy: by the time the host decides, the next pass may stand where the logits stood.
     at = sent(rows, torch.int64, scores.device)
     drawing, own = scores.index_select(0, at), [choices[row] for row in rows]
@@ -208,7 +215,7 @@ def choose(
 
     state = torch.where(is_decided.all() | (state != _SOUND), state, _UNDECIDED)
     told = _told(logits, choices, tokens)
-    return Chosen(torch.cat((tokens, state)), decide, told)
+    return Chosen(torch.cat((state, tokens)), decide, told)
 
 
 def get_ready(logits: Tensor) -> None:
@@ -229,7 +236,7 @@ def _draw(logits: Tensor, choices: Sequence[Choice], rows: Sequence[int]) -> Cho
     told = None
     if any(choice.logprobs is not None for choice in choices):
         own = logits.index_select(0, sent(rows, torch.int64, logits.device))
-        told = _told(own, choices, chosen[:-1])
+        told = _told(own, choices, chosen[1:])
     return Chosen(chosen, told=told)
 
 
@@ -303,9 +310,9 @@ def _sent_masks(masks: Sequence[Bits], device: torch.device) -> Tensor:
 
 
 def to_host(values: Tensor) -> Tensor:
-    """Where these values will stand on the host once the device has come so far."""
+    """Where these values will stand on the host once the device has come so far, whatever is written to `values` then."""
     if not values.is_cuda:
-        return values
+        return values.clone()
     held = torch.empty_like(values, device="cpu", pin_memory=True)
     return held.copy_(values, non_blocking=True)
 

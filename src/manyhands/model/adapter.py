@@ -12,6 +12,7 @@ exactly once: q and k arrive unrotated, and all rotations happen in our code, fr
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -180,7 +181,7 @@ class ModelAdapter:
     ) -> dict[str, Any]:
         return {
             "input_ids": token_ids[None],
-            "position_ids": torch.zeros_like(token_ids)[None],
+            "position_ids": _nowhere(token_ids.device).expand(1, len(token_ids)),
             "use_cache": False,
             "manyhands_attend": _Hook(attend, self.gains, self.query_scales, self.chunks, states),
         }
@@ -212,6 +213,13 @@ class ModelAdapter:
                 logits = self.forward(token_ids, keep, attend, states)
             yield logits
             del logits
+
+
+@functools.cache
+def _nowhere(device: torch.device) -> Tensor:
+    """A position that nothing reads, since keys are rotated where they are stored: [1], made once."""
+    with torch.inference_mode(False):
+        return torch.zeros(1, dtype=torch.long, device=device)
 
 
 @contextmanager

@@ -252,7 +252,7 @@ def _find(
     matches = _matches(own, bits, masks, parameters, part * CHUNK + inside, V, stride)
     tl.store(own + FOUND + part, tl.sum(matches, axis=0))
     if (number == 0) & (part == 0):
-        tl.store(out + tl.num_programs(0), 1 - tl.load(scratch + UNSOUND))
+        tl.store(out, 1 - tl.load(scratch + UNSOUND))
     if is_last(own + ARRIVED, parts):
         each = tl.arange(0, PARTS)
         found = own + FOUND + each
@@ -264,11 +264,11 @@ def _find(
         tokens = at * CHUNK + inside
         matches = _matches(own, bits, masks, parameters, tokens, V, stride)
         is_it = (matches > 0) & (tl.cumsum(matches, axis=0) == index + 1)
-        tl.store(out + number, tl.sum(tl.where(is_it, tokens, 0), axis=0))
+        tl.store(out + 1 + number, tl.sum(tl.where(is_it, tokens, 0), axis=0))
 
 
 def draw(logits: Tensor, parameters: Tensor, masks: Tensor | None = None) -> Tensor:
-    """A token of each row that draws, and behind them 1 if all logits of these rows are sound, else 0: int64 [N + 1].
+    """1 if all logits of these rows are sound, else 0; behind it a token of each row that draws: int64 [N + 1].
 
     Of logits [R, V] in bfloat16 or float16. `parameters` [7, N] float64 are those that PARAMETERS names: the number of
     the row; that of its mask, -1 for none; and the choice, whose top_k is at least 1. `masks` [M, ceil(V / 8)] uint8
@@ -283,7 +283,7 @@ def draw(logits: Tensor, parameters: Tensor, masks: Tensor | None = None) -> Ten
     room = FOUND.value + most_parts
     scratch = torch.zeros(count, room, dtype=torch.int32, device=logits.device)
     masses = torch.empty(count, 2, BLOCKS.value, dtype=torch.float64, device=logits.device)
-    out = torch.empty(count + 1, dtype=torch.int64, device=logits.device)
+    out = torch.empty(1 + count, dtype=torch.int64, device=logits.device)
     bits = logits.view(torch.int16)
     # Where there are no masks, no byte of anything is read as one.
     read = (bits, bits.view(torch.uint8) if masks is None else masks, parameters, scratch)

@@ -1,0 +1,32 @@
+"""Tokens that the pass in front chooses, put among those of the next one: one launch.
+
+The host has not seen them yet, and has written which row chooses each: row r as -1 - r (`engine/passes.py::Late`,
+where the twin is).
+"""
+
+# Kernels are written in Triton's language, which has no types of Python's.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_CHUNK = 1024  # tokens of a program
+
+
+@triton.jit(do_not_specialize=["T"])
+def _fill(token_ids, chosen, T, CHUNK: tl.constexpr):
+    at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    token = tl.load(token_ids + at, mask=at < T, other=0)
+    found = tl.load(chosen - 1 - token.to(tl.int64), mask=token < 0, other=0)
+    tl.store(token_ids + at, found.to(token_ids.dtype.element_ty), mask=token < 0)
+
+
+def fill(token_ids: Tensor, chosen: Tensor) -> None:
+    """Put the tokens of `chosen` [R] int64 in the places of `token_ids` [T] int32 that are marked with their rows."""
+    kernel: Any = _fill
+    kernel[(triton.cdiv(len(token_ids), _CHUNK),)](token_ids, chosen, len(token_ids), CHUNK=_CHUNK)
