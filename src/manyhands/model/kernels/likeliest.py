@@ -30,7 +30,7 @@ _PROGRAMS = 8  # for each processor, about
 _KEYS = 1024  # that are settled together
 
 _LEAST = tl.constexpr(-(1 << 31))  # below the bits of all scores
-_NAN = tl.constexpr((1 << 31) - 1)
+_MOST = tl.constexpr((1 << 31) - 1)
 _INFINITE = tl.constexpr(0x7F800000)
 _LAST = tl.constexpr((1 << 32) - 1)
 
@@ -38,9 +38,9 @@ _LAST = tl.constexpr((1 << 32) - 1)
 @triton.jit
 def _rising(scores):
     """The bits of scores as int32 that rise with them; one for both zeros, the largest for what is no number."""
-    bits = (scores.to(tl.float32) + 0.0).to(tl.int32, bitcast=True)
+    bits = (scores + 0.0).to(tl.int32, bitcast=True)
     rising = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return tl.where(scores != scores, _NAN, rising)
+    return tl.where(scores != scores, _MOST, rising)
 
 
 @triton.jit
@@ -48,18 +48,23 @@ def _search(logits, keys, V, stride, CHUNK: tl.constexpr, OVERLAP: tl.constexpr)
     """Program (row, part): every P-th chunk of the row, from chunk `part` on."""
     take_over(OVERLAP)
     row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    inside = tl.arange(0, CHUNK)
-    best = tl.full([CHUNK], _LEAST, tl.int32)
+    inside = part * CHUNK + tl.arange(0, CHUNK)
+    best = tl.full([CHUNK], float("-inf"), tl.float32)
     token = inside
-    for first in range(part * CHUNK, V, parts * CHUNK):
+    for first in range(0, V, parts * CHUNK):
         here = first + inside
-        scores = tl.load(logits + row * stride + here, mask=here < V, other=0.0)
-        rising = tl.where(here < V, _rising(scores), _LEAST)
-        is_better = rising > best
-        best = tl.where(is_better, rising, best)
+        at = logits + row * stride + here
+        scores = tl.load(at, mask=here < V, other=float("-inf")).to(tl.float32)
+        is_better = (scores > best) | (
+            scores != scores
+        )  # no number is better than one that is none
+        best = tl.where(is_better, scores, best)
         token = tl.where(is_better, here, token)
-    key = (best.to(tl.int64) << 32) | (~token.to(tl.int64) & _LAST)
-    tl.store(keys + row * parts + part, tl.max(key, axis=0))
+    rising = tl.where(inside < V, _rising(best), _LEAST)
+    highest = tl.max(rising, axis=0)
+    first = tl.min(tl.where(rising == highest, token, _MOST), axis=0)
+    key = (highest.to(tl.int64) << 32) | (~first.to(tl.int64) & _LAST)
+    tl.store(keys + row * parts + part, key)
 
 
 @triton.jit(do_not_specialize=["R", "P"])
