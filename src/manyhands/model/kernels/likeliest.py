@@ -26,7 +26,7 @@ from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.model import kernels
 
 _CHUNK = 4096  # tokens that a program looks at together
-_PROGRAMS = 8  # for each processor, about
+_PROGRAMS = 4  # for each processor, about
 _KEYS = 1024  # that are settled together
 
 _LEAST = tl.constexpr(-(1 << 31))  # below the bits of all scores
