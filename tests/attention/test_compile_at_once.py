@@ -1,4 +1,4 @@
-"""Kernels that are met are compiled by threads and launch nothing meanwhile; a process of its own, since here Triton interprets."""
+"""Kernels that are met are compiled by processes and launch nothing meanwhile; a process of its own, since here Triton interprets."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import json
+import multiprocessing
 import threading
 
 import torch
@@ -28,7 +29,7 @@ from manyhands.attention.compile_at_once import compiling_at_once, counting_new_
 from tests.compiled import NoDevice
 
 driver.set_active(NoDevice(90))
-torch.cuda.set_device = lambda device: None
+print("said before")  # and not again by each child
 
 
 @triton.jit
@@ -49,7 +50,7 @@ def launched(size):
 x = torch.zeros(64)
 hits, seen, told = [], [], {"failed": "", "launched": ""}
 knobs.compilation.listener = before = lambda *, cache_hit, **_: hits.append(cache_hit)
-with compiling_at_once(torch.device("cpu"), lambda *many: seen.append(many)) as kernels:
+with compiling_at_once(lambda *many: seen.append(many)) as kernels:
     for size in (16, 32, 16, 64):
         copied[1,](x, x, SIZE=size)
     other = threading.Thread(target=lambda: told.update(other=launched(4)))
@@ -65,6 +66,7 @@ told["compiled"] = len(copied.device_caches[0][0])
 for name, size in (("failed", 64), ("launched", 16)):
     told[name] = launched(size)
 told["listened"] = hits
+told["children"] = len(multiprocessing.active_children())
 print(json.dumps(told))
 """
 
@@ -85,7 +87,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             timeout=120,
         )
         assert done.returncode == 0, done.stderr
-        found.append(json.loads(done.stdout))
+        before, said = done.stdout.splitlines()
+        assert before == "said before"
+        found.append(json.loads(said))
     return found
 
 
@@ -97,6 +101,7 @@ def test_each_is_compiled_once_and_behind_the_block_all_are(told: list[dict[str,
     assert [each["seen"] for each in told] == [[[1, 3], [2, 3], [3, 3]]] * 2
     assert [each["counted"] for each in told] == [1, 0]
     assert [each["compiled"] for each in told] == [4, 4]
+    assert [each["children"] for each in told] == [0, 0]
     assert all(each["is_as_before"] for each in told)
 
 
@@ -104,7 +109,59 @@ def test_nothing_was_launched_and_a_kernel_that_fails_says_so_when_it_is(
     told: list[dict[str, Any]],
 ) -> None:
     """Control: behind the block a launch asks for the device that is not there, and compiles nothing."""
-    for each, is_on_disk in zip(told, (False, True), strict=True):
+    for each in told:
         assert "too many" in each["failed"]
         assert "'NoDevice' object has no" in each["launched"]
-        assert each["listened"] == [is_on_disk] * 4, "who listened before is told of all"
+    # What children have compiled is loaded; the other thread's is compiled, and so is the last one.
+    listened = [each["listened"] for each in told]
+    assert listened == [[False, True, True, False], [True] * 4], (
+        "who listened before is told of all"
+    )
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reached"),
+    [
+        ("time.sleep(600)", 1),
+        ("os._exit(1)", 1),
+        ("1 / 0", 2),
+        ("_thread.interrupt_main() or time.sleep(600)", 1),
+    ],
+    ids=["hangs", "dies", "fails", "is interrupted"],
+)
+def test_a_child_in_trouble_keeps_nothing_waiting(trouble: str, reached: int) -> None:
+    """And no child is left. In the last case it is this process that is interrupted as well."""
+    program = f"""
+import _thread, multiprocessing, os, signal, threading, time
+from triton.runtime import driver
+from manyhands.attention import compile_at_once
+from tests.compiled import NoDevice
+
+driver.set_active(NoDevice(90))
+compile_at_once._PATIENCE = 3.0
+kernels, seen, parent = compile_at_once.Kernels(), [], os.getpid()
+kernels._noted[0, "well"] = lambda: None
+kernels._noted[0, "not"] = lambda: {trouble}
+if "interrupt" in {trouble!r}:
+    threading.Timer(1.5, _thread.interrupt_main).start()
+try:
+    kernels.compile(lambda done, whole: seen.append(done))
+    print("went on", end=" ")
+except KeyboardInterrupt:
+    print("interrupted", end=" ")
+print(len(seen), len(multiprocessing.active_children()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+            "TRITON_INTERPRET": "0",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    how = "interrupted" if "interrupt" in trouble else "went on"
+    assert (done.stdout, done.returncode) == (f"{how} {reached} 0\n", 0), done.stderr
+    assert not done.stderr, "children say nothing"

@@ -466,7 +466,7 @@ class GraphedPasses(Passes):
     ) -> Kernels:
         """Compile at once what passes of these capacities launch. Whatever hinders it, recordings will say."""
         try:
-            with compiling_at_once(self.adapter.device, told) as kernels:
+            with compiling_at_once(told) as kernels:
                 for index, capacity in enumerate(wide):
                     logits, _ = _Graph(self, capacity, page_size).try_out(self)
                     if index == 0:

@@ -27,7 +27,8 @@ from manyhands.model import kernels
 
 _CHUNK = 4096  # tokens that a program looks at together
 _PROGRAMS = 4  # for each processor, about
-_KEYS = 1024  # that are settled together
+_MOST_PARTS = 32
+_ROWS = 32  # that are settled together
 
 _LEAST = tl.constexpr(-(1 << 31))  # below the bits of all scores
 _MOST = tl.constexpr((1 << 31) - 1)
@@ -92,7 +93,7 @@ def likeliest(logits: Tensor) -> Tensor:
     assert size < 1 << 31, "a token's id has 32 bits"
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     most = _PROGRAMS * kernels.num_processors(logits.device)
-    parts = max(1, min(triton.cdiv(size, _CHUNK), most // max(1, count)))
+    parts = max(1, min(triton.cdiv(size, _CHUNK), most // max(1, count), _MOST_PARTS))
     keys = torch.empty(count, parts, dtype=torch.int64, device=logits.device)
     out = torch.empty(1 + count, dtype=torch.int64, device=logits.device)
     launches: tuple[Any, ...] = (_search, _settle)
@@ -100,6 +101,5 @@ def likeliest(logits: Tensor) -> Tensor:
     options = launch_options(logits.device)
     if count:
         search[(count, parts)](logits, keys, size, logits.stride(0), CHUNK=_CHUNK, **options)
-    width = triton.next_power_of_2(parts)
-    settle[(1,)](keys, out, count, parts, ROWS=max(1, _KEYS // width), PARTS=width, **options)
+    settle[(1,)](keys, out, count, parts, ROWS=_ROWS, PARTS=_MOST_PARTS, **options)
     return out
