@@ -112,7 +112,7 @@ def test_nothing_was_launched_and_a_kernel_that_fails_says_so_when_it_is(
     for each in told:
         assert "too many" in each["failed"]
         assert "'NoDevice' object has no" in each["launched"]
-    # What children have compiled is loaded; the other thread's is compiled, and so is the last one.
+    # Kernels that children have compiled are loaded; the other thread's is compiled, and so is the last one.
     listened = [each["listened"] for each in told]
     assert listened == [[False, True, True, False], [True] * 4], (
         "who listened before is told of all"

@@ -331,7 +331,7 @@ def test_kernels_are_compiled_at_once_before_anything_is_recorded(
     names = {1: "first", 2: "second", 4: "third"}
 
     @contextmanager
-    def compiling(device: torch.device, told: Any) -> Iterator[Any]:
+    def compiling(told: Any) -> Iterator[Any]:
         blocks.append([])
         inside[0] = True
         yield (kernels := SimpleNamespace(num_new=0, num_noted=7))

@@ -106,11 +106,11 @@ class _NoDevice:
         self._device, self._target = driver.get_current_device(), driver.get_current_target()
 
     def get_current_device(self) -> Any:
-        """The number that the parent's had."""
+        """The device's number in the parent."""
         return self._device
 
     def get_current_target(self) -> Any:
-        """What kernels are compiled for."""
+        """The architecture that kernels are compiled for."""
         return self._target
 
 
@@ -120,7 +120,7 @@ def _begin_child(noted: list[Noted], device: _NoDevice) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    driver.set_active(device)  # type: ignore[arg-type]
+    driver.set_active(device)
     _inherited[:] = noted
 
 
