@@ -192,8 +192,9 @@ def products(capability: int) -> None:
     scales, offsets = (each.repeat_interleave(layer.group // 32, 0) for each in packed[1:3])
     fine = (layer.packed, scales, offsets, None, 32, layer.arrived)
     w4a16.product(zeros(2, 256), *fine, replace(ringed, stages=3))
-    w4a16.product(zeros(2, 256), *packed, replace(ringed, stages=3, parts=1), activation="silu")
-    w4a16.product(zeros(16, 256), *packed)
+    shared = w4a16.Tiles(stages=4, programs=2)
+    w4a16.product(zeros(2, 256), *packed, shared, activation="silu")
+    w4a16.product(zeros(16, 256), *packed, w4a16.Tiles(eights=2, stages=3, parts=2))
     w4a16.product(zeros(64, 256), *packed)
     for tokens in (2, 16, 64):
         w4a16.product(zeros(tokens, 256), *packed, w4a16.Tiles(parts=2), activation="silu")
