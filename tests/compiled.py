@@ -156,7 +156,9 @@ def left_norms(size: int) -> LeftNorms:
 
 def products(capability: int) -> None:
     """The kernels between attention and attention; float8 only where it is multiplied."""
-    norms.join(zeros(2, 256), zeros(2, 256), (zeros(256), 1e-6), (zeros(256), 1e-6), 0)
+    for is_early in (False, True):
+        both = [(zeros(256), 1e-6)] * 2
+        norms.join(zeros(2, 256), zeros(2, 256), *both, 0, is_early=is_early)
     addresses, places = torch.zeros(2, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
     meeting = one_shot.Meeting(1, addresses, places, places[:1], 256)
     one_shot.meet(meeting, zeros(2, 256), zeros(2, 256), (zeros(256), 1e-6), (zeros(256), 1e-6), 0)

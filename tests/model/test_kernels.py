@@ -63,7 +63,7 @@ def test_join(
     post = both[0] if parts.startswith("norm, sum") else None
     pre = both[1] if not parts.endswith("sum") else None
     post_parts, pre_parts = (norm.parts if norm else None for norm in (post, pre))
-    total, normed = norms.join(residual, x, post_parts, pre_parts, form)
+    total, normed = norms.join(residual, x, post_parts, pre_parts, form, is_early=width == 80)
     monkeypatch.setattr(kernels, "usable", lambda x: False)
     expected = join(residual, x, post, pre)
     assert (total is None, normed is None) == (residual is None, pre is None)

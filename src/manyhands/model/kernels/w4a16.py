@@ -739,7 +739,7 @@ class Tiles:
     eights: int = 1  # of tokens
     row_warps: int = 4
     token_warps: int = 1
-    ahead: int = 2  # spans of weights on their way: 1 or 2
+    ahead: int = 2  # spans of weights on their way without a ring: 1 or 2
     parts: int = 1
     hold: bool = True  # see `_hold`
     compact: bool = False  # one set of sums, whose unit changes from group to group
