@@ -158,7 +158,9 @@ def left_norms(size: int) -> LeftNorms:
 
 def products(capability: int) -> None:
     """The kernels between attention and attention; float8 only where it is multiplied."""
-    norms.join(zeros(2, 256), zeros(2, 256), (zeros(256), 1e-6), (zeros(256), 1e-6), 0)
+    for is_early in (False, True):
+        both = [(zeros(256), 1e-6)] * 2
+        norms.join(zeros(2, 256), zeros(2, 256), *both, 0, is_early=is_early)
     addresses, places = torch.zeros(2, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
     meeting = one_shot.Meeting(1, addresses, places, places[:1], 256)
     one_shot.meet(meeting, zeros(2, 256), zeros(2, 256), (zeros(256), 1e-6), (zeros(256), 1e-6), 0)
@@ -196,8 +198,9 @@ def products(capability: int) -> None:
     scales, offsets = (each.repeat_interleave(layer.group // 32, 0) for each in packed[1:3])
     fine = (layer.packed, scales, offsets, None, 32, layer.arrived)
     w4a16.product(zeros(2, 256), *fine, replace(ringed, stages=3))
-    w4a16.product(zeros(2, 256), *packed, replace(ringed, stages=3, parts=1), activation="silu")
-    w4a16.product(zeros(16, 256), *packed)
+    shared = w4a16.Tiles(stages=4, programs=2)
+    w4a16.product(zeros(2, 256), *packed, shared, activation="silu")
+    w4a16.product(zeros(16, 256), *packed, w4a16.Tiles(eights=2, stages=3, parts=2))
     w4a16.product(zeros(64, 256), *packed)
     for tokens in (2, 16, 64):
         w4a16.product(zeros(tokens, 256), *packed, w4a16.Tiles(parts=2), activation="silu")

@@ -59,11 +59,11 @@ def compiled(capability: int, folder: Path) -> list[dict[str, Any]]:
 
 
 def assert_rows(found: list[dict[str, Any]]) -> None:
-    """Of products with weights of four bits; three have a ring, and each one only."""
+    """Of products with weights of four bits; four have a ring, and each one only."""
     products = [kernel for kernel in found if kernel["rows"] is not None]
     rows = [RING_ROWS if kernel["rings"] else ROWS for kernel in products]
     assert [kernel["rows"] for kernel in products] == rows
-    assert sorted(len(kernel["rings"]) for kernel in found)[-4:] == [0, 1, 1, 1]
+    assert sorted(len(kernel["rings"]) for kernel in found)[-5:] == [0, 1, 1, 1, 1]
     assert len(products) == 9
     # A launch has 48 KiB without asking the driver. Triton asks by the memory that it knows of, and it knows of no ring.
     assert all(sum(kernel["rings"]) + kernel["shared_memory"] <= 48 << 10 for kernel in products)
@@ -85,9 +85,10 @@ def test_for_hopper(tmp_path: Path) -> None:
         assert kernel["tensor_cores"] == (kernel["kernel"] in PRODUCTS), kernel
         assert kernel["shared_memory"] <= MOST_SHARED[90], kernel
     assert {kernel["kernel"] for kernel in found if kernel["tensor_maps"]} == MAPPED
-    # Beside another launch it lets the next one in first, and waits at its end.
+    # Beside another launch it lets the next one in first, and waits at its end; early, it waits behind that.
     others = [kernel for kernel in found if kernel["order"] != kernel["waits"] * "wl"]
-    assert [(other["kernel"], other["order"]) for other in others] == [("attend_kernel", "lwwl")]
+    orders = {(other["kernel"], other["order"]) for other in others}
+    assert orders == {("attend_kernel", "lwwl"), ("_join", "lw")}
     assert_rows(found)
     # A thread has 64 of a tile's weights.
     assert {kernel["hidden"] >= 64 for kernel in found if kernel["hidden"] is not None} == {True}

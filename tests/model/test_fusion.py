@@ -428,3 +428,14 @@ def test_control_without_the_twin_it_would_be_missed(monkeypatch: pytest.MonkeyP
     expected = _logits(adapter)
     fuse_modules(adapter, "on")
     assert float((_logits(adapter) - expected).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("kind", ["none", "int4"])
+def test_what_comes_in_early(kind: str) -> None:
+    """Products of four bits do, behind norms that stand in front of them; nothing else does."""
+    adapter, _ = load_adapter(ZOO["qwen3"](), quantise=kind)
+    fuse_modules(adapter, "on")
+    base: Any = adapter.model.base_model
+    norms = [(layer.input_layernorm, layer.post_attention_layernorm) for layer in base.layers]
+    assert {norm.is_early for pair in norms for norm in pair} == {kind == "int4"}
+    assert not base.norm.is_early

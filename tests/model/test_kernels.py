@@ -7,6 +7,7 @@ result may be one step of the dtype away.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def test_join(
     post = both[0] if parts.startswith("norm, sum") else None
     pre = both[1] if not parts.endswith("sum") else None
     post_parts, pre_parts = (norm.parts if norm else None for norm in (post, pre))
-    total, normed = norms.join(residual, x, post_parts, pre_parts, form)
+    total, normed = norms.join(residual, x, post_parts, pre_parts, form, is_early=width == 80)
     monkeypatch.setattr(kernels, "usable", lambda x: False)
     expected = join(residual, x, post, pre)
     assert (total is None, normed is None) == (residual is None, pre is None)
@@ -468,6 +469,7 @@ TILES = {
     "two eights": w4a16.Tiles(eights=2, ahead=1, parts=2),
     "whole blocks": w4a16.Tiles(pairs=2, eights=4, ahead=1, hold=False, compact=True),
     "ring": w4a16.Tiles(row_warps=2, stages=3, parts=2),
+    "ring of shares": w4a16.Tiles(eights=2, stages=3, programs=3),
     "warps for tokens": w4a16.Tiles(2, 2, row_warps=2, token_warps=2, parts=3, compact=True),
 }
 
@@ -525,6 +527,19 @@ def test_rings(tokens: int, group: int, stages: int, parts: int, fast: bool) -> 
     _close(ours, _exact(layer, x).to(x.dtype))
     assert _repeats(ours, lambda: _product(layer, x, tiles, fast))
     assert torch.equal(ours[-1:], _product(layer, x[-1:], tiles, fast))
+
+
+@FAST
+@pytest.mark.parametrize("programs", [1, 2, 3, 5, 7, 17, 45, 99])
+def test_shares(programs: int, fast: bool) -> None:
+    """Programs with several tiles, with parts of two, and more programs than there are spans (45)."""
+    layer = _layer(600, 1152, bias=True, group=128)
+    x = _normal(11, 1152, dtype=torch.bfloat16)
+    tiles = w4a16.Tiles(eights=2, stages=3, programs=programs)
+    ours = _product(layer, x, tiles, fast)
+    _close(ours, _exact(layer, x).to(x.dtype))
+    assert not layer.arrived.any()
+    assert _repeats(ours, lambda: _product(layer, x, tiles, fast))
 
 
 @FAST
@@ -606,21 +621,26 @@ def test_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tiles_with_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight programs of three stages on a processor; where it has fewer, their stages share the room."""
+    """As many programs as a processor has room for; where tiles have no two parts, equal shares."""
     device = torch.device("cpu")
     monkeypatch.setattr(w4a16, "shared_memory", lambda device: 232448)
 
-    def parts_and_stages(inputs: int, outputs: int) -> tuple[int, int]:
-        tiles = w4a16.choose_tiles(8, outputs, inputs // 128, device)
-        assert tiles == w4a16.Tiles(row_warps=2, parts=tiles.parts, stages=tiles.stages)
-        return tiles.parts, tiles.stages
+    def parts_or_programs(tokens: int, inputs: int, outputs: int) -> int:
+        tiles = w4a16.choose_tiles(tokens, outputs, inputs // 128, device)
+        few, sixteen = w4a16.Tiles(row_warps=2, stages=4), w4a16.Tiles(eights=2, stages=3)
+        if tiles.programs:
+            few = w4a16.Tiles(stages=4)
+        base = few if tokens <= 8 else sixteen
+        assert tiles == replace(base, parts=tiles.parts, programs=tiles.programs)
+        return tiles.programs or tiles.parts
 
     qwq = (5120, 7168), (5120, 5120), (5120, 55296), (27648, 5120)
-    assert [parts_and_stages(*each) for each in qwq] == [(8, 3), (8, 4), (1, 3), (13, 3)]
+    assert [parts_or_programs(8, *each) for each in qwq] == [8, 8, 3 * 132, 13]
+    assert [parts_or_programs(9, *each) for each in qwq] == [8, 8, 4 * 132, 13]
     qwen3 = (4096, 6144), (4096, 4096), (4096, 24576), (12288, 4096)
-    assert [parts_and_stages(*each) for each in qwen3] == [(7, 3), (7, 4), (2, 3), (16, 3)]
-    assert parts_and_stages(256, 64) == (1, 4)
-    assert parts_and_stages(5120, 152064) == (1, 3)  # more than one round
-    small = w4a16.choose_tiles(8, 5120, 40, device, w4a16.ring.stage_bytes(128, 32))
-    assert small.stages == 0  # no room for eight
-    assert w4a16.choose_tiles(9, 5120, 40, device).stages == 0
+    assert [parts_or_programs(8, *each) for each in qwen3] == [7, 7, 2, 16]
+    assert [parts_or_programs(16, *each) for each in qwen3] == [7, 7, 2, 16]
+    assert parts_or_programs(8, 256, 64) == 1
+    assert parts_or_programs(8, 5120, 152064) == 3 * 132
+    assert w4a16.choose_tiles(8, 5120, 40, device, 128, 32).stages == 3  # scales take their room
+    assert w4a16.choose_tiles(17, 5120, 40, device).stages == 0

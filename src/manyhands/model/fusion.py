@@ -49,6 +49,7 @@ from manyhands.model.layers import (
 )
 from manyhands.model.parallel.layers import Summed
 from manyhands.model.products import fuse_mlps, join_qkv, shared_weights
+from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.quiet import quiet
 from manyhands.model.ropes import attention_factors, rotary_module
 from manyhands.model.self_test import BREAKS, deviation, exact_attention, tiny_network, tiny_tokens
@@ -310,6 +311,9 @@ def _join_sums(layers: list[Any], base: Any, *, hands_over: bool) -> int:
     for index, (layer, mine) in enumerate(zip(layers, roles, strict=True)):
         if mine is None:
             continue
+        for norm, block in ((mine[0], layer.self_attn), (mine[2], layer.mlp)):
+            if norm is not None:
+                norm.is_early = any(isinstance(each, Int4Linear) for each in block.modules())
         theirs = roles[index + 1] if index + 1 < len(layers) else (last,)
         following = theirs[0] if theirs else None
         following = following if isinstance(following, Norm) else None

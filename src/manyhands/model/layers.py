@@ -41,6 +41,9 @@ class Norm(nn.Module):
         self.weight = weight
         self.eps = eps
         self.form: Form = form
+        self.is_early = (
+            False  # the product behind it may come in early, see attention/kernels/overlap.py
+        )
         self._prepared: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,7 +93,8 @@ def join(
         from manyhands.model.kernels.norms import join as fused
 
         after, before = (norm.parts if norm else None for norm in (post, pre))
-        total, normed = fused(residual, x, after, before, known.form)
+        is_early = pre is not None and pre.is_early
+        total, normed = fused(residual, x, after, before, known.form, is_early=is_early)
         total = x if total is None else total
         return total, total if normed is None else normed
     if residual is not None and x.dim() > residual.dim():

@@ -13,6 +13,9 @@ and all kernels here keep three rules:
 Since a launch lets the next one in only after its own wait, what a kernel reads before its wait was
 written at least two launches ago.
 
+A launch that lets the next one in *early*, before its own wait, may do so if that one reads nothing but weights before
+its wait: then these are on their way while two launches in front still end.
+
 A launch *beside* the one in front begins without a wait, and both run at once: neither reads what the other
 writes. All in front of both is over by then, since the first has let it in behind its own wait. Its first item
 waits at the end instead (`end_beside`), so whatever waits for it waits for both. Only behind a wait is the
@@ -36,12 +39,15 @@ _FIRST = (9, 0)  # compute capability
 
 
 @triton.jit
-def take_over(OVERLAP: tl.constexpr, BESIDE: tl.constexpr = False):
-    """Wait for the launch in front, unless this one is beside it; from here on the next one may come in."""
+def take_over(OVERLAP: tl.constexpr, BESIDE: tl.constexpr = False, EARLY: tl.constexpr = False):
+    """Wait for the launch in front, unless this one is beside it; then, or early, the next one may come in."""
     if OVERLAP:
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
         if not BESIDE:
             tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        if not EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit

@@ -31,6 +31,7 @@ from manyhands.attention.kernels.rms import rms
 # Of all heads that one program norms. With a program for each head, 128 tokens of Qwen3-8B took 6.6 µs for 1.3 on an
 # H100 (docs/log.md).
 _NUMBERS = 2048
+_FEW_ROWS = 16  # up to which products read as long as they take
 
 
 @triton.jit
@@ -51,6 +52,7 @@ def _join(
     POST: tl.constexpr,
     PRE: tl.constexpr,
     FORM: tl.constexpr,
+    EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -61,7 +63,7 @@ def _join(
         w_post = tl.load(post + n, mask=mask, other=0.0).to(tl.float32)
     if PRE:
         w_pre = tl.load(pre + n, mask=mask, other=0.0).to(tl.float32)
-    take_over(OVERLAP)
+    take_over(OVERLAP, EARLY=EARLY)
     DTYPE: tl.constexpr = residual.dtype.element_ty
     v = tl.load(x + row * stride + n, mask=mask, other=0.0).to(tl.float32)
     for part in tl.static_range(1, PARTS):
@@ -123,11 +125,13 @@ def join(
     post: tuple[Tensor, float] | None,
     pre: tuple[Tensor, float] | None,
     form: int,
+    *,
+    is_early: bool = False,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The two results described above: residual [..., N] + y, and its norm; None if not asked for.
 
     x [..., N] may be a slice of wider rows, or, with a residual, parts [P, ..., N] in float32; `post` and `pre` are the
-    (weight [N], eps) of the norms.
+    (weight [N], eps) of the norms. `is_early`: with few rows the launch behind comes in early (`kernels/overlap.py`).
     """
     width = x.shape[-1]
     known = x if residual is None else residual
@@ -156,6 +160,7 @@ def join(
             POST=post is not None,
             PRE=pre is not None,
             FORM=form,
+            EARLY=is_early and num_rows <= _FEW_ROWS,
             BLOCK=block,
             num_warps=min(max(block // 512, 1), 16),
             **launch_options(x.device),

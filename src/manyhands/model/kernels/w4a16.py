@@ -21,11 +21,13 @@ all groups are held in units of the scale of the group at hand, and multiplied w
 While a group of inputs is multiplied, the weights of the next one or two are on their way to registers. The
 assembler would rather load them when the registers of the last ones are free, which is too late; `_hold` keeps it
 from that. The first ones are asked for before the launch in front has ended. All programs of a launch are there at
-once: a second round of a few would take as long as the first. For up to 8 tokens there is room for more on its way in
+once: a second round of a few would take as long as the first. For up to 16 tokens there is room for more on its way in
 shared memory, if a processor has as much as Hopper's: weights and x then come through a ring of stages (`w4a16_ring`).
 
 Where few tiles of outputs would leave processors idle, the inputs are cut into parts; the last program to arrive
-adds up all parts, in their order, so that results repeat.
+adds up all parts, in their order, so that results repeat. Where there are more tiles, some processors would have one
+more than others, and all would wait for these. So with a ring, programs have equal shares of the spans of all tiles
+instead, one tile after the other, and every processor has as many programs.
 
 Two halves of one product can go through an activation at once, rounded where two launches would round: half the
 warps of a program have gates, the others the outputs that these gate, and they meet when both are done.
@@ -440,42 +442,17 @@ def _store_gated(
     tl.store(out + tokens * N + rows, gated.to(DTYPE), mask=(tokens < T) & (rows < N))
 
 
-@triton.jit(do_not_specialize=("T", "parts"))
-def _w4a16_product(
-    x,  # [T, K / 2] int32, of two numbers each
-    packed,  # [N / 64, K / 32, 256] int32
-    scales_of,  # [K / GROUP, width / 2] int32
-    zeros_of,  # [K / GROUP, width / 4] int32
-    bias,
-    out,
-    partial,
-    arrived,
-    T,
-    N,
-    K,
-    half_inputs,  # K / 2; of an argument the compiler sees that it is a multiple of 16
-    half_width,
-    quarter_width,
-    parts,
-    GROUP: tl.constexpr,
-    SPAN: tl.constexpr,  # inputs of one round; groups do not go beyond it
-    PAIRS: tl.constexpr,  # of 16 outputs that a warp has
-    ROW_WARPS: tl.constexpr,
-    TOKEN_WARPS: tl.constexpr,
-    EIGHTS: tl.constexpr,  # of tokens that a warp has
-    AHEAD: tl.constexpr,  # spans whose weights are on their way
-    HOLDS: tl.constexpr,
-    COMPACT: tl.constexpr,  # sums of all groups are one set of registers, in units of the scales now
-    STAGES: tl.constexpr,  # of the ring; 0: weights and x go straight to registers
-    IN_PARTS: tl.constexpr,
-    FAST: tl.constexpr,
-    BIAS: tl.constexpr,
-    GATED: tl.constexpr,  # N is that of one half: the first half gates the second
-    ACT: tl.constexpr,
-    DTYPE: tl.constexpr,
-    SCALES: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+@triton.jit
+def _of_tile(
+    x, packed, scales_of, zeros_of, bias, out, partial, arrived, T, N, K, half_inputs, half_width,
+    quarter_width, tile_t, tile_n, begin, end, part, parts, tiles, GROUP: tl.constexpr,
+    SPAN: tl.constexpr, PAIRS: tl.constexpr, ROW_WARPS: tl.constexpr, TOKEN_WARPS: tl.constexpr,
+    EIGHTS: tl.constexpr, AHEAD: tl.constexpr, HOLDS: tl.constexpr, COMPACT: tl.constexpr,
+    STAGES: tl.constexpr, SHARED: tl.constexpr, IN_PARTS: tl.constexpr, FAST: tl.constexpr,
+    BIAS: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, DTYPE: tl.constexpr,
+    SCALES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Spans from begin to before end of one tile. Part and parts are of it, or shares of all spans of so many tiles."""
     THREADS: tl.constexpr = 32 * ROW_WARPS * TOKEN_WARPS
     STEPS: tl.constexpr = SPAN // 32
     GROUPS: tl.constexpr = SPAN // GROUP
@@ -484,12 +461,10 @@ def _w4a16_product(
     OTHER: tl.constexpr = SUMS - PER_PAIR  # from a sum to that of the other pair
     HOLD: tl.constexpr = FAST and HOLDS
     RING: tl.constexpr = FAST and STAGES > 0
-    tile_t, tile_n, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     thread = tl.arange(0, THREADS)[:, None]
     four = tl.arange(0, 4)[None, :]
     g, t = thread % 32 // 4, thread % 4
     spans = K // SPAN
-    begin, end = part * spans // parts, (part + 1) * spans // parts
 
     # A warp has 32 outputs of a block or all 64. Beyond the last block it has the last one again, for nothing.
     rows, half = _places(tile_n, thread, PAIRS, ROW_WARPS, GATED)
@@ -500,13 +475,13 @@ def _w4a16_product(
     at_scales = scales_of + eight * 4 + pair * 2
     at_zeros = zeros_of + eight * 2 + pair
     if RING:
-        tl.static_assert(PAIRS == 1 and EIGHTS == 1 and not COMPACT)
-        STAGE: tl.constexpr = 16 * THREADS * (2 * STEPS + GROUPS)
+        tl.static_assert(PAIRS == 1 and TOKEN_WARPS == 1 and not COMPACT)
+        PLANES: tl.constexpr = STEPS * EIGHTS
+        STAGE: tl.constexpr = 4 * THREADS * (4 * STEPS + GROUPS) + 512 * PLANES
         memory = ring.allocated(STAGES * STAGE)
         source = (at_words, at_scales, at_zeros, half_width, quarter_width)
-        for i in tl.static_range(AHEAD):
-            slot = memory + i * STAGE + thread * 0
-            ring.ask_weights(slot, source, begin + i, end, STEPS, GROUPS)
+        for i in tl.static_range(STAGES - 1):
+            ring.ask_weights(memory + i * STAGE, thread, source, begin + i, end, STEPS, GROUPS)
     else:
         at_words += four
         at_scales += four % (2 * PAIRS)
@@ -519,25 +494,31 @@ def _w4a16_product(
 
     first = (tile_t * TOKEN_WARPS + thread // (32 * ROW_WARPS)) * (8 * EIGHTS)
     at_x = ()
-    for n in tl.static_range(EIGHTS):
-        token = tl.minimum(first + 8 * n + g, T - 1)
-        at_x = at_x + (x + token * half_inputs + t * 4,)
-    acc = _zeros(SUMS, THREADS)
     if RING:
-        for i in tl.static_range(STAGES):
-            slot = memory + i * STAGE + thread * 0
-            if i >= AHEAD:
-                ring.ask_weights(slot, source, begin + i, end, STEPS, GROUPS)
-            ring.ask_inputs(slot, at_x, begin + i, end, STEPS, GROUPS)
+        for i in tl.static_range((PLANES + ROW_WARPS - 1) // ROW_WARPS):
+            plane = i * ROW_WARPS + thread // 32
+            token = tl.minimum(tile_t * (8 * EIGHTS) + plane // STEPS * 8 + g, T - 1)
+            at_x = at_x + (x + token * half_inputs + plane % STEPS * 16 + t * 4,)
+        for i in tl.static_range(STAGES - 1):
+            ring.ask_inputs(memory + i * STAGE, thread, at_x, begin + i, end, STEPS, GROUPS, PLANES)
             ring.commit()
-        stage = memory
+        stage, free = memory, memory + (STAGES - 1) * STAGE
         held = ring.held(x, thread, T)
+    else:
+        for n in tl.static_range(EIGHTS):
+            token = tl.minimum(first + 8 * n + g, T - 1)
+            at_x = at_x + (x + token * half_inputs + t * 4,)
+    acc = _zeros(SUMS, THREADS)
     if COMPACT:
         scales = _all_scales(factors[0], PAIRS, True, FAST, SCALES)
     for span in range(begin, end):
         if RING:
-            slot = stage + thread * 0
-            words, factors = ring.weights(stage + held, STAGES, STEPS, GROUPS)
+            ring.arrived(STAGES)
+            after = span + STAGES - 1
+            ring.ask_weights(free, thread, source, after, end, STEPS, GROUPS)
+            ring.ask_inputs(free, thread, at_x, after, end, STEPS, GROUPS, PLANES)
+            ring.commit()
+            words, factors = ring.weights(stage + held, thread, STEPS, GROUPS)
         else:
             ahead = _weights(at_words, span + AHEAD, end, STEPS, PAIRS)
             after = tl.minimum(span + 1, end - 1)
@@ -557,7 +538,9 @@ def _w4a16_product(
             inputs = ()
             for n in tl.static_range(EIGHTS):
                 if RING:
-                    inputs = inputs + (ring.inputs(stage + held, step, STEPS, GROUPS),)
+                    inputs = inputs + (
+                        ring.inputs(stage + held, thread, n * STEPS + step, STEPS, GROUPS),
+                    )
                 else:
                     inputs = inputs + (tl.load(at_x[n] + four + (span * STEPS + step) * 16),)
             more = ()
@@ -584,9 +567,7 @@ def _w4a16_product(
                 now = _all_scales(words_of_scales, PAIRS, False, FAST, SCALES)
                 acc = _all_scaled(acc, sums, now, SUMS, PER_PAIR, FAST)
         if RING:
-            ring.ask_weights(slot, source, span + STAGES, end, STEPS, GROUPS)
-            ring.ask_inputs(slot, at_x, span + STAGES, end, STEPS, GROUPS)
-            ring.commit()
+            free = stage
             stage = tl.where(stage == memory + (STAGES - 1) * STAGE, memory, stage + STAGE)
         else:
             factors = next_factors
@@ -612,6 +593,12 @@ def _w4a16_product(
                 PAIRS,
             ),
         )
+    if SHARED:
+        # The share with a span is the last one that begins at it or in front of it.
+        whole = tiles * spans
+        first_share = ((tile_n * spans + 1) * parts - 1) // whole
+        part -= first_share
+        parts = ((tile_n + 1) * spans * parts - 1) // whole - first_share + 1
     HALVES: tl.constexpr = 2 if GATED else 1
     last = True
     if IN_PARTS:
@@ -640,6 +627,67 @@ def _w4a16_product(
                 tl.store(out + where, result.to(out.dtype.element_ty), mask=mask)
         if IN_PARTS:
             tl.store(counter, 0)  # ready for the next product
+
+
+@triton.jit(do_not_specialize=("T", "parts", "tiles"))
+def _w4a16_product(
+    x,  # [T, K / 2] int32, of two numbers each
+    packed,  # [N / 64, K / 32, 256] int32
+    scales_of,  # [K / GROUP, width / 2] int32
+    zeros_of,  # [K / GROUP, width / 4] int32
+    bias,
+    out,
+    partial,
+    arrived,
+    T,
+    N,
+    K,
+    half_inputs,  # K / 2; of an argument the compiler sees that it is a multiple of 16
+    half_width,
+    quarter_width,
+    parts,  # of each tile
+    tiles,  # of outputs
+    GROUP: tl.constexpr,
+    SPAN: tl.constexpr,  # inputs of one round; groups do not go beyond it
+    PAIRS: tl.constexpr,  # of 16 outputs that a warp has
+    ROW_WARPS: tl.constexpr,
+    TOKEN_WARPS: tl.constexpr,
+    EIGHTS: tl.constexpr,  # of tokens that a warp has
+    AHEAD: tl.constexpr,  # spans whose weights are on their way
+    HOLDS: tl.constexpr,
+    COMPACT: tl.constexpr,  # sums of all groups are one set of registers, in units of the scales now
+    STAGES: tl.constexpr,  # of the ring; 0: weights and x go straight to registers
+    SHARED: tl.constexpr,  # programs have equal shares of all spans of all tiles; otherwise, parts of one tile
+    IN_PARTS: tl.constexpr,
+    FAST: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATED: tl.constexpr,  # N is that of one half: the first half gates the second
+    ACT: tl.constexpr,
+    DTYPE: tl.constexpr,
+    SCALES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    tile_t, tile_n, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    spans = K // SPAN
+    if SHARED:
+        shares, whole = tl.num_programs(2), tiles * spans
+        start, stop = part * whole // shares, (part + 1) * whole // shares
+        for tile in range(start // spans, (stop - 1) // spans + 1):
+            _of_tile(
+                x, packed, scales_of, zeros_of, bias, out, partial, arrived, T, N, K, half_inputs,
+                half_width, quarter_width, tile_t, tile, tl.maximum(start - tile * spans, 0),
+                tl.minimum(stop - tile * spans, spans), part, shares, tiles, GROUP, SPAN, PAIRS,
+                ROW_WARPS, TOKEN_WARPS, EIGHTS, AHEAD, HOLDS, COMPACT, STAGES, SHARED, IN_PARTS,
+                FAST, BIAS, GATED, ACT, DTYPE, SCALES, OVERLAP,
+            )  # fmt: skip
+    else:
+        _of_tile(
+            x, packed, scales_of, zeros_of, bias, out, partial, arrived, T, N, K, half_inputs,
+            half_width, quarter_width, tile_t, tile_n, part * spans // parts,
+            (part + 1) * spans // parts, part, parts, tiles, GROUP, SPAN, PAIRS, ROW_WARPS,
+            TOKEN_WARPS, EIGHTS, AHEAD, HOLDS, COMPACT, STAGES, SHARED, IN_PARTS, FAST, BIAS,
+            GATED, ACT, DTYPE, SCALES, OVERLAP,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -691,11 +739,12 @@ class Tiles:
     eights: int = 1  # of tokens
     row_warps: int = 4
     token_warps: int = 1
-    ahead: int = 2  # spans of weights on their way: 1 or 2
+    ahead: int = 2  # spans of weights on their way without a ring: 1 or 2
     parts: int = 1
     hold: bool = True  # see `_hold`
     compact: bool = False  # one set of sums, whose unit changes from group to group
     stages: int = 0  # of a ring in shared memory, see `w4a16_ring`; 0: none
+    programs: int = 0  # with equal shares of the spans of all tiles; 0: each tile has its parts
 
     @property
     def outputs(self) -> int:
@@ -711,10 +760,12 @@ class Tiles:
 _SPANS = (128, 64, 32)
 _MOST_PARTS, _LEAST_SPANS, _LONG_PART = 32, 3, 20
 # With a ring; the last one is what Triton and the hardware take beside it.
-_MOST_STAGES, _LEAST_RINGED, _BESIDE_RING = 4, 5, 3 << 10
-# As tuned on an H100, product after product of whole layers (the ring and long parts on an H200); beside
+_LEAST_STAGES, _LEAST_RINGED, _BESIDE_RING = 3, 5, 3 << 10
+# As tuned on an H100, product after product of whole layers (rings and long parts on an H200); beside
 # each how many programs of it registers of a processor, or its shared memory, allow at once.
-_RING = Tiles(row_warps=2, stages=3), 8
+_RING = Tiles(row_warps=2, stages=4), 8
+_RING_WIDE = Tiles(stages=4), 3
+_RING_SIXTEEN = Tiles(eights=2, stages=3), 4
 _EIGHT = Tiles(), 4
 _SIXTEEN = Tiles(eights=2), 3
 _SIXTEEN_WIDE = Tiles(eights=2, ahead=1), 4
@@ -730,9 +781,10 @@ def choose_tiles(
     outputs: int,
     spans: int,
     device: torch.device,
-    stage: int = ring.stage_bytes(128, 128),
+    span: int = 128,
+    group: int = 128,
 ) -> Tiles:
-    """Tiles of which as many are at work at once as registers allow, and not one more; `stage` bytes of a ring."""
+    """Tiles of which as many are at work at once as registers allow, and not one more."""
     processors = kernels.num_processors(device)
 
     def room(kind: tuple[Tiles, int]) -> tuple[int, int]:
@@ -746,30 +798,38 @@ def choose_tiles(
         most, count = room(kind)
         return max(1, most // count) * count / most
 
-    memory = shared_memory(device)
-    if tokens <= 8:
-        kind = _RING if _RING[1] * _RING[0].stages * stage <= memory else _EIGHT
+    def ringed(kind: tuple[Tiles, int]) -> int:
+        """Stages that its programs have room for."""
+        tiles, at_once = kind
+        stage = ring.stage_bytes(span, group, tiles.eights, tiles.row_warps)
+        room = min(ring.MOST_KIB << 10, shared_memory(device) // at_once - _BESIDE_RING)
+        return min(tiles.stages, room // stage)
+
+    few, wide = (_RING, _RING_WIDE) if tokens <= 8 else (_RING_SIXTEEN, _RING_SIXTEEN)
+    is_ringed = tokens <= 16 and ringed(few) >= _LEAST_STAGES
+    if is_ringed:
+        kind = few
+    elif tokens <= 8:
+        kind = _EIGHT
     elif tokens <= 16:
         most, count = room(_SIXTEEN)
         kind = _SIXTEEN_LONG if spans * count >= _LONG_PART * most else _SIXTEEN
         kind = kind if filled(_SIXTEEN) <= 1 else _SIXTEEN_WIDE
     elif tokens <= 32:
-        wide = triton.cdiv(outputs, _THIRTY_TWO_WIDE[0].outputs) >= processors
+        is_wide = triton.cdiv(outputs, _THIRTY_TWO_WIDE[0].outputs) >= processors
         kind = _THIRTY_TWO if filled(_THIRTY_TWO) >= 0.8 else _THIRTY_TWO_MEDIUM
-        kind = _THIRTY_TWO_WIDE if wide else kind
+        kind = _THIRTY_TWO_WIDE if is_wide else kind
     else:
         kind = _MORE
     most, count = room(kind)
     if tokens > 32 and filled(kind) < 0.7:
         most *= 2  # two rounds, nearly full
+    if is_ringed and 2 * count > most:  # no room for two parts: shares instead
+        return replace(wide[0], stages=ringed(wide), programs=wide[1] * processors)
     parts = max(1, min(most // count, _MOST_PARTS))
-    longest = max(_LEAST_RINGED if kind == _RING else _LEAST_SPANS, triton.cdiv(spans, parts))
-    tiles = replace(kind[0], parts=triton.cdiv(spans, longest))
-    if kind == _RING:  # as many stages as leave room for the programs that a processor has
-        programs = min(kind[1], triton.cdiv(count * tiles.parts, processors))
-        stages = min(memory // programs - _BESIDE_RING, ring.MOST_KIB << 10) // stage
-        tiles = replace(tiles, stages=min(max(tiles.stages, stages), _MOST_STAGES))
-    return tiles
+    longest = max(_LEAST_RINGED if is_ringed else _LEAST_SPANS, triton.cdiv(spans, parts))
+    stages = ringed(few) if is_ringed else 0
+    return replace(kind[0], parts=triton.cdiv(spans, longest), stages=stages)
 
 
 def product(
@@ -804,12 +864,17 @@ def product(
     if outputs % 8:  # no network that we know of
         scales, zeros = (functional.pad(each, (0, -outputs % 8)) for each in (scales, zeros))
     span = next(span for span in _SPANS if inputs % span == 0)
-    stage = ring.stage_bytes(span, group)
-    tiles = tiles or choose_tiles(tokens, outputs, inputs // span, x.device, stage)
+    tiles = tiles or choose_tiles(tokens, outputs, inputs // span, x.device, span, group)
+    stage = ring.stage_bytes(span, group, tiles.eights, tiles.row_warps)
     assert tiles.stages * stage <= ring.MOST_KIB << 10, tiles.stages
-    grid = (triton.cdiv(tokens, tiles.tokens), triton.cdiv(outputs, tiles.outputs), tiles.parts)
-    in_parts = tiles.parts > 1
-    shape = (tiles.parts, tokens, outputs) if in_parts else (1,)
+    rows, parts = triton.cdiv(outputs, tiles.outputs), tiles.parts
+    grid = (triton.cdiv(tokens, tiles.tokens), rows, parts)
+    if tiles.programs:
+        shares = min(tiles.programs, rows * (inputs // span))
+        parts = shares // rows if shares % rows == 0 else shares // rows + 2
+        grid = (grid[0], 1, shares)
+    in_parts = parts > 1
+    shape = (parts, tokens, outputs) if in_parts else (1,)
     partial = torch.empty(shape, dtype=torch.float32, device=x.device)
     types = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
     words = [_words(each) for each in (x, packed, scales, zeros)]
@@ -817,7 +882,7 @@ def product(
     kernel[grid](
         *(*words, x if bias is None else bias, out, partial, arrived),
         *(tokens, width, inputs, inputs // 2),
-        *(scales.shape[1] // 2, scales.shape[1] // 4, tiles.parts),
+        *(scales.shape[1] // 2, scales.shape[1] // 4, parts, rows),
         GROUP=group,
         SPAN=span,
         PAIRS=tiles.pairs,
@@ -828,6 +893,7 @@ def product(
         HOLDS=tiles.hold,
         COMPACT=tiles.compact,
         STAGES=tiles.stages,
+        SHARED=tiles.programs > 0,
         IN_PARTS=in_parts,
         FAST=fast,
         BIAS=bias is not None,
