@@ -98,6 +98,9 @@ _SURE_ENOUGH = 0.99  # share of right guesses from which on whole passes are beg
 _OFTEN, _VERY_OFTEN = 32, 32
 # Where a wide recording serves small tiles alone, a plan is cut for it at once, and one of so many for itself too.
 _LOOKED_AT = 8
+_MOST_OF_OUR_PRODUCTS = (
+    128  # tokens, beyond which all products are the library's or have one kernel
+)
 AHEAD = 768  # tokens of the largest wide recording: a part of a prompt, and what many others write
 # Tokens of a pass up to which every wide recording has one kind of tiles, mostly small ones, and up to which there is one
 # of small tiles alone. Recordings of `Wide.ENDED` always have one kind.
@@ -437,7 +440,7 @@ class GraphedPasses(Passes):
                     continue
                 # Where the cache on disk has some kernels it mostly has all, and then a pass more for each would be in vain.
                 if at_once and (is_cold or met.num_new):
-                    more = others[max(0, index - 1) :]
+                    more = _with_kernels_of_their_own(others[max(0, index - 1) :])
                     kernels = self._compile(
                         page_size,
                         more,
@@ -699,6 +702,12 @@ def _kind(plan: Plan) -> _Kind:
     sizes = plan.num_tokens, len(plan.reads.row), len(plan.reads.pages)
     tokens, reads, strips = map(power_of_two, sizes)
     return tokens, reads, strips
+
+
+def _with_kernels_of_their_own(wide: Sequence[Capacity]) -> list[Capacity]:
+    """Those that between them launch every kernel: of many tokens one of each kind, since products have one kernel for all these."""
+    found = {(min(each.tokens, _MOST_OF_OUR_PRODUCTS + 1), each.cutting): each for each in wide}
+    return list(found.values())
 
 
 def _untold(done: int, whole: int) -> None:
