@@ -705,7 +705,7 @@ def _kind(plan: Plan) -> _Kind:
 
 
 def _with_kernels_of_their_own(wide: Sequence[Capacity]) -> list[Capacity]:
-    """Those that between them launch every kernel: of many tokens one of each kind, since products have one kernel for all these."""
+    """Capacities that between them launch every kernel: of many tokens one of each kind, since products have one for all these."""
     found = {(min(each.tokens, _MOST_OF_OUR_PRODUCTS + 1), each.cutting): each for each in wide}
     return list(found.values())
 
