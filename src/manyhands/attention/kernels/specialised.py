@@ -398,6 +398,29 @@ def _rotate(at, x, y, c, s, scaling, q_room, INTERLEAVED: gl.constexpr):
 
 
 @gluon.jit
+def _begin(
+    who, at, slot, q, cos, sin, q_token, q_head, scaling, room, facts, of_rows, GROUP: gl.constexpr,
+    INTERLEAVED: gl.constexpr,
+):  # fmt: skip
+    """The facts of an item that say which keys its tiles have. Queries of one half of its rows, or of the first of these, come
+    to this place of `room`.
+    """
+    num_edges = _fact(facts, slot, _EDGES)
+    num_before = _fact(facts, slot, _EDGES_BEFORE)
+    start = _fact(facts, slot, _START)
+    all_start = _fact(facts, slot, _ALL_START)
+    all_end = _fact(facts, slot, _ALL_END)
+    end = _fact(facts, slot, _END)
+    written = _fact(facts, slot, _WRITTEN)
+    x, y, c, s = _load_queries(
+        who, slot, q, cos, sin, q_token, q_head, facts, of_rows, room.shape[2], GROUP, INTERLEAVED,
+        room.shape[1],
+    )  # fmt: skip
+    _rotate(at, x, y, c, s, scaling, room, INTERLEAVED)
+    return num_edges, num_before, start, all_start, all_end, end, written
+
+
+@gluon.jit
 def _leave(
     who, slot, largest, total, summed, partials, lses, facts, of_rows, GROUP: gl.constexpr,
     NUM_KV_HEADS: gl.constexpr, DIRECT: gl.constexpr,
@@ -442,17 +465,10 @@ def _item(
     OF_SCORES: gl.constexpr = gl.SliceLayout(1, SCORES)
     OF_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)
 
-    num_edges = _fact(facts, slot, _EDGES)
-    num_before = _fact(facts, slot, _EDGES_BEFORE)
-    start = _fact(facts, slot, _START)
-    all_start = _fact(facts, slot, _ALL_START)
-    all_end = _fact(facts, slot, _ALL_END)
-    end = _fact(facts, slot, _END)
-    written = _fact(facts, slot, _WRITTEN)
-    x, y, c, s = _load_queries(
-        who, slot, q, cos, sin, q_token, q_head, facts, of_rows, DIM, GROUP, INTERLEAVED
-    )
-    _rotate(who, x, y, c, s, scaling, q_room, INTERLEAVED)
+    num_edges, num_before, start, all_start, all_end, end, written = _begin(
+        who, who, slot, q, cos, sin, q_token, q_head, scaling, q_room, facts, of_rows, GROUP,
+        INTERLEAVED,
+    )  # fmt: skip
     queries = q_room.index(who)
 
     low = _half(of_rows, slot, _LOW, who).load(OF_SCORES)
@@ -553,17 +569,10 @@ def _few_item(
     TURNED: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, FEW, 16])
     OF_TURNED: gl.constexpr = gl.SliceLayout(0, TURNED)
 
-    num_edges = _fact(facts, slot, _EDGES)
-    num_before = _fact(facts, slot, _EDGES_BEFORE)
-    start = _fact(facts, slot, _START)
-    all_start = _fact(facts, slot, _ALL_START)
-    all_end = _fact(facts, slot, _ALL_END)
-    end = _fact(facts, slot, _END)
-    written = _fact(facts, slot, _WRITTEN)
-    x, y, c, s = _load_queries(
-        SECOND, slot, q, cos, sin, q_token, q_head, facts, of_rows, DIM, GROUP, INTERLEAVED, FEW
-    )
-    _rotate(0, x, y, c, s, scaling, few_room, INTERLEAVED)
+    num_edges, num_before, start, all_start, all_end, end, written = _begin(
+        SECOND, 0, slot, q, cos, sin, q_token, q_head, scaling, few_room, facts, of_rows, GROUP,
+        INTERLEAVED,
+    )  # fmt: skip
     queries = few_room.index(0).permute((1, 0))
 
     low = _half(of_rows, slot, _LOW, SECOND, FEW).load(OF_TURNED)

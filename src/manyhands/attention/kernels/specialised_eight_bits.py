@@ -51,16 +51,15 @@ from manyhands.attention.kernels.specialised import (
     _PAGES,
     _START,
     _TILES,
+    _begin,
     _bring_one,
     _fact,
     _half,
     _held,
     _key_of,
     _leave,
-    _load_queries,
     _meet,
     _plan,
-    _rotate,
     _seen,
     _weights,
 )
@@ -320,16 +319,10 @@ def _item(
     OF_KEYS: gl.constexpr = gl.SliceLayout(0, SCORES)
     OF_SCORES: gl.constexpr = gl.SliceLayout(1, SCORES)
 
-    num_edges = _fact(facts, slot, _EDGES)
-    num_before = _fact(facts, slot, _EDGES_BEFORE)
-    start = _fact(facts, slot, _START)
-    all_start = _fact(facts, slot, _ALL_START)
-    all_end = _fact(facts, slot, _ALL_END)
-    end = _fact(facts, slot, _END)
-    x, y, c, s = _load_queries(
-        who, slot, q, cos, sin, q_token, q_head, facts, of_rows, DIM, GROUP, INTERLEAVED
-    )
-    _rotate(who, x, y, c, s, scaling, q_room, INTERLEAVED)
+    num_edges, num_before, start, all_start, all_end, end, _ = _begin(
+        who, who, slot, q, cos, sin, q_token, q_head, scaling, q_room, facts, of_rows, GROUP,
+        INTERLEAVED,
+    )  # fmt: skip
     queries = q_room.index(who)
 
     low = _half(of_rows, slot, _LOW, who).load(OF_SCORES)
