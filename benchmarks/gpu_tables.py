@@ -10,7 +10,7 @@ from collections.abc import Callable
 from benchmarks.performance import NOTHING_YET, Result, cell, result, table
 from benchmarks.shapes import SHAPES
 
-_ANSWERS = (
+ANSWERS = (
     *("eight_bits", "eight_bits_teams", "eight_bits_gpu"),
     *("eight_bits_smollm2_sums", "eight_bits_smollm2"),
 )
@@ -46,50 +46,63 @@ def long_history() -> str:
     return table(head, rows) if rows else NOTHING_YET
 
 
+_STARTS = (
+    *("", "mended_", "wide_", "fronts_", "turns_", "ended_", "draws_", "at_once_", "whole_"),
+    "products_",
+)  # oldest first
+
+
+def starts() -> list[tuple[str, str, Result]]:
+    """Every start of a process that was timed, oldest first: network, commit and line."""
+    return [
+        (shape.title, found["commit"], line)
+        for name, shape in SHAPES.items()
+        for part in _STARTS
+        if (found := result(f"start_up_{part}{name}")) is not None
+        for line in found.get("starts", [])
+    ]
+
+
+def late(line: Result, key: str) -> int:
+    """How many were compiled, recorded or launched kernel by kernel after a start was over."""
+    return sum(part[key] for part in (line["first_prompt"], line["second_prompt"], *line["crowds"]))
+
+
+def _start(title: str, commit: str, line: Result) -> list[str]:
+    when = str(line["when"])
+    kernels = {"cold": "none", "cached": "of the process before"}.get(when, when)
+    return [
+        title,
+        kernels,
+        *(f"{line[f'{key}_s']:.1f}" for key in ("import", "load", "get_ready", "start")),
+        *(f"{line[f'{which}_token_s']:.3f}" for which in ("first", "second")),
+        *(str(late(line, key)) for key in ("compiled", "recorded", "eager")),
+        commit,
+    ]
+
+
+_START_HEAD = [
+    *("shapes", "compiled kernels", "imports, s", "loading", "getting ready", "all"),
+    *("first token of a 2 k prompt, s", "of a second one", "compiled later", "recorded later"),
+    *("passes launch by launch", "commit"),
+]
+
+
 def fresh_process() -> str:
     """From the start of a process to its first token, and what was compiled and recorded afterwards."""
-    rows = []
-    for name, shape in SHAPES.items():
-        found = (
-            result(f"start_up_{part}{name}")
-            for part in (
-                "",
-                "mended_",
-                "wide_",
-                "fronts_",
-                "turns_",
-                "ended_",
-                "draws_",
-                "at_once_",
-                "whole_",
-                "products_",
-            )
-        )
-        for line in (line for each in found for line in (each or {}).get("starts", [])):
-            later = [line["first_prompt"], line["second_prompt"], *line["crowds"]]
-            rows.append(
-                [
-                    shape.title,
-                    {"cold": "none", "cached": "of the process before"}.get(
-                        line["when"], line["when"]
-                    ),
-                    *(
-                        f"{line[f'{key}_s']:.1f}"
-                        for key in ("import", "load", "get_ready", "start")
-                    ),
-                    *(f"{line[f'{which}_token_s']:.3f}" for which in ("first", "second")),
-                    *(str(sum(part[key] for part in later)) for key in ("compiled", "recorded")),
-                    str(sum(part["eager"] for part in later)),
-                ]
-            )
-    head = ["shapes", "compiled kernels", "imports, s", "loading", "getting ready", "all"]
-    head += [
-        "first token of a 2 k prompt, s",
-        "of a second one",
-        "compiled later",
-        "recorded later",
-    ]
-    return table([*head, "passes launch by launch"], rows) if rows else NOTHING_YET
+    rows = [_start(*each) for each in starts()]
+    return table(_START_HEAD, rows) if rows else NOTHING_YET
+
+
+def newest_start(when: str) -> tuple[str, str, Result] | None:
+    """The last start with an empty folder of kernels (`cold`) or a filled one (`cached`)."""
+    return next((each for each in reversed(starts()) if each[2]["when"] == when), None)
+
+
+def first_token() -> str:
+    """The newest start with an empty folder of kernels, and the newest one with a filled one."""
+    rows = [_start(*found) for when in ("cold", "cached") if (found := newest_start(when))]
+    return table(_START_HEAD, rows) if rows else NOTHING_YET
 
 
 def disk_cache() -> str:
@@ -173,7 +186,7 @@ def eight_bits_answers() -> str:
             f"{line['right']:.1%} → {line['right_in_eight_bits']:.1%}",
             f"{line['control']['same_answers']:.1%}" if "control" in line else "",
         ]
-        for file in _ANSWERS
+        for file in ANSWERS
         if (found := result(file)) is not None
         for line in found.get("teams", [])
     ]
@@ -246,6 +259,7 @@ TABLES: dict[str, Callable[[], str]] = {
     for made in (
         long_history,
         fresh_process,
+        first_token,
         disk_cache,
         prefill_passes,
         guesses_in_time,

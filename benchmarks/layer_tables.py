@@ -1,4 +1,4 @@
-"""Tables of docs/performance.md about the layers: their launches, their products' tiles, quantised weights."""
+"""Tables about the layers: their launches, their products' tiles, quantised weights."""
 
 from __future__ import annotations
 

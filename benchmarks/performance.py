@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, made from the results of `decode`, `attention` and `prefix`.
+"""The tables of the pages about speed, made from the results of `life`, `decode`, `attention` and `prefix`.
 
 A table whose result is not there says so; no number is written by hand. The targets are in `targets.py`,
 what is said of single layers in `layer_tables.py`.
@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.results import RESULTS, ROOT
 from benchmarks.shapes import SHAPES
 
 NOTHING_YET = "Not measured yet."
+PAGES = ("performance.md", "performance_history.md")  # of docs/; together they have every table
 PLOTS = ROOT / "docs" / "plots"
 Result = dict[str, Any]
 
@@ -75,32 +76,69 @@ _LIVES = (
 )
 
 
-def life() -> str:
-    """Runs as they live, the second time in one process: milliseconds per pass, and what the passes were."""
-    head = ["shapes", "situation", "floor", "mean", "p50", "p99", "worst", "tokens/s"]
-    head += ["begun while the one before was made", "launch by launch", "recorded"]
+class Lived(NamedTuple):
+    """A situation of one network, from the newest file that has it."""
+
+    model: str
+    commit: str
+    lines: dict[str, Result]  # by when: fresh, warm, drawn anew
+
+    @property
+    def name(self) -> str:
+        """Of the situation."""
+        return str(self.lines["warm"]["name"])
+
+
+def lives() -> list[Lived]:
+    """Every situation that was measured the second time in its process, too, of the newest file that has it."""
+    newest: dict[tuple[str, str], Lived] = {}
+    for file in _LIVES:
+        found = result(file) or {}
+        by_name: dict[str, dict[str, Result]] = {}
+        for line in found.get("situations", []):
+            by_name.setdefault(line["name"], {})[line["when"]] = line
+        for name, lines in by_name.items():
+            if "warm" in lines:
+                key = (found["model"], name)
+                newest.setdefault(key, Lived(found["model"], found["commit"], lines))
+    return list(newest.values())
+
+
+def _by_network(show: Callable[[Lived], list[str]]) -> list[list[str]]:
+    """One row for each situation; the network stands in the first of its rows."""
     rows: list[list[str]] = []
-    known: set[tuple[str, str]] = set()
-    for name in _LIVES:
-        found = result(name)
-        model = found["model"] if found else ""
-        for line in (found or {}).get("situations", []):
-            if line["when"] != "warm" or (model, line["name"]) in known:
-                continue
-            times = [line[f"{key}_ms"] for key in ("floor", "mean", "p50", "p99", "worst")]
-            begun = line.get("planned_ahead", 0) / line["passes"]
-            rows.append(
-                [
-                    "" if any(model == other for other, _ in known) else model,
-                    line["name"],
-                    *(f"{time:.1f}" for time in times),
-                    f"{line['tokens_per_second']:.0f}",
-                    f"{begun:.0%}",
-                    *(str(line[key]) for key in ("eager", "recorded")),
-                ]
-            )
-            known.add((model, line["name"]))
+    last = ""
+    for each in lives():
+        rows.append(["" if each.model == last else each.model, each.name, *show(each)])
+        last = each.model
+    return rows
+
+
+def life() -> str:
+    """Runs as they live, the second time in one process: milliseconds per pass."""
+
+    def show(each: Lived) -> list[str]:
+        line = each.lines["warm"]
+        times = [line[f"{key}_ms"] for key in ("floor", "mean", "p50", "p99", "worst")]
+        rate = f"{line['tokens_per_second']:.0f}"
+        return [*(f"{time:.1f}" for time in times), rate, each.commit]
+
+    head = ["network", "situation", "floor", "mean", "p50", "p99", "worst", "tokens/s", "commit"]
+    rows = _by_network(show)
     return table(head, rows) if rows else NOTHING_YET
+
+
+def life_passes() -> str:
+    """How the passes of these runs came about."""
+
+    def show(each: Lived) -> list[str]:
+        line = each.lines["warm"]
+        begun = line.get("planned_ahead", 0) / line["passes"]
+        return [f"{begun:.0%}", *(str(line[key]) for key in ("eager", "recorded"))]
+
+    head = ["network", "situation", "begun while the one before was made", "launch by launch"]
+    rows = _by_network(show)
+    return table([*head, "recorded"], rows) if rows else NOTHING_YET
 
 
 # Parts of the host's time between the tokens of a pass and the launch of the next, as `step_timeline.py` names them.
@@ -154,7 +192,7 @@ def life_step_end() -> str:
 def life_in_turn() -> str:
     """Live runs by two commits on one card: milliseconds per pass."""
     head = ["commits", "situation", "when", "mean", "before", "p50", "before", "p99", "before"]
-    rows = []
+    rows: list[list[str]] = []
     for part in ("draws", "prepared", "beside", "products"):
         now, before = (result(f"{when}life_{part}_qwen3-8b") for when in ("", "before_"))
         for line in (now or {}).get("situations", []):
@@ -243,6 +281,42 @@ def _decode(show: Callable[[Result], str]) -> str:
             head = head or ["shapes", "workers", *map(str, lengths)]
             rows += [[SHAPES[name].title, *row] for row in _grid(found, show)]
     return table(head, rows) if rows else NOTHING_YET
+
+
+def beside_one() -> str:
+    """A team beside one worker: time, floor, tokens, and the fastest peer that did the same work."""
+    rows = []
+    for name, history in _BESIDE_ONE:
+        found = result(f"decode_{name}")
+        alone = cell(found, workers=1, history=history)
+        for workers in (1, 4, 16):
+            line = cell(found, workers=workers, history=history)
+            if line is None or alone is None:
+                continue
+            peers = [
+                (peer["ms"], peer["peer"])
+                for peer in (found or {}).get("peers", [])
+                if (peer["workers"], peer["history"]) == (workers, history)
+            ]
+            rows.append(
+                [
+                    SHAPES[name].title,
+                    f"{history // 1024} k",
+                    str(workers),
+                    f"{line['ms']:.2f}",
+                    f"{line['floor_ms']:.2f}",
+                    f"{line['ms'] / alone['ms']:.2f} ×",
+                    f"{line['tokens_per_second']:.0f}",
+                    f"{line['tokens_per_second'] / alone['tokens_per_second']:.1f} ×",
+                    "{:.2f} ({})".format(*min(peers)) if peers else "not measured",
+                ]
+            )
+    head = ["network", "behind", "workers", "ms per pass", "floor, ms", "time over one worker's"]
+    head += ["tokens/s", "tokens over one worker's", "nearest peer, ms"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+_BESIDE_ONE = (("qwen3-8b", 1024), ("qwq-32b", 16384))
 
 
 def decode_ms() -> str:
@@ -450,6 +524,46 @@ def outsiders() -> str:
     return table(head, rows) if rows else NOTHING_YET
 
 
+def beside_outsiders() -> str:
+    """In how many cells ours are ahead of the faster of FlashAttention 3 and FlashInfer."""
+    rows = []
+    for family, title in _FAMILIES.items():
+        found = result(f"attention_{family}") or {}
+        shares = []
+        asked: set[str] = set()
+        for line in found.get("cells", []):
+            peers = [cell(found, "peers", name=line["name"], peer=peer) for peer in _OUTSIDERS]
+            there = [peer for peer in peers if peer]
+            asked.update(peer["peer"] for peer in there)
+            if there:
+                shares.append(min(peer["us"] for peer in there) / line["us"])
+        if not shares:
+            continue
+        ahead = sum(share > 1 + _LEVEL for share in shares)
+        behind = sum(share < 1 - _LEVEL for share in shares)
+        level = len(shares) - ahead - behind
+        ends = (min(shares), statistics.median(shares), max(shares))
+        rows.append(
+            [
+                title,
+                ", ".join(peer for peer in _OUTSIDERS if peer in asked),
+                *map(str, (len(shares), ahead, level, behind)),
+                *(f"{share:.2f}" for share in ends),
+                found["commit"],
+            ]
+        )
+    head = ["cells", "peers", "how many", "ahead", "level within 2 %", "behind"]
+    head += ["the best peer over ours, least", "median", "most", "commit"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+_FAMILIES = {
+    "teams": "teams",
+    "trees": "trees",
+    "prefixes": "completions of one prompt",
+    "prefills": "prompts",
+}
+_LEVEL = 0.02
 _OUTSIDERS = ("FlashAttention 3", "FlashInfer")
 _LONG_TEAM = 4096  # tokens of the common block, of the teams that are shown
 
@@ -548,11 +662,12 @@ def host() -> str:
 _PARTS = (
     *("attention", "decode", "prefix", "tiles", "launches", "quantised", "host"),
     *("prefill", "lockstep", "start_up", "disk_cache", "speculation_gpu", "gpu"),
+    *("life", "step", "eight_bits", "latents"),
 )
 
 
 def _measured() -> Iterator[tuple[str, Result]]:
-    """Every result of this page, by the name of its file."""
+    """Every result of these pages, by the name of its file."""
     for part in _PARTS:
         for path in sorted(RESULTS.glob(f"{part}*.json")):
             yield path.stem, json.loads(path.read_text(encoding="utf-8"))
@@ -624,10 +739,12 @@ TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
         life,
+        life_passes,
         life_step_end,
         life_in_turn,
         life_whole,
         life_lookahead,
+        beside_one,
         decode_ms,
         decode_tokens,
         breakdown,
@@ -638,6 +755,7 @@ TABLES: dict[str, Callable[[], str]] = {
         attention_live,
         attention_in_turn,
         outsiders,
+        beside_outsiders,
         attention_prefixes,
         attention_trees,
         attention_prefills,

@@ -32,7 +32,7 @@ PAGES = tuple(
     for name in (
         "bundled_model.md",
         "cpu.md",
-        "performance.md",
+        *performance.PAGES,
         "scale.md",
         "serving.md",
         "smollm2.md",
@@ -419,7 +419,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **scale_tables.TABLES,
     **serving_tables.TABLES,
     **training_tables.TABLES,
-    "targets": targets.targets,
+    **targets.TABLES,
 }
 
 

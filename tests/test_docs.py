@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import re
 import shlex
 import sys
@@ -31,6 +32,7 @@ NAMES_OF_PAGES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
 _FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
 _PLACE = re.compile(r"(\.?[\w-]+(?:/[\w.-]+)+/?|[\w-]+/)(?:::(\w+(?:\.\w+)*))?")
@@ -139,9 +141,30 @@ def test_control_a_wrong_command_would_be_seen() -> None:
 
 
 def broken_links(text: str, folder: Path) -> list[str]:
-    """Relative links that lead nowhere."""
+    """Relative links that lead nowhere: to no file, or to no heading of a page."""
     links = [link for link in _LINK.findall(_FENCED.sub("", text)) if "://" not in link]
-    return [link for link in links if not (folder / link.partition("#")[0]).exists()]
+    return [link for link in links if not _leads_somewhere(link, text, folder)]
+
+
+def _leads_somewhere(link: str, text: str, folder: Path) -> bool:
+    name, _, anchor = link.partition("#")
+    file = folder / name
+    if not file.exists():
+        return False
+    if not anchor or (name and file.suffix != ".md"):
+        return True
+    return anchor in anchors(file.read_text(encoding="utf-8") if name else text)
+
+
+def anchors(text: str) -> set[str]:
+    """The names under which a page's headings can be linked to, as GitHub makes them."""
+    found: set[str] = set()
+    for heading in _HEADING.findall(_FENCED.sub("", text)):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        again = (f"{name}-{number}" for number in itertools.count(1))
+        found.add(name if name not in found else next(n for n in again if n not in found))
+    return found
 
 
 def untrue_places(text: str) -> list[str]:
@@ -198,6 +221,9 @@ def test_control_untruths_are_found() -> None:
         "`tests/cache/` `cache/` `x / y` `server/`"
     )
     assert broken_links(text, ROOT / "docs") == ["gone.md#part"]
+    headings = "# A `b`, c: d\n[a](#a-b-c-d) [b](#a-b) [c](index.md#pages) [d](index.md#page)\n"
+    assert broken_links(headings, ROOT / "docs") == ["#a-b", "index.md#page"]
+    assert anchors("# A\n## A\n") == {"a", "a-1"}
     assert untrue_places(text) == ["cache/plan.py::Plan.first", "cache/plans.py"]
 
 

@@ -177,13 +177,14 @@ def test_tables_of_processes_and_tests(tmp_path: Path, monkeypatch: pytest.Monke
     files = {"tests/a.py": {"passed": 4}}
     ran = {"tool": "memcheck", "files": files, "errors_of_the_tool": 0}
     for name, content in (
-        ("start_up_qwen3-8b", {"starts": [start]}),
+        ("start_up_qwen3-8b", {"commit": "abc", "starts": [start]}),
         ("speculation_gpu", {"lines": [line]}),
         ("gpu_memcheck", ran),
     ):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     monkeypatch.setattr(performance, "RESULTS", tmp_path)
-    assert gpu_tables.fresh_process().endswith("| 0.400 | 0.300 | 6 | 3 | 9 |")
+    assert gpu_tables.fresh_process().endswith("| 0.400 | 0.300 | 6 | 3 | 9 | abc |")
+    assert gpu_tables.first_token() == gpu_tables.fresh_process()
     assert gpu_tables.guesses_in_time().endswith("| 100 → 250 | 2.50 |")
     assert gpu_tables.gpu_tests().endswith("| memcheck | `tests/a.py` | 4 | 0 | 0 | 0 |")
 

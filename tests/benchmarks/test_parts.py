@@ -104,7 +104,7 @@ def test_tables_and_pictures_are_made_of_it(
         assert pages[name].startswith("| "), name
         assert len(pages[name].splitlines()) >= 3, name
     assert pages["breakdown"] == performance.NOTHING_YET  # the profiler wants a GPU
-    assert pages["speed_sources"].count("commit abc") == 7
+    assert pages["speed_sources"].count("commit abc") == 8
     drawn = plots.draw(tmp_path / "plots")
     assert [path.name for path in drawn] == ["decode.svg", "prefix.svg", "needles.svg"]
     first = [path.read_bytes() for path in drawn]
