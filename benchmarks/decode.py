@@ -88,11 +88,12 @@ class Decode:
             if self.quantise != "none":
                 limits = self._weights_alone(engine)
             self._cells(engine, limits)
-            if not self.arguments.no_peers:
+            has_peers = not self.arguments.no_peers and self.quantise == "none"  # theirs are not
+            if has_peers:
                 self.probes = [probe(engine, length) for length in self._ends()]
             del engine
             free(self.device)
-            if not self.arguments.no_peers:
+            if has_peers:
                 run_peers(place, self.probes, self._ends(), self.desk, self.results, self.clock)
 
     def _weights_alone(self, engine: Engine) -> dict[int, float]:

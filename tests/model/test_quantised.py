@@ -223,6 +223,19 @@ def test_dummy_weights_are_quantised_from_the_start(
 
 
 @KIND
+def test_dummy_weights_have_no_mean(kind: str) -> None:
+    """With one of half a step in four bits, thousands of inputs had added it up alike, and all rows had the same logits."""
+    shell = nn.Linear(2048, 512, bias=False, device="meta", dtype=torch.bfloat16)
+    layer: Any = KINDS[kind].empty(shell).to_empty(device="cpu")
+    torch.manual_seed(0)
+    layer.fill(0.02)
+    weight = layer.dequantised(torch.float32)
+    assert float(weight.std()) == pytest.approx(0.02, rel=0.02)
+    assert abs(float(weight.mean())) < 4 * 0.02 / weight.numel() ** 0.5, "four standard errors"
+    assert float(weight.abs().max()) < 0.12
+
+
+@KIND
 def test_an_ordinary_checkpoint_is_quantised_at_load(kind: str, tmp_path: Path) -> None:
     with quiet():
         ZOO["qwen2"]().save_pretrained(tmp_path)

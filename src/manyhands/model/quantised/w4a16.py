@@ -151,9 +151,16 @@ class Int4Linear(Quantised):
         return type(self)(pack(numbers), scales, zeros, bias, None, offsets)
 
     def fill(self, std: float) -> None:
-        """Random weights of about this spread, made in place: even numbers from 0 to 15."""
-        self.packed.view(torch.uint8).random_(0, 256)
-        self.scales.fill_(std / 4.61)  # the spread of 0 … 15
+        """Random weights of about this spread, made in place: numbers from 1 to 15, and 8 twice as often.
+
+        Their mean is the zero. Numbers from 0 to 15 have a mean of 7.5: half a step is little for a weight, but thousands
+        of inputs add it up alike, and the logits of all rows would be one vector, with one sign or the other.
+        """
+        pairs = self.packed.view(torch.uint8)
+        pairs.random_(0, 256)
+        for ones, middle in ((0x0F, _MIDDLE), (0xF0, _MIDDLE << 4)):
+            pairs |= ((pairs & ones) == 0).to(torch.uint8) * middle
+        self.scales.fill_(std / 4.18)  # their spread
         self.zeros.fill_(_MIDDLE)
         self.arrived.zero_()
 
