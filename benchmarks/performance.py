@@ -53,6 +53,9 @@ _CLEARLY = 0.97  # of the time that it took, below which a cell is faster
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
+    "life_around_qwen3-8b",
+    "life_around_qwq-32b",
+    "life_lone_qwen3-8b",
     "life_products_qwen3-8b",
     "life_whole_qwen3-8b",
     "life_halved_qwen3-8b",
@@ -101,7 +104,8 @@ def lives() -> list[Lived]:
             if "warm" in lines:
                 key = (found["model"], name)
                 newest.setdefault(key, Lived(found["model"], found["commit"], lines))
-    return list(newest.values())
+    # Networks together, and of each the lone teams first.
+    return sorted(newest.values(), key=lambda each: (each.model, each.name[:1].isdigit()))
 
 
 def _by_network(show: Callable[[Lived], list[str]]) -> list[list[str]]:
@@ -193,7 +197,7 @@ def life_in_turn() -> str:
     """Live runs by two commits on one card: milliseconds per pass."""
     head = ["commits", "situation", "when", "mean", "before", "p50", "before", "p99", "before"]
     rows: list[list[str]] = []
-    for part in ("draws", "prepared", "beside", "products"):
+    for part in ("draws", "prepared", "beside", "products", "launches"):
         now, before = (result(f"{when}life_{part}_qwen3-8b") for when in ("", "before_"))
         for line in (now or {}).get("situations", []):
             same = cell(before, "situations", name=line["name"], when=line["when"])
