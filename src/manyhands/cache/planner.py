@@ -521,6 +521,8 @@ class Planner:
                 if not other.view.beside_others and id(own) in ids[:-1]:
                     before = blocks[ids.index(id(own)) + 1]
                     found[before] = ids.count(id(before))
+                    if found[before] > 1:
+                        break  # the other neighbour knows no better
             if not found:
                 continue
             before = max(found, key=found.__getitem__)

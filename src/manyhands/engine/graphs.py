@@ -303,7 +303,7 @@ class GraphedPasses(Passes):
         Its own; or while its capacity is rare, one that is a little wider, or a wide one.
         """
         stretches = Stretches.of(plan, self.backend.tiling)
-        is_due = _kind(plan) in self._kinds_due
+        is_due = bool(self._kinds_due) and _kind(plan) in self._kinds_due
         if not is_due and (found := self._wide_at_once(plan, stretches)) is not None:
             return found
         self._kinds_due.discard(_kind(plan))
