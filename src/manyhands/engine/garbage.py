@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 
-_NEAR = 0.5  # share of the objects that make a collection due; what is left is more than a wait for the host makes
+_NEAR = 0.4  # share of the objects that make a collection due; a wait for the host makes fewer than are left
 
 
 def collect_if_near() -> None:

@@ -149,6 +149,7 @@ class GraphedPasses(Passes):
         self._to_look_at: tuple[Plan, Stretches] | None = None  # while the device works
         self._newest: tuple[_Graph, Plan] | None = None
         self._lookahead: _Lookahead | None = None
+        self._passed: object = None  # both of the pass before, let go of while the device works
         self._sureness = 1.0
         self._layer_kinds: dict[_LayerKind, tuple[torch.Size, LayerCall]] = {}
         self.part_ends = part_ends(weight_bytes(adapter), adapter.num_layers)
@@ -178,7 +179,7 @@ class GraphedPasses(Passes):
         """See `Passes.forget`. What was begun with them goes, too."""
         self._graphs.clear()
         self._ahead.clear()
-        self._newest = self._lookahead = self._to_look_at = None
+        self._newest = self._lookahead = self._to_look_at = self._passed = None
 
     def run(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
         """See `Passes.run`. A pass with targets is never recorded: prompts differ in length."""
@@ -258,6 +259,7 @@ class GraphedPasses(Passes):
         """The pass that follows the newest one, perhaps begun already; None if this is another."""
         newest, self._newest = self._newest, None
         lookahead, self._lookahead = self._lookahead, None
+        self._passed = newest, lookahead
         if newest is None:
             return None
         graph, last = newest
@@ -339,7 +341,9 @@ class GraphedPasses(Passes):
         return found or self._wide(plan, stretches, Wide.SMALL)
 
     def meanwhile(self) -> None:
-        """See `Passes.meanwhile`: look whether a plan that a wide recording has served wants one of its own."""
+        """See `Passes.meanwhile`. Look whether a plan that a wide recording has served wants one of its own."""
+        super().meanwhile()
+        self._passed = None
         put_off, self._to_look_at = self._to_look_at, None
         if put_off is None:
             return
