@@ -320,9 +320,9 @@ class Planner:
         self._has_waiting = False
         growth = {row.view.own: len(row.feed) + len(row.draft) for row in step.rows}
         self._give_fronts(step, growth)
-        behind = self._pending
+        to_come = self._pending
         after = {
-            id(block): len(block.tokens) + behind.get(block, 0) + size
+            id(block): len(block.tokens) + to_come.get(block, 0) + size
             for block, size in growth.items()
         }
         is_plain = all(size == 1 for size in growth.values())  # decoding, perhaps for a while
@@ -502,8 +502,7 @@ class Planner:
         In a team's first step its marker is fed beside its desks. These get room for a copy, and it is filled once the
         marker is finished.
         """
-        unwritten = self._unwritten and [marker for marker in self._unwritten if marker.frozen]
-        for marker in unwritten:
+        for marker in [marker for marker in self._unwritten if marker.frozen]:
             self.pool.fill_rooms(marker)
             self._is_joining = True  # keys are moved in any case, unless no room was left
             self._markers.add(marker)

@@ -50,6 +50,7 @@ from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.step import Choice
 from manyhands.cache.tally import Weighing
 from manyhands.engine.backends import check_backend, choose_backend, make_passes
+from manyhands.engine.garbage import collect_if_near
 from manyhands.engine.lookahead import Ahead
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.passes import ALONE, Late, Others, PassOutcome
@@ -359,7 +360,6 @@ class LocalExecutor:
         self._kept: Tensor | None = None  # logits [D, V] of the tokens that were drafted last
         # Of the pass that was begun ahead: gives its outcome, and makes the rest of it where its head alone was begun.
         self._begun: Callable[[], PassOutcome] | None = None
-        self._arriving: Chosen | None = None  # the tokens that were awaited last
         self._shelf: MemoryShelf | None = None
         if settings.cache is not None:
             self._shelf = MemoryShelf(
@@ -491,10 +491,9 @@ class LocalExecutor:
 
     def _arrived(self, chosen: Chosen) -> tuple[int, ...]:
         """The tokens. Where those on the device were a guess that was wrong, what was begun with them is dropped."""
-        self._arriving = (
-            chosen  # those before are let go of now: to free what they lie in takes time
-        )
         self.passes.meanwhile()
+        if not chosen.have_landed():
+            collect_if_near()
         tokens = chosen.tokens()
         if self._begun is not None and not chosen.are_on_device():
             self._drop_begun()

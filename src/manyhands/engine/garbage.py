@@ -2,8 +2,8 @@
 
 Python collects garbage when so many objects have been made. Where that happens between the tokens of one pass and the
 launch of the next, the device stands still for it: some tenths of a millisecond, once in a hundred passes a whole one or more.
-A collection that is near is brought about while the device works instead. Which generations it looks at is still Python's own
-decision, and where collection is switched off nothing is done.
+A collection that is near is brought about while the device works instead, if it still does. Which generations it looks at is
+Python's own decision, and where collection is switched off nothing is done.
 """
 
 from __future__ import annotations

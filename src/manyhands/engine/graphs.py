@@ -149,7 +149,7 @@ class GraphedPasses(Passes):
         self._to_look_at: tuple[Plan, Stretches] | None = None  # while the device works
         self._newest: tuple[_Graph, Plan] | None = None
         self._lookahead: _Lookahead | None = None
-        self._passed: object = None  # both of the pass before, let go of while the device works
+        self._passed: object = None  # the newest one before: let go of while the device works
         self._sureness = 1.0
         self._layer_kinds: dict[_LayerKind, tuple[torch.Size, LayerCall]] = {}
         self.part_ends = part_ends(weight_bytes(adapter), adapter.num_layers)
@@ -259,7 +259,7 @@ class GraphedPasses(Passes):
         """The pass that follows the newest one, perhaps begun already; None if this is another."""
         newest, self._newest = self._newest, None
         lookahead, self._lookahead = self._lookahead, None
-        self._passed = newest, lookahead
+        self._passed = newest
         if newest is None:
             return None
         graph, last = newest
@@ -341,8 +341,7 @@ class GraphedPasses(Passes):
         return found or self._wide(plan, stretches, Wide.SMALL)
 
     def meanwhile(self) -> None:
-        """See `Passes.meanwhile`. Look whether a plan that a wide recording has served wants one of its own."""
-        super().meanwhile()
+        """See `Passes.meanwhile`: look whether a plan that a wide recording has served wants one of its own."""
         self._passed = None
         put_off, self._to_look_at = self._to_look_at, None
         if put_off is None:

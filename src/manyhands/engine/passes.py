@@ -19,7 +19,6 @@ from manyhands.attention.attend import Backend, LayerCall
 from manyhands.cache.logprobs import Targets
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
-from manyhands.engine.garbage import collect_if_near
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.sampling import Chosen, ToldLogprobs, sent
 from manyhands.model.adapter import ModelAdapter
@@ -132,8 +131,7 @@ class Passes:
         """
 
     def meanwhile(self) -> None:
-        """Do what has been put off: tokens are being chosen, and the next pass is begun, if any is. Here garbage is collected."""
-        collect_if_near()
+        """Do what has been put off: tokens are being chosen, and the next pass is begun, if any is. Here nothing is."""
 
     def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:
         """Get ready for passes of all sizes; `told` how far that has come. Launch by launch nothing is needed."""
