@@ -15,8 +15,9 @@ else is that of a GPU: wide recordings, work lists cut for 132 processors, moves
 `--whole`: the team is no made-up one but `strategies/hogwild.py` itself, with a shared prompt and the bundled model's
 tokenizer, as the commands run it. Its tokens are drawn, so that steps end. What a step costs must not grow with the history:
 `late` are the ended passes of the last third, and the result is a file. There a pass is also timed as the device waits for
-it, from the tokens before it to its launch (`waited`), and of that the part until its step is asked for (`asked`). A call
-of the engine begins with a step that is asked for, so in `ms` the work of a strategy whose step has ended is that of the pass before.
+it, from the tokens before it to its launch (`waited`, and the `longest` of all passes), and of that the part until its step is
+asked for (`asked`). A call of the engine begins with a step that is asked for, so in `ms` the work of a strategy whose step has
+ended is that of the pass before.
 
 Milliseconds of CPU time, medians over passes, then over rounds. Work between the launch of a pass and the wait for its tokens
 is left out: the device is busy then. What these milliseconds are worth in a pass only a GPU can say.
@@ -24,6 +25,7 @@ is left out: the device is busy then. What these milliseconds are worth in a pas
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -75,7 +77,11 @@ def _by_kind(passes: Sequence[tuple[float, int, bool]], workers: int) -> dict[st
         if kind == "ended" and 3 * number >= 2 * len(passes):
             times["late"].append(1e3 * seconds)
     return {
-        kind: {"passes": len(found), "ms": round(statistics.median(found or [0.0]), 4)}
+        kind: {
+            "passes": len(found),
+            "ms": round(statistics.median(found or [0.0]), 4),
+            "longest": round(max(found, default=0.0), 4),
+        }
         for kind, found in times.items()
     }
 
@@ -104,6 +110,7 @@ def measured_whole(workers: int, num_passes: int) -> dict[str, Any]:
     passes: list[tuple[float, int, bool]] = []
     waits: dict[str, list[tuple[float, int, bool]]] = {"waited": [], "asked": []}
     marks = _marks(engine)
+    gc.freeze()  # as the commands do
     while not run.done:
         usage, counts, began = engine.usage, engine.pass_counts, time.thread_time() - hidden()
         arrived = marks["arrived"]
@@ -119,6 +126,8 @@ def measured_whole(workers: int, num_passes: int) -> dict[str, Any]:
     for name, times in waits.items():
         for kind, each in _by_kind(times[_WARM_UP:], workers).items():
             found[kind][name] = each["ms"]
+            if name == "waited":
+                found[kind]["longest"] = each["longest"]
     return found
 
 
@@ -165,6 +174,7 @@ def _write(executor: Any, text: Any, rng: random.Random) -> None:
             tokens=lambda: tuple(tokens),
             on_device=chosen.on_device,
             rows=None,
+            have_landed=lambda: False,
             are_on_device=lambda: True,
         )
 
@@ -244,6 +254,8 @@ def _nothing() -> None:
 
 def _leave_out(executor: Any) -> Callable[[], float]:
     """The seconds spent between the launch of a pass and the wait for its tokens, so far."""
+    from manyhands.engine import executor as executing
+
     spent = [0.0]
 
     def timed(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -259,6 +271,8 @@ def _leave_out(executor: Any) -> Callable[[], float]:
     executor._begin = timed(executor._begin)
     if hasattr(executor.passes, "meanwhile"):  # an older checkout has none
         executor.passes.meanwhile = timed(executor.passes.meanwhile)
+    if hasattr(executing, "collect_if_near"):
+        executing.collect_if_near = timed(executing.collect_if_near)
     return lambda: spent[0]
 
 
@@ -325,7 +339,7 @@ def main(words: list[str] | None = None) -> None:
                 side: statistics.median(each[kind][name] for each in same)
                 for side, same in found.items()
             }
-            for name in (("waited", "asked") if arguments.whole else ())
+            for name in (("waited", "asked", "longest") if arguments.whole else ())
         }
         print(f"{kind}: ms {ms}, passes {counts}{ratio} {waits or ''}")
         if results is not None:

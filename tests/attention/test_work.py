@@ -10,7 +10,15 @@ import pytest
 
 from benchmarks import situations
 from manyhands.attention.prepared import Capacity
-from manyhands.attention.work import Cutting, Occupancy, Tiling, Work, begin_beside, cut
+from manyhands.attention.work import (
+    Cutting,
+    Occupancy,
+    Tiling,
+    Work,
+    _are_small,
+    begin_beside,
+    cut,
+)
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan
@@ -489,3 +497,12 @@ def test_stretches_overlap_in_no_order() -> None:
         ]
         for one, other in pairwise(ranges):
             assert one[0] < other[0] or one[2] <= other[1]
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_strips_that_all_have_many_rows_get_large_tiles_unless_all_are_short(group: int) -> None:
+    tiling = Tiling(group, num_kv_heads=8, num_processors=PROCESSORS, most_small_rows=64)
+    many, short, long = np.array([65, 80, 200]), np.array([64, 10, 1]), np.array([64, 65, 1])
+    assert _are_small(many, short, tiling).all()
+    assert not _are_small(many, long, tiling).any()
+    assert _are_small(many - 1, long, tiling).tolist() == [True, False, False]

@@ -349,3 +349,17 @@ def test_pages_are_used_again_or_not(recycle, expected):
 def test_slots_of_nothing():
     pool = PagePool(1, 2)
     assert pool.slots(pool.place(Block()).strip, 0, 0).dtype == np.int64
+
+
+def test_places_of_many_are_those_of_each():
+    """Of blocks that are met for the first time, too, and behind a change that was interrupted."""
+    pool = PagePool(16, 4)
+    known, fresh = [Block(), Block()], Block()
+    before = [pool.place(block) for block in known]
+    assert pool.places(known) == before
+    found = pool.places([*known, fresh, known[0]])
+    assert found == [*before, pool.place(fresh), before[0]]
+    assert pool.places([]) == []
+    pool._journal.keep(before[0], "offset")
+    before[0].offset = 3
+    assert [place.offset for place in pool.places(known)] == [0, 0]

@@ -17,6 +17,7 @@ merging needs no list of them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import accumulate
@@ -241,6 +242,8 @@ def _pairs(entries: Entries, at: Ints) -> Ints:
 def _are_small(rows: Ints, keys: Ints, tiling: Tiling, *, is_free: bool = False) -> Bools:
     """Which stretches, of so many rows and keys, get small tiles. `is_free`: their size is the plan's own."""
     most = tiling.most_small_rows
+    if min(rows.tolist(), default=0) > most and max(keys.tolist()) > tiling.key_tile:
+        return np.zeros(len(rows), dtype=np.bool_)  # as of a team, whose rows all read the same
     # Small tiles are all alike, and where most strips have few readers, and are many, their tiles should not grow for
     # what these share: so deep trees take 0.57 to 0.71 of the time.
     least = 1 if tiling.group == 1 else tiling.least_rows
@@ -386,9 +389,9 @@ def _large_split(tiles: _Tiles, tiling: Tiling, to_begin: int) -> int:
     desk is a tile of its own, and the common history would keep all others waiting. `to_begin`, of each tile, counts as keys;
     but no split has more than twice a processor's share of those that are read.
     """
-    longest = int(tiles.num_keys.max(initial=1))
-    keys = max(1, int(tiles.num_keys.sum()) * tiling.num_kv_heads)
-    begun = to_begin * len(tiles.num_keys) * tiling.num_kv_heads
+    num_keys = tiles.num_keys.tolist()
+    longest, keys = max(1, *num_keys), max(1, sum(num_keys) * tiling.num_kv_heads)
+    begun = to_begin * len(num_keys) * tiling.num_kv_heads
     splits = longest * tiling.num_processors // (keys + begun)
     splits = max(splits, -(-longest * tiling.num_processors // (2 * keys)))
     return max(tiling.least_split, _round_up(longest / max(1, splits), tiling.key_tile))
@@ -416,4 +419,4 @@ def power_of_two(size: int) -> int:
 
 
 def _round_up(size: float, multiple: int) -> int:
-    return -(-int(np.ceil(size)) // multiple) * multiple
+    return -(-math.ceil(size) // multiple) * multiple

@@ -207,6 +207,14 @@ class PagePool:
             self._put(block, found)
         return found
 
+    def places(self, blocks: Sequence[Block]) -> list[Place]:
+        """The places of many blocks, each as `place` gives it."""
+        if self._journal.notes:
+            self._journal.take_back()
+        found = list(map(self._places.get, map(weakref.ref, blocks)))
+        known = [place for place in found if place is not None]
+        return known if len(known) == len(found) else list(map(self.place, blocks))
+
     def has_seen(self, block: Block) -> bool:
         """Whether the block has a place."""
         return weakref.ref(block) in self._places
@@ -233,7 +241,11 @@ class PagePool:
 
     def _with_room(self, growth: Iterable[tuple[Block, int]]) -> list[tuple[Strip, int]]:
         """The strips that shall grow, and by how much; there are pages for all of them."""
-        asked = [(self.place(block).strip, num_tokens) for block, num_tokens in growth]
+        growth = list(growth)
+        places = self.places([block for block, _ in growth])
+        asked = [
+            (place.strip, num_tokens) for place, (_, num_tokens) in zip(places, growth, strict=True)
+        ]
         num_pages = self._pages_for(asked)
         if num_pages > len(self._free) and (self._spares or self._fronts):
             # Some spares may be these strips' own.

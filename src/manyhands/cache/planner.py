@@ -166,12 +166,12 @@ def _copied(live: _Live) -> Block | None:
     return front.block() if front is not None and live.place.offset == front.size else None
 
 
-def _copied_by(piece: Stretch | _Live, numbers: Mapping[Block, int]) -> tuple[int, int]:
-    """The number of the block of which a copy stands in front of this one, and its tokens; -1 without."""
-    if isinstance(piece, Stretch) or (front := piece.strip.front) is None:
+def _copied_by(place: Place, numbers: Mapping[Block | None, int]) -> tuple[int, int]:
+    """The number of the block of which a copy stands in front of one that lies here, and its tokens; -1 without."""
+    front = place.strip.front
+    if front is None or place.offset != front.size:
         return -1, 0
-    before = _copied(piece)
-    return (-1, 0) if before is None else (numbers.get(before, -1), front.size)
+    return numbers.get(front.block(), -1), front.size
 
 
 def _where_they_differ(one: Sequence[object], other: Sequence[object], first: int) -> list[int]:
@@ -320,7 +320,11 @@ class Planner:
         self._has_waiting = False
         growth = {row.view.own: len(row.feed) + len(row.draft) for row in step.rows}
         self._give_fronts(step, growth)
-        after = {id(block): self._length(block) + size for block, size in growth.items()}
+        to_come = self._pending
+        after = {
+            id(block): len(block.tokens) + to_come.get(block, 0) + size
+            for block, size in growth.items()
+        }
         is_plain = all(size == 1 for size in growth.values())  # decoding, perhaps for a while
         # The device waits, and views may be new: then their readers are made by the plan behind.
         is_awaited = pending is None and not self._is_joining and not is_plain
@@ -516,6 +520,8 @@ class Planner:
                 if not other.view.beside_others and id(own) in ids[:-1]:
                     before = blocks[ids.index(id(own)) + 1]
                     found[before] = ids.count(id(before))
+                    if found[before] > 1:
+                        break  # the other neighbour knows no better
             if not found:
                 continue
             before = max(found, key=found.__getitem__)
@@ -605,13 +611,15 @@ class Planner:
         is_alike = walk.view is not None and size > 0 and view.begins_like(walk.view, size)
         if not is_alike or trunk.has_moved:
             trunk = self._trunks.shared(view)
-        blocks, ends = list(trunk.blocks), list(trunk.ends)
+        blocks: list[weakref.ref[Block]] = []  # behind the trunk
+        ends: list[int] = []
+        end = trunk.ends[-1] if trunk.ends else 0
         pieces: list[Stretch | _Live | _Mark] = list(trunk.stretches)
-        previous = blocks[-1]() if blocks else None
+        previous = trunk.blocks[-1]() if trunk.blocks else None
         begins = len(pieces)  # how many pieces the trunk takes; it ends with the first other piece
         is_waiting = False
         has_lanes = view.has_lanes
-        first = len(blocks)
+        first = len(trunk.blocks)
         rest: Iterable[Block | _Mark] = view.blocks_from(first)
         if has_lanes:
             rest = _marked(view.items[first:])
@@ -654,10 +662,11 @@ class Planner:
             if is_behind:
                 begins = len(pieces)
                 blocks.append(weakref.ref(block))
-                ends.append((ends[-1] if ends else 0) + piece.size)
+                ends.append(end := end + piece.size)
             previous = block
-        if len(blocks) > len(trunk.blocks):
-            trunk = Trunk.of(view, blocks, _stretches(pieces[:begins]), ends)
+        if is_whole and blocks:
+            stretches = _stretches(pieces[:begins])
+            trunk = Trunk.of(view, (*trunk.blocks, *blocks), stretches, (*trunk.ends, *ends))
             self._trunks.add(trunk)
         walk.trunk, walk.view = trunk, view
         self._has_waiting |= is_waiting
@@ -769,25 +778,33 @@ class Planner:
             rows = [head + v.rest for v in views]
         of_rows, blocks = native.numbered(rows)
         numbers = dict(zip(blocks, count(), strict=False))
-        pieces = [walk.pieces.get(block) or self._met(block, walk) for block in blocks]
-        kinds = [type(piece) is _Live for piece in pieces]
+        places = self.pool.places(blocks)
+        strips = {piece.strip.number: piece.strip for piece in finished}
+        lies: list[int] = []
+        are_live: list[bool] = []
+        for block, place in zip(blocks, places, strict=True):
+            strip, size = place.strip, len(block.tokens)
+            if self.pool.has_gone(strip):
+                self._place(block)  # raises
+            strips[strip.number] = strip
+            are_live.append(is_live := not (block.frozen and size))
+            copied = _copied_by(place, numbers) if is_live and strip.front else (-1, 0)
+            grows = growth.get(block, 0)
+            lies += (strip.number, place.offset, size + grows, int(grows > 0), *copied)
         one_row = of_rows[0].tolist()
         # The first block is one of the finished ones.
         fused = []
         for at in range(len(one_row) - 1, 1, -1):
             one, other = one_row[at - 1], one_row[at]
-            if kinds[one] or kinds[other]:
+            if are_live[one] or are_live[other]:
                 continue
-            if len(pieces[other].strip.places) == 1:
+            if len(places[other].strip.places) == 1:
                 is_waiting |= self.pool.can_join(blocks[other], blocks[one])
-            if _touch(pieces[one], pieces[other]):
+            end = places[one].offset + blocks[one].num_tokens
+            if places[one].strip is places[other].strip and end == places[other].offset:
                 fused.append(at)
-        lies: list[int] = []
-        for piece in pieces:
-            lies += self._lies(piece, growth)
-            lies += _copied_by(piece, numbers)
         begun = [number for piece in finished for number in self._lies(piece, growth)]
-        table = native.team(of_rows, lies, kinds, fused, begun)
+        table = native.team(of_rows, lies, are_live, fused, begun)
         if table is None:
             return None
         self._has_waiting |= is_waiting
@@ -800,7 +817,7 @@ class Planner:
             table.num_reads,
             np.zeros(num_rows, dtype=np.int64),
             table.growth,
-            {piece.strip.number: piece.strip for piece in (*finished, *pieces)},
+            strips,
         )
 
     def _assemble(self, step: Step, laid: _Laid) -> Plan:
@@ -818,8 +835,8 @@ class Planner:
             lists.offsets,
             page_size,
         )
-        writers = {row.view.own for row in step.rows}
-        is_linear = not any(b in writers for row in step.rows for b in row.view.beside_others)
+        beside = [block for row in step.rows for block in row.view.beside_others]
+        is_linear = not beside or {row.view.own for row in step.rows}.isdisjoint(beside)
         return Plan(
             token_ids=token_ids,
             row_indptr=lists.row_indptr,

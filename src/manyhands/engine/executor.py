@@ -50,6 +50,7 @@ from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.step import Choice
 from manyhands.cache.tally import Weighing
 from manyhands.engine.backends import check_backend, choose_backend, make_passes
+from manyhands.engine.garbage import collect_if_near
 from manyhands.engine.lookahead import Ahead
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.passes import ALONE, Late, Others, PassOutcome
@@ -492,6 +493,8 @@ class LocalExecutor:
     def _arrived(self, chosen: Chosen) -> tuple[int, ...]:
         """The tokens. Where those on the device were a guess that was wrong, what was begun with them is dropped."""
         self.passes.meanwhile()
+        if not chosen.have_landed():
+            collect_if_near()
         tokens = chosen.tokens()
         if self._begun is not None and not chosen.are_on_device():
             self._drop_begun()

@@ -153,6 +153,7 @@ class GraphedPasses(Passes):
         self._to_look_at: tuple[Plan, Stretches] | None = None  # while the device works
         self._newest: tuple[_Graph, Plan] | None = None
         self._lookahead: _Lookahead | None = None
+        self._passed: object = None  # the newest one before: let go of while the device works
         self._sureness = 1.0
         self._layer_kinds: dict[_LayerKind, tuple[torch.Size, LayerCall]] = {}
         self.part_ends = part_ends(weight_bytes(adapter), adapter.num_layers)
@@ -182,7 +183,7 @@ class GraphedPasses(Passes):
         """See `Passes.forget`. What was begun with them goes, too."""
         self._graphs.clear()
         self._ahead.clear()
-        self._newest = self._lookahead = self._to_look_at = None
+        self._newest = self._lookahead = self._to_look_at = self._passed = None
 
     def run(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
         """See `Passes.run`. A pass with targets is never recorded: prompts differ in length."""
@@ -262,6 +263,7 @@ class GraphedPasses(Passes):
         """The pass that follows the newest one, perhaps begun already; None if this is another."""
         newest, self._newest = self._newest, None
         lookahead, self._lookahead = self._lookahead, None
+        self._passed = newest
         if newest is None:
             return None
         graph, last = newest
@@ -307,7 +309,7 @@ class GraphedPasses(Passes):
         Its own; or while its capacity is rare, one that is a little wider, or a wide one.
         """
         stretches = Stretches.of(plan, self.backend.tiling)
-        is_due = _kind(plan) in self._kinds_due
+        is_due = bool(self._kinds_due) and _kind(plan) in self._kinds_due
         if not is_due and (found := self._wide_at_once(plan, stretches)) is not None:
             return found
         self._kinds_due.discard(_kind(plan))
@@ -344,6 +346,7 @@ class GraphedPasses(Passes):
 
     def meanwhile(self) -> None:
         """See `Passes.meanwhile`: look whether a plan that a wide recording has served wants one of its own."""
+        self._passed = None
         put_off, self._to_look_at = self._to_look_at, None
         if put_off is None:
             return

@@ -87,6 +87,10 @@ class Chosen:
                 self._told = None
         return self._tokens
 
+    def have_landed(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self._arrived is None or self._arrived.query()
+
     def are_on_device(self) -> bool:
         """Whether those on the device are the ones chosen."""
         return self._landed()[1] == list(self.tokens())

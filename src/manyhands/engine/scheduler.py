@@ -351,7 +351,9 @@ class Scheduler:
 
     def _pass(self, ready: Sequence[_Ready]) -> None:
         """One forward pass over the rows of all of them; their tokens wait to be told."""
-        step = Step([row for _, step in ready for row in step.rows])
+        step = ready[0][1]
+        if len(ready) > 1:
+            step = Step([row for _, step in ready for row in step.rows])
         self.pool.chosen = None
         self._asked = ready
         self._take(self.predict(step))

@@ -55,7 +55,7 @@ def from_line(line: Mapping[str, Any]) -> Event:
 # -- what the strategy does ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class TokenWritten(Event):
     """A worker wrote a token. `text` is what became readable by it; it may be empty.
 
@@ -66,6 +66,19 @@ class TokenWritten(Event):
     token: int
     text: str
     logprobs: Logprobs | None = None
+
+    def __init__(
+        self,
+        forward_pass: int,
+        worker: int,
+        token: int,
+        text: str,
+        logprobs: Logprobs | None = None,
+    ) -> None:
+        # One for each row of each pass: that of a frozen dataclass takes twice as long.
+        fields = vars(self)
+        fields["forward_pass"], fields["worker"], fields["token"] = forward_pass, worker, token
+        fields["text"], fields["logprobs"] = text, logprobs
 
 
 @dataclass(frozen=True)
