@@ -66,6 +66,7 @@ from manyhands.strategies.listening import (
     ResumeWorker,
     Said,
 )
+from manyhands.strategies.own_words import own_words
 from manyhands.strategies.scene import Scene
 from manyhands.strategies.settings import MAX_WORKERS, TeamSettings
 from manyhands.strategies.writer import Writer
@@ -91,7 +92,7 @@ def hogwild(
     asked, settings, prompt = (
         conversation_of(problem),
         settings or TeamSettings(),
-        prompt or TeamPrompt(),
+        prompt or own_words(text).team,
     )
     return _Team(asked, text, settings, prompt, context).play()
 

@@ -35,6 +35,7 @@ from manyhands.strategies.events import (
     TokenWritten,
     WorkerJoined,
 )
+from manyhands.strategies.own_words import own_words
 from manyhands.strategies.parting import StrandsRun, WorkerStrand
 from manyhands.strategies.scene import Scene, Stretch, scene_of
 from manyhands.strategies.settings import SkeletonSettings
@@ -55,7 +56,7 @@ def skeleton(
 
     `context` is the longest view the model bears; the run stops in time for its answer.
     """
-    settings, prompt = settings or SkeletonSettings(), prompt or SkeletonPrompt()
+    settings, prompt = settings or SkeletonSettings(), prompt or own_words(text).skeleton
     return _Run(conversation_of(question), text, settings, prompt, context).play()
 
 
