@@ -80,7 +80,7 @@ def test_each_call_is_refused_and_the_run_inside_goes_on(call: str) -> None:
 
     assert engine.run(watched(counting((8, 9), 6))) == alone
     assert [type(each) for each in refused] == [InvalidRequest]
-    CALLS[call](engine)  # nobody is inside any more
+    CALLS[call](engine)  # the door is open again
 
 
 def test_another_thread_may_have_the_engine_when_the_first_is_outside() -> None:

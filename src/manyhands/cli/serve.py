@@ -18,7 +18,7 @@ from manyhands.cli.guard import tell
 from manyhands.cli.loading import get_ready, load_engine, name_of, prompts_for, sampled
 from manyhands.cli.output import Notes
 from manyhands.cli.serve_options import ServeOptions
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, install_hint
 from manyhands.evaluation.shared import SHARED_PREFIX
 from manyhands.hub import BUNDLED
 from manyhands.model.generation import own_choice
@@ -41,7 +41,7 @@ def serve(options: ServeOptions) -> None:
     except ImportError as error:
         raise InvalidRequest(
             f"the server needs {error.name}, which is not installed",
-            hint='pip install "manyhands-llm[serve]"',
+            hint=install_hint("serve"),
         ) from error
     keys = keys_of(options)
     shared_of(ServeOptions).settings_for(
