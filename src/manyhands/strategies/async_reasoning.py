@@ -69,6 +69,7 @@ def async_reasoning(
 ) -> Strategy:
     """The strategy: one row thinks, one writes the reply, and each reads the other.
 
+    Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view that the model bears, in tokens; the run stops in time for its answer.
     InvalidRequest if `yes` and `no` of the prompt begin with the same token to their ends.
     """

@@ -48,6 +48,7 @@ def async_think(
 ) -> Strategy:
     """The strategy: an organiser that forks workers and joins them later.
 
+    Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view that the model bears, in tokens; the run stops in time for its answer.
     """
     settings, prompt = settings or AsyncThinkSettings(), prompt or own_words(text).async_think

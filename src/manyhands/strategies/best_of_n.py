@@ -40,6 +40,7 @@ def best_of_n(
 ) -> Strategy:
     """The strategy: independent attempts, a grade for each, the best one.
 
+    Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view the model bears; the run stops in time to still give its answer.
     Raises UnsupportedModel if the model's vocabulary has no token for a digit.
     """

@@ -101,6 +101,7 @@ def branches(
 ) -> Strategy:
     """The strategy: one strand that parts into branches where the model says so.
 
+    Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view the model bears; the run stops in time for its answer. The strategy
     returns a `BranchAnswer`.
     """

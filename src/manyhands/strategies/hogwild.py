@@ -87,6 +87,7 @@ def hogwild(
 
     The problem may be a whole conversation.
 
+    Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view the model bears; the team stops in time to still give its answer.
     """
     asked, settings, prompt = (

@@ -51,7 +51,10 @@ def profiled(
     *,
     context: int | None = None,
 ) -> Strategy:
-    """The strategy. `context` is the longest view the model bears; the run stops in time for its answer."""
+    """The strategy. `context` is the longest view the model bears; the run stops in time for its answer.
+
+    Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
+    """
     settings, prompt = settings or ProfileSettings(), prompt or own_words(text).profiled
     return _Run(conversation_of(question), text, settings, prompt, context).play()
 

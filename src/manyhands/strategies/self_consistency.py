@@ -35,6 +35,7 @@ def self_consistency(
 ) -> Strategy:
     """The strategy: independent attempts, then a final row or a vote.
 
+    Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view the model bears; the run stops in time to still give its answer.
     """
     settings, prompt = settings or VoteSettings(), prompt or own_words(text).votes

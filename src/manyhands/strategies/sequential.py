@@ -26,6 +26,7 @@ def sequential(
 ) -> Strategy:
     """The strategy: one worker writes until it has ended its turn.
 
+    Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view the model bears; the run stops in time for its answer.
     """
     settings, prompt = settings or SoloSettings(), prompt or own_words(text).team

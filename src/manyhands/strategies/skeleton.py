@@ -54,6 +54,7 @@ def skeleton(
 ) -> Strategy:
     """The strategy: an outline, its points side by side, and what follows from them.
 
+    Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view the model bears; the run stops in time for its answer.
     """
     settings, prompt = settings or SkeletonSettings(), prompt or own_words(text).skeleton
