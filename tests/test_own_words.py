@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
 from manyhands import METHODS, Engine, Prompts, TeamPrompt, TeamSettings, bundled, hogwild
+from manyhands.engine.engine import _words_of as words_of
 from manyhands.model.generation import own_choice
 from manyhands.model.loading import find_format
+from manyhands.model.settings import ModelSettings
 from manyhands.prompts.load import PROMPT_FILE, dump_prompts, load_prompts, model_prompts
 from manyhands.strategies.events import StepBegun
 from manyhands.strategies.own_words import own_words
@@ -80,3 +83,20 @@ def test_the_name_of_the_bundled_model_is_known_at_every_door(
     assert find_format("bundled").name == str(bundled.path())
     assert model_prompts("bundled") == model_prompts(bundled.path())
     assert own_choice("bundled") is None
+
+
+def test_a_folder_of_that_name_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "bundled"
+    shutil.copytree(bundled.path(), folder, ignore=shutil.ignore_patterns(PROMPT_FILE))
+    for model in (Path("bundled"), "./bundled", str(folder)):
+        assert model_prompts(model) == Prompts() != model_prompts("bundled")
+        assert Path(find_format(model).name).resolve() == folder
+
+
+def test_words_beside_an_adapter_go_before_those_of_the_model(tmp_path: Path) -> None:
+    written = Prompts(team=TeamPrompt(names=("Ada", "Ben")))
+    (tmp_path / PROMPT_FILE).write_text(dump_prompts(written), encoding="utf-8")
+    assert words_of(ModelSettings("bundled", lora=str(tmp_path))) == written
+    assert words_of(ModelSettings(object(), lora=str(tmp_path))) == written
+    assert words_of(ModelSettings(object())) == Prompts()

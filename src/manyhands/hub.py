@@ -18,13 +18,13 @@ from pathlib import Path
 
 from manyhands.errors import ModelNotFound
 
-BUNDLED = "bundled"  # the model that comes with the package; a folder of this name is ./bundled
+BUNDLED = "bundled"  # the model that comes with the package; a folder of this name is ./bundled, or a Path
 _LONGEST_NAME = 255  # bytes of one part of a path, on every common file system
 
 
-def place_of(model: str) -> str:
+def place_of(model: str | Path) -> str:
     """Where `model` is to be loaded from: the folder of the bundled one, or else its name as it is."""
-    return str(Path(__file__).parent / "bundled" / "model") if model == BUNDLED else model
+    return str(Path(__file__).parent / "bundled" / "model") if model == BUNDLED else str(model)
 
 
 def is_gguf(name: str) -> bool:
@@ -78,7 +78,7 @@ def check_there(folder: Path) -> None:
         )
 
 
-def file_of(model: str, file: str) -> Path | None:
+def file_of(model: str | Path, file: str) -> Path | None:
     """One file of a model, "bundled", a folder or a name on the hub; None if the model has no such file.
 
     A GGUF file is all there is of its model.

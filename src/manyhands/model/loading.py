@@ -190,7 +190,7 @@ class Found:
 
 def find_format(model: str | Path, *, with_weights: bool = True) -> Found:
     """The one choice of a format. Raises ModelNotFound, UnsupportedModel, each with what was found."""
-    name = place_of(str(model))
+    name = place_of(model)
     if is_gguf(name):
         file = GgufFile.open(Path(name))
         check_sizes(name, file.config)

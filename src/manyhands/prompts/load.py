@@ -97,7 +97,7 @@ def model_prompts(model: str | Path, adapter: str | Path | None = None) -> Promp
     "bundled", a folder, or a name on the hub, of which this one file is fetched. ModelNotFound if there is no such
     model or it cannot be reached. A loaded engine has them as `engine.prompts`.
     """
-    own = file_of(str(adapter if brings_words(adapter) else model), PROMPT_FILE)
+    own = file_of(adapter if adapter is not None and brings_words(adapter) else model, PROMPT_FILE)
     return load_prompts(own) if own is not None else Prompts()
 
 
