@@ -235,3 +235,9 @@ def test_a_view_has_nothing_else() -> None:
 def test_one_block_in_the_place_of_a_list(make: Callable[[], object], said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         make()
+
+
+@pytest.mark.parametrize("kind", [View, Lanes, Beginning])
+def test_a_mistake_of_whatever_makes_the_blocks_stays_its_own(kind: Callable[..., object]) -> None:
+    with pytest.raises(TypeError, match="has no len"):
+        kind(Block(str(len(number))) for number in (1, 2))  # type: ignore[arg-type]

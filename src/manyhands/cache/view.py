@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from manyhands.cache.block import Block
 from manyhands.errors import InvalidRequest
 
-Kind = TypeVar("Kind")
+_T = TypeVar("_T")
 
 
 class Lanes:
@@ -127,7 +127,8 @@ class View:
         try:
             rest = tuple(items)
         except TypeError:
-            rest = _listed(items, "a view", "View([block, ...])")
+            _explain(items, "a view", "View([block, ...])")
+            raise
         # Nothing here walks a view of blocks alone block by block.
         kinds = set(map(type, rest))
         if kinds != {Block}:
@@ -221,17 +222,22 @@ class View:
         return f"View({list(self.items)!r})"
 
 
-def _listed(items: Iterable[Kind], made: str, example: str) -> tuple[Kind, ...]:
+def _listed(items: Iterable[_T], made: str, example: str) -> tuple[_T, ...]:
     """The items; InvalidRequest if one block was given in the place of a list."""
     try:
         return tuple(items)
     except TypeError:
-        if isinstance(items, Iterable):
-            raise  # of whatever makes them
+        _explain(items, made, example)
+        raise
+
+
+def _explain(items: object, made: str, example: str) -> None:
+    """Raise InvalidRequest if these are no items but one; else the mistake is of whatever makes them."""
+    if not isinstance(items, Iterable):
         raise InvalidRequest(
             f"{made} was made of one {type(items).__name__}; expected a list",
             hint=f"Write {example}.",
-        ) from None
+        )
 
 
 def _check_blocks(blocks: Iterable[object]) -> None:
