@@ -2,12 +2,11 @@
 
 import sys
 
-from manyhands import Engine, TeamSettings, bundled, hogwild, model_prompt
+from manyhands import Engine, TeamSettings, hogwild
 from manyhands.strategies.events import AnswerFound, StepEnded
 
-model = sys.argv[1] if len(sys.argv) > 1 else str(bundled.path())
+model = sys.argv[1] if len(sys.argv) > 1 else "bundled"
 engine = Engine.load(model, memory_tokens=32_768)
-prompt = model_prompt(model)  # the words that it was trained with, if it was
 problem = """Solve these problems and box the answers in order, separated by commas:
 1. 84 + 29 - 38
 2. 17 + 60 + 5 - 31
@@ -15,8 +14,10 @@ problem = """Solve these problems and box the answers in order, separated by com
 4. 25 + 25 + 25 + 25"""
 
 settings = TeamSettings(workers=3, budget=2048)
-names = prompt.team(settings.workers)
-for event in engine.stream(hogwild(problem, engine.text, settings, prompt)):
+names = engine.prompts.team.team(
+    settings.workers
+)  # of the words that it was trained with, if it was
+for event in engine.stream(hogwild(problem, engine.text, settings)):
     if isinstance(event, StepEnded):
         print(f"{names[event.worker]}, pass {event.forward_pass}: {event.text}")
     elif isinstance(event, AnswerFound):

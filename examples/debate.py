@@ -1,7 +1,6 @@
 """A strategy is its views: two write at once, and hear each other when both ended a paragraph."""
 
-from manyhands import Block, Engine, SoloSettings, View, bundled
-from manyhands.prompts import model_prompt
+from manyhands import Block, Engine, SoloSettings, View
 from manyhands.strategies.budgeted import BudgetedRun
 from manyhands.strategies.scene import Stretch, scene_of
 
@@ -42,8 +41,7 @@ class Debate(BudgetedRun):  # budget, context, snapshots, finisher and reply com
 
 
 if __name__ == "__main__":
-    engine, words = Engine.load(bundled.path(), memory_tokens=4096), model_prompt(bundled.path())
+    engine = Engine.load("bundled", memory_tokens=4096)
     job = "Solve these problems and box the answers in order, separated by commas:\n1. 8 + 9 + 4\n2. 5 + 8"
-    print(
-        engine.run(Debate(job, engine.text, SoloSettings(budget=70, snapshots=(20,)), words).play())
-    )
+    settings = SoloSettings(budget=70, snapshots=(20,))
+    print(engine.run(Debate(job, engine.text, settings, engine.prompts.team).play()))

@@ -2,16 +2,16 @@
 
 from collections import Counter
 
-from manyhands import Choice, Engine, bundled, model_prompt
+from manyhands import Choice, Engine
 from manyhands.strategies.settings import SharedSettings
 from manyhands.strategies.shared_prefix import shared_prefix
 from manyhands.text import boxed_answer
 
-engine = Engine.load(bundled.path(), memory_tokens=16_384)
+engine = Engine.load("bundled", memory_tokens=16_384)
 problem = """Solve these problems and box the answers in order, separated by commas:
 1. 84 + 29 - 38
 2. 17 + 60 + 5 - 31"""
-message = model_prompt(bundled.path()).solo_message(problem)
+message = engine.prompts.team.solo_message(problem)
 
 settings = SharedSettings(samples=16, max_tokens=96, choice=Choice(temperature=1.3), seed=1)
 answer = engine.run(shared_prefix([message], engine.text, settings, tree=engine.prefixes))

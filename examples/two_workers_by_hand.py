@@ -1,10 +1,9 @@
 """Two workers, driven by hand: each pass feeds both, and each has read the other's newest token."""
 
-from manyhands import Block, Engine, Row, Step, View, bundled
-from manyhands.prompts import model_prompt
+from manyhands import Block, Engine, Row, Step, View
 
-engine = Engine.load(bundled.path(), memory_tokens=4096)
-words = model_prompt(bundled.path())
+engine = Engine.load("bundled", memory_tokens=4096)
+words = engine.prompts.team
 say, names = engine.text.encode, ("Alice", "Bob")
 problem = """Solve these problems and box the answers in order, separated by commas:
 1. 84 + 29 - 38

@@ -1,7 +1,6 @@
 """A strategy of your own is a generator. Here three who cannot see each other race for the answer."""
 
-from manyhands import Answer, Block, Choice, Engine, Row, Step, View, bundled
-from manyhands.prompts import model_prompt
+from manyhands import Answer, Block, Choice, Engine, Row, Step, View
 from manyhands.strategies.base import Reserve
 from manyhands.strategies.events import AnswerFound
 from manyhands.strategies.writer import Writer
@@ -23,7 +22,6 @@ def race(text, question, budget=200):
     return Answer("Nobody arrived.", finish_reason="budget", forward_passes=budget)
 
 
-engine = Engine.load(bundled.path(), memory_tokens=4096)
-words = model_prompt(bundled.path())
+engine = Engine.load("bundled", memory_tokens=4096)
 job = "Solve these problems and box the answers in order, separated by commas:\n1. 84 + 9\n2. 5 + 8"
-print(*engine.stream(race(engine.text, words.solo_message(job))), sep="\n")
+print(*engine.stream(race(engine.text, engine.prompts.team.solo_message(job))), sep="\n")

@@ -4,7 +4,7 @@ from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from manyhands import EndSettings, Engine, TeamSettings, bundled, model_prompt
+from manyhands import EndSettings, Engine, TeamSettings
 from manyhands.evaluation import candidates, grading, record, run
 from manyhands.strategies.methods import METHODS
 from manyhands.strategies.run_spec import RunSpec
@@ -28,10 +28,9 @@ class Purses:
 
 
 def main(folder):  # of the records; the same one again, and the exam goes on where it was
-    engine, task, budgets = Engine.load(bundled.path(), memory_tokens=4096), Purses(), (20, 200)
+    engine, task, budgets = Engine.load("bundled", memory_tokens=4096), Purses(), (20, 200)
     team = TeamSettings(workers=2, budget=200, snapshots=(20,), end=EndSettings(reply=False))
-    words = model_prompt(bundled.path())
-    spec = RunSpec(METHODS["hogwild"], team, words)
+    spec = RunSpec(METHODS["hogwild"], team, engine.prompts.team)
     who = candidates.MethodCandidate(engine, engine.text, spec)
     told = {"task": task.name, "label": "two", "budgets": budgets, "model": "bundled"}
     file = record.RecordFile(Path(folder, "two.jsonl"), record.Header.of(spec, **told))

@@ -67,6 +67,11 @@ class BrokenTrace(ManyhandsError):
     exit_code = 7
 
 
+def install_hint(extra: str) -> str:
+    """The hint where packages of an extra are missing. This package is on no index; its clone is what pip installs."""
+    return f"in a clone of manyhands: pip install '.[{extra}]'"
+
+
 _NO_SUCH_PLACE = (
     *(errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
     *(errno.ENODEV, errno.ENXIO, errno.EINVAL),

@@ -1,4 +1,4 @@
-"""Names of models: a folder, a GGUF file or a name on the hub; one file of it; why it cannot be had.
+"""Names of models: "bundled", a folder, a GGUF file or a name on the hub; one file of it; why it cannot be had.
 
 Names on the hub are left to huggingface_hub, which reads HF_HOME, HF_TOKEN and HF_HUB_OFFLINE itself; its
 reasons are found in the chain of the error's causes. It is imported only where something is fetched, since
@@ -18,7 +18,13 @@ from pathlib import Path
 
 from manyhands.errors import ModelNotFound
 
+BUNDLED = "bundled"  # the model that comes with the package; a folder of this name is ./bundled, or a Path
 _LONGEST_NAME = 255  # bytes of one part of a path, on every common file system
+
+
+def place_of(model: str | Path) -> str:
+    """Where `model` is to be loaded from: the folder of the bundled one, or else its name as it is."""
+    return str(Path(__file__).parent / "bundled" / "model") if model == BUNDLED else str(model)
 
 
 def is_gguf(name: str) -> bool:
@@ -72,13 +78,14 @@ def check_there(folder: Path) -> None:
         )
 
 
-def file_of(model: str, file: str) -> Path | None:
-    """One file of a model, a folder or a name on the hub; None if the model has no such file.
+def file_of(model: str | Path, file: str) -> Path | None:
+    """One file of a model, "bundled", a folder or a name on the hub; None if the model has no such file.
 
     A GGUF file is all there is of its model.
 
     Without the hub, a model that is kept here has the files that are kept here. Raises ModelNotFound.
     """
+    model = place_of(model)
     if is_gguf(model):
         return None
     if is_local(model):

@@ -100,3 +100,46 @@ def test_something_must_be_left_to_choose(forbidden):
 def test_allowing_nothing_is_refused():
     with pytest.raises(InvalidRequest, match="no token is left to choose from"):
         Choice(allowed=frozenset())
+
+
+READ = Block("notes")
+
+
+@pytest.mark.parametrize(
+    ("make", "said", "mend"),
+    [
+        (lambda: Row(View([READ]), "hi"), "is 'hi'; expected token ids", "engine.text.encode"),
+        (lambda: Row(View([READ]), "12"), "is '12'; expected token ids", "engine.text.encode"),
+        (lambda: Row(View([READ]), 5), "is 5; expected token ids", "(token,)"),
+        (lambda: Row(View([READ]), None), "is None; expected token ids", "engine.text.encode"),
+        (lambda: Row(View([READ]), [1.5]), r"is \[1.5\]; expected token ids", "engine.text.encode"),
+        (lambda: Row([READ], [1]), "view of a row is a list; expected a View", "Row(View([block])"),
+        (lambda: Row(READ, [1]), "view of a row is a Block; expected a View", "Row(View([block])"),
+        (lambda: Row(View([READ]), [1], 0.7), "choice of a row is a float", "temperature=0.7"),
+        (lambda: Step(Row(View([READ]), [1])), "one Row; expected a list of rows", "Step([Row("),
+        (lambda: Step([View([READ])]), "a View where a Row was expected", "Step([Row("),
+        (
+            lambda: Choice(allowed=[1]),
+            r"allowed is \[1\]; expected a frozenset",
+            "allowed=frozenset",
+        ),
+        (
+            lambda: Choice(forbidden=3),
+            "forbidden is 3; expected a frozenset",
+            "forbidden=frozenset",
+        ),
+        (lambda: Choice(logit_bias=3), "logit_bias is 3; expected a mapping", "logit_bias={"),
+    ],
+)
+def test_slips_say_what_was_found_and_how_to_mend_it(make, said, mend):
+    with pytest.raises(InvalidRequest, match=said) as caught:
+        make()
+    assert mend in caught.value.hint
+
+
+def test_a_mistake_of_whatever_makes_the_rows_stays_its_own():
+    def rows():
+        yield len(3)
+
+    with pytest.raises(TypeError, match="has no len"):
+        Step(rows())

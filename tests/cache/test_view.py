@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -218,3 +219,25 @@ def test_a_view_has_nothing_else() -> None:
     view = View([Block()])
     assert not hasattr(view, "tokens")
     assert view.notes == {}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: View(Block()), "a view was made of one Block; expected a list"),
+        (lambda: View(5), "a view was made of one int"),
+        (lambda: View("ab"), "a view was made of str where a Block was expected"),
+        (lambda: Lanes(Block()), "a set of lanes was made of one Block"),
+        (lambda: Lanes([Block()]), "a lane was made of one Block"),
+        (lambda: Beginning(Block()), "a beginning was made of one Block"),
+    ],
+)
+def test_one_block_in_the_place_of_a_list(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        make()
+
+
+@pytest.mark.parametrize("kind", [View, Lanes, Beginning])
+def test_a_mistake_of_whatever_makes_the_blocks_stays_its_own(kind: Callable[..., object]) -> None:
+    with pytest.raises(TypeError, match="has no len"):
+        kind(Block(str(len(number))) for number in (1, 2))  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ def test_without_the_library_the_error_says_what_to_install(
     result = cli("report", tmp_path, "--inspect", tmp_path / "logs")
     assert result.exit_code == InvalidRequest.exit_code
     assert "which is not installed" in result.stderr
-    assert "manyhands-llm[inspect]" in result.stderr
+    assert "pip install '.[inspect]'" in result.stderr
     assert not (tmp_path / "logs").exists()
     assert not (tmp_path / "report.html").exists(), "it is said before anything is made"
 

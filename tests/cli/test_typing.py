@@ -20,7 +20,7 @@ from manyhands.cli.live import LiveScreen, console_of
 from manyhands.cli.outcome import Outcome
 from manyhands.cli.running import drive
 from manyhands.cli.solve import finish
-from manyhands.cli.talking import COMMANDS, GUEST, HELP, HINT, Talk, own_name
+from manyhands.cli.talking import COMMANDS, GUEST, HELP, HINT, TypedLines, own_name
 from manyhands.errors import InvalidRequest
 from manyhands.prompts import TeamPrompt
 from manyhands.replay.trace import parse_trace, read_trace, record
@@ -130,9 +130,9 @@ def test_keys_become_lines(keys: tuple[bytes, ...], lines: list[str], text: str)
 # -- words and commands ----------------------------------------------------------------------------
 
 
-def talk(said: list[Item], say: Callable[[Item], None] | None = None) -> Talk:
+def talk(said: list[Item], say: Callable[[Item], None] | None = None) -> TypedLines:
     account = Account(("Alice", "Bob"))
-    return Talk(account, say or said.append, "Dana")
+    return TypedLines(account, say or said.append, "Dana")
 
 
 def test_words_and_commands() -> None:
@@ -390,7 +390,7 @@ def test_a_low_terminal_keeps_what_says_most() -> None:
 def test_what_was_typed_is_recorded_and_can_be_verified(
     solve: Cli, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it is typed on a terminal, but for the keys: the same `Talk` in the place of a keyboard."""
+    """As it is typed on a terminal, but for the keys: the same `TypedLines` in the place of a keyboard."""
 
     class Typing:
         def __init__(self, account: Account) -> None:
@@ -403,7 +403,7 @@ def test_what_was_typed_is_recorded_and_can_be_verified(
             return None
 
         def listen(self, say: Callable[[Item], None]) -> None:
-            self.talk = Talk(self.account, say, "Dana")
+            self.talk = TypedLines(self.account, say, "Dana")
 
         def show(self, event: object) -> None:
             return None

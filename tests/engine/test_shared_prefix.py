@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -416,3 +417,16 @@ def test_usage_of_an_engine_and_of_its_runs() -> None:
     assert abs(sum(each.usage.kv_bytes_loaded for each in others) - used.kv_bytes_loaded) < 10
     assert abs(sum(each.usage.kv_bytes_saved for each in others) - used.kv_bytes_saved) < 10
     assert used.forward_passes == 2
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        ("abc", "one prompt was given where a list of prompts was expected"),
+        (Prompt((1, 2)), "one prompt was given where a list of prompts was expected"),
+        ((1, 2), "the tokens of one prompt were given where a list of prompts was expected"),
+    ],
+)
+def test_one_prompt_in_the_place_of_a_list(prompts: Any, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        shared_prefix(prompts, TEXT)

@@ -96,3 +96,20 @@ def test_names_of_files_stay_in_the_folder(tmp_path: Path) -> None:
     path = file_of(tmp_path, "gsm8k-list", "Qwen/Qwen3 8B hogwild-2 layout=combined")
     assert path == tmp_path / "gsm8k-list" / "Qwen-Qwen3-8B-hogwild-2-layout=combined.jsonl"
     assert file_of(tmp_path, "..", "../x").parent.parent == tmp_path
+
+
+@pytest.mark.parametrize("text", ["Solve these.\n1. 84 + 29\n", "", "[1]\n", '{"kind": "note"}\n'])
+def test_a_file_that_is_no_record_is_not_told_to_lose_a_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "problem.txt"
+    path.write_text(text)
+    with pytest.raises(InvalidRequest) as found:
+        read_results(path)
+    assert "remove" not in found.value.hint
+
+
+def test_a_line_that_can_be_lost_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, header(), [record("d1")])
+    path.write_text(path.read_text() + "broken\n")
+    with pytest.raises(InvalidRequest, match="line 3") as found:
+        read_results(path)
+    assert found.value.hint.startswith("remove that line")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from manyhands.model import sheet_files
-from manyhands.model.landings import RUN, Landing, Landings, Part, checksum
+from manyhands.model.landings import RUN, Landing, Landings, SheetPart, checksum
 from manyhands.model.sheet_files import Form, SheetFiles, Taken
 
 CPU = torch.device("cpu")
@@ -66,8 +66,8 @@ def test_sums_made_there_are_those_of_the_host(size: int) -> None:
     content = torch.randint(0, 256, (16 + 2 * size,), dtype=torch.uint8)
     content[16 : 16 + size] = 255
     parts = {
-        "first": Part(16, 16 + size, torch.int8, (size,)),
-        "second": Part(16 + size, 16 + 2 * size, torch.int64, (size // 8,)),
+        "first": SheetPart(16, 16 + size, torch.int8, (size,)),
+        "second": SheetPart(16 + size, 16 + 2 * size, torch.int64, (size // 8,)),
     }
     landing = Landing(len(content), CPU)
     assert landing.fits(content, parts)
@@ -82,7 +82,7 @@ def test_sums_made_there_are_those_of_the_host(size: int) -> None:
 def test_a_landing_refuses_what_it_cannot_add_up() -> None:
     landing = Landing(1000, CPU)
     assert not landing.fits(torch.zeros(1001, dtype=torch.uint8), {})
-    odd = {"odd": Part(4, 12, torch.float32, (2,))}
+    odd = {"odd": SheetPart(4, 12, torch.float32, (2,))}
     assert not landing.fits(torch.zeros(12, dtype=torch.uint8), odd)
 
 
@@ -90,7 +90,7 @@ def test_sheets_of_another_layout_land_too() -> None:
     landing = Landing(4 * RUN, CPU)
     for begin in (0, 64, 8):
         content = torch.randint(0, 256, (begin + 2 * RUN,), dtype=torch.uint8)
-        parts = {"own": Part(begin, begin + 2 * RUN, torch.uint8, (2 * RUN,))}
+        parts = {"own": SheetPart(begin, begin + 2 * RUN, torch.uint8, (2 * RUN,))}
         _, sums = landing.bring(content, parts)
         own = content[begin:].numpy()
         assert checksum(own, sums["own"]) == checksum(own)
@@ -170,7 +170,7 @@ def test_what_is_checked_is_what_arrived(tmp_path: Path, monkeypatch: pytest.Mon
     write(files, "one")
     usual = Landing.bring
 
-    def wrong(self: Landing, content: Tensor, parts: dict[str, Part]) -> object:
+    def wrong(self: Landing, content: Tensor, parts: dict[str, SheetPart]) -> object:
         sent = content.clone()
         sent[parts["keys"].begin + RUN] ^= 1
         return usual(self, sent, parts)

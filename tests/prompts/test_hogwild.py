@@ -146,3 +146,8 @@ def test_the_hint_lists_the_placeholders():
 
 def test_formulae_are_no_placeholders():
     assert replace(PROMPT, finisher=r"So \boxed{answer} or \frac{a}{b} or \boxed{")
+
+
+def test_one_name_in_the_place_of_a_list() -> None:
+    with pytest.raises(InvalidRequest, match="one text, 'Ada', was given where a list of names"):
+        TeamPrompt().team_message("What?", "Ada")

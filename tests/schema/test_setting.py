@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from manyhands.cache.layouts import LAYOUTS
 from manyhands.errors import InvalidRequest
 from manyhands.schema.setting import Setting, check, like, setting, settings_of
+from manyhands.strategies.settings import EndSettings, SharedSettings, TeamSettings
 
 
 @dataclass(frozen=True)
@@ -93,3 +95,21 @@ def test_what_cannot_be_declared() -> None:
     with pytest.raises(TypeError, match="at_lest"):
         setting(1, "How many.", at_lest=1)
     assert not Setting("No bounds.").is_bounded
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: SharedSettings(choice=1.2), "choice is 1.2; expected a Choice"),  # type: ignore[arg-type]
+        (lambda: TeamSettings(choice=None), "choice is None; expected a Choice"),  # type: ignore[arg-type]
+        (lambda: TeamSettings(end=3), "end is 3; expected an EndSettings"),  # type: ignore[arg-type]
+        (lambda: TeamSettings(snapshots=5), "snapshots is 5; expected a tuple"),  # type: ignore[arg-type]
+        (lambda: SharedSettings(stop="END"), "stop is 'END', one text; expected a tuple"),  # type: ignore[arg-type]
+        (lambda: EndSettings(stop="END"), "stop is 'END', one text; expected a tuple"),  # type: ignore[arg-type]
+        (lambda: TeamSettings(insertions=3), "insertions is 3; expected a mapping"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_value_of_another_kind_than_the_default(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        make()
+    TeamSettings(snapshots=[1, 2], insertions={})  # type: ignore[arg-type]

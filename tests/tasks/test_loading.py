@@ -28,7 +28,7 @@ DATASET = Dataset(
     split="test",
 )
 GOOD = [{"question": "1 + 1?", "answer": "2"}, {"question": "2 + 2?", "answer": 4}]
-HINT = "pip install 'manyhands-llm[exam]', or in a clone: pip install -e '.[exam]'"
+HINT = "in a clone of manyhands: pip install '.[exam]'"
 
 
 def write(path: Path, *lines: str | dict[str, Any]) -> Path:

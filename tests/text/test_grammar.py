@@ -164,4 +164,4 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(InvalidRequest, match="llguidance is not installed") as found:
         Grammar("json_object").check()
-    assert "manyhands-llm[structured]" in found.value.hint
+    assert "pip install '.[structured]'" in found.value.hint

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from manyhands.hub import BUNDLED, place_of
+
 
 def path() -> Path:
-    """The folder of the model, as `transformers` and `Engine.load` take it."""
-    return Path(__file__).parent / "model"
+    """The folder of the model, as `transformers` takes it. `Engine.load("bundled")` knows it by its name."""
+    return Path(place_of(BUNDLED))

@@ -6,8 +6,10 @@ reads, so rows see each other's tokens in the very pass in which they are fed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
+from operator import index
 
 from manyhands.cache.tally import Tally
 from manyhands.cache.view import View
@@ -77,6 +79,14 @@ class Choice:
                 raise InvalidRequest(
                     f"logit_bias adds {bias:g} to token {token}; expected a token id, and "
                     f"{-MAX_BIAS} to {MAX_BIAS}"
+                )
+        if self.allowed is None and type(self.forbidden) is frozenset:
+            return
+        for name, found in (("allowed", self.allowed), ("forbidden", self.forbidden)):
+            if not isinstance(found, Set) and not (found is None and name == "allowed"):
+                raise InvalidRequest(
+                    f"{name} is {found!r}; expected a frozenset of token ids",
+                    hint=f"Write {name}=frozenset({{id, ...}}).",
                 )
         if self.allowed is not None and not self.allowed - self.forbidden:
             raise InvalidRequest(
@@ -152,25 +162,30 @@ class Row:
     draft: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "feed", tuple(map(int, self.feed)))
-        if self.tally is None and self.choice is not GREEDY and self.choice.weighs:
-            raise InvalidRequest(
-                f"the row that writes to {self.view.own!r} has penalties or a bias, and no tally",
-                hint="Make one for each writer with choice.tally(), give it to the row, and let it "
-                "take every token that is written; strategies/writer.py does.",
-            )
+        try:  # nothing is looked at ahead: rows are made in every pass
+            object.__setattr__(self, "feed", tuple(map(index, self.feed)))
+            own = self.view.own
+            if self.tally is None and self.choice is not GREEDY and self.choice.weighs:
+                raise InvalidRequest(
+                    f"the row that writes to {own!r} has penalties or a bias, and no tally",
+                    hint="Make one for each writer with choice.tally(), give it to the row, and let it "
+                    "take every token that is written; strategies/writer.py does.",
+                )
+        except (TypeError, AttributeError):
+            _explain(self)
+            raise
         if len(self.targets) > len(self.feed):
             raise InvalidRequest(
-                f"the row that writes to {self.view.own!r} feeds {len(self.feed)} tokens and has "
+                f"the row that writes to {own!r} feeds {len(self.feed)} tokens and has "
                 f"{len(self.targets)} targets; expected no more than it feeds",
                 hint="A target is the token that follows a fed one.",
             )
         if not self.feed:
             raise InvalidRequest(
-                f"the row that writes to {self.view.own!r} feeds no token",
+                f"the row that writes to {own!r} feeds no token",
                 hint="Feed at least one token, or leave the row out of the step.",
             )
-        self.view.own.check_writable()
+        own.check_writable()
 
     def over(self, view: View) -> Row:
         """The same row over another view whose blocks hold the same tokens. Nothing is checked again."""
@@ -191,6 +206,37 @@ class Row:
         return row
 
 
+def _explain(row: Row) -> None:
+    """Raise InvalidRequest for the part of a row that is of a wrong type."""
+    parts: tuple[tuple[str, object, type, str, str], ...] = (
+        ("view", row.view, View, "a View", "Write Row(View([block]), feed)."),
+        ("choice", row.choice, Choice, "a Choice", "Write Choice(temperature=0.7), for instance."),
+    )
+    for name, found, kind, expected, hint in parts:
+        if not isinstance(found, kind):
+            raise InvalidRequest(
+                f"the {name} of a row is a {type(found).__name__}; expected {expected}", hint=hint
+            )
+    if isinstance(row.feed, tuple) and all(isinstance(token, int) for token in row.feed):
+        return
+    raise InvalidRequest(
+        f"the feed of the row that writes to {row.view.own!r} is {reprlib.repr(row.feed)}; expected token ids",
+        hint="Make them of a text with engine.text.encode(text); one token is (token,).",
+    )
+
+
+def _explain_step(rows: object) -> None:
+    """Raise InvalidRequest if this is no list, or for the first item of it that is no row."""
+    if not isinstance(rows, Iterable):
+        found = f"one {type(rows).__name__}; expected a list of rows"
+    else:
+        wrong = next((each for each in rows if not isinstance(each, Row)), None)
+        if wrong is None:
+            return
+        found = f"a {type(wrong).__name__} where a Row was expected"
+    raise InvalidRequest(f"a step was made of {found}", hint="Write Step([Row(view, feed), ...]).")
+
+
 @dataclass(frozen=True, eq=False)
 class Step:
     """The rows asked for together. Each writes to a block of its own.
@@ -203,11 +249,19 @@ class Step:
     meanwhile: Callable[[], None] | None
 
     def __init__(self, rows: Iterable[Row], meanwhile: Callable[[], None] | None = None) -> None:
-        object.__setattr__(self, "rows", tuple(rows))
+        try:
+            object.__setattr__(self, "rows", tuple(rows))
+        except TypeError:
+            _explain_step([] if isinstance(rows, Iterable) else rows)
+            raise
         object.__setattr__(self, "meanwhile", meanwhile)
         if not self.rows:
             raise InvalidRequest("a step was made of no rows", hint="Ask for at least one row.")
-        owners = [row.view.own for row in self.rows]
+        try:
+            owners = [row.view.own for row in self.rows]
+        except AttributeError:
+            _explain_step(self.rows)
+            raise
         if len(set(owners)) < len(owners):
             twice = next(block for block in owners if owners.count(block) > 1)
             raise InvalidRequest(

@@ -19,10 +19,12 @@ Lanes may hold lanes: a run that parts again, and goes on behind its longest par
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from manyhands.cache.block import Block
 from manyhands.errors import InvalidRequest
+
+_T = TypeVar("_T")
 
 
 class Lanes:
@@ -36,7 +38,11 @@ class Lanes:
     __slots__ = ("lanes",)
 
     def __init__(self, lanes: Iterable[Iterable[Item]]) -> None:
-        self.lanes: tuple[tuple[Item, ...], ...] = tuple(tuple(lane) for lane in lanes)
+        each = "Lanes([[block, ...], ...])"
+        listed = _listed(lanes, "a set of lanes", each)
+        self.lanes: tuple[tuple[Item, ...], ...] = tuple(
+            _listed(lane, "a lane", each) for lane in listed
+        )
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -71,7 +77,7 @@ class Beginning:
 
     def __init__(self, blocks: Iterable[Block], last: Beginning | None = None) -> None:
         """`last` counts if these blocks begin with its own, and none has gone on from it before."""
-        self.blocks = tuple(blocks)
+        self.blocks = _listed(blocks, "a beginning", "Beginning([block, ...])")
         if last and not (last._is_last and self.blocks[: len(last.blocks)] == last.blocks):
             last = None
         _check_blocks(new := self.blocks[len(last.blocks) :] if last else self.blocks)
@@ -118,7 +124,11 @@ class View:
 
     def __init__(self, items: Iterable[Item], beginning: Beginning | None = None) -> None:
         """`items` stand behind the blocks of the `beginning`, if there is one."""
-        rest = tuple(items)
+        try:
+            rest = tuple(items)
+        except TypeError:
+            _explain(items, "a view", "View([block, ...])")
+            raise
         # Nothing here walks a view of blocks alone block by block.
         kinds = set(map(type, rest))
         if kinds != {Block}:
@@ -210,6 +220,24 @@ class View:
 
     def __repr__(self) -> str:
         return f"View({list(self.items)!r})"
+
+
+def _listed(items: Iterable[_T], made: str, example: str) -> tuple[_T, ...]:
+    """The items; InvalidRequest if one block was given in the place of a list."""
+    try:
+        return tuple(items)
+    except TypeError:
+        _explain(items, made, example)
+        raise
+
+
+def _explain(items: object, made: str, example: str) -> None:
+    """Raise InvalidRequest if these are no items but one; else the mistake is of whatever makes them."""
+    if not isinstance(items, Iterable):
+        raise InvalidRequest(
+            f"{made} was made of one {type(items).__name__}; expected a list",
+            hint=f"Write {example}.",
+        )
 
 
 def _check_blocks(blocks: Iterable[object]) -> None:

@@ -27,11 +27,8 @@
     output.py    everything that is written, and what happens when it cannot be
     guard.py     every error into its exit code
 
-The environment is read here and nowhere else: OPENAI_API_KEY is the key of an endpoint, MANYHANDS_API_KEY
-one that `serve` asks for, and the user's name (as `getpass` finds it) stands before words that are typed to a
-team. OMP_NUM_THREADS and MKL_NUM_THREADS, where they are set, are left to torch (HF_HOME, HF_TOKEN and HF_HUB_OFFLINE belong to huggingface_hub, NO_COLOR and COLUMNS to rich; what torchrun
-sets is read in `engine/ranks/launched.py`). Nothing heavy
-is imported before a command needs it, so that `--help` answers at once.
+What is read from the environment stands in a table of docs/terminal.md. Nothing heavy is imported before a
+command needs it, so that `--help` answers at once.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from manyhands.cli.command import shared_of, told
 from manyhands.cli.exam_options import EXAM_METHODS, EndpointChoice, EvalOptions, JudgeOptions
 from manyhands.cli.guard import tell
 from manyhands.cli.loading import load_engine, name_of, place_facts, prompts_for, sampled
-from manyhands.cli.options import BUNDLED
 from manyhands.cli.output import Notes, version_of
 from manyhands.cli.spreading import facts_of, spread
 from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError
@@ -38,6 +37,7 @@ from manyhands.evaluation.record import Header
 from manyhands.evaluation.run import checked_samples
 from manyhands.evaluation.shared import SHARED_PREFIX, check_budgets, shared_method
 from manyhands.evaluation.voices import Ballot, EndpointVoice, EngineVoice, Voice, judge_spec
+from manyhands.hub import BUNDLED
 from manyhands.prompts import Prompts, load_prompts
 from manyhands.prompts.chain_of_draft import drafted
 from manyhands.schema.choosing import pairs

@@ -25,17 +25,17 @@ from manyhands.cli.loading import (
     get_ready,
     load_engine,
     name_of,
-    place_of,
     prompts_for,
     strategy_for,
 )
-from manyhands.cli.options import BUNDLED, ChatOptions
+from manyhands.cli.options import ChatOptions
 from manyhands.cli.outcome import Outcome
 from manyhands.cli.output import Notes
 from manyhands.cli.running import drive, screen_for
 from manyhands.cli.stopping import exit_code_of
 from manyhands.cli.talk import Quit, Talk
 from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError
+from manyhands.hub import BUNDLED
 from manyhands.model.generation import own_choice
 from manyhands.prompts.chain_of_draft import drafted
 from manyhands.schema.choosing import pairs
@@ -122,7 +122,7 @@ def talk_of(options: ChatOptions) -> Talk:
     shared_of(ChatOptions).settings_for(options.method, options.chosen, options.listed)
     prompts = prompts_for(name_of(options.model), options.prompts, options.lora)
     prompts = drafted(prompts) if options.draft else prompts
-    own = None if options.greedy else own_choice(place_of(name_of(options.model)))
+    own = None if options.greedy else own_choice(name_of(options.model))
     given = {f"choice.{name}": value for name, value in vars(own or GREEDY).items()}
     usual = {f"choice.{name}": value for name, value in vars(GREEDY).items()}
     chosen = {path: value for path, value in given.items() if value != usual[path]}

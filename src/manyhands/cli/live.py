@@ -30,7 +30,7 @@ from manyhands.cli.output import say
 from manyhands.cli.screens import say_reply, say_steps
 from manyhands.cli.status import last_line, parts
 from manyhands.cli.stopping import HaltRequest
-from manyhands.cli.talking import Talk
+from manyhands.cli.talking import TypedLines
 from manyhands.errors import OutputFailed
 from manyhands.strategies.account import Account
 from manyhands.strategies.base import FinishedStep
@@ -74,7 +74,7 @@ class LiveScreen:
         self._size = console.size
         self._is_away = False  # the terminal is the shell's
         self._lines: list[Text] = []  # of the last picture
-        self._talk: Talk | None = None
+        self._talk: TypedLines | None = None
         self._keyboard: Keyboard | None = None
         self._halt = HaltRequest()
         self._live = self._new_live()
@@ -111,7 +111,7 @@ class LiveScreen:
         """Read a person's lines, where there is a terminal to type at."""
         if not can_be_read():
             return
-        self._talk = Talk(self.account, say, self.name)
+        self._talk = TypedLines(self.account, say, self.name)
         self._keyboard = Keyboard(self._write, self._talk.take, self._repaint)
         if not self._is_away:
             self._keyboard.open()

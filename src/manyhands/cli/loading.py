@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from manyhands.cache.step import GREEDY
 from manyhands.cli.command import Chosen
 from manyhands.cli.guard import tell
-from manyhands.cli.options import BUNDLED
 from manyhands.cli.output import Notes
 from manyhands.cli.threads import take_one, weight_bytes
 from manyhands.errors import InvalidRequest, ModelNotFound
-from manyhands.hub import exists, is_gguf, is_local
+from manyhands.hub import BUNDLED, exists, is_gguf, is_local, place_of
 from manyhands.model.checkpoint import check_lora, check_place
 from manyhands.model.generation import GENERATION_FILE, about, own_choice
 from manyhands.model.settings import ModelSettings
-from manyhands.prompts import PROMPT_FILE, Prompts, dump_prompts, load_prompts, model_prompts
+from manyhands.prompts import Prompts, dump_prompts, load_prompts, model_prompts
+from manyhands.prompts.load import brings_words
 from manyhands.schema.choosing import pairs
 from manyhands.strategies.settings import Settings, SharedSettings
 
@@ -53,15 +53,6 @@ class Sampling(Protocol):
         """Whether the likeliest tokens are wanted, whatever the model says."""
 
 
-def place_of(model: str) -> str:
-    """Where `model` is to be loaded from: a folder, or a name on the hub as it is."""
-    if model != BUNDLED:
-        return model
-    from manyhands.bundled import path
-
-    return str(path())
-
-
 def name_of(model: str | None) -> str:
     """How a run refers to its model: what lies here by its full path, so that a trace finds it again."""
     if model is None or model == BUNDLED:
@@ -73,25 +64,17 @@ def name_of(model: str | None) -> str:
 
 def prompts_for(model: str, file: Path | None, adapter: str | None = None) -> Prompts:
     """The words: those of `file`, else those that the adapter or the model brings, else our own."""
-    own = model_prompts(_words_at(model, adapter))
-    return load_prompts(file, own) if file is not None else own
-
-
-def _words_at(model: str, adapter: str | None) -> str:
-    """Where words are looked for: beside an adapter that has some, else with the model."""
     if adapter is not None:
-        folder = Path(adapter).expanduser()
-        check_lora(folder)
-        if folder.joinpath(PROMPT_FILE).is_file():
-            return str(folder)
-    return place_of(model)
+        check_lora(Path(adapter).expanduser())
+    own = model_prompts(model, adapter)
+    return load_prompts(file, own) if file is not None else own
 
 
 def words_of(model: str | None, adapter: str | None = None) -> str:
     """The words that a model or its adapter brings, or our own, as a file; above them whose they are."""
     name = name_of(model)
     words = prompts_for(name, None, adapter)
-    if adapter is not None and _words_at(name, adapter) != place_of(name):
+    if brings_words(adapter):
         name = f"the adapter {adapter}"
     whose = f"The words of {name}." if words != Prompts() else f"{name} brings no words: ours."
     return f"# {whose} Of another model: manyhands prompts --model NAME\n\n{dump_prompts(words)}"
@@ -108,7 +91,7 @@ def sampled(settings: S, model: str, options: Sampling, *, say: bool = True) -> 
         raise InvalidRequest(
             "--greedy and a temperature were asked for together", hint="leave one of them out"
         )
-    own = GREEDY if options.greedy else own_choice(place_of(model))
+    own = GREEDY if options.greedy else own_choice(model)
     if own is None:
         return settings
     choice = replace(own, **{name: getattr(settings.choice, name) for name in named})

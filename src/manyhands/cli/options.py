@@ -13,13 +13,13 @@ from typing import Any
 
 from manyhands.cli.command import Chosen, options_of
 from manyhands.errors import InvalidRequest
+from manyhands.hub import BUNDLED as BUNDLED
 from manyhands.model.settings import Fuse, KeyDtype, ModelSettings, Quantise, Weights, check_named
 from manyhands.replay.settings import TrainSettings
 from manyhands.schema.setting import check, like, setting
 from manyhands.strategies.listening import Said
 from manyhands.strategies.methods import METHODS
 
-BUNDLED = "bundled"
 _RECIPES = "the recipe's"
 
 _METHOD, _OUTPUT, _BENCH = "Method", "Output", "What is timed"

@@ -15,12 +15,12 @@ import typer
 
 from manyhands.cli.command import shared_of
 from manyhands.cli.guard import tell
-from manyhands.cli.loading import get_ready, load_engine, name_of, place_of, prompts_for, sampled
-from manyhands.cli.options import BUNDLED
+from manyhands.cli.loading import get_ready, load_engine, name_of, prompts_for, sampled
 from manyhands.cli.output import Notes
 from manyhands.cli.serve_options import ServeOptions
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, install_hint
 from manyhands.evaluation.shared import SHARED_PREFIX
+from manyhands.hub import BUNDLED
 from manyhands.model.generation import own_choice
 from manyhands.schema.bounded import read_small
 from manyhands.server.keys import Keys
@@ -41,7 +41,7 @@ def serve(options: ServeOptions) -> None:
     except ImportError as error:
         raise InvalidRequest(
             f"the server needs {error.name}, which is not installed",
-            hint='pip install "manyhands-llm[serve]"',
+            hint=install_hint("serve"),
         ) from error
     keys = keys_of(options)
     shared_of(ServeOptions).settings_for(
@@ -95,7 +95,7 @@ def make_front(options: ServeOptions, keys: Keys, mark: str = "") -> Front:
         tree=engine.prefixes,
         limits=limits,
         unsaid=unsaid,
-        own=None if options.greedy else own_choice(place_of(model)),
+        own=None if options.greedy else own_choice(model),
         vocabulary=engine.facts.vocab_size,
         outside=outside_world if model == BUNDLED else None,
     )

@@ -56,7 +56,7 @@ HELP = (
 HINT = "Enter sends · /help"
 
 
-class Talk:
+class TypedLines:
     """A person and a run. `note` is the last word on what was typed: an error, or what helps."""
 
     def __init__(

@@ -17,10 +17,10 @@ from importlib import import_module
 from typing import Any
 
 from manyhands.cluster.settings import ClusterSettings
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, install_hint
 
 _KNOCK = 5.0  # seconds
-INSTALL = 'pip install "manyhands-llm[ray]", on every machine of the cluster'
+INSTALL = f"on every machine of the cluster, {install_hint('ray')}"
 
 
 def imported(name: str = "ray") -> Any:

@@ -55,6 +55,7 @@ from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.settings import ModelSettings
 from manyhands.native import build as native
+from manyhands.prompts.load import Prompts, brings_words, model_prompts
 from manyhands.replay.merged import Merged
 from manyhands.replay.trace import Trace
 from manyhands.schema.lines import Line
@@ -68,7 +69,9 @@ _IN_VAIN = (0, False)  # a row of a pass that was begun ahead, which no run aske
 
 
 class Engine:
-    """One model, one memory, any number of runs. Not thread-safe: drive it from one thread.
+    """One model, one memory, any number of runs. One thread drives it; a `Service` takes runs from any thread.
+
+    A call from a second thread while one is inside is refused (InvalidRequest), and the one inside goes on.
 
     The engine decides in integers: it plans steps, admits and preempts runs. Network and memory belong to
     its `executor` (`engine/executor.py`), and what is true of them stands in `facts`.
@@ -79,13 +82,16 @@ class Engine:
         executor: Executor | ModelAdapter,
         tokenizer: Any = None,
         settings: ModelSettings | None = None,
+        *,
+        prompts: Prompts | None = None,
         **choices: Any,
     ) -> None:
         """Take an executor; `Engine.load` is the usual door.
 
         A network that is loaded already (`ModelAdapter`) gets a `LocalExecutor`. `settings` as a whole, or
-        `choices`: fields of `ModelSettings`.
+        `choices`: fields of `ModelSettings`. `prompts`: the words that the model was trained with.
         """
+        self.prompts = prompts or Prompts()
         self.settings = settings or ModelSettings(**choices)
         if isinstance(executor, ModelAdapter):
             executor = LocalExecutor(executor, self.settings)
@@ -93,7 +99,7 @@ class Engine:
         self.text: Text | None = None
         if tokenizer is not None:
             thinks = self.settings.thinking != "off"
-            self.text = Text(tokenizer, self.facts.eos_ids, thinking=thinks)
+            self.text = Text(tokenizer, self.facts.eos_ids, thinking=thinks, prompts=self.prompts)
         self.pool = PagePool(
             self.facts.num_pages, self.facts.page_size, num_states=self.facts.num_states
         )
@@ -139,6 +145,7 @@ class Engine:
             is_known=self._is_known if self._speculation is not None else None,
             lookahead=self._lookahead,
         )
+        self.inside = self._scheduler.inside
 
     @classmethod
     def load(
@@ -147,6 +154,10 @@ class Engine:
         """Load a Hugging Face model by hub id, folder or object, and make an engine of it.
 
             Engine.load("Qwen/Qwen3-8B", device="cuda", memory_tokens=65536)
+            Engine.load("bundled")
+
+        The words that lie beside the model or its adapter (`manyhands.toml`) are `engine.prompts`, and methods
+        speak them where they are given none.
 
         `choices` are fields of `ModelSettings`, which says what each means; or give one whole. `downloads`
         shows the progress of what is fetched from the hub. Raises ModelNotFound, UnsupportedModel,
@@ -159,7 +170,7 @@ class Engine:
             executor, tokenizer = LocalExecutor.load(settings, downloads=downloads)
         else:
             executor, tokenizer = RankedExecutor.load(settings, downloads=downloads)
-        return cls(executor, tokenizer, settings)
+        return cls(executor, tokenizer, settings, prompts=_words_of(settings))
 
     @property
     def facts(self) -> ModelFacts:
@@ -204,25 +215,28 @@ class Engine:
         For whatever serves for long: on a GPU it takes seconds, elsewhere there is nothing to do. `told` is
         called with how much of how much is done.
         """
-        self.executor.record_ahead(told or (lambda done, whole: None))
+        with self.inside:
+            self.executor.record_ahead(told or (lambda done, whole: None))
 
     def forward(self, step: Step) -> Tensor:
         """Feed all rows of `step`, then let all attend: logits [rows, vocab] of their last tokens.
 
         Each row's feed is appended to its own block. If this raises, no block has changed.
         """
-        self._scheduler.settle()  # tokens of its own that an interrupt has kept from it
-        if self._lookahead is not None:
-            self._lookahead.forget()  # the logits of a pass that was begun may be written over
-        with self._feeding(step) as (_, plan):
-            return self.executor.logits(plan)
+        with self.inside:
+            self._scheduler.settle()  # tokens of its own that an interrupt has kept from it
+            if self._lookahead is not None:
+                self._lookahead.forget()  # the logits of a pass that was begun may be written over
+            with self._feeding(step) as (_, plan):
+                return self.executor.logits(plan)
 
     def replay(self, merged: Merged, rows: Sequence[int] | None = None) -> Tensor:
         """Logits [len(rows), vocab] of the given rows of a whole run (default: all), in one forward.
 
         `replay.forward.merge_trace` makes `merged` of a trace. No block is touched.
         """
-        return self.executor.replay(merged, rows)
+        with self.inside:
+            return self.executor.replay(merged, rows)
 
     def run(self, strategy: Strategy) -> Answer:
         """Run a strategy to its end (together with whatever was submitted before)."""
@@ -231,7 +245,7 @@ class Engine:
     def run_all(self, strategies: Iterable[Strategy]) -> list[Answer]:
         """Run many strategies, all in the same forward passes; the first error ends them all."""
         answers: dict[int, Answer] = {}
-        with closing(run_passes(self, enumerate(strategies))) as passes:
+        with self.inside, closing(run_passes(self, enumerate(strategies))) as passes:
             for each in passes:
                 answers.update({index: run.result() for index, run in each.runs if run.done})
         return [answers[index] for index in sorted(answers)]
@@ -258,14 +272,16 @@ class Engine:
         See `engine/restore.py`. `RunSpec.from_plain(trace.header).strategy(text)` makes it.
         `write` is given the lines that continue the trace.
         """
-        return restore(strategy, trace, self.executor, self.pool, write=write)
+        with self.inside:
+            return restore(strategy, trace, self.executor, self.pool, write=write)
 
     def submit(self, strategy: Strategy, *, lifecycle: bool = False) -> Run:
         """Begin a strategy without waiting for it; `step` moves it on with all others.
 
         `lifecycle`: the run also reports what the engine does with it, see `Run`.
         """
-        return self._scheduler.submit(strategy, lifecycle=lifecycle)
+        with self.inside:
+            return self._scheduler.submit(strategy, lifecycle=lifecycle)
 
     def num_runs(self, state: RunState) -> int:
         """How many runs are in this state."""
@@ -278,15 +294,17 @@ class Engine:
 
     def step(self) -> bool:
         """One forward pass for every live run; False when none is left."""
-        if self.shelving is not None:
-            self._scheduler.settle()
-            self.pool.take_back()  # an interrupt may have kept the last step from doing so
-            self.shelving.step(is_alone=not self.num_runs(RunState.RUNNING))
-        return self._scheduler.step()
+        with self.inside:
+            if self.shelving is not None:
+                self._scheduler.settle()
+                self.pool.take_back()  # an interrupt may have kept the last step from doing so
+                self.shelving.step(is_alone=not self.num_runs(RunState.RUNNING))
+            return self._scheduler.step()
 
     def cancel(self, run: Run) -> None:
         """End a run; its blocks are freed and the others' tokens do not change."""
-        self._scheduler.cancel(run)
+        with self.inside:
+            self._scheduler.cancel(run)
 
     def _is_known(self, step: Step) -> bool:
         """Whether the step is answered without a pass."""
@@ -513,6 +531,14 @@ class Engine:
                 "no token is left to choose from: the whole vocabulary is forbidden",
                 hint="Forbid fewer tokens.",
             )
+
+
+def _words_of(settings: ModelSettings) -> Prompts:
+    """The words beside the model or its adapter; the defaults for a network that is built already and has no folder."""
+    model, adapter = settings.model, settings.lora
+    if isinstance(model, str | Path):
+        return model_prompts(model, adapter)
+    return model_prompts(adapter) if adapter and brings_words(adapter) else Prompts()
 
 
 def _usage_without_pass(step: Step) -> Usage:

@@ -18,6 +18,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from manyhands.cache.pages import PagePool
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.usage import Usage
+from manyhands.engine.one_thread import OneThread
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.run import Run, RunState
 from manyhands.strategies.base import Strategy
@@ -29,6 +30,7 @@ class Packs(Protocol):
     """An object that packs the rows of many runs into passes: an Engine, or a Scheduler alone."""
 
     pool: PagePool
+    inside: OneThread
 
     @property
     def usage(self) -> Usage:

@@ -40,6 +40,7 @@ from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.step import Step
 from manyhands.cache.usage import Usage
 from manyhands.engine.lookahead import Expected, Lookahead
+from manyhands.engine.one_thread import OneThread
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.preemption import Preemption, Rebuild
 from manyhands.engine.run import Run, RunState, new_queues
@@ -88,6 +89,7 @@ class Scheduler:
         `is_known`: whether `predict` answers a step without a pass (`engine/speculation.py`); None: it never does.
         `lookahead`: `predict` asks for the `expected` steps of the next pass and begins it; None: it does not.
         """
+        self.inside = OneThread()
         self.lookahead = lookahead
         # Runs of the pass that was begun; and how much of passes goes on in the next one as expected.
         self._expected: list[weakref.ref[Run]] = []

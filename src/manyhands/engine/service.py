@@ -9,7 +9,7 @@
     async for event in handle: ...       # the same in asyncio,
     answer = await handle                # without a thread that waits
 
-An engine is driven by one thread. Everything that others want of it is asked for here and done between
+An engine is driven by one thread, and a service keeps it until it is closed. Everything that others want of it is asked for here and done between
 two passes: submitting, cancelling, ending at a deadline. All methods may be called from any thread.
 
 **A slow listener costs memory up to a bound, and no time.** The thread appends what a pass has brought to
@@ -412,11 +412,12 @@ class Service:
 
     def _work(self) -> None:
         try:
-            while self._wait_for_runs():
-                with closing(run_passes(self._engine, self._take, self.max_live)) as passes:
-                    for each in passes:
-                        self._hand_over(each)
-                self._look(math.inf)
+            with self._engine.inside:
+                while self._wait_for_runs():
+                    with closing(run_passes(self._engine, self._take, self.max_live)) as passes:
+                        for each in passes:
+                            self._hand_over(each)
+                    self._look(math.inf)
         except BaseException as error:
             with self._changed:
                 self._error = error

@@ -20,7 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands.errors import InvalidRequest, OutputFailed, place_or_room
+from manyhands.errors import InvalidRequest, OutputFailed, install_hint, place_or_room
 from manyhands.evaluation.judge import graded_by_judges, name_of, with_judgements
 from manyhands.evaluation.record import Header, Record, read_results, result_files
 from manyhands.evaluation.summary import Summary
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # it is a large package, and asked for by few
     from inspect_ai.log import EvalLog, EvalResults, EvalSample
     from inspect_ai.scorer import Score
 
-INSTALL_INSPECT = "pip install 'manyhands-llm[inspect]'"
+INSTALL_INSPECT = install_hint("inspect")
 # Of a record, the fields that a sample of Inspect has a place for.
 _PLACED = ("sample", "repeat", "question", "gold", "text", "scores", "steps", "writing", "error")
 _STOPS = {"budget": "max_tokens", "context": "model_length"}

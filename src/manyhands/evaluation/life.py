@@ -164,7 +164,7 @@ class TimedPass:
 
 
 @dataclass
-class Record:
+class LifeRecord:
     """The passes of one situation, in order; and seconds from one token of a run to its next, of all runs."""
 
     passes: list[TimedPass] = field(default_factory=list)
@@ -202,14 +202,14 @@ def live(
     *,
     seed: int = 0,
     words: int = 0,
-) -> Record:
+) -> LifeRecord:
     """Let the crowd live, and time its passes.
 
     The `seed` draws what its runs do. With other `words` they do the same with other tokens, so that nothing of it is
     found in a cache.
     """
     crowd = _Crowd(engine, situation, seed, words)
-    record = Record(floor_of=floor_of or (lambda fed, kv_bytes: 0.0))
+    record = LifeRecord(floor_of=floor_of or (lambda fed, kv_bytes: 0.0))
     facts = engine.executor
     before, counts = engine.usage, facts.counts
     num_passes = -1  # runs that have begun are reported before there is a pass

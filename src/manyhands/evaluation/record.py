@@ -38,6 +38,7 @@ EXAM_LINES = Format(
     begins=b'{"schema": 1, "kind": "header"',
     schema=SCHEMA,
     hint="remove that line: what it stood for is asked again, the others are kept",
+    hint_of_first="give a file of `manyhands eval`",
 )
 
 

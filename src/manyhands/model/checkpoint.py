@@ -81,22 +81,22 @@ def _check_index(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Header:
+class TensorHeader:
     """The entry of a safetensors file for one tensor."""
 
     dtype: str  # "BF16", "I8", ...
     shape: tuple[int, ...]
 
 
-def read_headers(folder: Path) -> dict[str, Header]:
+def read_headers(folder: Path) -> dict[str, TensorHeader]:
     """Every tensor of a folder's safetensors files by its name; none where there are only others."""
-    found: dict[str, Header] = {}
+    found: dict[str, TensorHeader] = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 (it is no mapping)
                     part: Any = file.get_slice(name)
-                    found[name] = Header(part.get_dtype(), tuple(part.get_shape()))
+                    found[name] = TensorHeader(part.get_dtype(), tuple(part.get_shape()))
         except (SafetensorError, OSError) as error:
             raise damaged(
                 str(folder), f"unreadable weights ({path.name}: {in_short(error)})"
@@ -104,7 +104,7 @@ def read_headers(folder: Path) -> dict[str, Header]:
     return found
 
 
-def check_dtypes(name: str, headers: dict[str, Header]) -> None:
+def check_dtypes(name: str, headers: dict[str, TensorHeader]) -> None:
     """Raise `ModelNotFound` if tensors are packed and nothing says how."""
     packed = {key: each.dtype for key, each in headers.items() if each.dtype not in PLAIN_DTYPES}
     if packed:

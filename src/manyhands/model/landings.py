@@ -33,7 +33,7 @@ RUN = 1 << 15  # bytes of a tensor that are added up before their sum enters the
 _WORD = 8  # bytes
 
 
-class Part(NamedTuple):
+class SheetPart(NamedTuple):
     """A tensor within the bytes of a sheet."""
 
     begin: int
@@ -78,9 +78,9 @@ class Landing:
         self._told = torch.empty(size // RUN, dtype=torch.int64, pin_memory=on_gpu)
         self._stream = torch.cuda.Stream(device) if on_gpu else None
         self._arrived = torch.cuda.Event(blocking=True) if on_gpu else None  # no thread spins
-        self._known: tuple[dict[str, Part], _Views] | None = None
+        self._known: tuple[dict[str, SheetPart], _Views] | None = None
 
-    def fits(self, content: Tensor, parts: Mapping[str, Part]) -> bool:
+    def fits(self, content: Tensor, parts: Mapping[str, SheetPart]) -> bool:
         """Whether there is room for these bytes, and words begin where words of a GPU do."""
         return len(content) <= len(self._place) and not any(
             part.begin % _WORD for part in parts.values()
@@ -88,7 +88,7 @@ class Landing:
 
     @torch.inference_mode()
     def bring(
-        self, content: Tensor, parts: Mapping[str, Part]
+        self, content: Tensor, parts: Mapping[str, SheetPart]
     ) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
         """Copy the bytes of a sheet here: its tensors, and the sums [R] of the runs of each, as they arrived.
 
@@ -106,7 +106,7 @@ class Landing:
             self._arrived.synchronize()
         return views.tensors, views.told
 
-    def _views(self, parts: dict[str, Part]) -> _Views:
+    def _views(self, parts: dict[str, SheetPart]) -> _Views:
         """Made once: all sheets of a model have the same layout."""
         if self._known is not None and self._known[0] == parts:
             return self._known[1]

@@ -30,7 +30,7 @@ from manyhands.errors import (
     OutOfMemory,
     UnsupportedModel,
 )
-from manyhands.hub import damaged, in_short, incomplete, is_gguf, is_local, not_found
+from manyhands.hub import damaged, in_short, incomplete, is_gguf, is_local, not_found, place_of
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.checkpoint import (
     check_dtypes,
@@ -99,7 +99,7 @@ def load_adapter(
     """A network ready to attend through our hook, and its tokenizer.
 
     Args:
-        model: A folder, a name on the Hugging Face hub, a GGUF file, or a causal language model already
+        model: A folder, a name on the Hugging Face hub, "bundled", a GGUF file, or a causal language model already
             built (which is taken over, see `ModelAdapter`, and stays where and as it is under "auto").
         device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
         dtype: "auto" (the checkpoint's on a GPU, float32 on the CPU) or the name of a dtype.
@@ -190,7 +190,7 @@ class Found:
 
 def find_format(model: str | Path, *, with_weights: bool = True) -> Found:
     """The one choice of a format. Raises ModelNotFound, UnsupportedModel, each with what was found."""
-    name = str(model)
+    name = place_of(model)
     if is_gguf(name):
         file = GgufFile.open(Path(name))
         check_sizes(name, file.config)

@@ -48,7 +48,7 @@ from torch import Tensor
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.errors import OutputFailed, place_or_room
 from manyhands.model.host_buffers import HostBuffers, at_once
-from manyhands.model.landings import Landing, Landings, Part, checksum
+from manyhands.model.landings import Landing, Landings, SheetPart, checksum
 
 LOG = logging.getLogger("manyhands.cache")
 VERSION = "2"  # of what stands in a file
@@ -363,7 +363,7 @@ class SheetFiles:
         return _Read({key: part.of(content) for key, part in parts.items()}, content)
 
     def _landed(
-        self, content: Tensor, parts: dict[str, Part], told: Mapping[str, object]
+        self, content: Tensor, parts: dict[str, SheetPart], told: Mapping[str, object]
     ) -> _Read | None:
         """The sheet on the device, where it is checked; None where there is no room. ValueError: it is damaged."""
         if (landing := self.landings.take()) is None:
@@ -387,7 +387,7 @@ class SheetFiles:
 
     def _parts_of(
         self, name: str, content: np.ndarray
-    ) -> tuple[dict[str, Part], Mapping[str, object]]:
+    ) -> tuple[dict[str, SheetPart], Mapping[str, object]]:
         """Where the tensors of a sheet lie in its bytes, and what else its header tells, its checksums among that."""
         first = _HEADER + int.from_bytes(content[:_HEADER].tobytes(), "little")
         header = json.loads(content[_HEADER:first].tobytes())
@@ -409,7 +409,7 @@ class SheetFiles:
                 raise ValueError(
                     f"{key!r} has bytes {begin} to {end} of {len(content)}; expected {form.num_bytes} of them"
                 )
-            parts[key] = Part(begin, end, form.dtype, form.shape)
+            parts[key] = SheetPart(begin, end, form.dtype, form.shape)
         return parts, told
 
     def _path(self, name: str) -> Path:

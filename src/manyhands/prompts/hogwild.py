@@ -153,6 +153,11 @@ class TeamPrompt:
 
     def team_message(self, problem: str, names: Sequence[str]) -> str:
         """The user's message for a team; for a team of one, that of one worker alone."""
+        if isinstance(names, str):
+            raise InvalidRequest(
+                f"one text, {names!r}, was given where a list of names was expected",
+                hint="Give prompt.team(count), or a list.",
+            )
         return filled(
             self.rules if len(names) > 1 else self.solo_rules,
             names=" and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])),

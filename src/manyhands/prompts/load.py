@@ -91,14 +91,19 @@ def load_prompt(path: str | Path) -> TeamPrompt:
     return load_prompts(path).team
 
 
-def model_prompts(model: str | Path) -> Prompts:
-    """The words that `model` was trained with, if it brings any; else the defaults.
+def model_prompts(model: str | Path, adapter: str | Path | None = None) -> Prompts:
+    """The words that the LoRA `adapter` or else `model` was trained with; the defaults where neither brings any.
 
-    A folder, or a name on the hub, of which this one file is fetched. ModelNotFound if there is no such
-    model or it cannot be reached.
+    "bundled", a folder, or a name on the hub, of which this one file is fetched. ModelNotFound if there is no such
+    model or it cannot be reached. A loaded engine has them as `engine.prompts`.
     """
-    own = file_of(str(model), PROMPT_FILE)
+    own = file_of(adapter if adapter is not None and brings_words(adapter) else model, PROMPT_FILE)
     return load_prompts(own) if own is not None else Prompts()
+
+
+def brings_words(adapter: str | Path | None) -> bool:
+    """Whether words lie in the folder of a LoRA adapter."""
+    return adapter is not None and Path(adapter).expanduser().joinpath(PROMPT_FILE).is_file()
 
 
 def model_prompt(model: str | Path) -> TeamPrompt:

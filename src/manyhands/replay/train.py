@@ -43,6 +43,7 @@ LOG_LINES = Format(
     fields=("step", "loss"),
     begins=b'{"step": ',
     hint="remove it; the training goes on from its checkpoint",
+    hint_of_first="choose another --out; the log of your own training may be removed: it goes on from its checkpoint",
 )
 _SECONDS_BETWEEN_REPORTS = 2.0
 

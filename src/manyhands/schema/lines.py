@@ -61,7 +61,7 @@ class Format:
     `name` and `line` are the words of errors: "a trace", "a line of a trace". Every line has the `fields`,
     and `begins` is how the first line begins as this program writes it; without a header, every line.
     `schema` is the version that the header names; None: there is no header. A file that cannot be read
-    raises `error` with the `hint`.
+    raises `error` with the `hint`, or with `hint_of_first` where its first line is no header: it is another file then.
     """
 
     name: str
@@ -71,10 +71,12 @@ class Format:
     schema: int | None = None
     error: type[ManyhandsError] = InvalidRequest
     hint: str = ""
+    hint_of_first: str = ""
 
     def malformed(self, path: Path | str, number: int, reason: str) -> ManyhandsError:
         """The complaint about one line; they count from 1, the header included."""
-        return self.error(f"line {number} of {str(path)!r} {reason}", hint=self.hint)
+        hint = (number == 1 and self.hint_of_first) or self.hint
+        return self.error(f"line {number} of {str(path)!r} {reason}", hint=hint)
 
     def checked(self, path: Path | str, number: int, read: Callable[[], Any]) -> Any:
         """A line as `read` returns it; its complaint, if it has one, names the place."""
@@ -127,7 +129,8 @@ def read_lines(path: Path | str, format: Format) -> list[Line]:
         ) from error
     if not lines:
         reason = "holds no whole line" if _fits(torn, format.begins) else f"is not {format.name}"
-        raise format.error(f"{str(path)!r} {reason}", hint=format.hint)
+        hint = format.hint_of_first or format.hint
+        raise format.error(f"{str(path)!r} {reason}", hint=hint)
     return lines
 
 

@@ -18,8 +18,8 @@ checked by hand, behind `check`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from sys import float_info
 from typing import Any, Literal
 
@@ -146,15 +146,17 @@ def settings_of(kind: type[Any]) -> dict[str, Setting]:
 def check(settings: Any) -> None:
     """Raise InvalidRequest for the first value that its field does not allow.
 
-    None is allowed where it is the default. Of a tuple every item is checked.
+    None is allowed where it is the default. Of a tuple every item is checked. Where the default is a settings object, a
+    tuple or a mapping, the value has to be one, too; one text is no tuple of texts.
     """
     kind = type(settings)
     if kind not in _BOUNDED:
+        declared = [(one, one.metadata[_KEY]) for one in fields(kind) if _KEY in one.metadata]
         _BOUNDED[kind] = [
-            (one.name, declared.test() if one.default is not None else _or_none(declared.test()))
-            for one in fields(kind)
-            if (declared := one.metadata.get(_KEY)) is not None and declared.is_bounded
-        ]
+            (one.name, own.test() if one.default is not None else _or_none(own.test()))
+            for one, own in declared
+            if own.is_bounded
+        ] + [(one.name, shape.test) for one, _ in declared if (shape := _shape_of(one))]
     for name, allows in _BOUNDED[kind]:
         value = getattr(settings, name)
         try:
@@ -169,6 +171,40 @@ def _or_none(allows: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or allows(value)
 
 
+@dataclass(frozen=True)
+class _Shape:
+    """The kind of object that a field holds, as its default shows it."""
+
+    test: Callable[[Any], bool]
+    expected: str
+    example: str
+
+
+def _shape_of(one: Field[Any]) -> _Shape | None:
+    """The shape of a field's values; None: one number or word."""
+    default = one.default if one.default_factory is MISSING else one.default_factory()
+    kind = type(default)
+    if is_dataclass(default):
+        name = kind.__name__
+        article = "an" if name[0] in "AEIO" else "a"
+        return _Shape(lambda value: isinstance(value, kind), f"{article} {name}", f"{name}(...)")
+    if kind is tuple:
+        return _Shape(
+            lambda value: (
+                type(value) is tuple or (isinstance(value, Iterable) and not isinstance(value, str))
+            ),
+            "a tuple of them",
+            "(first, ...)",
+        )
+    if kind is dict:
+        return _Shape(
+            lambda value: type(value) is dict or isinstance(value, Mapping),
+            "a mapping",
+            "{...: ...}",
+        )
+    return None
+
+
 # The fields to check, by class: made once, since a `Choice` is made for every token.
 _BOUNDED: dict[type[Any], list[tuple[str, Callable[[Any], bool]]]] = {}
 
@@ -176,6 +212,13 @@ _BOUNDED: dict[type[Any], list[tuple[str, Callable[[Any], bool]]]] = {}
 def _check_closely(kind: type[Any], name: str, value: Any) -> None:
     (own,) = (one for one in fields(kind) if one.name == name)
     declared: Setting = own.metadata[_KEY]
+    shape = _shape_of(own)
+    if shape is not None and not shape.test(value):
+        found = f"{value!r}, one text" if isinstance(value, str) else repr(value)
+        raise InvalidRequest(
+            f"{name} is {found}; expected {shape.expected}",
+            hint=f"Write {name}={shape.example}.",
+        )
     items = value if isinstance(value, tuple) else (value,)
     for item in items:
         if not declared.allows(item):

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, install_hint
 from manyhands.replay.retold import answer_from, empty_account
 from manyhands.replay.trace import Trace, flat
 from manyhands.schema.plain import to_plain
@@ -126,7 +126,7 @@ def serve_page(make: Callable[[], str], port: int, ready: Callable[[str], None])
     except ImportError as error:
         raise InvalidRequest(
             f"the page cannot be served: {error}",
-            hint="pip install 'manyhands-llm[serve]', or write it to a file with --out",
+            hint=f"{install_hint('serve')}; or write it to a file with --out",
         ) from error
 
     def page(request: Request) -> Response:

@@ -48,6 +48,7 @@ from manyhands.strategies.events import (
     WorkerResumed,
     WorkerStopped,
 )
+from manyhands.strategies.own_words import own_words
 from manyhands.strategies.scene import Scene
 from manyhands.strategies.settings import AsyncReasoningSettings
 from manyhands.strategies.writer import Writer, tokens_behind
@@ -68,10 +69,14 @@ def async_reasoning(
 ) -> Strategy:
     """The strategy: one row thinks, one writes the reply, and each reads the other.
 
+    Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view that the model bears, in tokens; the run stops in time for its answer.
     InvalidRequest if `yes` and `no` of the prompt begin with the same token to their ends.
     """
-    settings, prompt = settings or AsyncReasoningSettings(), prompt or AsyncReasoningPrompt()
+    settings, prompt = (
+        settings or AsyncReasoningSettings(),
+        prompt or own_words(text).async_reasoning,
+    )
     return _Run(conversation_of(question), text, settings, prompt, context).play()
 
 

@@ -30,6 +30,7 @@ from manyhands.prompts.template import put
 from manyhands.schema.conversation import Conversation, conversation_of
 from manyhands.strategies.base import Answer, Reserve, Strategy, Work
 from manyhands.strategies.events import Event, StepBegun, StepEnded, TokenWritten, WorkerJoined
+from manyhands.strategies.own_words import own_words
 from manyhands.strategies.parting import StrandsRun, WorkerStrand
 from manyhands.strategies.settings import AsyncThinkSettings
 from manyhands.strategies.strand import SLACK
@@ -47,9 +48,10 @@ def async_think(
 ) -> Strategy:
     """The strategy: an organiser that forks workers and joins them later.
 
+    Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view that the model bears, in tokens; the run stops in time for its answer.
     """
-    settings, prompt = settings or AsyncThinkSettings(), prompt or AsyncThinkPrompt()
+    settings, prompt = settings or AsyncThinkSettings(), prompt or own_words(text).async_think
     return _Run(conversation_of(question), text, settings, prompt, context).play()
 
 

@@ -23,6 +23,7 @@ from manyhands.schema.conversation import Conversation, conversation_of
 from manyhands.strategies.attempts import Attempts, Verdict
 from manyhands.strategies.base import Strategy, Work
 from manyhands.strategies.ending import Ending
+from manyhands.strategies.own_words import own_words
 from manyhands.strategies.scene import Scene
 from manyhands.strategies.settings import BestSettings
 from manyhands.strategies.writer import Writer
@@ -39,10 +40,11 @@ def best_of_n(
 ) -> Strategy:
     """The strategy: independent attempts, a grade for each, the best one.
 
+    Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view the model bears; the run stops in time to still give its answer.
     Raises UnsupportedModel if the model's vocabulary has no token for a digit.
     """
-    settings, prompt = settings or BestSettings(), prompt or VotesPrompt()
+    settings, prompt = settings or BestSettings(), prompt or own_words(text).votes
     asked = conversation_of(question)
     return _Best(asked, text, settings, prompt, prompt.finisher, context).play()
 

@@ -39,6 +39,7 @@ from manyhands.strategies.events import (
     StepEnded,
     TokenWritten,
 )
+from manyhands.strategies.own_words import own_words
 from manyhands.strategies.parting import ForkRun, WorkerStrand
 from manyhands.strategies.scene import Scene, Stretch, scene_of
 from manyhands.strategies.settings import BranchSettings
@@ -100,10 +101,11 @@ def branches(
 ) -> Strategy:
     """The strategy: one strand that parts into branches where the model says so.
 
+    Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view the model bears; the run stops in time for its answer. The strategy
     returns a `BranchAnswer`.
     """
-    settings, prompt = settings or BranchSettings(), prompt or BranchPrompt()
+    settings, prompt = settings or BranchSettings(), prompt or own_words(text).branches
     return _Run(conversation_of(question), text, settings, prompt, context).play()
 
 

@@ -66,6 +66,7 @@ from manyhands.strategies.listening import (
     ResumeWorker,
     Said,
 )
+from manyhands.strategies.own_words import own_words
 from manyhands.strategies.scene import Scene
 from manyhands.strategies.settings import MAX_WORKERS, TeamSettings
 from manyhands.strategies.writer import Writer
@@ -86,12 +87,13 @@ def hogwild(
 
     The problem may be a whole conversation.
 
+    Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view the model bears; the team stops in time to still give its answer.
     """
     asked, settings, prompt = (
         conversation_of(problem),
         settings or TeamSettings(),
-        prompt or TeamPrompt(),
+        prompt or own_words(text).team,
     )
     return _Team(asked, text, settings, prompt, context).play()
 

@@ -67,7 +67,7 @@ def _forks(settings: Any) -> bool:
 class Method:
     """One strategy and what belongs to it.
 
-    `make` takes a `Conversation`, or a problem alone as a text.
+    `make` takes a `Conversation`, or a problem alone as a text; without a prompt it speaks the model's own words.
     `prompt` is the field of `Prompts` that it reads. `names` says, from settings and prompt, which
     workers are there from the start; others may come while it runs (`WorkerJoined`). `solo`: what
     worker 0 writes is the reply itself, if it is not thinking. `listens`: what is said to a run of it is heard

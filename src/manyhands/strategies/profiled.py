@@ -34,6 +34,7 @@ from manyhands.strategies.events import (
 )
 from manyhands.strategies.fork_marks import ForkWatch
 from manyhands.strategies.nested_parts import Joining, OpenFork, Part, fed_up, joined_text
+from manyhands.strategies.own_words import own_words
 from manyhands.strategies.parting import ForkRun, WorkerStrand
 from manyhands.strategies.profiles import PROFILES
 from manyhands.strategies.settings import ProfileSettings
@@ -50,8 +51,11 @@ def profiled(
     *,
     context: int | None = None,
 ) -> Strategy:
-    """The strategy. `context` is the longest view the model bears; the run stops in time for its answer."""
-    settings, prompt = settings or ProfileSettings(), prompt or ProfilePrompt()
+    """The strategy. `context` is the longest view the model bears; the run stops in time for its answer.
+
+    Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
+    """
+    settings, prompt = settings or ProfileSettings(), prompt or own_words(text).profiled
     return _Run(conversation_of(question), text, settings, prompt, context).play()
 
 

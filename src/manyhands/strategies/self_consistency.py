@@ -19,6 +19,7 @@ from manyhands.prompts.votes import VotesPrompt
 from manyhands.schema.conversation import Conversation, conversation_of
 from manyhands.strategies.attempts import Attempts, Verdict
 from manyhands.strategies.base import Strategy, Work
+from manyhands.strategies.own_words import own_words
 from manyhands.strategies.settings import VoteSettings
 from manyhands.strategies.voting import MODES, majority
 from manyhands.text import Text
@@ -34,9 +35,10 @@ def self_consistency(
 ) -> Strategy:
     """The strategy: independent attempts, then a final row or a vote.
 
+    Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view the model bears; the run stops in time to still give its answer.
     """
-    settings, prompt = settings or VoteSettings(), prompt or VotesPrompt()
+    settings, prompt = settings or VoteSettings(), prompt or own_words(text).votes
     asked = conversation_of(question)
     if MODES[settings.mode].reads_all:
         return _Final(asked, text, settings, prompt, prompt.final, context).play()

@@ -110,6 +110,10 @@ def shared_prefix(
     InvalidRequest for a grammar that cannot be followed.
     """
     settings = settings or SharedSettings()
+    if isinstance(prompts, str | Prompt):
+        raise InvalidRequest(
+            "one prompt was given where a list of prompts was expected", hint="Give [prompt]."
+        )
     given = [_prompt(prompt, text) for prompt in prompts]
     if not given:
         raise InvalidRequest("no prompt was given", hint="Give at least one.")
@@ -126,6 +130,11 @@ def shared_prefix(
 def _prompt(prompt: str | Sequence[int] | Prompt, text: Text) -> Prompt:
     if isinstance(prompt, str):
         prompt = Prompt(text.chat_prompt(prompt), text.thinking, chat=True)
+    elif isinstance(prompt, int):
+        raise InvalidRequest(
+            "the tokens of one prompt were given where a list of prompts was expected",
+            hint="Give [tokens].",
+        )
     elif not isinstance(prompt, Prompt):
         prompt = Prompt(tuple(prompt))
     if not prompt.tokens:

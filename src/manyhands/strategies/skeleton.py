@@ -35,6 +35,7 @@ from manyhands.strategies.events import (
     TokenWritten,
     WorkerJoined,
 )
+from manyhands.strategies.own_words import own_words
 from manyhands.strategies.parting import StrandsRun, WorkerStrand
 from manyhands.strategies.scene import Scene, Stretch, scene_of
 from manyhands.strategies.settings import SkeletonSettings
@@ -53,9 +54,10 @@ def skeleton(
 ) -> Strategy:
     """The strategy: an outline, its points side by side, and what follows from them.
 
+    Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view the model bears; the run stops in time for its answer.
     """
-    settings, prompt = settings or SkeletonSettings(), prompt or SkeletonPrompt()
+    settings, prompt = settings or SkeletonSettings(), prompt or own_words(text).skeleton
     return _Run(conversation_of(question), text, settings, prompt, context).play()
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, install_hint
 from manyhands.tasks.task import FIXTURE, TaskOptions
 
-INSTALL_EXAM = "pip install 'manyhands-llm[exam]', or in a clone: pip install -e '.[exam]'"
+INSTALL_EXAM = install_hint("exam")
 FIXTURES = Path(__file__).with_name("fixtures")
 REACH_SECONDS = 5.0  # how long the hub may take to say that it is there
 _SUFFIXES = (".jsonl", ".parquet")

@@ -20,11 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, install_hint
 from manyhands.text.tokens import Text
 
 KINDS = ("json_schema", "json_object", "regex", "lark", "choice")
-INSTALL_STRUCTURED = "pip install 'manyhands-llm[structured]'"
+INSTALL_STRUCTURED = install_hint("structured")
 # JSON allows any number of blanks between words, and a small model may write them for ever.
 _BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
 _TOKENIZERS: weakref.WeakKeyDictionary[Text, Any] = weakref.WeakKeyDictionary()

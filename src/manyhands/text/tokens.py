@@ -136,7 +136,8 @@ class Text:
     `eos` holds the ids that end a turn in generation (the tokenizer's and those of `eos_ids`, from
     the generation config), `think_end` the id that closes the thinking if the vocabulary has one,
     and `turn_end` all of these. `thinking` says whether `chat_prompt` leaves a thinking open; `effort` is
-    the value of a template's `reasoning_effort`.
+    the value of a template's `reasoning_effort`. `prompts` are the words that the model was trained with
+    (`prompts.load.Prompts`), which methods speak where they are given none; None: not known.
     """
 
     def __init__(
@@ -146,8 +147,10 @@ class Text:
         *,
         thinking: bool = True,
         effort: str | None = None,
+        prompts: Any = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self.prompts = prompts
         self._decode = _decoder(tokenizer)
         self._encode = _encoder(tokenizer)
         words = tokenizer.added_tokens_decoder
@@ -208,10 +211,12 @@ class Text:
             if _EFFORT not in str(self.tokenizer.chat_template or ""):
                 return self
             thinks = self._switches["thinking"]
-            return Text(self.tokenizer, self.eos, thinking=thinks, effort=effort)
+            return Text(
+                self.tokenizer, self.eos, thinking=thinks, effort=effort, prompts=self.prompts
+            )
         if not self.thinking:
             return self
-        found = Text(self.tokenizer, self.eos, thinking=False)
+        found = Text(self.tokenizer, self.eos, thinking=False, prompts=self.prompts)
         if found.thinking:
             raise InvalidRequest(
                 f"{_EFFORT} is {effort!r}, and the chat template of this model opens a thinking "

@@ -6,17 +6,17 @@ import os
 import signal
 import time
 
-from manyhands.engine.ranks.channel import Heard
+from manyhands.engine.ranks.channel import OtherEnd
 
 
-def echo(heard: Heard) -> None:
+def echo(heard: OtherEnd) -> None:
     """Report every verb's first integers, with the process's number."""
     while True:
         verb, arrays = heard.next()
         heard.report(verb=int(verb), said=[each.tolist() for each in arrays], pid=os.getpid())
 
 
-def raise_when_told(heard: Heard) -> None:
+def raise_when_told(heard: OtherEnd) -> None:
     """Report the process's number, wait for a word, and fail on rank 1."""
     heard.report(pid=os.getpid())
     heard.next()
@@ -25,7 +25,7 @@ def raise_when_told(heard: Heard) -> None:
     heard.next()
 
 
-def sleep_for_ever(heard: Heard) -> None:
+def sleep_for_ever(heard: OtherEnd) -> None:
     """Report the process's number, and hear nothing any more."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     heard.report(pid=os.getpid())
@@ -33,6 +33,6 @@ def sleep_for_ever(heard: Heard) -> None:
         time.sleep(60)
 
 
-def die_at_once(heard: Heard) -> None:
+def die_at_once(heard: OtherEnd) -> None:
     """End without a word."""
     os._exit(3)

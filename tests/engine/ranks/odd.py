@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from manyhands.engine.passes import Passes
-from manyhands.engine.ranks.channel import Heard
+from manyhands.engine.ranks.channel import OtherEnd
 from manyhands.engine.ranks.follower import Follower
 from manyhands.engine.ranks.group import leave_group
 from manyhands.model.parallel import finding
@@ -22,7 +22,7 @@ LATE, FAILS = 8190, 8191
 NO_MEMORY, NO_MEETING, NO_SENSE = 8187, 8188, 8189
 
 
-def oddly(heard: Heard) -> None:
+def oddly(heard: OtherEnd) -> None:
     """An ordinary rank, until a model is loaded whose settings say how the last rank goes wrong.
 
     LATE: it feeds each pass the tokens of the pass before, where both have as many. FAILS: its third pass raises.

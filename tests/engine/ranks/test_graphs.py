@@ -22,7 +22,7 @@ from manyhands.engine.engine import Engine
 from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.pass_counts import PassCounts
-from manyhands.engine.ranks.channel import Heard, Told, Verb
+from manyhands.engine.ranks.channel import FirstEnd, OtherEnd, Verb
 from manyhands.engine.ranks.follower import Follower
 from manyhands.engine.ranks.told import Together, ToldRanks
 from manyhands.model.loading import load_adapter
@@ -60,7 +60,7 @@ class TwoRanks:
     def __init__(self, folder: Path, recorders: tuple[Again, Again]) -> None:
         meeting = Meeting(2)
         ours, theirs = Pipe()
-        self.told = Told([ours])  # type: ignore[list-item]
+        self.told = FirstEnd([ours])  # type: ignore[list-item]
         parts = [ThreadCollectives(rank, meeting) for rank in range(2)]
         zero = ToldRanks(self.told, parts[0], CPU, compares=True)
         one = Together(parts[1], CPU, compares=True)
@@ -69,7 +69,7 @@ class TwoRanks:
             for part, others, recorder in zip(parts, (zero, one), recorders, strict=True)
         ]
         self.engine = Engine(executors[0], TOKENIZER)
-        self.follower = Follower(Heard(theirs, 1, 2))  # type: ignore[arg-type]
+        self.follower = Follower(OtherEnd(theirs, 1, 2))  # type: ignore[arg-type]
         self.follower._executor = executors[1]
         self.errors: list[BaseException] = []
         self.thread = threading.Thread(target=self._follow, daemon=True)

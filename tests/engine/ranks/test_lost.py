@@ -15,7 +15,7 @@ import torch
 
 from manyhands.engine.ranks import follower as follower_of_ranks
 from manyhands.engine.ranks import world as world_of_ranks
-from manyhands.engine.ranks.channel import Heard, Told, Verb
+from manyhands.engine.ranks.channel import FirstEnd, OtherEnd, Verb
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.follower import Follower, follow
 from manyhands.engine.ranks.world import World
@@ -87,11 +87,11 @@ def test_recordings_go_before_the_group(monkeypatch: pytest.MonkeyPatch) -> None
 
     order.clear()
     ours, theirs = Pipe()
-    follower = Follower(Heard(theirs, 1, 2))  # type: ignore[arg-type]
+    follower = Follower(OtherEnd(theirs, 1, 2))  # type: ignore[arg-type]
     executor: Any = SimpleNamespace(passes=passes)
     follower._executor = executor
     monkeypatch.setattr(follower_of_ranks, "Follower", lambda heard: follower)
-    Told([ours]).tell(Verb.END)  # type: ignore[list-item]
+    FirstEnd([ours]).tell(Verb.END)  # type: ignore[list-item]
     follow(follower.heard)
     assert order == ["recordings go", "the group goes"]
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from manyhands.engine.ranks import interrupts, processes
-from manyhands.engine.ranks.channel import Told, Verb, ints_of, packed, text_of, unpacked
+from manyhands.engine.ranks.channel import FirstEnd, Verb, ints_of, packed, text_of, unpacked
 from manyhands.engine.ranks.interrupts import held_back
 from manyhands.engine.ranks.processes import Processes
 from manyhands.errors import RanksFailed
@@ -62,7 +62,7 @@ def test_a_message_comes_back_as_it_was() -> None:
 
 def test_every_rank_hears_the_same_and_ends_with_its_pipe() -> None:
     with started("echo", 4) as others:
-        Told(others.pipes).tell(Verb.FOLLOW, np.array([3]), np.array([1, 2]))
+        FirstEnd(others.pipes).tell(Verb.FOLLOW, np.array([3]), np.array([1, 2]))
         said = heard_from(others)
         pids = [each.pop("pid") for each in said]
         assert said == [{"verb": Verb.FOLLOW, "said": [[3], [1, 2]]}] * 3
@@ -76,7 +76,7 @@ def test_every_rank_hears_the_same_and_ends_with_its_pipe() -> None:
 def test_a_rank_that_fails_says_why() -> None:
     with started("raise_when_told", 3) as others:
         pids = [each["pid"] for each in heard_from(others)]
-        Told(others.pipes).tell(Verb.END)
+        FirstEnd(others.pipes).tell(Verb.END)
         said = json.loads(others.pipes[0].recv_bytes())
         assert said == {"failed": "ValueError: this rank has had enough"}
         with pytest.raises(EOFError):

@@ -65,7 +65,7 @@ def unpacked(message: bytes) -> tuple[Verb, Iterator[Ints]]:
     return Verb(int(integers[0])), iter(arrays)
 
 
-class Told:
+class FirstEnd:
     """The end of the channel at rank 0."""
 
     def __init__(self, pipes: Sequence[Connection]) -> None:
@@ -78,7 +78,7 @@ class Told:
             pipe.send_bytes(message)
 
 
-class Heard:
+class OtherEnd:
     """The end of the channel at another rank."""
 
     def __init__(self, pipe: Connection, rank: int, size: int) -> None:

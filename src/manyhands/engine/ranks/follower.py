@@ -20,7 +20,7 @@ from manyhands.attention.prepared import Capacity
 from manyhands.cache.pages import Ints
 from manyhands.engine.executor import LocalExecutor, Network, Places
 from manyhands.engine.graphs import GraphedPasses
-from manyhands.engine.ranks.channel import Heard, Verb, text_of
+from manyhands.engine.ranks.channel import OtherEnd, Verb, text_of
 from manyhands.engine.ranks.group import join_group, leave_group
 from manyhands.engine.ranks.packing import (
     unpack_merged,
@@ -35,7 +35,7 @@ from manyhands.model.parallel.collectives import GroupCollectives
 from manyhands.model.settings import ModelSettings
 
 
-def follow(heard: Heard) -> None:
+def follow(heard: OtherEnd) -> None:
     """Do what rank 0 says until it says that it is the end. EOFError when it is gone without that."""
     follower = Follower(heard)
     try:
@@ -49,7 +49,7 @@ def follow(heard: Heard) -> None:
 class Follower:
     """One of the other ranks."""
 
-    def __init__(self, heard: Heard) -> None:
+    def __init__(self, heard: OtherEnd) -> None:
         self.heard = heard
         self.device = torch.device("cpu")
         self.collectives: GroupCollectives | None = None
@@ -163,7 +163,7 @@ class Follower:
 class _Answering:
     """Errors of loading are answers: they are reported, and the rank stays."""
 
-    def __init__(self, heard: Heard) -> None:
+    def __init__(self, heard: OtherEnd) -> None:
         self.heard = heard
 
     def __enter__(self) -> None:

@@ -36,7 +36,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, NoReturn
 
-from manyhands.engine.ranks.channel import Heard
+from manyhands.engine.ranks.channel import OtherEnd
 from manyhands.errors import ManyhandsError, RanksFailed
 
 LOG = "MANYHANDS_RANKS_LOG"
@@ -50,7 +50,7 @@ class Processes:
     """The other ranks of one host, started by this process."""
 
     def __init__(self, work: str, size: int, environment: dict[str, str] | None = None) -> None:
-        """`work`, "module:function", is called in each with its `Heard`; `environment` is added to theirs.
+        """`work`, "module:function", is called in each with its `OtherEnd`; `environment` is added to theirs.
 
         Raises RanksFailed if one of them does not start.
         """
@@ -137,7 +137,7 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     module, _, function = sys.argv[1].partition(":")
     numbers = [int(number) for number in sys.argv[2:]]
-    work: Callable[[Heard], None] = getattr(import_module(module), function)
+    work: Callable[[OtherEnd], None] = getattr(import_module(module), function)
     size = len(numbers) + 1
     rank = next((other for other in range(2, size) if os.fork() == 0), 1)
     if rank == 1:
@@ -148,10 +148,10 @@ def main() -> None:
     threading.Thread(target=_leave_with_rank_0, daemon=True).start()
     pipe = Connection(numbers[rank - 1])
     pipe.send_bytes(b"here")
-    leave(work, Heard(pipe, rank, size))
+    leave(work, OtherEnd(pipe, rank, size))
 
 
-def leave(work: Callable[[Heard], None], heard: Heard) -> NoReturn:
+def leave(work: Callable[[OtherEnd], None], heard: OtherEnd) -> NoReturn:
     """Work, and end the process: when rank 0 is gone without a word, at an error with the reason."""
     status = 0
     try:

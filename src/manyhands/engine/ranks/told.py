@@ -16,7 +16,7 @@ from manyhands.cache.logprobs import Targets
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 from manyhands.engine.passes import Others
-from manyhands.engine.ranks.channel import Told, Verb
+from manyhands.engine.ranks.channel import FirstEnd, Verb
 from manyhands.engine.ranks.packing import pack_plan, pack_targets
 from manyhands.errors import RanksFailed
 from manyhands.model.parallel.collectives import Collectives
@@ -63,7 +63,7 @@ class ToldRanks(Together):
 
     def __init__(
         self,
-        told: Told,
+        told: FirstEnd,
         collectives: Collectives,
         device: torch.device,
         *,

@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 
 from manyhands import errors
-from manyhands.engine.ranks.channel import Heard, Told, Verb, ints_of
+from manyhands.engine.ranks.channel import FirstEnd, OtherEnd, Verb, ints_of
 from manyhands.engine.ranks.group import (
     Store,
     join_group,
@@ -71,7 +71,7 @@ class World:
     ) -> None:
         self.size = len(pipes) + 1
         self.processes = processes
-        self.told = Told(pipes)
+        self.told = FirstEnd(pipes)
         self.lost: str | None = None
         self.recorded: weakref.WeakSet[Forgets] = weakref.WeakSet()  # forgotten before the group
         self.seconds_starting = 0.0  # under torchrun, which has started them, none
@@ -338,10 +338,10 @@ def _pipes_by_torchrun(found: Launched) -> list[Connection]:
     return [pipes[rank] for rank in sorted(pipes)]
 
 
-def heard_by_torchrun(found: Launched) -> Heard:
+def heard_by_torchrun(found: Launched) -> OtherEnd:
     """Another rank's end of the channel, in a process that torchrun has started."""
     store = Store(found.host, found.port, found.size, is_master=False)
     address, key = json.loads(store.get(_PLACE))
     pipe = Client(address, "AF_UNIX", bytes.fromhex(key))
     pipe.send_bytes(str(found.rank).encode())
-    return Heard(pipe, found.rank, found.size)
+    return OtherEnd(pipe, found.rank, found.size)

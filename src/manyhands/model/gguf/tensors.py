@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyhands.errors import UnsupportedModel
+from manyhands.errors import UnsupportedModel, install_hint
 from manyhands.hub import damaged
 from manyhands.model.gguf.config import ROPE_FACTORS, architecture_of
 from manyhands.model.gguf.header import Header, TensorAt
@@ -142,7 +142,7 @@ def read(header: Header, place: TensorAt) -> Tensor:
         raise UnsupportedModel(
             f"the GGUF file {str(header.path)!r} has weights in {place.kind.name}, and the package gguf, which "
             "unpacks them, is not installed",
-            hint='pip install "manyhands-llm[gguf]"',
+            hint=install_hint("gguf"),
         ) from error
     rows = found.reshape(*place.shape[:-1], -1)
     try:
