@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import socket
@@ -17,6 +18,7 @@ from starlette.routing import Route
 
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.server.app import make_app
+from manyhands.server.body import read_json
 from manyhands.server.keys import ANYBODY, Keys
 from manyhands.server.process import Place, check_place, listening
 from manyhands.text import Text
@@ -438,6 +440,68 @@ def test_health_is_told_while_a_prompt_is_made(monkeypatch: pytest.MonkeyPatch) 
             assert not any(answer.done() for answer in answers), "prompts are still made"
             goes_on.set()
         assert [answer.result().status_code for answer in answers] == [200] * 4
+
+
+def test_health_is_told_while_megabytes_are_encoded() -> None:
+    with running(make_house()) as house, ThreadPoolExecutor(1) as pool:
+        given = {"prompt": "1 " * 1_500_000}
+        begun = time.monotonic()
+        asked = pool.submit(httpx2.post, f"{house.url}/v1/tokenize", json=given, timeout=120)
+        worst = 0.0
+        with httpx2.Client(base_url=house.url, timeout=120) as client:
+            while not asked.done():
+                before = time.monotonic()
+                assert client.get("/health").status_code == 200
+                worst = max(worst, time.monotonic() - before)
+                time.sleep(0.01)
+        assert asked.result().status_code == 200
+        assert worst < (time.monotonic() - begun) / 3, "the lock was held while it was encoded"
+
+
+@pytest.mark.parametrize(
+    ("path", "given"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "1 " * 500_000}]}),
+        (CHAT, {"messages": [{"role": "system", "content": "1 " * 500_000}, *ASK]}),
+        (CHAT, {"messages": ASK, "model": f"{NAME}:hogwild-2", "max_tokens": 3}),
+        ("/v1/completions", {"prompt": ["a", "1 " * 500_000]}),
+        ("/v1/responses", {"input": "1 " * 500_000}),
+        ("/v1/runs", {"problem": "1 " * 400_000}),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_it_is_encoded(
+    path: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "hogwild" in given.get("model", ""):
+        given = {**given, "messages": [{"role": "user", "content": "1 " * 400_000}]}
+    raw, sizes = Text._raw, []
+
+    def counted(self: Text, text: str) -> tuple[int, ...]:
+        sizes.append(len(text))
+        return raw(self, text)
+
+    with running(make_house()) as house:
+        monkeypatch.setattr(Text, "_raw", counted)
+        answer = httpx2.post(f"{house.url}{path}", json=given, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert max(sizes, default=0) < 10_000
+
+
+def test_lists_in_a_body_are_read_without_looking_for_cycles() -> None:
+    body = json.dumps([[[[]]]] * 200_000).encode()
+    found: list[int] = []
+
+    def told(phase: str, about: dict[str, int]) -> None:
+        if phase == "start":
+            found.append(about["generation"])
+
+    gc.callbacks.append(told)
+    try:
+        read_json(body)
+    finally:
+        gc.callbacks.remove(told)
+    assert len(found) < 10
+    assert gc.isenabled()
 
 
 def test_the_files_of_the_page_need_no_key_and_no_other_file_is_told() -> None:

@@ -222,6 +222,8 @@ def _decoded(
     if served.context is not None:
         most = min(most, served.context)
     _check_size(len(prompts) * settings.samples * most, served.limits)
+    if settings.grammar is not None:
+        settings.grammar.matcher(served.text)  # compiled here, and not in the event loop
     size = sum(len(prompt.tokens) for prompt in prompts)
     return Asked(url, served.name, prompts=prompts, settings=settings, num_prompt_tokens=size)
 
@@ -282,6 +284,7 @@ def _check_model(model: str | None, served: Served) -> None:
 
 
 def _with_spec(url: str, model: str, spec: RunSpec, served: Served) -> Asked:
+    served.text.check_room(spec.conversation, served.context)
     size = len(served.text.conversation(spec.conversation))
     workers, method = spec.facts()["workers"], spec.method.name
     warning = served.outside and served.outside(spec.problem, workers, method)

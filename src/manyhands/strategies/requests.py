@@ -168,14 +168,23 @@ def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
     return {int(key): bias for key, bias in given.items()}
 
 
-def prompts_of(request: ChatRequest | PlainRequest, text: Text) -> tuple[Prompt, ...]:
-    """The prompts to complete, in tokens. InvalidRequest if a prompt has none."""
+def prompts_of(
+    request: ChatRequest | PlainRequest, text: Text, context: int | None = None
+) -> tuple[Prompt, ...]:
+    """The prompts to complete, in tokens. InvalidRequest if a prompt has none.
+
+    ContextTooLong for one that has more than `context` tokens by its characters alone; it is not encoded.
+    """
     if isinstance(request, ChatRequest):
         with _about("reasoning_effort"):
             text = text.at_effort(request.reasoning_effort)
         with _about("messages"):
             said = Conversation.of(_messages(request))
+            text.check_room(said, context)
             return (Prompt(text.conversation(said), text.thinks(said), chat=True),)
+    for prompt in request.prompts:
+        if isinstance(prompt, str):
+            text.check_room(prompt, context)
     return tuple(Prompt(_tokens(prompt, text)) for prompt in request.prompts)
 
 
@@ -225,7 +234,7 @@ def _completion_spec(
 ) -> CompletionSpec:
     settings = settings_of(request, defaults)
     settings = replace(settings, keep=isinstance(request, ChatRequest))  # for the next turn
-    return CompletionSpec(prompts_of(request, text), settings, defaults.context)
+    return CompletionSpec(prompts_of(request, text, defaults.context), settings, defaults.context)
 
 
 def _method_spec(
