@@ -214,7 +214,13 @@ def test_a_transcript_replaces_a_trace_and_nothing_else(solve: Cli, tmp_path: Pa
     assert read_trace(path).header["settings"]["budget"] == 3
     before = path.read_bytes()
     assert solve("1 + 2", "--model", tmp_path / "none", "--transcript", path).exit_code == 3
-    assert path.read_bytes() == before
+    for cannot_start, code in (("--memory-tokens 10", 6), ("--context 5", 5)):
+        result = solve("1 + 2", *cannot_start.split(), "--transcript", path)
+        assert result.exit_code == code
+        assert path.read_bytes() == before
+    new = tmp_path / "new.jsonl"
+    assert solve("1 + 2", "--context", 5, "--transcript", new).exit_code == 5
+    assert not new.exists()
     diary = tmp_path / "diary.txt"
     diary.write_text("Dear diary", encoding="utf-8")
     result = solve("1 + 2", "--transcript", diary)

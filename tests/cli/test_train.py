@@ -127,7 +127,12 @@ def test_a_rank_of_torchrun_trains_and_does_not_follow(
     assert len(asked) == follows
 
 
-def test_interrupted_it_leaves_a_checkpoint(recipe: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_interrupted_it_leaves_a_checkpoint(
+    recipe: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     out = tmp_path / "made"
     command = [*MANYHANDS, "train", str(recipe), "--out", str(out)]
     more = str((os.cpu_count() or 1) + 1)  # than there are cores, which torch warns of
@@ -142,12 +147,12 @@ def test_interrupted_it_leaves_a_checkpoint(recipe: Path, tmp_path: Path) -> Non
         assert process.stderr is not None
         assert process.stderr.readline() == ("training on cpu: up to 100000 steps of 200 tokens\n")
         assert "step 1," in process.stderr.readline()
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(process.pid, number)  # as a terminal does, `timeout`, systemd and Slurm
         try:
             _, rest = process.communicate(timeout=120)
         finally:
             process.kill()
-    assert process.returncode == 130
+    assert process.returncode == code
     last = rest.splitlines()[-1]
     assert re.fullmatch(r"interrupted after \d+ steps; the same command goes on from there", last)
     assert not re.search("Traceback|Warning", rest)

@@ -15,7 +15,6 @@ all make the same step, and the first one writes log and checkpoint.
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -35,6 +34,7 @@ from manyhands.replay.forward import fits_kernels
 from manyhands.replay.gradients import DECISIVE, Learned, learn
 from manyhands.replay.lessons import Batch, Batches, Lessons
 from manyhands.replay.settings import TrainSettings
+from manyhands.sandbox import leave_ends_to_caller
 from manyhands.schema.lines import Format, LineFile
 
 LOG_LINES = Format(
@@ -288,8 +288,8 @@ def recompute_layers(adapter: ModelAdapter) -> None:
 
 
 def _leave_interrupts_to_the_training(number: int) -> None:
-    """Ctrl-C reaches all processes of a terminal; those that make batches are ended by the training."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """In a process that makes batches: the training ends it, and has a checkpoint to write before."""
+    leave_ends_to_caller()
 
 
 def batch_loss(adapter: ModelAdapter, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
