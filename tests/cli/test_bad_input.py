@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,20 @@ def test_problems_that_try_something(solve: Cli, problem: str, tmp_path: Path) -
     assert result.exit_code in DONE, result.output
     assert "\x1b" not in result.output
     assert "\x00" not in read_trace(trace).header["problem"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((b"1 + 2 \xff",), "error: the problem is not UTF-8 text (byte 6)"),
+        ((b"1 + 2", b"--system", b"\xe9t\xe9"), "error: --system is not UTF-8 text (byte 0)"),
+    ],
+)
+def test_an_argument_that_is_no_text(solve: Cli, arguments: tuple[bytes, ...], said: str) -> None:
+    """As of a file and a pipe: the model would read something else than what was meant."""
+    result = solve(*map(os.fsdecode, arguments))
+    assert result.exit_code == 2
+    assert result.stderr.startswith(said)
 
 
 def test_of_a_transcript_that_cannot_be_opened_nothing_is_kept(solve: Cli) -> None:

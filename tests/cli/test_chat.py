@@ -210,4 +210,5 @@ def test_the_bundled_model_takes_sums(cli: Cli, bundled: Path) -> None:
     told = cli("chat", *SHORT, "--quiet", input="84 + 29 - 38; 17 + 60 - 31\nWho are you?\n")
     assert told.exit_code == 0, told.output
     assert "lists of sums" in told.stderr
+    assert "and a system message is refused" in told.stderr
     assert told.stderr.count("warning") == 1, "of what is no list"

@@ -214,7 +214,7 @@ def test_a_second_interrupt_while_the_checkpoint_is_written(
     ("change", "code", "says"),
     [
         (lambda text: text.replace("[training]", "[trainings]"), 2, "trainings"),
-        (lambda text: text.replace("steps = 2", 'steps = "two"'), 2, "expected int"),
+        (lambda text: text.replace("steps = 2", 'steps = "two"'), 2, "expected a whole number"),
         (lambda text: text.replace("qwen3", "qwen33"), 2, "config cannot be used"),
         (lambda text: text.replace('"tokenizer"', '"nothing"'), 3, "tokenizer is not at"),
         (lambda text: text.replace("runs/*", "walks/*"), 2, "no trace matches"),
@@ -227,6 +227,18 @@ def test_mistakes(
     done = cli("train", recipe, "--out", tmp_path / "made", "--device", "cpu")
     assert done.exit_code == code, done.output
     assert says in done.output
+
+
+def test_a_model_of_another_training_is_not_replaced(
+    cli: Cli, recipe: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "made"
+    out.mkdir()
+    (out / "model.safetensors").write_bytes(b"weights")
+    done = cli("train", recipe, "--out", out, "--device", "cpu")
+    assert done.exit_code == 2
+    assert "holds a model and no checkpoint of its training, so it is not replaced" in done.output
+    assert [path.name for path in out.iterdir()] == ["model.safetensors"]
 
 
 def test_a_place_that_cannot_be_written(cli: Cli, recipe: Path, tmp_path: Path) -> None:

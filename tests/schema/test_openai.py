@@ -81,10 +81,22 @@ for _ in range(60):
 @pytest.mark.parametrize(
     ("body", "param", "said"),
     [
-        ({"messages": None}, "messages", "messages is missing; expected a list of messages, 4096 at most"),
+        (
+            {"messages": None},
+            "messages",
+            "messages is missing; expected a list of messages, 4096 at most",
+        ),
         ({"messages": []}, "messages", "messages is []; expected a list of messages, 4096 at most"),
-        ({"messages": "Hello"}, "messages", "messages is 'Hello'; expected a list of messages, 4096 at most"),
-        ({"messages": [3]}, "messages", "messages is [3]; expected a list of messages, 4096 at most"),
+        (
+            {"messages": "Hello"},
+            "messages",
+            "messages is 'Hello'; expected a list of messages, 4096 at most",
+        ),
+        (
+            {"messages": [3]},
+            "messages",
+            "messages is [3]; expected a list of messages, 4096 at most",
+        ),
         (
             {"messages": [*HELLO, {"role": "king", "content": ""}]},
             "messages[1].role",

@@ -10,16 +10,19 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from starlette.routing import Route
 
+import manyhands.server as server_room
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.server.app import make_app
 from manyhands.server.body import read_json
 from manyhands.server.keys import ANYBODY, Keys
+from manyhands.server.metrics import Metrics
 from manyhands.server.process import Place, check_place, listening
 from manyhands.text import Text
 from tests.server.house import NAME, TEXT, House, Model, connected, make_house, raw, running, soon
@@ -548,3 +551,31 @@ def test_a_port_that_is_taken() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidRequest, match=f"port {port} at 127.0.0.1 cannot be taken"):
             listening(Place(port=port))
+
+
+# -- what the page says ------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+
+
+def test_the_page_lists_every_status() -> None:
+    server = Path(server_room.__file__).parent
+    source = "".join(file.read_text(encoding="utf-8") for file in sorted(server.glob("*.py")))
+    used = {int(code) for code in re.findall(r"Refusal\(\s*(\d{3}),", source)}
+    rows = re.findall(r"^\| ([45][\d, ]+) \|", PAGE, re.MULTILINE)
+    listed = {int(code) for row in rows for code in row.split(", ")}
+    assert len(used) > 8
+    assert {405, *used} <= listed
+    with running(make_house()) as house:
+        answer = httpx2.get(f"{house.url}{CHAT}")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
+def test_the_page_names_metrics_as_they_are_exported() -> None:
+    metrics = Metrics(make_house().front.service, make_house().front.runs)
+    page = metrics.page().decode()
+    exported = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
+    told = set(re.findall(r"`(manyhands_[a-z_]+)`", PAGE))
+    of_a_disk = {name for name in told if name.startswith("manyhands_disk_cache_")}
+    assert of_a_disk == {"manyhands_disk_cache_hits_total"}
+    assert told - of_a_disk <= exported

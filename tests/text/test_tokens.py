@@ -442,7 +442,20 @@ def tokenizers() -> dict[str, Any]:
 
 LONG = {name: Text(tokenizer) for name, tokenizer in tokenizers().items()}
 PIECES = [
-    *("a", "the ", "So ", "    ", "\n", "12", "é", "e\u0301", "\u2581", "=\u0338", "数学", "\U0001f600"),
+    *(
+        "a",
+        "the ",
+        "So ",
+        "    ",
+        "\n",
+        "12",
+        "é",
+        "e\u0301",
+        "\u2581",
+        "=\u0338",
+        "数学",
+        "\U0001f600",
+    ),
     *("<|im_end|>", "</think>", "<unk>", "Alice", "=====", "answer is four."),
 ]
 

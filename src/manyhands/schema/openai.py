@@ -238,7 +238,9 @@ class Request(Shape):
     @classmethod
     def _check_bias(cls, value: Any) -> Any:
         """Refuse at the first mistake, as `Listed` does."""
-        if isinstance(value, dict) and not all(type(each) in (int, float) for each in value.values()):
+        if isinstance(value, dict) and not all(
+            type(each) in (int, float) for each in value.values()
+        ):
             raise PydanticCustomError("bias", "a bias is no number")
         return value
 

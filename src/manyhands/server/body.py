@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -80,29 +80,25 @@ def _check_inside(value: object, depth: int) -> None:
     """Likewise, of a value in which so many more may lie inside each other."""
     if isinstance(value, dict | list) and not depth:
         raise _too_deep()
-    step: str | int = 0
+    inside: Iterable[tuple[str | int, object]] = ()
     if isinstance(value, dict):
         for key in value:
             _check_text(key)
-        try:
-            for step, each in value.items():
-                _check_inside(each, depth - 1)
-        except _Wrong as wrong:
-            wrong.way.append(step)
-            raise
+        inside = value.items()
     elif isinstance(value, list):
-        try:
-            for step, each in enumerate(value):
-                _check_inside(each, depth - 1)
-        except _Wrong as wrong:
-            wrong.way.append(step)
-            raise
+        inside = enumerate(value)
     elif isinstance(value, str):
         _check_text(value)
     elif isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
         raise _Wrong("is a number beyond 64 bits; expected a smaller one")
     elif isinstance(value, float) and value - value != 0:
         raise _Wrong("is a number too large to be one")
+    for step, each in inside:
+        try:
+            _check_inside(each, depth - 1)
+        except _Wrong as wrong:
+            wrong.way.append(step)
+            raise
 
 
 def _check_text(text: str) -> None:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# What takes no character of ASCII away from a text, but one that has a mark behind it.
+# Normalisers that take no character of ASCII away from a text, but one that has a mark behind it.
 _NORMALISERS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Prepend"})
 _CUTS = frozenset({"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split"})
 _BLANK = "\u2581"  # a blank in the vocabularies of SentencePiece
