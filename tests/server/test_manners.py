@@ -490,6 +490,29 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(
     assert max(sizes, default=0) < 10_000
 
 
+def test_prompts_are_encoded_beside_the_event_loop_and_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Strategies of methods encode them as they are made, one for each of `n` choices."""
+    monkeypatch.setattr(TEXT, "_last_long", ("", ()))
+    encode, threads = TEXT._encode, []
+
+    def told(text: str) -> Any:
+        if len(text) > 4000:
+            threads.append(threading.current_thread().name)
+        return encode(text)
+
+    monkeypatch.setattr(TEXT, "_encode", told)
+    said = [{"role": "user", "content": "the answer is four. " * 250}]
+    with running(make_house()) as house:
+        for more in ({"n": 3, "model": f"{NAME}:hogwild-2"}, {}):
+            assert post(house, body(messages=said, **more)).status_code == 200
+        run = {"problem": said[0]["content"], "workers": 2, "budget": 3}
+        assert httpx2.post(f"{house.url}/v1/runs", json=run, timeout=20).status_code in (200, 201)
+    assert all(name.startswith("manyhands-understand") for name in threads), threads
+    assert len(threads) < 7
+
+
 def test_lists_in_a_body_are_read_without_looking_for_cycles() -> None:
     body = json.dumps([[[[]]]] * 200_000).encode()
     found: list[int] = []

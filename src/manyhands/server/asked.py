@@ -99,16 +99,23 @@ class Asked:
     samples: int = 1
     num_prompt_tokens: int = 0
     warning: str | None = None  # to the one who asked
+    made: tuple[Strategy, ...] = field(default=(), compare=False, repr=False)  # one for each run
 
     def runs(self) -> tuple[Asked, ...]:
         """The same, run by run: one, or of a method one for each choice. They share their prompt."""
         if self.spec is None or self.samples == 1:
             return (self,)
-        specs = self.spec.samples(self.samples)
-        return tuple(replace(self, spec=spec, samples=1) for spec in specs)
+        specs = enumerate(self.spec.samples(self.samples))
+        return tuple(replace(self, spec=s, samples=1, made=self.made[i : i + 1]) for i, s in specs)
+
+    def with_strategies(self, served: Served, owner: str) -> Asked:
+        """The same with all strategies made. That encodes the prompts of methods, so the event loop leaves it to a thread."""
+        return replace(self, made=tuple(each.strategy(served, owner) for each in self.runs()))
 
     def strategy(self, served: Served, owner: str) -> Strategy:
         """The strategy at its beginning. What it reads is shared with the same owner alone."""
+        if self.made:
+            return self.made[0]
         if self.spec is not None:
             return share_prompt(self.spec.strategy(served.text), served.tree, owner)
         assert self.settings is not None, "a request asks for a method, or for plain decoding"

@@ -181,6 +181,10 @@ class Text:
         if effort is not None:
             self._switches[_EFFORT] = effort
         self._efforts: dict[str, Text] = {}
+        self._last_long: tuple[str, tuple[int, ...]] = (
+            "",
+            (),
+        )  # samples of a method ask for the same
         if tokenizer.chat_template:
             self._frame, self.thinking = self._render(habit, thinking)
         self._closing = self._raw(habit.closes + habit.replies) if habit and self.thinking else ()
@@ -483,7 +487,13 @@ class Text:
 
     def _raw(self, text: str) -> tuple[int, ...]:
         """The tokenizer's own encoding: control tokens that are spelled out become such."""
-        return tuple(self._encode(text))
+        if len(text) <= _SHORT:
+            return tuple(self._encode(text))
+        before, tokens = self._last_long
+        if before != text:
+            tokens = tuple(self._encode(text))
+            self._last_long = text, tokens
+        return tokens
 
     def _following(self, text: str) -> tuple[int, ...]:
         """`_raw` of a text that does not stand first: without the blank some tokenizers add."""
