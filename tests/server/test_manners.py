@@ -445,10 +445,19 @@ def test_health_is_told_while_a_prompt_is_made(monkeypatch: pytest.MonkeyPatch) 
         assert [answer.result().status_code for answer in answers] == [200] * 4
 
 
-def test_health_is_told_while_megabytes_are_encoded() -> None:
+def test_health_is_told_while_megabytes_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, seconds = TEXT._encode, []
+
+    def timed(text: str) -> Any:
+        before = time.monotonic()
+        try:
+            return encode(text)
+        finally:
+            seconds.append(time.monotonic() - before)
+
+    monkeypatch.setattr(TEXT, "_encode", timed)
     with running(make_house()) as house, ThreadPoolExecutor(1) as pool:
         given = {"prompt": "1 " * 1_500_000}
-        begun = time.monotonic()
         asked = pool.submit(httpx2.post, f"{house.url}/v1/tokenize", json=given, timeout=120)
         worst = 0.0
         with httpx2.Client(base_url=house.url, timeout=120) as client:
@@ -458,7 +467,7 @@ def test_health_is_told_while_megabytes_are_encoded() -> None:
                 worst = max(worst, time.monotonic() - before)
                 time.sleep(0.01)
         assert asked.result().status_code == 200
-        assert worst < (time.monotonic() - begun) / 3, "the lock was held while it was encoded"
+    assert worst < max(seconds) / 2, "the lock was held while it was encoded"
 
 
 @pytest.mark.parametrize(
