@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -158,6 +159,35 @@ def test_interrupted_it_leaves_a_checkpoint(
     assert not re.search("Traceback|Warning", rest)
     assert (out / "checkpoint" / "checkpoint.pt").is_file()
     assert not (out / "model.safetensors").exists()
+
+
+def test_a_training_that_fails_leaves_no_process(recipe: Path, tmp_path: Path) -> None:
+    """Those that make batches ignore SIGTERM, with which Python ends children; so it would wait for ever."""
+    program = """
+import sys
+from manyhands.cli import main
+from manyhands.replay.train import Training
+learn = Training._learn
+
+def failing(self, parts):
+    if self.step == 2:
+        raise RuntimeError("the device is lost")
+    return learn(self, parts)
+
+Training._learn = failing
+main()
+"""
+    words = ["train", str(recipe), "--out", str(tmp_path / "made"), "--device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words, "--steps", "1000", "--processes", "2"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("RuntimeError: the device is lost\n")
 
 
 def test_a_second_interrupt_while_the_checkpoint_is_written(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -163,7 +163,10 @@ class Training:
                     saved = time.monotonic()
         finally:
             torch.set_float32_matmul_precision(precision)
-            self.save()
+            try:
+                self.save()
+            finally:
+                batches.close()  # its processes do not hear SIGTERM, by which Python would end them
 
     def _agreed(self, number: float) -> float:
         """The first process's number, in all of them: so they pause, and end, before the same step."""
@@ -195,7 +198,7 @@ class Training:
     def _seconds_left(self) -> float:
         return self.seconds * (1 - self.done) / max(self.done, 1e-9)
 
-    def _load(self) -> Iterator[list[Batch]]:
+    def _load(self) -> Generator[list[Batch], None, None]:
         # More than there are processors would only wait for each other; the batches are the same.
         processes = min(self.settings.processes, os.cpu_count() or 1)
         loader: Any = DataLoader(
@@ -206,7 +209,7 @@ class Training:
             prefetch_factor=4 if processes else None,
             worker_init_fn=_leave_interrupts_to_the_training,
         )
-        return iter(loader)
+        yield from loader
 
     def _progress(self, learned: Learned) -> Progress:
         return Progress(
