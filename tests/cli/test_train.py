@@ -162,7 +162,7 @@ def test_interrupted_it_leaves_a_checkpoint(
 
 
 def test_a_training_that_fails_leaves_no_process(recipe: Path, tmp_path: Path) -> None:
-    """Those that make batches ignore SIGTERM, with which Python ends children; so it would wait for ever."""
+    """Processes that make batches ignore SIGTERM, with which Python ends children; it would wait for ever."""
     program = """
 import sys
 from manyhands.cli import main
