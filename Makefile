@@ -11,6 +11,7 @@ LOWEST ?= .venv-lowest
 FILES ?= tests
 PROBLEM ?= Solve these problems and box the answers in order, separated by commas:\n1. 84 + 29 - 38\n2. 17 + 60 + 5 - 31\n3. 93 - 46 + 12\n4. 25 + 25 + 25 + 25\n5. 71 - 8 - 9
 WORKERS ?= 3
+export PROBLEM
 
 .PHONY: setup solve serve test lint types tests lowest clean
 setup: $(VENV)/ready
@@ -21,7 +22,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 solve: setup
-	@printf '$(PROBLEM)\n' | $(BIN)/manyhands solve --workers $(WORKERS)
+	@printf '%b\n' "$$PROBLEM" | $(BIN)/manyhands solve --workers $(WORKERS)
 
 serve: setup
 	@$(BIN)/manyhands serve

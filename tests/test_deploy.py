@@ -36,6 +36,22 @@ def program(name: str, package: str) -> str:
     return found
 
 
+def test_make_solve_hands_the_problem_on_as_it_is(tmp_path: Path) -> None:
+    """It went through a shell and printf's format: a percent sign or an apostrophe was an error."""
+    make = program("make", "make")
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for name in ("pyproject.toml", "constraints.txt", ".venv/ready"):
+        (tmp_path / name).touch()
+    heard = tmp_path / ".venv" / "bin" / "manyhands"
+    heard.write_text("#!/bin/sh\ncat\n")
+    heard.chmod(0o755)
+    problem = r"50% of 1. 2 + 3\nIt's \"so\"; `no` $(command) %s"
+    command = [make, "solve", "PROBLEM=" + problem.replace("$", "$$")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == problem.replace(r"\n", "\n") + "\n"
+
+
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

@@ -235,6 +235,17 @@ def test_a_child_killed_between_two_calls_is_replaced(sandbox: Sandbox) -> None:
     assert sandbox.run("1 + 1") == Returned(2)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_that_end_a_command_are_left_to_the_caller(
+    sandbox: Sandbox, number: signal.Signals
+) -> None:
+    """systemd sends them to every process of a service, whose last requests want an answer."""
+    outcome = sandbox.run("os.getpid()")
+    assert isinstance(outcome, Returned)
+    os.kill(outcome.value, number)
+    assert sandbox.run("os.getpid()") == outcome
+
+
 def test_no_process_is_left_behind() -> None:
     sandbox = Sandbox(f"{HERE}:evaluate", QUICK)
     closed = sandbox.run("os.getpid()")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,20 @@ def test_problems_that_try_something(solve: Cli, problem: str, tmp_path: Path) -
     assert "\x00" not in read_trace(trace).header["problem"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((b"1 + 2 \xff",), "error: the problem is not UTF-8 text (byte 6)"),
+        ((b"1 + 2", b"--system", b"\xe9t\xe9"), "error: --system is not UTF-8 text (byte 0)"),
+    ],
+)
+def test_an_argument_that_is_no_text(solve: Cli, arguments: tuple[bytes, ...], said: str) -> None:
+    """As of a file and a pipe: the model would read something else than what was meant."""
+    result = solve(*map(os.fsdecode, arguments))
+    assert result.exit_code == 2
+    assert result.stderr.startswith(said)
+
+
 def test_of_a_transcript_that_cannot_be_opened_nothing_is_kept(solve: Cli) -> None:
     unopened = solve("1 + 2", "--transcript", "/nowhere/t.jsonl")
     assert "hint: give a file that you may write, in a folder that exists" in unopened.stderr
@@ -214,7 +229,13 @@ def test_a_transcript_replaces_a_trace_and_nothing_else(solve: Cli, tmp_path: Pa
     assert read_trace(path).header["settings"]["budget"] == 3
     before = path.read_bytes()
     assert solve("1 + 2", "--model", tmp_path / "none", "--transcript", path).exit_code == 3
-    assert path.read_bytes() == before
+    for cannot_start, code in (("--memory-tokens 10", 6), ("--context 5", 5)):
+        result = solve("1 + 2", *cannot_start.split(), "--transcript", path)
+        assert result.exit_code == code
+        assert path.read_bytes() == before
+    new = tmp_path / "new.jsonl"
+    assert solve("1 + 2", "--context", 5, "--transcript", new).exit_code == 5
+    assert not new.exists()
     diary = tmp_path / "diary.txt"
     diary.write_text("Dear diary", encoding="utf-8")
     result = solve("1 + 2", "--transcript", diary)

@@ -18,7 +18,7 @@ from manyhands.errors import InvalidRequest, OutputFailed
 from manyhands.prompts import Prompts
 from manyhands.schema.conversation import Message
 from manyhands.strategies.methods import METHODS
-from manyhands.text import printable
+from manyhands.text import Text, printable
 from tests.cli.conftest import CONTEXT, Cli
 
 SHORT = ["--budget", 8, "--finisher-tokens", 2, "--reply-tokens", 8]
@@ -204,6 +204,14 @@ def test_ctrl_c_ends_the_reply_and_not_the_chat(
     assert told.exit_code == 0, told.output
     assert count > 6, "the second turn was answered"
     assert told.stderr.count("prompt tokens were in the cache") == 1
+
+
+def test_a_model_for_one_problem_says_so_first(
+    cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Text, "tells_roles", False)
+    told = cli("chat", "--model", model, *SHORT, "--quiet", input="/help\n")
+    assert "no turn knows of those before it, and a system message is refused" in told.stderr
 
 
 def test_the_bundled_model_takes_sums(cli: Cli, bundled: Path) -> None:

@@ -174,6 +174,7 @@ def test_nothing_is_said_into_a_closed_output(words: str) -> None:
     )
     assert process.returncode == 8
     assert process.stderr.startswith("error: the output could not be written: it is closed")
+    assert process.stderr.endswith("hint: send it elsewhere\n")
 
 
 def test_a_reply_into_a_closed_output_is_lost_and_said_so(model: Path) -> None:

@@ -170,6 +170,7 @@ def test_a_reply_that_stands_above_is_not_printed_again(
     [
         ("3", "It is 3.", "1 + 2", 0),
         ("180, ?", "", "1 + 2", 0),
+        ("?, 51, ?, 100, ?.", "", "1 + 2", 0),
         ("?", "It is ?.", "1 + 2", 9),
         ("?,?", "", "1 + 2", 9),
         (None, "It is 3.", "1 + 2", 9),  # an answer in a box was wanted

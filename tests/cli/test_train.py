@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -127,7 +128,12 @@ def test_a_rank_of_torchrun_trains_and_does_not_follow(
     assert len(asked) == follows
 
 
-def test_interrupted_it_leaves_a_checkpoint(recipe: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_interrupted_it_leaves_a_checkpoint(
+    recipe: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     out = tmp_path / "made"
     command = [*MANYHANDS, "train", str(recipe), "--out", str(out)]
     more = str((os.cpu_count() or 1) + 1)  # than there are cores, which torch warns of
@@ -142,17 +148,46 @@ def test_interrupted_it_leaves_a_checkpoint(recipe: Path, tmp_path: Path) -> Non
         assert process.stderr is not None
         assert process.stderr.readline() == ("training on cpu: up to 100000 steps of 200 tokens\n")
         assert "step 1," in process.stderr.readline()
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(process.pid, number)  # as a terminal does, `timeout`, systemd and Slurm
         try:
             _, rest = process.communicate(timeout=120)
         finally:
             process.kill()
-    assert process.returncode == 130
+    assert process.returncode == code
     last = rest.splitlines()[-1]
     assert re.fullmatch(r"interrupted after \d+ steps; the same command goes on from there", last)
     assert not re.search("Traceback|Warning", rest)
     assert (out / "checkpoint" / "checkpoint.pt").is_file()
     assert not (out / "model.safetensors").exists()
+
+
+def test_a_training_that_fails_leaves_no_process(recipe: Path, tmp_path: Path) -> None:
+    """Processes that make batches ignore SIGTERM, with which Python ends children; it would wait for ever."""
+    program = """
+import sys
+from manyhands.cli import main
+from manyhands.replay.train import Training
+learn = Training._learn
+
+def failing(self, parts):
+    if self.step == 2:
+        raise RuntimeError("the device is lost")
+    return learn(self, parts)
+
+Training._learn = failing
+main()
+"""
+    words = ["train", str(recipe), "--out", str(tmp_path / "made"), "--device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words, "--steps", "1000", "--processes", "2"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("RuntimeError: the device is lost\n")
 
 
 def test_a_second_interrupt_while_the_checkpoint_is_written(
@@ -209,7 +244,7 @@ def test_a_second_interrupt_while_the_checkpoint_is_written(
     ("change", "code", "says"),
     [
         (lambda text: text.replace("[training]", "[trainings]"), 2, "trainings"),
-        (lambda text: text.replace("steps = 2", 'steps = "two"'), 2, "expected int"),
+        (lambda text: text.replace("steps = 2", 'steps = "two"'), 2, "expected a whole number"),
         (lambda text: text.replace("qwen3", "qwen33"), 2, "config cannot be used"),
         (lambda text: text.replace('"tokenizer"', '"nothing"'), 3, "tokenizer is not at"),
         (lambda text: text.replace("runs/*", "walks/*"), 2, "no trace matches"),
@@ -222,6 +257,18 @@ def test_mistakes(
     done = cli("train", recipe, "--out", tmp_path / "made", "--device", "cpu")
     assert done.exit_code == code, done.output
     assert says in done.output
+
+
+def test_a_model_of_another_training_is_not_replaced(
+    cli: Cli, recipe: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "made"
+    out.mkdir()
+    (out / "model.safetensors").write_bytes(b"weights")
+    done = cli("train", recipe, "--out", out, "--device", "cpu")
+    assert done.exit_code == 2
+    assert "holds a model and no checkpoint of its training, so it is not replaced" in done.output
+    assert [path.name for path in out.iterdir()] == ["model.safetensors"]
 
 
 def test_a_place_that_cannot_be_written(cli: Cli, recipe: Path, tmp_path: Path) -> None:

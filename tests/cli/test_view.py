@@ -80,7 +80,7 @@ def test_view_serves_the_run_as_far_as_it_is(saved: Path) -> None:
             port = address.rsplit(":", 1)[1].strip("/")
             other = subprocess.run([*command, "--port", port], capture_output=True, text=True)
             assert other.returncode == 2
-            assert f"port {port} of 127.0.0.1 cannot be used" in other.stderr
+            assert f"port {port} at 127.0.0.1 cannot be taken" in other.stderr
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0

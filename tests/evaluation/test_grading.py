@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import pytest
@@ -37,6 +38,21 @@ def test_a_grader_that_misbehaves_is_replaced() -> None:
             os.kill(pid, 0)
         grading.seconds = 20
         assert grading.grade(two, "4", "").value == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_grader_outlives_signals_that_end_the_exam(number: signal.Signals) -> None:
+    """They reach the whole group, and an answer whose grader died counts as wrong."""
+    task = Doubles()
+    one = task.samples()[0]
+    with Grading(task, seconds=20) as grading:
+        grading.grade(one, "2", "")
+        process = grading._process
+        assert process is not None
+        assert process.pid is not None
+        os.kill(process.pid, number)
+        assert grading.grade(one, "2", "").value == 1
+        assert grading._process is process
 
 
 def test_a_task_that_cannot_travel_is_refused() -> None:

@@ -286,6 +286,18 @@ def test_nothing_to_report(tmp_path: Path) -> None:
         write_report(tmp_path, tmp_path / "page.html")
 
 
+@pytest.mark.parametrize("name", ["page.html", "page.md", "page.csv", "page.json"])
+def test_what_is_no_report_is_not_replaced(name: str, tmp_path: Path) -> None:
+    write(tmp_path, header(), [record()])
+    (tmp_path / name).write_text("Dear diary")
+    with pytest.raises(InvalidRequest, match="is no report of manyhands, so it is not replaced"):
+        write_report(tmp_path, tmp_path / "page.html")
+    assert (tmp_path / name).read_text() == "Dear diary"
+    (tmp_path / name).unlink()
+    for _ in range(2):  # a report is replaced by the next one
+        write_report(tmp_path, tmp_path / "page.html")
+
+
 def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
     write(tmp_path, header(), [record()])
     (tmp_path / "file").write_text("")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from manyhands.errors import ContextTooLong, InvalidRequest
 from manyhands.schema.openai import (
@@ -80,10 +81,22 @@ for _ in range(60):
 @pytest.mark.parametrize(
     ("body", "param", "said"),
     [
-        ({"messages": None}, "messages", "messages is missing; expected a list of messages"),
-        ({"messages": []}, "messages", "messages is []; expected a list of messages"),
-        ({"messages": "Hello"}, "messages", "messages is 'Hello'; expected a list of messages"),
-        ({"messages": [3]}, "messages", "messages is [3]; expected a list of messages"),
+        (
+            {"messages": None},
+            "messages",
+            "messages is missing; expected a list of messages, 4096 at most",
+        ),
+        ({"messages": []}, "messages", "messages is []; expected a list of messages, 4096 at most"),
+        (
+            {"messages": "Hello"},
+            "messages",
+            "messages is 'Hello'; expected a list of messages, 4096 at most",
+        ),
+        (
+            {"messages": [3]},
+            "messages",
+            "messages is [3]; expected a list of messages, 4096 at most",
+        ),
         (
             {"messages": [*HELLO, {"role": "king", "content": ""}]},
             "messages[1].role",
@@ -92,7 +105,7 @@ for _ in range(60):
         (
             {"messages": [{"role": "user"}]},
             "messages[0].content",
-            "messages[0].content is missing; expected a text or a list of text parts",
+            "messages[0].content is missing; expected a text or a list of text parts, 4096 at most",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
@@ -103,7 +116,7 @@ for _ in range(60):
         (
             {"messages": [{"role": "user", "content": [{"text": "a" * 99, "type": 7}]}]},
             "messages[0].content",
-            "messages[0].content is a long list; expected a text or a list of text parts",
+            "messages[0].content is a long list; expected a text or a list of text parts, 4096 at most",
         ),
         (
             {"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]},
@@ -436,3 +449,24 @@ def test_the_form_of_an_error() -> None:
     found = error_object(InvalidField("n is 0", param="n"))
     assert (found["code"], found["param"]) == ("invalid_field", "n")
     assert error_object(InvalidRequest("x" * 10**6))["message"] == "x" * 1000 + "…"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [3] * 4000},
+        {"messages": [3] * 5000},
+        {"messages": [{"role": "user", "content": [3] * 4000}]},
+        {"messages": [{"role": "user", "content": "a", **{f"x{n}": 1 for n in range(4000)}}]},
+        {"messages": HELLO, **{f"x{n}": 1 for n in range(4000)}},
+        {"messages": HELLO, "logit_bias": {str(n): "a" for n in range(4000)}},
+        {"messages": HELLO, "structured_outputs": {"choice": [3] * 4000}},
+    ],
+)
+def test_of_many_mistakes_one_is_looked_for(body: Any) -> None:
+    """Pydantic would keep each of them: a million takes seconds in which no other thread goes on."""
+    with pytest.raises(InvalidField) as refused:
+        read_request(CHAT, body)
+    cause = refused.value.__cause__
+    assert isinstance(cause, ValidationError)
+    assert cause.error_count() < 5  # of each type that a value may have

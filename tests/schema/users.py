@@ -63,7 +63,7 @@ def write_trace(path: Path, count: int, tell: Tell) -> None:
     old = path.with_suffix(".old")
     known = [
         {"kind": "header", "schema": 1},
-        *[{"kind": "event", "n": n} for n in read_trace(path)],
+        *[{"kind": "pass", "n": n} for n in read_trace(path)],
     ]
     if path.exists():
         path.replace(old)
@@ -71,7 +71,7 @@ def write_trace(path: Path, count: int, tell: Tell) -> None:
         for line in known:
             file.write(line)
         for number in range(len(known) - 1, count):
-            file.write({"kind": "event", "n": number, "padding": PADDING})
+            file.write({"kind": "pass", "n": number, "padding": PADDING})
             if file.failure is None:
                 tell(number)
     if file.failure is not None:
@@ -79,7 +79,7 @@ def write_trace(path: Path, count: int, tell: Tell) -> None:
 
 
 def read_trace(path: Path) -> list[int]:
-    """The content of the file; before its first line comes, in the one that it follows."""
+    """The content of the file; before its first pass comes, in the one that it follows."""
     for place in (path, path.with_suffix(".old")):
         try:
             return (

@@ -236,11 +236,11 @@ def test_text_and_traces_are_mixed_into_a_curriculum(tmp_path):
         ('[model]\nstart = "x"\nsize = 3\n[curriculum]', r"\[model\] has the key 'size'"),
         (
             MODEL + '[curriculum]\n[training]\nsteps = "ten"',
-            "steps in .training. is 'ten'; expected int",
+            "steps in .training. is 'ten'; expected a whole number",
         ),
         (MODEL + "[curriculum]\n[training]\nprocesses = -1", "processes is -1; expected 0 .the"),
         ("model = 3\n[curriculum]", r"model is 3; expected a table, \[model\]"),
-        (MODEL + '[curriculum]\nsolo = "x"', "solo in .curriculum. is 'x'; expected float"),
+        (MODEL + '[curriculum]\nsolo = "x"', "solo in .curriculum. is 'x'; expected a number"),
         (MODEL + "[curriculum]\nsolo = 2", "solo is 2.0; expected 0 to 1"),
         (MODEL + "[curriculum]\nmost_workers = 0", "most_workers is 0; expected 1 or more"),
         (MODEL + "[curriculum]\nfewest_problems = 9", "problems range from 9 to 8"),

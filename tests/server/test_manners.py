@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import socket
@@ -9,15 +10,19 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from starlette.routing import Route
 
+import manyhands.server as server_room
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.server.app import make_app
+from manyhands.server.body import read_json
 from manyhands.server.keys import ANYBODY, Keys
+from manyhands.server.metrics import Metrics
 from manyhands.server.process import Place, check_place, listening
 from manyhands.text import Text
 from tests.server.house import NAME, TEXT, House, Model, connected, make_house, raw, running, soon
@@ -440,6 +445,100 @@ def test_health_is_told_while_a_prompt_is_made(monkeypatch: pytest.MonkeyPatch) 
         assert [answer.result().status_code for answer in answers] == [200] * 4
 
 
+def test_health_is_told_while_megabytes_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, seconds = TEXT._encode, []
+
+    def timed(text: str) -> Any:
+        before = time.monotonic()
+        try:
+            return encode(text)
+        finally:
+            seconds.append(time.monotonic() - before)
+
+    monkeypatch.setattr(TEXT, "_encode", timed)
+    with running(make_house()) as house, ThreadPoolExecutor(1) as pool:
+        given = {"prompt": "1 " * 1_500_000}
+        asked = pool.submit(httpx2.post, f"{house.url}/v1/tokenize", json=given, timeout=120)
+        worst = 0.0
+        with httpx2.Client(base_url=house.url, timeout=120) as client:
+            while not asked.done():
+                before = time.monotonic()
+                assert client.get("/health").status_code == 200
+                worst = max(worst, time.monotonic() - before)
+                time.sleep(0.01)
+        assert asked.result().status_code == 200
+    assert worst < max(seconds) / 2, "the lock was held while it was encoded"
+
+
+@pytest.mark.parametrize(
+    ("path", "given"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "1 " * 500_000}]}),
+        (CHAT, {"messages": [{"role": "system", "content": "1 " * 500_000}, *ASK]}),
+        (CHAT, {"messages": ASK, "model": f"{NAME}:hogwild-2", "max_tokens": 3}),
+        ("/v1/completions", {"prompt": ["a", "1 " * 500_000]}),
+        ("/v1/responses", {"input": "1 " * 500_000}),
+        ("/v1/runs", {"problem": "1 " * 400_000}),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_it_is_encoded(
+    path: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "hogwild" in given.get("model", ""):
+        given = {**given, "messages": [{"role": "user", "content": "1 " * 400_000}]}
+    raw, sizes = Text._raw, []
+
+    def counted(self: Text, text: str) -> tuple[int, ...]:
+        sizes.append(len(text))
+        return raw(self, text)
+
+    with running(make_house()) as house:
+        monkeypatch.setattr(Text, "_raw", counted)
+        answer = httpx2.post(f"{house.url}{path}", json=given, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert max(sizes, default=0) < 10_000
+
+
+def test_prompts_are_encoded_beside_the_event_loop_and_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Strategies of methods encode them as they are made, one for each of `n` choices."""
+    monkeypatch.setattr(TEXT, "_last_long", ("", ()))
+    encode, threads = TEXT._encode, []
+
+    def told(text: str) -> Any:
+        if len(text) > 4000:
+            threads.append(threading.current_thread().name)
+        return encode(text)
+
+    monkeypatch.setattr(TEXT, "_encode", told)
+    said = [{"role": "user", "content": "the answer is four. " * 250}]
+    with running(make_house()) as house:
+        for more in ({"n": 3, "model": f"{NAME}:hogwild-2"}, {}):
+            assert post(house, body(messages=said, **more)).status_code == 200
+        run = {"problem": said[0]["content"], "workers": 2, "budget": 3}
+        assert httpx2.post(f"{house.url}/v1/runs", json=run, timeout=20).status_code in (200, 201)
+    assert all(name.startswith("manyhands-understand") for name in threads), threads
+    assert len(threads) < 7
+
+
+def test_lists_in_a_body_are_read_without_looking_for_cycles() -> None:
+    body = json.dumps([[[[]]]] * 200_000).encode()
+    found: list[int] = []
+
+    def told(phase: str, about: dict[str, int]) -> None:
+        if phase == "start":
+            found.append(about["generation"])
+
+    gc.callbacks.append(told)
+    try:
+        read_json(body)
+    finally:
+        gc.callbacks.remove(told)
+    assert len(found) < 10
+    assert gc.isenabled()
+
+
 def test_the_files_of_the_page_need_no_key_and_no_other_file_is_told() -> None:
     with running(make_house(keys=(KEY,))) as house:
         for path, kind in (("/", "text/html"), ("/page/main.js", "text/javascript")):
@@ -484,3 +583,31 @@ def test_a_port_that_is_taken() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidRequest, match=f"port {port} at 127.0.0.1 cannot be taken"):
             listening(Place(port=port))
+
+
+# -- what the page says ------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+
+
+def test_the_page_lists_every_status() -> None:
+    server = Path(server_room.__file__).parent
+    source = "".join(file.read_text(encoding="utf-8") for file in sorted(server.glob("*.py")))
+    used = {int(code) for code in re.findall(r"Refusal\(\s*(\d{3}),", source)}
+    rows = re.findall(r"^\| ([45][\d, ]+) \|", PAGE, re.MULTILINE)
+    listed = {int(code) for row in rows for code in row.split(", ")}
+    assert len(used) > 8
+    assert {405, *used} <= listed
+    with running(make_house()) as house:
+        answer = httpx2.get(f"{house.url}{CHAT}")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
+def test_the_page_names_metrics_as_they_are_exported() -> None:
+    metrics = Metrics(make_house().front.service, make_house().front.runs)
+    page = metrics.page().decode()
+    exported = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
+    told = set(re.findall(r"`(manyhands_[a-z_]+)`", PAGE))
+    of_a_disk = {name for name in told if name.startswith("manyhands_disk_cache_")}
+    assert of_a_disk == {"manyhands_disk_cache_hits_total"}
+    assert told - of_a_disk <= exported

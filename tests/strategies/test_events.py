@@ -157,7 +157,7 @@ def test_nested_fields_come_back_as_they_were() -> None:
         ({"forward_pass": 1}, "the event None is unknown"),
         ({"event": ["StepEnded"]}, "is unknown"),
         ({"event": "StepEnded", "forward_pass": 1}, "StepEnded does not fit its class"),
-        ({"event": "Queued", "forward_pass": "1"}, "forward_pass is '1'; expected int"),
+        ({"event": "Queued", "forward_pass": "1"}, "forward_pass is '1'; expected a whole number"),
         (
             {"event": "ViewsChanged", "forward_pass": 1, "views": {"a": [0, [[[1, 2]]], 3]}},
             "expected lanes, each a list of blocks",

@@ -382,7 +382,13 @@ def test_aliases_of_a_model() -> None:
     [
         ({"method": "swarm"}, {}, "manyhands.method", "manyhands.method is 'swarm'"),
         ({"method": 3}, {}, "manyhands.method", "is 3"),
-        ({"workers": 3}, {}, "manyhands.method", "has 'workers', which belongs to a method"),
+        (
+            {"workers": 3},
+            {},
+            "manyhands.method",
+            "'workers', a setting of methods, and names no method",
+        ),
+        ({"foo": 3}, {}, "manyhands.foo", "manyhands has a field 'foo' that no method has"),
         ([], {}, "manyhands", "expected an object"),
         (
             {"method": "branches", "layout": "x"},
@@ -390,8 +396,18 @@ def test_aliases_of_a_model() -> None:
             "manyhands.layout",
             "BranchSettings do not have",
         ),
-        ({"method": "hogwild", "workers": "4"}, {}, "manyhands.workers", "'4'; expected int"),
-        ({"method": "hogwild", "workers": True}, {}, "manyhands.workers", "True; expected int"),
+        (
+            {"method": "hogwild", "workers": "4"},
+            {},
+            "manyhands.workers",
+            "manyhands.workers is '4'; expected a whole number",
+        ),
+        (
+            {"method": "hogwild", "workers": True},
+            {},
+            "manyhands.workers",
+            "manyhands.workers is True; expected a whole number",
+        ),
         ({"method": "hogwild", "workers": 0}, {}, "manyhands.workers", "0; expected 1 to 256"),
         ({"method": "hogwild", "layout": "x"}, {}, "manyhands.layout", "layout is 'x'"),
         ({"method": "hogwild", "end": {"x": 1}}, {}, "manyhands.end", "no field 'x'"),

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from manyhands import bundled
 from manyhands.errors import InvalidRequest
+from manyhands.sandbox import Limits, Sandbox
 from manyhands.text import Text
 from manyhands.text.grammar import KINDS, Grammar
 from tests.text.small_tokenizers import byte_level, sentence_piece
@@ -165,3 +166,44 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequest, match="llguidance is not installed") as found:
         Grammar("json_object").check()
     assert "pip install '.[structured]'" in found.value.hint
+
+
+def chain(length: int) -> str:
+    """Rules that name each other, one behind the other."""
+    rules = [f'x{n}: "a" x{n + 1} | "b"' for n in range(length)]
+    return "\n".join(["start: x0", *rules, f'x{length}: "c"'])
+
+
+def test_a_grammar_that_overflows_the_stack_is_refused() -> None:
+    """It ended the process, and with it a server."""
+    with pytest.raises(InvalidRequest, match="cannot be followed: reading it crashed"):
+        Grammar("lark", chain(5000)).check()
+    Grammar("lark", chain(100)).check()
+
+
+def test_a_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    hasty = Sandbox("manyhands.text.grammar:refusal", Limits(seconds=0.05))
+    monkeypatch.setattr("manyhands.text.grammar._sandbox", lambda process: hasty)
+    with hasty, pytest.raises(InvalidRequest, match=r"reading it took over 0\.05 s") as refused:
+        Grammar("choice", json.dumps([f"v{n}" for n in range(20_000)])).check()
+    assert refused.value.hint == "make it shorter"
+
+
+def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    compile = Grammar._compiled
+
+    def counted(self: Grammar) -> str:
+        compiled.append(self.rules)
+        return compile(self)
+
+    monkeypatch.setattr(Grammar, "_compiled", counted)
+    text = Text(byte_level())
+    first, second = (Grammar("regex", "a+").matcher(text) for _ in range(2))
+    first.take(text.encode("a")[0])
+    assert first.mask() != second.mask()
+    assert compiled == ["a+"]
+    for number in range(20):
+        Grammar("regex", f"b{number}").matcher(text)
+    Grammar("regex", "a+").matcher(text)
+    assert compiled.count("a+") == 2, "old ones are let go of"

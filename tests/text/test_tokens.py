@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
+from transformers import AutoTokenizer
 
-from manyhands.errors import InvalidRequest, UnsupportedModel
+from manyhands import bundled
+from manyhands.errors import ContextTooLong, InvalidRequest, UnsupportedModel
 from manyhands.prompts import TeamPrompt
+from manyhands.schema.conversation import Conversation, Message
 from manyhands.text import Text
 from tests.text.small_tokenizers import (
     CHATML,
@@ -418,3 +424,87 @@ def test_a_prefill_closes_the_thinking_before_it() -> None:
     said = plain.conversation(asked)
     assert said == plain.chat_prompt("a") + plain.encode("It is")
     assert plain.prefill("") == ()
+
+
+# -- long texts --------------------------------------------------------------------------------------
+
+
+def tokenizers() -> dict[str, Any]:
+    found = {
+        "byte-level": byte_level(),
+        "composed": byte_level(),
+        "sentencepiece": sentence_piece(),
+        "bundled": AutoTokenizer.from_pretrained(bundled.path()),
+    }
+    found["composed"].backend_tokenizer.normalizer = normalizers.NFC()
+    return found
+
+
+LONG = {name: Text(tokenizer) for name, tokenizer in tokenizers().items()}
+PIECES = [
+    *(
+        "a",
+        "the ",
+        "So ",
+        "    ",
+        "\n",
+        "12",
+        "é",
+        "e\u0301",
+        "\u2581",
+        "=\u0338",
+        "数学",
+        "\U0001f600",
+    ),
+    *("<|im_end|>", "</think>", "<unk>", "Alice", "=====", "answer is four."),
+]
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_texts_are_encoded_as_short_ones(name: str) -> None:
+    """Another call of the library encodes them, which lets other threads go on."""
+    text = LONG[name]
+    library: Any = text.tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+    for seed in range(40):
+        drawn = random.Random(seed).choices(PIECES, k=1500)
+        said = "".join(drawn)
+        assert len(said) > 2000
+        assert text._raw(said) == tuple(library.encode(said, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize("name", LONG)
+@given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=40))
+def test_no_text_that_fits_is_refused_by_its_characters(name: str, drawn: list[str]) -> None:
+    text, said = LONG[name], "".join(drawn)
+    num_tokens = len(text.encode(said, opening=True))
+    text.check_room(said, num_tokens)
+    text.check_room(Conversation(said), num_tokens)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = LONG[name]
+    text.check_room("1 " * 500_000, None)
+    monkeypatch.setattr(Text, "_raw", None)
+    with pytest.raises(ContextTooLong, match=r"has \d+ tokens and more; the model reaches 512"):
+        text.check_room("1 " * 500_000, 512)
+    with pytest.raises(ContextTooLong):
+        text.check_room(Conversation("1 " * 500_000), 512)
+    told = Conversation("Hi", (Message("system", "1 " * 500_000),))
+    if name == "bundled":  # it leaves all but the problem out
+        text.check_room(told, 512)
+    else:
+        with pytest.raises(ContextTooLong):
+            text.check_room(told, 512)
+
+
+def test_nothing_is_said_of_a_tokenizer_that_may_leave_characters_out() -> None:
+    """A blank behind a token, a letter of which no token is known, one that is written in another way."""
+    strips, lowers, unknown = byte_level(), byte_level(), sentence_piece()
+    strips.add_tokens([AddedToken("<x>", rstrip=True)])
+    lowers.backend_tokenizer.normalizer = normalizers.Lowercase()
+    unknown.backend_tokenizer.model.byte_fallback = False
+    for tokenizer in (strips, lowers, unknown):
+        Text(tokenizer).check_room("1 " * 500_000, 8)

@@ -70,7 +70,7 @@ Exit codes: 0 done. 1 other errors. 2 an option, argument or prompt that cannot 
 3 no such model, or it is incomplete. 4 an architecture that is not supported. \
 5 longer than the model's context. 6 not enough memory. 7 a broken trace. \
 8 something could not be written (disk full, no permission). \
-9 the run is over and has no answer. \
+9 the run is over and has no answer, or question marks alone. \
 10 compare: the second is worse. 70 the engine failed while it served. \
 129 the terminal went away. 130 interrupted by Ctrl-C. \
 141 the reader of the output went away. 143 interrupted by SIGTERM."""

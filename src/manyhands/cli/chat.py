@@ -71,7 +71,10 @@ def chat(options: ChatOptions) -> None:
     if model == BUNDLED:
         told += f" It solves lists of sums, for example: {_EXAMPLE}"
     if not text.tells_roles:
-        told += "\nThis model was made for one problem at a time: no turn knows of those before it."
+        told += (
+            "\nThis model was made for one problem at a time: no turn knows of those before it, and a system message "
+            "is refused."
+        )
     tell(told)
     for line in _messages(is_typed):
         try:

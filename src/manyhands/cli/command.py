@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -34,6 +35,8 @@ from manyhands.errors import InvalidRequest
 from manyhands.schema.choosing import Choosable, choosable, choose, flag_of, pairs, read
 from manyhands.schema.setting import Setting, settings_of
 
+_NOT_UTF_8 = re.compile("[\udc80-\udcff]")  # bytes of an argument that Python could not read
+_MAY_BE_PATHS = ("model", "source")  # which have the bytes that the file system gave them
 _SHARED = "shared"  # of a field's metadata
 Chosen = Mapping[str, Any]  # the chosen settings of a method: a dotted path -> its value
 Settings = TypeVar("Settings")
@@ -73,12 +76,23 @@ class Option:
 
     def value(self, given: Any) -> Any:
         """The value of what typer has read."""
+        is_text = isinstance(given, str) and self.place not in _MAY_BE_PATHS
+        if is_text and (odd := _NOT_UTF_8.search(given)):
+            raise InvalidRequest(
+                f"{self._called} is not UTF-8 text (byte {len(given[: odd.start()].encode())})",
+                hint="give it as UTF-8",
+            )
         if self.kind == tuple[str, ...]:
             return tuple(given or ())
         is_listed = self.kind in (tuple[int, ...], tuple[int, ...] | None)
         if is_listed and (given is not None or self.kind == tuple[int, ...]):
             return read(self.place.rpartition(".")[2], self.kind, given or "")
         return given
+
+    @property
+    def _called(self) -> str:
+        names = self.setting.names or (flag_of(self.place),)
+        return f"the {self.place}" if self.place == "problem" else names[0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -170,10 +170,10 @@ def writing() -> Iterator[None]:
 
 def unwritten(reason: str | None) -> OutputFailed:
     """The error of an output that cannot be written."""
-    return OutputFailed(
-        f"the output could not be written: {reason}",
-        hint="make room on its disk, or send it elsewhere",
+    elsewhere = (
+        "send it elsewhere" if sys.stdout is None else "make room on its disk, or send it elsewhere"
     )
+    return OutputFailed(f"the output could not be written: {reason}", hint=elsewhere)
 
 
 def complain(error: ManyhandsError) -> None:

@@ -74,7 +74,10 @@ class SolveOptions(ModelSettings):
         False, "Print the reply only, at the end.", names=("--quiet", "-q"), panel=_OUTPUT
     )
     transcript: Path | None = setting(
-        None, "Save a trace of the run here, line by line (JSONL).", panel=_OUTPUT
+        None,
+        "Save a trace of the run here, line by line (JSONL). The trace of a run that has ended is replaced; that of one "
+        "which was cut short is not.",
+        panel=_OUTPUT,
     )
     name: str | None = setting(
         None,

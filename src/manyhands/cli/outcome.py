@@ -37,5 +37,8 @@ class Outcome:
 
     @property
     def has_answer(self) -> bool:
-        """Whether there is a final answer, and it says more than "?"."""
+        """Whether there is a final answer, and it says more than "?".
+
+        One that is known in part is one: it says itself which items it lacks, and others are often what was wanted.
+        """
         return bool((self.answer.answer or "").strip(_NO_WORDS))

@@ -21,6 +21,7 @@ from manyhands.schema.lines import LineFile
 from manyhands.text.clean import printable
 
 _FIRST = b'{"kind": "header"'  # how a trace begins
+_BEGUN = ("pass", "end")  # kinds of lines of a run that has begun
 _LAST = b'{"kind": "end"'  # and how its last line does, of a run that has ended
 
 
@@ -59,10 +60,10 @@ class Notes:
 
 
 class TraceFile:
-    """The file of `--transcript`, or none. A line is in the file when `write` returns.
+    """The file of `--transcript`, or none. From its first pass on, a line is in the file when `write` returns.
 
-    What stood in the file before goes when the first line comes, not earlier, and a file that got
-    no line is not left behind. A line is handed to the operating system and not waited for: a run makes
+    Lines are held back until the first pass, or the end, is told. What stood in the file before goes then, not
+    earlier: a run that cannot start costs no trace. A file that got no line is not left behind. A line is handed to the operating system and not waited for: a run makes
     hundreds a second, and can be made again.
     """
 
@@ -71,6 +72,7 @@ class TraceFile:
         self.notes = notes
         self.failure: OutputFailed | None = None
         self._is_empty = True
+        self._held: list[dict[str, Any]] = []  # lines in front of the first pass
         self._file: LineFile | None = None
         if path is not None:
             self._file = LineFile(
@@ -86,11 +88,15 @@ class TraceFile:
         """Append one line; after a failure, do nothing."""
         if self._file is None or self.failure is not None:
             return
+        self._held.append(line)
+        if self._is_empty and line["kind"] not in _BEGUN:
+            return
         try:
             if self._is_empty:
                 self._file.clear()
             self._is_empty = False
-            self._file.append(line)
+            self._file.append(*self._held)
+            self._held.clear()
         except OutputFailed as error:
             self._fail(error)
 

@@ -129,7 +129,8 @@ def finish(screen: Screen, outcome: Outcome, trace: Path | None) -> None:
 def check_answered(outcome: Outcome, account: Account, spec: RunSpec) -> None:
     """Leave with an exit code of its own if what was wanted of the run is not there.
 
-    That is an answer, and where the problem asks for none, the reply. An answer of question marks is none.
+    That is an answer, and where the problem asks for none, the reply. An answer of question marks alone
+    is none; one that is known in part is one.
     """
     end = spec.settings.end
     is_wanted = end.expects(spec.problem) or (end.reply and not account.reply.strip())

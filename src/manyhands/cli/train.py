@@ -65,6 +65,7 @@ def train(options: TrainOptions) -> None:
             raise InvalidRequest("the model to train has no tokenizer")
         with _writing(options.out):
             options.out.mkdir(parents=True, exist_ok=True)
+            _check_replaceable(options.out)
             # Batches come from other processes; with many of them, descriptors would run out.
             processes: Any = torch.multiprocessing  # torch leaves it untyped
             processes.set_sharing_strategy("file_system")
@@ -140,6 +141,15 @@ def _announce(run: training.Training, adapter: ModelAdapter) -> None:
             f"steps of {size} tokens are made for a GPU; on a CPU each may take minutes",
             "warning: ",
             "yellow",
+        )
+
+
+def _check_replaceable(out: Path) -> None:
+    """A model that is there already is not replaced, unless it comes of the training that goes on."""
+    if not (out / "checkpoint").is_dir() and any(out.glob("*.safetensors")):
+        raise InvalidRequest(
+            f"{out} holds a model and no checkpoint of its training, so it is not replaced",
+            hint="give another folder, or remove it first",
         )
 
 

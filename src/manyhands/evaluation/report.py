@@ -42,12 +42,18 @@ from manyhands.evaluation.losses import (
 from manyhands.evaluation.plots import AXES, DARK, picture, save_png, svg_address
 from manyhands.evaluation.reach import SHARE, Reach, reaches
 from manyhands.evaluation.record import Key, read_results, result_files
-from manyhands.evaluation.results import write_results
+from manyhands.evaluation.results import TABLES, write_results
 from manyhands.evaluation.summary import NOT_JUDGED, Summary, baseline_of
 from manyhands.evaluation.transcript import Transcript, transcript_of
 from manyhands.text.clean import printable
 
 TEMPLATE = "report.html.jinja"
+# How a report begins, and few other pages do.
+_BEGINS = b'''<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy"'''
 _POLICY = "POLICY"  # where it stands in the template, until the page is known
 LISTED_FAILURES = 50  # on the page; the records have all of them
 
@@ -136,6 +142,7 @@ def write_report(
         )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        _check_replaceable(out)
         written = [out]
         chapters = []
         for task, found in sorted(tasks.items()):
@@ -154,6 +161,20 @@ def write_report(
             hint=f"{place_or_room(error)}, or name another with --out",
         ) from error
     return written
+
+
+def _check_replaceable(out: Path) -> None:
+    """A page is put in the place of an earlier report alone, and its tables beside that one."""
+    if out.exists():
+        with out.open("rb") as file:
+            taken = [] if file.read(len(_BEGINS)) == _BEGINS else [out]
+    else:
+        taken = [path for path in map(out.with_suffix, TABLES) if path.exists()]
+    if taken:
+        raise InvalidRequest(
+            f"{str(taken[0])!r} exists and is no report of manyhands, so it is not replaced",
+            hint="name another with --out, or remove it first",
+        )
 
 
 def _pages(out: Path, written: list[Path], show: Callable[[Path], str] | None) -> Page:

@@ -32,6 +32,7 @@ POINT = (
     "tokens",
     "seconds",
 )
+TABLES = (".json", ".csv", ".md")
 PAIRED = ("difference", "difference_low", "difference_high", "wins", "ties", "losses", "sign_test")
 _NO_FORMULA = "=+-@\t\r"  # a cell that begins so is a formula for spreadsheets
 
@@ -51,7 +52,7 @@ def write_results(
     pairs = [_pair(task, found) for task, found in against]
     costs = [{"task": task, **asdict(found)} for task, found in reached]
     whole = {"schema": 1, "points": points, "differences": pairs, "costs": costs}
-    texts = {
+    texts = {  # by the suffixes of TABLES
         ".json": json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
         ".csv": _csv(points, pairs),
         ".md": "\n".join(

@@ -15,9 +15,8 @@ all make the same step, and the first one writes log and checkpoint.
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +34,7 @@ from manyhands.replay.forward import fits_kernels
 from manyhands.replay.gradients import DECISIVE, Learned, learn
 from manyhands.replay.lessons import Batch, Batches, Lessons
 from manyhands.replay.settings import TrainSettings
+from manyhands.sandbox import leave_ends_to_caller
 from manyhands.schema.lines import Format, LineFile
 
 LOG_LINES = Format(
@@ -164,7 +164,10 @@ class Training:
                     saved = time.monotonic()
         finally:
             torch.set_float32_matmul_precision(precision)
-            self.save()
+            try:
+                self.save()
+            finally:
+                batches.close()  # its processes do not hear SIGTERM, by which Python would end them
 
     def _agreed(self, number: float) -> float:
         """The first process's number, in all of them: so they pause, and end, before the same step."""
@@ -196,7 +199,7 @@ class Training:
     def _seconds_left(self) -> float:
         return self.seconds * (1 - self.done) / max(self.done, 1e-9)
 
-    def _load(self) -> Iterator[list[Batch]]:
+    def _load(self) -> Generator[list[Batch], None, None]:
         # More than there are processors would only wait for each other; the batches are the same.
         processes = min(self.settings.processes, os.cpu_count() or 1)
         loader: Any = DataLoader(
@@ -207,7 +210,7 @@ class Training:
             prefetch_factor=4 if processes else None,
             worker_init_fn=_leave_interrupts_to_the_training,
         )
-        return iter(loader)
+        yield from loader
 
     def _progress(self, learned: Learned) -> Progress:
         return Progress(
@@ -289,8 +292,8 @@ def recompute_layers(adapter: ModelAdapter) -> None:
 
 
 def _leave_interrupts_to_the_training(number: int) -> None:
-    """Ctrl-C reaches all processes of a terminal; those that make batches are ended by the training."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """In a process that makes batches: the training ends it, and has a checkpoint to write before."""
+    leave_ends_to_caller()
 
 
 def batch_loss(adapter: ModelAdapter, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -47,6 +47,7 @@ from typing import IO, Any, Self
 
 from manyhands.errors import InvalidRequest
 from manyhands.sandbox.limits import Failed, FailureKind, Limits, Returned
+from manyhands.sandbox.signals import leave_ends_to_caller
 
 START_SECONDS = 120.0  # for the child's imports: a busy machine is slow
 _TAIL_BYTES = 2000  # of what was printed or raised: enough for the end of a traceback
@@ -249,6 +250,7 @@ class _Child:
 
 def serve() -> None:
     """The child's whole life: import the function, then answer calls until the caller is gone."""
+    leave_ends_to_caller()
     name, limits = sys.argv[1], Limits(**json.loads(sys.argv[2]))
     requests, replies = _private_channel()
     _limit(limits)

@@ -29,7 +29,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -38,6 +45,8 @@ from manyhands.errors import InvalidRequest, ManyhandsError
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 MAX_SAMPLES = 1024
 MAX_STOPS = 4
+MAX_MESSAGES = 4096
+MAX_PARTS = 4096  # of one message
 _MAX_SHOWN = 80  # characters of a value that an error repeats
 _MAX_MESSAGE = 1000  # characters of an error that an answer keeps
 _PART = "part"  # pydantic's name for our error about a part that is no text
@@ -72,6 +81,16 @@ class Shape(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_unknown(cls, value: Any) -> Any:
+        """Of fields that are not known one is left to complain of: a complaint of each of 300,000 takes a second."""
+        if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
+            return value
+        known = {each.alias or name for name, each in cls.model_fields.items()}
+        first = next(name for name in value if name not in known)
+        return {name: each for name, each in value.items() if name in known or name == first}
+
     @field_validator("*", mode="before")
     @classmethod
     def _check_refused(cls, value: Any, info: Any) -> Any:
@@ -89,6 +108,11 @@ Read = TypeVar("Read", bound=Shape)
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 EFFORTS = f"one of {', '.join(get_args(Effort))}"
 Stops = Annotated[list[str], Field(max_length=MAX_STOPS)]
+# Lists that end at their first mistake: pydantic would collect all of them, which takes seconds for a million.
+Part = TypeVar("Part")
+Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
+Items = Annotated[list[Part], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+Listed = Annotated[list[Part], Field(fail_fast=True)]
 
 
 @dataclass(frozen=True)
@@ -125,7 +149,9 @@ class Message(Shape):
     role: Literal["system", "developer", "user", "assistant"] = asked(
         "one of system, developer, user, assistant", required=True
     )
-    content: str | list[str | TextPart] = asked("a text or a list of text parts", required=True)
+    content: str | Parts[str | TextPart] = asked(
+        f"a text or a list of text parts, {MAX_PARTS} at most", required=True
+    )
 
     name: Any = ignored("chat templates have no place for it")
     reasoning_content: Any = ignored("chat templates leave earlier thinking out")
@@ -172,7 +198,7 @@ class StructuredOutputs(Shape):
 
     schema_: dict[str, Any] | str | None = asked("a JSON schema, an object", alias="json")
     regex: str | None = asked("a regular expression")
-    choice: list[str] | None = asked("a list of texts", min_length=1)
+    choice: Listed[str] | None = asked("a list of texts", min_length=1)
     grammar: str | None = asked("a grammar in Lark's notation")
     json_object: bool | None = asked("true or false")
 
@@ -207,6 +233,16 @@ class Request(Shape):
     safety_identifier: Any = ignored("it is the sender's")
     service_tier: Any = ignored("there is one")
     store: Any = ignored("nothing is stored")
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _check_bias(cls, value: Any) -> Any:
+        """Refuse at the first mistake, as `Listed` does."""
+        if isinstance(value, dict) and not all(
+            type(each) in (int, float) for each in value.values()
+        ):
+            raise PydanticCustomError("bias", "a bias is no number")
+        return value
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -263,7 +299,9 @@ class Request(Shape):
 class ChatRequest(Request):
     """The body of `POST /v1/chat/completions`."""
 
-    messages: list[Message] = asked("a list of messages", required=True, min_length=1)
+    messages: Items[Message] = asked(
+        f"a list of messages, {MAX_MESSAGES} at most", required=True, min_length=1
+    )
     max_completion_tokens: int | None = asked("a whole number")
     reasoning_effort: Effort | None = asked(EFFORTS)
 
@@ -327,7 +365,7 @@ class ChatRequest(Request):
 class PlainRequest(Request):
     """The body of `POST /v1/completions`."""
 
-    prompt: str | list[int] | list[str | list[int]] = asked(
+    prompt: str | Listed[int] | Listed[str | Listed[int]] = asked(
         "some text, token ids, or a list of them", required=True, min_length=1
     )
 

@@ -128,5 +128,10 @@ def _wrong(kind: Any, value: Any, place: str) -> Any:
     raise TypeError(f"{place or 'the value'} is {value!r}; expected {_named(kind)}")
 
 
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
 def _named(kind: Any) -> str:
-    return kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+    if isinstance(kind, str):
+        return kind
+    return _WORDS[kind] if kind in _WORDS else getattr(kind, "__name__", str(kind))

@@ -99,16 +99,23 @@ class Asked:
     samples: int = 1
     num_prompt_tokens: int = 0
     warning: str | None = None  # to the one who asked
+    made: tuple[Strategy, ...] = field(default=(), compare=False, repr=False)  # one for each run
 
     def runs(self) -> tuple[Asked, ...]:
         """The same, run by run: one, or of a method one for each choice. They share their prompt."""
         if self.spec is None or self.samples == 1:
             return (self,)
-        specs = self.spec.samples(self.samples)
-        return tuple(replace(self, spec=spec, samples=1) for spec in specs)
+        specs = enumerate(self.spec.samples(self.samples))
+        return tuple(replace(self, spec=s, samples=1, made=self.made[i : i + 1]) for i, s in specs)
+
+    def with_strategies(self, served: Served, owner: str) -> Asked:
+        """The same with all strategies made. That encodes the prompts of methods, so the event loop leaves it to a thread."""
+        return replace(self, made=tuple(each.strategy(served, owner) for each in self.runs()))
 
     def strategy(self, served: Served, owner: str) -> Strategy:
         """The strategy at its beginning. What it reads is shared with the same owner alone."""
+        if self.made:
+            return self.made[0]
         if self.spec is not None:
             return share_prompt(self.spec.strategy(served.text), served.tree, owner)
         assert self.settings is not None, "a request asks for a method, or for plain decoding"
@@ -222,6 +229,8 @@ def _decoded(
     if served.context is not None:
         most = min(most, served.context)
     _check_size(len(prompts) * settings.samples * most, served.limits)
+    if settings.grammar is not None:
+        settings.grammar.matcher(served.text)  # compiled here, and not in the event loop
     size = sum(len(prompt.tokens) for prompt in prompts)
     return Asked(url, served.name, prompts=prompts, settings=settings, num_prompt_tokens=size)
 
@@ -282,6 +291,7 @@ def _check_model(model: str | None, served: Served) -> None:
 
 
 def _with_spec(url: str, model: str, spec: RunSpec, served: Served) -> Asked:
+    served.text.check_room(spec.conversation, served.context)
     size = len(served.text.conversation(spec.conversation))
     workers, method = spec.facts()["workers"], spec.method.name
     warning = served.outside and served.outside(spec.problem, workers, method)

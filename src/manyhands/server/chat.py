@@ -51,7 +51,7 @@ async def completions(request: Request) -> Response:
 
 async def _create(url: str, request: Request) -> Response:
     front = front_of(request)
-    asked = await front.read(request, lambda body: understand(url, body, front.served))
+    asked = await front.understand(request, lambda body: understand(url, body, front.served))
     runs = front.begin_all(asked, request)
     if asked.stream:
         return await front.stream(runs, request, _told(front, runs))

@@ -1,6 +1,6 @@
 """The front: what all routes share, and how a request becomes a run and a run an answer.
 
-    asked = await front.understand(CHAT, request)     in a thread: templates and tokens take time
+    asked = await front.understand(request, make)     in a thread: templates and tokens take time
     run = front.begin(asked, request)                 Busy, ServiceStopped
     answer = await front.answer(run, request)         a client that leaves cancels its run
 
@@ -100,6 +100,11 @@ class Front:
         """The value that `make` makes of the request's body, in a thread."""
         body = await request.body()
         return await self.in_thread(lambda: make(read_json(body)))
+
+    async def understand(self, request: Request, make: Callable[[Any], Asked]) -> Asked:
+        """The request that `make` makes of the body, with its strategies, in a thread."""
+        owner = owner_of(request)
+        return await self.read(request, lambda body: make(body).with_strategies(self.served, owner))
 
     def begin(self, asked: Asked, request: Request) -> ServedRun:
         """Begin what is asked for, in one run. Raises a Refusal where that cannot be."""

@@ -54,7 +54,7 @@ _Sent = dict[str, Any]
 async def create(request: Request) -> Response:
     """`POST /v1/responses`."""
     front = front_of(request)
-    asked = await front.read(request, lambda body: understand(RESPONSES, body, front.served))
+    asked = await front.understand(request, lambda body: understand(RESPONSES, body, front.served))
     knows_agents = _AGENTS in request.headers.get("openai-beta", "").replace(" ", "")
     run = front.begin(asked, request)
     if asked.stream:

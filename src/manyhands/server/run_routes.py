@@ -26,7 +26,7 @@ _MOST_AFTER = 2**53
 async def begin(request: Request) -> Response:
     """`POST /v1/runs`: it goes on by itself; nobody needs to watch."""
     front = front_of(request)
-    asked = await front.read(request, lambda body: understand_run(body, front.served))
+    asked = await front.understand(request, lambda body: understand_run(body, front.served))
     run = front.begin(asked, request)
     front.keep(run)
     return JSONResponse(run.told(), 201, {"Location": f"/v1/runs/{run.id}"})

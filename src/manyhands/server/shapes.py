@@ -14,9 +14,14 @@ from pydantic import field_validator
 from manyhands.schema.openai import (
     CHAT,
     EFFORTS,
+    MAX_MESSAGES,
+    MAX_PARTS,
     PLAIN,
     ChatRequest,
     Effort,
+    Items,
+    Listed,
+    Parts,
     PlainRequest,
     Shape,
     asked,
@@ -73,7 +78,9 @@ class InputItem(Shape):
     role: Literal["system", "developer", "user", "assistant"] | None = asked(
         "one of system, developer, user, assistant"
     )
-    content: str | list[InputPart] | None = asked("a text or a list of text parts")
+    content: str | Parts[InputPart] | None = asked(
+        f"a text or a list of text parts, {MAX_PARTS} at most"
+    )
     phase: Any = ignored("a commentary is left out, as earlier thinking is")
     id: Any = ignored("an earlier answer's own")
     status: Any = ignored("an earlier answer's own")
@@ -113,8 +120,10 @@ class ResponsesBody(Shape):
     """The body of `POST /v1/responses`."""
 
     model: str | None = asked("a text")
-    input: str | list[InputItem] = asked(
-        "a text, or a list of messages of text", required=True, min_length=1
+    input: str | Items[InputItem] = asked(
+        f"a text, or a list of messages of text, {MAX_MESSAGES} at most",
+        required=True,
+        min_length=1,
     )
     instructions: str | None = asked("a text")
     max_output_tokens: int | None = asked("a whole number")
@@ -159,14 +168,14 @@ class TokenizeBody(Shape):
 
     model: str | None = asked("a text")
     prompt: str | None = asked("a text")
-    messages: list[dict[str, Any]] | None = asked("a list of messages", min_length=1)
+    messages: Listed[dict[str, Any]] | None = asked("a list of messages", min_length=1)
 
 
 class DetokenizeBody(Shape):
     """The body of `POST /v1/detokenize`."""
 
     model: str | None = asked("a text")
-    tokens: list[int] = asked("token ids", required=True)
+    tokens: Listed[int] = asked("token ids", required=True)
 
 
 BODIES: Mapping[str, type[Shape]] = {

@@ -10,7 +10,6 @@ a run goes on. It holds no times: a record of it has none.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -123,6 +122,8 @@ def serve_page(make: Callable[[], str], port: int, ready: Callable[[str], None])
         from starlette.requests import Request
         from starlette.responses import Response
         from starlette.routing import Route
+
+        from manyhands.server.process import Place, listening
     except ImportError as error:
         raise InvalidRequest(
             f"the page cannot be served: {error}",
@@ -134,16 +135,7 @@ def serve_page(make: Callable[[], str], port: int, ready: Callable[[str], None])
 
     app = Starlette(routes=[Route("/", page)])
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost"])
-    with socket.socket() as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            bound.bind((LOOPBACK, port))
-        except OSError as error:
-            raise InvalidRequest(
-                f"port {port} of {LOOPBACK} cannot be used: {error.strerror}",
-                hint="give another one with --port, or none to have a free one",
-            ) from error
-        bound.listen()
+    with listening(Place(LOOPBACK, port)) as bound:
         ready(f"http://{LOOPBACK}:{bound.getsockname()[1]}/")
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         with suppress(KeyboardInterrupt):  # which is how it ends

@@ -168,14 +168,23 @@ def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
     return {int(key): bias for key, bias in given.items()}
 
 
-def prompts_of(request: ChatRequest | PlainRequest, text: Text) -> tuple[Prompt, ...]:
-    """The prompts to complete, in tokens. InvalidRequest if a prompt has none."""
+def prompts_of(
+    request: ChatRequest | PlainRequest, text: Text, context: int | None = None
+) -> tuple[Prompt, ...]:
+    """The prompts to complete, in tokens. InvalidRequest if a prompt has none.
+
+    ContextTooLong for one that has more than `context` tokens by its characters alone; it is not encoded.
+    """
     if isinstance(request, ChatRequest):
         with _about("reasoning_effort"):
             text = text.at_effort(request.reasoning_effort)
         with _about("messages"):
             said = Conversation.of(_messages(request))
+            text.check_room(said, context)
             return (Prompt(text.conversation(said), text.thinks(said), chat=True),)
+    for prompt in request.prompts:
+        if isinstance(prompt, str):
+            text.check_room(prompt, context)
     return tuple(Prompt(_tokens(prompt, text)) for prompt in request.prompts)
 
 
@@ -205,11 +214,7 @@ def spec_of(
     name = wanted.pop("method")
     if name is None or name == shared_prefix.__name__:
         if wanted:
-            raise InvalidField(
-                f"manyhands has {min(wanted)!r}, which belongs to a method, and names none",
-                param="manyhands.method",
-                hint=_METHODS,
-            )
+            raise _without_method(min(wanted))
         return _completion_spec(request, text, defaults)
     if not isinstance(name, str) or name not in METHODS:
         raise InvalidField(
@@ -220,12 +225,28 @@ def spec_of(
     return _method_spec(METHODS[name], request, wanted, prompts, defaults)
 
 
+def _without_method(name: str) -> InvalidField:
+    """The complaint about an option where no method is named."""
+    listed = {path for method in METHODS.values() for path in choosable(method.settings())}
+    if any(name in (path, path.partition(".")[0], path.rpartition(".")[2]) for path in listed):
+        return InvalidField(
+            f"manyhands has {name!r}, a setting of methods, and names no method",
+            param="manyhands.method",
+            hint=_METHODS,
+        )
+    return InvalidField(
+        f"manyhands has a field {shown(name)} that no method has",
+        param=f"manyhands.{name}"[:200],
+        hint=_METHODS,
+    )
+
+
 def _completion_spec(
     request: ChatRequest | PlainRequest, text: Text, defaults: Defaults
 ) -> CompletionSpec:
     settings = settings_of(request, defaults)
     settings = replace(settings, keep=isinstance(request, ChatRequest))  # for the next turn
-    return CompletionSpec(prompts_of(request, text), settings, defaults.context)
+    return CompletionSpec(prompts_of(request, text, defaults.context), settings, defaults.context)
 
 
 def _method_spec(
@@ -415,9 +436,12 @@ def _method_settings(
     for name, value in chosen.items():
         try:
             with _about(f"manyhands.{name}"):
-                values[name] = from_plain(kinds[name], _over(to_plain(values[name]), value), name)
+                plain = _over(to_plain(values[name]), value)
+                values[name] = from_plain(kinds[name], plain, f"manyhands.{name}")
         except TypeError as error:
-            raise InvalidField(f"manyhands.{name}: {error}", param=f"manyhands.{name}") from error
+            place, said = f"manyhands.{name}", str(error)
+            said = said if said.startswith(place) else f"{place}: {said}"
+            raise InvalidField(said, param=place) from error
     try:
         return method.settings(**values)
     except InvalidRequest as error:

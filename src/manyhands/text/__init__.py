@@ -1,6 +1,7 @@
 """From text to tokens and back, and the small rules that read a worker's text while it grows.
 
     tokens.py      `Text`: one model's tokenizer and chat template
+    fewest.py      how many tokens a text has at least, before it is encoded
     templates.py   renders a chat template under limits, in a child process; jinja.py is its other side
     stream.py      `StreamDecoder`: tokens to text, one by one
     steps.py       `StepEnd`: is the worker's paragraph, and with it the step, complete?

@@ -10,23 +10,34 @@
 The work is done by llguidance (extra `structured`). It reads the model's own tokenizer, so that a token may begin in
 one word of the grammar and end in another; a rule that it cannot follow exactly is refused. A token
 that ends a turn is allowed where the text so far is whole.
+
+A grammar comes from whoever asks. Reading one may take minutes, and rules that name each other in a long chain overflow the
+stack, which ends the process. So `check` reads it in a child under limits, with an eighth of the usual stack.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from manyhands.errors import InvalidRequest, install_hint
+from manyhands.sandbox import Failed, Limits, Sandbox
 from manyhands.text.tokens import Text
 
 KINDS = ("json_schema", "json_object", "regex", "lark", "choice")
 INSTALL_STRUCTURED = install_hint("structured")
 # JSON allows any number of blanks between words, and a small model may write them for ever.
 _BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
+LIMITS = Limits(seconds=3.0, memory_bytes=1 << 30)  # of reading a grammar
+_STACK = 1 << 20  # bytes for reading one in the child; a thread has 8 MiB
+_KEPT = 16  # grammars of one model that stay compiled
+_MATCHERS: weakref.WeakKeyDictionary[Text, dict[Grammar, Matcher]] = weakref.WeakKeyDictionary()
 _TOKENIZERS: weakref.WeakKeyDictionary[Text, Any] = weakref.WeakKeyDictionary()
 
 
@@ -47,14 +58,30 @@ class Grammar:
             )
 
     def check(self) -> None:
-        """Raise InvalidRequest if there is no library for it, or if the library refuses the rules."""
-        refused = _library().LLMatcher.validate_grammar(self._compiled())
-        if refused:
-            raise InvalidRequest(f"the {self._name} cannot be followed: {_first_line(refused)}")
+        """Raise InvalidRequest if there is no library for it, if the library refuses the rules, or at the limits."""
+        _library()
+        outcome = _sandbox(os.getpid()).run(self.kind, self.rules)
+        if isinstance(outcome, Failed):
+            raise InvalidRequest(
+                f"the {self._name} cannot be followed: reading it {outcome.why}",
+                hint="make it shorter",
+            )
+        if outcome.value is not None:
+            raise InvalidRequest(outcome.value)
 
     def matcher(self, text: Text) -> Matcher:
-        """For one text of this model. Raises InvalidRequest as `check` does, or for a tokenizer without words."""
-        return Matcher(_library().LLMatcher(_tokenizer(text), self._compiled(), log_level=0))
+        """For one text of this model. Raises InvalidRequest for rules that are refused, or a tokenizer without words.
+
+        It is compiled once, as long as it is among the last that were asked for.
+        """
+        known = _MATCHERS.setdefault(text, {})
+        first = known.pop(self, None)
+        if first is None:
+            first = Matcher(_library().LLMatcher(_tokenizer(text), self._compiled(), log_level=0))
+        known[self] = first
+        while len(known) > _KEPT:
+            known.pop(next(iter(known)), None)
+        return first.copy()
 
     @property
     def _name(self) -> str:
@@ -78,6 +105,33 @@ class Grammar:
             return make[self.kind]()
         except ValueError as error:
             raise InvalidRequest(f"the {self._name} cannot be read: {error}") from error
+
+
+def refusal(kind: str, rules: str) -> str | None:
+    """Why the library refuses these rules, None if it does not: run in the child, which a long chain of rules ends."""
+    found: list[str | None] = []
+
+    def read() -> None:
+        grammar = Grammar(kind, rules)
+        try:
+            refused = _library().LLMatcher.validate_grammar(grammar._compiled())
+        except InvalidRequest as error:
+            found.append(str(error))
+            return
+        said = f"the {grammar._name} cannot be followed: {_first_line(refused)}"
+        found.append(said if refused else None)
+
+    threading.stack_size(_STACK)
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@lru_cache(maxsize=1)
+def _sandbox(process: int) -> Sandbox:
+    """The child of this process; a fork of it gets one of its own."""
+    return Sandbox("manyhands.text.grammar:refusal", LIMITS)
 
 
 class Matcher:

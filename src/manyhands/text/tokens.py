@@ -30,9 +30,10 @@ from functools import cache, cached_property, partial
 from itertools import groupby
 from typing import Any, Protocol
 
-from manyhands.errors import InvalidRequest, UnsupportedModel
+from manyhands.errors import ContextTooLong, InvalidRequest, UnsupportedModel
 from manyhands.schema.conversation import ASSISTANT, SYSTEM, USER, Conversation
 from manyhands.text.clean import well_formed
+from manyhands.text.fewest import fewest_tokens, shares
 from manyhands.text.templates import TemplateFailed, render
 
 _MESSAGE = "TheUserMessageStandsHere"  # stands in the rendered template for the user's message
@@ -183,6 +184,10 @@ class Text:
         if effort is not None:
             self._switches[_EFFORT] = effort
         self._efforts: dict[str, Text] = {}
+        self._last_long: tuple[str, tuple[int, ...]] = (
+            "",
+            (),
+        )  # samples of a method ask for the same
         if tokenizer.chat_template:
             self._frame, self.thinking = self._render(habit, thinking)
         self._closing = self._raw(habit.closes + habit.replies) if habit and self.thinking else ()
@@ -281,6 +286,36 @@ class Text:
             roles = [one.role for one in asked.messages]
             tokens = self._conversation(roles, [*said, asked.problem])
         return tokens + self.prefill(asked.prefill)
+
+    def check_room(self, asked: Conversation | str, context: int | None) -> None:
+        """Raise ContextTooLong for words that their characters alone show to be too many; None: there is no bound.
+
+        Words that pass may still be too many; they are encoded to tell.
+        """
+        if context is None:
+            return
+        said = [asked] if isinstance(asked, str) else [asked.problem]
+        if not isinstance(asked, str) and asked.earlier and (not self._frame or self.tells_roles):
+            said += [
+                self.without_thinking(one.text) if one.role == ASSISTANT else one.text
+                for one in asked.earlier
+            ]
+        if sum(map(len, said)) <= context:
+            return
+        found = sum(fewest_tokens(text, self._shares) for text in said)
+        if found > context:
+            raise ContextTooLong(
+                f"a prompt has {found} tokens and more; the model reaches {context}",
+                hint="Use a shorter prompt.",
+            )
+
+    @cached_property
+    def _shares(self) -> dict[str, float]:
+        """Of `fewest_tokens`."""
+        if not _is_usual(self.tokenizer, _ENCODING):
+            return {}
+        backend: Any = self.tokenizer
+        return shares(backend.backend_tokenizer, self.tokenizer.get_vocab(), _byte_names())
 
     def prefill(self, words: str) -> tuple[int, ...]:
         """The tokens that begin a reply behind a prompt, as they are fed: an open thinking is closed before it."""
@@ -457,7 +492,13 @@ class Text:
 
     def _raw(self, text: str) -> tuple[int, ...]:
         """The tokenizer's own encoding: control tokens that are spelled out become such."""
-        return tuple(self._encode(text))
+        if len(text) <= _SHORT:
+            return tuple(self._encode(text))
+        before, tokens = self._last_long
+        if before != text:
+            tokens = tuple(self._encode(text))
+            self._last_long = text, tokens
+        return tokens
 
     def _following(self, text: str) -> tuple[int, ...]:
         """`_raw` of a text that does not stand first: without the blank some tokenizers add."""
@@ -569,8 +610,16 @@ def _encoder(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
     return partial(_encoded, library)
 
 
+# Characters that are encoded with Python's lock held. These take at most 5 ms, the interval after which threads hand the lock
+# over anyway, and the words that begin a step need not wait to get it back.
+_SHORT = 2000
+
+
 def _encoded(library: Any, text: str) -> list[int]:
-    found: list[int] = library.encode(text, add_special_tokens=False).ids
+    if len(text) <= _SHORT:
+        found: list[int] = library.encode(text, add_special_tokens=False).ids
+    else:  # without the lock: of megabytes it takes seconds, in which other threads go on
+        found = library.encode_batch_fast([text], add_special_tokens=False)[0].ids
     return found
 
 
@@ -584,7 +633,7 @@ def _is_usual(tokenizer: Tokenizer, methods: Mapping[str, str]) -> bool:
 
 
 @cache
-def _byte_letters() -> dict[str, int]:
+def _byte_names() -> dict[int, str]:
     """The letters by which byte-level vocabularies (GPT-2's and later ones) name the 256 bytes.
 
     Bytes that are printable characters in Latin-1 stand for themselves; the others, in their order, are the
@@ -592,8 +641,16 @@ def _byte_letters() -> dict[str, int]:
     """
     plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = (byte for byte in range(256) if byte not in plain)
-    letters = {chr(256 + index): byte for index, byte in enumerate(others)}
-    return {**{chr(byte): byte for byte in plain}, **letters}
+    return {
+        **{byte: chr(byte) for byte in plain},
+        **{byte: chr(256 + index) for index, byte in enumerate(others)},
+    }
+
+
+@cache
+def _byte_letters() -> dict[str, int]:
+    """The same, by letter."""
+    return {letter: byte for byte, letter in _byte_names().items()}
 
 
 def _woven(frame: Sequence[str], contents: Sequence[str]) -> str:

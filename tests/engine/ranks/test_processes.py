@@ -73,6 +73,14 @@ def test_every_rank_hears_the_same_and_ends_with_its_pipe() -> None:
     assert all(is_gone(pid) for pid in pids)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_that_end_a_command_are_left_to_rank_0(number: signal.Signals) -> None:
+    with started("echo", 3) as others:
+        os.killpg(others.pid, number)
+        Told(others.pipes).tell(Verb.FOLLOW, np.array([3]))
+        assert len(heard_from(others)) == 2
+
+
 def test_a_rank_that_fails_says_why() -> None:
     with started("raise_when_told", 3) as others:
         pids = [each["pid"] for each in heard_from(others)]

@@ -38,6 +38,7 @@ from typing import IO, NoReturn
 
 from manyhands.engine.ranks.channel import OtherEnd
 from manyhands.errors import ManyhandsError, RanksFailed
+from manyhands.sandbox import leave_ends_to_caller
 
 LOG = "MANYHANDS_RANKS_LOG"
 GRACE = 5.0  # seconds that a rank has for leaving by itself
@@ -133,7 +134,7 @@ def _printed() -> IO[bytes]:
 
 def main() -> None:
     """The first of the other processes: imports, divides into the ranks, and is rank 1 itself."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides when to end
+    leave_ends_to_caller()  # rank 0 decides when to end
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     module, _, function = sys.argv[1].partition(":")
     numbers = [int(number) for number in sys.argv[2:]]
