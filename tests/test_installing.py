@@ -20,7 +20,8 @@ TOLD = [
         for path in (ROOT / "docs").rglob("*.md")
         if path.name not in ("log.md", "performance.md")
     ),
-    *(ROOT / "examples").rglob("*"),
+    *(ROOT / "examples").rglob("*.py"),
+    *(ROOT / "examples").rglob("*.md"),
     *(ROOT / "src").rglob("*.py"),
 ]
 

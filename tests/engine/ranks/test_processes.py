@@ -77,7 +77,7 @@ def test_every_rank_hears_the_same_and_ends_with_its_pipe() -> None:
 def test_signals_that_end_a_command_are_left_to_rank_0(number: signal.Signals) -> None:
     with started("echo", 3) as others:
         os.killpg(others.pid, number)
-        Told(others.pipes).tell(Verb.FOLLOW, np.array([3]))
+        FirstEnd(others.pipes).tell(Verb.FOLLOW, np.array([3]))
         assert len(heard_from(others)) == 2
 
 
