@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import json
-import multiprocessing
+import os
 import threading
 
 import torch
@@ -66,7 +66,10 @@ told["compiled"] = len(copied.device_caches[0][0])
 for name, size in (("failed", 64), ("launched", 16)):
     told[name] = launched(size)
 told["listened"] = hits
-told["children"] = len(multiprocessing.active_children())
+try:
+    told["children"] = os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    told["children"] = 0
 print(json.dumps(told))
 """
 
@@ -120,39 +123,50 @@ def test_nothing_was_launched_and_a_kernel_that_fails_says_so_when_it_is(
 
 
 @pytest.mark.parametrize(
-    ("trouble", "reached"),
+    ("trouble", "how", "reached"),
     [
-        ("time.sleep(600)", 1),
-        ("os._exit(1)", 1),
-        ("1 / 0", 2),
-        ("_thread.interrupt_main() or time.sleep(600)", 1),
+        ("time.sleep(600)", "went on", 2),
+        ("os._exit(1)", "went on", 2),
+        ("1 / 0", "went on", 3),
+        ("_thread.interrupt_main() or time.sleep(600)", "went on", 2),
+        ("time.sleep(600)", "interrupted", 2),
+        ("time.sleep(600)", "killed", 2),
     ],
-    ids=["hangs", "dies", "fails", "is interrupted"],
+    ids=["hangs", "dies", "fails", "is interrupted", "parent is interrupted", "all are killed"],
 )
-def test_a_child_in_trouble_keeps_nothing_waiting(trouble: str, reached: int) -> None:
-    """And no child is left. In the last case it is this process that is interrupted as well."""
+def test_a_child_in_trouble_keeps_nothing_waiting(trouble: str, how: str, reached: int) -> None:
+    """And no child is left. Patience is for the one that hangs alone."""
     program = f"""
-import _thread, multiprocessing, os, signal, threading, time
+import _thread, os, pathlib, signal, threading, time
 from triton.runtime import driver
 from manyhands.attention import compile_at_once
 from tests.compiled import NoDevice
 
+def children():
+    return [int(pid) for place in pathlib.Path("/proc/self/task").glob("*/children") for pid in place.read_text().split()]
+
+def told(done, whole):
+    seen.append(done)
+    if {how!r} == "killed" and done == 2:
+        for pid in children():
+            os.kill(pid, signal.SIGKILL)
+
 driver.set_active(NoDevice(90))
-compile_at_once._PATIENCE = 3.0
-kernels, seen, parent = compile_at_once.Kernels(), [], os.getpid()
-kernels._noted[0, "well"] = lambda: None
-kernels._noted[0, "not"] = lambda: {trouble}
-if "interrupt" in {trouble!r}:
-    threading.Timer(1.5, _thread.interrupt_main).start()
+compile_at_once.os.sched_getaffinity = lambda _: range(3)
+compile_at_once._PATIENCE = 3.0 if {(trouble, how)!r} == ("time.sleep(600)", "went on") else 600.0
+kernels, seen = compile_at_once.Kernels(), []
+kernels._noted = {{(0, "well"): lambda: None, (0, "not"): lambda: {trouble}, (0, "other"): lambda: None}}
+if {how!r} == "interrupted":
+    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+how = "killed" if {how!r} == "killed" else "went on"
 try:
-    kernels.compile(lambda done, whole: seen.append(done))
-    print("went on", end=" ")
+    kernels.compile(told)
 except KeyboardInterrupt:
-    print("interrupted", end=" ")
-print(len(seen), len(multiprocessing.active_children()))
+    how = "interrupted"
+print(how, len(seen), len(children()))
 """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
+        [sys.executable, "-W", "error", "-c", program],
         env={
             **os.environ,
             "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
@@ -162,6 +176,5 @@ print(len(seen), len(multiprocessing.active_children()))
         text=True,
         timeout=60,
     )
-    how = "interrupted" if "interrupt" in trouble else "went on"
     assert (done.stdout, done.returncode) == (f"{how} {reached} 0\n", 0), done.stderr
     assert not done.stderr, "children say nothing"

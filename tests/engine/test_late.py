@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from manyhands.engine.passes import Late
+from manyhands.cache.step import GREEDY
+from manyhands.engine.executor import LocalExecutor
+from manyhands.engine.lookahead import KNOWN, Begun
+from manyhands.engine.pass_counts import PassCounts
+from manyhands.engine.passes import Late, PassOutcome
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -39,3 +45,33 @@ def test_without_late_tokens_nothing_is_done() -> None:
     late = Late(torch.zeros(0, dtype=torch.int64), none, none)
     late.mark(token_ids.numpy())
     assert late.fill(token_ids).tolist() == [3, 4]
+
+
+class OnePass:
+    """Passes of which one was begun; the next is noted."""
+
+    def __init__(self) -> None:
+        self.counts, self.late = PassCounts(), list[Late]()
+
+    def begin(self, plan: Any, late: Late) -> PassOutcome:
+        """The next one."""
+        self.late.append(late)
+        return PassOutcome(torch.zeros(2, 9))
+
+    def meanwhile(self) -> None:
+        """Nothing is put off."""
+
+
+def test_late_tokens_of_a_pass_with_rows_in_vain() -> None:
+    """The next pass numbers the rows that go on, and the pass before has one between them that does not."""
+    executor: Any = LocalExecutor.__new__(LocalExecutor)
+    executor.passes = passes = OnePass()
+    greedy = torch.tensor([1, 5, 6, 7])
+    executor._begun = lambda: PassOutcome(torch.zeros(3, 9), greedy)
+    begun = Begun(None, np.array([1, KNOWN, 0]))  # type: ignore[arg-type]
+    tokens = executor.go_on([0, 2], [GREEDY, GREEDY], ahead=lambda: begun)
+    assert tokens == (5, 7)
+    assert passes.counts.in_vain == 1
+    (late,) = passes.late
+    assert late.chosen[late.sources].tolist() == [7, 5]
+    assert late.at.tolist() == [0, 2]

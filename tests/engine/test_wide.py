@@ -13,6 +13,7 @@ from manyhands.attention.prepared import tokens_of_ended
 from manyhands.attention.work import Tiling, cut
 from manyhands.cache.plan import Plan
 from manyhands.cache.view import View
+from manyhands.engine import graphs
 from manyhands.engine.graphs import AHEAD, Wide, kind_ahead, kinds_ahead, wide_capacity
 from tests.attention.test_work import a_team, completions
 
@@ -78,3 +79,14 @@ def test_many_long_rows_fit_with_one_key_head_too(rows: int, keys: int, heads: i
 
 def test_control_more_than_there_is_room_for() -> None:
     assert not fits(completions(512, 512), TILINGS[1]), "its rows"
+
+
+def test_a_cold_start_notes_each_size_that_has_products_of_its_own() -> None:
+    """Ours serve up to 256 tokens with weights of four bits; beyond, one pass of each kind of tiles is enough."""
+    tiling = Tiling(4, num_kv_heads=8, num_processors=132)
+    kinds = kinds_ahead(AHEAD)
+    wide = [wide_capacity(tokens, tiling, kind) for tokens, kind in kinds]
+    noted = graphs._with_kernels_of_their_own(wide)
+    assert {each for each in wide if each.tokens <= 256} <= set(noted)
+    assert {each.cutting for each in wide} == {each.cutting for each in noted}
+    assert len(noted) == len([each for each in wide if each.tokens <= 256]) + 1 < len(wide)

@@ -14,16 +14,16 @@ What a child cannot compile is left to the launch that needs it, and so is all t
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any, NoReturn
 
-_MOST_PROCESSES = 16
+_MOST_CHILDREN = 16
 _PATIENCE = 120.0  # seconds for the next kernel, of which the slowest takes ten
 
 Noted = Callable[[], Any]  # compiles a kernel for a kind of arguments, or loads it
@@ -64,39 +64,69 @@ class Kernels:
 
         One that fails will fail again when it is launched, and say why.
         """
-        if not self._noted:
-            return
         noted = list(self._noted.values())
-        with _processes(noted) as processes:
-            compiled = processes.imap_unordered(_compiled, range(len(noted)))
-            for done in range(len(noted)):
-                try:
-                    index, num_new = compiled.next(timeout=_PATIENCE)
-                except multiprocessing.TimeoutError:
-                    return
-                if num_new is not None:
-                    noted[index]()
-                    self.num_new += num_new
-                told(done + 1, len(noted))
+        num_children = min(_MOST_CHILDREN, len(os.sched_getaffinity(0)), len(noted))
+        waiting, done = iter(range(len(noted))), 0
+        children: dict[Connection, int] = {}
+        try:
+            for _ in range(num_children):
+                _fork(noted, children)
+            for child in children:
+                _ask(child, next(waiting, None))
+            # One that ends takes the kernel with it that it was at; that is all.
+            while children and (ready := wait(list(children), _PATIENCE)):
+                for child in [each for each in ready if isinstance(each, Connection)]:
+                    try:
+                        index, num_new = child.recv()
+                    except (EOFError, OSError):
+                        _end(child, children.pop(child))
+                        continue
+                    _ask(child, next(waiting, None))
+                    if num_new is not None:
+                        with suppress(Exception):  # the launch says it again
+                            noted[index]()
+                        self.num_new += num_new
+                    done += 1
+                    told(done, len(noted))
+        finally:
+            for child, process in children.items():
+                _end(child, process)
 
 
-_inherited: list[Noted] = []  # of a child: what its parent had noted when it was forked
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@contextmanager
-def _processes(noted: list[Noted]) -> Iterator[Any]:
-    """A pool of children that know these. None is left behind the block."""
+def _fork(noted: Sequence[Noted], children: dict[Connection, int]) -> None:
+    """One child more, with its number. It has these signals blocked for good: they are its parent's business, and it is killed."""
     from triton.runtime import driver
 
-    num_processes = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)), len(noted))
-    begin = noted, _NoDevice(driver.active)
-    with warnings.catch_warnings():
-        # A fork of a process with threads: a child takes up nothing that one of these might have held.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        context = multiprocessing.get_context("fork")
-        processes = context.Pool(num_processes, _begin_child, begin)
-    with processes:
-        yield processes
+    device = _NoDevice(driver.active)
+    ours, theirs = Pipe()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    try:
+        with warnings.catch_warnings():
+            # A fork of a process with threads: a child takes up nothing that one of these might have held.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process = os.fork()
+        if process == 0:
+            _be_child(noted, device, ours, theirs)
+        children[ours] = process
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    theirs.close()
+
+
+def _ask(child: Connection, index: int | None) -> None:
+    with suppress(OSError):  # it has ended, which is seen when it is waited for
+        child.send(index)
+
+
+def _end(child: Connection, process: int) -> None:
+    child.close()
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        os.waitpid(process, 0)
 
 
 class _NoDevice:
@@ -114,24 +144,29 @@ class _NoDevice:
         return self._target
 
 
-def _begin_child(noted: list[Noted], device: _NoDevice) -> None:
-    """An interrupt is the parent's business, and it ends its children."""
+def _be_child(
+    noted: Sequence[Noted], device: _NoDevice, ours: Connection, theirs: Connection
+) -> NoReturn:
+    """Compile the kernels that are asked for, until none is left or nothing is there that asks; nothing of the parent's is run."""
     from triton.runtime import driver
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    driver.set_active(device)
-    _inherited[:] = noted
+    try:
+        ours.close()
+        driver.set_active(device)
+        while (index := theirs.recv()) is not None:
+            theirs.send((index, _num_new(noted[index])))
+    finally:
+        os._exit(0)
 
 
-def _compiled(index: int) -> tuple[int, int | None]:
-    """In a child: compile one. (Its number; how many were not on disk, or None if it failed.)"""
+def _num_new(compiled: Noted) -> int | None:
+    """How many kernels were compiled that were not on disk; None if it failed."""
     try:
         with counting_new_kernels() as kernels:
-            _inherited[index]()
+            compiled()
     except Exception:
-        return index, None
-    return index, kernels.num_new
+        return None
+    return kernels.num_new
 
 
 @contextmanager

@@ -215,6 +215,7 @@ def pack(plan: Plan, work: Work, capacity: Capacity, buffer: Int32s) -> None:
         "pages": work.pages,
     }
     padding = {"key_page": NO_PAGE, "partial_indptr": work.num_partials}
+    padding["last"] = int(plan.heads[0]) if len(plan.heads) else 0  # sound if the others are
     names, places = capacity.places
     assert names == tuple(arrays), "sections are written in their order"
     native.pack(buffer, places, [padding.get(name, 0) for name in names], list(arrays.values()))

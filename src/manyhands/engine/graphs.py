@@ -98,9 +98,8 @@ _SURE_ENOUGH = 0.99  # share of right guesses from which on whole passes are beg
 _OFTEN, _VERY_OFTEN = 32, 32
 # Where a wide recording serves small tiles alone, a plan is cut for it at once, and one of so many for itself too.
 _LOOKED_AT = 8
-_MOST_OF_OUR_PRODUCTS = (
-    128  # tokens, beyond which all products are the library's or have one kernel
-)
+# Tokens, beyond which all products are the library's: those of four bits are ours for longest.
+_MOST_OF_OUR_PRODUCTS = 256
 AHEAD = 768  # tokens of the largest wide recording: a part of a prompt, and what many others write
 # Tokens of a pass up to which every wide recording has one kind of tiles, mostly small ones, and up to which there is one
 # of small tiles alone. Recordings of `Wide.ENDED` always have one kind.
@@ -597,7 +596,7 @@ class _Graph:
         attend = _Noting(prepared, passes, cuts)
         token_ids, keep = prepared.token_ids_and_last()
         logits = passes.adapter.forward(token_ids, keep, attend)
-        # The logits of padding are those of the pass's first token, so they are sound if all others are.
+        # The logits of padding are those of the first head once more, so they are sound if all others are.
         return logits, likeliest(logits)
 
     def start(self, plan: Plan, work: Work, late: Late | None = None) -> PassOutcome:
@@ -708,7 +707,7 @@ def _kind(plan: Plan) -> _Kind:
 
 
 def _with_kernels_of_their_own(wide: Sequence[Capacity]) -> list[Capacity]:
-    """Capacities that between them launch every kernel: of many tokens one of each kind, since products have one for all these."""
+    """Capacities that between them launch every kernel: of more tokens than our products serve, one of each kind."""
     found = {(min(each.tokens, _MOST_OF_OUR_PRODUCTS + 1), each.cutting): each for each in wide}
     return list(found.values())
 

@@ -217,7 +217,7 @@ class ModelAdapter:
 
 @functools.cache
 def _nowhere(device: torch.device) -> Tensor:
-    """A position that nothing reads, since keys are rotated where they are stored: [1], made once."""
+    """Position 0 [1], made once: at it a network's own rotation is none, since keys are rotated where they are stored."""
     with torch.inference_mode(False):
         return torch.zeros(1, dtype=torch.long, device=device)
 

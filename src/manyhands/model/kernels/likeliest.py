@@ -63,8 +63,8 @@ def _search(logits, keys, V, stride, CHUNK: tl.constexpr, OVERLAP: tl.constexpr)
         token = tl.where(is_better, here, token)
     rising = tl.where(inside < V, _rising(best), _LEAST)
     highest = tl.max(rising, axis=0)
-    first = tl.min(tl.where(rising == highest, token, _MOST), axis=0)
-    key = (highest.to(tl.int64) << 32) | (~first.to(tl.int64) & _LAST)
+    first_token = tl.min(tl.where(rising == highest, token, _MOST), axis=0)
+    key = (highest.to(tl.int64) << 32) | (~first_token.to(tl.int64) & _LAST)
     tl.store(keys + row * parts + part, key)
 
 
