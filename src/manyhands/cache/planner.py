@@ -521,7 +521,7 @@ class Planner:
                     before = blocks[ids.index(id(own)) + 1]
                     found[before] = ids.count(id(before))
                     if found[before] > 1:
-                        break  # the other neighbour knows no better
+                        break  # a marker is found; the other neighbour is rarely of another mind
             if not found:
                 continue
             before = max(found, key=found.__getitem__)
@@ -602,7 +602,7 @@ class Planner:
 
     def _prepare(self, view: View, walk: _Walk, *, is_whole: bool = True) -> tuple[_Route, bool]:
         """Walk the view once: compact frozen neighbours, fuse those that lie in one piece. Not `is_whole`: as far as blocks
-        that do not grow.
+        that do not grow; nothing is kept of it then.
 
         What it shares with a view that was walked before is not walked again (`cache/trunks.py`). Also whether a
         block is left to be moved later.

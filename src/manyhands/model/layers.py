@@ -41,9 +41,8 @@ class Norm(nn.Module):
         self.weight = weight
         self.eps = eps
         self.form: Form = form
-        self.is_early = (
-            False  # the product behind it may come in early, see attention/kernels/overlap.py
-        )
+        # Whether the product behind it may come in early, see attention/kernels/overlap.py.
+        self.is_early = False
         self._prepared: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:

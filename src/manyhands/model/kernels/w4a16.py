@@ -645,7 +645,7 @@ def _w4a16_product(
     half_inputs,  # K / 2; of an argument the compiler sees that it is a multiple of 16
     half_width,
     quarter_width,
-    parts,  # of each tile
+    parts,  # of each tile; if SHARED, the most that one has
     tiles,  # of outputs
     GROUP: tl.constexpr,
     SPAN: tl.constexpr,  # inputs of one round; groups do not go beyond it
