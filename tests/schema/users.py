@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import repeat
@@ -196,8 +196,8 @@ def write_log(path: Path, count: int, tell: Tell) -> None:
     from manyhands.replay.train import Training
 
     class Idle(Training):
-        def _load(self) -> Iterator[Any]:
-            return repeat(None)
+        def _load(self) -> Generator[Any, None, None]:
+            return (None for _ in repeat(None))
 
         def _learn(self, parts: object) -> Learned:
             self.step += 1
