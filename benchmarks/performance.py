@@ -197,7 +197,7 @@ def life_in_turn() -> str:
     """Live runs by two commits on one card: milliseconds per pass."""
     head = ["commits", "situation", "when", "mean", "before", "p50", "before", "p99", "before"]
     rows: list[list[str]] = []
-    for part in ("draws", "prepared", "beside", "products", "launches"):
+    for part in ("draws", "prepared", "beside", "products", "tables", "launches"):
         now, before = (result(f"{when}life_{part}_qwen3-8b") for when in ("", "before_"))
         for line in (now or {}).get("situations", []):
             same = cell(before, "situations", name=line["name"], when=line["when"])
