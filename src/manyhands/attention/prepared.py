@@ -302,6 +302,7 @@ class Prepared:
 
 
 def _tables(offsets: Tensor, rope: Rope | None, half: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [N, half] float32 of offsets [N] int32, in one launch."""
     cos = torch.empty(len(offsets), half, dtype=torch.float32, device=offsets.device)
     sin = torch.empty_like(cos)
     rotated = cos[:0, 0] if rope is None else rope.inv_freq.float()

@@ -184,10 +184,8 @@ class Text:
         if effort is not None:
             self._switches[_EFFORT] = effort
         self._efforts: dict[str, Text] = {}
-        self._last_long: tuple[str, tuple[int, ...]] = (
-            "",
-            (),
-        )  # samples of a method ask for the same
+        # Samples of a method ask for the same text.
+        self._last_long: tuple[str, tuple[int, ...]] = "", ()
         if tokenizer.chat_template:
             self._frame, self.thinking = self._render(habit, thinking)
         self._closing = self._raw(habit.closes + habit.replies) if habit and self.thinking else ()
