@@ -8,7 +8,8 @@ other tokens (`warm`), and with other draws (`drawn anew`), whose runs differ in
 Of the fresh figures only the first situation's are those of a fresh process: what one has recorded serves
 the next. Teams are made up, but for one: `hogwild` itself over a shared prompt, whose rows draw from eleven tokens, so that
 steps have forty on average. Beside each stands the floor of its own passes: linear layers alone at so many tokens, plus the keys
-and values that were read, at the speed of a copy. The gate: tokens of a mixed crowd of a tiny network equal
+and values that were read, at the speed of a copy, and the time of a fixed loop in Python right behind it (`python_loop_ms`):
+passes that wait for the host are as slow as the host is then. The gate: tokens of a mixed crowd of a tiny network equal
 those of each of its runs alone.
 """
 
@@ -30,7 +31,7 @@ from transformers import AutoTokenizer
 from benchmarks.decode import each_network, free
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY
-from benchmarks.timing import linears_ms
+from benchmarks.timing import linears_ms, python_loop_ms
 from manyhands import bundled
 from manyhands.cache.step import Choice
 from manyhands.engine.engine import Engine
@@ -161,7 +162,11 @@ class Life:
                     with self.results.surviving(f"{situation.name}, {when}"):
                         record = live(engine, situation, floor_of, seed=seed, words=words)
                         self.results.add(
-                            "situations", name=situation.name, when=when, **record.facts()
+                            "situations",
+                            name=situation.name,
+                            when=when,
+                            **record.facts(),
+                            python_loop_ms=python_loop_ms(),
                         )
                 wanted = filter(None, self.arguments.profile.split(";"))
                 if any(part in situation.name for part in wanted):

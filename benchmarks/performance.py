@@ -125,9 +125,11 @@ def life() -> str:
         line = each.lines["warm"]
         times = [line[f"{key}_ms"] for key in ("floor", "mean", "p50", "p99", "worst")]
         rate = f"{line['tokens_per_second']:.0f}"
-        return [*(f"{time:.1f}" for time in times), rate, each.commit]
+        loop = f"{line['python_loop_ms']:.1f}" if "python_loop_ms" in line else ""
+        return [*(f"{time:.1f}" for time in times), rate, loop, each.commit]
 
-    head = ["network", "situation", "floor", "mean", "p50", "p99", "worst", "tokens/s", "commit"]
+    head = ["network", "situation", "floor", "mean", "p50", "p99", "worst", "tokens/s"]
+    head += ["host's loop", "commit"]
     rows = _by_network(show)
     return table(head, rows) if rows else NOTHING_YET
 
@@ -166,9 +168,7 @@ def life_step_end() -> str:
         f"step_timeline_{when}qwen3-8b"
         for when in (
             *("before_", "", "stretches_", "fronts_", "before_matrix_", "matrix_", "lists_"),
-            "ended_",
-            "native_",
-            "itself_",
+            *("ended_", "native_", "itself_", "around_", "around_itself_"),
         )
     ):
         found = result(name) or {}

@@ -27,6 +27,7 @@ from benchmarks.gate import check_step
 from benchmarks.life import TINY_SITUATIONS
 from benchmarks.results import ROOT, Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY
+from benchmarks.timing import python_loop_ms
 from manyhands.attention.compile_count import compiled_since, num_compiled
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
@@ -81,6 +82,7 @@ class Started:
         engine.get_ready()
         self._note("get_ready_s", began)
         self.facts["start_s"] = round(time.time() - self.arguments.began, 2)
+        self.facts["python_loop_ms"] = python_loop_ms()
         self.facts["made_ready"] = self._counted(engine)
         num_ready = num_compiled()
         length, vocabulary = 64 if tiny else PROMPT, engine.facts.vocab_size

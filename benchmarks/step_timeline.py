@@ -36,6 +36,7 @@ from benchmarks.life import MEMORY, itself
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES
 from benchmarks.step_end import unlaunched
+from benchmarks.timing import python_loop_ms
 from manyhands.cache.pages import PagePool
 from manyhands.cache.planner import Planner
 from manyhands.engine import executor, graphs
@@ -256,7 +257,15 @@ def main(words: list[str] | None = None) -> None:
             live(engine, situation, seed=0)
             for kind, row in measured(engine, workers, situation).items():
                 parts = engine.executor.passes.heads.num_parts  # type: ignore[attr-defined]
-                results.add("timelines", workers=workers, what=kind, **row, parts=parts)
+                speed = python_loop_ms()
+                results.add(
+                    "timelines",
+                    workers=workers,
+                    what=kind,
+                    **row,
+                    parts=parts,
+                    python_loop_ms=speed,
+                )
 
 
 if __name__ == "__main__":

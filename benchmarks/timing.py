@@ -6,6 +6,8 @@ every call is preceded by reading a buffer larger than that cache, and what the 
 taken off again. Reading, because that is what goes through the cache in a pass: weights. A buffer that is
 written leaves lines that must be written back first, in the time of the work that wants their place. On
 a CPU the work is simply called.
+
+How fast the host is by itself says `python_loop_ms`: hosts of one kind of machine differ, and one host within minutes.
 """
 
 from __future__ import annotations
@@ -22,6 +24,24 @@ _FLUSH_BYTES = 1 << 27  # the cache of an H200 holds 60 MB
 _GRAPH_MS = 4.0  # about how long one replay should take
 _MOST_CALLS = 20
 _WARM_UP, _REPLAYS = 3, 15
+_LOOPS, _TURNS = 5, 20_000
+
+
+def python_loop_ms() -> float:
+    """Milliseconds of a fixed loop in Python, the median of five: how fast this host is now.
+
+    It reads no clock and waits for nothing, so only the processor, its neighbours and the build of Python count.
+    """
+    times = []
+    for _ in range(_LOOPS):
+        began = time.perf_counter()
+        held: dict[int, int] = {}
+        mixed = 0
+        for turn in range(_TURNS):
+            held[turn & 1023] = mixed
+            mixed = (mixed + len(str(turn))) ^ turn
+        times.append(time.perf_counter() - began)
+    return round(1e3 * statistics.median(times), 3)
 
 
 def milliseconds(work: Work, device: torch.device, *, flushed: bool = False) -> float:
