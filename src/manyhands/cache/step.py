@@ -164,7 +164,14 @@ class Row:
     def __post_init__(self) -> None:
         try:  # nothing is looked at ahead: rows are made in every pass
             object.__setattr__(self, "feed", tuple(map(index, self.feed)))
+            if self.targets != () or self.draft != ():
+                object.__setattr__(self, "targets", tuple(map(index, self.targets)))
+                object.__setattr__(self, "draft", tuple(map(index, self.draft)))
             own = self.view.own
+            if self.tally is not None and not isinstance(self.tally, Tally):
+                raise TypeError
+            if self.writer is not None and not isinstance(self.writer, str):
+                raise TypeError
             if self.tally is None and self.choice is not GREEDY and self.choice.weighs:
                 raise InvalidRequest(
                     f"the row that writes to {own!r} has penalties or a bias, and no tally",
@@ -212,17 +219,23 @@ def _explain(row: Row) -> None:
         ("view", row.view, View, "a View", "Write Row(View([block]), feed)."),
         ("choice", row.choice, Choice, "a Choice", "Write Choice(temperature=0.7), for instance."),
     )
+    if row.tally is not None:
+        parts += (("tally", row.tally, Tally, "a Tally", "Make one with choice.tally()."),)
+    if row.writer is not None:
+        parts += (("writer", row.writer, str, "a name", "Write writer='solver', for instance."),)
     for name, found, kind, expected, hint in parts:
         if not isinstance(found, kind):
             raise InvalidRequest(
                 f"the {name} of a row is a {type(found).__name__}; expected {expected}", hint=hint
             )
-    if isinstance(row.feed, tuple) and all(isinstance(token, int) for token in row.feed):
-        return
-    raise InvalidRequest(
-        f"the feed of the row that writes to {row.view.own!r} is {reprlib.repr(row.feed)}; expected token ids",
-        hint="Make them of a text with engine.text.encode(text); one token is (token,).",
-    )
+    for name in ("feed", "targets", "draft"):
+        tokens = getattr(row, name)
+        if not isinstance(tokens, tuple) or not all(isinstance(token, int) for token in tokens):
+            raise InvalidRequest(
+                f"the {name} of the row that writes to {row.view.own!r} is {reprlib.repr(tokens)}; "
+                f"expected token ids",
+                hint="Make them of a text with engine.text.encode(text); one token is (token,).",
+            )
 
 
 def _explain_step(rows: object) -> None:
