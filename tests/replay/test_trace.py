@@ -279,6 +279,7 @@ START = [
         {"kind": "pass", "rows": [[1, [10**30], 6, None]]},
         {"kind": "pass", "rows": [[1, [5], float("inf"), None]]},
         {"kind": "pass", "rows": [[1, [5], None, None]]},
+        {"kind": "pass", "rows": [[1, [5], 6, ["Alice"]]]},
         {"kind": "pass", "rows": [[1, [5], 6, None], [1, [5], 6, None]]},
         {"kind": "pass", "rows": [[0, [5], 6, None]]},  # its block is frozen
         {"kind": "end", "answer": None},

@@ -301,7 +301,7 @@ class _Reader:
                 _known(view, self.trace.views),
                 tuple(map(_token, feed)),
                 _token(token),
-                writer,
+                _name(writer),
                 *(frozenset(map(_token, forbidden)) for forbidden in rest),
             )
             for view, feed, token, writer, *rest in rows
@@ -312,6 +312,13 @@ class _Reader:
         if len(owners) < len(taken) or owners & self.frozen:
             raise ValueError("every row writes to a block of its own that is not frozen")
         return taken
+
+
+def _name(writer: Any) -> str | None:
+    """The writer of a row, if its words are anybody's."""
+    if writer is not None and not isinstance(writer, str):
+        raise ValueError("a writer is a name or null")
+    return writer
 
 
 def _forbidden(row: Row) -> list[list[int]]:
