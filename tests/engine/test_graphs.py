@@ -97,9 +97,11 @@ class Again:
     def recover(self) -> None:
         """Nothing is broken."""
 
-    def record(self, work: Work | None = None):  # type: ignore[no-untyped-def]  # also a mark's
+    def record(self, work: Work | None = None, first: Callable[[], object] | None = None):  # type: ignore[no-untyped-def]  # also a mark's
         if work is None:
             return None
+        if first is not None:
+            first()
         cuts: list[None] = []
         results = work(lambda: cuts.append(None))
         assert cuts, "the pass has parts"
@@ -127,12 +129,12 @@ class Full(Again):
     def recover(self) -> None:
         self.num_recovered += 1
 
-    def record(self, work: Work | None = None):  # type: ignore[no-untyped-def]
+    def record(self, work: Work | None = None, first: Callable[[], object] | None = None):  # type: ignore[no-untyped-def]
         if work is not None:
             if self.room == 0:
                 raise self.error
             self.room -= 1
-        return super().record(work)
+        return super().record(work, first)
 
 
 def plain_engine(**choices: Any) -> Engine:

@@ -36,7 +36,8 @@ from tests.model.families_zoo import some_tokens, tiny_models
 
 if torch.cuda.is_available():
     from manyhands.engine.executor import LocalExecutor
-from manyhands.engine.graphs import GraphedPasses
+from manyhands.attention.compile_at_once import compiling_at_once
+from manyhands.engine.graphs import GraphedPasses, Wide, _Graph, wide_capacity
 
 
 @pytest.fixture(autouse=True)
@@ -169,6 +170,42 @@ def test_overlapping_launches_change_no_bit(
 
 
 # -- recorded passes -------------------------------------------------------------------------------
+
+
+def forget_loaded_kernels() -> None:
+    """As in a fresh process: of each kernel nothing is loaded."""
+    from triton.runtime.jit import JITFunction
+
+    for each in gc.get_objects():
+        if isinstance(each, JITFunction):
+            each.device_caches.clear()
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 12, 16, 48, 64, 96, 128, 256, 768])
+def test_a_pass_of_few_layers_loads_every_kernel_of_a_whole_one(
+    tokens: int, tmp_path: Path
+) -> None:
+    """Otherwise a recording meets one that is not loaded, fails, and is made a second time."""
+    engine = qwen3_8b(tmp_path, num_layers=6)
+    passes = engine.executor.passes
+    assert isinstance(passes, GraphedPasses)
+    kind = Wide.LARGE if tokens > 256 else Wide.SMALL
+    capacity = wide_capacity(tokens, passes.backend.tiling, kind)
+    graph = _Graph(passes, capacity, engine.facts.page_size)
+
+    def noted() -> int:
+        with (
+            torch.inference_mode(),
+            compiling_at_once(lambda done, whole: None) as kernels,
+        ):
+            graph._pass(passes, lambda: None)
+        return kernels.num_noted
+
+    forget_loaded_kernels()
+    graph.try_out(passes)
+    assert noted() == 0
+    forget_loaded_kernels()
+    assert noted() > 4  # control: those are seen that are not loaded
 
 
 def bundled(*, graphs: bool, dtype: str = "float32") -> Engine:

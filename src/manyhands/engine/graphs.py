@@ -576,13 +576,15 @@ class _Graph:
 
     def record(self, passes: GraphedPasses) -> _Graph:
         """Record the pass; afterwards it can be replayed."""
-        self.recording = passes.recorder.record(lambda cut: self._pass(passes, cut))
+        self.recording = passes.recorder.record(
+            lambda cut: self._pass(passes, cut), lambda: self.try_out(passes)
+        )
         self.logits, self.greedy = self.recording.results
         return self
 
     def try_out(self, passes: GraphedPasses) -> tuple[Tensor, Tensor]:
-        """Run the pass once, with nothing but padding, and record nothing; see `_pass`."""
-        with torch.inference_mode():
+        """Launch every kernel of the pass once, with nothing but padding, and record nothing; see `_pass`."""
+        with torch.inference_mode(), passes.adapter.few_layers():
             return self._pass(passes, lambda: None)
 
     def _pass(self, passes: GraphedPasses, cut: Cut) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,9 @@ Repeat = Callable[[], None]
 Cut = Callable[[], None]  # called in the midst of the work: here one part ends, and another begins
 
 
+Work = Callable[[Cut], tuple[Tensor, ...]]
+
+
 class Mark(Protocol):
     """A place in the order of the device's work."""
 
@@ -46,8 +49,11 @@ class GraphRecorder(Protocol):
     def mark(self) -> Mark:
         """A mark that nobody has to wait for yet."""
 
-    def record(self, work: Callable[[Cut], tuple[Tensor, ...]]) -> Recording:
-        """Record `work`, which cuts itself into parts. Raises RuntimeError if it cannot be recorded."""
+    def record(self, work: Work, first: Callable[[], object] | None = None) -> Recording:
+        """Record `work`, which cuts itself into parts. Raises RuntimeError if it cannot be recorded.
+
+        `first` is done in front: it launches every kernel that `work` launches, at least once, and is shorter than that.
+        """
 
     def recover(self) -> None:
         """Be ready again after a recording that failed, or behind one that is under way."""
@@ -68,14 +74,29 @@ class CudaRecorder:
         """See `GraphRecorder`."""
         return torch.cuda.Event()
 
-    def record(self, work: Callable[[Cut], tuple[Tensor, ...]]) -> Recording:
+    def record(self, work: Work, first: Callable[[], object] | None = None) -> Recording:
         """See `GraphRecorder`. All parts share one pool of memory, and each reads what those before it left."""
-        graphs = [torch.cuda.CUDAGraph()]
+        if first is not None:
+            self._launch(first)
+            try:
+                return self._recorded(work)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # it wants something that `first` has not loaded
+                self.recover()
+        self._launch(lambda: work(_go_on))
+        return self._recorded(work)
+
+    def _launch(self, work: Callable[[], object]) -> None:
+        """Compile and load kernels and set up libraries, which a recording must not."""
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
-            work(_go_on)  # compiles kernels and sets up libraries, which a recording must not
+            work()
         torch.cuda.current_stream(self.device).wait_stream(side)
+
+    def _recorded(self, work: Work) -> Recording:
+        graphs = [torch.cuda.CUDAGraph()]
         with ExitStack() as recording:
 
             def cut() -> None:

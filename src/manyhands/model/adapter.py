@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from manyhands.model.families import (
     storing_layers,
     supported,
 )
+from manyhands.model.few_layers import are_alike, few_layers
 from manyhands.model.host_linear import laid_out_bytes
 from manyhands.model.latent import Expansion, absorb, is_absorbed, is_latent, latent_shape
 from manyhands.model.layers import HeadNorms
@@ -117,6 +118,7 @@ class ModelAdapter:
         self.max_positions = min(context or reach(config), reach(config))
         self.ropes, self.gains = read_ropes(model, family, context)
         self.query_scales, self.chunks = query_scales(config), chunks(config)
+        self._alike: tuple[object, bool] | None = None  # layers, and whether they are
 
     @property
     def num_layers(self) -> int:
@@ -160,6 +162,26 @@ class ModelAdapter:
         out = self.model(**given, logits_to_keep=0 if keep is None else keep)
         logits: Tensor = out.logits[0]
         return logits
+
+    @contextmanager
+    def few_layers(self) -> Iterator[None]:
+        """Within the block a forward makes only so many layers as between them launch every kernel of a whole one.
+
+        Its logits mean nothing. Where layers differ, all are made.
+        """
+        base: Any = self.model.base_model
+        layers = getattr(base, "layers", None)
+        if self._alike is None or self._alike[0] is not layers:
+            self._alike = layers, are_alike(layers, self._told())
+        with few_layers(base) if self._alike[1] else nullcontext():
+            yield
+
+    def _told(self) -> list[object]:
+        """Of each layer what `attend` is told and kernels depend on."""
+        ropes = [rope and (rope.rotary_dim, rope.interleaved) for rope in self.ropes]
+        scaled = [scale is None for scale in self.query_scales]
+        behind = [layer - stored_by for layer, stored_by in enumerate(self.stored_by)]
+        return list(zip(self.layers, ropes, self.gains, scaled, self.chunks, behind, strict=True))
 
     def states(self, token_ids: Tensor, attend: AttendFn) -> Tensor:
         """The states that the layers make of the tokens, behind the last norm: [T, hidden size]. See `forward`."""
