@@ -406,7 +406,30 @@ def test_many_small_tiles_have_splits_enough() -> None:
     wide = Cutting(16, 0, Occupancy.MANY)
     longest = max(keys_of_items(cut(plan, tiling, wide), plan))
     assert longest < 768
-    assert max(keys_of_items(cut(plan, replace(tiling, splits_of_many=2.0), wide), plan)) > 1500
+    two = replace(tiling, splits_of_many=2.0, most_of_many=2.0)
+    assert max(keys_of_items(cut(plan, two, wide), plan)) > 1500
+
+
+@pytest.mark.parametrize(
+    ("shape", "most", "of_eight"),
+    [
+        ("32,128_~1024,~64", 448, 448),  # eight splits a processor are short
+        ("32,128_~2048,~128", 576, 704),  # 512 keys are enough
+        ("32,128_~2048,~500", 704, 960),  # twelve splits
+        ("32,128_~2048,~2048", 1792, 2624),
+    ],
+)
+def test_long_splits_of_many_are_finer(shape: str, most: int, of_eight: int) -> None:
+    """Thirty-two teams: the longest item, in whole iterations, and the longest if all had eight splits a processor."""
+    plan = a_forest(shape)
+    tiling = Tiling(4, num_kv_heads=8, num_processors=PROCESSORS)
+    wide = Cutting(16, 0, Occupancy.MANY)
+
+    def longest(tiling: Tiling) -> int:
+        return -(-max(keys_of_items(cut(plan, tiling, wide), plan)) // 64) * 64
+
+    assert longest(tiling) == most
+    assert longest(replace(tiling, long_of_many=1 << 20)) == of_eight
 
 
 def test_few_programs_are_no_more_than_run_at_once() -> None:

@@ -81,6 +81,8 @@ class Tiling:
     least_split: int = 128
     splits_per_processor: float = 2.0  # of small tiles, over all strips and heads
     splits_of_many: float = 8.0  # the same where programs are many
+    most_of_many: float = 12.0  # and where these would have more keys than the next
+    long_of_many: int = 512  # keys
     keys_to_begin: int = 320  # that a program would read in the time it takes to begin and to end
     wide_rows: int = 128  # of a large tile, from which on a processor holds one program at a time
     wide_to_begin: int = 256  # keys, of such a program
@@ -355,12 +357,10 @@ def _reading(items: Ints, tiles: _Tiles, rows: int, tiling: Tiling) -> Occupancy
 def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
     """Keys per split, so that all processors are busy loading until the last one is done."""
     total = sum(tiles.num_keys.tolist()) * tiling.num_kv_heads
-    are_many = occupancy is Occupancy.MANY
-    splits = tiling.splits_of_many if are_many else tiling.splits_per_processor
-    most = tiling.num_processors * splits
+    if occupancy is Occupancy.MANY:
+        return max(tiling.least_split, _round_up(_keys_of_many(total, tiling), tiling.key_tile))
+    most = tiling.num_processors * tiling.splits_per_processor
     size = max(tiling.least_split, _round_up(total / most, tiling.key_tile))
-    if are_many:
-        return size
     # The rest of every strip is a program too. A few more than there is room for would begin when others are done, so longer
     # ones may all be done sooner.
     room = int(most // tiling.num_kv_heads)  # items that run at once
@@ -370,6 +370,18 @@ def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
     sizes = range(size, 2 * size, step)[::-1]  # of equals the longest: fewer partials
     last = native.last_done(tiles.num_keys, sizes, room, tiling.key_tile, tiling.keys_to_begin)
     return sizes[last.index(min(last))]
+
+
+def _keys_of_many(total: int, tiling: Tiling) -> float:
+    """Keys of a split where programs are many, of `total` over all heads.
+
+    A processor's programs share what it reads, so a long one walks from beginning to end, and when all others are done the few
+    that are left keep memory half busy. Long splits are finer; short ones are not, since each program takes time to begin and leaves
+    a partial.
+    """
+    share = total / tiling.num_processors
+    fine, coarse = share / tiling.most_of_many, share / tiling.splits_of_many
+    return max(fine, min(coarse, tiling.long_of_many))
 
 
 def _to_begin(rows: int, is_specialised: bool, tiling: Tiling) -> int:

@@ -754,7 +754,7 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     has_large, is_narrow = kind is Wide.LARGE, tokens <= _ALL_SMALL or kind is Wide.ENDED
     rows = power_of_two(max(least, min(tokens * tiling.group, tiling.most_small_rows)))
     many = min(tokens, 64)
-    splits = tiling.splits_per_processor if is_narrow else tiling.splits_of_many
+    splits = tiling.splits_per_processor if is_narrow else tiling.most_of_many
     items = int(splits * tiling.num_processors / tiling.num_kv_heads) + 4 * many
     # Merging cannot begin before the last program has, so padding costs crowds microseconds too. A plan with more small tiles
     # than that goes by the recording with large ones.
