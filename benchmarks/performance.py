@@ -53,6 +53,7 @@ _CLEARLY = 0.97  # of the time that it took, below which a cell is faster
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
+    "life_splits_qwen3-8b",
     "life_around_qwen3-8b",
     "life_around_qwq-32b",
     "life_lone_qwen3-8b",
@@ -193,11 +194,15 @@ def life_step_end() -> str:
     return table(head, rows) if rows else NOTHING_YET
 
 
+# Live runs of two commits on one card, oldest first.
+_PAIRS = ("draws", "prepared", "beside", "products", "tables", "launches", "splits")
+
+
 def life_in_turn() -> str:
     """Live runs by two commits on one card: milliseconds per pass."""
     head = ["commits", "situation", "when", "mean", "before", "p50", "before", "p99", "before"]
     rows: list[list[str]] = []
-    for part in ("draws", "prepared", "beside", "products", "tables", "launches"):
+    for part in _PAIRS:
         now, before = (result(f"{when}life_{part}_qwen3-8b") for when in ("", "before_"))
         for line in (now or {}).get("situations", []):
             same = cell(before, "situations", name=line["name"], when=line["when"])
