@@ -25,11 +25,15 @@ import triton.language as tl
 from triton import knobs
 from triton.runtime import driver
 
+from manyhands.attention import compile_at_once
 from manyhands.attention.compile_at_once import compiling_at_once, counting_new_kernels
 from tests.compiled import NoDevice
 
 driver.set_active(NoDevice(90))
 print("said before")  # and not again by each child
+fork, forks = compile_at_once._fork, []
+compile_at_once._fork = lambda noted, children: forks.append(len(noted)) or fork(noted, children)
+compile_at_once.os.sched_getaffinity = lambda _: range(3)
 
 
 @triton.jit
@@ -57,7 +61,7 @@ with compiling_at_once(lambda *many: seen.append(many)) as kernels:
     other.start()
     other.join()
     told["within"] = len(copied.device_caches[0][0]), kernels.num_new
-told["new"], told["seen"] = kernels.num_new, seen
+told["new"], told["seen"], told["forks"] = kernels.num_new, seen, forks
 with counting_new_kernels() as kernels:
     copied.warmup(x, x, SIZE=8, grid=(1,))
     told["counted"] = kernels.num_new
@@ -103,6 +107,8 @@ def test_each_is_compiled_once_and_behind_the_block_all_are(told: list[dict[str,
     assert [each["new"] for each in told] == [3, 0]
     assert [each["seen"] for each in told] == [[[1, 3], [2, 3], [3, 3]]] * 2
     assert [each["counted"] for each in told] == [1, 0]
+    # What is on disk is loaded without them: the one that fails is not there.
+    assert [each["forks"] for each in told] == [[3, 3, 3], [1]]
     assert [each["compiled"] for each in told] == [4, 4]
     assert [each["children"] for each in told] == [0, 0]
     assert all(each["is_as_before"] for each in told)
@@ -153,6 +159,7 @@ def told(done, whole):
 
 driver.set_active(NoDevice(90))
 compile_at_once.os.sched_getaffinity = lambda _: range(3)
+compile_at_once._is_loaded = lambda noted: False
 compile_at_once._PATIENCE = 3.0 if {(trouble, how)!r} == ("time.sleep(600)", "went on") else 600.0
 kernels, seen = compile_at_once.Kernels(), []
 kernels._noted = {{(0, "well"): lambda: None, (0, "not"): lambda: {trouble}, (0, "other"): lambda: None}}
