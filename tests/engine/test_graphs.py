@@ -308,6 +308,18 @@ def test_what_was_recorded_ahead_serves_every_pass(monkeypatch: pytest.MonkeyPat
     assert answers == [answer.text for answer in plain.run_all(make() for make in strategies)]
 
 
+def test_a_fault_of_the_device_is_found_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last recording is repeated like the others, and the start waits for it."""
+    monkeypatch.setattr(graphs, "AHEAD", 1)
+
+    class Faulty(Again):
+        def recover(self) -> None:
+            raise RuntimeError("an illegal memory access")
+
+    with pytest.raises(RuntimeError, match="illegal"):
+        graphed_engine(Faulty()).get_ready()
+
+
 @pytest.mark.parametrize(
     ("news", "tried"),
     [

@@ -6,8 +6,8 @@ of that is tested without a GPU, with a recorder that runs everything again inst
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -54,11 +54,20 @@ class GraphRecorder(Protocol):
 
 
 class CudaRecorder:
-    """CUDA graphs. All share one pool of memory: one runs at a time."""
+    """CUDA graphs. All share one pool of memory: one runs at a time.
 
-    def __init__(self, device: torch.device) -> None:
+    The first work runs once before it is recorded, so that whatever is made once and kept is there. Others are recorded
+    at once and repeated when that is done, which says as much of faults: the device works while the host records the next. A work
+    that cannot be recorded so, since something in it is met for the first time, runs once and is recorded again.
+    """
+
+    def __init__(self, device: torch.device, *, always_runs: bool = False) -> None:
+        """`always_runs`: every work runs before it is recorded, and is not repeated behind that."""
         self.device = device
+        self._always_runs = always_runs
         self._pool: Any = None
+        self._side: torch.cuda.Stream | None = None
+        self._failed: list[Any] = []  # torch's allocator goes on asking these
 
     def host_buffer(self, rows: int, size: int) -> Tensor:
         """See `GraphRecorder`."""
@@ -70,32 +79,64 @@ class CudaRecorder:
 
     def record(self, work: Callable[[Cut], tuple[Tensor, ...]]) -> Recording:
         """See `GraphRecorder`. All parts share one pool of memory, and each reads what those before it left."""
-        graphs = [torch.cuda.CUDAGraph()]
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            work(_go_on)  # compiles kernels and sets up libraries, which a recording must not
-        torch.cuda.current_stream(self.device).wait_stream(side)
-        with ExitStack() as recording:
-
-            def cut() -> None:
-                recording.close()
-                graphs.append(torch.cuda.CUDAGraph())
-                recording.enter_context(_capture(graphs[-1], graphs[0].pool()))
-
-            recording.enter_context(_capture(graphs[0], self._pool))
-            results = work(cut)
-        self._pool = graphs[0].pool()
-        return Recording(tuple(graph.replay for graph in graphs), results)
+        if self._pool is not None and not self._always_runs:
+            with suppress(RuntimeError):
+                return self._recorded(work, repeats=True)
+            self.recover()
+        ours, current = self._stream, torch.cuda.current_stream(self.device)
+        ours.wait_stream(current)
+        with torch.cuda.stream(ours):
+            work(_go_on)  # loads kernels and sets up libraries
+        current.wait_stream(ours)
+        self.recover()
+        return self._recorded(work, repeats=False)
 
     def recover(self) -> None:
         """See `GraphRecorder`."""
         torch.cuda.synchronize(self.device)
 
+    @property
+    def _stream(self) -> torch.cuda.Stream:
+        # One for all: a library keeps a workspace for each stream that it has met, an allocator its blocks.
+        if self._side is None:
+            self._side = torch.cuda.Stream(self.device)
+        return self._side
 
-def _capture(graph: Any, pool: Any) -> Any:
-    """A recording of what this thread launches. Other threads, such as NCCL's, may ask the device for anything."""
-    return torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+    def _recorded(self, work: Callable[[Cut], tuple[Tensor, ...]], *, repeats: bool) -> Recording:
+        torch.cuda.empty_cache()  # a recording's memory is its own
+        graphs = [torch.cuda.CUDAGraph()]
+        try:
+            with ExitStack() as recording:
+
+                def cut() -> None:
+                    recording.close()
+                    graphs.append(torch.cuda.CUDAGraph())
+                    recording.enter_context(self._capture(graphs[-1], graphs[0].pool()))
+
+                recording.enter_context(self._capture(graphs[0], self._pool))
+                results = work(cut)
+        except BaseException:
+            self._failed += graphs
+            self._pool = None
+            raise
+        self._pool = graphs[0].pool()
+        if repeats:
+            for graph in graphs:
+                graph.replay()
+        return Recording(tuple(graph.replay for graph in graphs), results)
+
+    @contextmanager
+    def _capture(self, graph: Any, pool: Any) -> Iterator[None]:
+        """A recording of what this thread launches; it waits for nothing, as `torch.cuda.graph` would for the device.
+
+        Other threads, such as NCCL's, may ask the device for anything meanwhile.
+        """
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                yield
+            finally:
+                graph.capture_end()
 
 
 def _go_on() -> None:
