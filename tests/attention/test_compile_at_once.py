@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from manyhands.attention.compile_at_once import begin_key
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 ROOT = Path(__file__).parents[2]
@@ -107,7 +110,7 @@ def test_each_is_compiled_once_and_behind_the_block_all_are(told: list[dict[str,
     assert [each["new"] for each in told] == [3, 0]
     assert [each["seen"] for each in told] == [[[1, 3], [2, 3], [3, 3]]] * 2
     assert [each["counted"] for each in told] == [1, 0]
-    # What is on disk is loaded without them: the one that fails is not there.
+    # Kernels on disk are loaded without children: the one that fails is not there.
     assert [each["forks"] for each in told] == [[3, 3, 3], [1]]
     assert [each["compiled"] for each in told] == [4, 4]
     assert [each["children"] for each in told] == [0, 0]
@@ -185,3 +188,31 @@ print(how, len(seen), len(children()))
     )
     assert (done.stdout, done.returncode) == (f"{how} {reached} 0\n", 0), done.stderr
     assert not done.stderr, "children say nothing"
+
+
+def test_names_in_the_cache_are_found_out_ahead() -> None:
+    from triton.runtime.cache import triton_key
+
+    triton_key.cache_clear()
+    thread = begin_key()
+    assert thread is not None
+    thread.join()
+    assert triton_key.cache_info().currsize == 1
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_another_triton_says_nothing_ahead(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without such names, and one that fails to find them."""
+    from triton.runtime import cache
+
+    seen: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", seen.append)
+    if is_there:
+        monkeypatch.setattr(cache, "triton_key", lambda: 1 / 0)
+    else:
+        monkeypatch.delattr(cache, "triton_key")
+    thread = begin_key()
+    assert (thread is not None) == is_there
+    if thread is not None:
+        thread.join()
+    assert not seen

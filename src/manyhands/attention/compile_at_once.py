@@ -205,6 +205,25 @@ def _num_new(compiled: Noted) -> int | None:
     return kernels.num_new
 
 
+def begin_key() -> threading.Thread | None:
+    """Have a thread find out what Triton's cache on disk names kernels by: for that all of Triton is read, half a gigabyte.
+
+    While weights are loaded that costs nothing, and it is done once in a process. None: this Triton has no such thing.
+    """
+    try:
+        from triton.runtime.cache import triton_key
+    except ImportError:
+        return None
+
+    def find() -> None:
+        with suppress(Exception):  # the first kernel says it again
+            triton_key()
+
+    thread = threading.Thread(target=find, name="triton key", daemon=True)
+    thread.start()
+    return thread
+
+
 @contextmanager
 def compiling_at_once(told: Callable[[int, int], None]) -> Iterator[Kernels]:
     """See the module; `told` as in `Kernels.compile`.
