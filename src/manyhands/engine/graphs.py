@@ -381,7 +381,7 @@ class GraphedPasses(Passes):
     def _is_served_well(self, plan: Plan, work: Work) -> bool:
         """Whether a wide recording has the kernels that a plan, cut alone as `work`, wants. Of many tokens the large ones count.
 
-        What is padded then costs next to nothing, and a recording of its own would keep all runs waiting for a tenth of a
+        What is padded then costs next to nothing, and a recording of its own would keep all runs waiting for some hundredths of a
         second. Where runs come and go there is a capacity for every few passes.
         """
         ahead = self._with_room(plan, Wide.ENDED, kind_ahead(plan, work))
