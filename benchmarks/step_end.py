@@ -221,7 +221,7 @@ def unlaunched(vocab_size: int = 256) -> Any:
         def mark(self) -> Any:
             return SimpleNamespace(record=_nothing, synchronize=_nothing, query=lambda: False)
 
-        def record(self, work: Any, first: Any = None) -> Recording:
+        def record(self, work: Any) -> Recording:
             results: Any = (logits, greedy)
             if "parts" in Recording._fields:
                 return Recording((_nothing,) * 4, results)

@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from manyhands.attention.compile_at_once import begin_key
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 ROOT = Path(__file__).parents[2]
@@ -25,11 +28,15 @@ import triton.language as tl
 from triton import knobs
 from triton.runtime import driver
 
+from manyhands.attention import compile_at_once
 from manyhands.attention.compile_at_once import compiling_at_once, counting_new_kernels
 from tests.compiled import NoDevice
 
 driver.set_active(NoDevice(90))
 print("said before")  # and not again by each child
+fork, forks = compile_at_once._fork, []
+compile_at_once._fork = lambda noted, children: forks.append(len(noted)) or fork(noted, children)
+compile_at_once.os.sched_getaffinity = lambda _: range(3)
 
 
 @triton.jit
@@ -57,7 +64,7 @@ with compiling_at_once(lambda *many: seen.append(many)) as kernels:
     other.start()
     other.join()
     told["within"] = len(copied.device_caches[0][0]), kernels.num_new
-told["new"], told["seen"] = kernels.num_new, seen
+told["new"], told["seen"], told["forks"] = kernels.num_new, seen, forks
 with counting_new_kernels() as kernels:
     copied.warmup(x, x, SIZE=8, grid=(1,))
     told["counted"] = kernels.num_new
@@ -103,6 +110,8 @@ def test_each_is_compiled_once_and_behind_the_block_all_are(told: list[dict[str,
     assert [each["new"] for each in told] == [3, 0]
     assert [each["seen"] for each in told] == [[[1, 3], [2, 3], [3, 3]]] * 2
     assert [each["counted"] for each in told] == [1, 0]
+    # Kernels on disk are loaded without children: the one that fails is not there.
+    assert [each["forks"] for each in told] == [[3, 3, 3], [1]]
     assert [each["compiled"] for each in told] == [4, 4]
     assert [each["children"] for each in told] == [0, 0]
     assert all(each["is_as_before"] for each in told)
@@ -153,6 +162,7 @@ def told(done, whole):
 
 driver.set_active(NoDevice(90))
 compile_at_once.os.sched_getaffinity = lambda _: range(3)
+compile_at_once._is_loaded = lambda noted: False
 compile_at_once._PATIENCE = 3.0 if {(trouble, how)!r} == ("time.sleep(600)", "went on") else 600.0
 kernels, seen = compile_at_once.Kernels(), []
 kernels._noted = {{(0, "well"): lambda: None, (0, "not"): lambda: {trouble}, (0, "other"): lambda: None}}
@@ -178,3 +188,31 @@ print(how, len(seen), len(children()))
     )
     assert (done.stdout, done.returncode) == (f"{how} {reached} 0\n", 0), done.stderr
     assert not done.stderr, "children say nothing"
+
+
+def test_names_in_the_cache_are_found_out_ahead() -> None:
+    from triton.runtime.cache import triton_key
+
+    triton_key.cache_clear()
+    thread = begin_key()
+    assert thread is not None
+    thread.join()
+    assert triton_key.cache_info().currsize == 1
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_another_triton_says_nothing_ahead(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without such names, and one that fails to find them."""
+    from triton.runtime import cache
+
+    seen: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", seen.append)
+    if is_there:
+        monkeypatch.setattr(cache, "triton_key", lambda: 1 / 0)
+    else:
+        monkeypatch.delattr(cache, "triton_key")
+    thread = begin_key()
+    assert (thread is not None) == is_there
+    if thread is not None:
+        thread.join()
+    assert not seen

@@ -13,13 +13,14 @@ from manyhands.attention.store import LayerShape
 from manyhands.engine.backends import choose_backend
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
+from manyhands.model.settings import ModelSettings
 from manyhands.native import build
 from tests.engine.small import small_engine
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from manyhands.attention import triton_backend
-from manyhands.engine import backends
+from manyhands.engine import backends, executor
 
 
 def layers(num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[LayerShape, ...]:
@@ -104,3 +105,23 @@ def test_an_engine_says_what_it_chose() -> None:
     assert layers.startswith("layers: no fused modules")
     assert "hold keys and values" in memory
     assert engine.executor.passes.about is None
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "backend", "wanted"),
+    [(True, "auto", 1), (True, "triton", 1), (True, "torch", 0), (False, "auto", 0)],
+)
+def test_names_of_kernels_on_disk_are_found_out_while_weights_are_loaded(
+    has_gpu: bool, backend: str, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[None] = []
+
+    def load(*_: object, **__: object) -> None:
+        raise InterruptedError(len(begun))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(executor, "begin_key", lambda: begun.append(None))
+    monkeypatch.setattr(executor, "load_adapter", load)
+    with pytest.raises(InterruptedError) as found:
+        executor.load_network(ModelSettings("a model", backend=backend))
+    assert found.value.args == (wanted,)

@@ -97,11 +97,9 @@ class Again:
     def recover(self) -> None:
         """Nothing is broken."""
 
-    def record(self, work: Work | None = None, first: Callable[[], object] | None = None):  # type: ignore[no-untyped-def]  # also a mark's
+    def record(self, work: Work | None = None):  # type: ignore[no-untyped-def]  # also a mark's
         if work is None:
             return None
-        if first is not None:
-            first()
         cuts: list[None] = []
         results = work(lambda: cuts.append(None))
         assert cuts, "the pass has parts"
@@ -129,12 +127,12 @@ class Full(Again):
     def recover(self) -> None:
         self.num_recovered += 1
 
-    def record(self, work: Work | None = None, first: Callable[[], object] | None = None):  # type: ignore[no-untyped-def]
+    def record(self, work: Work | None = None):  # type: ignore[no-untyped-def]
         if work is not None:
             if self.room == 0:
                 raise self.error
             self.room -= 1
-        return super().record(work, first)
+        return super().record(work)
 
 
 def plain_engine(**choices: Any) -> Engine:
@@ -308,6 +306,18 @@ def test_what_was_recorded_ahead_serves_every_pass(monkeypatch: pytest.MonkeyPat
     assert passes.counts.recorded == passes.num_graphs == 3
     assert passes.counts.replayed > 0 < passes.counts.followed
     assert answers == [answer.text for answer in plain.run_all(make() for make in strategies)]
+
+
+def test_a_fault_of_the_device_is_found_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last recording is repeated like the others, and the start waits for it."""
+    monkeypatch.setattr(graphs, "AHEAD", 1)
+
+    class Faulty(Again):
+        def recover(self) -> None:
+            raise RuntimeError("an illegal memory access")
+
+    with pytest.raises(RuntimeError, match="illegal"):
+        graphed_engine(Faulty()).get_ready()
 
 
 @pytest.mark.parametrize(

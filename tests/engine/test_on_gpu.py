@@ -8,7 +8,8 @@ from __future__ import annotations
 import gc
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ if torch.cuda.is_available():
     from manyhands.engine.executor import LocalExecutor
 from manyhands.attention.compile_at_once import compiling_at_once
 from manyhands.engine.graphs import GraphedPasses, Wide, _Graph, wide_capacity
+from manyhands.engine.recorder import CudaRecorder
 
 
 @pytest.fixture(autouse=True)
@@ -272,6 +274,42 @@ def test_a_network_that_cannot_be_recorded_still_runs() -> None:
     assert answer.answer is not None
     assert isinstance(engine.executor.passes, GraphedPasses)
     assert "not recorded" in (engine.executor.passes.trouble or "")
+
+
+@pytest.mark.parametrize("always_runs", [False, True])
+def test_work_is_run_before_it_is_recorded_where_something_is_met_for_the_first_time(
+    always_runs: bool,
+) -> None:
+    """The first one, and one that waits for the device when it is met. Others are repeated once behind their recording."""
+    recorder = CudaRecorder(torch.device("cuda"), always_runs=always_runs)
+    x = torch.zeros(3, device="cuda")
+    calls: list[int] = []
+
+    def work(cut: Callable[[], None], first: int) -> tuple[torch.Tensor, ...]:
+        calls.append(first)
+        x.add_(1)
+        if calls.count(first) <= first:
+            x.sum().item()
+        cut()
+        x.mul_(2)
+        return (x + first,)
+
+    runs, found = [], []
+    for first in (1, 0, 1, 0, 2):
+        calls.clear()
+        x.zero_()
+        if first == 2:  # a wait in each of two
+            with pytest.raises(RuntimeError):
+                recorder.record(partial(work, first=2 + 2))
+            continue
+        recording = recorder.record(partial(work, first=first))
+        runs.append((len(calls), x.tolist()[0]))
+        x.fill_(3)
+        for repeat in recording.parts:
+            repeat()
+        found.append(recording.results[0].tolist())
+    assert runs == [(2, 2), (2 if always_runs else 1, 2), (3 - always_runs, 2), *[runs[1]]]
+    assert found == [[8.0 + first] * 3 for first in (1, 0, 1, 0)]
 
 
 def weighed(engine: Engine, how: Choice) -> list[tuple[int, ...]]:

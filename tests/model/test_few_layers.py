@@ -8,7 +8,6 @@ import transformers as hf
 from torch import Tensor, nn
 
 from manyhands.attention.attend import AttendFn, LayerCall
-from manyhands.engine.recorder import CudaRecorder, Cut
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.fusion import fuse_modules
 from manyhands.model.self_test import exact_attention
@@ -118,60 +117,6 @@ def test_every_family_is_whole_behind_it(name: str) -> None:
     after = attended(adapter)
     assert after[0] == before[0]
     assert torch.equal(after[1], before[1])
-
-
-class Counting(CudaRecorder):
-    """A recorder whose device takes everything, but for recordings that find something unloaded."""
-
-    def __init__(self, num_refused: int, error: Exception) -> None:
-        super().__init__(torch.device("cpu"))
-        self.num_refused, self.error = num_refused, error
-        self.done: list[str] = []
-
-    def recover(self) -> None:
-        self.done.append("recovered")
-
-    def _launch(self, work: object) -> None:
-        assert callable(work)
-        self.done.append("launched")
-        work()
-
-    def _recorded(self, work: object) -> object:  # type: ignore[override]
-        if self.num_refused:
-            self.num_refused -= 1
-            raise self.error
-        self.done.append("recorded")
-        return "recording"
-
-
-def whole(cut: Cut) -> tuple[Tensor, ...]:
-    """Work of which nothing is asked here."""
-    cut()
-    return ()
-
-
-LOADED_TOO_LATE = RuntimeError("operation not permitted when stream is capturing")
-
-
-def test_a_recording_that_meets_what_the_short_pass_did_not_is_made_behind_a_whole_one() -> None:
-    firsts: list[str] = []
-
-    def first() -> None:
-        firsts.append("short")
-
-    smooth = Counting(0, LOADED_TOO_LATE)
-    assert smooth.record(whole, first) == "recording"  # type: ignore[comparison-overlap]
-    assert (smooth.done, firsts) == (["launched", "recorded"], ["short"])
-    late = Counting(1, LOADED_TOO_LATE)
-    late.record(whole, first)
-    assert late.done == ["launched", "recovered", "launched", "recorded"]
-    assert firsts == ["short"] * 2  # the second launch is the whole pass
-    with pytest.raises(RuntimeError, match="not permitted"):
-        Counting(2, LOADED_TOO_LATE).record(whole, first)
-    without = Counting(1, torch.OutOfMemoryError("no room"))
-    with pytest.raises(torch.OutOfMemoryError):
-        without.record(whole, first)
-    assert without.done == ["launched"]
 
 
 def test_the_families_of_one_kind_of_layers_are_made_short() -> None:

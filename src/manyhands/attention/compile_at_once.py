@@ -7,9 +7,10 @@ each. Half of that is Python, so threads would wait for each other.
         ...                launch whatever will be needed, with arguments of the right kinds
 
 Within the block a launch by this thread of a kernel that is not compiled yet is noted and launches nothing: its results are
-what memory held before. So only what is harmless with any numbers belongs there. At the end of the block this process is forked;
-its children compile what was noted into Triton's cache on disk, touch no device, and end; and this process loads each from there.
-What a child cannot compile is left to the launch that needs it, and so is all the rest if one says nothing for long.
+what memory held before. So only what is harmless with any numbers belongs there. At the end of the block this process loads what
+Triton's cache on disk has of it, and is forked for the rest, if there is any: its children compile that into the cache, touch no
+device, and end; and this process loads each from there. What a child cannot compile is left to the launch that needs it, and so
+is all the rest if one says nothing for long.
 """
 
 from __future__ import annotations
@@ -64,9 +65,16 @@ class Kernels:
 
         One that fails will fail again when it is launched, and say why.
         """
-        noted = list(self._noted.values())
+        noted: list[Noted] = []
+        done, whole = 0, len(self._noted)
+        for each in self._noted.values():
+            if _is_loaded(each):
+                done += 1
+                told(done, whole)
+            else:
+                noted.append(each)
         num_children = min(_MOST_CHILDREN, len(os.sched_getaffinity(0)), len(noted))
-        waiting, done = iter(range(len(noted))), 0
+        waiting = iter(range(len(noted)))
         children: dict[Connection, int] = {}
         try:
             for _ in range(num_children):
@@ -87,10 +95,38 @@ class Kernels:
                             noted[index]()
                         self.num_new += num_new
                     done += 1
-                    told(done, len(noted))
+                    told(done, whole)
         finally:
             for child, process in children.items():
                 _end(child, process)
+
+
+class _NotThereError(Exception):
+    """The cache on disk has no such kernel."""
+
+
+def _is_loaded(noted: Noted) -> bool:
+    """Load a kernel from Triton's cache on disk; False where it is not there, or Triton would not have it."""
+    from triton.compiler.compiler import make_backend
+    from triton.runtime import driver
+
+    # Stages of compiling are asked for when the cache has been looked through in vain.
+    kind: Any = type(make_backend(driver.active.get_current_target()))
+    usual, own = kind.add_stages, threading.get_ident()
+
+    def add_stages(*args: Any) -> Any:
+        if threading.get_ident() == own:
+            raise _NotThereError
+        return usual(*args)
+
+    kind.add_stages = add_stages
+    try:
+        noted()
+    except Exception:
+        return False
+    finally:
+        kind.add_stages = usual
+    return True
 
 
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -167,6 +203,25 @@ def _num_new(compiled: Noted) -> int | None:
     except Exception:
         return None
     return kernels.num_new
+
+
+def begin_key() -> threading.Thread | None:
+    """Have a thread find out what Triton's cache on disk names kernels by: for that all of Triton is read, half a gigabyte.
+
+    While weights are loaded that costs nothing, and it is done once in a process. None: this Triton has no such thing.
+    """
+    try:
+        from triton.runtime.cache import triton_key
+    except ImportError:
+        return None
+
+    def find() -> None:
+        with suppress(Exception):  # the first kernel says it again
+            triton_key()
+
+    thread = threading.Thread(target=find, name="triton key", daemon=True)
+    thread.start()
+    return thread
 
 
 @contextmanager

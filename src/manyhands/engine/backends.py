@@ -98,5 +98,7 @@ def make_passes(
         from manyhands.engine.recorder import CudaRecorder
 
         assert isinstance(backend, TritonBackend)
-        return GraphedPasses(adapter, memory, backend, CudaRecorder(adapter.device), others)
+        # Ranks make the same sums in the same order, whatever one of them finds.
+        recorder = CudaRecorder(adapter.device, always_runs=others is not ALONE)
+        return GraphedPasses(adapter, memory, backend, recorder, others)
     return Passes(adapter, memory, backend, others, states)

@@ -40,6 +40,7 @@ import torch
 from torch import Tensor
 
 from manyhands.attention.attend import LayerCall
+from manyhands.attention.compile_at_once import begin_key
 from manyhands.attention.compile_count import num_compiled
 from manyhands.attention.rotary import Rotations
 from manyhands.attention.store import Targets as StoreTargets
@@ -144,6 +145,8 @@ def load_network(
     check_backend(settings.backend)  # a wrong name should not cost a load
     check_quantise(settings.quantise)
     check_fuse(settings.fuse)
+    if torch.cuda.is_available() and settings.backend in ("auto", "triton"):
+        begin_key()
     adapter, tokenizer = load_adapter(
         settings.model,
         device=device or settings.device,

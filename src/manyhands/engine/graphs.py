@@ -18,7 +18,7 @@ A dropped pass costs its time. So a recording has parts, and before the host has
 is begun: the first few, about as long as the host takes (`engine/heads.py`). The rest follows when the guess was right.
 Where no head is long enough, the whole pass is begun while guesses have been right ninety-nine times of a hundred.
 
-**Ahead of time.** A recording takes a tenth of a second, and everybody who writes waits for it. `record_ahead` makes
+**Ahead of time.** A recording takes some hundredths of a second, and everybody who writes waits for it. `record_ahead` makes
 one *wide* recording for every number of tokens that passes come in, with room for long lists of everything
 else, before there is anything to serve; teams in which steps have ended have their own (`Wide`). Plans are cut for its kernels (`Cutting`). Kernels are compiled before that, all at
 once, those of other tiles too (`uncommon_capacities`). A plan that wants other kernels, such
@@ -381,7 +381,7 @@ class GraphedPasses(Passes):
     def _is_served_well(self, plan: Plan, work: Work) -> bool:
         """Whether a wide recording has the kernels that a plan, cut alone as `work`, wants. Of many tokens the large ones count.
 
-        What is padded then costs next to nothing, and a recording of its own would keep all runs waiting for a tenth of a
+        What is padded then costs next to nothing, and a recording of its own would keep all runs waiting for some hundredths of a
         second. Where runs come and go there is a capacity for every few passes.
         """
         ahead = self._with_room(plan, Wide.ENDED, kind_ahead(plan, work))
@@ -456,6 +456,7 @@ class GraphedPasses(Passes):
             self._attend(page_size, capacity)  # loads their kernels
         self.memory.move((), self.backend)  # so does carrying nothing
         self._fill_nothing()
+        self.recorder.recover()  # recordings are repeated while the next is made: a fault is said here at the latest
         told(num_compiled + num_wide, num_compiled + num_wide)
 
     @property
@@ -576,9 +577,7 @@ class _Graph:
 
     def record(self, passes: GraphedPasses) -> _Graph:
         """Record the pass; afterwards it can be replayed."""
-        self.recording = passes.recorder.record(
-            lambda cut: self._pass(passes, cut), lambda: self.try_out(passes)
-        )
+        self.recording = passes.recorder.record(lambda cut: self._pass(passes, cut))
         self.logits, self.greedy = self.recording.results
         return self
 

@@ -6,8 +6,8 @@ of that is tested without a GPU, with a recorder that runs everything again inst
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,8 +15,6 @@ from torch import Tensor
 
 Repeat = Callable[[], None]
 Cut = Callable[[], None]  # called in the midst of the work: here one part ends, and another begins
-
-
 Work = Callable[[Cut], tuple[Tensor, ...]]
 
 
@@ -49,22 +47,29 @@ class GraphRecorder(Protocol):
     def mark(self) -> Mark:
         """A mark that nobody has to wait for yet."""
 
-    def record(self, work: Work, first: Callable[[], object] | None = None) -> Recording:
-        """Record `work`, which cuts itself into parts. Raises RuntimeError if it cannot be recorded.
-
-        `first` is done in front: it launches every kernel that `work` launches, at least once, and is shorter than that.
-        """
+    def record(self, work: Work) -> Recording:
+        """Record `work`, which cuts itself into parts. Raises RuntimeError if it cannot be recorded."""
 
     def recover(self) -> None:
         """Be ready again after a recording that failed, or behind one that is under way."""
 
 
 class CudaRecorder:
-    """CUDA graphs. All share one pool of memory: one runs at a time."""
+    """CUDA graphs. All share one pool of memory: one runs at a time.
 
-    def __init__(self, device: torch.device) -> None:
+    The first work runs once before it is recorded, so that whatever is made once and kept is there. Others are recorded
+    at once and repeated when that is done, which says as much of faults: the device works while the host records the next. A work
+    that cannot be recorded so, since something in it is met for the first time, runs once and is recorded again, and so is every
+    work behind it: where one kernel cannot be loaded within a recording, none can.
+    """
+
+    def __init__(self, device: torch.device, *, always_runs: bool = False) -> None:
+        """`always_runs`: every work runs before it is recorded, and is not repeated behind that."""
         self.device = device
+        self._always_runs = always_runs
         self._pool: Any = None
+        self._side: torch.cuda.Stream | None = None
+        self._failed: list[Any] = []  # torch's allocator goes on asking these
 
     def host_buffer(self, rows: int, size: int) -> Tensor:
         """See `GraphRecorder`."""
@@ -74,49 +79,67 @@ class CudaRecorder:
         """See `GraphRecorder`."""
         return torch.cuda.Event()
 
-    def record(self, work: Work, first: Callable[[], object] | None = None) -> Recording:
+    def record(self, work: Work) -> Recording:
         """See `GraphRecorder`. All parts share one pool of memory, and each reads what those before it left."""
-        if first is not None:
-            self._launch(first)
-            try:
-                return self._recorded(work)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError:  # it wants something that `first` has not loaded
-                self.recover()
-        self._launch(lambda: work(_go_on))
-        return self._recorded(work)
-
-    def _launch(self, work: Callable[[], object]) -> None:
-        """Compile and load kernels and set up libraries, which a recording must not."""
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            work()
-        torch.cuda.current_stream(self.device).wait_stream(side)
-
-    def _recorded(self, work: Work) -> Recording:
-        graphs = [torch.cuda.CUDAGraph()]
-        with ExitStack() as recording:
-
-            def cut() -> None:
-                recording.close()
-                graphs.append(torch.cuda.CUDAGraph())
-                recording.enter_context(_capture(graphs[-1], graphs[0].pool()))
-
-            recording.enter_context(_capture(graphs[0], self._pool))
-            results = work(cut)
-        self._pool = graphs[0].pool()
-        return Recording(tuple(graph.replay for graph in graphs), results)
+        if self._pool is not None and not self._always_runs:
+            with suppress(RuntimeError):
+                return self._recorded(work, repeats=True)
+            self.recover()
+            self._always_runs = True
+        ours, current = self._stream, torch.cuda.current_stream(self.device)
+        ours.wait_stream(current)
+        with torch.cuda.stream(ours):
+            work(_go_on)  # loads kernels and sets up libraries
+        current.wait_stream(ours)
+        self.recover()
+        return self._recorded(work, repeats=False)
 
     def recover(self) -> None:
         """See `GraphRecorder`."""
         torch.cuda.synchronize(self.device)
 
+    @property
+    def _stream(self) -> torch.cuda.Stream:
+        # One for all: a library keeps a workspace for each stream that it has met, an allocator its blocks.
+        if self._side is None:
+            self._side = torch.cuda.Stream(self.device)
+        return self._side
 
-def _capture(graph: Any, pool: Any) -> Any:
-    """A recording of what this thread launches. Other threads, such as NCCL's, may ask the device for anything."""
-    return torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+    def _recorded(self, work: Work, *, repeats: bool) -> Recording:
+        torch.cuda.empty_cache()  # a recording's memory is its own
+        graphs = [torch.cuda.CUDAGraph()]
+        try:
+            with ExitStack() as recording:
+
+                def cut() -> None:
+                    recording.close()
+                    graphs.append(torch.cuda.CUDAGraph())
+                    recording.enter_context(self._capture(graphs[-1], graphs[0].pool()))
+
+                recording.enter_context(self._capture(graphs[0], self._pool))
+                results = work(cut)
+        except BaseException:
+            self._failed += graphs
+            self._pool = None
+            raise
+        self._pool = graphs[0].pool()
+        if repeats:
+            for graph in graphs:
+                graph.replay()
+        return Recording(tuple(graph.replay for graph in graphs), results)
+
+    @contextmanager
+    def _capture(self, graph: Any, pool: Any) -> Iterator[None]:
+        """A recording of what this thread launches; it waits for nothing, as `torch.cuda.graph` would for the device.
+
+        Other threads, such as NCCL's, may ask the device for anything meanwhile.
+        """
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                yield
+            finally:
+                graph.capture_end()
 
 
 def _go_on() -> None:

@@ -1,9 +1,9 @@
 """A pass of a few layers that launches every kernel which a whole pass launches.
 
-Before a pass is recorded as a graph each of its kernels has to be loaded, and libraries have to be set up: a recording
-must do neither. So the pass is made once in front, and dozens of passes are recorded when a process starts. Layers of most networks
-are alike, so three of them are enough: the first, which has no residual sum in front of it; the second, which
-comes behind another one; and the last, whose sum has the norm behind all layers. Values mean nothing in such a pass.
+When a process starts, passes of dozens of sizes are launched so that their kernels are compiled at once
+(`attention/compile_at_once.py`). The time of that is Python's, layer by layer, and layers of most networks are alike. So three of them are
+enough: the first, which has no residual sum in front of it; the second, which comes behind another one; and the last,
+whose sum has the norm behind all layers. Values mean nothing in such a pass.
 """
 
 from __future__ import annotations

@@ -1,0 +1,136 @@
+"""When a CUDA graph's work runs and when it is repeated, with stand-ins for the device; `test_on_gpu.py` has the same with one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyhands.engine.recorder import CudaRecorder
+
+
+class Device:
+    """A device that keeps what it is asked for, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[str] = []
+        self.streams = 0
+        self.is_recording = False
+        device = self
+
+        class Graph:
+            def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+                assert not device.is_recording
+                device.is_recording = True
+                self.given = pool
+                device.asked.append("begins" if pool is None else f"begins in {pool}")
+
+            def capture_end(self) -> None:
+                device.is_recording = False
+
+            def pool(self) -> object:
+                return "a pool"
+
+            def replay(self) -> None:
+                assert not device.is_recording
+                device.asked.append("repeats")
+
+        def stream(*_: object) -> object:
+            self.streams += 1
+            return SimpleNamespace(wait_stream=lambda other: None)
+
+        cuda: dict[str, Any] = {
+            "CUDAGraph": Graph,
+            "Stream": stream,
+            "current_stream": lambda _: SimpleNamespace(wait_stream=lambda other: None),
+            "stream": lambda _: nullcontext(),
+            "synchronize": lambda _: self.asked.append("waits"),
+            "empty_cache": lambda: None,
+        }
+        for name, each in cuda.items():
+            monkeypatch.setattr(torch.cuda, name, each)
+
+    def work(self, cut: Callable[[], None]) -> tuple[Tensor, ...]:
+        """Work of two parts."""
+        self.asked.append("is recorded" if self.is_recording else "runs")
+        cut()
+        return (torch.zeros(1),)
+
+    def new_work(self, cut: Callable[[], None]) -> tuple[Tensor, ...]:
+        """Work that meets something for the first time until it has run."""
+        if self.is_recording and "runs" not in self.asked:
+            raise RuntimeError("not while it is recorded")
+        return self.work(cut)
+
+
+RUN_FIRST = ["runs", "waits"]
+
+
+def test_the_first_work_runs_and_others_are_repeated_behind_their_recording(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing waits for the device between them. One stream serves all."""
+    device = Device(monkeypatch)
+    recorder = CudaRecorder(torch.device("cuda"))
+    recording = recorder.record(device.work)
+    assert device.asked == [*RUN_FIRST, "begins", "is recorded", "begins in a pool"]
+    for _ in range(2):
+        device.asked.clear()
+        assert len(recorder.record(device.work).parts) == len(recording.parts) == 2
+        assert device.asked == [
+            *("begins in a pool", "is recorded", "begins in a pool"),
+            *("repeats", "repeats"),
+        ]
+    assert device.streams == 1
+
+
+def test_work_that_cannot_be_recorded_at_once_runs_and_is_recorded_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a pool of its own: the other one has been left in the midst of a recording. Those behind it run first, too."""
+    device = Device(monkeypatch)
+    recorder = CudaRecorder(torch.device("cuda"))
+    recorder.record(device.work)
+    device.asked.clear()
+    recorder.record(device.new_work)
+    assert device.asked == [
+        *("begins in a pool", "waits"),
+        *(*RUN_FIRST, "begins", "is recorded", "begins in a pool"),
+    ]
+    device.asked.clear()
+    recorder.record(device.work)
+    assert device.asked == [*RUN_FIRST, "begins in a pool", "is recorded", "begins in a pool"]
+
+
+def test_with_ranks_every_work_runs_first_and_none_is_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All ranks make the same sums, whatever one of them meets."""
+    device = Device(monkeypatch)
+    recorder = CudaRecorder(torch.device("cuda"), always_runs=True)
+    for _ in range(2):
+        device.asked.clear()
+        recorder.record(device.work)
+        assert device.asked[:2] == RUN_FIRST
+        assert "repeats" not in device.asked
+
+
+def test_work_that_can_never_be_recorded_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
+    recorder = CudaRecorder(torch.device("cuda"))
+    recorder.record(device.work)
+
+    def never(cut: Callable[[], None]) -> tuple[Tensor, ...]:
+        if device.is_recording:
+            raise RuntimeError("never")
+        return device.work(cut)
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="never"):
+            recorder.record(never)
+        assert not device.is_recording
