@@ -4,10 +4,15 @@ import gc
 import inspect
 import math
 import os
+import signal
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+
+# A script that begins the tests in the background has them ignore Ctrl-C, and all that they start inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
