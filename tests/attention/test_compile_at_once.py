@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from manyhands.attention.compile_at_once import begin_key
+from manyhands.attention.compile_at_once import begin_key, compiling_at_once
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 ROOT = Path(__file__).parents[2]
@@ -216,3 +216,31 @@ def test_another_triton_says_nothing_ahead(is_there: bool, monkeypatch: pytest.M
     if thread is not None:
         thread.join()
     assert not seen
+
+
+def test_two_threads_that_get_ready_leave_triton_as_it_was() -> None:
+    """One waits for the other; in turns each would put back what the other has put there."""
+    from triton import knobs
+
+    before = knobs.runtime.jit_cache_hook, knobs.compilation.listener
+    first_in, second_in, first_out = (threading.Event() for _ in range(3))
+
+    def first() -> None:
+        with compiling_at_once(lambda done, whole: None):
+            first_in.set()
+            second_in.wait(0.3)  # in vain
+        first_out.set()
+
+    def second() -> None:
+        first_in.wait(10)
+        with compiling_at_once(lambda done, whole: None):
+            second_in.set()
+            assert first_out.wait(10)
+
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert second_in.is_set()
+    assert (knobs.runtime.jit_cache_hook, knobs.compilation.listener) == before

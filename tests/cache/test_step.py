@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from manyhands.cache.block import Block
@@ -115,15 +116,31 @@ READ = Block("notes")
         (lambda: Row(View([READ]), [1.5]), r"is \[1.5\]; expected token ids", "engine.text.encode"),
         (lambda: Row(View([READ]), [1], targets=3), "the targets of .* is 3; expected token", "(t"),
         (lambda: Row(View([READ]), [1], draft="2"), "the draft of .* is '2'; expected token", "(t"),
-        (lambda: Row(View([READ]), [1], tally=3), "the tally of a row is a int", "choice.tally()"),
+        (
+            lambda: Row(View([READ]), [1], tally=3),
+            "the tally of a row is of type int",
+            "choice.tally()",
+        ),
         (
             lambda: Row(View([READ]), [1], writer=3),
-            "the writer of a row is a int",
+            "the writer of a row is of type int",
             "writer='solver'",
         ),
-        (lambda: Row([READ], [1]), "view of a row is a list; expected a View", "Row(View([block])"),
-        (lambda: Row(READ, [1]), "view of a row is a Block; expected a View", "Row(View([block])"),
-        (lambda: Row(View([READ]), [1], 0.7), "choice of a row is a float", "temperature=0.7"),
+        (
+            lambda: Row([READ], [1]),
+            "view of a row is of type list; expected a View",
+            "Row(View([block])",
+        ),
+        (
+            lambda: Row(READ, [1]),
+            "view of a row is of type Block; expected a View",
+            "Row(View([block])",
+        ),
+        (
+            lambda: Row(View([READ]), [1], 0.7),
+            "choice of a row is of type float",
+            "temperature=0.7",
+        ),
         (lambda: Step(Row(View([READ]), [1])), "one Row; expected a list of rows", "Step([Row("),
         (lambda: Step([View([READ])]), "a View where a Row was expected", "Step([Row("),
         (
@@ -151,3 +168,10 @@ def test_a_mistake_of_whatever_makes_the_rows_stays_its_own():
 
     with pytest.raises(TypeError, match="has no len"):
         Step(rows())
+
+
+def test_token_ids_of_any_kind_are_taken() -> None:
+    ids = np.array([3, 4])
+    row = Row(View([Block("own")]), ids, targets=ids[1:], draft=ids)
+    assert (row.feed, row.targets, row.draft) == ((3, 4), (4,), (3, 4))
+    assert {type(token) for token in (*row.feed, *row.targets, *row.draft)} == {int}

@@ -125,3 +125,22 @@ def test_names_of_kernels_on_disk_are_found_out_while_weights_are_loaded(
     with pytest.raises(InterruptedError) as found:
         executor.load_network(ModelSettings("a model", backend=backend))
     assert found.value.args == (wanted,)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_ranks_run_every_pass_before_they_record_it(
+    is_alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise one that cannot record at once would make its sums once more than the others."""
+    from manyhands.attention.triton_backend import TritonBackend
+    from manyhands.engine import graphs
+    from manyhands.engine.passes import ALONE, Others
+
+    made: list[Any] = []
+    monkeypatch.setattr(graphs, "GraphedPasses", lambda *each: made.append(each))
+    others = ALONE if is_alone else Others()
+    backend = object.__new__(TritonBackend)
+    backends.make_passes(adapter(), cast(Any, None), backend, graphs=True, others=others)
+    ((_, _, _, recorder, told),) = made
+    assert told is others
+    assert recorder._always_runs is not is_alone

@@ -53,6 +53,23 @@ def test_finer_splits_of_long_strips_fit() -> None:
     assert fits_into(plan, tiling, 128, Wide.SMALL)
 
 
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "shape"),
+    [
+        (1, 4, "2,128_16384,300"),
+        (1, 8, "2,128_16384,300"),
+        (1, 8, "4,256_8192,200"),
+        (2, 2, "2,128_16384,300"),
+        (4, 1, "1,64_100000,100"),
+    ],
+)
+def test_partials_of_finer_splits_fit(kv_heads: int, group: int, shape: str) -> None:
+    """Each of many splits leaves a partial for every token of its tile."""
+    plan = situations.planned(situations.tree(shape), 1)[0]
+    tiling = Tiling(group, num_kv_heads=kv_heads, num_processors=132)
+    assert fits_into(plan, tiling, plan.num_tokens, Wide.SMALL)
+
+
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"group {tiling.group}")
 @pytest.mark.parametrize(
     ("workers", "ended"), [(4, 1), (8, 2), (16, 1), (16, 2), (16, 3), (16, 4), (16, 5)]

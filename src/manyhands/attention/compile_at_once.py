@@ -27,6 +27,9 @@ from typing import Any, NoReturn
 _MOST_CHILDREN = 16
 _PATIENCE = 120.0  # seconds for the next kernel, of which the slowest takes ten
 
+# What is changed in Triton here is changed for the whole process, and has to be put back in order: one thread at a time.
+_ONE_AT_A_TIME = threading.RLock()
+
 Noted = Callable[[], Any]  # compiles a kernel for a kind of arguments, or loads it
 
 
@@ -212,7 +215,7 @@ def begin_key() -> threading.Thread | None:
     """
     try:
         from triton.runtime.cache import triton_key
-    except ImportError:
+    except Exception:  # nor should one that cannot be imported stop what may do without it
         return None
 
     def find() -> None:
@@ -244,13 +247,14 @@ def compiling_at_once(told: Callable[[int, int], None]) -> Iterator[Kernels]:
 
 @contextmanager
 def counting_new_kernels() -> Iterator[Kernels]:
-    """Count in `num_new` the kernels that are compiled within the block."""
+    """Count in `num_new` the kernels that are compiled within the block. Another thread that comes to one waits for its end."""
     from triton import knobs
 
-    listener = knobs.compilation.listener
-    kernels = Kernels(listener)
-    knobs.compilation.listener = kernels.listen
-    try:
-        yield kernels
-    finally:
-        knobs.compilation.listener = listener
+    with _ONE_AT_A_TIME:
+        listener = knobs.compilation.listener
+        kernels = Kernels(listener)
+        knobs.compilation.listener = kernels.listen
+        try:
+            yield kernels
+        finally:
+            knobs.compilation.listener = listener

@@ -164,7 +164,7 @@ class Row:
     def __post_init__(self) -> None:
         try:  # nothing is looked at ahead: rows are made in every pass
             object.__setattr__(self, "feed", tuple(map(index, self.feed)))
-            if self.targets != () or self.draft != ():
+            if len(self.targets) or len(self.draft):
                 object.__setattr__(self, "targets", tuple(map(index, self.targets)))
                 object.__setattr__(self, "draft", tuple(map(index, self.draft)))
             own = self.view.own
@@ -226,7 +226,8 @@ def _explain(row: Row) -> None:
     for name, found, kind, expected, hint in parts:
         if not isinstance(found, kind):
             raise InvalidRequest(
-                f"the {name} of a row is a {type(found).__name__}; expected {expected}", hint=hint
+                f"the {name} of a row is of type {type(found).__name__}; expected {expected}",
+                hint=hint,
             )
     for name in ("feed", "targets", "draft"):
         tokens = getattr(row, name)

@@ -18,7 +18,7 @@ A dropped pass costs its time. So a recording has parts, and before the host has
 is begun: the first few, about as long as the host takes (`engine/heads.py`). The rest follows when the guess was right.
 Where no head is long enough, the whole pass is begun while guesses have been right ninety-nine times of a hundred.
 
-**Ahead of time.** A recording takes some hundredths of a second, and everybody who writes waits for it. `record_ahead` makes
+**Ahead of time.** A recording takes some hundredths of a second, and all runs wait for it. `record_ahead` makes
 one *wide* recording for every number of tokens that passes come in, with room for long lists of everything
 else, before there is anything to serve; teams in which steps have ended have their own (`Wide`). Plans are cut for its kernels (`Cutting`). Kernels are compiled before that, all at
 once, those of other tiles too (`uncommon_capacities`). A plan that wants other kernels, such
@@ -583,8 +583,8 @@ class _Graph:
 
     def try_out(self, passes: GraphedPasses) -> tuple[Tensor, Tensor]:
         """Launch every kernel of the pass once, with nothing but padding, and record nothing; see `_pass`."""
-        with torch.inference_mode(), passes.adapter.few_layers():
-            return self._pass(passes, lambda: None)
+        with torch.inference_mode():
+            return passes.adapter.with_few_layers(lambda: self._pass(passes, lambda: None))
 
     def _pass(self, passes: GraphedPasses, cut: Cut) -> tuple[Tensor, Tensor]:
         integers, growth = self.buffer
@@ -759,6 +759,9 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     # than that goes by the recording with large ones.
     most = (16 if is_narrow or has_large else 10) * many
     most = min(most, _MOST_ITEMS) if is_narrow else most
+    small_rows = rows if is_narrow else min(rows, power_of_two(max(least, 4 * tiling.group)))
+    # Of few key heads each strip has many splits, and each leaves a partial for every token of its tile.
+    split = 0 if is_narrow else items * max(1, small_rows // tiling.group)
     wide = Capacity(
         tokens=tokens,
         rows=min(tokens, 256),
@@ -766,9 +769,9 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
         pages=_LEAST.pages * (8 if is_narrow else 16),
         small=max(_LEAST.small, items, most),
         large=64 if has_large else 0,
-        partials=max(1024, 64 * many),
+        partials=max(1024, 64 * many, split),
         most_partials=32 if is_narrow else 8,
-        small_rows=rows if is_narrow else min(rows, power_of_two(max(least, 4 * tiling.group))),
+        small_rows=small_rows,
         large_rows=power_of_two(max(tiling.large_rows, tiling.group)) if has_large else 0,
         occupancy=Occupancy.FEW if is_narrow else Occupancy.MANY,
     )

@@ -7,7 +7,7 @@ of that is tested without a GPU, with a recorder that runs everything again inst
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -82,10 +82,13 @@ class CudaRecorder:
     def record(self, work: Work) -> Recording:
         """See `GraphRecorder`. All parts share one pool of memory, and each reads what those before it left."""
         if self._pool is not None and not self._always_runs:
-            with suppress(RuntimeError):
+            try:
                 return self._recorded(work, repeats=True)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:
+                self._always_runs = True
             self.recover()
-            self._always_runs = True
         ours, current = self._stream, torch.cuda.current_stream(self.device)
         ours.wait_stream(current)
         with torch.cuda.stream(ours):
@@ -120,7 +123,7 @@ class CudaRecorder:
                 results = work(cut)
         except BaseException:
             self._failed += graphs
-            self._pool = None
+            self._pool = self._side = None  # both may be in the midst of it for good
             raise
         self._pool = graphs[0].pool()
         if repeats:

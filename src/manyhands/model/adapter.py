@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ from manyhands.model.families import (
     storing_layers,
     supported,
 )
-from manyhands.model.few_layers import are_alike, few_layers
+from manyhands.model.few_layers import are_alike, with_few_layers
 from manyhands.model.host_linear import laid_out_bytes
 from manyhands.model.latent import Expansion, absorb, is_absorbed, is_latent, latent_shape
 from manyhands.model.layers import HeadNorms
@@ -45,6 +45,7 @@ from manyhands.model.recurrent import StateCall, is_hybrid, take_over
 from manyhands.model.ropes import read_ropes
 from manyhands.model.unlisted import name_base
 
+T = TypeVar("T")
 _NAME = "manyhands"  # of our attention function in the registry of transformers
 
 
@@ -163,18 +164,16 @@ class ModelAdapter:
         logits: Tensor = out.logits[0]
         return logits
 
-    @contextmanager
-    def few_layers(self) -> Iterator[None]:
-        """Within the block a forward makes only so many layers as between them launch every kernel of a whole one.
+    def with_few_layers(self, work: Callable[[], T]) -> T:
+        """The result of `work`, whose forwards make only so many layers as between them launch every kernel of a whole one.
 
-        Its logits mean nothing. Where layers differ, all are made.
+        Their logits mean nothing. Where layers differ, all are made.
         """
         base: Any = self.model.base_model
         layers = getattr(base, "layers", None)
         if self._alike is None or self._alike[0] is not layers:
             self._alike = layers, are_alike(layers, self._told())
-        with few_layers(base) if self._alike[1] else nullcontext():
-            yield
+        return with_few_layers(base, work) if self._alike[1] else work()
 
     def _told(self) -> list[object]:
         """Of each layer what `attend` is told and kernels depend on."""

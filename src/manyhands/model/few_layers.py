@@ -9,25 +9,29 @@ whose sum has the norm behind all layers. Values mean nothing in such a pass.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any, TypeVar
 
 from torch import nn
 
 _NUMBERS = frozenset({"layer_idx"})  # attributes in which the number of a layer stands
-_PLAIN = (bool, int, float, str, type(None))
+_PLAIN = (bool, int, float, str, type(None), FunctionType)
+T = TypeVar("T")
 
 
-@contextmanager
-def few_layers(base: Any) -> Iterator[None]:
-    """Within the block `base.layers` are the first two and the last one."""
-    layers: Any = base.layers
-    base.layers = nn.ModuleList([layers[0], layers[1], layers[-1]])
+def with_few_layers(base: Any, work: Callable[[], T]) -> T:
+    """The result of `work`, for which `base.layers` are the first two and the last one.
+
+    They are exchanged without a call in between, so whatever ends the work, an interrupt at any line included, leaves all of them.
+    """
+    modules, layers = base._modules, base.layers
+    few = nn.ModuleList([layers[0], layers[1], layers[-1]])
     try:
-        yield
+        modules["layers"] = few
+        return work()
     finally:
-        base.layers = layers
+        modules["layers"] = layers
 
 
 def are_alike(layers: object, told: Sequence[object]) -> bool:
@@ -67,6 +71,8 @@ def _setting(value: Any) -> Any:
         return value
     if isinstance(value, (tuple, list)):
         return [_setting(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _setting(each) for key, each in value.items()}
     if type(value).__module__.startswith("manyhands.") and dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
         return type(value), {field.name: _setting(getattr(value, field.name)) for field in fields}
