@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 _MOST_CHILDREN = 16
 _PATIENCE = 120.0  # seconds for the next kernel, of which the slowest takes ten
 
-# What is changed in Triton here is changed for the whole process, and has to be put back in order: one thread at a time.
+# Hooks and listeners of Triton's are those of the whole process, and have to be put back in order: one thread at a time.
 _ONE_AT_A_TIME = threading.RLock()
 
 Noted = Callable[[], Any]  # compiles a kernel for a kind of arguments, or loads it
