@@ -108,11 +108,17 @@ def test_an_engine_says_what_it_chose() -> None:
 
 
 @pytest.mark.parametrize(
-    ("has_gpu", "backend", "wanted"),
-    [(True, "auto", 1), (True, "triton", 1), (True, "torch", 0), (False, "auto", 0)],
+    ("has_gpu", "backend", "device", "wanted"),
+    [
+        (True, "auto", "auto", 1),
+        (True, "triton", "cuda:1", 1),
+        (True, "torch", "auto", 0),
+        (True, "auto", "cpu", 0),
+        (False, "auto", "auto", 0),
+    ],
 )
 def test_names_of_kernels_on_disk_are_found_out_while_weights_are_loaded(
-    has_gpu: bool, backend: str, wanted: int, monkeypatch: pytest.MonkeyPatch
+    has_gpu: bool, backend: str, device: str, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[None] = []
 
@@ -123,7 +129,7 @@ def test_names_of_kernels_on_disk_are_found_out_while_weights_are_loaded(
     monkeypatch.setattr(executor, "begin_key", lambda: begun.append(None))
     monkeypatch.setattr(executor, "load_adapter", load)
     with pytest.raises(InterruptedError) as found:
-        executor.load_network(ModelSettings("a model", backend=backend))
+        executor.load_network(ModelSettings("a model", backend=backend, device=device))
     assert found.value.args == (wanted,)
 
 

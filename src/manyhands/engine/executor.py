@@ -145,11 +145,12 @@ def load_network(
     check_backend(settings.backend)  # a wrong name should not cost a load
     check_quantise(settings.quantise)
     check_fuse(settings.fuse)
-    if torch.cuda.is_available() and settings.backend in ("auto", "triton"):
+    place = device or settings.device
+    if place != "cpu" and settings.backend in ("auto", "triton") and torch.cuda.is_available():
         begin_key()
     adapter, tokenizer = load_adapter(
         settings.model,
-        device=device or settings.device,
+        device=place,
         dtype=settings.dtype,
         weights=settings.weights,
         quantise=settings.quantise,
