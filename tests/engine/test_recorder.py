@@ -92,7 +92,7 @@ def test_the_first_work_runs_and_others_are_repeated_behind_their_recording(
 def test_work_that_cannot_be_recorded_at_once_runs_and_is_recorded_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In a pool of its own: the other one has been left in the midst of a recording. Those behind it run first, too."""
+    """In a pool of its own: the other one has been left in the midst of a recording. All work behind it runs first, too."""
     device = Device(monkeypatch)
     recorder = CudaRecorder(torch.device("cuda"))
     recorder.record(device.work)

@@ -103,7 +103,7 @@ def _gemma4(kinds: list[str]) -> dict[str, Any]:
     }
 
 
-def _configurations() -> dict[str, Any]:
+def configurations() -> dict[str, Any]:
     """Configurations by a name of our own; several for a family with several faces."""
     two_ropes = {
         "sliding_attention": _default(),
@@ -290,7 +290,7 @@ def tiny_models() -> dict[str, Callable[[], PreTrainedModel]]:
 
     It runs Hugging Face's own eager attention until an adapter takes it over.
     """
-    return {name: partial(tiny_model, config) for name, config in _configurations().items()}
+    return {name: partial(tiny_model, config) for name, config in configurations().items()}
 
 
 def tiny_model(config: Any, seed: int = 0) -> PreTrainedModel:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +19,11 @@ from manyhands.model.few_layers import with_few_layers
 from manyhands.model.fusion import fuse_modules
 from manyhands.model.self_test import exact_attention
 from tests.engine.small import small_config
-from tests.model.families_zoo import _configurations, some_tokens, tiny_model
+from tests.model.families_zoo import configurations, some_tokens, tiny_model
 
 TOKENS = some_tokens(12)
 LAYERS = 6
-CONFIGURATIONS = _configurations()
+CONFIGURATIONS = configurations()
 # The configurations of these say something of each layer by its number, so they are made no longer here.
 LISTED = {"gemma4_text", "gemma4_shared", "llama4_text", "smollm3"}
 SHORT = sorted({*CONFIGURATIONS} - LISTED)
@@ -94,32 +96,30 @@ def test_an_interrupt_at_any_line_leaves_the_network_whole() -> None:
     assert set(seen) == {3}
 
 
-def wider(layers: nn.ModuleList) -> None:
+def wider(layers: Any) -> None:
     """A product of another shape in one layer."""
-    mlp: nn.Module = layers[3].mlp  # type: ignore[assignment]
     for name, sizes in (("gate_proj", (32, 96)), ("up_proj", (32, 96)), ("down_proj", (96, 32))):
-        setattr(mlp, name, nn.Linear(*sizes, bias=False))
+        setattr(layers[3].mlp, name, nn.Linear(*sizes, bias=False))
 
 
-def windowed(layers: nn.ModuleList) -> None:
+def windowed(layers: Any) -> None:
     """A setting of another value in one layer."""
-    layers[2].self_attn.sliding_window = 4  # type: ignore[union-attr]
+    layers[2].self_attn.sliding_window = 4
 
 
-def other_kind(layers: nn.ModuleList) -> None:
+def other_kind(layers: Any) -> None:
     """A module of another kind in one layer."""
-    layers[4].mlp.act_fn = nn.GELU()  # type: ignore[union-attr]
+    layers[4].mlp.act_fn = nn.GELU()
 
 
-def numbered(layers: nn.ModuleList) -> None:
+def numbered(layers: Any) -> None:
     """Layers that hold their numbers under a name of their own: each is like no other."""
     for number, layer in enumerate(layers):
-        layer.place = number  # type: ignore[assignment]
+        layer.place = number
 
 
 @pytest.mark.parametrize("change", [wider, windowed, other_kind, numbered])
-def test_where_one_layer_differs_all_are_made(change: object) -> None:
-    assert callable(change)
+def test_where_one_layer_differs_all_are_made(change: Callable[[Any], None]) -> None:
     adapter = ModelAdapter(tiny_model(small_config(layers=LAYERS)))
     change(adapter.model.base_model.layers)
     assert adapter.with_few_layers(lambda: attended(adapter))[0] == [*range(LAYERS)]

@@ -761,7 +761,7 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     most = min(most, _MOST_ITEMS) if is_narrow else most
     small_rows = rows if is_narrow else min(rows, power_of_two(max(least, 4 * tiling.group)))
     # Of few key heads each strip has many splits, and each leaves a partial for every token of its tile.
-    split = 0 if is_narrow else items * max(1, small_rows // tiling.group)
+    of_splits = 0 if is_narrow else items * max(1, small_rows // tiling.group)
     wide = Capacity(
         tokens=tokens,
         rows=min(tokens, 256),
@@ -769,7 +769,7 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
         pages=_LEAST.pages * (8 if is_narrow else 16),
         small=max(_LEAST.small, items, most),
         large=64 if has_large else 0,
-        partials=max(1024, 64 * many, split),
+        partials=max(1024, 64 * many, of_splits),
         most_partials=32 if is_narrow else 8,
         small_rows=small_rows,
         large_rows=power_of_two(max(tiling.large_rows, tiling.group)) if has_large else 0,

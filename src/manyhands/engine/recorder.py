@@ -138,8 +138,8 @@ class CudaRecorder:
         Other threads, such as NCCL's, may ask the device for anything meanwhile.
         """
         with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 yield
             finally:
                 graph.capture_end()
