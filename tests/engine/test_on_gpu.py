@@ -139,7 +139,9 @@ def qwen3_8b(folder: Path, *, num_layers: int = 36) -> Engine:
         "dtype": "bfloat16",
     }
     (folder / "config.json").write_text(json.dumps(config))
-    return Engine.load(folder, device="cuda", weights="dummy")
+    # Tests share the device: the share of it that is taken by default is not left for each.
+    settings = {"memory_tokens": 65536}
+    return Engine.load(folder, device="cuda", weights="dummy", **settings)
 
 
 def test_dummy_weights_of_a_real_size(tmp_path: Path) -> None:
