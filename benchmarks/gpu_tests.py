@@ -2,10 +2,12 @@
 
     python -m benchmarks.gpu_tests --processes 8
     python -m benchmarks.gpu_tests --sanitizer memcheck --select "lone_rows_of_sixteen_bits" tests/attention/test_triton.py
+    python -m benchmarks.gpu_tests --sanitizer memcheck --kernels w4a16 --select four_bits tests/model/test_kernels.py
 
 `gpu_tests.json` has, for each file, how many tests passed, failed and were skipped, and which failed and why. Under a
 tool of compute-sanitizer (`gpu_memcheck.json`, `gpu_racecheck.json`) it has how many errors the tool found too; the tests then run in one
-process, which the tool makes many times slower.
+process, which the tool makes many times slower. The first kernel of a library costs minutes there, since all that was loaded with it
+is made ready to be looked at: `--kernels` leaves out what is not ours.
 """
 
 from __future__ import annotations
@@ -92,11 +94,15 @@ def main(argv: list[str] | None = None) -> int:
     options.add_argument("--processes", type=int, default=8)
     options.add_argument("--select", default="", help="expression of pytest's -k")
     options.add_argument("--sanitizer", default="", choices=("", *_TOOLS))
+    options.add_argument(
+        "--kernels", default="", help="part of the names of the kernels that the tool looks at"
+    )
     options.add_argument("--inner", default="", help="name of the results, inside of a sanitizer")
     arguments = options.parse_args(argv)
     clock = Clock(arguments.minutes)
     if arguments.sanitizer:
-        return _sanitised(arguments.sanitizer, arguments.out, clock, argv or sys.argv[1:])
+        tool = [arguments.sanitizer, arguments.kernels]
+        return _sanitised(*tool, arguments.out, clock, argv or sys.argv[1:])
     counting = Counting(Results(arguments.inner or "gpu_tests", arguments, clock))
     words = ["-p", "no:benchmark", "-p", "no:cacheprovider", "-q", "--no-header", "--tb=short"]
     words += ["-k", arguments.select] if arguments.select else []
@@ -108,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
     return int(status)
 
 
-def _sanitised(tool: str, out: Path, clock: Clock, argv: list[str]) -> int:
+def _sanitised(tool: str, kernels: str, out: Path, clock: Clock, argv: list[str]) -> int:
     """The same program under a tool of compute-sanitizer, whose errors are added to its results."""
     name = f"gpu_{tool}"
     place = out / f"{name}.json"
@@ -118,6 +124,8 @@ def _sanitised(tool: str, out: Path, clock: Clock, argv: list[str]) -> int:
     at = argv.index("--sanitizer")
     inner = [*argv[:at], *argv[at + 2 :], "--inner", name]
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "7", "--print-limit", "20"]
+    if kernels:
+        command += ["--kernel-name", f"kernel_substring={kernels}"]
     command += [sys.executable, "-m", "benchmarks.gpu_tests", *inner]
     done = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -132,6 +140,7 @@ def _sanitised(tool: str, out: Path, clock: Clock, argv: list[str]) -> int:
     if place.exists():
         content = json.loads(place.read_text(encoding="utf-8"))
         content.update(tool=tool, errors_of_the_tool=errors, exit_status_of_the_tool=status)
+        content.update({"kernels": kernels} if kernels else {})
         place.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     clock.say(f"{tool}: exit status {status}, errors {errors}")
     return status
