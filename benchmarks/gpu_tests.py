@@ -47,6 +47,11 @@ class Counting:
         self.failed: list[dict[str, str]] = []
         self.slowest: list[tuple[float, str]] = []
         self.num_collected = 0
+        self.session: pytest.Session | None = None
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Remember it."""
+        self.session = session
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: object, ids: list[str]) -> None:
@@ -71,6 +76,8 @@ class Counting:
             print(f"FAILED {report.nodeid} ({report.when})\n{text[-1500:]}", flush=True)
         if time.monotonic() - self.told > _EVERY:
             self.tell()
+        if self.session is not None and not self.results.clock.allows(0):
+            self.session.shouldstop = "the time was over"  # and the tool says what it has found
 
     def tell(self) -> None:
         """Write the file, and a line of progress."""
@@ -101,8 +108,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = options.parse_args(argv)
     clock = Clock(arguments.minutes)
     if arguments.sanitizer:
-        tool = [arguments.sanitizer, arguments.kernels]
-        return _sanitised(*tool, arguments.out, clock, argv or sys.argv[1:])
+        words = argv or sys.argv[1:]
+        return _sanitised(arguments.sanitizer, arguments.kernels, arguments.out, clock, words)
     counting = Counting(Results(arguments.inner or "gpu_tests", arguments, clock))
     words = ["-p", "no:benchmark", "-p", "no:cacheprovider", "-q", "--no-header", "--tb=short"]
     words += ["-k", arguments.select] if arguments.select else []

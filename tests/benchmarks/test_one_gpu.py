@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from benchmarks import (
     start_up,
     two_gpus,
 )
-from benchmarks.results import Clock, Results
+from benchmarks.results import ROOT, Clock, Results
 from benchmarks.sections import Command, Runner, Section, by_name
 from manyhands.evaluation.candidates import Answered, Asked
 from manyhands.tasks.task import Sample
@@ -187,6 +189,28 @@ def test_tables_of_processes_and_tests(tmp_path: Path, monkeypatch: pytest.Monke
     assert gpu_tables.first_token() == gpu_tables.fresh_process()
     assert gpu_tables.guesses_in_time().endswith("| 100 → 250 | 2.50 |")
     assert gpu_tables.gpu_tests().endswith("| memcheck | `tests/a.py` | 4 | 0 | 0 | 0 |")
+
+
+def test_tests_that_are_counted_end_when_their_time_is_over(tmp_path: Path) -> None:
+    """One at least is made: a tool of compute-sanitizer says what it has found only at an end."""
+    (tmp_path / "test_three.py").write_text(
+        "def test_a(): pass\ndef test_b(): pass\ndef test_c(): pass\n"
+    )
+    for minutes, done in (("0", 1), ("5", 3)):
+        words = (
+            "--device",
+            "cpu",
+            "--processes",
+            "0",
+            "--minutes",
+            minutes,
+            "--out",
+            str(tmp_path),
+        )
+        command = [sys.executable, "-m", "benchmarks.gpu_tests", *words, str(tmp_path)]
+        subprocess.run(command, cwd=ROOT, check=False, capture_output=True)
+        found = json.loads((tmp_path / "gpu_tests.json").read_text())
+        assert (found["done"], found["collected"]) == (done, 3)
 
 
 def test_sections_are_ended_in_time_and_the_next_one_runs(tmp_path: Path) -> None:
