@@ -675,6 +675,7 @@ def specialised_rows(
         specialised_rows=128,
         specialised_work=0,
         specialised_reads=0 if few_rows else 1 << 18,
+        plain_reads=0 if few_rows else 1 << 16,
         few_rows=few_rows,
         narrow_rows=64 if eight_bits else 0,
     )

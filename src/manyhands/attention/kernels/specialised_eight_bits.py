@@ -65,16 +65,17 @@ from manyhands.attention.kernels.specialised import (
     _seen,
     _weights,
 )
-from manyhands.attention.launches import SPECIALISED_BOX
+from manyhands.attention.launches import FEW_ROWS, SPECIALISED_BOX
 
-_K_STAGES = gl.constexpr(1)  # tiles whose keys have room in 16 bits
 _V_STAGES = gl.constexpr(2)  # tiles whose values have room in 16 bits
 _SCALED = gl.constexpr(4)  # tiles whose scales have room
-# By the groups of warps that multiply: as many pieces as shared memory holds beside all else, registers of a thread that multiplies
-# (of one group it has what the others leave) and of one that converts, tokens that are converted at once.
+# By the rows of a tile: tiles whose keys have room in 16 bits, as many pieces as shared memory holds beside all else, registers of a
+# thread of the second group that multiplies (the first one has what the others leave) and of one that converts, tokens that are
+# converted at once.
 _SIZES = {
-    1: {"PIECES": 6, "REGISTERS": 0, "CONVERTING": 216, "STEP": 128},
-    2: {"PIECES": 5, "REGISTERS": 208, "CONVERTING": 56, "STEP": 64},
+    64: {"K_STAGES": 1, "PIECES": 6, "REGISTERS": 0, "CONVERTING": 216, "STEP": 128},
+    FEW_ROWS: {"K_STAGES": 2, "PIECES": 3, "REGISTERS": 208, "CONVERTING": 56, "STEP": 64},
+    128: {"K_STAGES": 1, "PIECES": 5, "REGISTERS": 208, "CONVERTING": 56, "STEP": 64},
 }
 # Four bytes of a register as two pairs of numbers, in the order of memory: otherwise as in `eight_bits.py`.
 _FOUR_BFLOAT16 = gl.constexpr("""{
@@ -120,8 +121,7 @@ def options(rows: int) -> dict[str, int]:
     Outputs, which are brought into another order first, would leave room for a piece less.
     """
     half = _HALF_ROWS.value
-    groups = -(-rows // half)
-    return {"GROUPS": groups, "FEW": rows % half, **_SIZES[groups]}
+    return {"GROUPS": -(-rows // half), "FEW": rows % half, **_SIZES[rows]}
 
 
 def boxes(x: Tensor) -> Any:
@@ -213,6 +213,7 @@ def _convert(
     OVERLAP: gl.constexpr, STEP: gl.constexpr,
 ):  # fmt: skip
     """Four warps: all pieces to 16 bits, and the scales of their tokens beside them."""
+    K_STAGES: gl.constexpr = k_room.shape[0]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     n = gl.arange(0, _KEYS, LAYOUT)
     take_over(OVERLAP)
@@ -248,8 +249,8 @@ def _convert(
             page = _page_of(page_at, index, end, PAGE)
 
             piece = 2 * (taken + tile)
-            stage = (taken + tile) % _K_STAGES
-            phase = ((taken + tile) // _K_STAGES) & 1
+            stage = (taken + tile) % K_STAGES
+            phase = ((taken + tile) // K_STAGES) & 1
             mbarrier.wait(k_free.index(stage), phase ^ 1)
             place = (taken + tile) % _SCALED * 2
             scales.index(place).store(key_scale)
@@ -272,6 +273,7 @@ def _tile(
     v_here, k_free, v_free, scales, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Scores of one tile, while the values of the one before are summed."""
+    K_STAGES: gl.constexpr = k_room.shape[0]
     DIM: gl.constexpr = k_room.shape[2]
     DTYPE: gl.constexpr = k_room.dtype
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _KEYS, 16])
@@ -280,9 +282,9 @@ def _tile(
     OF_KEYS: gl.constexpr = gl.SliceLayout(0, SCORES)
     OF_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)
     nothing = gl.zeros([_HALF_ROWS, _KEYS], gl.float32, SCORES)
-    stage = at % _K_STAGES
+    stage = at % K_STAGES
     before = (at - 1) % _V_STAGES
-    mbarrier.wait(k_here.index(stage), (at // _K_STAGES) & 1)
+    mbarrier.wait(k_here.index(stage), (at // K_STAGES) & 1)
     keys = k_room.index(stage).permute((1, 0))
     asked = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
     mbarrier.wait(v_here.index(before), ((at - 1) // _V_STAGES) & 1)
@@ -314,6 +316,7 @@ def _item(
     NUM_KV_HEADS: gl.constexpr, INTERLEAVED: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
     """64 rows of one item, through all its tiles."""
+    K_STAGES: gl.constexpr = k_room.shape[0]
     DIM: gl.constexpr = k_room.shape[2]
     DTYPE: gl.constexpr = k_room.dtype
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _KEYS, 16])
@@ -336,8 +339,8 @@ def _item(
     nothing = gl.zeros([_HALF_ROWS, _KEYS], gl.float32, SCORES)
 
     # The first tile is an edge, or may be taken for one.
-    stage = taken % _K_STAGES
-    mbarrier.wait(k_here.index(stage), (taken // _K_STAGES) & 1)
+    stage = taken % K_STAGES
+    mbarrier.wait(k_here.index(stage), (taken // K_STAGES) & 1)
     keys = k_room.index(stage).permute((1, 0))
     asked = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=[asked])
@@ -385,6 +388,7 @@ def _few_item(
 ):  # fmt: skip
     """The FEW rows behind the first half of one item, through all its tiles, as in `specialised.py`: scores and sums transposed."""
     SECOND: gl.constexpr = 1
+    K_STAGES: gl.constexpr = k_room.shape[0]
     DIM: gl.constexpr = k_room.shape[2]
     DTYPE: gl.constexpr = k_room.dtype
     TURNED: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, FEW, 16])
@@ -406,9 +410,9 @@ def _few_item(
     edges = gl.maximum(num_edges, 1)  # the first tile may be taken for one
     for tile in range(num_tiles):
         at = taken + tile
-        stage = at % _K_STAGES
+        stage = at % K_STAGES
         place = at % _SCALED * 2
-        mbarrier.wait(k_here.index(stage), (at // _K_STAGES) & 1)
+        mbarrier.wait(k_here.index(stage), (at // K_STAGES) & 1)
         asked = warpgroup_mma(k_room.index(stage), queries, nothing, use_acc=False, is_async=True)
         key_scale = scales.index(place).load(OF_KEYS)
         value_scale = scales.index(place + 1).load(OF_KEYS)
@@ -510,6 +514,7 @@ def specialised_eight_bits_kernel(
     OVERLAP: gl.constexpr,
     GROUPS: gl.constexpr,  # of warps that multiply, for 64 rows each
     FEW: gl.constexpr,  # rows of the second group, if these are not as many
+    K_STAGES: gl.constexpr,
     PIECES: gl.constexpr,
     REGISTERS: gl.constexpr,
     CONVERTING: gl.constexpr,
@@ -527,15 +532,15 @@ def specialised_eight_bits_kernel(
         q_room = gl.allocate_shared_memory(DTYPE, [GROUPS, _HALF_ROWS, HEAD_DIM], IN_16_BITS)
         few_room = q_room
         p_room = q_room
-    k_room = gl.allocate_shared_memory(DTYPE, [_K_STAGES, _KEYS, HEAD_DIM], IN_16_BITS)
+    k_room = gl.allocate_shared_memory(DTYPE, [K_STAGES, _KEYS, HEAD_DIM], IN_16_BITS)
     v_room = gl.allocate_shared_memory(DTYPE, [_V_STAGES, _KEYS, HEAD_DIM], IN_16_BITS)
     ring = gl.allocate_shared_memory(gl.int8, [PIECES, _KEYS, HEAD_DIM], key_map.layout)
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
     here = gl.allocate_shared_memory(gl.int64, [PIECES, 1], BARRIERS)
     free = gl.allocate_shared_memory(gl.int64, [PIECES, 1], BARRIERS)
-    k_here = gl.allocate_shared_memory(gl.int64, [_K_STAGES, 1], BARRIERS)
+    k_here = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], BARRIERS)
     v_here = gl.allocate_shared_memory(gl.int64, [_V_STAGES, 1], BARRIERS)
-    k_free = gl.allocate_shared_memory(gl.int64, [_K_STAGES, 1], BARRIERS)
+    k_free = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], BARRIERS)
     v_free = gl.allocate_shared_memory(gl.int64, [_V_STAGES, 1], BARRIERS)
     planned = gl.allocate_shared_memory(gl.int64, [_KNOWN, 1], BARRIERS)
     read = gl.allocate_shared_memory(gl.int64, [_KNOWN, 1], BARRIERS)
@@ -546,7 +551,7 @@ def specialised_eight_bits_kernel(
     for i in gl.static_range(PIECES):
         mbarrier.init(here.index(i), count=1)
         mbarrier.init(free.index(i), count=1)
-    for i in gl.static_range(_K_STAGES):
+    for i in gl.static_range(K_STAGES):
         mbarrier.init(k_here.index(i), count=1)
         mbarrier.init(k_free.index(i), count=GROUPS)
     for i in gl.static_range(_V_STAGES):
