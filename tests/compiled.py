@@ -93,6 +93,7 @@ def compile_only(capability: int) -> None:
             "tensor_cores": "wgmma" in code or "mma.sync" in code,
             "shared_memory": kernel.metadata.shared,
             "hidden": hidden(kernel) if self.__name__.startswith("specialised") else None,
+            "few": options.get("FEW"),
             "threads": int(re.findall(r"\.reqntid (\d+)", code)[0]),
             "rows": held_rows(kernel) if self.__name__ == "_w4a16_product" else None,
             "rings": (rings := [int(size) for size in re.findall(r"\.b8 ring\[(\d+)\]", code)]),
@@ -224,20 +225,20 @@ def attention(capability: int) -> None:
             specialised_rows=128,
             specialised_work=0,
         )
-        history = Block("history")
-        reading = Step([Row(View([history]), (1,) * 300)])
-        few = Step([Row(View([history, Block("few")]), (1,) * 20)])
-        one_layer(
-            HEADS,
-            KV_HEADS,
-            is_mapped,
-            (reading, few),
-            dim=128,
-            large_rows=64,
-            specialised_rows=128,
-            few_rows=80,
-            specialised_reads=0,
-        )
+        for eight_bits in (False, True):  # twenty tokens make 80 rows
+            one_layer(
+                HEADS,
+                KV_HEADS,
+                is_mapped and not eight_bits,
+                few_rows(),
+                dim=128,
+                eight_bits=eight_bits,
+                least_split=128,  # several partials each
+                large_rows=64,
+                specialised_rows=128,
+                few_rows=80,
+                plain_reads=0,
+            )
         block = Block()
         long_and_short = [Step([Row(View([block]), (1,) * size)]) for size in (300, 16)]
         one_layer(
@@ -279,6 +280,15 @@ def team(workers: int = 2) -> tuple[Step, ...]:
     return (
         Step([Row(View([history]), (1,) * 300)]),
         Step([Row(View([history, desk]), (1,)) for desk in desks]),
+    )
+
+
+def few_rows() -> tuple[Step, ...]:
+    """A history, and twenty tokens behind it."""
+    history = Block("history")
+    return (
+        Step([Row(View([history]), (1,) * 300)]),
+        Step([Row(View([history, Block("few")]), (1,) * 20)]),
     )
 
 

@@ -90,6 +90,9 @@ def test_for_hopper(tmp_path: Path) -> None:
     orders = {(other["kernel"], other["order"]) for other in others}
     assert orders == {("attend_kernel", "lwwl"), ("_join", "lw")}
     assert_rows(found)
+    # Of the few rows of a second group both kernels have their own code, and do without it.
+    few = {(kernel["kernel"], kernel["few"]) for kernel in found if kernel["few"] is not None}
+    assert few == {(kernel, count) for kernel in SPECIALISED for count in (0, 16)}
     # A thread has 64 of a tile's weights.
     assert {kernel["hidden"] >= 64 for kernel in found if kernel["hidden"] is not None} == {True}
 

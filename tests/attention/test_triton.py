@@ -616,6 +616,7 @@ def test_specialised_tiles_in_eight_bits(
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "num_rows"), [(4, 4, 80), (10, 2, 8), (10, 2, 16), (8, 1, 10)]
 )
+@pytest.mark.parametrize("eight_bits", [False, True])
 def test_specialised_tiles_whose_second_half_is_few(
     heads: int,
     kv_heads: int,
@@ -623,14 +624,16 @@ def test_specialised_tiles_whose_second_half_is_few(
     dtype: torch.dtype,
     interleaved: bool,
     layer: str,
+    eight_bits: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The same with 65 to 80 rows: those beyond 64 are transposed."""
-    from manyhands.attention.kernels import specialised
+    from manyhands.attention.kernels import specialised, specialised_eight_bits
 
+    kernels = specialised_eight_bits if eight_bits else specialised
     shape = Shape(heads, kv_heads, 128, 128)
     found, _ = specialised_rows(
-        specialised, shape, dtype, interleaved, layer, num_rows, monkeypatch, few_rows=80
+        kernels, shape, dtype, interleaved, layer, num_rows, monkeypatch, few_rows=80
     )
     assert 80 in found
 
@@ -672,6 +675,7 @@ def specialised_rows(
         specialised_rows=128,
         specialised_work=0,
         specialised_reads=0 if few_rows else 1 << 18,
+        plain_reads=0 if few_rows else 1 << 16,
         few_rows=few_rows,
         narrow_rows=64 if eight_bits else 0,
     )

@@ -641,7 +641,7 @@ def _tiling(
         key_tile=128 if is_short and stored.itemsize == 1 else 64 if is_short else 32,
         large_rows=128 if are_large else _LARGE_ROWS,
         specialised_rows=SPECIALISED_ROWS if are_specialised else 0,
-        few_rows=FEW_ROWS if are_specialised and not converts else 0,
+        few_rows=FEW_ROWS if are_specialised else 0,
         # Prompts in eight bits keep their ordinary tiles: specialised ones were not measured for them.
         specialised_work=1 << (40 if converts else 18),
         specialised_reads=1 << (16 if converts else 18),

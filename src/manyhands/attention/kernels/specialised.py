@@ -551,6 +551,34 @@ def _item(
 
 
 @gluon.jit
+def _leave_few(
+    slot, largest, total, summed, partials, lses, facts, of_rows, GROUP: gl.constexpr,
+    NUM_KV_HEADS: gl.constexpr, DIRECT: gl.constexpr,
+):  # fmt: skip
+    """Store the results of the few rows behind the first half of an item, from weights [KEYS, FEW] and sums [DIM, FEW]."""
+    SECOND: gl.constexpr = 1
+    DIM: gl.constexpr = summed.shape[0]
+    FEW: gl.constexpr = summed.shape[1]
+    kv_head, count = _fact(facts, slot, _KV_HEAD), _fact(facts, slot, _COUNT)
+    sums = gl.sum(total, 0)
+    seen_any = sums > 0
+    sums = gl.where(seen_any, sums, 1.0)
+    out = summed * (1.0 / sums)[None, :]
+    OUT: gl.constexpr = gl.BlockedLayout([4, 1], [32, 1], [1, 4], [0, 1])
+    OF_OUT: gl.constexpr = gl.SliceLayout(0, OUT)
+    out = gl.convert_layout(out.to(partials.dtype.element_ty), OUT)
+    lse = gl.convert_layout(gl.where(seen_any, largest + gl.log2(sums), -1e30), OF_OUT)
+    m = _HALF_ROWS + gl.arange(0, FEW, OF_OUT)
+    is_row = m // GROUP < count
+    place = _half(of_rows, slot, _PLACE, SECOND, FEW).load(OF_OUT).to(gl.int64)
+    place = place * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + m % GROUP
+    if not DIRECT:
+        gl.store(lses + place, lse, mask=is_row)
+    d = gl.arange(0, DIM, gl.SliceLayout(1, OUT))
+    gl.store(partials + (place * DIM)[None, :] + d[:, None], out, mask=is_row[None, :])
+
+
+@gluon.jit
 def _few_item(
     slot, taken, num_tiles, num_cleaned, q, cos, sin, partials, lses, q_token, q_head, scaling,
     few_room, p_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows,
@@ -613,23 +641,9 @@ def _few_item(
         summed = warpgroup_mma_wait(0, deps=[adding])
         mbarrier.arrive(v_free.index(stage), count=1)
 
-    kv_head, count = _fact(facts, slot, _KV_HEAD), _fact(facts, slot, _COUNT)
-    sums = gl.sum(total, 0)
-    seen_any = sums > 0
-    sums = gl.where(seen_any, sums, 1.0)
-    out = summed * (1.0 / sums)[None, :]
-    OUT: gl.constexpr = gl.BlockedLayout([4, 1], [32, 1], [1, 4], [0, 1])
-    OF_OUT: gl.constexpr = gl.SliceLayout(0, OUT)
-    out = gl.convert_layout(out.to(partials.dtype.element_ty), OUT)
-    lse = gl.convert_layout(gl.where(seen_any, largest + gl.log2(sums), -1e30), OF_OUT)
-    m = _HALF_ROWS + gl.arange(0, FEW, OF_OUT)
-    is_row = m // GROUP < count
-    place = _half(of_rows, slot, _PLACE, SECOND, FEW).load(OF_OUT).to(gl.int64)
-    place = place * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + m % GROUP
-    if not DIRECT:
-        gl.store(lses + place, lse, mask=is_row)
-    d = gl.arange(0, DIM, gl.SliceLayout(1, OUT))
-    gl.store(partials + (place * DIM)[None, :] + d[:, None], out, mask=is_row[None, :])
+    _leave_few(
+        slot, largest, total, summed, partials, lses, facts, of_rows, GROUP, NUM_KV_HEADS, DIRECT
+    )
     return num_cleaned
 
 

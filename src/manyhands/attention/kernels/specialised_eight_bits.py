@@ -5,7 +5,8 @@ Matrix units want 16-bit numbers on both sides of a product here, and those on i
 
     one warp      brings integers, by tensor maps (`_bring`)
     four warps    turn them into 16-bit numbers, and look up their scales (`_convert`)
-    4 warps each  multiply for 64 rows (`_multiply`): one group of them, or two
+    4 warps each  multiply for 64 rows (`_multiply`): one group of them, or two; of 65 to 80 rows the second has the last
+                  sixteen, transposed (`_few_item`)
 
 Integers are exact in 16 bits; scales are applied to scores and to weights, as in `attend.py`.
 
@@ -58,21 +59,23 @@ from manyhands.attention.kernels.specialised import (
     _held,
     _key_of,
     _leave,
+    _leave_few,
     _meet,
     _plan,
     _seen,
     _weights,
 )
-from manyhands.attention.launches import SPECIALISED_BOX
+from manyhands.attention.launches import FEW_ROWS, SPECIALISED_BOX
 
-_K_STAGES = gl.constexpr(1)  # tiles whose keys have room in 16 bits
 _V_STAGES = gl.constexpr(2)  # tiles whose values have room in 16 bits
 _SCALED = gl.constexpr(4)  # tiles whose scales have room
-# By the groups of warps that multiply: as many pieces as shared memory holds beside all else, registers of a thread that multiplies
-# (of one group it has what the others leave) and of one that converts, tokens that are converted at once.
+# By the rows of a tile: tiles whose keys have room in 16 bits, as many pieces as shared memory holds beside all else, registers of a
+# thread of the second group that multiplies (the first one has what the others leave) and of one that converts, tokens that are
+# converted at once.
 _SIZES = {
-    1: {"PIECES": 6, "REGISTERS": 0, "CONVERTING": 216, "STEP": 128},
-    2: {"PIECES": 5, "REGISTERS": 208, "CONVERTING": 56, "STEP": 64},
+    64: {"K_STAGES": 1, "PIECES": 6, "REGISTERS": 0, "CONVERTING": 216, "STEP": 128},
+    FEW_ROWS: {"K_STAGES": 2, "PIECES": 3, "REGISTERS": 208, "CONVERTING": 56, "STEP": 64},
+    128: {"K_STAGES": 1, "PIECES": 5, "REGISTERS": 208, "CONVERTING": 56, "STEP": 64},
 }
 # Four bytes of a register as two pairs of numbers, in the order of memory: otherwise as in `eight_bits.py`.
 _FOUR_BFLOAT16 = gl.constexpr("""{
@@ -113,12 +116,12 @@ def _in_16_bits(integers, DTYPE: gl.constexpr):
 
 
 def options(rows: int) -> dict[str, int]:
-    """Options of a launch for tiles of 64 or 128 rows that leave partials.
+    """Options of a launch for tiles of 64, 80 or 128 rows that leave partials.
 
     Outputs, which are brought into another order first, would leave room for a piece less.
     """
-    groups = rows // _HALF_ROWS.value
-    return {"GROUPS": groups, **_SIZES[groups]}
+    half = _HALF_ROWS.value
+    return {"GROUPS": -(-rows // half), "FEW": rows % half, **_SIZES[rows]}
 
 
 def boxes(x: Tensor) -> Any:
@@ -210,6 +213,7 @@ def _convert(
     OVERLAP: gl.constexpr, STEP: gl.constexpr,
 ):  # fmt: skip
     """Four warps: all pieces to 16 bits, and the scales of their tokens beside them."""
+    K_STAGES: gl.constexpr = k_room.shape[0]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     n = gl.arange(0, _KEYS, LAYOUT)
     take_over(OVERLAP)
@@ -245,8 +249,8 @@ def _convert(
             page = _page_of(page_at, index, end, PAGE)
 
             piece = 2 * (taken + tile)
-            stage = (taken + tile) % _K_STAGES
-            phase = ((taken + tile) // _K_STAGES) & 1
+            stage = (taken + tile) % K_STAGES
+            phase = ((taken + tile) // K_STAGES) & 1
             mbarrier.wait(k_free.index(stage), phase ^ 1)
             place = (taken + tile) % _SCALED * 2
             scales.index(place).store(key_scale)
@@ -269,6 +273,7 @@ def _tile(
     v_here, k_free, v_free, scales, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Scores of one tile, while the values of the one before are summed."""
+    K_STAGES: gl.constexpr = k_room.shape[0]
     DIM: gl.constexpr = k_room.shape[2]
     DTYPE: gl.constexpr = k_room.dtype
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _KEYS, 16])
@@ -277,9 +282,9 @@ def _tile(
     OF_KEYS: gl.constexpr = gl.SliceLayout(0, SCORES)
     OF_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)
     nothing = gl.zeros([_HALF_ROWS, _KEYS], gl.float32, SCORES)
-    stage = at % _K_STAGES
+    stage = at % K_STAGES
     before = (at - 1) % _V_STAGES
-    mbarrier.wait(k_here.index(stage), (at // _K_STAGES) & 1)
+    mbarrier.wait(k_here.index(stage), (at // K_STAGES) & 1)
     keys = k_room.index(stage).permute((1, 0))
     asked = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
     mbarrier.wait(v_here.index(before), ((at - 1) // _V_STAGES) & 1)
@@ -311,6 +316,7 @@ def _item(
     NUM_KV_HEADS: gl.constexpr, INTERLEAVED: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
     """64 rows of one item, through all its tiles."""
+    K_STAGES: gl.constexpr = k_room.shape[0]
     DIM: gl.constexpr = k_room.shape[2]
     DTYPE: gl.constexpr = k_room.dtype
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _KEYS, 16])
@@ -333,8 +339,8 @@ def _item(
     nothing = gl.zeros([_HALF_ROWS, _KEYS], gl.float32, SCORES)
 
     # The first tile is an edge, or may be taken for one.
-    stage = taken % _K_STAGES
-    mbarrier.wait(k_here.index(stage), (taken // _K_STAGES) & 1)
+    stage = taken % K_STAGES
+    mbarrier.wait(k_here.index(stage), (taken // K_STAGES) & 1)
     keys = k_room.index(stage).permute((1, 0))
     asked = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=[asked])
@@ -375,13 +381,79 @@ def _item(
 
 
 @gluon.jit
-def _multiply(
-    who, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, k_room, v_room, k_here,
-    v_here, k_free, v_free, scales, facts, of_rows, planned, read, GROUP: gl.constexpr,
-    NUM_KV_HEADS: gl.constexpr, INTERLEAVED: gl.constexpr, DIRECT: gl.constexpr,
-    OVERLAP: gl.constexpr,
+def _few_item(
+    slot, taken, num_tiles, q, cos, sin, partials, lses, q_token, q_head, scaling, few_room, p_room,
+    k_room, v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows, GROUP: gl.constexpr,
+    NUM_KV_HEADS: gl.constexpr, INTERLEAVED: gl.constexpr, DIRECT: gl.constexpr, FEW: gl.constexpr,
 ):  # fmt: skip
-    """Four warps: 64 rows of every item."""
+    """The FEW rows behind the first half of one item, through all its tiles, as in `specialised.py`: scores and sums transposed."""
+    SECOND: gl.constexpr = 1
+    K_STAGES: gl.constexpr = k_room.shape[0]
+    DIM: gl.constexpr = k_room.shape[2]
+    DTYPE: gl.constexpr = k_room.dtype
+    TURNED: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, FEW, 16])
+    OF_TURNED: gl.constexpr = gl.SliceLayout(0, TURNED)
+    OF_KEYS: gl.constexpr = gl.SliceLayout(1, TURNED)
+
+    num_edges, num_before, start, all_start, all_end, end, _ = _begin(
+        SECOND, 0, slot, q, cos, sin, q_token, q_head, scaling, few_room, facts, of_rows, GROUP,
+        INTERLEAVED,
+    )  # fmt: skip
+    queries = few_room.index(0).permute((1, 0))
+
+    low = _half(of_rows, slot, _LOW, SECOND, FEW).load(OF_TURNED)
+    last = _half(of_rows, slot, _LAST, SECOND, FEW).load(OF_TURNED)
+    largest = gl.full([FEW], -1e30, gl.float32, OF_TURNED)
+    total = gl.zeros([_KEYS, FEW], gl.float32, TURNED)
+    summed = gl.zeros([DIM, FEW], gl.float32, TURNED)
+    nothing = gl.zeros([_KEYS, FEW], gl.float32, TURNED)
+    edges = gl.maximum(num_edges, 1)  # the first tile may be taken for one
+    for tile in range(num_tiles):
+        at = taken + tile
+        stage = at % K_STAGES
+        place = at % _SCALED * 2
+        mbarrier.wait(k_here.index(stage), (at // K_STAGES) & 1)
+        asked = warpgroup_mma(k_room.index(stage), queries, nothing, use_acc=False, is_async=True)
+        key_scale = scales.index(place).load(OF_KEYS)
+        value_scale = scales.index(place + 1).load(OF_KEYS)
+        scores = warpgroup_mma_wait(0, deps=[asked])
+        mbarrier.arrive(k_free.index(stage), count=1)
+        scores = scores * key_scale[:, None]
+        if tile < edges:
+            key = _key_of(tile, start, num_before, all_start, all_end, num_edges)
+            bound = gl.where(tile < num_before, gl.minimum(all_start, end), end)
+            index = key + gl.arange(0, _KEYS, OF_KEYS)[:, None]
+            seen = (index >= low[None, :]) & (index < gl.minimum(last, bound)[None, :])
+            scores = gl.where(seen, scores, -float("inf"))
+        new = gl.maximum(largest, gl.max(scores, 0))
+        kept = gl.exp2(largest - new)
+        weights = gl.exp2(scores - new[None, :])
+        total = total * kept[None, :] + weights
+        largest = new
+        _meet()  # all warps have done with the weights of the tile before
+        p_room.store((weights * value_scale[:, None]).to(DTYPE))
+        fence_async_shared()
+        _meet()
+        before = at % _V_STAGES
+        mbarrier.wait(v_here.index(before), (at // _V_STAGES) & 1)
+        values = v_room.index(before).permute((1, 0))
+        adding = warpgroup_mma(values, p_room, summed * kept[None, :], is_async=True)
+        summed = warpgroup_mma_wait(0, deps=[adding])
+        mbarrier.arrive(v_free.index(before), count=1)
+
+    _leave_few(
+        slot, largest, total, summed, partials, lses, facts, of_rows, GROUP, NUM_KV_HEADS, DIRECT
+    )
+
+
+@gluon.jit
+def _multiply(
+    who, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, few_room, p_room, k_room,
+    v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows, planned, read,
+    GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, INTERLEAVED: gl.constexpr,
+    DIRECT: gl.constexpr, FEW: gl.constexpr, OVERLAP: gl.constexpr,
+):  # fmt: skip
+    """Four warps: 64 rows of every item, or its few."""
     take_over(OVERLAP)
     number = 0
     taken = 0  # tiles
@@ -389,11 +461,18 @@ def _multiply(
     num_tiles = _fact(facts, 0, _TILES)
     while num_tiles > 0:
         slot = number % _KNOWN
-        _item(
-            who, slot, taken, num_tiles, q, cos, sin, partials, lses, q_token, q_head, scaling,
-            q_room, k_room, v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows, GROUP,
-            NUM_KV_HEADS, INTERLEAVED, DIRECT,
-        )  # fmt: skip
+        if FEW * who > 0:
+            _few_item(
+                slot, taken, num_tiles, q, cos, sin, partials, lses, q_token, q_head, scaling,
+                few_room, p_room, k_room, v_room, k_here, v_here, k_free, v_free, scales, facts,
+                of_rows, GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT, FEW,
+            )  # fmt: skip
+        else:
+            _item(
+                who, slot, taken, num_tiles, q, cos, sin, partials, lses, q_token, q_head, scaling,
+                q_room, k_room, v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows,
+                GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT,
+            )  # fmt: skip
         _meet()  # one thread says it for all four warps
         mbarrier.arrive(read.index(slot), count=1)
         taken += num_tiles
@@ -434,6 +513,8 @@ def specialised_eight_bits_kernel(
     DIRECT: gl.constexpr,
     OVERLAP: gl.constexpr,
     GROUPS: gl.constexpr,  # of warps that multiply, for 64 rows each
+    FEW: gl.constexpr,  # rows of the second group, if these are not as many
+    K_STAGES: gl.constexpr,
     PIECES: gl.constexpr,
     REGISTERS: gl.constexpr,
     CONVERTING: gl.constexpr,
@@ -442,16 +523,24 @@ def specialised_eight_bits_kernel(
     """Programs of any number: each takes pieces, of an item and a key/value head, until there are no more."""
     DTYPE: gl.constexpr = q.dtype.element_ty
     IN_16_BITS: gl.constexpr = gl.NVMMASharedLayout(128, 16)
-    q_room = gl.allocate_shared_memory(DTYPE, [GROUPS, _HALF_ROWS, HEAD_DIM], IN_16_BITS)
-    k_room = gl.allocate_shared_memory(DTYPE, [_K_STAGES, _KEYS, HEAD_DIM], IN_16_BITS)
+    if FEW > 0:
+        q_room = gl.allocate_shared_memory(DTYPE, [1, _HALF_ROWS, HEAD_DIM], IN_16_BITS)
+        few_room = gl.allocate_shared_memory(DTYPE, [1, FEW, HEAD_DIM], IN_16_BITS)
+        OF_WEIGHTS: gl.constexpr = gl.NVMMASharedLayout(2 * FEW, 16)
+        p_room = gl.allocate_shared_memory(DTYPE, [_KEYS, FEW], OF_WEIGHTS)
+    else:
+        q_room = gl.allocate_shared_memory(DTYPE, [GROUPS, _HALF_ROWS, HEAD_DIM], IN_16_BITS)
+        few_room = q_room
+        p_room = q_room
+    k_room = gl.allocate_shared_memory(DTYPE, [K_STAGES, _KEYS, HEAD_DIM], IN_16_BITS)
     v_room = gl.allocate_shared_memory(DTYPE, [_V_STAGES, _KEYS, HEAD_DIM], IN_16_BITS)
     ring = gl.allocate_shared_memory(gl.int8, [PIECES, _KEYS, HEAD_DIM], key_map.layout)
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
     here = gl.allocate_shared_memory(gl.int64, [PIECES, 1], BARRIERS)
     free = gl.allocate_shared_memory(gl.int64, [PIECES, 1], BARRIERS)
-    k_here = gl.allocate_shared_memory(gl.int64, [_K_STAGES, 1], BARRIERS)
+    k_here = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], BARRIERS)
     v_here = gl.allocate_shared_memory(gl.int64, [_V_STAGES, 1], BARRIERS)
-    k_free = gl.allocate_shared_memory(gl.int64, [_K_STAGES, 1], BARRIERS)
+    k_free = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], BARRIERS)
     v_free = gl.allocate_shared_memory(gl.int64, [_V_STAGES, 1], BARRIERS)
     planned = gl.allocate_shared_memory(gl.int64, [_KNOWN, 1], BARRIERS)
     read = gl.allocate_shared_memory(gl.int64, [_KNOWN, 1], BARRIERS)
@@ -462,7 +551,7 @@ def specialised_eight_bits_kernel(
     for i in gl.static_range(PIECES):
         mbarrier.init(here.index(i), count=1)
         mbarrier.init(free.index(i), count=1)
-    for i in gl.static_range(_K_STAGES):
+    for i in gl.static_range(K_STAGES):
         mbarrier.init(k_here.index(i), count=1)
         mbarrier.init(k_free.index(i), count=GROUPS)
     for i in gl.static_range(_V_STAGES):
@@ -480,9 +569,9 @@ def specialised_eight_bits_kernel(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    FIRST, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, k_room,
-                    v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows, planned, read,
-                    GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT, OVERLAP,
+                    FIRST, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, few_room,
+                    p_room, k_room, v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows,
+                    planned, read, GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT, FEW, OVERLAP,
                 )),
                 (_convert, (
                     key_scales, value_scales, pages, ring, here, free, k_room, v_room, k_here, v_here,
@@ -503,14 +592,14 @@ def specialised_eight_bits_kernel(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    FIRST, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, k_room,
-                    v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows, planned, read,
-                    GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT, OVERLAP,
+                    FIRST, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, few_room,
+                    p_room, k_room, v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows,
+                    planned, read, GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT, FEW, OVERLAP,
                 )),
                 (_multiply, (
-                    SECOND, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, k_room,
-                    v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows, planned, read,
-                    GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT, OVERLAP,
+                    SECOND, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, few_room,
+                    p_room, k_room, v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows,
+                    planned, read, GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT, FEW, OVERLAP,
                 )),
                 (_convert, (
                     key_scales, value_scales, pages, ring, here, free, k_room, v_room, k_here, v_here,
