@@ -111,7 +111,7 @@ class Engine:
             self.prefixes.shelf = self.shelving
         self._usage = Usage()
         self._newest: list[_Counted] = []  # the passes of the newest step
-        self._counted: tuple[Plan, Usage] | None = None  # of a pass whose tokens are awaited
+        self._counted: _Counted | None = None  # the pass whose tokens are awaited
         self._tallies = TallyBook()
         self._early: dict[Block, tuple[Logprobs, ...]] = {}  # of the step's targets, fed in chunks
         self._speculation: Speculation | None = None
@@ -379,7 +379,7 @@ class Engine:
                 [row.choice for row in step.rows],
                 lookahead=self.planner.can_look_ahead,
                 weighing=self._tallies.weighing([row.tally for row in step.rows]),
-                ahead=self._ahead_of(step, plan),
+                ahead=self._ahead_of(step, plan, rows),
             )
             self._fed(step, plan, rows)
             self.pool.keep()
@@ -389,7 +389,7 @@ class Engine:
         self._told(chosen)
         return chosen
 
-    def _ahead_of(self, step: Step, plan: Plan) -> Ahead | None:
+    def _ahead_of(self, step: Step, plan: Plan, rows: Sequence[int] | None = None) -> Ahead | None:
         """The pass that is begun while the tokens of the pass that feeds `step` are being chosen.
 
         The work of that pass, which is `plan`, is counted then too, and strategies prepare the next one: where nothing is
@@ -405,7 +405,7 @@ class Engine:
             scheduler.let_go()
             expected = scheduler.expected(of_one=not self.planner.can_look_ahead)
             begun = lookahead.plan(expected, step, is_sure=not scheduler.is_one_asked)
-            self._counted = plan, usage_of(plan, step, self.facts.token_bytes)
+            self._counted = self._count(step, plan, rows)
             scheduler.prepare()
             return begun
 
@@ -471,15 +471,17 @@ class Engine:
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
         counted, self._counted = self._counted, None
-        if counted is not None and counted[0] is plan:
-            usage = counted[1]
-        else:
-            usage = usage_of(plan, step, self.facts.token_bytes)
+        if counted is None or counted[0] is not plan:
+            counted = self._count(step, plan, at)
+        self._newest.append(counted)
+        self._usage += counted[2]
+
+    def _count(self, step: Step, plan: Plan, at: Sequence[int] | None = None) -> _Counted:
+        """The pass that feeds this step. `at`: which rows of its plan the step's are; None: all."""
         rows = [_IN_VAIN] * plan.num_rows
         for index, row in zip(range(plan.num_rows) if at is None else at, step.rows, strict=True):
             rows[index] = (id(row.view.own), row.writer is not None)
-        self._newest.append((plan, rows, usage))
-        self._usage += usage
+        return plan, rows, usage_of(plan, step, self.facts.token_bytes)
 
     def _rebuild(self, past: Past, evicted: Collection[Block]) -> None:
         """Write the keys of a run that comes back."""
@@ -507,25 +509,28 @@ class Engine:
 
     def _check_tokens(self, step: Step) -> None:
         rows, size = step.rows, self.facts.vocab_size
-        choices = [row.choice for row in rows]
-        # Rows of a team share these.
-        allowed = {id(each.allowed): each.allowed for each in choices if each.allowed}
-        forbidden = {id(each.forbidden): each.forbidden for each in choices if each.forbidden}
-        uses: tuple[tuple[str, Iterable[Iterable[int]]], ...] = (
-            ("fed", [row.feed for row in rows]),
-            ("allowed", allowed.values()),
-            ("forbidden", forbidden.values()),
-            ("weighed", [row.tally.span for row in rows if row.tally is not None]),
-            ("a target", [row.targets for row in rows if row.targets]),
-        )
-        for use, lists in uses:
-            tokens = [*chain.from_iterable(lists)]
-            if tokens and not 0 <= min(tokens) <= max(tokens) < size:
-                wrong = next(token for token in tokens if not 0 <= token < size)
-                raise InvalidRequest(
-                    f"token id {wrong} is {use}, and the model's vocabulary has {size} tokens",
-                    hint="Encode the text with this model's own tokenizer.",
-                )
+        # Rows of a team share what they may choose from.
+        allowed = {id(c.allowed): c.allowed for row in rows if (c := row.choice).allowed}
+        forbidden = {id(c.forbidden): c.forbidden for row in rows if (c := row.choice).forbidden}
+        uses: dict[str, Iterable[Iterable[int]]] = {
+            "fed": [row.feed for row in rows],
+            "allowed": allowed.values(),
+            "forbidden": forbidden.values(),
+            "weighed": [row.tally.span for row in rows if row.tally is not None],
+            "a target": [row.targets for row in rows if row.targets],
+        }
+        tokens = [*chain.from_iterable(chain.from_iterable(uses.values()))]
+        if not 0 <= min(tokens) <= max(tokens) < size:
+            use, wrong = next(
+                (use, token)
+                for use, lists in uses.items()
+                for token in chain.from_iterable(lists)
+                if not 0 <= token < size
+            )
+            raise InvalidRequest(
+                f"token id {wrong} is {use}, and the model's vocabulary has {size} tokens",
+                hint="Encode the text with this model's own tokenizer.",
+            )
         if any(len(tokens) == size for tokens in forbidden.values()):
             raise InvalidRequest(
                 "no token is left to choose from: the whole vocabulary is forbidden",
