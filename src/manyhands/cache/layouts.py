@@ -38,7 +38,12 @@ class Cast:
 
     def other_desks(self, worker: int) -> tuple[Block, ...]:
         """The desks of the others, each closed by the marker, in ascending order of the workers."""
-        return self._closed[: 2 * worker] + self._closed[2 * worker + 2 :]
+        return self.between_headers(worker)[1:-1]
+
+    def between_headers(self, worker: int) -> tuple[Block, ...]:
+        """The same between the two headers."""
+        whole, at = self._whole, 2 * worker + 1
+        return whole[:at] + whole[at + 2 :]
 
     @cached_property
     def past(self) -> Beginning:
@@ -50,22 +55,18 @@ class Cast:
         """Whether each desk is a block of its own, as one that is written to has to be: looked up once for all views."""
         others = {self.others_header, self.own_header, self.marker}
         is_each_once = len(others.union(self.desks)) == len(others) + len(self.desks)
-        return is_each_once and not any(desk in self.past for desk in self.desks)
+        return is_each_once and not self.past.has_any(self.desks)
 
     @cached_property
-    def _closed(self) -> tuple[Block, ...]:
-        """All desks, each closed by the marker: made once for the views of all workers."""
-        return tuple(block for desk in self.desks for block in (desk, self.marker))
+    def _whole(self) -> tuple[Block, ...]:
+        """All desks, each closed by the marker, between the headers: made once for the views of all workers."""
+        closed = [block for desk in self.desks for block in (desk, self.marker)]
+        return (self.others_header, *closed, self.own_header)
 
 
 def combined(cast: Cast, worker: int) -> View:
     """Token-wise synchrony with a shared history: the main layout of the paper."""
-    blocks = (
-        cast.others_header,
-        *cast.other_desks(worker),
-        cast.own_header,
-        cast.desks[worker],
-    )
+    blocks = (*cast.between_headers(worker), cast.desks[worker])
     return View.checked(blocks, cast.past) if cast.are_desks_apart else View(blocks, cast.past)
 
 

@@ -95,6 +95,11 @@ class Beginning:
     def __contains__(self, block: Block) -> bool:
         return block in (self.blocks if block.frozen else self._growing)
 
+    def has_any(self, blocks: Iterable[Block]) -> bool:
+        """Whether one of these blocks stands here."""
+        here, growing = self.blocks, self._growing
+        return any(block in (here if block.frozen else growing) for block in blocks)
+
 
 class View:
     """An ordered, immutable list of blocks; `own`, the last, is where the row writes.

@@ -339,9 +339,9 @@ class _Team(BudgetedRun):
         for block in (self.prompt_block, *others):
             if block not in unfed:
                 block.freeze()
-        cast = self._cast()
+        cast, view_of = self._cast(), self.view_of.view
         for seat, index in enumerate(self.seats):
-            self.writers[index].view = self.view_of(cast, seat)
+            self.writers[index].view = view_of(cast, seat)
         self.last_past = cast.past
         self.is_seated = not unfed
 
@@ -351,7 +351,7 @@ class _Team(BudgetedRun):
             others_header=self.others_header,
             own_header=self.own_header,
             marker=self.marker,
-            desks=tuple(self.desks[index] for index in self.seats),
+            desks=tuple([self.desks[index] for index in self.seats]),
             history=tuple(self.history),
             last=self.last_past,
         )
