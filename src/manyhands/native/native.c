@@ -581,11 +581,11 @@ LOOP(team, 8)
                 length[at - 1] -= lying[5];
             }
         }
-        length[0] = 0; /* it is one of the finished ones */
         for (Py_ssize_t n = 0; n < fused_size; n++) {
             length[fused[n] - 1] += length[fused[n]];
             length[fused[n]] = 0;
         }
+        length[0] = 0; /* it is one of the finished ones */
         Int start = 0, growth = 0;
         Py_ssize_t before = count;
         for (Py_ssize_t at = 0; at < begun_size / 4 + width; at++) {
