@@ -390,7 +390,7 @@ class PagePool:
 
     def can_join(self, block: Block, before: Block) -> bool:
         """Whether `join` would move the block."""
-        here, there = self.place(block), self.place(before)
+        here, there = self.places((block, before))
         end = there.offset + before.num_tokens
         size = block.num_tokens
         in_front = here.strip.front or here.strip.awaited

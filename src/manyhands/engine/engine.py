@@ -17,13 +17,13 @@ a time share each forward pass, and each gets what it would get alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from functools import reduce
 from itertools import chain
 from operator import add
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -63,6 +63,7 @@ from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.events import Event, UsageCounted
 from manyhands.text import Text, templates
 
+T = TypeVar("T")
 # A pass, its rows as (identity of the own block, whether it writes for somebody), and what it cost.
 _Counted = tuple[Plan, list[tuple[int, bool]], Usage]
 _IN_VAIN = (0, False)  # a row of a pass that was begun ahead, which no run asked for
@@ -227,8 +228,7 @@ class Engine:
             self._scheduler.settle()  # tokens of its own that an interrupt has kept from it
             if self._lookahead is not None:
                 self._lookahead.forget()  # the logits of a pass that was begun may be written over
-            with self._feeding(step) as (_, plan):
-                return self.executor.logits(plan)
+            return self._feed(step, lambda _, plan: self.executor.logits(plan))
 
     def replay(self, merged: Merged, rows: Sequence[int] | None = None) -> Tensor:
         """Logits [len(rows), vocab] of the given rows of a whole run (default: all), in one forward.
@@ -349,22 +349,23 @@ class Engine:
         begun = None if self._lookahead is None else self._lookahead.take(step)
         if begun is not None:
             return self._go_on(step, *begun)
-        with self._feeding(step) as (rest, plan):
-            choices = [row.choice for row in rest.rows]
-            chosen = self.executor.run(
-                plan,
-                choices,
-                lookahead=self.planner.can_look_ahead,
-                weighing=self._tallies.weighing([row.tally for row in rest.rows]),
-                targets=targets_of(rest, plan),
-                ahead=self._ahead_of(rest, plan),
-            )
-            if self._early:
-                chosen = self._with_early(chosen, rest)
-            self.pool.chosen = (
-                chosen  # before the feeds are kept: an interrupt behind that finds it
-            )
+        chosen = self._feed(step, self._run)
         self._told(chosen)
+        return chosen
+
+    def _run(self, step: Step, plan: Plan) -> tuple[int, ...]:
+        """The tokens of a step that is fed as one pass."""
+        chosen = self.executor.run(
+            plan,
+            [row.choice for row in step.rows],
+            lookahead=self.planner.can_look_ahead,
+            weighing=self._tallies.weighing([row.tally for row in step.rows]),
+            targets=targets_of(step, plan),
+            ahead=self._ahead_of(step, plan),
+        )
+        if self._early:
+            chosen = self._with_early(chosen, step)
+        self.pool.chosen = chosen  # before the feeds are kept: an interrupt behind that finds it
         return chosen
 
     def _go_on(self, step: Step, plan: Plan, rows: Sequence[int]) -> tuple[int, ...]:
@@ -426,11 +427,10 @@ class Engine:
         }
         return Tokens(late, late.logprobs, {index: each for index, each in told.items() if each})
 
-    @contextmanager
-    def _feeding(self, step: Step) -> Iterator[tuple[Step, Plan]]:
-        """The step as one pass, and its plan; feeds join their blocks if what is done meanwhile succeeds.
+    def _feed(self, step: Step, make: Callable[[Step, Plan], T]) -> T:
+        """The outcome of `make`, which makes the pass of a step and its plan; then the feeds join their blocks.
 
-        A step that is too long for one pass is fed early in chunks, and what is left of it is handed out.
+        A step that is too long for one pass is fed early in chunks, and `make` is given what is left of it.
         If anything raises, an interrupt at any point included, every block is what it was.
         """
         self._check_tokens(step)
@@ -451,12 +451,13 @@ class Engine:
                         own = chunk.rows[index].view.own
                         self._early[own] = self._early.get(own, ()) + each
             plan = self._plan(rest)
-            yield rest, plan
+            made = make(rest, plan)
             self._fed(rest, plan)
             self.pool.keep()
         except BaseException:
             self.pool.take_back()
             raise
+        return made
 
     def _plan(self, step: Step) -> Plan:
         """Room for all feeds, and what is read in the pass, brought to where the plan reads it."""

@@ -164,17 +164,18 @@ class _Team(BudgetedRun):
 
     # -- the work --------------------------------------------------------------------------------
 
-    def play(self) -> Strategy:
-        """The strategy; it listens first of all, as strategies that listen do."""
+    def begin(self) -> Work[None]:
+        """Listen first of all, as strategies that listen do; then ask for memory."""
         self.unheard = yield from self._hear()
-        return (yield from super().play())
+        yield from super().begin()
 
     def work(self) -> Work[None]:
         """Passes, until there is an answer, no worker is left, or the budget is spent."""
         for index in range(len(self.writers)):
             yield self._step_begun(index)
         while (yield from self._listen()) and (present := (yield from self._present())):
-            self._keep_readable(present)
+            if len(present) < len(self.writers):
+                self._keep_readable(present)
             for i in present:
                 self.first_passes[i] = self.first_passes[i] or self.passes + 1
                 self.last_passes[i] = self.passes + 1
