@@ -102,7 +102,7 @@ class Capacity:
         # One partial per token would be taken to be the output itself, and padding has none.
         return Capacity(**sizes | {"most_partials": max(2, sizes["most_partials"])})
 
-    @property
+    @cached_property
     def cutting(self) -> Cutting:
         """The kernels that are launched with this capacity: a plan is to be cut for them."""
         large_rows = self.large_rows if self.large else 0
@@ -210,8 +210,8 @@ def pack(plan: Plan, work: Work, capacity: Capacity, buffer: Int32s) -> None:
         "entry_offset": entries.offset,
         "key_offset": plan.offsets,
         "partial_indptr": work.partial_indptr,
-        "small": work.small.ravel(),
-        "large": work.large.ravel(),
+        "small": work.small,
+        "large": work.large,
         "pages": work.pages,
     }
     padding = {"key_page": NO_PAGE, "partial_indptr": work.num_partials}

@@ -38,17 +38,19 @@ class Cast:
 
     def other_desks(self, worker: int) -> tuple[Block, ...]:
         """The desks of the others, each closed by the marker, in ascending order of the workers."""
-        return self.between_headers(worker)[1:-1]
-
-    def between_headers(self, worker: int) -> tuple[Block, ...]:
-        """The same between the two headers."""
-        whole, at = self._whole, 2 * worker + 1
-        return whole[:at] + whole[at + 2 :]
+        whole, at = self.whole, 2 * worker + 1
+        return whole[1:at] + whole[at + 2 : -1]
 
     @cached_property
     def past(self) -> Beginning:
         """Prompt and history: with them the views of all workers begin."""
         return Beginning((self.prompt, *self.history), self.last)
+
+    @cached_property
+    def whole(self) -> tuple[Block, ...]:
+        """All desks, each closed by the marker, between the headers: made once for the views of all workers."""
+        closed = [block for desk in self.desks for block in (desk, self.marker)]
+        return (self.others_header, *closed, self.own_header)
 
     @cached_property
     def are_desks_apart(self) -> bool:
@@ -57,16 +59,11 @@ class Cast:
         is_each_once = len(others.union(self.desks)) == len(others) + len(self.desks)
         return is_each_once and not self.past.has_any(self.desks)
 
-    @cached_property
-    def _whole(self) -> tuple[Block, ...]:
-        """All desks, each closed by the marker, between the headers: made once for the views of all workers."""
-        closed = [block for desk in self.desks for block in (desk, self.marker)]
-        return (self.others_header, *closed, self.own_header)
-
 
 def combined(cast: Cast, worker: int) -> View:
     """Token-wise synchrony with a shared history: the main layout of the paper."""
-    blocks = (*cast.between_headers(worker), cast.desks[worker])
+    whole, at = cast.whole, 2 * worker + 1
+    blocks = whole[:at] + whole[at + 2 :] + cast.desks[worker : worker + 1]
     return View.checked(blocks, cast.past) if cast.are_desks_apart else View(blocks, cast.past)
 
 

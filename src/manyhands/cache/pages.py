@@ -229,7 +229,7 @@ class PagePool:
 
     def reserve(self, growth: Iterable[tuple[Block, int]]) -> None:
         """Make room for each block to grow by so many tokens; OutOfMemory if not all of it fits."""
-        self._grow_all(self._with_room(growth))
+        self._grow_all(self._with_room(list(growth)))
 
     def promise(self, growth: Iterable[tuple[Block, int]]) -> None:
         """`reserve` for a step: open until `keep` or `take_back`."""
@@ -239,9 +239,8 @@ class PagePool:
         self._promises = {block: len(block.tokens) for block, _ in growth} | self._promises
         self._grow_all(asked)
 
-    def _with_room(self, growth: Iterable[tuple[Block, int]]) -> list[tuple[Strip, int]]:
+    def _with_room(self, growth: Sequence[tuple[Block, int]]) -> list[tuple[Strip, int]]:
         """The strips that shall grow, and by how much; there are pages for all of them."""
-        growth = list(growth)
         places = self.places([block for block, _ in growth])
         asked = [
             (place.strip, num_tokens) for place, (_, num_tokens) in zip(places, growth, strict=True)

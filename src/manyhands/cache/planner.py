@@ -374,7 +374,7 @@ class Planner:
     def _promise(self, step: Step) -> None:
         """Reserve room for all feeds."""
         try:
-            self.pool.promise((row.view.own, len(row.feed)) for row in step.rows)
+            self.pool.promise([(row.view.own, len(row.feed)) for row in step.rows])
         except OutOfMemory:
             self.pool.take_fronts_back()  # or runs that wait now would hold pages for empty desks
             raise

@@ -321,8 +321,8 @@ def pack(
     """
     for (start, size), value, array in zip(places.T.tolist(), padding, arrays, strict=True):
         section = buffer[start : start + size]
-        section[: len(array)] = array
-        section[len(array) :] = value
+        section[: array.size] = array.ravel()
+        section[array.size :] = value
 
 
 def ranges(first: Ints, size: Ints) -> Ints:

@@ -31,7 +31,7 @@ is done.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import NamedTuple
 
 from manyhands.cache.block import Block
@@ -179,7 +179,7 @@ class _Team(BudgetedRun):
             for i in present:
                 self.first_passes[i] = self.first_passes[i] or self.passes + 1
                 self.last_passes[i] = self.passes + 1
-            self.num_fed += sum(len(self.writers[i].feed) for i in present)
+            self.num_fed += sum([len(self.writers[i].feed) for i in present])
             self.opening += self._encode_again()  # which counts once: it is in `num_fed` already
             yield from self.write(present)
             if not self.is_seated:
@@ -254,19 +254,30 @@ class _Team(BudgetedRun):
         self._seat()
         return rows
 
-    def follow(self, index: int, piece: str) -> Generator[Event, None, None]:
+    def follow(self, index: int, piece: str) -> Iterable[Event]:
         """A box may be closed, a turn or a step ended."""
         worker = self.writers[index]
         answer = worker.box.push(piece)
-        if answer is not None and self.answer is None and not self.settings.end.is_code:
+        is_first = answer is not None and self.answer is None and not self.settings.end.is_code
+        if is_first:
             self.answer = answer
-            yield AnswerFound(self.passes, index, answer)
         cut = None if self.answer is not None else self._structure_in(worker, piece)
+        has_ended = cut is None and not worker.stopped and worker.ends_step(piece)
+        if is_first or cut is not None or worker.stopped or has_ended:
+            return self._turned(index, answer if is_first else None, cut, has_ended=has_ended)
+        return ()  # as for nearly every piece
+
+    def _turned(
+        self, index: int, answer: str | None, cut: int | None, *, has_ended: bool
+    ) -> Generator[Event, None, None]:
+        """A worker has found an answer, its step is cut there or has ended, or it has stopped."""
+        if answer is not None:
+            yield AnswerFound(self.passes, index, answer)
         if cut is not None:
             yield from self._cut_step(index, cut)
-        if worker.stopped:
+        if self.writers[index].stopped:
             yield WorkerStopped(self.passes, index)
-        elif cut is None and worker.ends_step(piece):
+        elif has_ended:
             yield from self._end_step(index)
 
     def _structure(self) -> re.Pattern[str]:
@@ -358,8 +369,10 @@ class _Team(BudgetedRun):
         )
 
     def _check_is_due(self) -> bool:
+        if self.next_check is None:
+            return False
         written = sum(worker.num_tokens for worker in self.writers)
-        if self.next_check is None or written < self.next_check:
+        if written < self.next_check:
             return False
         self.next_check = written + self.settings.check_every
         return True
@@ -422,7 +435,7 @@ class _Team(BudgetedRun):
         newest token of each worker. The marker stands in it repeatedly.
         """
         markers = (len(self.writers) - 2) * self.marker.num_tokens
-        newest = sum(len(worker.feed) + 1 for worker in self.writers)
+        newest = sum([len(worker.feed) + 1 for worker in self.writers])
         return self.num_fed + markers + newest
 
     # -- what is said ----------------------------------------------------------------------------
