@@ -110,17 +110,20 @@ def measured_whole(workers: int, num_passes: int) -> dict[str, Any]:
     passes: list[tuple[float, int, bool]] = []
     waits: dict[str, list[tuple[float, int, bool]]] = {"waited": [], "asked": []}
     marks = _marks(engine)
+    left = time.thread_time()  # the last call of the engine
     gc.freeze()  # as the commands do
     while not run.done:
-        usage, counts, began = engine.usage, engine.pass_counts, time.thread_time() - hidden()
-        arrived = marks["arrived"]
+        usage, counts = engine.usage, engine.pass_counts
+        arrived, hidden_before, began = marks["arrived"], hidden(), time.thread_time()
         engine.step()
-        seconds = time.thread_time() - hidden() - began
+        ended = time.thread_time()
         cost, made = engine.usage - usage, engine.pass_counts - counts
         what = cost.tokens_fed, made.followed > 0
-        passes.append((seconds, *what))
-        waits["waited"].append((marks["launched"] - arrived, *what))
-        waits["asked"].append((marks["asked"] - arrived, *what))
+        passes.append((ended - began - hidden() + hidden_before, *what))
+        # What is measured here between two calls is no part of what the device waits for.
+        between, left = began - left, ended
+        waits["waited"].append((marks["launched"] - arrived - between, *what))
+        waits["asked"].append((marks["asked"] - arrived - between, *what))
     run.result()
     found = _by_kind(passes[_WARM_UP:], workers)
     for name, times in waits.items():
@@ -133,26 +136,39 @@ def measured_whole(workers: int, num_passes: int) -> dict[str, Any]:
 
 def _marks(engine: Any) -> dict[str, float]:
     """Seconds of CPU time when tokens arrived last, when a step was asked for and when its pass was launched."""
+    from manyhands.engine.graphs import _Graph
+
     marks = {"arrived": 0.0, "asked": 0.0, "launched": 0.0}
 
-    def behind(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    def arriving(*chosen: Any, wait: Callable[..., Any] = engine.executor._arrived) -> Any:
+        tokens = wait(*chosen)
+        marks["arrived"] = time.thread_time()
+        return tokens
+
+    def launching(work: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **named: Any) -> Any:
+            marks["launched"] = 0.0
             found = work(*arguments, **named)
-            marks[name] = time.thread_time()
+            marks["launched"] = marks["launched"] or time.thread_time()
             return found
 
         return run
+
+    def told(graph: Any, plan: Any, tell: Callable[..., Any] = _Graph._outcome) -> Any:
+        marks["launched"] = marks["launched"] or time.thread_time()  # the device is at work
+        return tell(graph, plan)
 
     def asked(step: Any, make: Callable[..., Any] = engine._pass) -> Any:
         marks["asked"] = time.thread_time()
         return make(step)
 
     engine._pass = asked
-    engine.executor._arrived = behind("arrived", engine.executor._arrived)
+    engine.executor._arrived = arriving
+    _Graph._outcome = told  # type: ignore[method-assign]
     passes = engine.executor.passes
     for name in ("run", "finish_head"):
         if hasattr(passes, name):  # an older checkout has no heads
-            setattr(passes, name, behind("launched", getattr(passes, name)))
+            setattr(passes, name, launching(getattr(passes, name)))
     return marks
 
 
