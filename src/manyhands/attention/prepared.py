@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -175,6 +175,7 @@ class Capacity:
         return sum(-(-size // _ALIGNED) * _ALIGNED for _, size in self._sizes())
 
 
+@cache
 def rounded_tokens(count: int) -> int:
     """The size of a recorded pass of so many tokens: a power of two, then a multiple of sixteen, then one of a tile.
 
@@ -189,6 +190,7 @@ def rounded_tokens(count: int) -> int:
     return -(-count // apart) * apart
 
 
+@cache
 def tokens_of_ended(count: int) -> int:
     """The size of `ENDED` for so many tokens; 0 if a power of two is as near."""
     power = 1 << (count - 1).bit_length()

@@ -212,8 +212,7 @@ class PagePool:
         if self._journal.notes:
             self._journal.take_back()
         found = list(map(self._places.get, map(weakref.ref, blocks)))
-        known = [place for place in found if place is not None]
-        return known if len(known) == len(found) else list(map(self.place, blocks))
+        return [place or self.place(block) for place, block in zip(found, blocks, strict=True)]
 
     def has_seen(self, block: Block) -> bool:
         """Whether the block has a place."""

@@ -83,7 +83,7 @@ class Beginning:
         _check_blocks(new := self.blocks[len(last.blocks) :] if last else self.blocks)
         self.line = last.line if last else object()
         growing = (*last._growing, *new) if last else new
-        self._growing = tuple(block for block in growing if not block.frozen)
+        self._growing = tuple([block for block in growing if not block.frozen])
         self._is_last = True
         if last:
             last._is_last = False

@@ -510,9 +510,10 @@ class Engine:
 
     def _check_tokens(self, step: Step) -> None:
         rows, size = step.rows, self.facts.vocab_size
+        bound = [c for row in rows if (c := row.choice).allowed or c.forbidden]
         # Rows of a team share what they may choose from.
-        allowed = {id(c.allowed): c.allowed for row in rows if (c := row.choice).allowed}
-        forbidden = {id(c.forbidden): c.forbidden for row in rows if (c := row.choice).forbidden}
+        allowed = {id(each.allowed): each.allowed for each in bound if each.allowed}
+        forbidden = {id(each.forbidden): each.forbidden for each in bound if each.forbidden}
         uses: dict[str, Iterable[Iterable[int]]] = {
             "fed": [row.feed for row in rows],
             "allowed": allowed.values(),
@@ -532,7 +533,7 @@ class Engine:
                 f"token id {wrong} is {use}, and the model's vocabulary has {size} tokens",
                 hint="Encode the text with this model's own tokenizer.",
             )
-        if any(len(tokens) == size for tokens in forbidden.values()):
+        if size in map(len, forbidden.values()):
             raise InvalidRequest(
                 "no token is left to choose from: the whole vocabulary is forbidden",
                 hint="Forbid fewer tokens.",

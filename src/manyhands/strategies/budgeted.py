@@ -261,8 +261,8 @@ class BudgetedRun(CountedRun):
     ) -> None:
         """Put a step on record, if it has text. `last_pass` None: it ends with this pass."""
         last = self.passes if last_pass is None else last_pass
-        if text.strip():
-            self.steps.append(FinishedStep(worker, step, text.strip(), first_pass, last, checked))
+        if text := text.strip():
+            self.steps.append(FinishedStep(worker, step, text, first_pass, last, checked))
 
     def num_written(self) -> tuple[int, ...]:
         """How many tokens each worker wrote."""
