@@ -6,7 +6,7 @@ import gc
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from manyhands.cache import trunks
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import Cast, combined, interleaved
 from manyhands.cache.pages import NOWHERE, Move, PagePool, Place, Strip
-from manyhands.cache.plan import Plan
+from manyhands.cache.plan import PageTables, Plan
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.trunks import Trunks
@@ -562,6 +562,19 @@ def test_integers_of_two_workers_by_hand():
     assert plan.num_keys_read == 3 + 6 + 6
     assert plan.num_keys_loaded == 3 + 1 + 2
     assert ledger.moves == []
+
+
+@pytest.mark.parametrize("sizes", [(), (2,), (2, 0, 3), (0, 0)])
+def test_page_tables_stand_one_behind_another(sizes: tuple[int, ...]) -> None:
+    apart = [np.arange(size) + 10 * strip for strip, size in enumerate(sizes)]
+    tables = PageTables.of(apart)
+    assert len(tables) == len(sizes)
+    wanted = [table.tolist() for table in apart]
+    assert [table.tolist() for table in tables] == wanted
+    assert [tables[strip].tolist() for strip in range(len(tables))] == wanted
+    assert tables.joined.tolist() == [*chain.from_iterable(wanted)]
+    assert tables.indptr.tolist() == [0, *accumulate(sizes)]
+    assert tables.joined.dtype == tables.indptr.dtype == np.int64
 
 
 def test_context_limit_is_told_before_anything_changes():
