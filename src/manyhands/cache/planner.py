@@ -160,6 +160,16 @@ class _Walk:
         return _Walked(view, route, last.is_waiting, read, num_joined, stands)
 
 
+def _marker_before(desk: Block, view: View) -> Block | None:
+    """The block that stands directly before a desk in another's view, if it stands there again; None without such a one."""
+    # Behind a history, which may be long, and from the end on.
+    blocks = view.blocks_from(view.num_begun)[::-1]
+    if view.beside_others or desk not in blocks[:-1]:
+        return None
+    before = blocks[blocks.index(desk) + 1]
+    return before if blocks.count(before) > 1 else None
+
+
 def _copied(live: _Live) -> Block | None:
     """The block of which a copy stands directly in front of this one."""
     front = live.strip.front
@@ -510,20 +520,14 @@ class Planner:
             own = rows[index].view.own
             if self.pool.has_seen(own):
                 continue
-            found: dict[Block, int] = {}  # how often they stand there
-            for other in (*rows[max(0, index - 1) : index], *rows[index + 1 : index + 2]):
-                # Behind a history, which may be long, and from the end on.
-                blocks = other.view.blocks_from(other.view.num_begun)[::-1]
-                if not other.view.beside_others and own in blocks[:-1]:
-                    before = blocks[blocks.index(own) + 1]
-                    found[before] = blocks.count(before)
-                    if found[before] > 1:
-                        break  # a marker is found; the other neighbour is rarely of another mind
-            if not found:
+            before: Block | None = None
+            for at in (index - 1, index + 1):
+                if before is None and 0 <= at < len(rows):
+                    before = _marker_before(own, rows[at].view)
+            if before is None:
                 continue
-            before = max(found, key=found.__getitem__)
             size = self._length(before) + growth.get(before, 0)
-            if found[before] < 2 or not 0 < size <= _LONGEST_FRONT:
+            if not 0 < size <= _LONGEST_FRONT:
                 continue
             if not before.frozen:
                 if before in growth:
