@@ -120,7 +120,7 @@ def measured_whole(workers: int, num_passes: int) -> dict[str, Any]:
         cost, made = engine.usage - usage, engine.pass_counts - counts
         what = cost.tokens_fed, made.followed > 0
         passes.append((ended - began - hidden() + hidden_before, *what))
-        # What is measured here between two calls is no part of what the device waits for.
+        # Counts are read between two calls, and no device waits for that.
         between, left = began - left, ended
         waits["waited"].append((marks["launched"] - arrived - between, *what))
         waits["asked"].append((marks["asked"] - arrived - between, *what))
