@@ -230,17 +230,21 @@ class PagePool:
         """Make room for each block to grow by so many tokens; OutOfMemory if not all of it fits."""
         self._grow_all(self._with_room(list(growth)))
 
-    def promise(self, growth: Iterable[tuple[Block, int]]) -> None:
-        """`reserve` for a step: open until `keep` or `take_back`."""
+    def promise(
+        self, growth: Iterable[tuple[Block, int]], places: Sequence[Place] | None = None
+    ) -> None:
+        """`reserve` for a step: open until `keep` or `take_back`. `places` of the blocks, where they are known."""
         growth = list(growth)
-        asked = self._with_room(growth)
+        asked = self._with_room(growth, places)
         # Noted before anything grows: taking back what was not given does nothing.
         self._promises = {block: len(block.tokens) for block, _ in growth} | self._promises
         self._grow_all(asked)
 
-    def _with_room(self, growth: Sequence[tuple[Block, int]]) -> list[tuple[Strip, int]]:
+    def _with_room(
+        self, growth: Sequence[tuple[Block, int]], places: Sequence[Place] | None = None
+    ) -> list[tuple[Strip, int]]:
         """The strips that shall grow, and by how much; there are pages for all of them."""
-        places = self.places([block for block, _ in growth])
+        places = places or self.places([block for block, _ in growth])
         asked = [
             (place.strip, num_tokens) for place, (_, num_tokens) in zip(places, growth, strict=True)
         ]

@@ -259,6 +259,7 @@ class _Laid(NamedTuple):
     ages: Ints  # [R]: how often each row has grown since
     growth: Ints  # [R]: of views, a pass
     strips: Mapping[int, Strip]  # by their numbers; all that are read, at least
+    places: Sequence[Place]  # [R]: of the rows' own blocks
 
 
 class Planner:
@@ -342,7 +343,7 @@ class Planner:
         if is_awaited and (laid := self._laid_alike(step, growth)) is not None:
             self._after = {}  # interrupted, nothing is taken to be regular
             self._number += 1
-            self._promise(step)
+            self._promise(step, laid.places)
             plan = self._assemble(step, laid)
             self._after = after
             return plan
@@ -369,11 +370,12 @@ class Planner:
             self._read_all(anew, growth)
         for reader in readers:
             reader.took_part = self._number
+        laid = self._laid(readers)
         if pending is None:
-            self._promise(step)
+            self._promise(step, laid.places)
         if is_plain:
-            self.pool.add_spares([reader.place.strip for reader in readers])
-        plan = self._assemble(step, self._laid(readers))
+            self.pool.add_spares([place.strip for place in laid.places])
+        plan = self._assemble(step, laid)
         self._after = after
         if plan.growth is not None and plan.num_tokens == plan.num_rows:
             live = set().union(*(reader.blocks for reader in readers))
@@ -381,10 +383,10 @@ class Planner:
             return self._lockstep.plan
         return plan
 
-    def _promise(self, step: Step) -> None:
-        """Reserve room for all feeds."""
+    def _promise(self, step: Step, places: Sequence[Place]) -> None:
+        """Reserve room for all feeds, behind the rows' own blocks in these places."""
         try:
-            self.pool.promise([(row.view.own, len(row.feed)) for row in step.rows])
+            self.pool.promise([(row.view.own, len(row.feed)) for row in step.rows], places)
         except OutOfMemory:
             self.pool.take_fronts_back()  # or runs that wait now would hold pages for empty desks
             raise
@@ -744,6 +746,7 @@ class Planner:
             ages,
             growth,
             strips,
+            [reader.place for reader in readers],
         )
 
     def _laid_alike(self, step: Step, growth: Mapping[Block, int]) -> _Laid | None:
@@ -823,6 +826,7 @@ class Planner:
             np.zeros(num_rows, dtype=np.int64),
             table.growth,
             strips,
+            [places[number] for number in of_rows[:, -1].tolist()],
         )
 
     def _assemble(self, step: Step, laid: _Laid) -> Plan:

@@ -288,7 +288,8 @@ class _Team(BudgetedRun):
         """Where in the step's text a line begins that could pass for our structure, as of this piece."""
         text = worker.step_text
         start = text.rfind("\n", 0, len(text) - len(piece)) + 1
-        text += "\n" * worker.stopped  # the end of a turn ends the line, too
+        if worker.stopped:
+            text += "\n"  # the end of a turn ends the line, too
         while start < len(text):
             if self.structure.match(text, start):
                 return start
