@@ -431,7 +431,7 @@ class Engine:
         """The outcome of `make`, which makes the pass of a step and its plan; then the feeds join their blocks.
 
         A step that is too long for one pass is fed early in chunks, and `make` is given what is left of it.
-        If anything raises, an interrupt at any point included, every block is what it was.
+        If anything raises before that, an interrupt at any point included, every block is what it was.
         """
         self._check_tokens(step)
         self._newest.clear()
