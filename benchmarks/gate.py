@@ -18,7 +18,7 @@ from manyhands.attention.attend import LayerCall
 from manyhands.attention.eight_bits import EightBitStore
 from manyhands.attention.reference import ReferenceBackend
 from manyhands.attention.store import LayerStore
-from manyhands.cache.plan import Plan, Reads
+from manyhands.cache.plan import PageTables, Plan, Reads
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
@@ -89,7 +89,7 @@ def of_rows(plan: Plan, rows: list[int], most: int = 64) -> tuple[Plan, np.ndarr
         low=reads.low[kept],
         high=reads.high[kept],
         strip_indptr=np.concatenate(([0], np.cumsum([(strip[kept] == s).sum() for s in strips]))),
-        pages=tuple(reads.pages[s] for s in strips),
+        pages=PageTables.of(reads.pages[s] for s in strips),
     )
     whole = replace(
         plan,

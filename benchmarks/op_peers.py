@@ -28,7 +28,7 @@ from benchmarks.situations import Situation, slots_of
 from manyhands.attention.attend import Backend
 from manyhands.attention.merge import NOTHING, merge
 from manyhands.attention.rotary import rotate
-from manyhands.cache.plan import Plan, Reads
+from manyhands.cache.plan import PageTables, Plan, Reads
 
 Peer = Callable[[], Tensor]  # -> [T, H, D]
 _MOST_COPIED = 8 << 30  # bytes that a peer's own copies of keys and values may take
@@ -52,7 +52,7 @@ def unshared(plan: Plan) -> Plan:
         low=reads.low[order],
         high=reads.high[order],
         strip_indptr=np.arange(len(order) + 1),
-        pages=tuple(reads.pages[s] for s in strip[order]),
+        pages=PageTables.of(reads.pages[s] for s in strip[order]),
     )
     assert plan.own_strip is not None, "a plan of live rows"
     assert plan.growth is not None, "a plan of live rows"

@@ -168,7 +168,7 @@ def strips(situation: Situation) -> Sequences | None:
     q = rotate(situation.q[token], offset, store.rope)
     keys, values = (x.unflatten(0, (-1, plan.page_size)) for x in (store.keys, store.values))
     ends, lengths = entries.strip_indptr, reach[first]
-    return Sequences(q, keys, values, ends, plan.reads.pages, lengths, token=entries.token)
+    return Sequences(q, keys, values, ends, tuple(plan.reads.pages), lengths, token=entries.token)
 
 
 def unturned(situation: Situation) -> Sequences | None:

@@ -16,7 +16,8 @@ else is that of a GPU: wide recordings, work lists cut for 132 processors, moves
 tokenizer, as the commands run it. Its tokens are drawn, so that steps end. What a step costs must not grow with the history:
 `late` are the ended passes of the last third, and the result is a file. There a pass is also timed as the device waits for
 it, from the tokens before it to its launch (`waited`, and the `longest` of all passes), and of that the part until its step is
-asked for (`asked`). A call of the engine begins with a step that is asked for, so in `ms` the work of a strategy whose step has
+asked for (`asked`). With `--cold` the caches hold other memory when the tokens arrive, as on a host whose device works for
+milliseconds beside other processes. A call of the engine begins with a step that is asked for, so in `ms` the work of a strategy whose step has
 ended is that of the pass before.
 
 Milliseconds of CPU time, medians over passes, then over rounds. Work between the launch of a pass and the wait for its tokens
@@ -45,6 +46,7 @@ KINDS = ("ended", "late", "behind", "following")
 _MOST_HEADS = 1024
 _STEP = 40  # tokens on average
 _WARM_UP = 4  # passes of a whole run that are left out
+_CACHES, _LINE = 48 << 20, 64  # bytes
 
 
 def measured(workers: int, num_passes: int) -> dict[str, Any]:
@@ -86,8 +88,8 @@ def _by_kind(passes: Sequence[tuple[float, int, bool]], workers: int) -> dict[st
     }
 
 
-def measured_whole(workers: int, num_passes: int) -> dict[str, Any]:
-    """The same of a run of `hogwild` over a shared prompt."""
+def measured_whole(workers: int, num_passes: int, *, is_cold: bool = False) -> dict[str, Any]:
+    """The same of a run of `hogwild` over a shared prompt. `is_cold`: caches hold other memory when tokens arrive."""
     import torch
     from transformers import AutoTokenizer
 
@@ -102,6 +104,8 @@ def measured_whole(workers: int, num_passes: int) -> dict[str, Any]:
     text = Text(AutoTokenizer.from_pretrained(bundled.path()))
     engine = unlaunched(len(text.tokenizer))
     _write(engine.executor, text, random.Random(1))
+    if is_cold:
+        _go_cold(engine.executor)
     hidden = _leave_out(engine.executor)
     end = EndSettings(finisher=False, reply=False)
     settings = TeamSettings(workers=workers, budget=num_passes, check_every=0, end=end)
@@ -110,17 +114,20 @@ def measured_whole(workers: int, num_passes: int) -> dict[str, Any]:
     passes: list[tuple[float, int, bool]] = []
     waits: dict[str, list[tuple[float, int, bool]]] = {"waited": [], "asked": []}
     marks = _marks(engine)
+    left = time.thread_time()  # the last call of the engine
     gc.freeze()  # as the commands do
     while not run.done:
-        usage, counts, began = engine.usage, engine.pass_counts, time.thread_time() - hidden()
-        arrived = marks["arrived"]
+        usage, counts = engine.usage, engine.pass_counts
+        arrived, hidden_before, began = marks["arrived"], hidden(), time.thread_time()
         engine.step()
-        seconds = time.thread_time() - hidden() - began
+        ended = time.thread_time()
         cost, made = engine.usage - usage, engine.pass_counts - counts
         what = cost.tokens_fed, made.followed > 0
-        passes.append((seconds, *what))
-        waits["waited"].append((marks["launched"] - arrived, *what))
-        waits["asked"].append((marks["asked"] - arrived, *what))
+        passes.append((ended - began - hidden() + hidden_before, *what))
+        # Counts are read between two calls, and no device waits for that.
+        between, left = began - left, ended
+        waits["waited"].append((marks["launched"] - arrived - between, *what))
+        waits["asked"].append((marks["asked"] - arrived - between, *what))
     run.result()
     found = _by_kind(passes[_WARM_UP:], workers)
     for name, times in waits.items():
@@ -133,27 +140,53 @@ def measured_whole(workers: int, num_passes: int) -> dict[str, Any]:
 
 def _marks(engine: Any) -> dict[str, float]:
     """Seconds of CPU time when tokens arrived last, when a step was asked for and when its pass was launched."""
+    from manyhands.engine.graphs import _Graph
+
     marks = {"arrived": 0.0, "asked": 0.0, "launched": 0.0}
 
-    def behind(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    def arriving(*chosen: Any, wait: Callable[..., Any] = engine.executor._arrived) -> Any:
+        tokens = wait(*chosen)
+        marks["arrived"] = time.thread_time()
+        return tokens
+
+    def launching(work: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **named: Any) -> Any:
+            marks["launched"] = 0.0
             found = work(*arguments, **named)
-            marks[name] = time.thread_time()
+            marks["launched"] = marks["launched"] or time.thread_time()
             return found
 
         return run
+
+    def told(graph: Any, plan: Any, tell: Callable[..., Any] = _Graph._outcome) -> Any:
+        marks["launched"] = marks["launched"] or time.thread_time()  # the device is at work
+        return tell(graph, plan)
 
     def asked(step: Any, make: Callable[..., Any] = engine._pass) -> Any:
         marks["asked"] = time.thread_time()
         return make(step)
 
     engine._pass = asked
-    engine.executor._arrived = behind("arrived", engine.executor._arrived)
+    engine.executor._arrived = arriving
+    _Graph._outcome = told  # type: ignore[method-assign]
     passes = engine.executor.passes
     for name in ("run", "finish_head"):
         if hasattr(passes, name):  # an older checkout has no heads
-            setattr(passes, name, behind("launched", getattr(passes, name)))
+            setattr(passes, name, launching(getattr(passes, name)))
     return marks
+
+
+def _go_cold(executor: Any) -> None:
+    """Write to as much other memory as caches hold, while the device works."""
+    import numpy as np
+
+    other = np.zeros(_CACHES, dtype=np.uint8)
+
+    def meanwhile(work: Callable[[], None] = executor.passes.meanwhile) -> None:
+        other[::_LINE] += 1
+        work()
+
+    executor.passes.meanwhile = meanwhile
 
 
 def _write(executor: Any, text: Any, rng: random.Random) -> None:
@@ -277,11 +310,12 @@ def _leave_out(executor: Any) -> Callable[[], float]:
 
 
 def measured_apart(
-    checkout: Path, workers: int, num_passes: int, *, is_whole: bool = False
+    checkout: Path, workers: int, num_passes: int, *, is_whole: bool = False, is_cold: bool = False
 ) -> dict[str, Any]:
     """The same in a process of its own, with the code of a checkout."""
-    measure = "measured_whole" if is_whole else "measured"
-    call = f"from benchmarks import step_end as b; b.print_measured(b.{measure}({workers}, {num_passes}))"
+    asked = f"measured_whole({workers}, {num_passes}, is_cold={is_cold})"
+    asked = asked if is_whole else f"measured({workers}, {num_passes})"
+    call = f"from benchmarks import step_end as b; b.print_measured(b.{asked})"
     done = subprocess.run(
         [sys.executable, "-c", call],
         env={
@@ -309,13 +343,18 @@ def main(words: list[str] | None = None) -> None:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--against", type=Path, help="another checkout, measured in turns")
     options.add_argument("--whole", action="store_true", help="a whole run of hogwild")
+    options.add_argument(
+        "--cold", action="store_true", help="of a whole run: caches go cold while the device works"
+    )
     arguments = options.parse_args(words)
     passes = 1500 if arguments.whole else 200
     rounds, passes = (1, 12) if arguments.tiny else (arguments.rounds, passes)
     results = None
     if arguments.whole:
         results = Results(
-            f"step_end_whole_{arguments.workers}", arguments, Clock(arguments.minutes)
+            f"step_end_whole_{arguments.workers}{'_cold' * arguments.cold}",
+            arguments,
+            Clock(arguments.minutes),
         )
         results.put(workers=arguments.workers, passes=passes, rounds=rounds)
     checkouts = {"after": ROOT}
@@ -325,7 +364,13 @@ def main(words: list[str] | None = None) -> None:
     for number in range(rounds):
         for side in sorted(checkouts, reverse=number % 2 == 0):
             found[side].append(
-                measured_apart(checkouts[side], arguments.workers, passes, is_whole=arguments.whole)
+                measured_apart(
+                    checkouts[side],
+                    arguments.workers,
+                    passes,
+                    is_whole=arguments.whole,
+                    is_cold=arguments.cold,
+                )
             )
     for kind in KINDS:
         ms = {

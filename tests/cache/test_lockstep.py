@@ -43,7 +43,7 @@ def assert_equal(plan: Plan, made: Plan) -> None:
     for name in ("token_ids", "row_indptr", "positions", "offsets"):
         assert np.array_equal(getattr(plan, name), getattr(made, name)), name
     for field in fields(plan.reads):
-        if field.name not in ("pages", "joined"):
+        if field.name != "pages":
             ours, theirs = getattr(plan.reads, field.name), getattr(made.reads, field.name)
             assert np.array_equal(ours, theirs), field.name
     size, reads = plan.page_size, plan.reads

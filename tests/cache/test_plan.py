@@ -6,7 +6,7 @@ import gc
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from manyhands.cache import trunks
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import Cast, combined, interleaved
 from manyhands.cache.pages import NOWHERE, Move, PagePool, Place, Strip
-from manyhands.cache.plan import Plan
+from manyhands.cache.plan import PageTables, Plan
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.trunks import Trunks
@@ -324,12 +324,14 @@ class BothWays(Planner):
         self.num_alike += 1
         was_waiting, self._has_waiting = self._has_waiting, had
         number, joined = self._number, self.pool.num_joined
+        known, self._trunks = self._trunks, Trunks()  # as it knows them from plans before
+        self._trunks._known = known._known.copy()
         self._number += 1  # as it is when reads are made
         readers = self._prepare_all(step)
         views = [row.view for row in step.rows]
         self._read_all(list(zip(readers, views, strict=True)), growth)
         other = self._laid(readers)
-        self._number = number
+        self._number, self._trunks = number, known
         for view in views:
             view.notes.clear()
         assert self.pool.num_joined == joined, "nothing is moved while the device waits"
@@ -413,12 +415,32 @@ def test_most_teams_are_laid_out_as_one() -> None:
         finished = cast.desks[worker].freeze()
         desks = (*cast.desks[:worker], Block(), *cast.desks[worker + 1 :])
         cast = replace(cast, desks=desks, history=(*cast.history, finished))
-    assert planner.num_alike == 4
+    assert planner.num_alike == 3, "all but the first: until then no beginning of theirs is known"
     assert pool.num_joined >= 3, "finished desks were moved by the plans behind"
     before = planner.num_refused
     rows = [Row(combined(cast, index), (2, 2, 2)) for index in range(5)]
     ledger.play(Step([*rows, Row(View([Block()]), (2,))]))
     assert planner.num_refused == before + 1
+
+
+def test_what_lies_right_behind_the_trunk_is_read_with_it() -> None:
+    """The own header was moved to the end of the history, which new views go on from."""
+    pool = PagePool(400, 4)
+    ledger = Ledger(pool)
+    planner = ledger.planner = BothWays(pool)
+    planner.joins_ahead = True
+    cast = Cast(*(Block() for _ in range(4)), desks=(Block(), Block()))
+    ledger.play(Step(Row(View([block]), (1,) * 5) for block in (cast.prompt, cast.own_header)))
+    cast.prompt.freeze()
+    cast.own_header.freeze()
+    for _ in range(3):
+        views = [interleaved(cast, index) for index in range(2)]
+        plan = ledger.play(Step(Row(view, (2, 2)) for view in views))
+        assert planner.plan_ahead(Step(Row(view, (2,)) for view in views), {}) is not None
+        pool.make_moves(ledger.move)
+        cast = replace(cast, desks=(Block(), Block()), last=cast.past)
+    assert planner.num_alike == 2
+    assert num_reads(plan) == [2, 2], "prompt and header are one piece"
 
 
 def test_control_a_matrix_that_forgets_copies_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -540,6 +562,19 @@ def test_integers_of_two_workers_by_hand():
     assert plan.num_keys_read == 3 + 6 + 6
     assert plan.num_keys_loaded == 3 + 1 + 2
     assert ledger.moves == []
+
+
+@pytest.mark.parametrize("sizes", [(), (2,), (2, 0, 3), (0, 0)])
+def test_page_tables_stand_one_behind_another(sizes: tuple[int, ...]) -> None:
+    apart = [np.arange(size) + 10 * strip for strip, size in enumerate(sizes)]
+    tables = PageTables.of(apart)
+    assert len(tables) == len(sizes)
+    wanted = [table.tolist() for table in apart]
+    assert [table.tolist() for table in tables] == wanted
+    assert [tables[strip].tolist() for strip in range(len(tables))] == wanted
+    assert tables.joined.tolist() == [*chain.from_iterable(wanted)]
+    assert tables.indptr.tolist() == [0, *accumulate(sizes)]
+    assert tables.joined.dtype == tables.indptr.dtype == np.int64
 
 
 def test_context_limit_is_told_before_anything_changes():

@@ -20,7 +20,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from benchmarks import situations
-from manyhands.attention.prepared import Capacity, rounded_tokens
+from manyhands.attention.prepared import Capacity, pack, rounded_tokens
 from manyhands.attention.triton_backend import is_beside
 from manyhands.attention.work import Occupancy, Tiling, cut
 from manyhands.cache.block import Block
@@ -220,6 +220,25 @@ def test_running_ahead_of_a_draw_that_candidates_leave_undecided(
     assert graphed.run(walking(a_team_of(2), 9, {}, temperature=2.0)) == expected
     assert passes_of(graphed).counts.lookaheads > 2
     assert passes_of(graphed).counts.dropped > 1
+
+
+def test_what_has_grown_grows_no_more_behind_another_plan() -> None:
+    """The growth of plain decoding is taken out of the buffer once, by the first plan that has none."""
+    engine = graphed_engine()
+    engine.run(walking(a_team_of(2), 6, {}))
+    passes = passes_of(engine)
+    graph = next(each for each in passes.recordings if each.integers[1].any())
+    for feed in ((1, 2), (3, 4)):
+        plan = engine.planner.plan(Step([Row(View([Block()]), feed)]))
+        assert plan.lockstep is None
+        work = cut(plan, passes.backend.tiling, graph.capacity.cutting)
+        graph._pack(plan, work, None)
+        expected = np.full(graph.capacity.num_integers, 7, dtype=np.int32)
+        pack(plan, work, graph.capacity, expected)
+        for name, start, size in graph.capacity.sections():
+            section = slice(start, start + size)
+            assert graph.integers[0, section].tolist() == expected[section].tolist(), name
+        assert not graph.integers[1].any()
 
 
 def test_rows_come_and_go() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -102,7 +102,7 @@ class Capacity:
         # One partial per token would be taken to be the output itself, and padding has none.
         return Capacity(**sizes | {"most_partials": max(2, sizes["most_partials"])})
 
-    @property
+    @cached_property
     def cutting(self) -> Cutting:
         """The kernels that are launched with this capacity: a plan is to be cut for them."""
         large_rows = self.large_rows if self.large else 0
@@ -175,6 +175,7 @@ class Capacity:
         return sum(-(-size // _ALIGNED) * _ALIGNED for _, size in self._sizes())
 
 
+@cache
 def rounded_tokens(count: int) -> int:
     """The size of a recorded pass of so many tokens: a power of two, then a multiple of sixteen, then one of a tile.
 
@@ -189,6 +190,7 @@ def rounded_tokens(count: int) -> int:
     return -(-count // apart) * apart
 
 
+@cache
 def tokens_of_ended(count: int) -> int:
     """The size of `ENDED` for so many tokens; 0 if a power of two is as near."""
     power = 1 << (count - 1).bit_length()
@@ -210,8 +212,8 @@ def pack(plan: Plan, work: Work, capacity: Capacity, buffer: Int32s) -> None:
         "entry_offset": entries.offset,
         "key_offset": plan.offsets,
         "partial_indptr": work.partial_indptr,
-        "small": work.small.ravel(),
-        "large": work.large.ravel(),
+        "small": work.small,
+        "large": work.large,
         "pages": work.pages,
     }
     padding = {"key_page": NO_PAGE, "partial_indptr": work.num_partials}

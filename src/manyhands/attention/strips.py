@@ -50,13 +50,13 @@ class Strips:
         """The lists of a plan whose pages are slots (a replay's), on the CPU."""
         assert plan.page_size == 1, "a replay has pages of one slot"
         entries = Entries.of(plan)
-        place = np.cumsum([0] + [len(pages) for pages in plan.reads.pages])[:-1]
+        place = plan.reads.pages.indptr[:-1]
         return cls(
             tokens=_int32(entries.token),
             rotations=Rotations(_int32(entries.offset)),
             lows=_int32(entries.low),
             highs=_int32(entries.high),
-            slots=_int32(np.concatenate(plan.reads.pages)),
+            slots=_int32(plan.reads.pages.joined),
             entry_tiles=_int32(_entry_tiles(entries, place)),
             key_tiles=_int32(_key_tiles(entries, place)),
             positions=_int32(plan.positions),

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -154,18 +153,16 @@ def cut(
     `stretches`: of this plan, where they are known.
     """
     entries, indptr, strip_of = stretches = stretches or Stretches.of(plan, tiling)
-    if (joined := plan.reads.joined) is None:
-        sizes = [len(table) for table in plan.reads.pages]
-        joined = np.concatenate(plan.reads.pages), np.array([0, *accumulate(sizes)])
-    pages, first_page = joined
+    first_page = plan.reads.pages.indptr
     if wanted is not None and not wanted.large_rows:  # nothing is left to be decided
-        is_small = np.ones(len(strip_of), dtype=np.bool_)
+        small_ones, large_ones = np.arange(len(strip_of)), _NONE
     else:
         rows, keys = stretches.sizes(tiling)
         is_narrow = (wanted is None or wanted.is_specialised) and _is_walk(rows, keys, tiling)
         is_small = _are_small(rows, keys, tiling, is_free=wanted is None)
         if is_narrow:
             is_small[:] = False
+        small_ones, large_ones = is_small.nonzero()[0], (~is_small).nonzero()[0]
     if wanted is None:
         small_rows = _small_rows(rows[is_small], keys[is_small], tiling)
         pairs = _pairs(entries, indptr[:-1])
@@ -175,8 +172,8 @@ def cut(
     else:
         small_rows, large_rows = wanted.small_rows, wanted.large_rows or tiling.group
         is_specialised = wanted.is_specialised
-    small = _Tiles(entries, indptr, is_small.nonzero()[0], small_rows // tiling.group, tiling)
-    large = _Tiles(entries, indptr, (~is_small).nonzero()[0], large_rows // tiling.group, tiling)
+    small = _Tiles(entries, indptr, small_ones, small_rows // tiling.group, tiling)
+    large = _Tiles(entries, indptr, large_ones, large_rows // tiling.group, tiling)
     of_entries = np.empty(len(entries.token), dtype=np.int64)  # splits
     lists = []
     in_turns = False
@@ -210,13 +207,14 @@ def cut(
         entries=entries,
         entry_partial=entry_partial,
         partial_indptr=partial_indptr,
-        pages=pages,
+        pages=plan.reads.pages.joined,
         key_page=first_page[own].repeat(plan.row_indptr[1:] - plan.row_indptr[:-1]),
         is_specialised=is_specialised,
         in_turns=in_turns,
     )
 
 
+_NONE: Ints = np.empty(0, dtype=np.int64)
 _NO_TILES: Ints = np.empty((5, 0), dtype=np.int64)
 
 

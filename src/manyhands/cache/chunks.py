@@ -21,7 +21,7 @@ def in_chunks(step: Step, most_tokens: int) -> tuple[list[Step], Step]:
     The step that is left has all rows, and no pass has more than `most_tokens` tokens, unless rows
     must be fed together that are longer. Rows that are fed early have no writer: nothing is chosen.
     """
-    excess = sum(len(row.feed) for row in step.rows) - most_tokens
+    excess = sum([len(row.feed) for row in step.rows]) - most_tokens
     if excess <= 0:
         return [], step
     num_early = {}

@@ -38,7 +38,8 @@ class Cast:
 
     def other_desks(self, worker: int) -> tuple[Block, ...]:
         """The desks of the others, each closed by the marker, in ascending order of the workers."""
-        return self._closed[: 2 * worker] + self._closed[2 * worker + 2 :]
+        whole, at = self.whole, 2 * worker + 1
+        return whole[1:at] + whole[at + 2 : -1]
 
     @cached_property
     def past(self) -> Beginning:
@@ -46,26 +47,23 @@ class Cast:
         return Beginning((self.prompt, *self.history), self.last)
 
     @cached_property
+    def whole(self) -> tuple[Block, ...]:
+        """All desks, each closed by the marker, between the headers: made once for the views of all workers."""
+        closed = [block for desk in self.desks for block in (desk, self.marker)]
+        return (self.others_header, *closed, self.own_header)
+
+    @cached_property
     def are_desks_apart(self) -> bool:
         """Whether each desk is a block of its own, as one that is written to has to be: looked up once for all views."""
         others = {self.others_header, self.own_header, self.marker}
         is_each_once = len(others.union(self.desks)) == len(others) + len(self.desks)
-        return is_each_once and not any(desk in self.past for desk in self.desks)
-
-    @cached_property
-    def _closed(self) -> tuple[Block, ...]:
-        """All desks, each closed by the marker: made once for the views of all workers."""
-        return tuple(block for desk in self.desks for block in (desk, self.marker))
+        return is_each_once and not self.past.has_any(self.desks)
 
 
 def combined(cast: Cast, worker: int) -> View:
     """Token-wise synchrony with a shared history: the main layout of the paper."""
-    blocks = (
-        cast.others_header,
-        *cast.other_desks(worker),
-        cast.own_header,
-        cast.desks[worker],
-    )
+    whole, at = cast.whole, 2 * worker + 1
+    blocks = whole[:at] + whole[at + 2 :] + cast.desks[worker : worker + 1]
     return View.checked(blocks, cast.past) if cast.are_desks_apart else View(blocks, cast.past)
 
 

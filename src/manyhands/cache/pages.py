@@ -212,8 +212,7 @@ class PagePool:
         if self._journal.notes:
             self._journal.take_back()
         found = list(map(self._places.get, map(weakref.ref, blocks)))
-        known = [place for place in found if place is not None]
-        return known if len(known) == len(found) else list(map(self.place, blocks))
+        return [place or self.place(block) for place, block in zip(found, blocks, strict=True)]
 
     def has_seen(self, block: Block) -> bool:
         """Whether the block has a place."""
@@ -229,20 +228,23 @@ class PagePool:
 
     def reserve(self, growth: Iterable[tuple[Block, int]]) -> None:
         """Make room for each block to grow by so many tokens; OutOfMemory if not all of it fits."""
-        self._grow_all(self._with_room(growth))
+        self._grow_all(self._with_room(list(growth)))
 
-    def promise(self, growth: Iterable[tuple[Block, int]]) -> None:
-        """`reserve` for a step: open until `keep` or `take_back`."""
+    def promise(
+        self, growth: Iterable[tuple[Block, int]], places: Sequence[Place] | None = None
+    ) -> None:
+        """`reserve` for a step: open until `keep` or `take_back`. `places` of the blocks, where they are known."""
         growth = list(growth)
-        asked = self._with_room(growth)
+        asked = self._with_room(growth, places)
         # Noted before anything grows: taking back what was not given does nothing.
         self._promises = {block: len(block.tokens) for block, _ in growth} | self._promises
         self._grow_all(asked)
 
-    def _with_room(self, growth: Iterable[tuple[Block, int]]) -> list[tuple[Strip, int]]:
+    def _with_room(
+        self, growth: Sequence[tuple[Block, int]], places: Sequence[Place] | None = None
+    ) -> list[tuple[Strip, int]]:
         """The strips that shall grow, and by how much; there are pages for all of them."""
-        growth = list(growth)
-        places = self.places([block for block, _ in growth])
+        places = places or self.places([block for block, _ in growth])
         asked = [
             (place.strip, num_tokens) for place, (_, num_tokens) in zip(places, growth, strict=True)
         ]
@@ -390,7 +392,7 @@ class PagePool:
 
     def can_join(self, block: Block, before: Block) -> bool:
         """Whether `join` would move the block."""
-        here, there = self.place(block), self.place(before)
+        here, there = self.places((block, before))
         end = there.offset + before.num_tokens
         size = block.num_tokens
         in_front = here.strip.front or here.strip.awaited

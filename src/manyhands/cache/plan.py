@@ -21,12 +21,41 @@ behind it. The reads of either stand together, so that rows which meet one do no
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from manyhands.cache.pages import Ints
 from manyhands.cache.states import RowStates
+
+
+class PageTables:
+    """The page tables of strips one behind another: `tables[s]` are the pages of strip s, cut out when it is asked for."""
+
+    __slots__ = ("indptr", "joined")
+
+    def __init__(self, joined: Ints, indptr: Ints) -> None:
+        """`indptr` [strips + 1]: where the table of each begins among the pages `joined`."""
+        self.joined, self.indptr = joined, indptr
+
+    @classmethod
+    def of(cls, tables: Iterable[Ints]) -> PageTables:
+        """The same of tables that lie apart."""
+        tables = list(tables)
+        indptr = np.array([0, *accumulate(map(len, tables))], dtype=np.int64)
+        return cls(np.concatenate(tables) if tables else indptr[:0], indptr)
+
+    def __len__(self) -> int:
+        return len(self.indptr) - 1
+
+    def __getitem__(self, strip: int) -> Ints:
+        return self.joined[self.indptr[strip] : self.indptr[strip + 1]]
+
+    def __iter__(self) -> Iterator[Ints]:
+        return (self.joined[begin:end] for begin, end in pairwise(self.indptr.tolist()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +69,7 @@ class Reads:
     low: Ints  # first index read
     high: Ints  # one past the last index read
     strip_indptr: Ints  # [strips + 1]: reads strip_indptr[s] .. strip_indptr[s + 1] are of strip s
-    pages: tuple[Ints, ...]  # per strip, its page table
-    # All of these one behind another, and where each begins [strips + 1]; None: they lie apart.
-    joined: tuple[Ints, Ints] | None = None
+    pages: PageTables
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +125,7 @@ class Plan:
         last = self.row_indptr[1:] - 1
         return last if self.num_drafted is None else last - self.num_drafted
 
-    @property
+    @cached_property
     def heads(self) -> Ints:
         """[R + D]: packed indices of the tokens whose logits are made: `last`, then every drafted one."""
         if self.num_drafted is None:

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import accumulate, compress, count, pairwise
+from itertools import accumulate, chain, compress, count, pairwise
 from operator import is_not
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ import numpy as np
 from manyhands.cache.block import Block
 from manyhands.cache.lockstep import Lockstep
 from manyhands.cache.pages import Ints, PagePool, Place, Strip
-from manyhands.cache.plan import Growth, Plan, Reads
+from manyhands.cache.plan import Growth, PageTables, Plan, Reads
 from manyhands.cache.step import Step
 from manyhands.cache.trunks import NOTHING, Stretch, Trunk, Trunks
 from manyhands.cache.view import Item, Lanes, View
@@ -160,6 +160,16 @@ class _Walk:
         return _Walked(view, route, last.is_waiting, read, num_joined, stands)
 
 
+def _marker_before(desk: Block, view: View) -> Block | None:
+    """The block that stands directly before a desk in another's view, if it stands there again; None without such a one."""
+    # Behind a history, which may be long, and from the end on.
+    blocks = view.blocks_from(view.num_begun)[::-1]
+    if view.beside_others or desk not in blocks[:-1]:
+        return None
+    before = blocks[blocks.index(desk) + 1]
+    return before if blocks.count(before) > 1 else None
+
+
 def _copied(live: _Live) -> Block | None:
     """The block of which a copy stands directly in front of this one."""
     front = live.strip.front
@@ -249,6 +259,7 @@ class _Laid(NamedTuple):
     ages: Ints  # [R]: how often each row has grown since
     growth: Ints  # [R]: of views, a pass
     strips: Mapping[int, Strip]  # by their numbers; all that are read, at least
+    places: Sequence[Place]  # [R]: of the rows' own blocks
 
 
 class Planner:
@@ -305,7 +316,8 @@ class Planner:
 
     def _plan(self, step: Step, pending: Mapping[Block, int] | None) -> Plan | None:
         for row in step.rows:
-            row.view.own.check_writable()  # it may have been frozen since the row was made
+            if row.view.own.frozen:  # since the row was made
+                row.view.own.check_writable()  # raises
         if self._generation != self.pool.generation:
             self._forget()
         before = self._number
@@ -325,13 +337,13 @@ class Planner:
             id(block): len(block.tokens) + to_come.get(block, 0) + size
             for block, size in growth.items()
         }
-        is_plain = all(size == 1 for size in growth.values())  # decoding, perhaps for a while
+        is_plain = set(growth.values()) == {1}  # decoding, perhaps for a while
         # The device waits, and views may be new: then their readers are made by the plan behind.
         is_awaited = pending is None and not self._is_joining and not is_plain
         if is_awaited and (laid := self._laid_alike(step, growth)) is not None:
             self._after = {}  # interrupted, nothing is taken to be regular
             self._number += 1
-            self._promise(step)
+            self._promise(step, laid.places)
             plan = self._assemble(step, laid)
             self._after = after
             return plan
@@ -358,11 +370,12 @@ class Planner:
             self._read_all(anew, growth)
         for reader in readers:
             reader.took_part = self._number
+        laid = self._laid(readers)
         if pending is None:
-            self._promise(step)
+            self._promise(step, laid.places)
         if is_plain:
-            self.pool.add_spares([reader.place.strip for reader in readers])
-        plan = self._assemble(step, self._laid(readers))
+            self.pool.add_spares([place.strip for place in laid.places])
+        plan = self._assemble(step, laid)
         self._after = after
         if plan.growth is not None and plan.num_tokens == plan.num_rows:
             live = set().union(*(reader.blocks for reader in readers))
@@ -370,10 +383,10 @@ class Planner:
             return self._lockstep.plan
         return plan
 
-    def _promise(self, step: Step) -> None:
-        """Reserve room for all feeds."""
+    def _promise(self, step: Step, places: Sequence[Place]) -> None:
+        """Reserve room for all feeds, behind the rows' own blocks in these places."""
         try:
-            self.pool.promise((row.view.own, len(row.feed)) for row in step.rows)
+            self.pool.promise([(row.view.own, len(row.feed)) for row in step.rows], places)
         except OutOfMemory:
             self.pool.take_fronts_back()  # or runs that wait now would hold pages for empty desks
             raise
@@ -502,31 +515,21 @@ class Planner:
         In a team's first step its marker is fed beside its desks. These get room for a copy, and it is filled once the
         marker is finished.
         """
-        for marker in [marker for marker in self._unwritten if marker.frozen]:
-            self.pool.fill_rooms(marker)
-            self._is_joining = True  # keys are moved in any case, unless no room was left
-            self._markers.add(marker)
-            self._unwritten.discard(marker)
+        if self._unwritten:
+            self._fill_rooms()
         rows = step.rows
-        for index, row in enumerate(rows):
-            own = row.view.own
-            if own.tokens or self.pool.has_seen(own):
+        for index in [at for at, row in enumerate(rows) if not row.view.own.tokens]:
+            own = rows[index].view.own
+            if self.pool.has_seen(own):
                 continue
-            found: dict[Block, int] = {}  # how often they stand there
-            for other in (*rows[max(0, index - 1) : index], *rows[index + 1 : index + 2]):
-                # Behind a history, which may be long, and from the end on.
-                blocks = other.view.blocks_from(other.view.num_begun)[::-1]
-                ids = list(map(id, blocks))  # numbers are compared faster
-                if not other.view.beside_others and id(own) in ids[:-1]:
-                    before = blocks[ids.index(id(own)) + 1]
-                    found[before] = ids.count(id(before))
-                    if found[before] > 1:
-                        break  # a marker is found; the other neighbour is rarely of another mind
-            if not found:
+            before: Block | None = None
+            for at in (index - 1, index + 1):
+                if before is None and 0 <= at < len(rows):
+                    before = _marker_before(own, rows[at].view)
+            if before is None:
                 continue
-            before = max(found, key=found.__getitem__)
             size = self._length(before) + growth.get(before, 0)
-            if found[before] < 2 or not 0 < size <= _LONGEST_FRONT:
+            if not 0 < size <= _LONGEST_FRONT:
                 continue
             if not before.frozen:
                 if before in growth:
@@ -537,6 +540,14 @@ class Planner:
                 if self._is_joining and not self.pool.num_fronts(before):
                     self.pool.make_front(before)
                 self.pool.give_front(own, before)
+
+    def _fill_rooms(self) -> None:
+        """Copy markers that are finished to where desks have room for them."""
+        for marker in [marker for marker in self._unwritten if marker.frozen]:
+            self.pool.fill_rooms(marker)
+            self._is_joining = True  # keys are moved in any case, unless no room was left
+            self._markers.add(marker)
+            self._unwritten.discard(marker)
 
     def _make_fronts(self) -> None:
         """Copies for the desks to come."""
@@ -600,9 +611,8 @@ class Planner:
         )
         return reader
 
-    def _prepare(self, view: View, walk: _Walk, *, is_whole: bool = True) -> tuple[_Route, bool]:
-        """Walk the view once: compact frozen neighbours, fuse those that lie in one piece. Not `is_whole`: as far as blocks
-        that do not grow; nothing is kept of it then.
+    def _prepare(self, view: View, walk: _Walk) -> tuple[_Route, bool]:
+        """Walk the view once: compact frozen neighbours, fuse those that lie in one piece.
 
         What it shares with a view that was walked before is not walked again (`cache/trunks.py`). Also whether a
         block is left to be moved later.
@@ -630,8 +640,6 @@ class Planner:
                 continue
             piece = walk.pieces.get(block) or self._met(block, walk)
             if isinstance(piece, _Live):
-                if not is_whole:
-                    break
                 if not has_lanes and (known := self._known_pieces(view.blocks[index:], walk)):
                     pieces += known
                     break
@@ -664,7 +672,7 @@ class Planner:
                 blocks.append(weakref.ref(block))
                 ends.append(end := end + piece.size)
             previous = block
-        if is_whole and blocks:
+        if blocks:
             stretches = _stretches(pieces[:begins])
             trunk = Trunk.of(view, (*trunk.blocks, *blocks), stretches, (*trunk.ends, *ends))
             self._trunks.add(trunk)
@@ -738,14 +746,15 @@ class Planner:
             ages,
             growth,
             strips,
+            [reader.place for reader in readers],
         )
 
     def _laid_alike(self, step: Step, growth: Mapping[Block, int]) -> _Laid | None:
         """The reads of rows whose views are new and alike, as a team's are; None for others. Raises ContextTooLong.
 
         Such views begin with the same finished blocks. Behind these they have as many blocks each, the same ones but for some
-        places at which each has one that may grow. So the beginning is walked once, and the rest is one matrix: of every
-        row and block where it lies. Blocks of which nothing is read there, since a copy is read or since they are one piece
+        places at which each has one that may grow. So what is known of the beginning is not walked, and the rest is one matrix:
+        of every row and block where it lies. Blocks of which nothing is read there, since a copy is read or since they are one piece
         with those in front of them, have no length.
         """
         views = [row.view for row in step.rows]
@@ -753,26 +762,20 @@ class Planner:
         if num_rows < 2 or self._known_reader(view) is not None:
             return None
         beginning, size = view.beginning, len(view.rest)
-        if any(v.beginning is not beginning or len(v.rest) != size or v.has_lanes for v in views):
+        if [v for v in views if v.beginning is not beginning or len(v.rest) != size or v.has_lanes]:
             return None
-        walk = _Walk()
-        route, is_waiting = self._prepare(view, walk, is_whole=False)
-        finished = _stretches(route)
-        first = len(walk.trunk.blocks)
-        for block in view.blocks_from(first):
-            if not (block.frozen and block.tokens):
-                break
-            first += 1
-        behind = first - view.num_begun
-        if behind > 0 and not all(v.begins_like(view, first) for v in views):
+        trunk = self._trunks.shared(view)
+        if beginning is not None:
+            trunk = trunk.upto(min(len(trunk.blocks), len(beginning.blocks)))
+        elif not all(v.begins_like(view, len(trunk.blocks)) for v in views):
             return None
-        # Blocks from the last one of the beginning on, by their numbers: [R, blocks].
-        first -= 1
-        if first < 0:
+        if not trunk.blocks:
             return None
+        # Blocks from the last one of the trunk on, by their numbers: [R, blocks].
+        finished, first = [*trunk.stretches], len(trunk.blocks) - 1
         rows: list[tuple[Any, ...]]
-        if beginning is None or behind > 0:
-            rows = [v.blocks_from(first) for v in views]
+        if beginning is None:
+            rows = [v.blocks[first:] for v in views]
         else:
             head: tuple[Any, ...] = beginning.blocks[first:]
             rows = [head + v.rest for v in views]
@@ -782,27 +785,32 @@ class Planner:
         strips = {piece.strip.number: piece.strip for piece in finished}
         lies: list[int] = []
         are_live: list[bool] = []
+        has_gone, growing = self.pool.has_gone, growth.get
         for block, place in zip(blocks, places, strict=True):
             strip, size = place.strip, len(block.tokens)
-            if self.pool.has_gone(strip):
+            if has_gone(strip):
                 self._place(block)  # raises
             strips[strip.number] = strip
             are_live.append(is_live := not (block.frozen and size))
             copied = _copied_by(place, numbers) if is_live and strip.front else (-1, 0)
-            grows = growth.get(block, 0)
+            grows = growing(block, 0)
             lies += (strip.number, place.offset, size + grows, int(grows > 0), *copied)
         one_row = of_rows[0].tolist()
-        # The first block is one of the finished ones.
-        fused = []
-        for at in range(len(one_row) - 1, 1, -1):
-            one, other = one_row[at - 1], one_row[at]
-            if are_live[one] or are_live[other]:
+        # Columns of finished blocks, the last one first; column 0 is read with the trunk.
+        still = [at for at, number in enumerate(one_row) if not are_live[number]][::-1]
+        fused, is_waiting = [], False
+        for at, before in pairwise(still):
+            if before != at - 1:
                 continue
+            one, other = one_row[before], one_row[at]
             if len(places[other].strip.places) == 1:
                 is_waiting |= self.pool.can_join(blocks[other], blocks[one])
             end = places[one].offset + blocks[one].num_tokens
             if places[one].strip is places[other].strip and end == places[other].offset:
                 fused.append(at)
+        if fused[-1:] == [1]:
+            size = finished[-1].size + blocks[one_row[1]].num_tokens
+            finished[-1] = finished[-1]._replace(size=size)
         begun = [number for piece in finished for number in self._lies(piece, growth)]
         table = native.team(of_rows, lies, are_live, fused, begun)
         if table is None:
@@ -818,13 +826,16 @@ class Planner:
             np.zeros(num_rows, dtype=np.int64),
             table.growth,
             strips,
+            [places[number] for number in of_rows[:, -1].tolist()],
         )
 
     def _assemble(self, step: Step, laid: _Laid) -> Plan:
         """Lay the lists out as arrays. Room has been reserved: strips have their final pages."""
-        feeds = [(*row.feed, *row.draft) if row.draft else row.feed for row in step.rows]
-        drafted = [len(row.draft) for row in step.rows]
-        token_ids = np.array([token for feed in feeds for token in feed], dtype=np.int64)
+        feeds, drafts = [row.feed for row in step.rows], [row.draft for row in step.rows]
+        has_drafts = any(drafts)
+        if has_drafts:
+            feeds = [(*feed, *draft) for feed, draft in zip(feeds, drafts, strict=True)]
+        token_ids = np.array([*chain.from_iterable(feeds)], dtype=np.int64)
         fed = np.array(list(map(len, feeds)), dtype=np.int64)
         lists = native.lists(laid.table, laid.num_reads, laid.ages, fed, len(token_ids))
         page_size = self.pool.page_size
@@ -835,7 +846,7 @@ class Planner:
             lists.offsets,
             page_size,
         )
-        beside = [block for row in step.rows for block in row.view.beside_others]
+        beside = [*chain.from_iterable([row.view.beside_others for row in step.rows])]
         is_linear = not beside or {row.view.own for row in step.rows}.isdisjoint(beside)
         return Plan(
             token_ids=token_ids,
@@ -849,13 +860,12 @@ class Planner:
                 low=lists.low,
                 high=lists.high,
                 strip_indptr=lists.strip_indptr,
-                pages=tuple(pages[begin:end] for begin, end in pairwise(indptr.tolist())),
-                joined=(pages, indptr),
+                pages=PageTables(pages, indptr),
             ),
             page_size=page_size,
             own_strip=lists.own,
             growth=Growth(laid.growth, lists.base_growth, lists.high_growth) if is_linear else None,
-            num_drafted=np.array(drafted, dtype=np.int64) if any(drafted) else None,
+            num_drafted=np.array(list(map(len, drafts)), dtype=np.int64) if has_drafts else None,
         )
 
 

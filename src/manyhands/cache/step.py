@@ -287,11 +287,13 @@ class Step:
 class StandIn(Step):
     """A step in the place of another one, `origin`, over other blocks that hold the same tokens.
 
-    The engine feeds this one; who watches is told of `origin`.
+    The engine feeds this one; who watches is told of `origin`. Its rows write to the blocks that those of `origin` write to,
+    or to others of their own: nothing is checked again.
     """
 
     origin: Step
 
     def __init__(self, rows: Iterable[Row], origin: Step) -> None:
-        super().__init__(rows, origin.meanwhile)
+        object.__setattr__(self, "rows", tuple(rows))
+        object.__setattr__(self, "meanwhile", origin.meanwhile)
         object.__setattr__(self, "origin", origin)

@@ -100,8 +100,9 @@ class Trunks:
         if beginning is not None:
             size = len(beginning.blocks)
             of_line = [trunk for trunk in known if trunk.line is beginning.line]
-            by_reach = sorted(of_line, key=lambda each: min(each.on_line, size), reverse=True)
-            for trunk in by_reach:
+            if len(of_line) > 1:
+                of_line.sort(key=lambda each: min(each.on_line, size), reverse=True)
+            for trunk in of_line:
                 begun = trunk.upto(min(trunk.on_line, size))
                 if begun.blocks and not begun.has_moved:
                     return begun

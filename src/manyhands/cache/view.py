@@ -83,7 +83,7 @@ class Beginning:
         _check_blocks(new := self.blocks[len(last.blocks) :] if last else self.blocks)
         self.line = last.line if last else object()
         growing = (*last._growing, *new) if last else new
-        self._growing = tuple(block for block in growing if not block.frozen)
+        self._growing = tuple([block for block in growing if not block.frozen])
         self._is_last = True
         if last:
             last._is_last = False
@@ -94,6 +94,11 @@ class Beginning:
 
     def __contains__(self, block: Block) -> bool:
         return block in (self.blocks if block.frozen else self._growing)
+
+    def has_any(self, blocks: Iterable[Block]) -> bool:
+        """Whether one of these blocks stands here."""
+        here, growing = self.blocks, self._growing
+        return any(block in (here if block.frozen else growing) for block in blocks)
 
 
 class View:

@@ -17,13 +17,13 @@ a time share each forward pass, and each gets what it would get alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from functools import reduce
 from itertools import chain
 from operator import add
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -63,6 +63,7 @@ from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.events import Event, UsageCounted
 from manyhands.text import Text, templates
 
+T = TypeVar("T")
 # A pass, its rows as (identity of the own block, whether it writes for somebody), and what it cost.
 _Counted = tuple[Plan, list[tuple[int, bool]], Usage]
 _IN_VAIN = (0, False)  # a row of a pass that was begun ahead, which no run asked for
@@ -111,7 +112,7 @@ class Engine:
             self.prefixes.shelf = self.shelving
         self._usage = Usage()
         self._newest: list[_Counted] = []  # the passes of the newest step
-        self._counted: tuple[Plan, Usage] | None = None  # of a pass whose tokens are awaited
+        self._counted: _Counted | None = None  # the pass whose tokens are awaited
         self._tallies = TallyBook()
         self._early: dict[Block, tuple[Logprobs, ...]] = {}  # of the step's targets, fed in chunks
         self._speculation: Speculation | None = None
@@ -227,8 +228,7 @@ class Engine:
             self._scheduler.settle()  # tokens of its own that an interrupt has kept from it
             if self._lookahead is not None:
                 self._lookahead.forget()  # the logits of a pass that was begun may be written over
-            with self._feeding(step) as (_, plan):
-                return self.executor.logits(plan)
+            return self._feed(step, lambda _, plan: self.executor.logits(plan))
 
     def replay(self, merged: Merged, rows: Sequence[int] | None = None) -> Tensor:
         """Logits [len(rows), vocab] of the given rows of a whole run (default: all), in one forward.
@@ -349,22 +349,23 @@ class Engine:
         begun = None if self._lookahead is None else self._lookahead.take(step)
         if begun is not None:
             return self._go_on(step, *begun)
-        with self._feeding(step) as (rest, plan):
-            choices = [row.choice for row in rest.rows]
-            chosen = self.executor.run(
-                plan,
-                choices,
-                lookahead=self.planner.can_look_ahead,
-                weighing=self._tallies.weighing([row.tally for row in rest.rows]),
-                targets=targets_of(rest, plan),
-                ahead=self._ahead_of(rest, plan),
-            )
-            if self._early:
-                chosen = self._with_early(chosen, rest)
-            self.pool.chosen = (
-                chosen  # before the feeds are kept: an interrupt behind that finds it
-            )
+        chosen = self._feed(step, self._run)
         self._told(chosen)
+        return chosen
+
+    def _run(self, step: Step, plan: Plan) -> tuple[int, ...]:
+        """The tokens of a step that is fed as one pass."""
+        chosen = self.executor.run(
+            plan,
+            [row.choice for row in step.rows],
+            lookahead=self.planner.can_look_ahead,
+            weighing=self._tallies.weighing([row.tally for row in step.rows]),
+            targets=targets_of(step, plan),
+            ahead=self._ahead_of(step, plan),
+        )
+        if self._early:
+            chosen = self._with_early(chosen, step)
+        self.pool.chosen = chosen  # before the feeds are kept: an interrupt behind that finds it
         return chosen
 
     def _go_on(self, step: Step, plan: Plan, rows: Sequence[int]) -> tuple[int, ...]:
@@ -379,7 +380,7 @@ class Engine:
                 [row.choice for row in step.rows],
                 lookahead=self.planner.can_look_ahead,
                 weighing=self._tallies.weighing([row.tally for row in step.rows]),
-                ahead=self._ahead_of(step, plan),
+                ahead=self._ahead_of(step, plan, rows),
             )
             self._fed(step, plan, rows)
             self.pool.keep()
@@ -389,7 +390,7 @@ class Engine:
         self._told(chosen)
         return chosen
 
-    def _ahead_of(self, step: Step, plan: Plan) -> Ahead | None:
+    def _ahead_of(self, step: Step, plan: Plan, rows: Sequence[int] | None = None) -> Ahead | None:
         """The pass that is begun while the tokens of the pass that feeds `step` are being chosen.
 
         The work of that pass, which is `plan`, is counted then too, and strategies prepare the next one: where nothing is
@@ -405,7 +406,7 @@ class Engine:
             scheduler.let_go()
             expected = scheduler.expected(of_one=not self.planner.can_look_ahead)
             begun = lookahead.plan(expected, step, is_sure=not scheduler.is_one_asked)
-            self._counted = plan, usage_of(plan, step, self.facts.token_bytes)
+            self._counted = self._count(step, plan, rows)
             scheduler.prepare()
             return begun
 
@@ -426,12 +427,11 @@ class Engine:
         }
         return Tokens(late, late.logprobs, {index: each for index, each in told.items() if each})
 
-    @contextmanager
-    def _feeding(self, step: Step) -> Iterator[tuple[Step, Plan]]:
-        """The step as one pass, and its plan; feeds join their blocks if what is done meanwhile succeeds.
+    def _feed(self, step: Step, make: Callable[[Step, Plan], T]) -> T:
+        """The outcome of `make`, which makes the pass of a step and its plan; then the feeds join their blocks.
 
-        A step that is too long for one pass is fed early in chunks, and what is left of it is handed out.
-        If anything raises, an interrupt at any point included, every block is what it was.
+        A step that is too long for one pass is fed early in chunks, and `make` is given what is left of it.
+        If anything raises before that, an interrupt at any point included, every block is what it was.
         """
         self._check_tokens(step)
         self._newest.clear()
@@ -451,12 +451,13 @@ class Engine:
                         own = chunk.rows[index].view.own
                         self._early[own] = self._early.get(own, ()) + each
             plan = self._plan(rest)
-            yield rest, plan
+            made = make(rest, plan)
             self._fed(rest, plan)
             self.pool.keep()
         except BaseException:
             self.pool.take_back()
             raise
+        return made
 
     def _plan(self, step: Step) -> Plan:
         """Room for all feeds, and what is read in the pass, brought to where the plan reads it."""
@@ -471,15 +472,17 @@ class Engine:
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
         counted, self._counted = self._counted, None
-        if counted is not None and counted[0] is plan:
-            usage = counted[1]
-        else:
-            usage = usage_of(plan, step, self.facts.token_bytes)
+        if counted is None or counted[0] is not plan:
+            counted = self._count(step, plan, at)
+        self._newest.append(counted)
+        self._usage += counted[2]
+
+    def _count(self, step: Step, plan: Plan, at: Sequence[int] | None = None) -> _Counted:
+        """The pass that feeds this step. `at`: which rows of its plan the step's are; None: all."""
         rows = [_IN_VAIN] * plan.num_rows
         for index, row in zip(range(plan.num_rows) if at is None else at, step.rows, strict=True):
             rows[index] = (id(row.view.own), row.writer is not None)
-        self._newest.append((plan, rows, usage))
-        self._usage += usage
+        return plan, rows, usage_of(plan, step, self.facts.token_bytes)
 
     def _rebuild(self, past: Past, evicted: Collection[Block]) -> None:
         """Write the keys of a run that comes back."""
@@ -507,26 +510,30 @@ class Engine:
 
     def _check_tokens(self, step: Step) -> None:
         rows, size = step.rows, self.facts.vocab_size
-        choices = [row.choice for row in rows]
-        # Rows of a team share these.
-        allowed = {id(each.allowed): each.allowed for each in choices if each.allowed}
-        forbidden = {id(each.forbidden): each.forbidden for each in choices if each.forbidden}
-        uses: tuple[tuple[str, Iterable[Iterable[int]]], ...] = (
-            ("fed", [row.feed for row in rows]),
-            ("allowed", allowed.values()),
-            ("forbidden", forbidden.values()),
-            ("weighed", [row.tally.span for row in rows if row.tally is not None]),
-            ("a target", [row.targets for row in rows if row.targets]),
-        )
-        for use, lists in uses:
-            tokens = [*chain.from_iterable(lists)]
-            if tokens and not 0 <= min(tokens) <= max(tokens) < size:
-                wrong = next(token for token in tokens if not 0 <= token < size)
-                raise InvalidRequest(
-                    f"token id {wrong} is {use}, and the model's vocabulary has {size} tokens",
-                    hint="Encode the text with this model's own tokenizer.",
-                )
-        if any(len(tokens) == size for tokens in forbidden.values()):
+        bound = [c for row in rows if (c := row.choice).allowed or c.forbidden]
+        # Rows of a team share what they may choose from.
+        allowed = {id(each.allowed): each.allowed for each in bound if each.allowed}
+        forbidden = {id(each.forbidden): each.forbidden for each in bound if each.forbidden}
+        uses: dict[str, Iterable[Iterable[int]]] = {
+            "fed": [row.feed for row in rows],
+            "allowed": allowed.values(),
+            "forbidden": forbidden.values(),
+            "weighed": [row.tally.span for row in rows if row.tally is not None],
+            "a target": [row.targets for row in rows if row.targets],
+        }
+        tokens = [*chain.from_iterable(chain.from_iterable(uses.values()))]
+        if not 0 <= min(tokens) <= max(tokens) < size:
+            use, wrong = next(
+                (use, token)
+                for use, lists in uses.items()
+                for token in chain.from_iterable(lists)
+                if not 0 <= token < size
+            )
+            raise InvalidRequest(
+                f"token id {wrong} is {use}, and the model's vocabulary has {size} tokens",
+                hint="Encode the text with this model's own tokenizer.",
+            )
+        if size in map(len, forbidden.values()):
             raise InvalidRequest(
                 "no token is left to choose from: the whole vocabulary is forbidden",
                 hint="Forbid fewer tokens.",

@@ -573,6 +573,7 @@ class _Graph:
         self.integers = self.host.numpy()  # [2, size]: to be sent, and their growth
         self.sent = passes.recorder.mark()
         self.num_begun = 0  # parts of the pass that was begun last
+        self.may_grow = False  # whether the growth that is sent may be another one than none
         make_harmless(self.buffer[0], capacity)
 
     def record(self, passes: GraphedPasses) -> _Graph:
@@ -619,11 +620,13 @@ class _Graph:
         pack(plan, work, self.capacity, integers)
         if late is not None:
             late.mark(integers[: plan.num_tokens])
-        if plan.lockstep is None:
-            growth[:] = 0
-        else:
+        if plan.lockstep is not None:
+            self.may_grow = True  # before it does: an interrupt may strike in between
             pack_growth(plan, work, self.capacity, growth)
             integers -= growth  # the pass begins by adding it
+        elif self.may_grow:
+            growth[:] = 0
+            self.may_grow = False
         self.others.start(self.number, self.host)
 
     def next(self, plan: Plan, late: Late | None = None) -> PassOutcome:

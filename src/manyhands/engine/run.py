@@ -250,8 +250,14 @@ class Run:
             self.request = None
             self.lengths = {}
             asked = move(sent)
-            while isinstance(asked, (Event, Listen)):
-                asked = self.strategy.send(self._reply(asked))
+            while True:
+                if isinstance(asked, Event):
+                    self.events.append(asked)
+                    asked = self.strategy.send(None)
+                elif isinstance(asked, Listen):
+                    asked = self.strategy.send(self._heard())
+                else:
+                    break
         except StopIteration as end:
             self._end(end.value)
         # A strategy is anybody's program. Whatever it raises belongs to its own run, is kept there
@@ -266,11 +272,8 @@ class Run:
         else:
             self._wait_for(asked)
 
-    def _reply(self, asked: Event | Listen) -> Heard | None:
-        """The value that is sent back at once."""
-        if isinstance(asked, Event):
-            self.events.append(asked)
-            return None
+    def _heard(self) -> Heard:
+        """The items that were said since the strategy listened last."""
         self.listens = True
         items = []
         while self._unheard:

@@ -204,7 +204,7 @@ class Scheduler:
         num_tokens, is_full = 0, False
         for run, step in steps:
             num_rows = len(step.rows)
-            beside = sum(len(row.feed) for row in step.rows) - num_rows
+            beside = sum([len(row.feed) for row in step.rows]) - num_rows
             is_prompt = beside > 0 and num_tokens + beside > self.prompt_tokens
             num_tokens += num_rows + (min(beside, self.prompt_tokens) if is_prompt else beside)
             if (ready or prompts) and num_tokens > self.max_tokens_per_pass:

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from manyhands.native import build, plain
 from manyhands.native.plain import ITEM_FIELDS, Ints, Lists, Paired, Table
 
+_INTEGER = np.dtype(np.int64)  # looked up once: rooms are made by the dozen
+
 
 def _room(*shape: int) -> Ints:
-    return np.empty(shape, dtype=np.int64)
+    return np.empty(shape, _INTEGER)
 
 
 def entries(

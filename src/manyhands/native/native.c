@@ -581,11 +581,11 @@ LOOP(team, 8)
                 length[at - 1] -= lying[5];
             }
         }
-        length[0] = 0; /* it is one of the finished ones */
         for (Py_ssize_t n = 0; n < fused_size; n++) {
             length[fused[n] - 1] += length[fused[n]];
             length[fused[n]] = 0;
         }
+        length[0] = 0; /* it is one of the finished ones */
         Int start = 0, growth = 0;
         Py_ssize_t before = count;
         for (Py_ssize_t at = 0; at < begun_size / 4 + width; at++) {
@@ -682,7 +682,10 @@ static PyObject *pack(PyObject *module, PyObject *const *args, Py_ssize_t given)
         int32_t *into = buffer + start;
         for (Py_ssize_t at = 0; at < array_size; at++) into[at] = (int32_t)array[at];
         int32_t value = (int32_t)padding[section];
-        for (Int at = array_size; at < size; at++) into[at] = value;
+        if (!value) /* as in all long sections */
+            memset(into + array_size, 0, sizeof(int32_t) * (size - array_size));
+        else
+            for (Int at = array_size; at < size; at++) into[at] = value;
     }
     let_go(&arrays);
     Py_RETURN_NONE;

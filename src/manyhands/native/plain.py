@@ -281,10 +281,10 @@ def team(
     low[:, 1:] -= front
     length[:, 1:] += front
     length[:, :-1] -= front
-    length[:, 0] = 0
     for at in fused:
         length[:, at - 1] += length[:, at]
         length[:, at] = 0
+    length[:, 0] = 0
     finished = np.array(begun, dtype=np.int64).reshape(-1, 4)
     first = len(finished)
     lying = np.empty((4, len(of_rows), first + of_rows.shape[1]), dtype=np.int64)
@@ -321,8 +321,8 @@ def pack(
     """
     for (start, size), value, array in zip(places.T.tolist(), padding, arrays, strict=True):
         section = buffer[start : start + size]
-        section[: len(array)] = array
-        section[len(array) :] = value
+        section[: array.size] = array.ravel()
+        section[array.size :] = value
 
 
 def ranges(first: Ints, size: Ints) -> Ints:

@@ -17,7 +17,7 @@ import numpy as np
 
 from manyhands.cache.block import Block
 from manyhands.cache.pages import Ints, Move, PagePool
-from manyhands.cache.plan import Plan, Reads
+from manyhands.cache.plan import PageTables, Plan, Reads
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Step
 from manyhands.replay.text_rows import TextRows
@@ -136,7 +136,7 @@ def _regrouped(plans: Sequence[Plan]) -> Reads:
         low=column("low"),
         high=column("high"),
         strip_indptr=np.concatenate(([0], np.cumsum(counts))),
-        pages=tuple(tables[int(name)] for name in names),
+        pages=PageTables.of(tables[int(name)] for name in names),
     )
 
 
@@ -169,7 +169,7 @@ def side_by_side(runs: Sequence[Merged]) -> Merged:
             strip_indptr=np.concatenate(
                 ([0], np.cumsum(np.concatenate([np.diff(r.strip_indptr) for r in reads])))
             ),
-            pages=tuple(p + o for r, o in zip(reads, slots, strict=True) for p in r.pages),
+            pages=PageTables.of(p + o for r, o in zip(reads, slots, strict=True) for p in r.pages),
         ),
         page_size=1,
     )

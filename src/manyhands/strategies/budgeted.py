@@ -41,7 +41,7 @@ For instance a worker alone; `examples/debate.py` is a team of two:
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 
@@ -97,9 +97,9 @@ class BudgetedRun(CountedRun):
     def work(self) -> Work[None]:
         """Passes, until `finish_reason` is set; `check` sets it when budget or context are spent."""
 
-    def follow(self, worker: int, piece: str) -> Generator[Event, None, None]:
+    def follow(self, worker: int, piece: str) -> Iterable[Event]:
         """Take the piece of text that a worker has just written in `write`; yields its events."""
-        yield from ()
+        return ()
 
     @abstractmethod
     def scene(self) -> Scene:
@@ -261,8 +261,8 @@ class BudgetedRun(CountedRun):
     ) -> None:
         """Put a step on record, if it has text. `last_pass` None: it ends with this pass."""
         last = self.passes if last_pass is None else last_pass
-        if text.strip():
-            self.steps.append(FinishedStep(worker, step, text.strip(), first_pass, last, checked))
+        if text := text.strip():
+            self.steps.append(FinishedStep(worker, step, text, first_pass, last, checked))
 
     def num_written(self) -> tuple[int, ...]:
         """How many tokens each worker wrote."""

@@ -31,7 +31,7 @@ is done.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import NamedTuple
 
 from manyhands.cache.block import Block
@@ -164,21 +164,22 @@ class _Team(BudgetedRun):
 
     # -- the work --------------------------------------------------------------------------------
 
-    def play(self) -> Strategy:
-        """The strategy; it listens first of all, as strategies that listen do."""
+    def begin(self) -> Work[None]:
+        """Listen first of all, as strategies that listen do; then ask for memory."""
         self.unheard = yield from self._hear()
-        return (yield from super().play())
+        yield from super().begin()
 
     def work(self) -> Work[None]:
         """Passes, until there is an answer, no worker is left, or the budget is spent."""
         for index in range(len(self.writers)):
             yield self._step_begun(index)
         while (yield from self._listen()) and (present := (yield from self._present())):
-            self._keep_readable(present)
+            if len(present) < len(self.writers):
+                self._keep_readable(present)
             for i in present:
                 self.first_passes[i] = self.first_passes[i] or self.passes + 1
                 self.last_passes[i] = self.passes + 1
-            self.num_fed += sum(len(self.writers[i].feed) for i in present)
+            self.num_fed += sum([len(self.writers[i].feed) for i in present])
             self.opening += self._encode_again()  # which counts once: it is in `num_fed` already
             yield from self.write(present)
             if not self.is_seated:
@@ -253,19 +254,30 @@ class _Team(BudgetedRun):
         self._seat()
         return rows
 
-    def follow(self, index: int, piece: str) -> Generator[Event, None, None]:
+    def follow(self, index: int, piece: str) -> Iterable[Event]:
         """A box may be closed, a turn or a step ended."""
         worker = self.writers[index]
         answer = worker.box.push(piece)
-        if answer is not None and self.answer is None and not self.settings.end.is_code:
+        is_first = answer is not None and self.answer is None and not self.settings.end.is_code
+        if is_first:
             self.answer = answer
-            yield AnswerFound(self.passes, index, answer)
         cut = None if self.answer is not None else self._structure_in(worker, piece)
+        has_ended = cut is None and not worker.stopped and worker.ends_step(piece)
+        if is_first or cut is not None or worker.stopped or has_ended:
+            return self._turned(index, answer if is_first else None, cut, has_ended=has_ended)
+        return ()  # as for nearly every piece
+
+    def _turned(
+        self, index: int, answer: str | None, cut: int | None, *, has_ended: bool
+    ) -> Generator[Event, None, None]:
+        """A worker has found an answer, its step is cut there or has ended, or it has stopped."""
+        if answer is not None:
+            yield AnswerFound(self.passes, index, answer)
         if cut is not None:
             yield from self._cut_step(index, cut)
-        if worker.stopped:
+        if self.writers[index].stopped:
             yield WorkerStopped(self.passes, index)
-        elif cut is None and worker.ends_step(piece):
+        elif has_ended:
             yield from self._end_step(index)
 
     def _structure(self) -> re.Pattern[str]:
@@ -276,7 +288,8 @@ class _Team(BudgetedRun):
         """Where in the step's text a line begins that could pass for our structure, as of this piece."""
         text = worker.step_text
         start = text.rfind("\n", 0, len(text) - len(piece)) + 1
-        text += "\n" * worker.stopped  # the end of a turn ends the line, too
+        if worker.stopped:
+            text += "\n"  # the end of a turn ends the line, too
         while start < len(text):
             if self.structure.match(text, start):
                 return start
@@ -339,9 +352,9 @@ class _Team(BudgetedRun):
         for block in (self.prompt_block, *others):
             if block not in unfed:
                 block.freeze()
-        cast = self._cast()
+        cast, view_of = self._cast(), self.view_of.view
         for seat, index in enumerate(self.seats):
-            self.writers[index].view = self.view_of(cast, seat)
+            self.writers[index].view = view_of(cast, seat)
         self.last_past = cast.past
         self.is_seated = not unfed
 
@@ -351,14 +364,16 @@ class _Team(BudgetedRun):
             others_header=self.others_header,
             own_header=self.own_header,
             marker=self.marker,
-            desks=tuple(self.desks[index] for index in self.seats),
+            desks=tuple([self.desks[index] for index in self.seats]),
             history=tuple(self.history),
             last=self.last_past,
         )
 
     def _check_is_due(self) -> bool:
+        if self.next_check is None:
+            return False
         written = sum(worker.num_tokens for worker in self.writers)
-        if self.next_check is None or written < self.next_check:
+        if written < self.next_check:
             return False
         self.next_check = written + self.settings.check_every
         return True
@@ -421,7 +436,7 @@ class _Team(BudgetedRun):
         newest token of each worker. The marker stands in it repeatedly.
         """
         markers = (len(self.writers) - 2) * self.marker.num_tokens
-        newest = sum(len(worker.feed) + 1 for worker in self.writers)
+        newest = sum([len(worker.feed) + 1 for worker in self.writers])
         return self.num_fed + markers + newest
 
     # -- what is said ----------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 
 from manyhands.cache.logprobs import Targets
 from manyhands.cache.pages import Ints, Move
-from manyhands.cache.plan import Plan, Reads
+from manyhands.cache.plan import PageTables, Plan, Reads
 from manyhands.replay.merged import Merged
 
 Arrays = list[Ints]
@@ -19,15 +19,14 @@ _READS = ("row", "base", "low", "high", "strip_indptr")
 def pack_plan(plan: Plan) -> Arrays:
     """All of a plan that a pass needs; the marks that plans share stay with rank 0."""
     reads = plan.reads
-    sizes = np.array([len(pages) for pages in reads.pages], dtype=np.int64)
     none = np.zeros(0, dtype=np.int64)
     perhaps = (plan.own_strip, plan.num_drafted)
     return [
         np.array([plan.page_size, *(each is not None for each in perhaps)], dtype=np.int64),
         *(getattr(plan, name) for name in _PLAIN),
         *(getattr(reads, name) for name in _READS),
-        sizes,
-        np.concatenate(reads.pages) if len(sizes) else sizes,
+        reads.pages.indptr,
+        reads.pages.joined,
         *(none if each is None else each for each in perhaps),
     ]
 
@@ -37,16 +36,15 @@ def unpack_plan(arrays: Iterator[Ints]) -> Plan:
     page_size, has_own, has_drafted = next(arrays).tolist()
     token_ids, row_indptr, positions, offsets, slots = (next(arrays) for _ in _PLAIN)
     row, base, low, high, strip_indptr = (next(arrays) for _ in _READS)
-    ends, flat = np.cumsum(next(arrays)), next(arrays)
+    indptr, pages = next(arrays), next(arrays)
     own, drafted = next(arrays), next(arrays)
-    pages = tuple(np.split(flat, ends[:-1])) if len(ends) else ()
     return Plan(
         token_ids=token_ids,
         row_indptr=row_indptr,
         positions=positions,
         offsets=offsets,
         slots=slots,
-        reads=Reads(row, base, low, high, strip_indptr, pages),
+        reads=Reads(row, base, low, high, strip_indptr, PageTables(pages, indptr)),
         page_size=page_size,
         own_strip=own if has_own else None,
         num_drafted=drafted if has_drafted else None,
