@@ -123,10 +123,10 @@ def test_logprobs_whole_and_in_pieces(client: OpenAI) -> None:
 
 
 def test_logprobs_of_a_stop_text_are_not_told(client: OpenAI) -> None:
-    """Neither whole nor in pieces, where the text is held back until it is known to be one."""
+    """A whole answer has none, nor have pieces, whose text is held back until it is known to be one."""
     asked: dict[str, Any] = {"model": NAME, "messages": ASK, "max_tokens": 12, "logprobs": True}
     words = client.chat.completions.create(**asked).choices[0].message.content or ""
-    stops = [words[4:7], f"{words[4:6]}#"]  # what is held back for the second may be text again
+    stops = [words[4:7], f"{words[4:6]}#"]  # text that is held back for the second is text again
     for stop in stops:
         (whole,) = client.chat.completions.create(**asked, stop=[stop]).choices
         assert whole.logprobs is not None

@@ -59,6 +59,7 @@ from manyhands.prompts.load import Prompts, brings_words, model_prompts
 from manyhands.replay.merged import Merged
 from manyhands.replay.trace import Trace
 from manyhands.schema.lines import Line
+from manyhands.schema.setting import is_whole
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.events import Event, UsageCounted
 from manyhands.text import Text, templates
@@ -517,15 +518,20 @@ class Engine:
             ("forbidden", forbidden.values()),
             ("weighed", [row.tally.span for row in rows if row.tally is not None]),
             ("a target", [row.targets for row in rows if row.targets]),
+            ("a guess", [row.draft for row in rows if row.draft]),
         )
         for use, lists in uses:
             tokens = [*chain.from_iterable(lists)]
-            if tokens and not 0 <= min(tokens) <= max(tokens) < size:
-                wrong = next(token for token in tokens if not 0 <= token < size)
-                raise InvalidRequest(
-                    f"token id {wrong} is {use}, and the model's vocabulary has {size} tokens",
-                    hint="Encode the text with this model's own tokenizer.",
-                )
+            try:
+                if not tokens or 0 <= min(tokens) <= max(tokens) < size:
+                    continue
+            except TypeError:  # some are no numbers
+                pass
+            wrong = next(t for t in tokens if not (is_whole(t) and 0 <= t < size))
+            raise InvalidRequest(
+                f"token id {wrong!r} is {use}, and the model's vocabulary has {size} tokens",
+                hint="Encode the text with this model's own tokenizer.",
+            )
         if any(len(tokens) == size for tokens in forbidden.values()):
             raise InvalidRequest(
                 "no token is left to choose from: the whole vocabulary is forbidden",

@@ -416,14 +416,17 @@ class Scheduler:
             if not self._offer(run):
                 stuck.append(run)
         if stuck and not self._running and not self._preempted:
-            asked = stuck[0].asked
-            assert asked is not None, "it was offered nothing"
-            stuck[0].fail(_deadlock(asked.now(), self.preemption.num_pages_promised, self.pool))
+            asked = stuck[0].asks()
+            if asked is not None:
+                taken = self.preemption.num_pages_promised
+                stuck[0].fail(_deadlock(asked, taken, self.pool))
 
     def _offer(self, run: Run) -> bool:
         """Answer a reservation: grant it, or say that it can never be; False if the run must wait."""
         assert run.asked is not None, "only a run that asks is offered something"
-        asked = run.asked.now()
+        asked = run.asks()
+        if asked is None:
+            return True
         pages = self._pages(asked)
         if pages > self.pool.num_pages:
             run.fail(_never_fits(asked, self.pool))
@@ -442,7 +445,8 @@ class Scheduler:
         while True:
             self.preemption.reserve(run, pages)
             run.resume()
-            if run.asked is None or (pages := self._pages(run.asked.now())) >= run.reserved_pages:
+            asked = run.asks()
+            if asked is None or (pages := self._pages(asked)) >= run.reserved_pages:
                 break
         if run.age is None and not run.done:
             self.preemption.admit(run)

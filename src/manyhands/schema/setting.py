@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from numbers import Integral, Real
 from sys import float_info
 from typing import Any, Literal
 
@@ -141,6 +142,16 @@ def _field(default: Any, declared: Setting) -> Any:
 def settings_of(kind: type[Any]) -> dict[str, Setting]:
     """The settings of a dataclass by the names of their fields."""
     return {one.name: one.metadata[_KEY] for one in fields(kind) if _KEY in one.metadata}
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is a whole number of any library: an int, or one of numpy's. True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a number of any library, whole or not. True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check(settings: Any) -> None:
