@@ -326,6 +326,38 @@ def test_a_strategy_may_handle_that_its_bound_cannot_be_renewed() -> None:
         assert service.submit(careful()).result(SOON).text == "A smaller one will do."
 
 
+def test_a_strategy_does_not_run_the_engine_that_runs_it() -> None:
+    """Others of its passes go on; what it wants of another strategy it gets by `yield from`."""
+    engine = small_engine()
+    plain = engine.run(counting((1, 2), 20)).text
+
+    def asking(first: bool) -> Generator[Any, Any, Answer]:
+        if not first:
+            yield Step([Row(View([Block()]), (1,))])
+        engine.run(counting((3,), 5))
+        return Answer("It was let in.")
+
+    def handing_over() -> Generator[Any, Any, Answer]:
+        yield Step([Row(View([Block()]), (1,))])
+        answer: Answer = yield from counting((1, 2), 20)
+        return answer
+
+    for first in (True, False):
+        with pytest.raises(InvalidRequest, match="called the engine that runs it") as caught:
+            engine.run(asking(first))
+        assert "yield from" in caught.value.hint
+        with Service(engine) as service:
+            others = [service.submit(counting((1, 2), 20)) for _ in range(2)]
+            handle = service.submit(asking(first))
+            others.append(service.submit(handing_over()))
+            with pytest.raises(InvalidRequest, match="called the engine that runs it"):
+                handle.result(SOON)
+            assert [other.result(SOON).text for other in others] == [plain] * 3
+    del caught
+    assert engine.run(counting((1, 2), 20)).text == plain
+    assert engine.pool.num_free_pages == engine.pool.num_pages
+
+
 def test_a_strategy_is_run_once() -> None:
     """Given again it is refused, also where the service finds out between two passes."""
     with Service(scheduler(), max_live=1) as service:

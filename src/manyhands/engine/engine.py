@@ -296,6 +296,7 @@ class Engine:
     def step(self) -> bool:
         """One forward pass for every live run; False when none is left."""
         with self.inside:
+            self._scheduler.check_outside()
             if self.shelving is not None:
                 self._scheduler.settle()
                 self.pool.take_back()  # an interrupt may have kept the last step from doing so

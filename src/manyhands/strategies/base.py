@@ -20,6 +20,9 @@ A step may bring work along that its driver can do while the step is fed (`Step.
 A strategy that listens does so first of all, before it reserves or asks for a pass: so its driver knows
 whether there is anybody to talk to. A driver to which nothing can be said sends `Heard()`.
 
+A strategy is run once, and does not run the engine itself: for another strategy's answer it says
+`answer = yield from another`, whose rows are then its own.
+
 Closing the generator cancels the strategy, and what its blocks held is freed. An error of the engine
 (no memory, a context too long) is thrown into the generator that asked for it, and only there.
 """
