@@ -24,7 +24,7 @@ from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.trunks import Trunks
 from manyhands.cache.view import Item, Lanes, View
-from manyhands.errors import ContextTooLong, OutOfMemory
+from manyhands.errors import ContextTooLong, InvalidRequest, OutOfMemory
 
 
 class Ledger:
@@ -269,6 +269,21 @@ def test_compaction_waits_for_a_plan_that_has_the_time(is_planned_ahead: bool) -
     other = View([prompt, finished, Block("other")])
     assert len(ledger.play(Step([Row(other, (5,))])).reads.row) == 2, "its trunk is known"
     assert pool.num_joined == 1
+
+
+@pytest.mark.parametrize("joins_ahead", [True, False])
+def test_a_desk_that_was_filled_elsewhere_is_not_read(joins_ahead: bool) -> None:
+    """Neither by rows that are laid out one by one, nor by rows that are alike."""
+    ledger = Ledger(PagePool(200, 4))
+    ledger.planner.joins_ahead = joins_ahead
+    prompt, *desks = (Block(name) for name in ("prompt", "a", "b"))
+    ledger.play(Step([Row(View([prompt]), (1,) * 9)]))
+    prompt.freeze()
+    desks[1].tokens.extend([2] * 3)
+    views = [View([prompt, *desks[::-1]]), View([prompt, *desks])]
+    with pytest.raises(InvalidRequest, match="'b' holds 3 tokens, and this engine was fed 0"):
+        ledger.planner.plan(Step([Row(view, (3, 3)) for view in views]))
+    assert [desk.num_tokens for desk in desks] == [0, 3]
 
 
 @settings(max_examples=300, deadline=None)

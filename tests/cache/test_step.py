@@ -153,7 +153,15 @@ READ = Block("notes")
             "forbidden is 3; expected a frozenset",
             "forbidden=frozenset",
         ),
+        (
+            lambda: Choice(allowed={1}),
+            r"allowed is \{1\}; expected a frozenset",
+            "allowed=frozenset",
+        ),
         (lambda: Choice(logit_bias=3), "logit_bias is 3; expected a mapping", "logit_bias={"),
+        (lambda: Choice(logit_bias={"a": 3}), "logit_bias has 'a': 3; expected token ids", ""),
+        (lambda: Choice(logit_bias={1: "b"}), "logit_bias has 1: 'b'; expected token ids", ""),
+        (lambda: Choice(mask=[1]), "mask is of type list; expected bytes", ""),
     ],
 )
 def test_slips_say_what_was_found_and_how_to_mend_it(make, said, mend):

@@ -24,6 +24,7 @@ from manyhands.tasks.generated import BUNDLED_SENTENCES
 from manyhands.tasks.task import TaskOptions, protocol_of
 from tests.cli.conftest import Cli
 from tests.evaluation.small import completion, header, record, server, team_record, write
+from tests.evaluation.test_reach import curve, made
 from tests.programs import isolation
 
 TINY = ("--memory-tokens", 8192, "--device", "cpu", "--set", "end.finisher_tokens=3")
@@ -534,6 +535,16 @@ def test_compare_says_the_difference_and_its_exit_code_says_a_loss(
     assert refused.exit_code == 2
     assert "'triples'" in refused.output
     assert cli("compare", good, tmp_path / "none.jsonl").exit_code == 2
+
+
+def test_compare_says_where_a_value_is_not_reached(cli: Cli, tmp_path: Path) -> None:
+    right, wrong = curve((0.0, 0.5, 1.0)), curve((0.0, 0.1, 0.2))
+    first, second = made(tmp_path, "sequential", right), made(tmp_path, "hogwild-2", wrong)
+    said = cli("compare", first, second).output
+    assert "passes until a value of 0.970: B does not reach it" in said
+    assert "A over B" not in said
+    reached = made(tmp_path, "hogwild-3", curve((0.0, 1.0, 1.0)))
+    assert "passes until a value of 0.970, A over B: 1.97" in cli("compare", first, reached).output
 
 
 def test_a_folder_without_records(cli: Cli, tmp_path: Path) -> None:

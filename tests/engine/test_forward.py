@@ -247,6 +247,42 @@ def test_a_block_frozen_after_its_row_was_made_is_not_written_to() -> None:
     assert block.tokens == [1, 2]
 
 
+def _not_filled_here() -> dict[str, Block]:
+    foreign, frozen, by_hand = Block("foreign"), Block("frozen"), Block("by hand")
+    other = small_engine()
+    feed(other, range(20), foreign)
+    feed(other, range(20), frozen)
+    by_hand.tokens.extend(range(20))
+    return {"another engine's": foreign, "frozen": frozen.freeze(), "by hand": by_hand}
+
+
+@pytest.mark.parametrize("name", _not_filled_here())
+def test_a_block_that_was_not_filled_here_is_not_read(name: str) -> None:
+    """Its keys are in no page of this engine: a row would read what others have left there."""
+    engine, block = small_engine(), _not_filled_here()[name]
+    free = engine.pool.num_free_pages
+    for _ in range(2):  # the first time the block is unknown, the second it has a place
+        with pytest.raises(InvalidRequest, match="holds 20 tokens, and this engine was fed 0"):
+            feed(engine, (1,), block, Block())
+        if not block.frozen:
+            with pytest.raises(InvalidRequest, match="holds 20 tokens, and this engine was fed 0"):
+                feed(engine, (1,), block)
+    assert block.tokens == [*range(20)]
+    assert engine.pool.num_free_pages == free
+
+
+def test_tokens_that_were_added_by_hand_are_not_gone_on_from() -> None:
+    engine, block = small_engine(), Block("text")
+    view = View([block])
+    engine.forward(Step([Row(view, (1, 2, 3))]))
+    block.tokens.append(4)
+    with pytest.raises(InvalidRequest, match="holds 4 tokens, and this engine was fed 3"):
+        engine.forward(Step([Row(view, (5,))]))
+    del block.tokens[3:]
+    logits = engine.forward(Step([Row(view, (4,))]))[0]
+    assert torch.allclose(logits, feed(small_engine(), (1, 2, 3, 4), Block()), atol=1e-5)
+
+
 def test_two_rows_do_not_write_to_one_block() -> None:
     own = Block("own")
     with pytest.raises(InvalidRequest, match="two rows of one step write to"):

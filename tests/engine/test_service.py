@@ -253,6 +253,127 @@ def test_a_mistake_in_one_strategy_is_its_own() -> None:
         assert not other.done
 
 
+def _renewed(bound: Any) -> Strategy:
+    yield Reserve(50, 2, bound)
+    yield Step([Row(View([Block()]), (1,))])
+    return Answer("It was not looked at.")
+
+
+def _chosen(choice: Any, **more: Any) -> Strategy:
+    yield Step([Row(View([Block()]), (1,), choice(), **more)])
+    return Answer("It was not looked at.")
+
+
+def _raise() -> Reserve:
+    raise ZeroDivisionError("how much, nobody knows")
+
+
+SLIPS: dict[str, tuple[Callable[[], Strategy], str]] = {
+    "a bound that is a text": (lambda: _renewed(lambda: Reserve("50", 2)), "num_tokens '50'"),  # type: ignore[arg-type]
+    "a bound below 0": (lambda: _renewed(lambda: Reserve(50, -2)), "num_blocks -2"),
+    "a bound that is none": (lambda: _renewed(lambda: None), "renewed by a NoneType"),
+    "a bound that raises": (lambda: _renewed(_raise), "nobody knows"),
+    "words are allowed": (
+        lambda: _chosen(lambda: Choice(allowed=frozenset({"a", 3}))),  # type: ignore[arg-type]
+        "token id 'a' is allowed",
+    ),
+    "parts of ids are forbidden": (
+        lambda: _chosen(lambda: Choice(forbidden=frozenset({1.5}))),  # type: ignore[arg-type]
+        "1.5 is among the tokens",
+    ),
+    "a set that may change": (
+        lambda: _chosen(lambda: Choice(forbidden={3})),  # type: ignore[arg-type]
+        "expected a frozenset",
+    ),
+    "a mask that is a text": (lambda: _chosen(lambda: Choice(mask="a")), "mask is of type str"),  # type: ignore[arg-type]
+    "a mask of nothing": (lambda: _chosen(lambda: Choice(mask=bytes(50))), "no token is left"),
+    "a mask of what is forbidden": (
+        lambda: _chosen(lambda: Choice(mask=b"\2", forbidden=frozenset({1}))),
+        "no token is left",
+    ),
+    "a guess beyond the vocabulary": (
+        lambda: _chosen(Choice, draft=(10**6,)),
+        "token id 1000000 is a guess",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SLIPS)
+def test_a_slip_that_the_engine_meets_is_the_strategys_own(name: str) -> None:
+    """A request is looked at outside of the strategy that makes it, and no other run learns of a mistake in it."""
+    slip, said = SLIPS[name]
+    engine = small_engine()
+    with Service(engine) as service:
+        others = [service.submit(counting((1, 2), 20)) for _ in range(2)]
+        handle = service.submit(slip())
+        others.append(service.submit(counting((1, 2), 20)))
+        with pytest.raises((InvalidRequest, ZeroDivisionError), match=said):
+            handle.result(SOON)
+        assert len({other.result(SOON).text for other in others}) == 1
+        assert not service.is_broken
+    assert engine.pool.num_free_pages == engine.pool.num_pages
+
+
+def test_a_strategy_may_handle_that_its_bound_cannot_be_renewed() -> None:
+    def careful() -> Strategy:
+        try:
+            yield Reserve(50, 2, _raise)
+        except ZeroDivisionError:
+            yield Reserve(20, 1)
+        return Answer("A smaller one will do.")
+
+    with Service(scheduler()) as service:
+        assert service.submit(careful()).result(SOON).text == "A smaller one will do."
+
+
+def test_a_strategy_does_not_run_the_engine_that_runs_it() -> None:
+    """Others of its passes go on; what it wants of another strategy it gets by `yield from`."""
+    engine = small_engine()
+    plain = engine.run(counting((1, 2), 20)).text
+
+    def asking(first: bool) -> Generator[Any, Any, Answer]:
+        if not first:
+            yield Step([Row(View([Block()]), (1,))])
+        engine.run(counting((3,), 5))
+        return Answer("It was let in.")
+
+    def handing_over() -> Generator[Any, Any, Answer]:
+        yield Step([Row(View([Block()]), (1,))])
+        answer: Answer = yield from counting((1, 2), 20)
+        return answer
+
+    for first in (True, False):
+        with pytest.raises(InvalidRequest, match="called the engine that runs it") as caught:
+            engine.run(asking(first))
+        assert "yield from" in caught.value.hint
+        with Service(engine) as service:
+            others = [service.submit(counting((1, 2), 20)) for _ in range(2)]
+            handle = service.submit(asking(first))
+            others.append(service.submit(handing_over()))
+            with pytest.raises(InvalidRequest, match="called the engine that runs it"):
+                handle.result(SOON)
+            assert [other.result(SOON).text for other in others] == [plain] * 3
+    del caught
+    assert engine.run(counting((1, 2), 20)).text == plain
+    assert engine.pool.num_free_pages == engine.pool.num_pages
+
+
+def test_a_strategy_is_run_once() -> None:
+    """Given again it is refused, also where the service finds out between two passes."""
+    with Service(scheduler(), max_live=1) as service:
+        first = begun(service.submit(endless()))
+        strategy = counting((1,), 3)
+        once, twice, other = [service.submit(s) for s in (strategy, strategy, counting((1,), 3))]
+        first.cancel()
+        assert once.result(SOON).text == other.result(SOON).text == "2 3 4"
+        with pytest.raises(InvalidRequest, match="has begun already, or is over") as caught:
+            twice.result(SOON)
+        assert "call the function again" in caught.value.hint
+        with pytest.raises(InvalidRequest, match="has begun already, or is over"):
+            service.submit(strategy)
+        assert not service.is_broken
+
+
 def test_an_error_of_the_engine_reaches_everybody() -> None:
     on_fire = threading.Event()
 

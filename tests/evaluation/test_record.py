@@ -57,7 +57,7 @@ def test_any_other_second_record_is_a_mistake(tmp_path: Path) -> None:
         ({"seconds": float("-inf")}, "seconds holds -inf"),
         ({"elapsed": "1"}, "elapsed is '1'"),
         ({"question": ...}, "without question it is incomplete"),
-        ({"steps": [{"worker": 0}]}, "missing"),
+        ({"steps": [{"worker": 0}]}, "lacks step"),
         ({"steps": 3}, "steps is 3"),
         ({"writing": [[0, [1], "a"]]}, r"writing is \[1\]"),
         ({"writing": [[0, 1]]}, r"writing is \(0, 1\)"),

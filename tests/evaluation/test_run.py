@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,36 @@ def test_every_sample_is_graded_at_every_budget(tmp_path: Path) -> None:
     assert [r.value(4) for r in records(path)] == [1, 0, 0, 0]
     assert records(path)[1].scores["8"]["explanation"] == "expected 4"
     assert sum(r.elapsed for r in records(path)) > 0
+
+
+def test_a_budget_without_an_answer_is_no_wrong_answer(tmp_path: Path) -> None:
+    """Settings without snapshots, say: nothing is put on record for it."""
+    path = tmp_path / "x.jsonl"
+    with pytest.raises(InvalidRequest, match=r"at 4, 6 passes, .* gives them at 8$") as caught:
+        take(path, Exam(Doubles().samples(), Says(RIGHT.get), (4, 6, 8)), header(budgets=(4, 6, 8)))
+    assert "as `snapshots`" in caught.value.hint
+    exam = Exam(Doubles().samples(), Says(RIGHT.get, budgets=(4, 6, 8)), (4, 6, 8))
+    assert take(path, exam, header(budgets=(4, 6, 8)))[0].known == 0
+
+
+@pytest.mark.parametrize("budgets", [(), (8, 4), (8, 8)])
+def test_budgets_of_an_exam_rise(budgets: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidRequest, match="each above the one before"):
+        Exam(Doubles().samples(), Says(RIGHT.get), budgets)
+
+
+def test_samples_may_come_from_a_generator(tmp_path: Path) -> None:
+    """All of them are asked, also those that were looked at before."""
+
+    class Generated(Doubles):
+        def samples(self) -> Any:
+            yield from super().samples()
+
+    task = Generated()
+    for samples in (checked_samples(task), task.samples()):
+        assert len(Exam(samples, Says(RIGHT.get), (8,)).samples) == 4
+    moments = take(tmp_path / "x.jsonl", Exam(checked_samples(task), Says(RIGHT.get), (8,), 2))
+    assert (moments[-1].done, moments[-1].accuracy) == (8, 1.0)
 
 
 def test_what_is_on_record_is_not_asked_again(tmp_path: Path) -> None:

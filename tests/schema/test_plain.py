@@ -98,3 +98,18 @@ def test_an_integer_is_a_float_but_no_other_way_round() -> None:
 def test_what_does_not_fit(field: str, value: Any) -> None:
     with pytest.raises(TypeError):
         from_plain(Outer, {field: value})
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (
+            {"name": "a", "colour": "red"},
+            "Inner has no field 'colour'; its fields are name, weight",
+        ),
+        ({"weight": 3}, "Inner lacks name"),
+    ],
+)
+def test_fields_that_are_too_many_or_too_few_are_named(value: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=f"^{said}"):
+        from_plain(Inner, value)

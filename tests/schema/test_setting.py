@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import pytest
 
 from manyhands.cache.layouts import LAYOUTS
@@ -24,6 +25,10 @@ class Small:
     lengths: tuple[int, ...] = setting((), "Of texts.", at_least=1)
     memory: int | None = setting(None, "Tokens held.", at_least=1, unset="what fits")
     words: dict[int, str] = setting({}, "Said first.", by="code")
+    seed: int = setting(0, "Luck.")
+    reply: bool = setting(True, "Whether to reply.")
+    snapshots: tuple[int, ...] = setting((), "Budgets.")
+    sizes: tuple[int, ...] | None = setting(None, "Of teams.", at_least=1, unset="all")
     free: str = "no setting"
 
     def __post_init__(self) -> None:
@@ -46,12 +51,31 @@ class Small:
         ({"lengths": (3, 0)}, "lengths has 0; expected 1 or more"),
         ({"memory": 0}, "memory is 0; expected 1 or more"),
         ({"memory": math.inf}, "memory is inf; expected 1 or more"),
+        ({"workers": 2.0}, "workers is 2.0; expected a whole number, 1 to 256"),
+        ({"workers": (2,)}, "workers is (2,); expected 1 to 256"),
+        ({"workers": True}, "workers is True; expected a whole number, 1 to 256"),
+        ({"memory": 1e3}, "memory is 1000.0; expected a whole number, 1 or more"),
+        ({"memory": True}, "memory is True; expected a whole number, 1 or more"),
+        ({"share": True}, "share is True; expected a number, above 0, at most 1"),
+        ({"lengths": (3, 2.5)}, "lengths has 2.5; expected a whole number, 1 or more"),
+        ({"lengths": [3, 0]}, "lengths has 0; expected 1 or more"),
+        ({"seed": "7"}, "seed is '7'; expected a whole number"),
+        ({"seed": None}, "seed is None; expected a whole number"),
+        ({"reply": "false"}, "reply is 'false'; expected True or False"),
+        ({"snapshots": ("64",)}, "snapshots has '64'; expected a whole number"),
+        ({"sizes": (2, 0)}, "sizes has 0; expected 1 or more"),
     ],
 )
 def test_what_is_out_of_range(given: dict[str, object], said: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         Small(**given)  # type: ignore[arg-type]  # wrong on purpose
     assert str(caught.value) == said
+
+
+def test_numbers_of_any_library_are_numbers() -> None:
+    given = {"workers": np.int64(3), "share": np.float32(0.5), "seed": np.int32(4), "draw": 0}
+    assert Small(**given) == replace(Small(), workers=3, share=0.5, seed=4)  # type: ignore[arg-type]
+    assert Small(share=1, snapshots=(1, 2), sizes=(3,), memory=None).share == 1
 
 
 def test_the_ends_of_a_range_belong_to_it() -> None:

@@ -139,6 +139,11 @@ def test_a_person_speaks_and_workers_come_and_go(anna: httpx2.Client) -> None:
         {"item": "PauseWorker", "worker": 0, "more": 1}, {"item": ["Said"]},
     ):  # fmt: skip
         assert say(400, **wrong)["error"]["type"] == "invalid_request_error"
+    for wrong, named in (
+        ({"item": "Said"}, "Said lacks text, author"),
+        ({"item": "PauseWorker", "name": "Bob"}, "no field 'name'; its fields are worker"),
+    ):
+        assert named in say(400, **wrong)["error"]["message"]
     say(item="AnswerNow")
     found = records(anna, run)
     lines = [line for r in found.values() if r["kind"] == "pass" for line in r["events"]]

@@ -122,6 +122,40 @@ def test_logprobs_whole_and_in_pieces(client: OpenAI) -> None:
     assert len(pieces) == 6
 
 
+def test_logprobs_of_a_stop_text_are_not_told(client: OpenAI) -> None:
+    """A whole answer has none, nor have pieces, whose text is held back until it is known to be one."""
+    asked: dict[str, Any] = {"model": NAME, "messages": ASK, "max_tokens": 12, "logprobs": True}
+    words = client.chat.completions.create(**asked).choices[0].message.content or ""
+    stops = [words[4:7], f"{words[4:6]}#"]  # text that is held back for the second is text again
+    for stop in stops:
+        (whole,) = client.chat.completions.create(**asked, stop=[stop]).choices
+        assert whole.logprobs is not None
+        pieces, text = list[str](), ""
+        for chunk in client.chat.completions.create(**asked, stop=[stop], stream=True):
+            (choice,) = chunk.choices
+            text += choice.delta.content or ""
+            told = choice.logprobs.content if choice.logprobs is not None else None
+            pieces += [each.token for each in told or []]
+        assert text == whole.message.content
+        assert pieces == [each.token for each in whole.logprobs.content or []]
+        assert "".join(pieces).strip() == text
+
+
+def test_offsets_of_pieces_are_those_of_the_whole(client: OpenAI) -> None:
+    """Also where text is held back, and where characters end within a token."""
+    asked: dict[str, Any] = {"model": NAME, "prompt": "abc", "max_tokens": 40, "logprobs": 0}
+    asked |= {"temperature": 2, "seed": 1}
+    words = client.completions.create(**asked).choices[0].text
+    for stop in (f"{words[4:7]}\N{SNOWMAN}", words[9:12]):
+        (whole,) = client.completions.create(**asked, stop=[stop]).choices
+        assert whole.logprobs is not None
+        offsets = list[int]()
+        for chunk in client.completions.create(**asked, stop=[stop], stream=True):
+            told = chunk.choices[0].logprobs
+            offsets += (told.text_offset or []) if told is not None else []
+        assert offsets == whole.logprobs.text_offset
+
+
 # -- teams -------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,11 @@ from manyhands.errors import InvalidRequest
 
 
 class Block:
-    """A growing run of tokens. Readers see all of it; one row at a time writes to it."""
+    """A growing run of tokens. Readers see all of it; one row at a time writes to it.
+
+    It is filled by rows, in one engine. Tokens that were put here by hand or by another engine have no keys in
+    this one, which refuses to read them (InvalidRequest).
+    """
 
     __slots__ = ("__weakref__", "frozen", "name", "tokens")
 

@@ -59,7 +59,7 @@ from numpy.typing import NDArray
 from manyhands.cache.block import Block
 from manyhands.cache.journal import Journal
 from manyhands.cache.states import StateBook
-from manyhands.errors import OutOfMemory
+from manyhands.errors import InvalidRequest, OutOfMemory
 
 Ints = NDArray[np.int64]
 NOWHERE = -1  # in the place of a slot
@@ -214,6 +214,16 @@ class PagePool:
         found = list(map(self._places.get, map(weakref.ref, blocks)))
         return [place or self.place(block) for place, block in zip(found, blocks, strict=True)]
 
+    def check_filled(self, block: Block, place: Place) -> None:
+        """Raise InvalidRequest if the block has tokens that were never fed here, so that there are no keys of them."""
+        num_here = place.strip.num_tokens - place.offset
+        if len(block.tokens) > num_here:
+            raise InvalidRequest(
+                f"the block {block.name!r} holds {len(block.tokens)} tokens, and this engine was fed "
+                f"{num_here} of them",
+                hint="Fill a block by rows of the engine that reads it: not by hand, nor by another engine.",
+            )
+
     def has_seen(self, block: Block) -> bool:
         """Whether the block has a place."""
         return weakref.ref(block) in self._places
@@ -228,23 +238,31 @@ class PagePool:
 
     def reserve(self, growth: Iterable[tuple[Block, int]]) -> None:
         """Make room for each block to grow by so many tokens; OutOfMemory if not all of it fits."""
-        self._grow_all(self._with_room(list(growth)))
+        growth = list(growth)
+        places = self.places([block for block, _ in growth])
+        self._grow_all(self._with_room(growth, places))
 
     def promise(
         self, growth: Iterable[tuple[Block, int]], places: Sequence[Place] | None = None
     ) -> None:
-        """`reserve` for a step: open until `keep` or `take_back`. `places` of the blocks, where they are known."""
+        """`reserve` for a step: open until `keep` or `take_back`. `places` of the blocks, where they are known.
+
+        Raises InvalidRequest for blocks that were not filled here.
+        """
         growth = list(growth)
+        places = places or self.places([block for block, _ in growth])
+        for (block, _), place in zip(growth, places, strict=True):
+            if place.offset + len(block.tokens) > place.strip.num_tokens:
+                self.check_filled(block, place)
         asked = self._with_room(growth, places)
         # Noted before anything grows: taking back what was not given does nothing.
         self._promises = {block: len(block.tokens) for block, _ in growth} | self._promises
         self._grow_all(asked)
 
     def _with_room(
-        self, growth: Sequence[tuple[Block, int]], places: Sequence[Place] | None = None
+        self, growth: Sequence[tuple[Block, int]], places: Sequence[Place]
     ) -> list[tuple[Strip, int]]:
         """The strips that shall grow, and by how much; there are pages for all of them."""
-        places = places or self.places([block for block, _ in growth])
         asked = [
             (place.strip, num_tokens) for place, (_, num_tokens) in zip(places, growth, strict=True)
         ]

@@ -724,8 +724,9 @@ class Planner:
         return live
 
     def _place(self, block: Block) -> Place:
-        """Where a block lies that shall be read. Raises InvalidRequest where its keys are gone."""
+        """Where a block lies that shall be read. Raises InvalidRequest where its keys are gone, or never were in this memory."""
         place = self.pool.place(block)
+        self.pool.check_filled(block, place)
         if self.pool.has_gone(place.strip):
             raise InvalidRequest(
                 f"the block {block.name!r} is read, and the run that wrote it was preempted",
@@ -788,7 +789,7 @@ class Planner:
         has_gone, growing = self.pool.has_gone, growth.get
         for block, place in zip(blocks, places, strict=True):
             strip, size = place.strip, len(block.tokens)
-            if has_gone(strip):
+            if place.offset + size > strip.num_tokens or has_gone(strip):
                 self._place(block)  # raises
             strips[strip.number] = strip
             are_live.append(is_live := not (block.frozen and size))

@@ -7,14 +7,14 @@ reads, so rows see each other's tokens in the very pass in which they are fed.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import index
 
 from manyhands.cache.tally import Tally
 from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest
-from manyhands.schema.setting import check, setting
+from manyhands.schema.setting import check, is_number, is_whole, setting
 
 MAX_LOGPROBS = 20
 MAX_BIAS = 100
@@ -75,17 +75,26 @@ class Choice:
     def __post_init__(self) -> None:
         check(self)
         for token, bias in self.logit_bias.items() if self.logit_bias else ():
+            if not (is_whole(token) and is_number(bias)):
+                raise InvalidRequest(
+                    f"logit_bias has {token!r}: {bias!r}; expected token ids, and numbers for them"
+                )
             if token < 0 or not -MAX_BIAS <= bias <= MAX_BIAS:
                 raise InvalidRequest(
                     f"logit_bias adds {bias:g} to token {token}; expected a token id, and "
                     f"{-MAX_BIAS} to {MAX_BIAS}"
                 )
+        mask: object = self.mask
+        if mask is not None and not isinstance(mask, bytes):
+            raise InvalidRequest(
+                f"mask is of type {type(mask).__name__}; expected bytes, a bit for every token id"
+            )
         if self.allowed is None and type(self.forbidden) is frozenset:
             return
         for name, found in (("allowed", self.allowed), ("forbidden", self.forbidden)):
-            if not isinstance(found, Set) and not (found is None and name == "allowed"):
+            if not isinstance(found, frozenset) and not (found is None and name == "allowed"):
                 raise InvalidRequest(
-                    f"{name} is {found!r}; expected a frozenset of token ids",
+                    f"{name} is {reprlib.repr(found)}; expected a frozenset of token ids",
                     hint=f"Write {name}=frozenset({{id, ...}}).",
                 )
         if self.allowed is not None and not self.allowed - self.forbidden:

@@ -172,11 +172,11 @@ def compare(options: CompareOptions) -> None:
             f"same {paired.ties}, worse {paired.losses}, sign test {paired.chance:.3g}"
         )
     for cost in found.costs:
-        if cost.ratio is not None:
-            say(
-                f"{cost.what} until a value of {cost.target:.3f}, A over B: {cost.ratio:.2f} "
-                f"(95 % {cost.low:.2f} to {cost.high:.2f})"
-            )
+        aim = f"{cost.what} until a value of {cost.target:.3f}"
+        if cost.ratio is not None and cost.cost is None:
+            say(f"{aim}: B does not reach it")
+        elif cost.ratio is not None:
+            say(f"{aim}, A over B: {cost.ratio:.2f} (95 % {cost.low:.2f} to {cost.high:.2f})")
     if any(found.alone):
         only = f"{found.alone[0]} samples are in A alone, {found.alone[1]} in B alone"
         tell(f"{only}; they are left out")

@@ -59,6 +59,7 @@ from manyhands.prompts.load import Prompts, brings_words, model_prompts
 from manyhands.replay.merged import Merged
 from manyhands.replay.trace import Trace
 from manyhands.schema.lines import Line
+from manyhands.schema.setting import is_whole
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.events import Event, UsageCounted
 from manyhands.text import Text, templates
@@ -295,6 +296,7 @@ class Engine:
     def step(self) -> bool:
         """One forward pass for every live run; False when none is left."""
         with self.inside:
+            self._scheduler.check_outside()
             if self.shelving is not None:
                 self._scheduler.settle()
                 self.pool.take_back()  # an interrupt may have kept the last step from doing so
@@ -520,17 +522,22 @@ class Engine:
             "forbidden": forbidden.values(),
             "weighed": [row.tally.span for row in rows if row.tally is not None],
             "a target": [row.targets for row in rows if row.targets],
+            "a guess": [row.draft for row in rows if row.draft],
         }
         tokens = [*chain.from_iterable(chain.from_iterable(uses.values()))]
-        if not 0 <= min(tokens) <= max(tokens) < size:
+        try:
+            are_right = 0 <= min(tokens) <= max(tokens) < size
+        except TypeError:  # some are no numbers
+            are_right = False
+        if not are_right:
             use, wrong = next(
                 (use, token)
                 for use, lists in uses.items()
                 for token in chain.from_iterable(lists)
-                if not 0 <= token < size
+                if not (is_whole(token) and 0 <= token < size)
             )
             raise InvalidRequest(
-                f"token id {wrong} is {use}, and the model's vocabulary has {size} tokens",
+                f"token id {wrong!r} is {use}, and the model's vocabulary has {size} tokens",
                 hint="Encode the text with this model's own tokenizer.",
             )
         if size in map(len, forbidden.values()):

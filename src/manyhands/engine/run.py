@@ -18,6 +18,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from enum import Enum, auto
+from inspect import GEN_CREATED, getgeneratorstate
+from types import GeneratorType
 from typing import Any
 
 from manyhands.cache.block import Block
@@ -27,7 +29,7 @@ from manyhands.cache.step import Step
 from manyhands.cache.usage import Usage
 from manyhands.engine.past import Past
 from manyhands.engine.seating import Seating
-from manyhands.errors import InvalidRequest, ManyhandsError
+from manyhands.errors import InvalidRequest
 from manyhands.strategies.base import Answer, Asked, Reserve, Strategy
 from manyhands.strategies.events import EngineEvent, Event, Preempted, Queued, Resumed
 from manyhands.strategies.listening import ITEMS, NOTHING, Heard, Item, Listen
@@ -135,6 +137,11 @@ class Run:
         return self.state is RunState.DONE
 
     @property
+    def is_computing(self) -> bool:
+        """Whether its strategy is being executed just now."""
+        return isinstance(self.strategy, GeneratorType) and self.strategy.gi_running
+
+    @property
     def is_preemptible(self) -> bool:
         """Whether its pages may be taken: what it was fed is written down."""
         return self.past is not None
@@ -153,6 +160,17 @@ class Run:
     def asked(self) -> Reserve | None:
         """The reservation it asks for."""
         return self.request if isinstance(self.request, Reserve) else None
+
+    def asks(self) -> Reserve | None:
+        """The reservation it asks for, as it is now. What its `renew` raises is thrown into the strategy: then None."""
+        if self.asked is None:
+            return None
+        try:
+            return self.asked.now()
+        except Exception as error:  # like the strategy itself, it is anybody's program
+            problem = error
+        self.fail(problem)
+        return None
 
     def take_events(self) -> list[Event]:
         """The events reported since the last call."""
@@ -220,7 +238,7 @@ class Run:
             self.past.remember_part(part)
         self.request = without(self.step, part)
 
-    def fail(self, error: ManyhandsError) -> None:
+    def fail(self, error: Exception) -> None:
         """Throw an error in; the strategy may handle it and go on."""
         self._advance(self.strategy.throw, error)
 
@@ -314,11 +332,16 @@ class Run:
 
 
 def check_strategy(strategy: object) -> None:
-    """Raise InvalidRequest if this is no strategy, as when its function was given uncalled."""
+    """Raise InvalidRequest if this is no strategy, as when its function was given uncalled, or one that has begun."""
     if not isinstance(strategy, Generator):
         raise InvalidRequest(
             f"a {type(strategy).__name__} was given as a strategy; expected a generator",
             hint="Call the function that yields steps, and give what it returns.",
+        )
+    if isinstance(strategy, GeneratorType) and getgeneratorstate(strategy) != GEN_CREATED:
+        raise InvalidRequest(
+            "a strategy was given that has begun already, or is over",
+            hint="Make a new one for each run: call the function again.",
         )
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from manyhands.cache.logprobs import LEAST_LOGPROB, Logprobs, Tokens
 from manyhands.cache.step import GREEDY, Choice
-from manyhands.errors import ManyhandsError
+from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.model import kernels
 
 _BROKEN, _SOUND, _UNDECIDED = 0, 1, 2
@@ -295,12 +296,27 @@ def _mask(choice: Choice, size: int) -> Bits:
     given = np.frombuffer(choice.mask[: len(bits)], dtype=np.uint8)
     masked = np.zeros_like(bits)
     masked[: len(given)] = bits[: len(given)] & given
+    if not masked.any():
+        raise InvalidRequest(
+            "no token is left to choose from: the mask has none that may be chosen",
+            hint="Give a mask with a bit for every token id, the first one in the lowest bit of the first byte.",
+        )
     return masked
 
 
 @functools.lru_cache(maxsize=64)
 def _listed(allowed: frozenset[int] | None, forbidden: frozenset[int], size: int) -> Bits:
     """A mask of `allowed`, or of all `size` tokens, without the forbidden ones. Lists stay the same for many passes."""
+    listed = (*(allowed or ()), *forbidden)
+    kinds = set(
+        map(type, listed)
+    )  # no token is looked at by itself: there may be a vocabulary of them
+    if not all(issubclass(kind, Integral) for kind in kinds):
+        wrong = next(token for token in listed if not isinstance(token, Integral))
+        raise InvalidRequest(
+            f"{wrong!r} is among the tokens that are allowed or forbidden; expected token ids",
+            hint="Make them of a text with engine.text.encode(text).",
+        )
     permitted = np.full(size, allowed is None)
     permitted[list(allowed or ())] = True
     permitted[list(forbidden)] = False

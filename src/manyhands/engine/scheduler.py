@@ -44,7 +44,7 @@ from manyhands.engine.one_thread import OneThread
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.preemption import Preemption, Rebuild
 from manyhands.engine.run import Run, RunState, new_queues
-from manyhands.errors import ManyhandsError, OutOfMemory, RanksFailed
+from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory, RanksFailed
 from manyhands.strategies.base import Reserve, Strategy
 from manyhands.strategies.events import Admitted
 
@@ -155,6 +155,7 @@ class Scheduler:
 
     def step(self) -> bool:
         """One forward pass for all runs that wait for one; False when no run is left."""
+        self.check_outside()
         self.settle()
         if self._is_changing:
             self._recount()
@@ -166,6 +167,14 @@ class Scheduler:
         self._sweep()
         self._is_changing = False
         return bool(self._running or self._waiting or self._blocked or self._preempted)
+
+    def check_outside(self) -> None:
+        """Raise InvalidRequest where one of the runs' own strategies asks for a pass: it is in the midst of one."""
+        if self._is_changing and any(run.is_computing for run in self.runs):
+            raise InvalidRequest(
+                "a strategy has called the engine that runs it, and the engine is in the midst of a step",
+                hint="Let it `yield from` the other strategy, whose answer that is; its rows then share the passes.",
+            )
 
     def cancel(self, run: Run) -> None:
         """End a run before its time; the tokens of the others do not change."""
@@ -416,14 +425,17 @@ class Scheduler:
             if not self._offer(run):
                 stuck.append(run)
         if stuck and not self._running and not self._preempted:
-            asked = stuck[0].asked
-            assert asked is not None, "it was offered nothing"
-            stuck[0].fail(_deadlock(asked.now(), self.preemption.num_pages_promised, self.pool))
+            asked = stuck[0].asks()
+            if asked is not None:
+                taken = self.preemption.num_pages_promised
+                stuck[0].fail(_deadlock(asked, taken, self.pool))
 
     def _offer(self, run: Run) -> bool:
         """Answer a reservation: grant it, or say that it can never be; False if the run must wait."""
         assert run.asked is not None, "only a run that asks is offered something"
-        asked = run.asked.now()
+        asked = run.asks()
+        if asked is None:
+            return True
         pages = self._pages(asked)
         if pages > self.pool.num_pages:
             run.fail(_never_fits(asked, self.pool))
@@ -442,7 +454,8 @@ class Scheduler:
         while True:
             self.preemption.reserve(run, pages)
             run.resume()
-            if run.asked is None or (pages := self._pages(run.asked.now())) >= run.reserved_pages:
+            asked = run.asks()
+            if asked is None or (pages := self._pages(asked)) >= run.reserved_pages:
                 break
         if run.age is None and not run.done:
             self.preemption.admit(run)

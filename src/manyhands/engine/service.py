@@ -432,12 +432,16 @@ class Service:
 
     def _take(self) -> tuple[Handle, Run] | None:
         """The next run that waits; it is live from now on."""
-        with self._changed:
-            if not self._waiting or self._is_closing:
-                return None
-            handle, strategy = self._waiting.popitem(last=False)
-            self._live.add(handle)
-        return handle, self._engine.submit(strategy, lifecycle=handle.lifecycle)
+        while True:
+            with self._changed:
+                if not self._waiting or self._is_closing:
+                    return None
+                handle, strategy = self._waiting.popitem(last=False)
+                self._live.add(handle)
+            try:
+                return handle, self._engine.submit(strategy, lifecycle=handle.lifecycle)
+            except InvalidRequest as error:  # given twice, it has begun since it was looked at
+                self._end(handle, [], error)
 
     def _hand_over(self, passed: Pass[Handle]) -> None:
         """Between two passes: cancel what is to be cancelled, publish what has happened."""

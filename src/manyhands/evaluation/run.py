@@ -18,6 +18,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from manyhands.errors import InvalidRequest
@@ -30,7 +31,11 @@ from manyhands.tasks.task import Sample, Task
 
 @dataclass(frozen=True)
 class Exam:
-    """Samples, a candidate and budgets. `budgets` rise; `retry` asks again where a record says that it failed."""
+    """Samples, a candidate and budgets. `budgets` rise; `retry` asks again where a record says that it failed.
+
+    The candidate gives an answer at each budget: of a method, the largest is its settings' budget, and the others are
+    their snapshots. Samples may come from a generator.
+    """
 
     samples: Sequence[Sample]
     candidate: Candidate
@@ -41,6 +46,11 @@ class Exam:
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise InvalidRequest(f"repeats is {self.repeats}; expected 1 or more")
+        object.__setattr__(self, "samples", tuple(self.samples))
+        if not self.budgets or any(one >= other for one, other in pairwise(self.budgets)):
+            raise InvalidRequest(
+                f"the budgets of an exam are {self.budgets}; expected one or more, each above the one before"
+            )
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ def examine(exam: Exam, file: RecordFile, grading: Grading) -> Iterator[Moment]:
 
 def checked_samples(task: Task) -> Sequence[Sample]:
     """The samples of a task, if an exam can be made of them; InvalidRequest says what is wrong."""
-    samples = task.samples()
+    samples = tuple(task.samples())
     if not samples:
         raise InvalidRequest(f"the task {task.name} has no samples", hint="look at its source")
     seen: set[str] = set()
@@ -134,6 +144,13 @@ def _graded(
     if answered.error is not None:
         reason = f"{type(answered.error).__name__}: {answered.error}"
         return _failed(answered, budgets, reason), reason
+    unseen = [budget for budget in budgets if budget not in answered.answers]
+    if unseen:  # no answer is known there, which is no wrong one
+        raise InvalidRequest(
+            f"the exam asks for answers at {_listed(unseen)} passes, and the candidate gives them at "
+            f"{_listed(sorted(answered.answers))}",
+            hint="Give the method's settings the largest budget as `budget`, and the others as `snapshots`.",
+        )
     scores: dict[str, dict[str, Any]] = {}
     known: dict[tuple[str | None, str], Score] = {}  # many budgets have the same answer
     for budget in budgets:
@@ -148,6 +165,10 @@ def _graded(
             return _failed(answered, budgets, str(error)), str(error)
         scores[str(budget)] = _entry(answered, budget, known[answer, text])
     return scores, None
+
+
+def _listed(budgets: Sequence[int]) -> str:
+    return ", ".join(map(str, budgets)) or "none"
 
 
 def _failed(answered: Answered, budgets: Sequence[int], reason: str) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -78,9 +78,21 @@ def _object(kind: Any, value: Any, place: str) -> Any:
     names = {field.name for field in fields(kind) if field.init}
     unknown = sorted(set(value) - names)
     if unknown:
-        raise TypeError(f"{_named(kind)} has no field {unknown[0]!r}")
+        listed = ", ".join(field.name for field in fields(kind) if field.init) or "none"
+        raise TypeError(f"{_named(kind)} has no field {unknown[0]!r}; its fields are {listed}")
     given = {name: from_plain(known[name], value[name], name) for name in value}
-    return kind(**given)
+    try:
+        return kind(**given)
+    except TypeError:
+        lacking = [field.name for field in fields(kind) if _is_required(field)]
+        lacking = [name for name in lacking if name not in given]
+        if not lacking:
+            raise
+    raise TypeError(f"{_named(kind)} lacks {', '.join(lacking)}")
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.init and field.default is MISSING and field.default_factory is MISSING
 
 
 @cache  # a trace holds one event a token, and reading annotations costs more than all the rest

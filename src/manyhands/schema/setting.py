@@ -18,10 +18,12 @@ checked by hand, behind `check`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from numbers import Integral, Real
 from sys import float_info
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args
 
 from manyhands.errors import InvalidRequest
 
@@ -143,32 +145,90 @@ def settings_of(kind: type[Any]) -> dict[str, Setting]:
     return {one.name: one.metadata[_KEY] for one in fields(kind) if _KEY in one.metadata}
 
 
+def is_whole(value: object) -> bool:
+    """Whether it is a whole number of any library: an int, or one of numpy's. True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a number of any library, whole or not. True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def check(settings: Any) -> None:
     """Raise InvalidRequest for the first value that its field does not allow.
 
-    None is allowed where it is the default. Of a tuple every item is checked. Where the default is a settings object, a
-    tuple or a mapping, the value has to be one, too; one text is no tuple of texts.
+    None is allowed where it is the default. A field of `int` holds a whole number, one of `float` a number, one of `bool`
+    True or False; a text that looks like one is none. Of a tuple every item is checked. Where the default is a settings
+    object, a tuple or a mapping, the value has to be one, too; one text is no tuple of texts.
     """
     kind = type(settings)
-    if kind not in _BOUNDED:
-        declared = [(one, one.metadata[_KEY]) for one in fields(kind) if _KEY in one.metadata]
-        _BOUNDED[kind] = [
-            (one.name, own.test() if one.default is not None else _or_none(own.test()))
-            for one, own in declared
-            if own.is_bounded
-        ] + [(one.name, shape.test) for one, _ in declared if (shape := _shape_of(one))]
-    for name, allows in _BOUNDED[kind]:
+    if kind not in _CHECKED:
+        _CHECKED[kind] = [*_checks_of(kind)]
+    for name, types, allows in _CHECKED[kind]:
         value = getattr(settings, name)
         try:
-            if allows(value):
+            if (types is None or type(value) in types) and allows(value):
                 continue
         except TypeError:  # a tuple, or no number at all
             pass
         _check_closely(kind, name, value)
 
 
+def _checks_of(kind: type[Any]) -> Iterator[_Check]:
+    """The checks of a class: of its settings, and once more of those that have a shape."""
+    for one in fields(kind):
+        declared: Setting | None = one.metadata.get(_KEY)
+        if declared is None:
+            continue
+        scalar, shape = _SCALARS.get(_annotation(one)), _shape_of(one)
+        if shape is not None:
+            yield one.name, None, shape.test
+        if _annotation(one) == _WHOLE_NUMBERS:
+            yield one.name, None, _is_empty  # else each is looked at
+        elif declared.is_bounded or scalar is not None:
+            allows = declared.test() if declared.is_bounded else _anything
+            types = None if scalar is None else scalar.types
+            if one.default is None:
+                allows = _or_none(allows)
+                types = None if types is None else types | {NoneType}
+            yield one.name, types, allows
+
+
+def _anything(value: object) -> bool:
+    return True
+
+
+def _is_empty(value: object) -> bool:
+    return value == ()
+
+
 def _or_none(allows: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or allows(value)
+
+
+@dataclass(frozen=True)
+class _Scalar:
+    """The values of a field that holds one of them: `types` are the usual ones, which need no closer look."""
+
+    types: frozenset[type[Any]]
+    test: Callable[[object], bool]
+    expected: str
+
+
+_SCALARS: Mapping[str, _Scalar] = {
+    "int": _Scalar(frozenset({int}), is_whole, "a whole number"),
+    "float": _Scalar(frozenset({float, int}), is_number, "a number"),
+    "bool": _Scalar(frozenset({bool}), lambda value: isinstance(value, bool), "True or False"),
+}
+_WHOLE_NUMBERS = "tuple[int, ...]"
+
+
+def _annotation(one: Field[Any]) -> str:
+    """The type of a field as it is written there, without the None that it may be, too."""
+    written: object = one.type
+    found = written.__name__ if isinstance(written, type) and not get_args(written) else written
+    return str(found).removesuffix(" | None")
 
 
 @dataclass(frozen=True)
@@ -205,8 +265,9 @@ def _shape_of(one: Field[Any]) -> _Shape | None:
     return None
 
 
-# The fields to check, by class: made once, since a `Choice` is made for every token.
-_BOUNDED: dict[type[Any], list[tuple[str, Callable[[Any], bool]]]] = {}
+_Check = tuple[str, frozenset[type[Any]] | None, Callable[[Any], bool]]
+# Fields to check, by class: made once, since a `Choice` is made for every token.
+_CHECKED: dict[type[Any], list[_Check]] = {}
 
 
 def _check_closely(kind: type[Any], name: str, value: Any) -> None:
@@ -219,8 +280,15 @@ def _check_closely(kind: type[Any], name: str, value: Any) -> None:
             f"{name} is {found}; expected {shape.expected}",
             hint=f"Write {name}={shape.example}.",
         )
-    items = value if isinstance(value, tuple) else (value,)
-    for item in items:
-        if not declared.allows(item):
-            verb = "has" if items is value else "is"
+    if value is None and own.default is None:
+        return
+    written = _annotation(own)
+    is_listed = written.startswith("tuple[") and isinstance(value, Iterable)
+    scalar = _SCALARS.get("int" if written == _WHOLE_NUMBERS else written)
+    for item in value if is_listed else (value,):
+        verb = "has" if is_listed else "is"
+        if declared.is_bounded and not declared.allows(item):
             raise InvalidRequest(f"{name} {verb} {item!r}; expected {declared.expected}")
+        if scalar is not None and not scalar.test(item):
+            bounds = f", {declared.expected}" if declared.is_bounded else ""
+            raise InvalidRequest(f"{name} {verb} {item!r}; expected {scalar.expected}{bounds}")

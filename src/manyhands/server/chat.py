@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from manyhands.engine.service import Moment
-from manyhands.schema.openai import CHAT, PLAIN, logprobs
+from manyhands.schema.openai import CHAT, PLAIN, SpelledToken, logprobs
 from manyhands.server.asked import Asked, understand
 from manyhands.server.failures import Refusal
 from manyhands.server.front import Front, Left, front_of, headers_of
@@ -29,7 +29,7 @@ from manyhands.server.telling import Teller
 from manyhands.server.usage import usage_of, usage_of_all
 from manyhands.strategies.base import Answer, FinishedStep
 from manyhands.strategies.events import Event, TokenWritten, WorkerJoined, WorkerStopped
-from manyhands.strategies.requests import answer_body, spelled_tokens
+from manyhands.strategies.requests import Spelling, answer_body
 from manyhands.strategies.shared_prefix import Completions
 from manyhands.text import Text
 
@@ -215,7 +215,7 @@ class _PlainChunks:
         self._ended: set[int] = set()
         self._text = front.served.text
         self._tells = run.asked.settings.choice.logprobs is not None
-        self._offsets = [0] * len(self._thinking)  # characters that were written
+        self._spelled = [_Spelled(self._text, self._is_chat) for _ in self._thinking]
 
     def opening(self) -> bytes:
         """The first chunk, which names the author of the message."""
@@ -252,14 +252,12 @@ class _PlainChunks:
         return b"".join(self._chunks.chunk(index, delta, "length") for index in left)
 
     def _told(self, event: TokenWritten) -> bytes:
-        """One token with its logprobs. A message has those of its reply, without what ended it."""
+        """One token with the logprobs that can be told by now. A message has those of its reply, without what ended it."""
         index, thinking = event.worker, self._thinking[event.worker]
-        offset, told = self._offsets[index], None
-        is_told = not self._is_chat or not (thinking or event.token in self._text.eos)
-        if is_told:
-            spelled = spelled_tokens(self._text, [(event.token, event.logprobs)], offset)
-            told = logprobs(self._asked.url, spelled)
-        self._offsets[index] += len(event.text)
+        told = None
+        if not (self._is_chat and thinking):
+            found = self._spelled[index].take(event, is_end=event.token in self._text.eos)
+            told = logprobs(self._asked.url, found) if found else None
         delta: Any = event.text
         if self._is_chat and thinking:
             delta = {"reasoning_content": event.text, "reasoning": event.text}
@@ -275,6 +273,29 @@ class _PlainChunks:
                 yield self._chunks.chunk(index, {"reasoning_content": text, "reasoning": text})
             else:
                 yield self._chunks.chunk(index, {"content": text})
+
+
+class _Spelled:
+    """The tokens of one choice whose logprobs are told.
+
+    A message tells a token as soon as its first character is certain to be in it: text that may become a stop text is held
+    back, and once it is one, its tokens are never told. A plain completion tells every token at once.
+    """
+
+    def __init__(self, text: Text, is_chat: bool) -> None:
+        self._spelling, self._is_chat = Spelling(text), is_chat
+        self._held: list[SpelledToken] = []
+        self._num_certain = 0  # characters of the message
+
+    def take(self, event: TokenWritten, *, is_end: bool) -> list[SpelledToken]:
+        """The tokens that can be told with this one; `is_end`: it ended the text."""
+        if not (self._is_chat and is_end):
+            self._held.append(self._spelling.take(event.token, event.logprobs))
+        self._num_certain += len(event.text)
+        end = self._spelling.num_blanks + self._num_certain
+        told = [each for each in self._held if each.offset < end or not self._is_chat]
+        self._held = self._held[len(told) :]
+        return told
 
 
 class _MethodChunks:

@@ -20,6 +20,9 @@ A step may bring work along that its driver can do while the step is fed (`Step.
 A strategy that listens does so first of all, before it reserves or asks for a pass: so its driver knows
 whether there is anybody to talk to. A driver to which nothing can be said sends `Heard()`.
 
+A strategy is run once, and does not run the engine itself: for another strategy's answer it says
+`answer = yield from another`, whose rows are then its own.
+
 Closing the generator cancels the strategy, and what its blocks held is freed. An error of the engine
 (no memory, a context too long) is thrown into the generator that asked for it, and only there.
 """
@@ -31,6 +34,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from manyhands.cache.step import Row, Step
+from manyhands.errors import InvalidRequest
+from manyhands.schema.setting import is_whole
 from manyhands.strategies.events import Event
 from manyhands.strategies.listening import Heard, Listen
 
@@ -54,9 +59,26 @@ class Reserve:
     num_shared_tokens: int = 0
     prompt: Row | None = field(default=None, compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        for name in ("num_tokens", "num_blocks", "num_shared_tokens"):
+            value = getattr(self, name)
+            if not is_whole(value) or value < 0:
+                raise InvalidRequest(
+                    f"a strategy reserves with {name} {value!r}; expected a whole number, 0 or more",
+                    hint="Write Reserve(num_tokens=500, num_blocks=2), for instance.",
+                )
+
     def now(self) -> Reserve:
-        """The bound as it is now."""
-        return self if self.renew is None else self.renew()
+        """The bound as it is now. Raises what `renew` raises, and InvalidRequest if that says no bound."""
+        if self.renew is None:
+            return self
+        found: object = self.renew()
+        if not isinstance(found, Reserve):
+            raise InvalidRequest(
+                f"a reservation was renewed by a {type(found).__name__}; expected a Reserve",
+                hint="Let the function that is given as `renew` return one.",
+            )
+        return found
 
 
 @dataclass(frozen=True)

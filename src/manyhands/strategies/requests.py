@@ -30,7 +30,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, get_type_hints
@@ -375,20 +375,33 @@ def _told(url: str, told: Completion, text: Text | None) -> list[SpelledToken] |
     return [token for token in found if token.offset < end]
 
 
-def spelled_tokens(
-    text: Text, told: Sequence[tuple[int, Logprobs | None]], offset: int = 0
-) -> list[SpelledToken]:
-    """Tokens and what was told of them, as an answer tells it; `offset` is the first one's, in characters.
+def spelled_tokens(text: Text, told: Iterable[tuple[int, Logprobs | None]]) -> list[SpelledToken]:
+    """Tokens and what was told of them, as an answer tells it."""
+    spelling = Spelling(text)
+    return [spelling.take(token, logprobs) for token, logprobs in told]
 
-    A piece of a text that is streamed is spelled by itself.
+
+class Spelling:
+    """Spells the tokens of one text one after another: each begins at the character at which the ones before it end.
+
+    `num_blanks` are those with which the text begins.
     """
-    decoder, found = StreamDecoder(text), []
-    for token, logprobs in told:
+
+    def __init__(self, text: Text) -> None:
+        self._text, self._decoder = text, StreamDecoder(text)
+        self._offset = self.num_blanks = 0
+
+    def take(self, token: int, logprobs: Logprobs | None) -> SpelledToken:
+        """The next token, and what was told of it."""
+        text = self._text
         top = [_spelled(text, each, value) for each, value in logprobs.top] if logprobs else []
         own = None if logprobs is None else logprobs.logprob
-        found.append(replace(_spelled(text, token, own), top=tuple(top), offset=offset))
-        offset += len(decoder.push(token))
-    return found
+        found = replace(_spelled(text, token, own), top=tuple(top), offset=self._offset)
+        piece = self._decoder.push(token)
+        if self.num_blanks == self._offset:
+            self.num_blanks += len(piece) - len(piece.lstrip())
+        self._offset += len(piece)
+        return found
 
 
 def _spelled(text: Text, token: int, logprob: float | None) -> SpelledToken:
