@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
-from manyhands import METHODS, Engine, Prompts, TeamPrompt, TeamSettings, bundled, hogwild
+from manyhands import (
+    METHODS,
+    Engine,
+    Prompts,
+    SharedSettings,
+    TeamPrompt,
+    TeamSettings,
+    bundled,
+    hogwild,
+)
 from manyhands.engine.engine import _words_of as words_of
+from manyhands.errors import InvalidRequest
 from manyhands.model.generation import own_choice
 from manyhands.model.loading import find_format
 from manyhands.model.settings import ModelSettings
@@ -100,3 +111,37 @@ def test_words_beside_an_adapter_go_before_those_of_the_model(tmp_path: Path) ->
     assert words_of(ModelSettings("bundled", lora=str(tmp_path))) == written
     assert words_of(ModelSettings(object(), lora=str(tmp_path))) == written
     assert words_of(ModelSettings(object())) == Prompts()
+
+
+SLIPS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "no problem": ({"problem": None}, "problem is of type NoneType", "Conversation.of"),
+    "messages": ({"problem": [QUESTION]}, "problem is of type list", "Conversation.of"),
+    "an engine for its text": (
+        {"text": "engine"},
+        "text of a method is of type Engine",
+        "engine.text",
+    ),
+    "settings of another": (
+        {"settings": SharedSettings()},
+        "of type SharedSettings; expected",
+        "(...)",
+    ),
+    "settings as a dict": ({"settings": {"budget": 20}}, "settings .* are of type dict", "(...)"),
+    "all words": (
+        {"words": Prompts()},
+        "words of the method are of type Prompts",
+        "engine.prompts.",
+    ),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", SLIPS)
+def test_slips_in_what_a_method_is_given_are_named(engine: Engine, name: str, method: str) -> None:
+    slip, said, mend = SLIPS[name]
+    given = {"problem": QUESTION, "text": engine.text, "settings": None, "words": None} | slip
+    if given["text"] == "engine":
+        given["text"] = engine
+    with pytest.raises(InvalidRequest, match=said) as caught:
+        METHODS[method].make(*given.values())
+    assert mend in caught.value.hint

@@ -95,5 +95,13 @@ class Conversation:
 
 
 def conversation_of(problem: str | Conversation) -> Conversation:
-    """A problem alone is a conversation, too."""
-    return problem if isinstance(problem, Conversation) else Conversation(problem)
+    """A problem alone is a conversation, too. Raises InvalidRequest for what is neither."""
+    found: object = problem
+    if isinstance(found, Conversation):
+        return found
+    if not isinstance(found, str):
+        raise InvalidRequest(
+            f"the problem is of type {type(found).__name__}; expected a text, or a Conversation",
+            hint="Messages become one by Conversation.of([Message(role, text), ...]).",
+        )
+    return Conversation(found)

@@ -48,9 +48,9 @@ from manyhands.strategies.events import (
     WorkerResumed,
     WorkerStopped,
 )
-from manyhands.strategies.own_words import own_words
+from manyhands.strategies.own_words import own_words, spoken
 from manyhands.strategies.scene import Scene
-from manyhands.strategies.settings import AsyncReasoningSettings
+from manyhands.strategies.settings import AsyncReasoningSettings, or_usual
 from manyhands.strategies.writer import Writer, tokens_behind
 from manyhands.text import Text
 from manyhands.text.stops import StopWatch
@@ -74,8 +74,8 @@ def async_reasoning(
     InvalidRequest if `yes` and `no` of the prompt begin with the same token to their ends.
     """
     settings, prompt = (
-        settings or AsyncReasoningSettings(),
-        prompt or own_words(text).async_reasoning,
+        or_usual(settings, AsyncReasoningSettings),
+        spoken(prompt, own_words(text).async_reasoning),
     )
     return _Run(conversation_of(question), text, settings, prompt, context).play()
 

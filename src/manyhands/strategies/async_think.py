@@ -30,9 +30,9 @@ from manyhands.prompts.template import put
 from manyhands.schema.conversation import Conversation, conversation_of
 from manyhands.strategies.base import Answer, Reserve, Strategy, Work
 from manyhands.strategies.events import Event, StepBegun, StepEnded, TokenWritten, WorkerJoined
-from manyhands.strategies.own_words import own_words
+from manyhands.strategies.own_words import own_words, spoken
 from manyhands.strategies.parting import StrandsRun, WorkerStrand
-from manyhands.strategies.settings import AsyncThinkSettings
+from manyhands.strategies.settings import AsyncThinkSettings, or_usual
 from manyhands.strategies.strand import SLACK
 from manyhands.strategies.writer import Writer, tokens_behind
 from manyhands.text import Text
@@ -51,7 +51,10 @@ def async_think(
     Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view that the model bears, in tokens; the run stops in time for its answer.
     """
-    settings, prompt = settings or AsyncThinkSettings(), prompt or own_words(text).async_think
+    settings, prompt = (
+        or_usual(settings, AsyncThinkSettings),
+        spoken(prompt, own_words(text).async_think),
+    )
     return _Run(conversation_of(question), text, settings, prompt, context).play()
 
 

@@ -23,9 +23,9 @@ from manyhands.schema.conversation import Conversation, conversation_of
 from manyhands.strategies.attempts import Attempts, Verdict
 from manyhands.strategies.base import Strategy, Work
 from manyhands.strategies.ending import Ending
-from manyhands.strategies.own_words import own_words
+from manyhands.strategies.own_words import own_words, spoken
 from manyhands.strategies.scene import Scene
-from manyhands.strategies.settings import BestSettings
+from manyhands.strategies.settings import BestSettings, or_usual
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 
@@ -44,7 +44,7 @@ def best_of_n(
     `context` is the longest view the model bears; the run stops in time to still give its answer.
     Raises UnsupportedModel if the model's vocabulary has no token for a digit.
     """
-    settings, prompt = settings or BestSettings(), prompt or own_words(text).votes
+    settings, prompt = or_usual(settings, BestSettings), spoken(prompt, own_words(text).votes)
     asked = conversation_of(question)
     return _Best(asked, text, settings, prompt, prompt.finisher, context).play()
 

@@ -39,10 +39,10 @@ from manyhands.strategies.events import (
     StepEnded,
     TokenWritten,
 )
-from manyhands.strategies.own_words import own_words
+from manyhands.strategies.own_words import own_words, spoken
 from manyhands.strategies.parting import ForkRun, WorkerStrand
 from manyhands.strategies.scene import Scene, Stretch, scene_of
-from manyhands.strategies.settings import BranchSettings
+from manyhands.strategies.settings import BranchSettings, or_usual
 from manyhands.strategies.strand import SLACK
 from manyhands.strategies.writer import Writer, tokens_behind
 from manyhands.text import Text
@@ -105,7 +105,7 @@ def branches(
     `context` is the longest view the model bears; the run stops in time for its answer. The strategy
     returns a `BranchAnswer`.
     """
-    settings, prompt = settings or BranchSettings(), prompt or own_words(text).branches
+    settings, prompt = or_usual(settings, BranchSettings), spoken(prompt, own_words(text).branches)
     return _Run(conversation_of(question), text, settings, prompt, context).play()
 
 

@@ -66,9 +66,9 @@ from manyhands.strategies.listening import (
     ResumeWorker,
     Said,
 )
-from manyhands.strategies.own_words import own_words
+from manyhands.strategies.own_words import own_words, spoken
 from manyhands.strategies.scene import Scene
-from manyhands.strategies.settings import MAX_WORKERS, TeamSettings
+from manyhands.strategies.settings import MAX_WORKERS, TeamSettings, or_usual
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 
@@ -92,8 +92,8 @@ def hogwild(
     """
     asked, settings, prompt = (
         conversation_of(problem),
-        settings or TeamSettings(),
-        prompt or own_words(text).team,
+        or_usual(settings, TeamSettings),
+        spoken(prompt, own_words(text).team),
     )
     return _Team(asked, text, settings, prompt, context).play()
 

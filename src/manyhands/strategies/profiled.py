@@ -34,10 +34,10 @@ from manyhands.strategies.events import (
 )
 from manyhands.strategies.fork_marks import ForkWatch
 from manyhands.strategies.nested_parts import Joining, OpenFork, Part, fed_up, joined_text
-from manyhands.strategies.own_words import own_words
+from manyhands.strategies.own_words import own_words, spoken
 from manyhands.strategies.parting import ForkRun, WorkerStrand
 from manyhands.strategies.profiles import PROFILES
-from manyhands.strategies.settings import ProfileSettings
+from manyhands.strategies.settings import ProfileSettings, or_usual
 from manyhands.strategies.strand import SLACK
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
@@ -55,7 +55,7 @@ def profiled(
 
     Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     """
-    settings, prompt = settings or ProfileSettings(), prompt or own_words(text).profiled
+    settings, prompt = or_usual(settings, ProfileSettings), spoken(prompt, own_words(text).profiled)
     return _Run(conversation_of(question), text, settings, prompt, context).play()
 
 

@@ -19,8 +19,8 @@ from manyhands.prompts.votes import VotesPrompt
 from manyhands.schema.conversation import Conversation, conversation_of
 from manyhands.strategies.attempts import Attempts, Verdict
 from manyhands.strategies.base import Strategy, Work
-from manyhands.strategies.own_words import own_words
-from manyhands.strategies.settings import VoteSettings
+from manyhands.strategies.own_words import own_words, spoken
+from manyhands.strategies.settings import VoteSettings, or_usual
 from manyhands.strategies.voting import MODES, majority
 from manyhands.text import Text
 
@@ -38,7 +38,7 @@ def self_consistency(
     Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view the model bears; the run stops in time to still give its answer.
     """
-    settings, prompt = settings or VoteSettings(), prompt or own_words(text).votes
+    settings, prompt = or_usual(settings, VoteSettings), spoken(prompt, own_words(text).votes)
     asked = conversation_of(question)
     if MODES[settings.mode].reads_all:
         return _Final(asked, text, settings, prompt, prompt.final, context).play()

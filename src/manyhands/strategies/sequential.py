@@ -10,8 +10,8 @@ from __future__ import annotations
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.schema.conversation import Conversation, conversation_of
 from manyhands.strategies.base import Strategy
-from manyhands.strategies.own_words import own_words
-from manyhands.strategies.settings import SoloSettings
+from manyhands.strategies.own_words import own_words, spoken
+from manyhands.strategies.settings import SoloSettings, or_usual
 from manyhands.strategies.strand import StrandRun
 from manyhands.text import Text
 
@@ -29,7 +29,7 @@ def sequential(
     Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view the model bears; the run stops in time for its answer.
     """
-    settings, prompt = settings or SoloSettings(), prompt or own_words(text).team
+    settings, prompt = or_usual(settings, SoloSettings), spoken(prompt, own_words(text).team)
     asked = conversation_of(problem)
     rules = prompt.for_one(asked)
     return StrandRun(rules, text, settings, prompt.finisher, context, problem=asked.problem).play()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from manyhands.cache.layouts import HEADERS, LAYOUTS, MOVES
 from manyhands.cache.step import GREEDY, Choice
@@ -27,12 +27,27 @@ from manyhands.text.code import AnswerWatch, CodeWatch
 from manyhands.text.grammar import Grammar
 from manyhands.text.markers import MarkerProfile
 
+_Kind = TypeVar("_Kind")
+
 MAX_WORKERS = 256
 SAMPLED = Choice(temperature=0.7)  # as Wang et al. (2022) mostly sample
 ANSWERS = ("boxed", "code", "none", "auto")
 _BOX = re.compile(r"\d|\bbox(ed)?\b", re.IGNORECASE)  # said by problems whose answer stands in one
 
 _SAMPLING, _END = "Choice of tokens", "How it ends"  # groups of options in the help
+
+
+def or_usual(given: _Kind | None, kind: type[_Kind]) -> _Kind:
+    """The settings that a method was given, or its usual ones. Raises InvalidRequest for those of another method."""
+    if given is None:
+        return kind()
+    found: object = given
+    if not isinstance(found, kind):
+        raise InvalidRequest(
+            f"the settings of the method are of type {type(found).__name__}; expected {kind.__name__}",
+            hint=f"Write {kind.__name__}(...), or leave them out.",
+        )
+    return found
 
 
 def _check_stop(stop: tuple[str, ...]) -> None:

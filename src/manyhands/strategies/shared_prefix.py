@@ -43,7 +43,7 @@ from manyhands.strategies.counted import CountedRun
 from manyhands.strategies.echo import Echo
 from manyhands.strategies.events import Event, TokenWritten, WorkerStopped
 from manyhands.strategies.leasing import take_lease
-from manyhands.strategies.settings import SharedSettings
+from manyhands.strategies.settings import SharedSettings, or_usual
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 from manyhands.text.grammar import Matcher
@@ -109,7 +109,7 @@ def shared_prefix(
     Its answer is a `Completions`. Raises ContextTooLong for a prompt that leaves no room to write, and
     InvalidRequest for a grammar that cannot be followed.
     """
-    settings = settings or SharedSettings()
+    settings = or_usual(settings, SharedSettings)
     if isinstance(prompts, str | Prompt):
         raise InvalidRequest(
             "one prompt was given where a list of prompts was expected", hint="Give [prompt]."

@@ -35,10 +35,10 @@ from manyhands.strategies.events import (
     TokenWritten,
     WorkerJoined,
 )
-from manyhands.strategies.own_words import own_words
+from manyhands.strategies.own_words import own_words, spoken
 from manyhands.strategies.parting import StrandsRun, WorkerStrand
 from manyhands.strategies.scene import Scene, Stretch, scene_of
-from manyhands.strategies.settings import SkeletonSettings
+from manyhands.strategies.settings import SkeletonSettings, or_usual
 from manyhands.strategies.strand import SLACK, Strand
 from manyhands.text import Text
 from manyhands.text.markers import MarkerWatch
@@ -57,7 +57,10 @@ def skeleton(
     Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
     `context` is the longest view the model bears; the run stops in time for its answer.
     """
-    settings, prompt = settings or SkeletonSettings(), prompt or own_words(text).skeleton
+    settings, prompt = (
+        or_usual(settings, SkeletonSettings),
+        spoken(prompt, own_words(text).skeleton),
+    )
     return _Run(conversation_of(question), text, settings, prompt, context).play()
 
 
