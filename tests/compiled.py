@@ -269,9 +269,13 @@ def attention(capability: int) -> None:
         )
         broad = Step([Row(View([Block()]), (1,) * 300)])
         one_layer(HEADS, 1, False, (broad,), dim=512, large_rows=64)
-    lone = Step([Row(View([Block()]), (1,)) for _ in range(2)])
-    one_layer(KV_HEADS, KV_HEADS, is_mapped, (lone,), many=0)
-    latents(team()[0] if is_mapped else lone)
+    one_layer(KV_HEADS, KV_HEADS, is_mapped, (lone(),), many=0)
+    latents(team()[0] if is_mapped else lone())
+
+
+def lone() -> Step:
+    """Two that share no key."""
+    return Step([Row(View([Block()]), (1,)) for _ in range(2)])
 
 
 def team(workers: int = 2) -> tuple[Step, ...]:

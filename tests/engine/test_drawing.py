@@ -179,7 +179,7 @@ PERMITTED = {
     "mask": Choice(mask=bytes([0b10100101, 0, 0xFF] * 40)),
     "mask less forbidden": Choice(mask=b"\xff" * 9, forbidden=frozenset({0, 2})),
     "mask of allowed": Choice(mask=b"\xff" * 88, allowed=frozenset({6, 8, 699})),
-    "mask of nothing": Choice(mask=b"\x00"),
+    "mask of one": Choice(mask=b"\x01"),
     "any": GREEDY,
 }
 
