@@ -62,7 +62,7 @@ def test_three_layers_are_made_and_nothing_of_it_stays(is_fused: bool) -> None:
 
 @pytest.fixture
 def _no_garbage() -> Iterator[None]:
-    """What a collection calls swallows an interrupt that strikes there."""
+    """Collections of garbage swallow an interrupt that strikes in them."""
     gc.collect()
     gc.disable()
     yield
