@@ -458,6 +458,29 @@ def test_what_lies_right_behind_the_trunk_is_read_with_it() -> None:
     assert num_reads(plan) == [2, 2], "prompt and header are one piece"
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_finished_blocks_behind_a_trunk_are_all_read_with_it(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lie in one piece with it, and the longer trunk has given way to those of other views under the same prompt."""
+    monkeypatch.setattr("manyhands.cache.trunks._MOST", 1)
+    pool = PagePool(400, 4)
+    ledger = Ledger(pool)
+    planner = ledger.planner = BothWays(pool)
+    prompt, other, *line = finished = [Block() for _ in range(2 + count)]
+    ledger.play(Step(Row(View([block]), (1,) * 5) for block in finished))
+    for block in finished:
+        block.freeze()
+    for behind in (line, [other, *line[:1]]):
+        ledger.play(Step([Row(View([prompt, *behind, Block()]), (2,))]))
+    desks = [Block(), Block()]
+    planner.joins_ahead = True
+    views = [View([prompt, *line, *order]) for order in (desks, desks[::-1])]
+    plan = ledger.play(Step(Row(view, (2, 2)) for view in views))
+    assert planner.num_alike == 1
+    assert num_reads(plan) == [3, 3], "all that is finished is one piece"
+
+
 def test_control_a_matrix_that_forgets_copies_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Desks would be read without their markers' copies: the plan is another one."""
     monkeypatch.setattr(planning, "_copied_by", lambda piece, numbers: (-1, 0))

@@ -809,8 +809,10 @@ class Planner:
             end = places[one].offset + blocks[one].num_tokens
             if places[one].strip is places[other].strip and end == places[other].offset:
                 fused.append(at)
-        if fused[-1:] == [1]:
-            size = finished[-1].size + blocks[one_row[1]].num_tokens
+        # Fused columns that go on from the trunk itself, one behind the other.
+        of_trunk = [at for column, at in enumerate(reversed(fused), 1) if at == column]
+        if of_trunk:
+            size = finished[-1].size + sum([blocks[one_row[at]].num_tokens for at in of_trunk])
             finished[-1] = finished[-1]._replace(size=size)
         begun = [number for piece in finished for number in self._lies(piece, growth)]
         table = native.team(of_rows, lies, are_live, fused, begun)
