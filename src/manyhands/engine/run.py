@@ -162,7 +162,7 @@ class Run:
         return self.request if isinstance(self.request, Reserve) else None
 
     def asks(self) -> Reserve | None:
-        """The reservation it asks for, as it is now. What its `renew` raises is thrown into the strategy: then None."""
+        """The reservation it asks for, as it is now; None where its `renew` raises: the error is thrown into the strategy."""
         if self.asked is None:
             return None
         try:

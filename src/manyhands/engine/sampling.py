@@ -308,10 +308,8 @@ def _mask(choice: Choice, size: int) -> Bits:
 def _listed(allowed: frozenset[int] | None, forbidden: frozenset[int], size: int) -> Bits:
     """A mask of `allowed`, or of all `size` tokens, without the forbidden ones. Lists stay the same for many passes."""
     listed = (*(allowed or ()), *forbidden)
-    kinds = set(
-        map(type, listed)
-    )  # no token is looked at by itself: there may be a vocabulary of them
-    if not all(issubclass(kind, Integral) for kind in kinds):
+    # Types are looked at, and not each token: there may be a vocabulary of them.
+    if not all(issubclass(kind, Integral) for kind in set(map(type, listed))):
         wrong = next(token for token in listed if not isinstance(token, Integral))
         raise InvalidRequest(
             f"{wrong!r} is among the tokens that are allowed or forbidden; expected token ids",
