@@ -254,6 +254,17 @@ def attention(capability: int) -> None:
             specialised_work=0,
             narrow_rows=64,
         )
+        for workers in (2, 5):  # eight rows, and twenty
+            one_layer(
+                HEADS,
+                KV_HEADS,
+                False,
+                team(workers),
+                dim=128,
+                eight_bits=True,
+                most_small_rows=64,
+                between_rows=24,
+            )
         wide = team(17)  # a history for large tiles, desks for small ones
         one_layer(
             HEADS,
