@@ -254,7 +254,7 @@ def attention(capability: int) -> None:
             specialised_work=0,
             narrow_rows=64,
         )
-        for workers in (2, 5):  # eight rows, and twenty
+        for workers in (2, 5, 8):  # eight rows, twenty and thirty-two
             one_layer(
                 HEADS,
                 KV_HEADS,
@@ -264,6 +264,7 @@ def attention(capability: int) -> None:
                 eight_bits=True,
                 most_small_rows=64,
                 between_rows=24,
+                short_strip=0,
             )
         wide = team(17)  # a history for large tiles, desks for small ones
         one_layer(

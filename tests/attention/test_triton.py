@@ -743,7 +743,7 @@ def right_capacities(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "num_rows", "small_rows"),
-    [(4, 4, 7, 16), (10, 2, 3, 16), (10, 2, 4, 24), (8, 1, 3, 24)],
+    [(4, 4, 7, 16), (10, 2, 3, 16), (10, 2, 4, 24), (8, 1, 3, 24), (8, 1, 4, 32)],
 )
 def test_small_tiles_in_eight_bits(
     heads: int,
@@ -755,7 +755,7 @@ def test_small_tiles_in_eight_bits(
     layer: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same where keys are multiplied as integers, by tiles of 16 rows and of 24."""
+    """The same where keys are multiplied as integers, by tiles of 16, 24 and 32 rows."""
     from manyhands.attention.kernels import small_eight_bits
 
     used: list[int] = []
@@ -767,11 +767,13 @@ def test_small_tiles_in_eight_bits(
 
     monkeypatch.setattr(small_eight_bits, "options", counted)
     shape = Shape(heads, kv_heads, 128, 128)
-    tiling = Tiling(shape.group, shape.num_kv_heads, 132, key_tile=128, between_rows=24)
+    tiling = Tiling(
+        shape.group, shape.num_kv_heads, 132, key_tile=128, between_rows=24, short_strip=0
+    )
     seen = right_capacities(shape, dtype, interleaved, layer, num_rows, tiling, eight_bits=True)
     found = {capacity.small_rows for capacity in seen if capacity.small}
     assert small_rows in used
-    assert set(used) == found & {16, 24}
+    assert set(used) == found & {16, 24, 32}
 
 
 @on_gpu

@@ -37,6 +37,7 @@ from manyhands.attention.kernels.move import move_kernel
 from manyhands.attention.kernels.overlap import launch_options
 from manyhands.attention.latents import LatentStack, LatentStore
 from manyhands.attention.launches import (
+    BETWEEN_ROWS,
     BROAD,
     FEW_ROWS,
     SMALL_KEYS,
@@ -675,7 +676,7 @@ def _tiling(
         specialised_work=1 << (40 if converts else 18),
         specialised_reads=1 << (16 if converts else 18),
         narrow_rows=SPECIALISED_ROWS // 2 if converts else 0,
-        between_rows=SMALL_ROWS[-1] if are_integers else 0,
+        between_rows=BETWEEN_ROWS if are_integers else 0,
         long_keys=_LONG if are_mapped else 0,
         can_begin_beside=are_mapped and launch_options(device)["OVERLAP"],
         halved_rows=_HALVED_ROWS if are_mapped else 0,

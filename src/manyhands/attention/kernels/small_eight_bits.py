@@ -10,8 +10,9 @@ units take as they take it:
              dim are made one pair of 16-bit numbers
     rows     stand on the right of both products, eight at a time: of twenty, twenty-four are multiplied, not thirty-two
 
-Keys, values and scales come by asynchronous copies, STAGES tiles of 4 * KEYS keys at a time. The warps' results are merged at
-the end. Scores are exact up to the scales; weights are rounded to 16 bits before they meet the values, as everywhere.
+Keys, values and scales come by asynchronous copies, a tile of 4 * KEYS keys ahead. Sums are brought down only where a score lies
+far above the largest one that they were made with, so weights may be a little above one. The warps' results are merged at the
+end. Scores are exact up to the scales; weights are rounded to 16 bits before they meet the values, as everywhere.
 
 Keys are on the left, so scores are [KEYS, ROWS] and sums [DIM, ROWS]; both have the four warps in front. Dims of values
 have an order of their own in the sums, undone when they are stored: see `_pairs`.
@@ -38,10 +39,20 @@ _DIM = gl.constexpr(128)  # of a head
 _WORD = gl.constexpr(4)  # integers
 _EIGHT = gl.constexpr(8)  # rows, keys or dims of one square of the matrix units
 _BORDER = gl.constexpr(128)  # items begin at multiples of so many keys
+_FAR = gl.constexpr(
+    8.0
+)  # powers of two that a weight may be above one, before sums are brought down
 _LARGEST = gl.constexpr(32639)  # 127 * 256 + 127, of two digits
 
-# By the rows of a tile: of its first part and of its second, and the stages that leave room for as many programs as registers do.
-_SIZES = {16: {"FIRST": 16, "SECOND": 0, "STAGES": 2}, 24: {"FIRST": 16, "SECOND": 8, "STAGES": 3}}
+# By the rows of a tile: of its first part and of its second.
+_SIZES = {
+    16: {"FIRST": 16, "SECOND": 0},
+    24: {"FIRST": 16, "SECOND": 8},
+    32: {"FIRST": 16, "SECOND": 16},
+}
+_STAGES = gl.constexpr(
+    2
+)  # tiles on their way or at work: a third one is slower, as registers leave no room for more programs
 
 # Words of four dims of two keys as pairs of numbers, (one key, the other), for each dim: as in `eight_bits.py`.
 _PAIRS_BFLOAT16 = gl.constexpr("""{
@@ -120,7 +131,7 @@ _IN_ROW = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
 def options(rows: int) -> dict[str, int]:
-    """Options of a launch for tiles of 16 or 24 rows."""
+    """Options of a launch for tiles of 16, 24 or 32 rows."""
     return {**_SIZES[rows], "num_warps": _WARPS.value}
 
 
@@ -233,21 +244,38 @@ def _seen(scores, bounds, AT: gl.constexpr, index, end):
 
 
 @gluon.jit
-def _tally(scores, unit, value_scale, largest, total, DTYPE: gl.constexpr):
-    """The running softmax with one more tile: the largest score, in units, sums of every eighth key, what is kept of sums, weights.
+def _exponents(scores, unit, largest):
+    """How far scores lie above the largest one so far, or the one that is taken for it: exponents of weights."""
+    return scores * unit[:, None, :] - (largest * unit)[:, None, :]
 
-    Weights are the right side of a product.
-    """
-    ROWS: gl.constexpr = scores.shape[2]
-    HELD: gl.constexpr = total.type.layout
+
+@gluon.jit
+def _raised(scores, unit, largest, total, summed):
+    """The largest score, in units, with one more tile, and both sums as they are with it."""
     new = gl.maximum(largest, gl.max(scores, 1))
     kept = gl.exp2((largest - new) * unit)
-    weights = gl.exp2(scores * unit[:, None, :] - (new * unit)[:, None, :])
+    of_total = gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout))
+    return new, total * of_total[:, None, :], summed * kept[:, None, :]
+
+
+@gluon.jit
+def _weights(exponents, value_scale, total, DTYPE: gl.constexpr):
+    """Weights as the right side of a product, and their sums over every eighth key."""
+    ROWS: gl.constexpr = exponents.shape[2]
+    weights = gl.exp2(exponents)
     some = gl.sum(gl.reshape(weights, [_WARPS, _KEYS // _EIGHT, _EIGHT, ROWS]), 1)
-    total = total * gl.convert_layout(kept, gl.SliceLayout(1, HELD))[:, None, :]
-    total += gl.convert_layout(some, HELD)
+    total += gl.convert_layout(some, total.type.layout)
     weights = (weights * value_scale[:, :, None]).to(DTYPE)
-    return new, total, kept, gl.convert_layout(weights, gl.DotOperandLayout(1, _PRODUCT, 2))
+    return gl.convert_layout(weights, gl.DotOperandLayout(1, _PRODUCT, 2)), total
+
+
+@gluon.jit
+def _most(exponents):
+    """The largest number of each square of eight rows and a warp's keys, from all of its rows."""
+    ROWS: gl.constexpr = exponents.shape[2]
+    squares = gl.reshape(exponents, [_WARPS, _KEYS // _EIGHT, _EIGHT, ROWS // _EIGHT, _EIGHT])
+    found = gl.max(gl.max(squares, 3), 1)
+    return gl.convert_layout(found, _totals_held(_EIGHT))
 
 
 @gluon.jit
@@ -310,13 +338,12 @@ def _bring(
     PAGE: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
 ):  # fmt: skip
     """Ask for the tile that begins at `key`, its scales included; all of it is one group of copies."""
-    STAGES: gl.constexpr = k_ring.shape[0]
     WORDS: gl.constexpr = _DIM // _WORD
     OF_WARPS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, _KEYS_COPIED))
     w = gl.arange(0, _WARPS, OF_WARPS)
     slot = page.to(gl.int64) * PAGE + (key + w * _KEYS) % PAGE
     at = slot * NUM_KV_HEADS + kv_head
-    stage = number % STAGES
+    stage = number % _STAGES
 
     n = gl.arange(0, _KEYS, gl.SliceLayout(0, gl.SliceLayout(2, _KEYS_COPIED)))
     d = gl.arange(0, _DIM, gl.SliceLayout(0, gl.SliceLayout(1, _KEYS_COPIED)))
@@ -369,7 +396,6 @@ def small_eight_bits_kernel(
     OVERLAP: gl.constexpr,
     FIRST: gl.constexpr,  # rows of the tile's first part
     SECOND: gl.constexpr,  # and of its second, or none
-    STAGES: gl.constexpr,
 ):
     """Program (key/value head, item)."""
     DTYPE: gl.constexpr = q.dtype.element_ty
@@ -405,14 +431,14 @@ def small_eight_bits_kernel(
 
     # Each thread reads the values that it copied; their banks and those of keys do not meet twice.
     k_ring = gl.allocate_shared_memory(
-        gl.int8, [STAGES, _WARPS, _KEYS, _DIM], gl.SwizzledSharedLayout(16, 1, 8, [2, 1, 0])
+        gl.int8, [_STAGES, _WARPS, _KEYS, _DIM], gl.SwizzledSharedLayout(16, 1, 8, [2, 1, 0])
     )
     v_ring = gl.allocate_shared_memory(
         gl.int32,
-        [STAGES, _WARPS, _KEYS, _DIM // _WORD],
+        [_STAGES, _WARPS, _KEYS, _DIM // _WORD],
         gl.SwizzledSharedLayout(8, 2, 4, [2, 1, 0]),
     )
-    s_ring = gl.allocate_shared_memory(gl.float32, [2 * STAGES, _WARPS, _KEYS], _IN_ROW)
+    s_ring = gl.allocate_shared_memory(gl.float32, [2 * _STAGES, _WARPS, _KEYS], _IN_ROW)
     digits = gl.allocate_shared_memory(
         gl.int8, [2, ROWS, _DIM], gl.SwizzledSharedLayout(16, 1, 8, [1, 0])
     )
@@ -424,7 +450,7 @@ def small_eight_bits_kernel(
     page = _page_of(pages, start, last_key, PAGE)
     next_page = _page_of(pages, start + STEP, last_key, PAGE)
     take_over(OVERLAP)
-    for number in gl.static_range(STAGES - 1):
+    for number in gl.static_range(_STAGES - 1):
         _bring(
             number, start + number * STEP, page, keys, values, key_scales, value_scales, k_ring,
             v_ring, s_ring, kv_head, PAGE, NUM_KV_HEADS,
@@ -451,8 +477,8 @@ def small_eight_bits_kernel(
     of_tile = (w * _KEYS)[:, None] + n[None, :]
 
     for tile in range(num_tiles):
-        async_copy.wait_group(STAGES - 2)
-        ahead = tile + STAGES - 1
+        async_copy.wait_group(_STAGES - 2)
+        ahead = tile + _STAGES - 1
         _bring(
             ahead, start + ahead * STEP, page, keys, values, key_scales, value_scales, k_ring, v_ring,
             s_ring, kv_head, PAGE, NUM_KV_HEADS,
@@ -460,7 +486,7 @@ def small_eight_bits_kernel(
         page = next_page
         next_page = _page_of(pages, start + (ahead + 2) * STEP, last_key, PAGE)
 
-        stage = tile % STAGES
+        stage = tile % _STAGES
         key = start + tile * STEP
         k = k_ring.index(stage).load(gl.DotOperandLayout(0, _PRODUCT, 4))
         key_scale = s_ring.index(2 * stage).load(_OF_KEYS)
@@ -474,15 +500,29 @@ def small_eight_bits_kernel(
             scores = _seen(scores, bounds, 0, index, end)
             if SECOND > 0:
                 second_scores = _seen(second_scores, bounds, FIRST, index, end)
-        largest, total, kept, weights = _tally(scores, unit, value_scale, largest, total, DTYPE)
+        exponents = _exponents(scores, unit, largest)
+        most = _most(exponents)
         if SECOND > 0:
-            second_largest, second_total, second_kept, second_weights = _tally(
-                second_scores, second_unit, value_scale, second_largest, second_total, DTYPE
+            second_exponents = _exponents(second_scores, second_unit, second_largest)
+            most = gl.maximum(most, _most(second_exponents))
+        far = gl.max(gl.reshape(most, [_WARPS * _EIGHT * _EIGHT]), 0)
+        if far > _FAR:
+            largest, total, summed = _raised(scores, unit, largest, total, summed)
+            exponents = _exponents(scores, unit, largest)
+            if SECOND > 0:
+                second_largest, second_total, second_summed = _raised(
+                    second_scores, second_unit, second_largest, second_total, second_summed
+                )
+                second_exponents = _exponents(second_scores, second_unit, second_largest)
+        weights, total = _weights(exponents, value_scale, total, DTYPE)
+        if SECOND > 0:
+            second_weights, second_total = _weights(
+                second_exponents, value_scale, second_total, DTYPE
             )
         v = _pairs(v_ring.index(stage).load(_VALUES_HELD), DTYPE)
-        summed = mma_v2(v, weights, summed * kept[:, None, :])
+        summed = mma_v2(v, weights, summed)
         if SECOND > 0:
-            second_summed = mma_v2(v, second_weights, second_summed * second_kept[:, None, :])
+            second_summed = mma_v2(v, second_weights, second_summed)
     async_copy.wait_group(0)
 
     _leave(
