@@ -18,13 +18,15 @@ from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.engine.passes import Passes
 from manyhands.engine.scheduler import Scheduler
 from manyhands.engine.service import EventsMissed, Handle, Service
 from manyhands.errors import Busy, DeadlineExceeded, InvalidRequest, OutOfMemory, ServiceStopped
 from manyhands.strategies.base import Answer, Reserve, Strategy
 from manyhands.strategies.events import Event, TokenWritten, UsageCounted
 from manyhands.strategies.listening import Listen, Said
-from tests.engine.small import LETTERS, counting, small_engine, solo, story, team
+from tests.engine.small import LETTERS, counting, finish, small_engine, solo, story, team
 
 SAMPLED = Choice(temperature=1.0, top_p=0.95, allowed=LETTERS)
 SOON = 30.0  # seconds; only what hangs takes so long
@@ -358,6 +360,100 @@ def test_a_strategy_does_not_run_the_engine_that_runs_it() -> None:
     assert engine.pool.num_free_pages == engine.pool.num_pages
 
 
+def _renewing(engine: Engine, said: list[str]) -> Strategy:
+    """The bound of its second reservation is what another strategy answers."""
+
+    def bound() -> Reserve:
+        engine.run(counting((3,), 5))
+        return Reserve(50, 2)
+
+    yield Step([Row(View([Block()]), (1,))])
+    try:
+        yield Reserve(50, 2, bound)
+    except InvalidRequest as error:
+        said.append(str(error))
+    return Answer("It goes on.")
+
+
+def _preparing(call: Callable[[], object], said: list[str]) -> Strategy:
+    """Its work for a time in which the device works is `call`."""
+
+    def meanwhile() -> None:
+        try:
+            call()
+        except InvalidRequest as error:
+            said.append(str(error))
+            raise
+
+    view, feed = View([Block()]), (1,)
+    for _ in range(6):
+        told = yield Step([Row(view, feed)], meanwhile)
+        assert isinstance(told, tuple)
+        feed = told
+    return Answer("It goes on.")
+
+
+@pytest.mark.parametrize("door", ["renew", "run", "forward"])
+def test_nor_does_what_a_strategy_has_given_along(
+    door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function of it is called in the midst of a step, and while the generator itself rests."""
+    monkeypatch.setattr(Passes, "plans_ahead", True)
+    engine, said = small_engine(), list[str]()
+    plain = engine.run(counting((1, 2), 20)).text
+
+    def one_more() -> int:
+        return len(engine.forward(Step([Row(View([Block()]), (1, 2))])))
+
+    if door == "renew":
+        slip = _renewing(engine, said)
+    elif door == "run":
+        slip = _preparing(lambda: engine.run(counting((3,), 5)), said)
+    else:
+        slip = _preparing(one_more, said)
+    runs = [engine.submit(each) for each in (counting((1, 2), 20), slip, counting((1, 2), 20))]
+    finish(engine, *runs)
+    assert [run.result().text for run in runs] == [plain, "It goes on.", plain]
+    assert "has called the engine that runs it" in said[0]
+    assert one_more() == 1
+    assert engine.pool.num_free_pages == engine.pool.num_pages
+
+
+def test_a_strategy_that_is_no_generator_function_does_not_either() -> None:
+    """It is known by what has called what, not by a mark of the generator."""
+
+    class Own(Generator[Any, Any, Answer]):
+        def send(self, sent: object) -> Any:
+            return engine.run(counting((3,), 5))
+
+        def throw(self, *problem: Any) -> Any:
+            raise problem[0]
+
+    engine = small_engine()
+    plain = engine.run(counting((1, 2), 20)).text
+    other = engine.submit(counting((1, 2), 20))
+    with pytest.raises(InvalidRequest, match="called the engine that runs it"):
+        engine.submit(Own()).result()
+    finish(engine, other)
+    assert other.result().text == plain
+
+
+def test_a_strategy_may_run_another_engine() -> None:
+    """That one, in turn, may not be had by way of a third."""
+    one, other = small_engine(), small_engine()
+    plain = one.run(counting((1, 2), 20)).text
+
+    def asking(*engines: Engine) -> Strategy:
+        yield Step([Row(View([Block()]), (1,))])
+        engine, *behind = engines
+        return engine.run(asking(*behind) if behind else counting((1, 2), 20))
+
+    assert one.run(asking(other)).text == plain
+    with pytest.raises(InvalidRequest, match="called the engine that runs it"):
+        one.run(asking(other, one))
+    assert one.run(counting((1, 2), 20)).text == plain
+
+
 def test_a_strategy_is_run_once() -> None:
     """Given again it is refused, also where the service finds out between two passes."""
     with Service(scheduler(), max_live=1) as service:
@@ -474,6 +570,8 @@ from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.engine.passes import Passes
 from manyhands.engine.scheduler import Scheduler
 from manyhands.engine.service import Service
 from manyhands.strategies.events import TokenWritten

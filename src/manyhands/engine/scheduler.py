@@ -28,10 +28,12 @@ walked from end to end, and sums over all runs are kept (`tests/engine/test_sche
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from types import CodeType
 
 from manyhands.cache.chunks import first_part, without
 from manyhands.cache.logprobs import part_of
@@ -169,12 +171,31 @@ class Scheduler:
         return bool(self._running or self._waiting or self._blocked or self._preempted)
 
     def check_outside(self) -> None:
-        """Raise InvalidRequest where one of the runs' own strategies asks for a pass: it is in the midst of one."""
-        if self._is_changing and any(run.is_computing for run in self.runs):
-            raise InvalidRequest(
-                "a strategy has called the engine that runs it, and the engine is in the midst of a step",
-                hint="Let it `yield from` the other strategy, whose answer that is; its rows then share the passes.",
-            )
+        """Raise InvalidRequest where a run's own program asks for a step: the engine is in the midst of one.
+
+        That may be its strategy, or a function that it has given along (`Reserve.renew`, `Step.meanwhile`).
+        """
+        if self._is_changing and self._is_called_by(
+            Scheduler.step.__code__, Scheduler.submit.__code__
+        ):
+            raise _called_from_inside()
+
+    def check_between_passes(self) -> None:
+        """The same of a single pass, which the engine makes at any time but while it makes another one."""
+        if self._asked is not None and self._is_called_by(Scheduler.step.__code__):
+            raise _called_from_inside()
+
+    def _is_called_by(self, *methods: CodeType) -> bool:
+        """Whether the check was reached by way of a call of this scheduler's, besides the one that it stands in.
+
+        The frames that are under way say so: what an interrupt has left behind does not, however it struck.
+        """
+        frame = sys._getframe(2).f_back
+        while frame is not None:
+            if frame.f_code in methods and frame.f_locals.get("self") is self:
+                return True
+            frame = frame.f_back
+        return False
 
     def cancel(self, run: Run) -> None:
         """End a run before its time; the tokens of the others do not change."""
@@ -508,6 +529,13 @@ def _goes_on(step: Step | None, before: Step, tokens: tuple[int, ...]) -> bool:
             row.view is last.view and row.feed == (token,)
             for row, last, token in zip(step.rows, before.rows, tokens, strict=True)
         )
+    )
+
+
+def _called_from_inside() -> InvalidRequest:
+    return InvalidRequest(
+        "a strategy has called the engine that runs it, and the engine is in the midst of a step",
+        hint="Let it `yield from` the other strategy, whose answer that is; its rows then share the passes.",
     )
 
 
