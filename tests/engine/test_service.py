@@ -20,6 +20,7 @@ from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.passes import Passes
+from manyhands.engine.run import Run
 from manyhands.engine.scheduler import Scheduler
 from manyhands.engine.service import EventsMissed, Handle, Service
 from manyhands.errors import Busy, DeadlineExceeded, InvalidRequest, OutOfMemory, ServiceStopped
@@ -454,6 +455,71 @@ def test_a_strategy_may_run_another_engine() -> None:
     assert one.run(counting((1, 2), 20)).text == plain
 
 
+def _cancelling(call: Callable[[], object], said: list[str], *, meanwhile: bool) -> Strategy:
+    """It calls this before its fourth step, or while that is fed, and goes on."""
+
+    def slip() -> None:
+        try:
+            call()
+        except InvalidRequest as error:
+            said.append(str(error))
+
+    view, feed, written = View([Block()]), (1, 2), []
+    for count in range(20):
+        if count == 3 and not meanwhile:
+            slip()
+        told = yield Step([Row(view, feed)], slip if count == 3 and meanwhile else None)
+        assert isinstance(told, tuple)
+        feed = told
+        written.append(feed[0])
+    return Answer(" ".join(map(str, written)))
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+@pytest.mark.parametrize("whose", ["its own", "the next"])
+def test_a_strategy_cancels_neither_itself_nor_what_is_being_fed(
+    whose: str, meanwhile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may cancel another run between passes. All others are told what they would be told without it."""
+    monkeypatch.setattr(Passes, "plans_ahead", True)
+    engine, said, runs = small_engine(), list[str](), list[Run]()
+    plain = engine.run(counting((1, 2), 20)).text
+    number = {"its own": 1, "the next": 2}[whose]
+    slip = _cancelling(lambda: engine.cancel(runs[number]), said, meanwhile=meanwhile)
+    runs += [engine.submit(counting((1, 2), 20)), engine.submit(slip)]
+    runs += [engine.submit(counting((1, 2), 20)) for _ in range(2)]
+    finish(engine, *runs)
+    is_right = whose == "the next" and not meanwhile
+    for index, run in enumerate(runs):
+        if index == number and is_right:
+            with pytest.raises(InvalidRequest, match="was cancelled"):
+                run.result()
+        else:
+            assert run.result().text == plain, index
+    assert len(said) == (not is_right)
+    assert engine.pool.num_free_pages == engine.pool.num_pages
+
+
+def test_a_strategy_may_cancel_a_run_that_waits_beside_it() -> None:
+    """Both ask for more than there is for them, until a third ends; the first to get it cancels the other."""
+    engine, runs = small_engine(512), list[Run]()
+
+    def asking(name: str) -> Strategy:
+        yield Reserve(16, 1)
+        yield Step([Row(View([Block()]), (1,))])
+        yield Reserve(128, 1)
+        if name == "first":
+            engine.cancel(runs[2])
+        return Answer(name)
+
+    runs.append(engine.submit(counting((1, 2), 5, Reserve(400, 1))))
+    runs += [engine.submit(asking(name)) for name in ("first", "second")]
+    finish(engine, *runs)
+    assert runs[1].result().text == "first"
+    with pytest.raises(InvalidRequest, match="was cancelled"):
+        runs[2].result()
+
+
 def test_a_strategy_is_run_once() -> None:
     """Given again it is refused, also where the service finds out between two passes."""
     with Service(scheduler(), max_live=1) as service:
@@ -572,6 +638,7 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.passes import Passes
+from manyhands.engine.run import Run
 from manyhands.engine.scheduler import Scheduler
 from manyhands.engine.service import Service
 from manyhands.strategies.events import TokenWritten

@@ -305,7 +305,7 @@ class Engine:
             return self._scheduler.step()
 
     def cancel(self, run: Run) -> None:
-        """End a run; its blocks are freed and the others' tokens do not change."""
+        """End a run; its blocks are freed and the others' tokens do not change. See `Scheduler.cancel`."""
         with self.inside:
             self._scheduler.cancel(run)
 

@@ -185,6 +185,16 @@ class Scheduler:
         if self._asked is not None and self._is_called_by(Scheduler.step.__code__):
             raise _called_from_inside()
 
+    def _check_can_end(self, run: Run) -> None:
+        is_computing = run.request is None and not run.done
+        if is_computing and self._is_called_by(Scheduler.step.__code__, Scheduler.submit.__code__):
+            raise InvalidRequest(
+                "a strategy has cancelled its own run",
+                hint="Let it return an Answer, or raise what is wrong.",
+            )
+        if any(run is other for other, _ in self._asked or ()):
+            self.check_between_passes()
+
     def _is_called_by(self, *methods: CodeType) -> bool:
         """Whether the check was reached by way of a call of this scheduler's, besides the one that it stands in.
 
@@ -198,7 +208,11 @@ class Scheduler:
         return False
 
     def cancel(self, run: Run) -> None:
-        """End a run before its time; the tokens of the others do not change."""
+        """End a run before its time; the tokens of the others do not change.
+
+        Raises InvalidRequest where a strategy cancels its own run, or a function of one a run that takes part in the pass.
+        """
+        self._check_can_end(run)
         was_changing, self._is_changing = self._is_changing, True
         run.cancel()
         self._untold = deque(each for each in self._untold if not each[0].done)  # they hold blocks
@@ -439,7 +453,9 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Grant reservations that fit: to blocked runs, and if all of these can go on, to new ones."""
-        stuck = [run for run in list(self._blocked) if not self._offer(run)]
+        # One that goes on may cancel another.
+        blocked = (run for run in list(self._blocked) if run.asked is not None)
+        stuck = [run for run in blocked if not self._offer(run)]
         refused = None  # a run that was told no may ask again: in the next pass
         while not stuck and self._waiting and (run := next(iter(self._waiting))) is not refused:
             refused = run
