@@ -30,7 +30,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, get_type_hints
@@ -367,28 +367,33 @@ def _told(url: str, told: Completion, text: Text | None) -> list[SpelledToken] |
         return None
     assert text is not None, "an answer with logprobs is spelled by a Text"
     if url == PLAIN:
-        return spelled_tokens(text, (*told.echoed, *told.logprobs))
-    first, last = told.thinking_tokens, len(told.tokens)
-    said = text.decode(told.tokens[first:last])
-    end = len(said) - len(said.lstrip()) + len(told.text)  # a stop text is no part of the message
-    found = spelled_tokens(text, told.logprobs[first:last])
+        in_front = () if told.echoed else told.in_front
+        return spelled_tokens(text, (*told.echoed, *told.logprobs), in_front)
+    spelling = Spelling(text)
+    of_reply = told.logprobs[told.thinking_tokens : len(told.tokens)]
+    found = [spelling.take(token, logprobs) for token, logprobs in of_reply]
+    end = spelling.num_blanks + len(told.text)  # a stop text is no part of the message
     return [token for token in found if token.offset < end]
 
 
-def spelled_tokens(text: Text, told: Iterable[tuple[int, Logprobs | None]]) -> list[SpelledToken]:
-    """Tokens and what was told of them, as an answer tells it."""
-    spelling = Spelling(text)
+def spelled_tokens(
+    text: Text, told: Iterable[tuple[int, Logprobs | None]], in_front: Sequence[int] = ()
+) -> list[SpelledToken]:
+    """Tokens and what was told of them, as an answer tells it; see `Spelling`."""
+    spelling = Spelling(text, in_front)
     return [spelling.take(token, logprobs) for token, logprobs in told]
 
 
 class Spelling:
     """Spells the tokens of one text one after another: each begins at the character at which the ones before it end.
 
-    `num_blanks` are those with which the text begins.
+    `num_blanks` are those with which the text begins. It goes on from the tokens `in_front`, if there are any.
     """
 
-    def __init__(self, text: Text) -> None:
+    def __init__(self, text: Text, in_front: Sequence[int] = ()) -> None:
         self._text, self._decoder = text, StreamDecoder(text)
+        for token in in_front:
+            self._decoder.push(token)
         self._offset = self.num_blanks = 0
 
     def take(self, token: int, logprobs: Logprobs | None) -> SpelledToken:
