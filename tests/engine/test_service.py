@@ -24,9 +24,11 @@ from manyhands.engine.run import Run
 from manyhands.engine.scheduler import Scheduler
 from manyhands.engine.service import EventsMissed, Handle, Service
 from manyhands.errors import Busy, DeadlineExceeded, InvalidRequest, OutOfMemory, ServiceStopped
+from manyhands.replay.trace import parse_trace, record
 from manyhands.strategies.base import Answer, Reserve, Strategy
 from manyhands.strategies.events import Event, TokenWritten, UsageCounted
 from manyhands.strategies.listening import Listen, Said
+from manyhands.strategies.prompt_sharing import share_prompt
 from tests.engine.small import LETTERS, counting, finish, small_engine, solo, story, team
 
 SAMPLED = Choice(temperature=1.0, top_p=0.95, allowed=LETTERS)
@@ -317,16 +319,39 @@ def test_a_slip_that_the_engine_meets_is_the_strategys_own(name: str) -> None:
     assert engine.pool.num_free_pages == engine.pool.num_pages
 
 
-def test_a_strategy_may_handle_that_its_bound_cannot_be_renewed() -> None:
-    def careful() -> Strategy:
+def _careful(*bounds: Callable[[], Reserve]) -> Strategy:
+    """It asks for memory before each pass, and does with less where its bound cannot be renewed."""
+    row = Row(View([Block("prompt")]), (1, 2, 3))
+    prompt: Row | None = row
+    for count, bound in enumerate(bounds):
         try:
-            yield Reserve(50, 2, _raise)
+            yield Reserve(50, 2, bound, prompt=prompt)
         except ZeroDivisionError:
-            yield Reserve(20, 1)
-        return Answer("A smaller one will do.")
+            yield Reserve(20, 1, prompt=prompt)
+        yield Step([row])
+        prompt, row = None, Row(View([Block()]), (count,))
+    return Answer("A smaller one will do.")
 
-    with Service(scheduler()) as service:
-        assert service.submit(careful()).result(SOON).text == "A smaller one will do."
+
+@pytest.mark.parametrize("around", ["nothing", "a trace", "a shared prompt", "a restored run"])
+def test_a_strategy_may_handle_that_its_bound_cannot_be_renewed(around: str) -> None:
+    """Also where another strategy stands around it, as around most runs of the commands and the server."""
+
+    def enough() -> Reserve:
+        return Reserve(50, 2)
+
+    engine, lines = small_engine(), list[Any]()
+    bounds = (enough if around == "a restored run" else _raise, _raise)
+    strategy = _careful(*bounds)
+    if around == "a trace":
+        strategy = record(strategy, {}, lines.append)
+    elif around == "a shared prompt":
+        strategy = share_prompt(strategy, engine.prefixes)
+    elif around == "a restored run":
+        engine.run(record(_careful(enough, enough), {}, lines.append))
+        number = next(n for n, line in enumerate(lines) if line["kind"] == "pass")
+        strategy = engine.restore(strategy, parse_trace(lines[: number + 1]))
+    assert engine.run(strategy).text == "A smaller one will do."
 
 
 def test_a_strategy_does_not_run_the_engine_that_runs_it() -> None:

@@ -32,7 +32,7 @@ from typing import Any
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import Item, Lanes, View
-from manyhands.errors import BrokenTrace, ManyhandsError
+from manyhands.errors import BrokenTrace
 from manyhands.schema.lines import Format, Line, read_lines
 from manyhands.strategies.base import Answer, Asked, Strategy
 from manyhands.strategies.events import EngineEvent, Event, from_line, to_line
@@ -199,7 +199,7 @@ def record(
                 write(event_line(asked))
             try:
                 sent = yield asked
-            except ManyhandsError as error:  # the strategy's to handle, see `strategies.base`
+            except Exception as error:  # the strategy's to handle, see `strategies.base`
                 advance = partial(strategy.throw, error)
                 continue
             if isinstance(asked, Step):
