@@ -113,6 +113,7 @@ class Scheduler:
         self._queues = queues
         self._asked: Sequence[_Ready] | None = None  # by the pass that goes on
         self._untold: deque[_Untold] = deque()  # chosen, and not sent yet
+        self._cancelled: list[Run] = []  # while they were fed: until the pass is over
         # Steps that were told, held until the device works: to let go of all views of a team takes time.
         self._told: list[Step] = []
         self._is_changing = False  # queues and ledgers; found at the start of a step: interrupted
@@ -163,9 +164,11 @@ class Scheduler:
             self._recount()
         self._is_changing = True
         self._tell()  # runs that an interrupt kept from their tokens
+        self._cancel_put_off()
         self._admit()
         self.preemption.bring_back()
         self._answer(self._going_on() or self._gather())
+        self._cancel_put_off()
         self._sweep()
         self._is_changing = False
         return bool(self._running or self._waiting or self._blocked or self._preempted)
@@ -185,15 +188,19 @@ class Scheduler:
         if self._asked is not None and self._is_called_by(Scheduler.step.__code__):
             raise _called_from_inside()
 
-    def _check_can_end(self, run: Run) -> None:
+    def _is_put_off(self, run: Run) -> bool:
+        """Whether a cancellation waits for the end of the pass. Raises InvalidRequest if it cannot be."""
         is_computing = run.request is None and not run.done
         if is_computing and self._is_called_by(Scheduler.step.__code__, Scheduler.submit.__code__):
             raise InvalidRequest(
                 "a strategy has cancelled its own run",
                 hint="Let it return an Answer, or raise what is wrong.",
             )
-        if any(run is other for other, _ in self._asked or ()):
-            self.check_between_passes()
+        is_fed = any(run is other for other, _ in self._asked or ())
+        if is_fed and self._is_called_by(Scheduler.step.__code__):
+            self._cancelled.append(run)
+            return True
+        return False
 
     def _is_called_by(self, *methods: CodeType) -> bool:
         """Whether the check was reached by way of a call of this scheduler's, besides the one that it stands in.
@@ -210,15 +217,22 @@ class Scheduler:
     def cancel(self, run: Run) -> None:
         """End a run before its time; the tokens of the others do not change.
 
-        Raises InvalidRequest where a strategy cancels its own run, or a function of one a run that takes part in the pass.
+        A run whose rows are just being fed is cancelled once that pass is over. Raises InvalidRequest where a strategy cancels
+        its own run.
         """
-        self._check_can_end(run)
+        if self._is_put_off(run):
+            return
         was_changing, self._is_changing = self._is_changing, True
         run.cancel()
         self._untold = deque(each for each in self._untold if not each[0].done)  # they hold blocks
         if not was_changing:  # else the step that goes on sweeps, or the next one counts anew
             self._sweep()
         self._is_changing = was_changing
+
+    def _cancel_put_off(self) -> None:
+        while self._cancelled:
+            self.cancel(self._cancelled[-1])
+            self._cancelled.pop()
 
     def _gather(self) -> list[_Ready]:
         """Running ones up to the size of a pass. The rest keeps its place at the front.
