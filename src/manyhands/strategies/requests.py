@@ -117,27 +117,35 @@ def choice_of(request: Request, defaults: Defaults) -> Choice:
     try:
         return replace(defaults.settings.choice, **asked)
     except InvalidRequest as error:
-        name, _, rest = str(error).partition(" ")
-        if name != "logprobs":
-            raise
-        name = request.told_by
-        raise InvalidField(f"{name} {rest}", param=name, hint=error.hint) from error
+        _say_of_field(error, "logprobs", request.told_by)
+        raise
+
+
+def _say_of_field(error: InvalidRequest, setting: str, field: str) -> None:
+    """Raise an error of this setting as one of the field that says it, by the name that the client gave it."""
+    name, _, rest = str(error).partition(" ")
+    if name == setting and not isinstance(error, InvalidField):
+        raise InvalidField(f"{field} {rest}", param=field, hint=error.hint) from error
 
 
 def settings_of(request: Request, defaults: Defaults, *, isolate: bool = False) -> SharedSettings:
     """All settings of a request. `isolate`: requests of different `user`s share nothing."""
     unsaid, most, seed = defaults.settings, request.most_tokens, request.seed
-    return replace(
-        unsaid,
-        samples=1 if request.n is None else request.n,
-        max_tokens=unsaid.max_tokens if most is None else most,
-        choice=choice_of(request, defaults),
-        seed=unsaid.seed if seed is None else seed,
-        stop=request.stops,
-        echo=request.echoes,
-        grammar=grammar_of(request),
-        tenant=request.user if isolate else None,
-    )
+    try:
+        return replace(
+            unsaid,
+            samples=1 if request.n is None else request.n,
+            max_tokens=unsaid.max_tokens if most is None else most,
+            choice=choice_of(request, defaults),
+            seed=unsaid.seed if seed is None else seed,
+            stop=request.stops,
+            echo=request.echoes,
+            grammar=grammar_of(request),
+            tenant=request.user if isolate else None,
+        )
+    except InvalidRequest as error:
+        _say_of_field(error, "max_tokens", request.most_by)
+        raise
 
 
 def grammar_of(request: Request) -> Grammar | None:
@@ -445,7 +453,7 @@ def _method_settings(
     if request.most_tokens is not None and method.solo and method.reading(usual) is None:
         values["budget"] = request.most_tokens
     elif request.most_tokens is not None:
-        with _about("max_tokens"):
+        with _about(request.most_by):
             values["end"] = replace(values["end"], total=request.most_tokens)
     with _about("stop"):
         values["end"] = replace(values["end"], stop=request.stops)
@@ -464,7 +472,7 @@ def _method_settings(
         return method.settings(**values)
     except InvalidRequest as error:
         first = str(error).split(maxsplit=1)[0]
-        place = {"budget": "max_tokens"}.get(first, "temperature")
+        place = {"budget": request.most_by}.get(first, "temperature")
         place = f"manyhands.{first}" if first in chosen else place
         raise InvalidField(str(error), param=place, hint=error.hint) from error
 
