@@ -50,9 +50,8 @@ _SIZES = {
     24: {"FIRST": 16, "SECOND": 8},
     32: {"FIRST": 16, "SECOND": 16},
 }
-_STAGES = gl.constexpr(
-    2
-)  # tiles on their way or at work: a third one is slower, as registers leave no room for more programs
+# Tiles that are on their way or worked at. With three of them programs are slower, and of 16 rows a processor holds fewer.
+_STAGES = gl.constexpr(2)
 
 # Words of four dims of two keys as pairs of numbers, (one key, the other), for each dim: as in `eight_bits.py`.
 _PAIRS_BFLOAT16 = gl.constexpr("""{
