@@ -230,6 +230,7 @@ def gpu_tests() -> str:
     """The tests that ran on a GPU, and those that ran under the sanitizer."""
     rows = []
     tests = ("", "_eight_bits", "_attention", "_draws", "_halved", "_whole", "_few")
+    tests += ("_few_in_eight", "_small_in_eight")
     names = [f"gpu_tests{part}" for part in tests]
     for name in (
         *names,
@@ -237,6 +238,9 @@ def gpu_tests() -> str:
         "gpu_memcheck_draws",
         "gpu_memcheck_halved",
         "gpu_memcheck_few",
+        "gpu_memcheck_rings",
+        "gpu_memcheck_four_bits",
+        "gpu_memcheck_small_in_eight",
         "gpu_racecheck",
     ):
         found = result(name)

@@ -53,6 +53,7 @@ _CLEARLY = 0.97  # of the time that it took, below which a cell is faster
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
+    "life_begin_qwen3-8b",
     "life_leaner_qwen3-8b",
     "life_splits_qwen3-8b",
     "life_around_qwen3-8b",
