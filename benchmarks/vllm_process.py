@@ -152,7 +152,7 @@ class Watched:
             self._add("first", [*shared, *tails[0]], max_tokens=1)
             self.finish()
         self.core.call_utility("pause_scheduler", "keep", False)
-        while True:  # what is left of requests that were given up
+        while True:  # outputs of requests that were given up
             try:
                 self.core.outputs_queue.get_nowait()
             except queue.Empty:
