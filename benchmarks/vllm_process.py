@@ -14,8 +14,8 @@ pauses makes possible; then steps are timed as they come out of the engine, thos
 
 *Cascade attention*, which reads a shared prefix once for all rows, is off by default in vLLM 0.20. Its switch is turned
 every few steps, so each crowd is timed both ways, over completions of the same lengths; what comes first behind a turn is
-not counted. With it on, vLLM itself decides from the numbers of rows, heads and tokens whether to use it, and how often
-it did is told.
+not counted. With it on, vLLM itself decides from the numbers of rows, heads and tokens whether to use it; a crowd for which
+it never did has no line of its own with it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WARM_UP = 16  # tokens of every completion that are written before the first tha
 _SETTLE = 3  # steps behind a turn of the switch that do not count
 _PARTS = 4  # stretches of each kind in one completion
 _FEWEST = 2  # steps that count of a stretch whose time is over
-_STRETCH_SECONDS, _CROWD_SECONDS = 2.5, 15.0
+_STRETCH_SECONDS, _CROWD_SECONDS = 1.5, 10.0
 _LEAST_FOR_CASCADE = 8  # rows; vLLM does not cascade fewer
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -232,7 +232,7 @@ def measure(watched: Watched, crowd: Crowd) -> list[dict[str, Any]]:
             **({"steps_in_cascade": used} if kind == CASCADE else {}),
         }
         for kind, gaps in stretches.items()
-        if gaps
+        if gaps and (kind == PLAIN or used)
     ]
 
 

@@ -75,7 +75,7 @@ def _behind(rows: int, length: int) -> Crowd:
 _FEW = tuple(_behind(rows, length) for length in (1024, 16384) for rows in (1, 4, 16))
 _MANY = tuple(_behind(rows, length) for length in (2048, 16384) for rows in (256, 1024))
 CROWDS: dict[str, tuple[Crowd, ...]] = {
-    "qwen3-8b": (*_FEW, *_MANY, _ALONE),
+    "qwen3-8b": (*_FEW, _ALONE, *_MANY),
     "codellama-7b": _MANY,
 }
 TINY_CROWDS = (
@@ -101,13 +101,14 @@ GATE_SHAPE = Shape(
         "max_position_embeddings": 4096,
     },
 )
-GATE_CROWD = Crowd("gate", 16, (512, 512), 32)
+GATE_CROWD = Crowd("gate", 64, (512, 512), 32)  # so many that vLLM cascades
 _SHARPER, _LOUDER = 2.0, 5.0  # queries, and logits, than transformers makes them
 # Natural logarithms: the mean difference between two engines' log-probabilities of one token, and by how much a token
 # of the one may be less likely than the other's own choice. In bfloat16 this engine is 0.046 from itself in float32 by
 # the first, and 0.25 by the second (on a CPU); with one token of the shared prompt exchanged, 0.27 and 3.4, with one page of
 # it in the place of another, 1.4 and 9.7.
 MEAN_TOLERANCE, WORST_TOLERANCE = 0.1, 0.8
+_GATE_SECONDS, _SHARE_OF_TIME = 150.0, 0.7  # that vLLM may take; of what is left, for the network
 _RELEASED = 0.95  # share of the device's memory that is free again when another process has ended
 
 
@@ -135,10 +136,10 @@ class WholeEngines:
             place = Path(folder)
             if self.arguments.outsiders is None:
                 self.results.leave_out("vLLM", "no folder with it (--outsiders)")
-            elif self._gate_is_green(place):
-                self._vllm(self.shape.write(place / "network"))
-            else:
-                return
+            elif not (
+                self._gate_is_green(place) and self._vllm(self.shape.write(place / "network"))
+            ):
+                return  # nothing to stand beside
             self._ours(self.shape.write(place / "network"))
 
     def halve(self) -> None:
@@ -165,13 +166,22 @@ class WholeEngines:
         self.crowds = tuple(fitting)
 
     def _gate_is_green(self, place: Path) -> bool:
-        """Both engines on one small network; what came of it is in the results."""
+        """Both engines on one small network, once for all networks; what came of it is in the results."""
+        if self.arguments.gate is None:
+            self.arguments.gate = self._gate(place)
+        started, lines = self.arguments.gate
+        self.results.put(gate_start=started)
+        for name, cascades, found in lines:
+            self.results.add("gate", engine=name, steps_in_cascade=cascades, **asdict(found))
+        return bool(lines) and all(found.is_green for _, _, found in lines)
+
+    def _gate(self, place: Path) -> tuple[dict[str, Any], list[tuple[str, int, Agreement]]]:
+        """How vLLM started, and for each way in which it wrote: steps in cascade attention, and how far off."""
         folder = save_small(place / "gate")
         asked = Asked(
             str(folder), "auto", GATE_SHAPE.config["vocab_size"], (GATE_CROWD,), tells_tokens=True
         )
-        started, lines = self._ask_vllm(asked, place)
-        self.results.put(gate_start=started)
+        started, lines = self._ask_vllm(asked, place, _GATE_SECONDS)
         engine = Engine.load(
             folder,
             device=self.arguments.device,
@@ -179,33 +189,37 @@ class WholeEngines:
             backend=self.arguments.backend,
             memory_tokens=16384,
         )
-        is_green = bool(lines)
-        for line in lines:
-            found = compare(engine, GATE_CROWD, line["tokens"], line["logprobs"])
-            self.results.add(
-                "gate", engine=line["engine"], steps_in_cascade=line["used"], **asdict(found)
+        found = [
+            (
+                line["engine"],
+                line["used"],
+                compare(engine, GATE_CROWD, line["tokens"], line["logprobs"]),
             )
-            is_green &= found.is_green
+            for line in lines
+        ]
         del engine
         free(self.device)
-        return is_green
+        return started, found
 
-    def _vllm(self, folder: Path) -> None:
+    def _vllm(self, folder: Path) -> bool:
+        """Time it; whether anything came of it."""
         asked = Asked(str(folder), "dummy", self.shape.config["vocab_size"], self.crowds)
-        with self.results.surviving("vLLM"):
-            started, lines = self._ask_vllm(asked, folder.parent)
-            self.results.put(vllm_start=started)
-            for line in lines:
-                self.results.add("cells", **line)
+        seconds = _SHARE_OF_TIME * (self.clock.seconds - self.clock.spent)
+        started, lines = self._ask_vllm(asked, folder.parent, seconds)
+        self.results.put(vllm_start=started)
+        for line in lines:
+            self.results.add("cells", **line)
+        return bool(lines)
 
-    def _ask_vllm(self, asked: Asked, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def _ask_vllm(
+        self, asked: Asked, folder: Path, seconds: float
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Let vLLM do it in a process of its own: how it started, and what it told before it ended."""
         told = folder / "told.jsonl"
         told.unlink(missing_ok=True)
         packages = Path(self.arguments.outsiders).resolve() / VLLM_PACKAGES
         path = os.pathsep.join(map(str, (packages, ROOT)))
         command = [sys.executable, "-m", "benchmarks.vllm_process"]
-        seconds = max(1.0, self.clock.seconds - self.clock.spent)
         before = self.clock.spent
         process = subprocess.Popen(
             [*command, str(asked.write(folder / "asked.json")), str(told)],
@@ -423,6 +437,7 @@ def main(words: list[str] | None = None) -> None:
     options.add_argument(
         "--outsiders", type=Path, help="folder with vLLM (benchmarks/outsiders.py)"
     )
+    options.set_defaults(gate=None)  # both networks have one
     arguments = options.parse_args(words)
     unknown = set(arguments.models.split(",")) - set(CROWDS)
     if unknown:
