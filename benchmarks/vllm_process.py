@@ -39,6 +39,7 @@ _PARTS = 4  # stretches of each kind in one completion
 _FEWEST = 2  # steps that count of a stretch whose time is over
 _STRETCH_SECONDS, _CROWD_SECONDS = 1.5, 10.0
 _LEAST_FOR_CASCADE = 8  # rows; vLLM does not cascade fewer
+_PROFILED_STEPS = 12
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -82,7 +83,8 @@ class Crowd:
 class Asked:
     """A model folder and what to decode with it. `weights`: "dummy" or "auto", as vLLM calls them.
 
-    `tells_tokens`: tell the tokens with their logprobs and time nothing (for the gate).
+    `tells_tokens`: tell the tokens with their logprobs and time nothing (for the gate). `profiled`: names of crowds
+    whose kernels are told, when everything has been timed.
     """
 
     model: str
@@ -90,6 +92,7 @@ class Asked:
     vocab_size: int
     crowds: tuple[Crowd, ...]
     tells_tokens: bool = False
+    profiled: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> Asked:
@@ -98,7 +101,7 @@ class Asked:
         crowds = tuple(
             Crowd(**{**each, "prompt": tuple(each["prompt"])}) for each in found.pop("crowds")
         )
-        return cls(**found, crowds=crowds)
+        return cls(**{**found, "profiled": tuple(found["profiled"])}, crowds=crowds)
 
     def write(self, path: Path) -> Path:
         """As JSON."""
@@ -123,6 +126,38 @@ def switch_cascade(worker: Any, is_on: bool) -> int:
     return int(runner.steps_in_cascade)
 
 
+def watch_kernels(worker: Any, is_on: bool) -> dict[str, Any]:
+    """Begin to note kernels, in the engine's process, or end it: steps, and milliseconds per step of each kernel."""
+    import torch
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
+    from torch.profiler import ProfilerActivity, profile
+
+    runner, is_gpu = worker.model_runner, torch.cuda.is_available()
+    if is_gpu:
+        torch.cuda.synchronize()
+    if is_on:
+        execute, runner.steps_profiled = runner.execute_model, 0
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            runner.steps_profiled += 1
+            return execute(*arguments, **named)
+
+        runner.execute_model = counted
+        kind = ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU
+        runner.profiler = profile(activities=[kind], acc_events=True)
+        runner.profiler.start()
+        return {}
+    runner.profiler.stop()
+    del runner.execute_model  # the class's own shows again
+    spent: dict[str, float] = {}
+    for event in runner.profiler.events():
+        if not is_gpu or event.device_type == DeviceType.CUDA:
+            spent[event.name] = spent.get(event.name, 0.0) + event.time_range.elapsed_us()
+    steps = max(1, runner.steps_profiled)
+    kernels = sorted(((1e-3 * us / steps, name) for name, us in spent.items()), reverse=True)
+    return {"steps": steps, "kernels": [[name, ms] for ms, name in kernels]}
+
+
 class Watched:
     """An engine of vLLM's whose steps are timed."""
 
@@ -144,6 +179,13 @@ class Watched:
         """Turn cascade attention on or off; how many steps have used it so far."""
         (told,) = self.engine.collective_rpc(switch_cascade, args=(is_on,))
         return int(told)
+
+    def kernels(self, rows: int, num_steps: int) -> dict[str, Any]:
+        """The kernels of some steps, as `watch_kernels` tells them."""
+        self.engine.collective_rpc(watch_kernels, args=(True,))
+        self.stretch(rows, num_steps, _STRETCH_SECONDS)
+        (told,) = self.engine.collective_rpc(watch_kernels, args=(False,))
+        return dict(told)
 
     def begin(self, crowd: Crowd, **wanted: Any) -> list[str]:
         """Queue the requests of a crowd, its shared prompt read already, and let them go all at once."""
@@ -200,10 +242,16 @@ class Watched:
         self.finish()
 
 
+def ways(crowd: Crowd) -> tuple[str, ...]:
+    """With cascade attention too, where vLLM could use it."""
+    could = crowd.is_shared and crowd.rows >= _LEAST_FOR_CASCADE
+    return (PLAIN, CASCADE) if could else (PLAIN,)
+
+
 def measure(watched: Watched, crowd: Crowd) -> list[dict[str, Any]]:
     """The steps of a crowd, without cascade attention and, where it could be used, with it."""
-    both = crowd.is_shared and crowd.rows >= _LEAST_FOR_CASCADE
-    kinds = (PLAIN, CASCADE) if both else (PLAIN,)
+    kinds = ways(crowd)
+    both = len(kinds) > 1
     before = watched.switch(False)
     names = watched.begin(crowd)
     began = time.perf_counter()
@@ -234,6 +282,20 @@ def measure(watched: Watched, crowd: Crowd) -> list[dict[str, Any]]:
         for kind, gaps in stretches.items()
         if gaps and (kind == PLAIN or used)
     ]
+
+
+def profile(watched: Watched, crowd: Crowd) -> list[dict[str, Any]]:
+    """The kernels of a crowd's steps, both ways."""
+    names = watched.begin(crowd)
+    lines = []
+    for kind in ways(crowd):
+        watched.switch(kind == CASCADE)
+        watched.stretch(crowd.rows, WARM_UP // 2, _STRETCH_SECONDS)
+        told = watched.kernels(crowd.rows, _PROFILED_STEPS)
+        lines.append({"profiled": kind, "name": crowd.name, **told})
+    watched.give_up(names)
+    watched.switch(False)
+    return lines
 
 
 def account(seconds: Sequence[float], rows: int) -> dict[str, Any]:
@@ -321,6 +383,10 @@ def run(asked: Asked, told: TextIO, begin: Callable[[Asked], Any] = start) -> No
             tell(line)
             if not asked.tells_tokens:
                 print(line, flush=True)
+    for crowd in asked.crowds:
+        if crowd.name in asked.profiled:
+            for line in profile(watched, crowd):
+                tell(line)
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -45,6 +45,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.breakdown import breakdown, kind_of
 from benchmarks.decode import each_network, free, num_graphs, recording, steady
 from benchmarks.outsiders import VLLM_PACKAGES
 from benchmarks.results import ROOT, Clock, Results, parser
@@ -78,6 +79,7 @@ CROWDS: dict[str, tuple[Crowd, ...]] = {
     "qwen3-8b": (*_FEW, _ALONE, *_MANY),
     "codellama-7b": _MANY,
 }
+PROFILED = ("16 behind 16 k", _ALONE.name, "256 behind 2 k", "1024 behind 2 k")
 TINY_CROWDS = (
     Crowd("4 behind 32", 4, (32, 32), 24),
     Crowd("3 lone, 5 to 20", 3, (5, 20), 24, is_shared=False),
@@ -203,13 +205,31 @@ class WholeEngines:
 
     def _vllm(self, folder: Path) -> bool:
         """Time it; whether anything came of it."""
-        asked = Asked(str(folder), "dummy", self.shape.config["vocab_size"], self.crowds)
+        vocab_size = self.shape.config["vocab_size"]
+        asked = Asked(str(folder), "dummy", vocab_size, self.crowds, profiled=PROFILED)
         seconds = _SHARE_OF_TIME * (self.clock.seconds - self.clock.spent)
         started, lines = self._ask_vllm(asked, folder.parent, seconds)
         self.results.put(vllm_start=started)
         for line in lines:
-            self.results.add("cells", **line)
+            if "profiled" in line:
+                self._profiled(line)
+            else:
+                self.results.add("cells", **line)
         return bool(lines)
+
+    def _profiled(self, line: dict[str, Any]) -> None:
+        """Where a step of vLLM's spends its time, and its longest kernels."""
+        by_kind = {"attention": 0.0, "linears": 0.0, "rest": 0.0}
+        for name, ms in line["kernels"]:
+            by_kind["attention" if "reshape_and_cache" in name else kind_of(name)] += ms
+        self.results.add(
+            "breakdown",
+            engine=line["profiled"],
+            name=line["name"],
+            steps=line["steps"],
+            **{f"ms_{kind}": round(ms, 4) for kind, ms in by_kind.items()},
+            kernels=[[name[:70], round(ms, 4)] for name, ms in line["kernels"][:12]],
+        )
 
     def _ask_vllm(
         self, asked: Asked, folder: Path, seconds: float
@@ -279,9 +299,30 @@ class WholeEngines:
             if crowd.is_shared and (crowd.rows in _TEAMS or self.arguments.tiny):
                 with self.results.surviving(f"{TEAM}, {crowd.name}"):
                     self._add(TEAM, crowd, self._team(engine, crowd), engine)
+        for crowd in self.crowds:
+            if crowd.name in PROFILED and self.clock.allows(5):
+                with self.results.surviving(f"{OURS}, breakdown of {crowd.name}"):
+                    self._take_apart(engine, crowd)
         self.results.put(**recording(engine))
         del engine, measure
         free(self.device)
+
+    def _take_apart(self, engine: Engine, crowd: Crowd) -> None:
+        """Where a pass spends its time, of rows that stand as the crowd's do, over made-up keys and values."""
+        shared, tails = crowd.prompts(self.shape.config["vocab_size"])
+        lengths = [len(shared)] if crowd.is_shared else list(map(len, tails))
+        prompts = [
+            fill(engine, Block("prompt"), length, seed=at).freeze()
+            for at, length in enumerate(lengths)
+        ]
+        views = [View((prompts[row % len(prompts)], Block())) for row in range(crowd.rows)]
+        (line,) = [
+            each
+            for each in self.results.content["cells"]
+            if (each["engine"], each["name"]) == (OURS, crowd.name)
+        ]
+        parts = breakdown(engine, views, line["ms"], passes=12)
+        self.results.add("breakdown", engine=OURS, name=crowd.name, **parts)
 
     def _team(self, engine: Engine, crowd: Crowd) -> list[float]:
         history = fill(engine, Block("history"), crowd.prompt[0], seed=0).freeze()

@@ -57,6 +57,9 @@ class Core:
 class Runner:
     cascade_attn_enabled = False
 
+    def execute_model(self):
+        pass
+
     def _compute_cascade_attn_prefix_lens(self, *arguments):
         return [16]
 
@@ -93,6 +96,7 @@ class Engine:
     def make(self):
         if self.runner.cascade_attn_enabled:
             self.runner._compute_cascade_attn_prefix_lens()
+        self.runner.execute_model()
         for row in self.rows.values():
             scores = self.model(torch.tensor([row.tokens])).logits[0, -1].log_softmax(-1)
             token = int(scores.argmax())
@@ -143,6 +147,7 @@ def test_both_engines_are_timed_behind_a_green_gate(
         "TINY_CROWDS",
         (Crowd("8 behind 32", 8, (32, 32), 80), *whole_engines.TINY_CROWDS),
     )
+    monkeypatch.setattr(whole_engines, "PROFILED", ("8 behind 32",))
     found = measured(tmp_path, "--outsiders", str(another))
     assert [(line["engine"], line["tokens"]) for line in found["gate"]] == [
         (PLAIN, 64),
@@ -159,6 +164,9 @@ def test_both_engines_are_timed_behind_a_green_gate(
     assert engines["8 behind 32"] == {OURS, TEAM, PLAIN, CASCADE}
     assert engines["4 behind 32"] == {OURS, TEAM, PLAIN}  # vLLM does not cascade so few rows
     assert engines["3 lone, 5 to 20"] == {OURS, PLAIN}
+    assert {line["engine"] for line in found["breakdown"]} == {OURS, PLAIN, CASCADE}
+    theirs = [line for line in found["breakdown"] if line["engine"] != OURS]
+    assert all(line["steps"] > 2 and line["kernels"] for line in theirs)
     assert found["vllm_start"]["vllm"] == "another"
     assert "left_out" not in found
     monkeypatch.setattr(performance, "RESULTS", tmp_path)
