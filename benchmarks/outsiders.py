@@ -79,6 +79,7 @@ VLLM_NEEDS = (
     "pyzmq==27.3.0",
     "setproctitle==1.3.8",
     "sniffio==1.3.1",
+    "typing-inspection==0.4.5",
 )
 # Packages of which every name is an empty class: servers, grammars, tokenizers of Mistral's.
 STAND_INS = (

@@ -232,12 +232,7 @@ def test_crowds_that_do_not_fit_are_halved(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (80 << 30, 80 << 30))
     whole.halve()
     rows = {crowd.name: crowd.rows for crowd in whole.crowds}
-    assert rows == {
-        "256 behind 2 k": 256,
-        "512 behind 2 k": 512,
-        "256 behind 16 k": 256,
-        "512 behind 16 k": 512,
-    }
+    assert rows == {"256 behind 2 k": 256, "512 behind 2 k": 512, "256 behind 16 k": 256}
 
 
 # -- what travels ----------------------------------------------------------------------------------
