@@ -34,11 +34,17 @@ KINDS = (
     ),  # of several ranks, with the wait for the others
     (
         "attention",
-        re.compile(r"attend|attention|append|merge|partial|lone_|specialised_|flash|fmha", re.I),
+        re.compile(
+            r"attend|attention|append|merge|partial|lone_|specialised_|small_eight_bits|flash|fmha",
+            re.I,
+        ),
     ),
     (
         "linears",
-        re.compile(r"gemm|gemv|nvjet|cutlass|cublas|split_?k|matmul|w4a16|wgmma|skinny", re.I),
+        re.compile(
+            r"gemm|gemv|nvjet|cutlass|cublas|split_?k|matmul|w4a16|wgmma|skinny|^_ring|^_gate_up",
+            re.I,
+        ),
     ),
 )
 _NAMED_KERNELS = 12

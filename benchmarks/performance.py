@@ -53,6 +53,7 @@ _CLEARLY = 0.97  # of the time that it took, below which a cell is faster
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
+    "life_leaner_qwen3-8b",
     "life_splits_qwen3-8b",
     "life_around_qwen3-8b",
     "life_around_qwq-32b",
@@ -195,7 +196,7 @@ def life_step_end() -> str:
 
 
 # Live runs of two commits on one card, oldest first.
-_PAIRS = ("draws", "prepared", "beside", "products", "tables", "launches", "splits")
+_PAIRS = ("draws", "prepared", "beside", "products", "tables", "launches", "splits", "leaner")
 
 
 def life_in_turn() -> str:

@@ -254,6 +254,18 @@ def attention(capability: int) -> None:
             specialised_work=0,
             narrow_rows=64,
         )
+        for workers in (2, 5, 8):  # eight rows, twenty and thirty-two
+            one_layer(
+                HEADS,
+                KV_HEADS,
+                False,
+                team(workers),
+                dim=128,
+                eight_bits=True,
+                most_small_rows=64,
+                between_rows=24,
+                short_strip=0,
+            )
         wide = team(17)  # a history for large tiles, desks for small ones
         one_layer(
             HEADS,

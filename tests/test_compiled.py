@@ -31,12 +31,21 @@ KERNELS = {
     *(ALONE := ("_count", "_decide", "_find", "_fill")),
     *("_search", "_settle", "tables_kernel"),
     *("append_kernel", "attend_kernel", "lone_kernel", "merge_kernel"),
-    *("specialised_kernel", "specialised_eight_bits_kernel"),
+    *("specialised_kernel", "specialised_eight_bits_kernel", "small_eight_bits_kernel"),
 }
 # Bytes that a program may have.
 MOST_SHARED = {90: 232448, 86: 101376}
 SPECIALISED = {"specialised_kernel", "specialised_eight_bits_kernel"}
-PRODUCTS = {"_skinny", "_gate_up", "_ring", "_w4a16_product", "attend_kernel", *SPECIALISED}
+INTEGERS = {"small_eight_bits_kernel"}
+PRODUCTS = {
+    "_skinny",
+    "_gate_up",
+    "_ring",
+    "_w4a16_product",
+    "attend_kernel",
+    *SPECIALISED,
+    *INTEGERS,
+}
 MAPPED = {"_gate_up", "_ring", "attend_kernel", *SPECIALISED}
 ROWS = ["[1, 4] [32, 1]"]  # numbers of a thread, threads of a warp
 RING_ROWS = ["[1, 1] [32, 1]", *ROWS]  # copies are one by one
@@ -76,7 +85,13 @@ def test_for_hopper(tmp_path: Path) -> None:
     assert {kernel["kernel"] for kernel in found} == KERNELS
     for kernel in found:
         # The padding's and the others'; those of each kind of warps; these begin when all in front has ended.
-        paths = {"attend_kernel": 2, "lone_kernel": 2, "specialised_kernel": 3, "_meet": 0}
+        paths = {
+            "attend_kernel": 2,
+            "lone_kernel": 2,
+            "small_eight_bits_kernel": 2,
+            "specialised_kernel": 3,
+            "_meet": 0,
+        }
         paths |= dict.fromkeys(ALONE, 0)
         # One group of warps that multiply, or two.
         paths["specialised_eight_bits_kernel"] = 3 if kernel["threads"] == 384 else 4
@@ -105,6 +120,7 @@ def test_for_ampere(tmp_path: Path) -> None:
         "_gate_up",
         "_ring",
         *SPECIALISED,
+        *INTEGERS,
     }
     for kernel in found:
         assert not kernel["waits"] + kernel["lets_in"] + kernel["tensor_maps"], kernel

@@ -27,6 +27,7 @@ from manyhands.model.settings import ModelSettings
 from manyhands.prompts.load import PROMPT_FILE, dump_prompts, load_prompts, model_prompts
 from manyhands.strategies.events import StepBegun
 from manyhands.strategies.own_words import own_words
+from manyhands.text import Text
 from tests.engine.small import small_engine
 
 QUESTION = """Solve these problems and box the answers in order, separated by commas:
@@ -111,6 +112,19 @@ def test_words_beside_an_adapter_go_before_those_of_the_model(tmp_path: Path) ->
     assert words_of(ModelSettings("bundled", lora=str(tmp_path))) == written
     assert words_of(ModelSettings(object(), lora=str(tmp_path))) == written
     assert words_of(ModelSettings(object())) == Prompts()
+
+
+def test_words_of_its_kind_do_where_the_model_has_some_of_its_own_making(engine: Engine) -> None:
+    """A table of the model's may be more than the kind that a method reads; another table need not be."""
+
+    class Shouted(TeamPrompt):
+        pass
+
+    text = Text(engine.text.tokenizer, prompts=Prompts(team=Shouted()))
+    for words in (None, TeamPrompt(), Shouted()):
+        hogwild(QUESTION, text, TeamSettings(), words).close()
+    with pytest.raises(InvalidRequest, match="of type VotesPrompt; expected TeamPrompt"):
+        hogwild(QUESTION, text, TeamSettings(), Prompts().votes)  # type: ignore[arg-type]
 
 
 SLIPS: dict[str, tuple[dict[str, Any], str, str]] = {

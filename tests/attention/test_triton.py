@@ -658,14 +658,6 @@ def specialised_rows(
 
     monkeypatch.setattr(kernels, "boxes", counted)
     eight_bits = kernels.__name__.endswith("eight_bits")
-    options = {
-        "window": {"window": 300},
-        "narrow": {"window": 60},  # both edges of an item go beyond its keys
-        "sinks": {"sinks": torch.linspace(-1, 1, shape.num_heads, device=DEVICE)},
-    }.get(layer, {})
-    call = LayerCall(layer=0, scaling=128**-0.5, **options)
-    rotary = 96 if interleaved else 128
-    rope = Rope((1e4 ** -(torch.arange(rotary // 2) / 64)).to(DEVICE), rotary, interleaved)
     tiling = Tiling(
         shape.group,
         shape.num_kv_heads,
@@ -679,6 +671,32 @@ def specialised_rows(
         few_rows=few_rows,
         narrow_rows=64 if eight_bits else 0,
     )
+    seen = right_capacities(
+        shape, dtype, interleaved, layer, num_rows, tiling, eight_bits=eight_bits
+    )
+    return {capacity.large_rows for capacity in seen}, len(used)
+
+
+def right_capacities(
+    shape: Shape,
+    dtype: torch.dtype,
+    interleaved: bool,
+    layer: str,
+    num_rows: int,
+    tiling: Tiling,
+    *,
+    eight_bits: bool,
+) -> list[Capacity]:
+    """The rounded capacities of a conversation of so many rows, whose answers are right with and without padding."""
+    options = {
+        "window": {"window": 300},
+        "narrow": {"window": 60},  # both edges of an item go beyond its keys
+        "sinks": {"sinks": torch.linspace(-1, 1, shape.num_heads, device=DEVICE)},
+        "chunk": {"chunk": 256},
+    }.get(layer, {})
+    call = LayerCall(layer=0, scaling=128**-0.5, **options)
+    rotary = 96 if interleaved else 128
+    rope = Rope((1e4 ** -(torch.arange(rotary // 2) / 64)).to(DEVICE), rotary, interleaved)
     product = Layer(
         TritonBackend([shape], dtype, DEVICE, tiling, eight_bits=eight_bits),
         shape,
@@ -699,7 +717,7 @@ def specialised_rows(
         [Row(View([short, long, block]), (0,)) for block in own],
         [Row(View([short]), (0,) * 63), Row(View([long]), (0,) * 513)],
     ]
-    found = set()
+    seen = []
     for rows in rows_of_steps:
         step = Step(rows)
         qkv = random_qkv(step, shape, generator, torch.float32)
@@ -713,10 +731,49 @@ def specialised_rows(
         prepared = product.backend.prepare(plan, DEVICE)
         assert torch.equal(product.backend.attend(store, q, prepared, call), out)
         padded = with_padding(plan, tiling)
-        found.add(padded.capacity.large_rows)
+        seen.append(padded.capacity)
         again = product.backend.attend(store, q, padded, call)[: len(q)]
         assert (again.float() - expected).abs().max() < tolerance
-    return found, len(used)
+    return seen
+
+
+@on_hopper
+@pytest.mark.parametrize("layer", ["plain", "window", "narrow", "sinks", "chunk"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "num_rows", "small_rows"),
+    [(4, 4, 7, 16), (10, 2, 3, 16), (10, 2, 4, 24), (8, 1, 3, 24), (8, 1, 4, 32)],
+)
+def test_small_tiles_in_eight_bits(
+    heads: int,
+    kv_heads: int,
+    num_rows: int,
+    small_rows: int,
+    dtype: torch.dtype,
+    interleaved: bool,
+    layer: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same where keys are multiplied as integers, by tiles of 16, 24 and 32 rows."""
+    from manyhands.attention.kernels import small_eight_bits
+
+    used: list[int] = []
+    usual = small_eight_bits.options
+
+    def counted(rows: int) -> dict[str, int]:
+        used.append(rows)
+        return usual(rows)
+
+    monkeypatch.setattr(small_eight_bits, "options", counted)
+    shape = Shape(heads, kv_heads, 128, 128)
+    tiling = Tiling(
+        shape.group, shape.num_kv_heads, 132, key_tile=128, between_rows=24, short_strip=0
+    )
+    seen = right_capacities(shape, dtype, interleaved, layer, num_rows, tiling, eight_bits=True)
+    found = {capacity.small_rows for capacity in seen if capacity.small}
+    assert small_rows in used
+    assert set(used) == found & {16, 24, 32}
 
 
 @on_gpu

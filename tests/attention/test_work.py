@@ -101,6 +101,22 @@ def test_few_tiles_of_32_rows_launch_as_some_where_strips_are_short(
     assert work.occupancy is occupancy
 
 
+@pytest.mark.parametrize(
+    ("group", "workers", "small_rows"),
+    [(5, 3, 16), (5, 4, 24), (5, 5, 32), (4, 6, 24), (4, 7, 32), (16, 2, 32), (1, 20, 24)],
+)
+def test_rows_between_two_powers_of_two(group: int, workers: int, small_rows: int) -> None:
+    """Where there is a kernel for them, and programs are few; a recording has rows for the same."""
+    tiling = Tiling(group, num_kv_heads=8, num_processors=PROCESSORS, between_rows=24)
+    work = cut(a_team(workers, 8192, 128), tiling)
+    assert work.small_rows == small_rows
+    assert tiling.small_size(workers * group) == small_rows
+    usual = replace(tiling, between_rows=0)
+    assert cut(a_team(workers, 8192, 128), usual).small_rows == {24: 32}.get(small_rows, small_rows)
+    many = cut(completions(400, 64), tiling)
+    assert many.small_rows != 24
+
+
 def test_tiles_that_are_many_and_alike_stay_whole() -> None:
     """Cutting them would balance nothing, and every partial has to be merged."""
     tiling = Tiling(8, num_kv_heads=1, num_processors=PROCESSORS)

@@ -284,3 +284,22 @@ def fails(interrupter: Interrupter) -> bool:
     except (AssertionError, LookupError, RuntimeError, ValueError, ManyhandsError):
         return True
     return False
+
+
+@pytest.mark.parametrize("what", ["tokens", "pages"])
+def test_half_a_change_is_taken_back_before_room_is_reserved(what: str) -> None:
+    """Its clean-up was struck, too, and the views of the next step are known, so that no place is looked up."""
+    ledger = Ledger(pool := PagePool(20, 4))
+    view = View([Block("text")])
+    ledger.play(Step([Row(view, (1, 2))]))
+    strip = pool.place(view.own).strip
+    free = pool.num_free_pages
+    pool._journal.keep(strip, "num_tokens")
+    pool._journal.keep_tail(strip.pages)
+    pool._journal.keep_tail(pool._free)
+    if what == "tokens":
+        strip.num_tokens = 0
+    else:
+        strip.pages.append(pool._free.pop())
+    ledger.play(Step([Row(view, (3, 4))]))
+    assert (strip.num_tokens, len(strip.pages), pool.num_free_pages) == (4, 1, free)

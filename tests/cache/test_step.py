@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest
+from manyhands.schema.plain import to_plain
 
 
 def test_a_row_takes_any_sequence_of_ids():
@@ -183,3 +186,10 @@ def test_token_ids_of_any_kind_are_taken() -> None:
     row = Row(View([Block("own")]), ids, targets=ids[1:], draft=ids)
     assert (row.feed, row.targets, row.draft) == ((3, 4), (4,), (3, 4))
     assert {type(token) for token in (*row.feed, *row.targets, *row.draft)} == {int}
+
+
+def test_a_bias_in_the_numbers_of_another_library_is_held_in_our_own() -> None:
+    """A choice stands in files, as settings do."""
+    choice = Choice(logit_bias={np.int64(3): np.float32(0.5), 4: 1})
+    assert choice == Choice(logit_bias={3: 0.5, 4: 1})
+    assert json.loads(json.dumps(to_plain(choice)))["logit_bias"] == {"3": 0.5, "4": 1}

@@ -18,13 +18,18 @@ from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.engine.passes import Passes
+from manyhands.engine.run import Run
 from manyhands.engine.scheduler import Scheduler
 from manyhands.engine.service import EventsMissed, Handle, Service
 from manyhands.errors import Busy, DeadlineExceeded, InvalidRequest, OutOfMemory, ServiceStopped
+from manyhands.replay.trace import parse_trace, record
 from manyhands.strategies.base import Answer, Reserve, Strategy
 from manyhands.strategies.events import Event, TokenWritten, UsageCounted
 from manyhands.strategies.listening import Listen, Said
-from tests.engine.small import LETTERS, counting, small_engine, solo, story, team
+from manyhands.strategies.prompt_sharing import share_prompt
+from tests.engine.small import LETTERS, counting, finish, small_engine, solo, story, team
 
 SAMPLED = Choice(temperature=1.0, top_p=0.95, allowed=LETTERS)
 SOON = 30.0  # seconds; only what hangs takes so long
@@ -314,16 +319,39 @@ def test_a_slip_that_the_engine_meets_is_the_strategys_own(name: str) -> None:
     assert engine.pool.num_free_pages == engine.pool.num_pages
 
 
-def test_a_strategy_may_handle_that_its_bound_cannot_be_renewed() -> None:
-    def careful() -> Strategy:
+def _careful(*bounds: Callable[[], Reserve]) -> Strategy:
+    """It asks for memory before each pass, and does with less where its bound cannot be renewed."""
+    row = Row(View([Block("prompt")]), (1, 2, 3))
+    prompt: Row | None = row
+    for count, bound in enumerate(bounds):
         try:
-            yield Reserve(50, 2, _raise)
+            yield Reserve(50, 2, bound, prompt=prompt)
         except ZeroDivisionError:
-            yield Reserve(20, 1)
-        return Answer("A smaller one will do.")
+            yield Reserve(20, 1, prompt=prompt)
+        yield Step([row])
+        prompt, row = None, Row(View([Block()]), (count,))
+    return Answer("A smaller one will do.")
 
-    with Service(scheduler()) as service:
-        assert service.submit(careful()).result(SOON).text == "A smaller one will do."
+
+@pytest.mark.parametrize("around", ["nothing", "a trace", "a shared prompt", "a restored run"])
+def test_a_strategy_may_handle_that_its_bound_cannot_be_renewed(around: str) -> None:
+    """Also where another strategy stands around it, as around most runs of the commands and the server."""
+
+    def enough() -> Reserve:
+        return Reserve(50, 2)
+
+    engine, lines = small_engine(), list[Any]()
+    bounds = (enough if around == "a restored run" else _raise, _raise)
+    strategy = _careful(*bounds)
+    if around == "a trace":
+        strategy = record(strategy, {}, lines.append)
+    elif around == "a shared prompt":
+        strategy = share_prompt(strategy, engine.prefixes)
+    elif around == "a restored run":
+        engine.run(record(_careful(enough, enough), {}, lines.append))
+        number = next(n for n, line in enumerate(lines) if line["kind"] == "pass")
+        strategy = engine.restore(strategy, parse_trace(lines[: number + 1]))
+    assert engine.run(strategy).text == "A smaller one will do."
 
 
 def test_a_strategy_does_not_run_the_engine_that_runs_it() -> None:
@@ -356,6 +384,166 @@ def test_a_strategy_does_not_run_the_engine_that_runs_it() -> None:
     del caught
     assert engine.run(counting((1, 2), 20)).text == plain
     assert engine.pool.num_free_pages == engine.pool.num_pages
+
+
+def _renewing(engine: Engine, said: list[str]) -> Strategy:
+    """The bound of its second reservation is what another strategy answers."""
+
+    def bound() -> Reserve:
+        engine.run(counting((3,), 5))
+        return Reserve(50, 2)
+
+    yield Step([Row(View([Block()]), (1,))])
+    try:
+        yield Reserve(50, 2, bound)
+    except InvalidRequest as error:
+        said.append(str(error))
+    return Answer("It goes on.")
+
+
+def _preparing(call: Callable[[], object], said: list[str]) -> Strategy:
+    """Its work for a time in which the device works is `call`."""
+
+    def meanwhile() -> None:
+        try:
+            call()
+        except InvalidRequest as error:
+            said.append(str(error))
+            raise
+
+    view, feed = View([Block()]), (1,)
+    for _ in range(6):
+        told = yield Step([Row(view, feed)], meanwhile)
+        assert isinstance(told, tuple)
+        feed = told
+    return Answer("It goes on.")
+
+
+@pytest.mark.parametrize("door", ["renew", "run", "forward"])
+def test_nor_does_what_a_strategy_has_given_along(
+    door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function of it is called in the midst of a step, and while the generator itself rests."""
+    monkeypatch.setattr(Passes, "plans_ahead", True)
+    engine, said = small_engine(), list[str]()
+    plain = engine.run(counting((1, 2), 20)).text
+
+    def one_more() -> int:
+        return len(engine.forward(Step([Row(View([Block()]), (1, 2))])))
+
+    if door == "renew":
+        slip = _renewing(engine, said)
+    elif door == "run":
+        slip = _preparing(lambda: engine.run(counting((3,), 5)), said)
+    else:
+        slip = _preparing(one_more, said)
+    runs = [engine.submit(each) for each in (counting((1, 2), 20), slip, counting((1, 2), 20))]
+    finish(engine, *runs)
+    assert [run.result().text for run in runs] == [plain, "It goes on.", plain]
+    assert "has called the engine that runs it" in said[0]
+    assert one_more() == 1
+    assert engine.pool.num_free_pages == engine.pool.num_pages
+
+
+def test_a_strategy_that_is_no_generator_function_does_not_either() -> None:
+    """It is known by what has called what, not by a mark of the generator."""
+
+    class Own(Generator[Any, Any, Answer]):
+        def send(self, sent: object) -> Any:
+            return engine.run(counting((3,), 5))
+
+        def throw(self, *problem: Any) -> Any:
+            raise problem[0]
+
+    engine = small_engine()
+    plain = engine.run(counting((1, 2), 20)).text
+    other = engine.submit(counting((1, 2), 20))
+    with pytest.raises(InvalidRequest, match="called the engine that runs it"):
+        engine.submit(Own()).result()
+    finish(engine, other)
+    assert other.result().text == plain
+
+
+def test_a_strategy_may_run_another_engine() -> None:
+    """That one, in turn, may not be had by way of a third."""
+    one, other = small_engine(), small_engine()
+    plain = one.run(counting((1, 2), 20)).text
+
+    def asking(*engines: Engine) -> Strategy:
+        yield Step([Row(View([Block()]), (1,))])
+        engine, *behind = engines
+        return engine.run(asking(*behind) if behind else counting((1, 2), 20))
+
+    assert one.run(asking(other)).text == plain
+    with pytest.raises(InvalidRequest, match="called the engine that runs it"):
+        one.run(asking(other, one))
+    assert one.run(counting((1, 2), 20)).text == plain
+
+
+def _cancelling(call: Callable[[], object], said: list[str], *, meanwhile: bool) -> Strategy:
+    """It calls this before its fourth step, or while that is fed, and goes on."""
+
+    def slip() -> None:
+        try:
+            call()
+        except InvalidRequest as error:
+            said.append(str(error))
+
+    view, feed, written = View([Block()]), (1, 2), []
+    for count in range(20):
+        if count == 3 and not meanwhile:
+            slip()
+        told = yield Step([Row(view, feed)], slip if count == 3 and meanwhile else None)
+        assert isinstance(told, tuple)
+        feed = told
+        written.append(feed[0])
+    return Answer(" ".join(map(str, written)))
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+@pytest.mark.parametrize("whose", ["its own", "the next"])
+def test_a_strategy_may_cancel_any_run_but_its_own(
+    whose: str, meanwhile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is just being fed goes when the pass is over. All others are told what they would be told without it."""
+    monkeypatch.setattr(Passes, "plans_ahead", True)
+    engine, said, runs = small_engine(), list[str](), list[Run]()
+    plain = engine.run(counting((1, 2), 20)).text
+    number = {"its own": 1, "the next": 2}[whose]
+    slip = _cancelling(lambda: engine.cancel(runs[number]), said, meanwhile=meanwhile)
+    runs += [engine.submit(counting((1, 2), 20)), engine.submit(slip)]
+    runs += [engine.submit(counting((1, 2), 20)) for _ in range(2)]
+    finish(engine, *runs)
+    is_wrong = whose == "its own" and not meanwhile
+    for index, run in enumerate(runs):
+        if index == number and not is_wrong:
+            with pytest.raises(InvalidRequest, match="was cancelled"):
+                run.result()
+            assert run.num_passes < 6
+        else:
+            assert run.result().text == plain, index
+    assert said == (["a strategy has cancelled its own run"] if is_wrong else [])
+    assert engine.pool.num_free_pages == engine.pool.num_pages
+
+
+def test_a_strategy_may_cancel_a_run_that_waits_beside_it() -> None:
+    """Both ask for more than there is for them, until a third ends; the first to get it cancels the other."""
+    engine, runs = small_engine(512), list[Run]()
+
+    def asking(name: str) -> Strategy:
+        yield Reserve(16, 1)
+        yield Step([Row(View([Block()]), (1,))])
+        yield Reserve(128, 1)
+        if name == "first":
+            engine.cancel(runs[2])
+        return Answer(name)
+
+    runs.append(engine.submit(counting((1, 2), 5, Reserve(400, 1))))
+    runs += [engine.submit(asking(name)) for name in ("first", "second")]
+    finish(engine, *runs)
+    assert runs[1].result().text == "first"
+    with pytest.raises(InvalidRequest, match="was cancelled"):
+        runs[2].result()
 
 
 def test_a_strategy_is_run_once() -> None:
@@ -474,6 +662,9 @@ from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.engine.passes import Passes
+from manyhands.engine.run import Run
 from manyhands.engine.scheduler import Scheduler
 from manyhands.engine.service import Service
 from manyhands.strategies.events import TokenWritten

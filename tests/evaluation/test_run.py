@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from manyhands.errors import InvalidRequest, OutputFailed
@@ -64,6 +65,17 @@ def test_a_budget_without_an_answer_is_no_wrong_answer(tmp_path: Path) -> None:
 def test_budgets_of_an_exam_rise(budgets: tuple[int, ...]) -> None:
     with pytest.raises(InvalidRequest, match="each above the one before"):
         Exam(Doubles().samples(), Says(RIGHT.get), budgets)
+
+
+@pytest.mark.parametrize(
+    "budgets", [[4, 8], range(4, 9, 4), np.array([4, 8]), (4 * n for n in (1, 2))]
+)
+def test_budgets_may_be_listed_in_any_way(budgets: Any, tmp_path: Path) -> None:
+    exam = Exam(Doubles().samples(), Says(RIGHT.get, budgets=(4, 8)), budgets)
+    assert exam.budgets == (4, 8)
+    moments = take(tmp_path / "x.jsonl", exam, header(budgets=(4, 8)))
+    assert moments[-1].record is not None
+    assert [*moments[-1].record.scores] == ["4", "8"]
 
 
 def test_samples_may_come_from_a_generator(tmp_path: Path) -> None:

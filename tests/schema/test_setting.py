@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from manyhands.cache.layouts import LAYOUTS
 from manyhands.errors import InvalidRequest
+from manyhands.schema.plain import to_plain
 from manyhands.schema.setting import Setting, check, like, setting, settings_of
 from manyhands.strategies.settings import EndSettings, SharedSettings, TeamSettings
 
@@ -76,6 +80,46 @@ def test_numbers_of_any_library_are_numbers() -> None:
     given = {"workers": np.int64(3), "share": np.float32(0.5), "seed": np.int32(4), "draw": 0}
     assert Small(**given) == replace(Small(), workers=3, share=0.5, seed=4)  # type: ignore[arg-type]
     assert Small(share=1, snapshots=(1, 2), sizes=(3,), memory=None).share == 1
+
+
+@pytest.mark.parametrize("number", [np.array, torch.tensor])
+def test_numbers_of_other_libraries_are_held_as_our_own(number: Callable[[object], Any]) -> None:
+    """Settings are written to files, and True and False of another library are that."""
+    found = Small(workers=number(3), share=number(0.5), reply=number(False), memory=number(7))
+    assert found == Small(workers=3, share=0.5, reply=False, memory=7)
+    lengths, snapshots = number([3, 4]), [number(1)]
+    found = Small(lengths=lengths, snapshots=snapshots, sizes=number([2]), words={1: "a"})  # type: ignore[arg-type]
+    assert found == Small(lengths=(3, 4), snapshots=(1,), sizes=(2,), words={1: "a"})
+    assert json.loads(json.dumps(to_plain(found)))["lengths"] == [3, 4]
+
+
+def test_scalars_of_numpy_are_held_as_our_own() -> None:
+    found = Small(workers=np.int64(3), share=np.float32(0.5), reply=np.bool_(False))  # type: ignore[arg-type]
+    assert [*map(type, (found.workers, found.share, found.reply))] == [int, float, bool]
+    plain = to_plain(replace(found, snapshots=(np.int64(3),), words={}))
+    assert json.loads(json.dumps(plain))["snapshots"] == [3]
+
+
+def test_what_is_listed_in_another_way_is_a_tuple() -> None:
+    """A generator is gone through once, and a list may change."""
+    found = Small(lengths=(size for size in (3, 4)), snapshots=range(2), sizes=[1])  # type: ignore[arg-type]
+    assert (found.lengths, found.snapshots, found.sizes) == ((3, 4), (0, 1), (1,))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"workers": np.array([2, 3])}, r"workers is array\(\[2, 3\]\); expected 1 to 256"),
+        ({"lengths": np.array(3)}, r"lengths is array\(3\); expected a tuple of them"),
+        ({"snapshots": np.array([[1, 2]])}, r"snapshots has array\(\[1, 2\]\); expected a whole"),
+        ({"sizes": 3}, "sizes is 3; expected a tuple of them"),
+        ({"workers": torch.tensor(2.5)}, "workers is 2.5; expected a whole number"),
+        ({"reply": np.int64(1)}, "reply is 1; expected True or False"),
+    ],
+)
+def test_many_numbers_are_no_number(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{said}"):
+        Small(**given)
 
 
 def test_the_ends_of_a_range_belong_to_it() -> None:

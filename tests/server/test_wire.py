@@ -372,6 +372,26 @@ def test_a_value_that_cannot_be_is_named(
     assert error["message"]
 
 
+@pytest.mark.parametrize(("method", "most"), [(None, 0), ("sequential", 0), ("sequential", 10**9)])
+@pytest.mark.parametrize(
+    ("url", "field"),
+    [
+        ("/v1/chat/completions", "max_tokens"),
+        ("/v1/chat/completions", "max_completion_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+    ],
+)
+def test_a_number_of_tokens_is_named_as_the_client_calls_it(
+    house: House, url: str, field: str, method: str | None, most: int
+) -> None:
+    body: dict[str, Any] = {field: most, "manyhands": method and {"method": method}}
+    body |= {"messages": ASK} if url.endswith("completions") else {"input": "a"}
+    answer = httpx2.post(f"{house.url}{url}", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, field)
+    assert method is not None or error["message"].startswith(f"{field} is 0")
+
+
 @pytest.mark.parametrize(
     ("url", "body", "place"),
     [

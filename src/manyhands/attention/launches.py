@@ -18,6 +18,9 @@ from manyhands.attention.work import WALKING_ROWS, Occupancy, Tiling, power_of_t
 
 SPECIALISED_ROWS = 128  # of a tile of kernels/specialised.py
 FEW_ROWS = 64 + 16  # of a tile whose second group of warps has no more than sixteen, transposed
+SMALL_ROWS = (16, 24, 32)  # of tiles of kernels/small_eight_bits.py
+BETWEEN_ROWS = 24  # the one that is no power of two
+SMALL_KEYS = 32  # that a warp of such a tile takes at once; pages hold whole ones
 SPECIALISED_BOX = 64  # slots that it brings at once; pages and splits hold whole boxes
 BROAD = 256  # dims of a head, beyond which it is broad
 _HOPPER = 9  # compute capability, its first number

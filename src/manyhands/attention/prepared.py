@@ -87,8 +87,7 @@ class Capacity:
         """With every size rounded up to a power of two, so that few capacities serve many passes.
 
         Tokens are rounded up to tiles of the products where they cost: those of 576 take three quarters of the
-        time of those of 768. The facts by which launches are chosen stay as they are: rows of small tiles are such
-        powers, and occupancy is less than three.
+        time of those of 768. The facts by which launches are chosen stay as they are; occupancy is less than three.
         """
 
         def up(size: int) -> int:
@@ -97,7 +96,8 @@ class Capacity:
         sizes: dict[str, Any] = {
             field.name: up(getattr(self, field.name)) for field in fields(self)
         }
-        sizes |= {"tokens": rounded_tokens(self.tokens), "large_rows": self.large_rows}
+        sizes |= {"tokens": rounded_tokens(self.tokens)}
+        sizes |= {"small_rows": self.small_rows, "large_rows": self.large_rows}
         sizes |= {"is_specialised": self.is_specialised, "in_turns": self.in_turns}
         # One partial per token would be taken to be the output itself, and padding has none.
         return Capacity(**sizes | {"most_partials": max(2, sizes["most_partials"])})

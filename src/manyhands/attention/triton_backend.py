@@ -37,8 +37,11 @@ from manyhands.attention.kernels.move import move_kernel
 from manyhands.attention.kernels.overlap import launch_options
 from manyhands.attention.latents import LatentStack, LatentStore
 from manyhands.attention.launches import (
+    BETWEEN_ROWS,
     BROAD,
     FEW_ROWS,
+    SMALL_KEYS,
+    SMALL_ROWS,
     SPECIALISED_BOX,
     SPECIALISED_ROWS,
     Launch,
@@ -317,10 +320,11 @@ _Kernel = tuple[Any, tuple[Any, ...], dict[str, Any]]
 class _Reading:
     """One layer that reads its store in one pass.
 
-    tiles                  kernel               keys and values come as
-    large, on Hopper       specialised_kernel   boxes (in eight bits specialised_eight_bits_kernel)
-    large, small           attend_kernel        tensors, and tensor maps of them
-    small, of one row      lone_kernel          tensors
+    tiles                     kernel                    keys and values come as
+    large, on Hopper          specialised_kernel        boxes (in eight bits specialised_eight_bits_kernel)
+    few small ones, likewise  small_eight_bits_kernel   tensors, values in words; in eight bits alone
+    large, small              attend_kernel             tensors, and tensor maps of them
+    small, of one row         lone_kernel               tensors
     """
 
     def __init__(
@@ -381,8 +385,14 @@ class _Reading:
             kernel, keys, options = self._tiles(rows, self.launches.of_large(rows))
         else:
             occupancy = self.prepared.capacity.occupancy
-            launch = self.launches.of_small(rows, occupancy, self.is_mapped)
-            kernel, keys, options = self._lone(launch) if rows == 1 else self._tiles(rows, launch)
+            if self._are_integers(rows, occupancy):
+                kernel, keys, options = self._integers(rows)
+            elif rows == 1:
+                kernel, keys, options = self._lone(self.launches.lone)
+            else:
+                rows = power_of_two(rows)
+                launch = self.launches.of_small(rows, occupancy, self.is_mapped)
+                kernel, keys, options = self._tiles(rows, launch)
             if is_beside:  # lows were there before the large ones began
                 overlapping = launch_options(self.q.device)
                 options |= {"BESIDE": overlapping["OVERLAP"], **overlapping}
@@ -423,6 +433,25 @@ class _Reading:
         options |= specialised_eight_bits.options(rows)
         kernel = specialised_eight_bits.specialised_eight_bits_kernel
         return kernel, (*maps, *_scales(self.store)), options
+
+    def _are_integers(self, rows: int, occupancy: int) -> bool:
+        """Whether small tiles of so many rows multiply integers, with this layer's scores."""
+        fits = self.prepared.page_size % SMALL_KEYS == 0 and self.call.softcap is None
+        has_kernel = self.backend.tiling.between_rows > 0 and rows in SMALL_ROWS
+        return has_kernel and occupancy == Occupancy.FEW and fits and self.is_whole
+
+    def _integers(self, rows: int) -> _Kernel:
+        from manyhands.attention.kernels import small_eight_bits
+
+        options = {
+            "scaling": self.call.scaling * LOG2E.value,
+            "GROUP": self.group,
+            "NUM_KV_HEADS": self.num_kv_heads,
+            **small_eight_bits.options(rows),
+            **launch_options(self.q.device, overlap=self.overlaps),
+        }
+        given = self.store.keys, self.store.values.view(torch.int32), *_scales(self.store)
+        return small_eight_bits.small_eight_bits_kernel, given, options
 
     def _lone(self, launch: Launch) -> _Kernel:
         options = {"NUM_HEADS": self.num_kv_heads, **self._options_of(launch)}
@@ -630,6 +659,7 @@ def _tiling(
     )
     are_mapped = is_short and all(_can_map(shape, stored, device) for shape in shapes)
     are_specialised = is_short and all(_can_specialise(shape, stored, device) for shape in shapes)
+    are_integers = are_specialised and stored.itemsize == 1  # have the same shapes
     # In eight bits they were measured with bfloat16; layers with windows fall back to ordinary tiles of as many rows.
     converts = are_specialised and stored.itemsize == 1 and dtype == torch.bfloat16
     are_specialised = are_specialised and (converts or stored.itemsize == 2)
@@ -646,6 +676,7 @@ def _tiling(
         specialised_work=1 << (40 if converts else 18),
         specialised_reads=1 << (16 if converts else 18),
         narrow_rows=SPECIALISED_ROWS // 2 if converts else 0,
+        between_rows=BETWEEN_ROWS if are_integers else 0,
         long_keys=_LONG if are_mapped else 0,
         can_begin_beside=are_mapped and launch_options(device)["OVERLAP"],
         halved_rows=_HALVED_ROWS if are_mapped else 0,

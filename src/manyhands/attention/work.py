@@ -74,6 +74,7 @@ class Tiling:
     narrow_rows: int = 0  # of a narrower specialised tile, if there is a kernel for it
     narrow_keys: int = 16384  # keys of a strip, from which on it pays
     least_rows: int = 16  # of a small tile
+    between_rows: int = 0  # of one between two powers of two, if there is a kernel for it; it serves those of fewer rows, too
     most_small_rows: int = 64  # strips with more rows get large tiles
     long_keys: int = 0  # and those with more than half as many, if they have so many keys; 0: none
     long_walk: int = 2048  # keys of a small tile on average, from which on many launch as some
@@ -82,7 +83,7 @@ class Tiling:
     splits_of_many: float = 8.0  # the same where programs are many
     most_of_many: float = 12.0  # and where these would have more keys than the next
     long_of_many: int = 512  # keys
-    keys_to_begin: int = 320  # that a program would read in the time it takes to begin and to end
+    keys_to_begin: int = 480  # that a program would read in the time it takes to begin and to end
     wide_rows: int = 128  # of a large tile, from which on a processor holds one program at a time
     wide_to_begin: int = 256  # keys, of such a program
     short_strip: int = 2048  # keys of the longest, up to which few small tiles launch as some
@@ -91,6 +92,17 @@ class Tiling:
     many_beside: int = 7  # where they begin beside large ones
     can_begin_beside: bool = False  # whether they can, see `begin_beside`
     halved_rows: int = 0  # of ordinary tiles alone whose partials have 16 bits (kernels/merge.py), at least; 0: none have
+
+    def small_sizes(self, least: int, most: int, *, are_few: bool) -> list[int]:
+        """The rows that small tiles can have between two powers of two, these included. Ascending."""
+        powers = [1 << bit for bit in range((least - 1).bit_length(), most.bit_length())]
+        has_between = are_few and least < self.between_rows < most
+        return sorted([*powers, *([self.between_rows] if has_between else [])])
+
+    def small_size(self, rows: int) -> int:
+        """The rows of the smallest small tile, of few, that holds so many."""
+        power = power_of_two(rows)
+        return next(size for size in self.small_sizes(1, power, are_few=True) if size >= rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,10 +298,10 @@ def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
     def loaded(size: int) -> int:
         return int((-(-rows // (size // tiling.group * tiling.group)) * keys).sum())
 
-    size = least
-    while size < most and loaded(size) > _HARDLY_MORE * loaded(most):
-        size *= 2
-    return size
+    is_few = _occupancy(len(rows), tiling) is Occupancy.FEW
+    sizes = tiling.small_sizes(least, most, are_few=is_few)
+    enough = _HARDLY_MORE * loaded(most)
+    return next((size for size in sizes if loaded(size) <= enough), most)
 
 
 def _large_rows(rows: Ints, pairs: Ints, tiling: Tiling) -> tuple[int, bool]:

@@ -249,6 +249,8 @@ class PagePool:
 
         Raises InvalidRequest for blocks that were not filled here.
         """
+        if self._journal.notes:
+            self._journal.take_back()  # as `place` does: what is looked at here may be half changed
         growth = list(growth)
         places = places or self.places([block for block, _ in growth])
         for (block, _), place in zip(growth, places, strict=True):

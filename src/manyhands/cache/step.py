@@ -74,6 +74,7 @@ class Choice:
 
     def __post_init__(self) -> None:
         check(self)
+        is_own = True  # as settings hold numbers: Python's own
         for token, bias in self.logit_bias.items() if self.logit_bias else ():
             if not (is_whole(token) and is_number(bias)):
                 raise InvalidRequest(
@@ -84,6 +85,10 @@ class Choice:
                     f"logit_bias adds {bias:g} to token {token}; expected a token id, and "
                     f"{-MAX_BIAS} to {MAX_BIAS}"
                 )
+            is_own &= type(token) is int and type(bias) in (float, int)
+        if not is_own:
+            held = {int(token): float(bias) for token, bias in self.logit_bias.items()}
+            object.__setattr__(self, "logit_bias", held)
         mask: object = self.mask
         if mask is not None and not isinstance(mask, bytes):
             raise InvalidRequest(

@@ -226,6 +226,7 @@ class Engine:
         Each row's feed is appended to its own block. If this raises, no block has changed.
         """
         with self.inside:
+            self._scheduler.check_between_passes()
             self._scheduler.settle()  # tokens of its own that an interrupt has kept from it
             if self._lookahead is not None:
                 self._lookahead.forget()  # the logits of a pass that was begun may be written over
@@ -304,7 +305,7 @@ class Engine:
             return self._scheduler.step()
 
     def cancel(self, run: Run) -> None:
-        """End a run; its blocks are freed and the others' tokens do not change."""
+        """End a run; its blocks are freed and the others' tokens do not change. See `Scheduler.cancel`."""
         with self.inside:
             self._scheduler.cancel(run)
 

@@ -754,7 +754,7 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     """
     least = power_of_two(max(tiling.least_rows, tiling.group))
     has_large, is_narrow = kind is Wide.LARGE, tokens <= _ALL_SMALL or kind is Wide.ENDED
-    rows = power_of_two(max(least, min(tokens * tiling.group, tiling.most_small_rows)))
+    rows = tiling.small_size(max(least, min(tokens * tiling.group, tiling.most_small_rows)))
     many = min(tokens, 64)
     splits = tiling.splits_per_processor if is_narrow else tiling.most_of_many
     items = int(splits * tiling.num_processors / tiling.num_kv_heads) + 4 * many
@@ -802,8 +802,10 @@ def uncommon_capacities(tiling: Tiling) -> list[Capacity]:
     both = wide_capacity(2 * _ALL_SMALL, tiling, Wide.LARGE)
     both = replace(both, large=max(both.large, tiling.num_processors))
     least = power_of_two(max(tiling.least_rows, tiling.group))
-    rows = [size for size in (16, 32, 64) if least <= size <= tiling.most_small_rows]
+    rows = tiling.small_sizes(least, tiling.most_small_rows, are_few=False)
     kinds = [(size, occupancy) for size in rows for occupancy in Occupancy]
+    between = set(tiling.small_sizes(least, tiling.most_small_rows, are_few=True)) - set(rows)
+    kinds += [(size, Occupancy.FEW) for size in between]
     if tiling.group == 1:
         kinds.append((1, Occupancy.MANY))
     small = [replace(both, small_rows=size, occupancy=occupancy) for size, occupancy in kinds]

@@ -18,7 +18,7 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Step
 from manyhands.engine.executor import Executor
 from manyhands.engine.rebuild import Ends, Fed, write_keys
-from manyhands.errors import BrokenTrace, ManyhandsError
+from manyhands.errors import BrokenTrace
 from manyhands.replay.merged import merge_passes
 from manyhands.replay.text_rows import TextRows
 from manyhands.replay.trace import Trace, TracedRow, record
@@ -57,7 +57,7 @@ def restore(
         assert asked is not None, "a run that goes on has asked for something"
         try:
             sent = yield asked
-        except ManyhandsError as error:  # the strategy's to handle, see `strategies.base`
+        except Exception as error:  # the strategy's to handle, see `strategies.base`
             retraced.advance(partial(retraced.strategy.throw, error))
         else:
             if isinstance(sent, Heard) and early:

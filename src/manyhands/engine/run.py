@@ -137,11 +137,6 @@ class Run:
         return self.state is RunState.DONE
 
     @property
-    def is_computing(self) -> bool:
-        """Whether its strategy is being executed just now."""
-        return isinstance(self.strategy, GeneratorType) and self.strategy.gi_running
-
-    @property
     def is_preemptible(self) -> bool:
         """Whether its pages may be taken: what it was fed is written down."""
         return self.past is not None

@@ -28,10 +28,12 @@ walked from end to end, and sums over all runs are kept (`tests/engine/test_sche
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from types import CodeType
 
 from manyhands.cache.chunks import first_part, without
 from manyhands.cache.logprobs import part_of
@@ -111,6 +113,7 @@ class Scheduler:
         self._queues = queues
         self._asked: Sequence[_Ready] | None = None  # by the pass that goes on
         self._untold: deque[_Untold] = deque()  # chosen, and not sent yet
+        self._cancelled: list[Run] = []  # while they were fed: until the pass is over
         # Steps that were told, held until the device works: to let go of all views of a team takes time.
         self._told: list[Step] = []
         self._is_changing = False  # queues and ledgers; found at the start of a step: interrupted
@@ -161,29 +164,75 @@ class Scheduler:
             self._recount()
         self._is_changing = True
         self._tell()  # runs that an interrupt kept from their tokens
+        self._cancel_put_off()
         self._admit()
         self.preemption.bring_back()
         self._answer(self._going_on() or self._gather())
+        self._cancel_put_off()
         self._sweep()
         self._is_changing = False
         return bool(self._running or self._waiting or self._blocked or self._preempted)
 
     def check_outside(self) -> None:
-        """Raise InvalidRequest where one of the runs' own strategies asks for a pass: it is in the midst of one."""
-        if self._is_changing and any(run.is_computing for run in self.runs):
+        """Raise InvalidRequest where a run's own program asks for a step: the engine is in the midst of one.
+
+        That may be its strategy, or a function that it has given along (`Reserve.renew`, `Step.meanwhile`).
+        """
+        if self._is_changing and self._is_called_by(
+            Scheduler.step.__code__, Scheduler.submit.__code__
+        ):
+            raise _called_from_inside()
+
+    def check_between_passes(self) -> None:
+        """The same of a single pass, which the engine makes at any time but while it makes another one."""
+        if self._asked is not None and self._is_called_by(Scheduler.step.__code__):
+            raise _called_from_inside()
+
+    def _is_put_off(self, run: Run) -> bool:
+        """Whether a cancellation waits for the end of the pass. Raises InvalidRequest if it cannot be."""
+        is_computing = run.request is None and not run.done
+        if is_computing and self._is_called_by(Scheduler.step.__code__, Scheduler.submit.__code__):
             raise InvalidRequest(
-                "a strategy has called the engine that runs it, and the engine is in the midst of a step",
-                hint="Let it `yield from` the other strategy, whose answer that is; its rows then share the passes.",
+                "a strategy has cancelled its own run",
+                hint="Let it return an Answer, or raise what is wrong.",
             )
+        is_fed = any(run is other for other, _ in self._asked or ())
+        if is_fed and self._is_called_by(Scheduler.step.__code__):
+            self._cancelled.append(run)
+            return True
+        return False
+
+    def _is_called_by(self, *methods: CodeType) -> bool:
+        """Whether the check was reached by way of a call of this scheduler's, besides the one that it stands in.
+
+        The frames that are under way say so: what an interrupt has left behind does not, however it struck.
+        """
+        frame = sys._getframe(2).f_back
+        while frame is not None:
+            if frame.f_code in methods and frame.f_locals.get("self") is self:
+                return True
+            frame = frame.f_back
+        return False
 
     def cancel(self, run: Run) -> None:
-        """End a run before its time; the tokens of the others do not change."""
+        """End a run before its time; the tokens of the others do not change.
+
+        A run whose rows are just being fed is cancelled once that pass is over. Raises InvalidRequest where a strategy cancels
+        its own run.
+        """
+        if self._is_put_off(run):
+            return
         was_changing, self._is_changing = self._is_changing, True
         run.cancel()
         self._untold = deque(each for each in self._untold if not each[0].done)  # they hold blocks
         if not was_changing:  # else the step that goes on sweeps, or the next one counts anew
             self._sweep()
         self._is_changing = was_changing
+
+    def _cancel_put_off(self) -> None:
+        while self._cancelled:
+            self.cancel(self._cancelled[-1])
+            self._cancelled.pop()
 
     def _gather(self) -> list[_Ready]:
         """Running ones up to the size of a pass. The rest keeps its place at the front.
@@ -418,7 +467,9 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Grant reservations that fit: to blocked runs, and if all of these can go on, to new ones."""
-        stuck = [run for run in list(self._blocked) if not self._offer(run)]
+        # One that goes on may cancel another.
+        blocked = (run for run in list(self._blocked) if run.asked is not None)
+        stuck = [run for run in blocked if not self._offer(run)]
         refused = None  # a run that was told no may ask again: in the next pass
         while not stuck and self._waiting and (run := next(iter(self._waiting))) is not refused:
             refused = run
@@ -508,6 +559,13 @@ def _goes_on(step: Step | None, before: Step, tokens: tuple[int, ...]) -> bool:
             row.view is last.view and row.feed == (token,)
             for row, last, token in zip(step.rows, before.rows, tokens, strict=True)
         )
+    )
+
+
+def _called_from_inside() -> InvalidRequest:
+    return InvalidRequest(
+        "a strategy has called the engine that runs it, and the engine is in the midst of a step",
+        hint="Let it `yield from` the other strategy, whose answer that is; its rows then share the passes.",
     )
 
 

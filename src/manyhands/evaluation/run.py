@@ -34,7 +34,7 @@ class Exam:
     """Samples, a candidate and budgets. `budgets` rise; `retry` asks again where a record says that it failed.
 
     The candidate gives an answer at each budget: of a method, the largest is its settings' budget, and the others are
-    their snapshots. Samples may come from a generator.
+    their snapshots. Samples and budgets may come from a generator.
     """
 
     samples: Sequence[Sample]
@@ -47,6 +47,7 @@ class Exam:
         if self.repeats < 1:
             raise InvalidRequest(f"repeats is {self.repeats}; expected 1 or more")
         object.__setattr__(self, "samples", tuple(self.samples))
+        object.__setattr__(self, "budgets", tuple(self.budgets))
         if not self.budgets or any(one >= other for one, other in pairwise(self.budgets)):
             raise InvalidRequest(
                 f"the budgets of an exam are {self.budgets}; expected one or more, each above the one before"

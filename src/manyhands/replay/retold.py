@@ -49,7 +49,7 @@ def empty_account(trace: Trace) -> Account:
     told = (getattr(event, "worker", None) for event in trace.events)
     writers = [worker for worker in told if worker is not None]
     workers = header.get("workers", max(writers, default=0) + 1)
-    if not isinstance(workers, int) or not 0 <= workers <= MAX_WORKERS:
+    if type(workers) is not int or not 0 <= workers <= MAX_WORKERS:
         raise _damaged("the header", f"it counts {workers!r} workers")
     if method is None or header.get("settings") is None or "prompt" not in header:
         return Account(TeamPrompt().team(workers), solo=method is not None and method.solo)

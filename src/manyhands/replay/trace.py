@@ -32,7 +32,7 @@ from typing import Any
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import Item, Lanes, View
-from manyhands.errors import BrokenTrace, ManyhandsError
+from manyhands.errors import BrokenTrace
 from manyhands.schema.lines import Format, Line, read_lines
 from manyhands.strategies.base import Answer, Asked, Strategy
 from manyhands.strategies.events import EngineEvent, Event, from_line, to_line
@@ -199,7 +199,7 @@ def record(
                 write(event_line(asked))
             try:
                 sent = yield asked
-            except ManyhandsError as error:  # the strategy's to handle, see `strategies.base`
+            except Exception as error:  # the strategy's to handle, see `strategies.base`
                 advance = partial(strategy.throw, error)
                 continue
             if isinstance(asked, Step):
@@ -275,7 +275,7 @@ class _Reader:
                     trace.event_passes.append(len(trace.passes))
             case "heard":
                 listen = line["listen"]
-                if not isinstance(listen, int) or listen <= max(trace.heard, default=-1):
+                if type(listen) is not int or listen <= max(trace.heard, default=-1):
                     raise ValueError(f"listen {listen!r} came after {max(trace.heard)}")
                 trace.heard[listen] = Heard(tuple(map(ITEMS.from_line, line["items"])))
             case "end":
@@ -336,17 +336,17 @@ def _flat(item: TracedItem) -> tuple[int, ...]:
 
 
 def _check_next(number: Any, known: Sequence[Any]) -> None:
-    if number != len(known):
+    if type(number) is not int or number != len(known):
         raise ValueError(f"number {number!r} came as number {len(known)}")
 
 
 def _known(number: Any, known: Sequence[Any]) -> int:
-    if not isinstance(number, int) or not 0 <= number < len(known):
+    if type(number) is not int or not 0 <= number < len(known):
         raise ValueError(f"number {number!r} is unknown")
     return number
 
 
 def _token(number: Any) -> int:
-    if not isinstance(number, int) or not 0 <= number < _LARGEST_TOKEN:
+    if type(number) is not int or not 0 <= number < _LARGEST_TOKEN:
         raise ValueError(f"{number!r} is no token id")
     return number

@@ -255,6 +255,11 @@ class Request(Shape):
         return self.max_tokens
 
     @property
+    def most_by(self) -> str:
+        """The field that says `most_tokens`."""
+        return "max_tokens"
+
+    @property
     def told(self) -> int | None:
         """Of how many of the likeliest tokens logprobs are told; None: of none, nor of the chosen one."""
         return None
@@ -360,6 +365,11 @@ class ChatRequest(Request):
             )
         given = self.max_completion_tokens
         return self.max_tokens if given is None else given
+
+    @property
+    def most_by(self) -> str:
+        """See `Request.most_by`."""
+        return super().most_by if self.max_completion_tokens is None else "max_completion_tokens"
 
 
 class PlainRequest(Request):

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from numbers import Integral, Real
+from operator import is_
 from sys import float_info
 from types import NoneType
 from typing import Any, Literal, get_args
@@ -63,8 +64,8 @@ class Setting:
     def allows(self, value: Any) -> bool:
         """Whether the value lies in the range, or is one of the words."""
         try:
-            return self.test()(value)
-        except TypeError:  # it cannot be compared
+            return bool(self.test()(value))
+        except (TypeError, ValueError):  # it cannot be compared, or is many numbers
             return False
 
     def test(self) -> Callable[[Any], bool]:
@@ -161,6 +162,9 @@ def check(settings: Any) -> None:
     None is allowed where it is the default. A field of `int` holds a whole number, one of `float` a number, one of `bool`
     True or False; a text that looks like one is none. Of a tuple every item is checked. Where the default is a settings
     object, a tuple or a mapping, the value has to be one, too; one text is no tuple of texts.
+
+    Numbers of other libraries, as numpy's or a tensor without dimensions, are held as Python's own, and what is listed in
+    another way as a tuple: settings are written to files.
     """
     kind = type(settings)
     if kind not in _CHECKED:
@@ -170,9 +174,11 @@ def check(settings: Any) -> None:
         try:
             if (types is None or type(value) in types) and allows(value):
                 continue
-        except TypeError:  # a tuple, or no number at all
+        except (TypeError, ValueError):  # a tuple, no number at all, or many
             pass
-        _check_closely(kind, name, value)
+        held = _check_closely(kind, name, value)
+        if held is not value:
+            object.__setattr__(settings, name, held)
 
 
 def _checks_of(kind: type[Any]) -> Iterator[_Check]:
@@ -200,7 +206,7 @@ def _anything(value: object) -> bool:
 
 
 def _is_empty(value: object) -> bool:
-    return value == ()
+    return type(value) is tuple and not value
 
 
 def _or_none(allows: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -214,12 +220,15 @@ class _Scalar:
     types: frozenset[type[Any]]
     test: Callable[[object], bool]
     expected: str
+    own: Callable[[Any], Any]  # Python's own number of another library's
 
 
 _SCALARS: Mapping[str, _Scalar] = {
-    "int": _Scalar(frozenset({int}), is_whole, "a whole number"),
-    "float": _Scalar(frozenset({float, int}), is_number, "a number"),
-    "bool": _Scalar(frozenset({bool}), lambda value: isinstance(value, bool), "True or False"),
+    "int": _Scalar(frozenset({int}), is_whole, "a whole number", int),
+    "float": _Scalar(frozenset({float, int}), is_number, "a number", float),
+    "bool": _Scalar(
+        frozenset({bool}), lambda value: isinstance(value, bool), "True or False", bool
+    ),
 }
 _WHOLE_NUMBERS = "tuple[int, ...]"
 
@@ -235,9 +244,21 @@ def _annotation(one: Field[Any]) -> str:
 class _Shape:
     """The kind of object that a field holds, as its default shows it."""
 
-    test: Callable[[Any], bool]
+    test: Callable[[Any], bool]  # of the usual form, which is held as it is
     expected: str
     example: str
+    made: Callable[[Any], Any] | None = None  # such an object of another form; raises TypeError
+
+
+def _tuple_of(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        raise TypeError("one text is no tuple of texts")
+    return tuple(value)
+
+
+_TUPLE = _Shape(
+    lambda value: isinstance(value, tuple), "a tuple of them", "(first, ...)", _tuple_of
+)
 
 
 def _shape_of(one: Field[Any]) -> _Shape | None:
@@ -248,14 +269,8 @@ def _shape_of(one: Field[Any]) -> _Shape | None:
         name = kind.__name__
         article = "an" if name[0] in "AEIO" else "a"
         return _Shape(lambda value: isinstance(value, kind), f"{article} {name}", f"{name}(...)")
-    if kind is tuple:
-        return _Shape(
-            lambda value: (
-                type(value) is tuple or (isinstance(value, Iterable) and not isinstance(value, str))
-            ),
-            "a tuple of them",
-            "(first, ...)",
-        )
+    if kind is tuple or _annotation(one).startswith("tuple["):
+        return _TUPLE
     if kind is dict:
         return _Shape(
             lambda value: type(value) is dict or isinstance(value, Mapping),
@@ -270,25 +285,45 @@ _Check = tuple[str, frozenset[type[Any]] | None, Callable[[Any], bool]]
 _CHECKED: dict[type[Any], list[_Check]] = {}
 
 
-def _check_closely(kind: type[Any], name: str, value: Any) -> None:
+def _check_closely(kind: type[Any], name: str, value: Any) -> Any:
+    """The value as its field holds it. Raises InvalidRequest for one that it does not allow."""
     (own,) = (one for one in fields(kind) if one.name == name)
     declared: Setting = own.metadata[_KEY]
+    if value is None and own.default is None:
+        return value
     shape = _shape_of(own)
     if shape is not None and not shape.test(value):
-        found = f"{value!r}, one text" if isinstance(value, str) else repr(value)
-        raise InvalidRequest(
-            f"{name} is {found}; expected {shape.expected}",
-            hint=f"Write {name}={shape.example}.",
-        )
-    if value is None and own.default is None:
-        return
+        value = _shaped(name, value, shape)
     written = _annotation(own)
-    is_listed = written.startswith("tuple[") and isinstance(value, Iterable)
     scalar = _SCALARS.get("int" if written == _WHOLE_NUMBERS else written)
-    for item in value if is_listed else (value,):
-        verb = "has" if is_listed else "is"
-        if declared.is_bounded and not declared.allows(item):
-            raise InvalidRequest(f"{name} {verb} {item!r}; expected {declared.expected}")
-        if scalar is not None and not scalar.test(item):
-            bounds = f", {declared.expected}" if declared.is_bounded else ""
-            raise InvalidRequest(f"{name} {verb} {item!r}; expected {scalar.expected}{bounds}")
+    if shape is not _TUPLE:
+        return _item(name, "is", value, declared, scalar)
+    items = tuple([_item(name, "has", item, declared, scalar) for item in value])
+    return value if all(map(is_, items, value)) else items
+
+
+def _shaped(name: str, value: Any, shape: _Shape) -> Any:
+    try:
+        if shape.made is not None:
+            return shape.made(value)
+    except TypeError:
+        pass
+    found = f"{value!r}, one text" if isinstance(value, str) else repr(value)
+    raise InvalidRequest(
+        f"{name} is {found}; expected {shape.expected}",
+        hint=f"Write {name}={shape.example}.",
+    )
+
+
+def _item(name: str, verb: str, value: Any, declared: Setting, scalar: _Scalar | None) -> Any:
+    """One value, or one of a tuple."""
+    if scalar is not None and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if declared.is_bounded and not declared.allows(value):
+        raise InvalidRequest(f"{name} {verb} {value!r}; expected {declared.expected}")
+    if scalar is None or type(value) in scalar.types:
+        return value
+    if not scalar.test(value):
+        bounds = f", {declared.expected}" if declared.is_bounded else ""
+        raise InvalidRequest(f"{name} {verb} {value!r}; expected {scalar.expected}{bounds}")
+    return scalar.own(value)

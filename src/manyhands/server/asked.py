@@ -55,6 +55,8 @@ from manyhands.strategies.settings import UNSAID, SharedSettings
 from manyhands.strategies.shared_prefix import Prompt, shared_prefix
 from manyhands.text import Text
 
+_MOST_OF_RESPONSE = "max_output_tokens"  # the field that bounds the tokens of a response
+
 
 @dataclass(frozen=True)
 class Served:
@@ -215,7 +217,13 @@ def _response(request: ResponsesBody, served: Served) -> Asked:
         stream=request.stream,
         manyhands=request.manyhands,
     )
-    return replace(_chat(chat, served), url=RESPONSES)
+    try:
+        return replace(_chat(chat, served), url=RESPONSES)
+    except InvalidField as error:
+        if error.param != chat.most_by:
+            raise
+        message = str(error).replace(chat.most_by, _MOST_OF_RESPONSE)
+        raise InvalidField(message, param=_MOST_OF_RESPONSE, hint=error.hint) from error
 
 
 def _decoded(
@@ -228,7 +236,7 @@ def _decoded(
     most = settings.max_tokens
     if served.context is not None:
         most = min(most, served.context)
-    _check_size(len(prompts) * settings.samples * most, served.limits)
+    _check_size(len(prompts) * settings.samples * most, served.limits, request.most_by)
     if settings.grammar is not None:
         settings.grammar.matcher(served.text)  # compiled here, and not in the event loop
     size = sum(len(prompt.tokens) for prompt in prompts)
@@ -251,11 +259,11 @@ def _check_ids(request: ChatRequest | PlainRequest, served: Served) -> None:
             )
 
 
-def _check_size(num_tokens: int, limits: Limits) -> None:
+def _check_size(num_tokens: int, limits: Limits, field: str) -> None:
     if num_tokens > limits.request_tokens:
         raise InvalidField(
             f"the request may write {num_tokens} tokens; expected at most {limits.request_tokens}",
-            param="max_tokens",
+            param=field,
             hint="ask for fewer completions, fewer workers, or fewer tokens",
         )
 
@@ -277,7 +285,7 @@ def _spec(
         check_forks(spec.method, spec.settings)
     settings, samples = spec.settings, request.n or 1
     workers = max(1, getattr(settings, "workers", 1))
-    _check_size(samples * settings.budget * workers, served.limits)
+    _check_size(samples * settings.budget * workers, served.limits, request.most_by)
     return spec
 
 

@@ -32,6 +32,7 @@ from manyhands.strategies.events import Event, TokenWritten, WorkerJoined, Worke
 from manyhands.strategies.requests import Spelling, answer_body
 from manyhands.strategies.shared_prefix import Completions
 from manyhands.text import Text
+from manyhands.text.stream import in_front
 
 _compact = json.JSONEncoder(
     separators=(",", ":")
@@ -215,7 +216,13 @@ class _PlainChunks:
         self._ended: set[int] = set()
         self._text = front.served.text
         self._tells = run.asked.settings.choice.logprobs is not None
-        self._spelled = [_Spelled(self._text, self._is_chat) for _ in self._thinking]
+        self._spelled = [
+            _Spelled(
+                self._text, self._is_chat, () if self._is_chat else in_front(self._text, p.tokens)
+            )
+            for p in run.asked.prompts
+            for _ in range(samples)
+        ]
 
     def opening(self) -> bytes:
         """The first chunk, which names the author of the message."""
@@ -282,8 +289,8 @@ class _Spelled:
     back, and once it is one, its tokens are never told. A plain completion tells every token at once.
     """
 
-    def __init__(self, text: Text, is_chat: bool) -> None:
-        self._spelling, self._is_chat = Spelling(text), is_chat
+    def __init__(self, text: Text, is_chat: bool, in_front: Sequence[int]) -> None:
+        self._spelling, self._is_chat = Spelling(text, in_front), is_chat
         self._held: list[SpelledToken] = []
         self._num_certain = 0  # characters of the message
 

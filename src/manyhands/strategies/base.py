@@ -24,7 +24,8 @@ A strategy is run once, and does not run the engine itself: for another strategy
 `answer = yield from another`, whose rows are then its own.
 
 Closing the generator cancels the strategy, and what its blocks held is freed. An error of the engine
-(no memory, a context too long) is thrown into the generator that asked for it, and only there.
+(no memory, a context too long), and whatever `Reserve.renew` raises, is thrown into the generator that asked, and only
+there.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from manyhands.errors import InvalidRequest
-from manyhands.prompts.load import Prompts
+from manyhands.prompts.load import TABLES, Prompts
 from manyhands.text import Text
 
 _Words = TypeVar("_Words")
@@ -31,9 +31,11 @@ def spoken(given: _Words | None, own: _Words) -> _Words:
     if given is None:
         return own
     found: object = given
-    if not isinstance(found, type(own)):
+    # The model's may be more than the table that the method reads.
+    kind = next((kind for kind in TABLES.values() if isinstance(own, kind)), type(own))
+    if not isinstance(found, kind):
         raise InvalidRequest(
-            f"the words of the method are of type {type(found).__name__}; expected {type(own).__name__}",
+            f"the words of the method are of type {type(found).__name__}; expected {kind.__name__}",
             hint="Give one table of the model's words, as engine.prompts.team, or leave them out.",
         )
     return given

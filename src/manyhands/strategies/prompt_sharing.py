@@ -30,7 +30,7 @@ from manyhands.cache.logprobs import part_of, with_token
 from manyhands.cache.prefixes import Lease, PrefixTree
 from manyhands.cache.step import Row, StandIn, Step
 from manyhands.cache.view import Beginning, Item, View
-from manyhands.errors import InvalidRequest, ManyhandsError
+from manyhands.errors import InvalidRequest
 from manyhands.strategies.base import Answer, Asked, Reserve, Sent, Strategy
 from manyhands.strategies.leasing import take_lease
 from manyhands.strategies.settings import SharedSettings
@@ -47,7 +47,7 @@ def share_prompt(strategy: Strategy, tree: PrefixTree, tenant: str | None = None
     """
     shared: _SharedPrompt | None = None
     advance: Callable[[Any], Asked] = strategy.send
-    value: Sent | ManyhandsError = None
+    value: Sent | Exception = None
     try:
         while True:
             try:
@@ -65,7 +65,7 @@ def share_prompt(strategy: Strategy, tree: PrefixTree, tenant: str | None = None
                     shared = _SharedPrompt(asked.prompt, lease, own)
                 else:
                     sent = yield asked
-            except ManyhandsError as error:  # the strategy's to handle, see `strategies.base`
+            except Exception as error:  # the strategy's to handle, see `strategies.base`
                 advance, value = strategy.throw, error
             else:
                 advance, value = strategy.send, sent

@@ -30,7 +30,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, get_type_hints
@@ -117,27 +117,35 @@ def choice_of(request: Request, defaults: Defaults) -> Choice:
     try:
         return replace(defaults.settings.choice, **asked)
     except InvalidRequest as error:
-        name, _, rest = str(error).partition(" ")
-        if name != "logprobs":
-            raise
-        name = request.told_by
-        raise InvalidField(f"{name} {rest}", param=name, hint=error.hint) from error
+        _say_of_field(error, "logprobs", request.told_by)
+        raise
+
+
+def _say_of_field(error: InvalidRequest, setting: str, field: str) -> None:
+    """Raise an error of this setting as one of the field that says it, by the name that the client gave it."""
+    name, _, rest = str(error).partition(" ")
+    if name == setting and not isinstance(error, InvalidField):
+        raise InvalidField(f"{field} {rest}", param=field, hint=error.hint) from error
 
 
 def settings_of(request: Request, defaults: Defaults, *, isolate: bool = False) -> SharedSettings:
     """All settings of a request. `isolate`: requests of different `user`s share nothing."""
     unsaid, most, seed = defaults.settings, request.most_tokens, request.seed
-    return replace(
-        unsaid,
-        samples=1 if request.n is None else request.n,
-        max_tokens=unsaid.max_tokens if most is None else most,
-        choice=choice_of(request, defaults),
-        seed=unsaid.seed if seed is None else seed,
-        stop=request.stops,
-        echo=request.echoes,
-        grammar=grammar_of(request),
-        tenant=request.user if isolate else None,
-    )
+    try:
+        return replace(
+            unsaid,
+            samples=1 if request.n is None else request.n,
+            max_tokens=unsaid.max_tokens if most is None else most,
+            choice=choice_of(request, defaults),
+            seed=unsaid.seed if seed is None else seed,
+            stop=request.stops,
+            echo=request.echoes,
+            grammar=grammar_of(request),
+            tenant=request.user if isolate else None,
+        )
+    except InvalidRequest as error:
+        _say_of_field(error, "max_tokens", request.most_by)
+        raise
 
 
 def grammar_of(request: Request) -> Grammar | None:
@@ -367,28 +375,33 @@ def _told(url: str, told: Completion, text: Text | None) -> list[SpelledToken] |
         return None
     assert text is not None, "an answer with logprobs is spelled by a Text"
     if url == PLAIN:
-        return spelled_tokens(text, (*told.echoed, *told.logprobs))
-    first, last = told.thinking_tokens, len(told.tokens)
-    said = text.decode(told.tokens[first:last])
-    end = len(said) - len(said.lstrip()) + len(told.text)  # a stop text is no part of the message
-    found = spelled_tokens(text, told.logprobs[first:last])
+        in_front = () if told.echoed else told.in_front
+        return spelled_tokens(text, (*told.echoed, *told.logprobs), in_front)
+    spelling = Spelling(text)
+    of_reply = told.logprobs[told.thinking_tokens : len(told.tokens)]
+    found = [spelling.take(token, logprobs) for token, logprobs in of_reply]
+    end = spelling.num_blanks + len(told.text)  # a stop text is no part of the message
     return [token for token in found if token.offset < end]
 
 
-def spelled_tokens(text: Text, told: Iterable[tuple[int, Logprobs | None]]) -> list[SpelledToken]:
-    """Tokens and what was told of them, as an answer tells it."""
-    spelling = Spelling(text)
+def spelled_tokens(
+    text: Text, told: Iterable[tuple[int, Logprobs | None]], in_front: Sequence[int] = ()
+) -> list[SpelledToken]:
+    """Tokens and what was told of them, as an answer tells it; see `Spelling`."""
+    spelling = Spelling(text, in_front)
     return [spelling.take(token, logprobs) for token, logprobs in told]
 
 
 class Spelling:
     """Spells the tokens of one text one after another: each begins at the character at which the ones before it end.
 
-    `num_blanks` are those with which the text begins.
+    `num_blanks` are those with which the text begins. It goes on from the tokens `in_front`, if there are any.
     """
 
-    def __init__(self, text: Text) -> None:
+    def __init__(self, text: Text, in_front: Sequence[int] = ()) -> None:
         self._text, self._decoder = text, StreamDecoder(text)
+        for token in in_front:
+            self._decoder.push(token)
         self._offset = self.num_blanks = 0
 
     def take(self, token: int, logprobs: Logprobs | None) -> SpelledToken:
@@ -440,7 +453,7 @@ def _method_settings(
     if request.most_tokens is not None and method.solo and method.reading(usual) is None:
         values["budget"] = request.most_tokens
     elif request.most_tokens is not None:
-        with _about("max_tokens"):
+        with _about(request.most_by):
             values["end"] = replace(values["end"], total=request.most_tokens)
     with _about("stop"):
         values["end"] = replace(values["end"], stop=request.stops)
@@ -459,7 +472,7 @@ def _method_settings(
         return method.settings(**values)
     except InvalidRequest as error:
         first = str(error).split(maxsplit=1)[0]
-        place = {"budget": "max_tokens"}.get(first, "temperature")
+        place = {"budget": request.most_by}.get(first, "temperature")
         place = f"manyhands.{first}" if first in chosen else place
         raise InvalidField(str(error), param=place, hint=error.hint) from error
 

@@ -48,6 +48,7 @@ from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 from manyhands.text.grammar import Matcher
 from manyhands.text.markers import MarkerWatch
+from manyhands.text.stream import in_front
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Completion:
 
     Of `tokens`, the first `thinking_tokens` are its thinking, up to the one that closes it. Where logprobs are
     asked for, `logprobs` tells of each token, and of one that ended the text, which is not among `tokens`; and
-    `echoed` of the prompt's tokens, if these are echoed: of all but the first, which follows nothing.
+    `echoed` of the prompt's tokens, if these are echoed: of all but the first, which follows nothing. A `text` that goes on
+    from its prompt, which no message does, is decoded behind the tokens `in_front`.
     """
 
     prompt: int
@@ -84,6 +86,7 @@ class Completion:
     thinking_tokens: int = 0
     logprobs: Told | None = None
     echoed: Told = ()
+    in_front: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,7 @@ class _Sample:
         self.writer.name = f"prompt {self.prompt}, sample {self.number}"
         self.thinking = prompt.thinking
         self._is_message = prompt.chat or prompt.thinking
+        self._in_front = () if self._is_message else in_front(text, prompt.tokens)
         self.tokens: list[int] = []
         self.thinking_tokens = 0
         self.told: list[tuple[int, Logprobs | None]] = []
@@ -181,6 +185,7 @@ class _Sample:
     def begin(self, path: tuple[Block, ...], unshared: tuple[int, ...]) -> None:
         """Start behind a prompt in memory, feeding what of it is not there: mostly its last token."""
         self.writer.begin_step(View((*path, Block(self.writer.name))), unshared)
+        self.writer.follow(self._in_front)
 
     def row(self) -> Row:
         """The next row; it keeps to the grammar, if there is one, as soon as the thinking is over."""
@@ -242,6 +247,7 @@ class _Sample:
             len(self.tokens) if self.thinking else self.thinking_tokens,
             tuple(self.told) if self._tells else None,
             echoed,
+            self._in_front,
         )
 
 

@@ -16,6 +16,21 @@ from manyhands.text.tokens import Text
 
 _REPLACEMENT: Final = "\ufffd"
 _LONG_WAIT: Final = 64  # tokens; a character is at most four, so by then the bytes are broken
+_IN_FRONT: Final = 8  # tokens: some have no text, and a character is at most four
+
+
+def in_front(text: Text, tokens: Sequence[int]) -> tuple[int, ...]:
+    """The last of these tokens, to be pushed before those of a text that goes on from them: a blank that begins it is not lost.
+
+    None where no token's text depends on what stands before it, and where they end within a character.
+    """
+    if text.pieces() is not None:
+        return ()
+    for size in range(1, min(_IN_FRONT, len(tokens)) + 1):
+        decoder, last = StreamDecoder(text), tuple(tokens[-size:])
+        if "".join(map(decoder.push, last)) and decoder.is_settled:
+            return last
+    return ()
 
 
 class StreamDecoder:
