@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks.breakdown import kind_of
 from benchmarks.performance import NOTHING_YET, cell, results, table
 from benchmarks.vllm_process import CASCADE, PLAIN
 from benchmarks.whole_engines import OURS, TEAM
@@ -30,8 +31,32 @@ def whole_engines() -> str:
                 rates = [f"{mine:.0f}", f"{max(theirs):.0f}", f"{mine / max(theirs):.2f} ×"]
             rows.append(["" if found["model"] == last else found["model"], name, *times, *rates])
             last = found["model"]
-    head = ["network", "rows", "this engine, ms", "as a team", "vLLM, ms", "with cascade"]
+    head = ["network", "situation", "this engine, ms", "as a team", "vLLM, ms", "with cascade"]
     head += ["this engine, tokens/s", "vLLM's better", "ratio"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+def whole_engines_parts() -> str:
+    """Where a step spends its time: kernels by kind, the longest twelve of each, and all else, waiting included."""
+    rows: list[list[str]] = []
+    for _, found in results("whole_engines"):
+        for line in found.get("breakdown", []):
+            whole = cell(found, name=line["name"], engine=line["engine"])
+            if (
+                whole is None or "kernels" not in line
+            ):  # vLLM never cascaded; the profiler saw nothing
+                continue
+            spent = {"attention": 0.0, "linears": 0.0}
+            for name, ms in line["kernels"]:
+                kind = "attention" if "reshape_and_cache" in name else kind_of(name)
+                if kind in spent:
+                    spent[kind] += ms
+            times = [whole["ms_mean"], *spent.values(), whole["ms_mean"] - sum(spent.values())]
+            rows.append(
+                [found["model"], line["name"], line["engine"], *(f"{ms:.2f}" for ms in times)]
+            )
+    rows.sort(key=lambda row: row[:2])
+    head = ["network", "situation", "engine", "ms", "attention", "products", "all else"]
     return table(head, rows) if rows else NOTHING_YET
 
 
@@ -59,5 +84,5 @@ def whole_engines_gate() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    made.__name__: made for made in (whole_engines, whole_engines_gate)
+    made.__name__: made for made in (whole_engines, whole_engines_parts, whole_engines_gate)
 }
