@@ -63,13 +63,14 @@ def whole_engines_parts() -> str:
 def whole_engines_gate() -> str:
     """How far both are from each other on the small network, and how they started."""
     rows = []
-    for name, found in results("whole_engines"):
+    for _, found in results("whole_engines"):
         start = found.get("vllm_start", {})
         seconds = [start.get(key, "") for key in ("import_seconds", "start_seconds")]
         seconds.append(found.get("start_seconds", ""))
         rows += [
             [
-                name,
+                found["model"],
+                start.get("vllm", ""),
                 line["engine"],
                 f"{line['same']} of {line['tokens']}",
                 f"{line['mean']:.3f}",
@@ -78,7 +79,14 @@ def whole_engines_gate() -> str:
             ]
             for line in found.get("gate", [])
         ]
-    head = ["network", "vLLM's tokens by", "this engine's choice too", "mean difference", "worst"]
+    head = [
+        "timed behind it",
+        "vLLM",
+        "its tokens by",
+        "this engine's choice too",
+        "mean difference",
+        "worst",
+    ]
     head += ["vLLM, import, s", "start, s", "this engine, start, s"]
     return table(head, rows) if rows else NOTHING_YET
 
