@@ -1,10 +1,12 @@
-"""FlashAttention 3 and FlashInfer for the benchmark of the op: fetched, packed, and unpacked elsewhere.
+"""Peers from outside: FlashAttention 3, FlashInfer and vLLM, fetched, packed, and unpacked elsewhere.
 
     python -m benchmarks.outsiders fetch FOLDER            # download the wheels, take out what is needed
     python -m benchmarks.outsiders compile FOLDER          # FlashInfer's kernels: nvcc, Python 3.12, no GPU
+    python -m benchmarks.outsiders fetch-vllm FOLDER       # vLLM as a whole engine: needs strip, no GPU
     python -m benchmarks.outsiders pack FOLDER ARCHIVES    # one archive a peer
     python -m benchmarks.outsiders unpack ARCHIVES FOLDER  # on the machine with the GPU
     python -m benchmarks.attention --outsiders FOLDER
+    python -m benchmarks.whole_engines --outsiders FOLDER
 
 The project depends on neither, and the machine with the GPU may have no network: hence archives.
 
@@ -12,12 +14,19 @@ FlashAttention 3 is one library of vLLM's wheel, 152 MB, which xz packs to 10 MB
 interface, so the wheel has to be one that was built against the torch that runs: vLLM 0.20.2 for torch 2.11 and
 CUDA 13. FlashInfer's wheel is Python and sources, which it compiles at their first use. `compile` does that ahead, for
 Hopper, bfloat16 and heads of 128 dims, the shapes of the benchmark; `benchmarks/outside_peers.py` calls both.
+
+vLLM as a whole is the same wheel, 245 MB, and what its Python imports beside torch, transformers and numpy. Of its
+kernels only those for Hopper are kept, of FlashAttention 3 those of bfloat16 and heads of 128 dims
+(`benchmarks/fat_binaries.py`), and neither FlashAttention 2 nor experts, FlashMLA and DeepGEMM, so the archive has some
+20 MB. Packages that are large, and that decoding never calls, are not there: a name that is asked of one of them is
+an empty class (`STAND_INS`). So this vLLM serves no HTTP and knows no grammars; the passes are its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +36,7 @@ import zipfile
 from pathlib import Path
 
 from benchmarks import sections
+from benchmarks.fat_binaries import Kernels, pruned
 
 VLLM = "vllm==0.20.2"
 # FlashInfer, and what its Python imports beside torch, numpy and what comes with transformers.
@@ -43,22 +53,79 @@ FLASHINFER = (
     "certifi==2026.10.19.post1",
     "charset-normalizer==3.5.2",
 )
+# Packages that vLLM's Python imports beside torch, numpy, transformers and others that often come with these.
+VLLM_NEEDS = (
+    "annotated-types==0.8.0",
+    "astor==0.8.1",
+    "blake3==1.0.11",
+    "cachetools==8.0.2",
+    "cbor2==6.3.0",
+    "compressed-tensors==0.15.0.1",
+    "depyf==0.20.0",
+    "dill==0.4.1",
+    "diskcache==5.6.3",
+    "distro==1.9.0",
+    "gguf==0.19.0",
+    "jiter==0.19.0",
+    "lark==1.3.1",
+    "loguru==0.7.3",
+    "msgspec==0.22.0",
+    "openai==2.54.0",
+    "partial-json-parser==0.2.1.1.post7",
+    "pybase64==1.5.1",
+    "pydantic==2.14.4",
+    "pydantic-core==2.50.5",
+    "python-json-logger==4.2.0",
+    "pyzmq==27.3.0",
+    "setproctitle==1.3.8",
+    "sniffio==1.3.1",
+    "typing-inspection==0.4.5",
+)
+# Packages of which every name is an empty class: servers, grammars, tokenizers of Mistral's.
+STAND_INS = (
+    "fastapi",
+    "ijson",
+    "llguidance",
+    "lmformatenforcer",
+    "mistral_common",
+    "openai_harmony",
+    "outlines_core",
+    "starlette",
+    "uvicorn",
+    "watchfiles",
+    "xgrammar",
+)
+VLLM_PACKAGES = Path("vllm_engine")
 FA3_LIBRARY = Path("flash_attention_3", "_vllm_fa3_C.abi3.so")
 FLASHINFER_PACKAGES = Path("flashinfer")
 _FA3_IN_WHEEL = f"vllm/vllm_flash_attn/{FA3_LIBRARY.name}"
 _DATA = Path("flashinfer", "data")
 _COMPILED = _DATA / "aot"
+_NOT_CALLED = (  # of vLLM's wheel
+    "vllm/benchmarks/",
+    "vllm/third_party/deep_gemm/",
+    "vllm/vllm_flash_attn/cute/",
+    "vllm/vllm_flash_attn/_vllm_fa2_C",
+    "vllm/_flashmla",
+    "vllm/_moe_C",
+)
+_HOPPER = 90
 _FOR = ("--python-version", "3.12", "--only-binary", ":all:")
 _PLATFORMS = ("manylinux_2_35", "manylinux_2_28", "manylinux_2_24", "manylinux2014")
 HEAD_DIM = 128
 
 
+def _download(wheels: Path) -> list[str]:
+    """The command that downloads wheels of packages that stand behind it."""
+    platforms = [word for name in _PLATFORMS for word in ("--platform", f"{name}_x86_64")]
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "-d", str(wheels)]
+    return [*pip, *_FOR, *platforms]
+
+
 def fetch(folder: Path) -> None:
     """Download the wheels with pip, and unpack what is needed of them."""
-    platforms = [word for name in _PLATFORMS for word in ("--platform", f"{name}_x86_64")]
     with tempfile.TemporaryDirectory() as wheels:
-        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "-d", wheels]
-        subprocess.run([*pip, *_FOR, *platforms, VLLM, *FLASHINFER], check=True)
+        subprocess.run([*_download(Path(wheels)), VLLM, *FLASHINFER], check=True)
         for wheel in sorted(Path(wheels).glob("*.whl")):
             with zipfile.ZipFile(wheel) as archive:
                 if wheel.name.startswith("vllm-"):
@@ -68,6 +135,37 @@ def fetch(folder: Path) -> None:
                         shutil.copyfileobj(source, copy)
                 else:
                     archive.extractall(folder / FLASHINFER_PACKAGES)
+
+
+def fetch_vllm(folder: Path) -> None:
+    """Download vLLM and what it imports, and unpack what a decoding engine on Hopper needs of it."""
+    target = folder / VLLM_PACKAGES
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as wheels:
+        subprocess.run([*_download(Path(wheels)), VLLM, *VLLM_NEEDS], check=True)
+        for wheel in sorted(Path(wheels).glob("*.whl")):
+            with zipfile.ZipFile(wheel) as archive:
+                names = [name for name in archive.namelist() if not name.startswith(_NOT_CALLED)]
+                archive.extractall(target, names)
+    libraries = [*(target / "vllm").glob("_C*.so"), target / _FA3_IN_WHEEL]
+    for library in libraries:
+        library.write_bytes(pruned(library.read_bytes(), is_called))
+        subprocess.run(["strip", str(library)], check=True)
+    stand_ins = Path(__file__).with_name("stand_ins.py").read_text(encoding="utf-8")
+    words = f"{stand_ins}\n\nstand_in({STAND_INS!r})\n"
+    (target / "sitecustomize.py").write_text(words, encoding="utf-8")  # Python imports it by itself
+
+
+def is_called(kernels: Kernels) -> bool:
+    """Whether a GPU of the kind that is measured may run these kernels of vLLM's, with the shapes that are."""
+    if not (kernels.is_machine_code and kernels.arch == _HOPPER):
+        return False
+    source = re.search(rb"\d_flash_fwd_hdim(\w+?)_sm90_cu", kernels.code)
+    if source is not None:
+        return source[1].startswith(b"%d_bf16" % HEAD_DIM)
+    dims = set(re.findall(rb"EEEEEELi(\d+)ENS_\w*?bfloat16_tE?f?NS_4arch", kernels.code))
+    others = re.search(rb"EEEEEELi\d+ENS_(?:6half_t|\d+float_e4m3_t)E?f?NS_4arch", kernels.code)
+    return others is None and dims <= {b"%d" % HEAD_DIM}
 
 
 def compile_kernels(folder: Path) -> None:
@@ -105,13 +203,15 @@ def compile_kernels(folder: Path) -> None:
 
 
 def pack(folder: Path, archives: Path) -> None:
-    """An archive for each peer, and how large it is."""
+    """An archive for each peer that is there, and how large it is."""
     archives.mkdir(parents=True, exist_ok=True)
 
     def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         return None if Path(member.name).name == "__pycache__" else member
 
-    for part in (FA3_LIBRARY.parent, FLASHINFER_PACKAGES):
+    for part in (FA3_LIBRARY.parent, FLASHINFER_PACKAGES, VLLM_PACKAGES):
+        if not (folder / part).exists():
+            continue
         path = archives / f"{part}.tar.xz"
         with tarfile.open(path, "w:xz", preset=6) as archive:
             archive.add(folder / part, str(part), filter=kept)
@@ -132,12 +232,13 @@ def unpack(archives: Path, folder: Path) -> None:
 
 
 def main(words: list[str] | None = None) -> None:
-    """One of the four steps."""
+    """One of the five steps."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     steps = options.add_subparsers(dest="step", required=True)
     for name, folders in (
         ("fetch", ["folder"]),
         ("compile", ["folder"]),
+        ("fetch-vllm", ["folder"]),
         ("pack", ["folder", "archives"]),
         ("unpack", ["archives", "folder"]),
     ):
@@ -149,6 +250,8 @@ def main(words: list[str] | None = None) -> None:
         fetch(given.folder)
     elif given.step == "compile":
         compile_kernels(given.folder)
+    elif given.step == "fetch-vllm":
+        fetch_vllm(given.folder)
     elif given.step == "pack":
         pack(given.folder, given.archives)
     else:

@@ -673,7 +673,7 @@ def host() -> str:
 _PARTS = (
     *("attention", "decode", "prefix", "tiles", "launches", "quantised", "host"),
     *("prefill", "lockstep", "start_up", "disk_cache", "speculation_gpu", "gpu"),
-    *("life", "step", "eight_bits", "latents"),
+    *("life", "step", "eight_bits", "latents", "whole_engines"),
 )
 
 

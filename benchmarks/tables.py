@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks import (
     cpu_tables,
+    engine_tables,
     gpu_tables,
     layer_tables,
     performance,
@@ -414,6 +415,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "parts": parts,
     **performance.TABLES,
     **gpu_tables.TABLES,
+    **engine_tables.TABLES,
     **layer_tables.TABLES,
     **cpu_tables.TABLES,
     **scale_tables.TABLES,

@@ -1,0 +1,96 @@
+"""The tables of whole engines beside each other, made from the results of `whole_engines`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.breakdown import kind_of
+from benchmarks.performance import NOTHING_YET, cell, results, table
+from benchmarks.vllm_process import CASCADE, PLAIN
+from benchmarks.whole_engines import OURS, TEAM
+
+
+def whole_engines() -> str:
+    """Milliseconds per step and tokens per second of both, and how many of vLLM's tokens this engine writes."""
+    rows: list[list[str]] = []
+    last = ""
+    for _, found in results("whole_engines"):
+        names = dict.fromkeys(line["name"] for line in found.get("cells", []))
+        for name in names:
+            lines = {
+                kind: cell(found, name=name, engine=kind) for kind in (OURS, TEAM, PLAIN, CASCADE)
+            }
+            times = [f"{line['ms_mean']:.2f}" if line else "" for line in lines.values()]
+            ours = lines[OURS]
+            theirs = [
+                line["tokens_per_second"] for kind in (PLAIN, CASCADE) if (line := lines[kind])
+            ]
+            rates = ["", "", ""]
+            if ours and theirs:
+                mine = ours["tokens_per_second"]
+                rates = [f"{mine:.0f}", f"{max(theirs):.0f}", f"{mine / max(theirs):.2f} ×"]
+            rows.append(["" if found["model"] == last else found["model"], name, *times, *rates])
+            last = found["model"]
+    head = ["network", "situation", "this engine, ms", "as a team", "vLLM, ms", "with cascade"]
+    head += ["this engine, tokens/s", "vLLM's better", "ratio"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+def whole_engines_parts() -> str:
+    """Where a step spends its time: kernels by kind, the longest twelve of each, and all else, waiting included."""
+    rows: list[list[str]] = []
+    for _, found in results("whole_engines"):
+        for line in found.get("breakdown", []):
+            whole = cell(found, name=line["name"], engine=line["engine"])
+            if (
+                whole is None or "kernels" not in line
+            ):  # vLLM never cascaded; the profiler saw nothing
+                continue
+            spent = {"attention": 0.0, "linears": 0.0}
+            for name, ms in line["kernels"]:
+                kind = "attention" if "reshape_and_cache" in name else kind_of(name)
+                if kind in spent:
+                    spent[kind] += ms
+            times = [whole["ms_mean"], *spent.values(), whole["ms_mean"] - sum(spent.values())]
+            rows.append(
+                [found["model"], line["name"], line["engine"], *(f"{ms:.2f}" for ms in times)]
+            )
+    rows.sort(key=lambda row: row[:2])
+    head = ["network", "situation", "engine", "ms", "attention", "products", "all else"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+def whole_engines_gate() -> str:
+    """How far both are from each other on the small network, and how they started."""
+    rows = []
+    for _, found in results("whole_engines"):
+        start = found.get("vllm_start", {})
+        seconds = [start.get(key, "") for key in ("import_seconds", "start_seconds")]
+        seconds.append(found.get("start_seconds", ""))
+        rows += [
+            [
+                found["model"],
+                start.get("vllm", ""),
+                line["engine"],
+                f"{line['same']} of {line['tokens']}",
+                f"{line['mean']:.3f}",
+                f"{line['worst']:.2f}",
+                *map(str, seconds),
+            ]
+            for line in found.get("gate", [])
+        ]
+    head = [
+        "timed behind it",
+        "vLLM",
+        "its tokens by",
+        "this engine's choice too",
+        "mean difference",
+        "worst",
+    ]
+    head += ["vLLM, import, s", "start, s", "this engine, start, s"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    made.__name__: made for made in (whole_engines, whole_engines_parts, whole_engines_gate)
+}

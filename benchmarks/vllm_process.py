@@ -1,0 +1,405 @@
+"""vLLM as a whole engine, in a process of its own: it decodes what it is asked to, and tells how long its steps took.
+
+    PYTHONPATH=FOLDER/vllm_engine:. python -m benchmarks.vllm_process ASKED.json TOLD.jsonl
+
+`benchmarks/whole_engines.py` begins this process and reads what it tells, so that neither engine holds memory of the
+device while the other is timed. The folder is what `benchmarks/outsiders.py` unpacks. This module also has what is asked
+of both engines (`Crowd`); it imports nothing but the standard library until vLLM is started.
+
+vLLM runs as its users get it: an engine process of its own beside the one that asks, torch.compile, CUDA graphs, prefix
+caching, and steps scheduled ahead. Graphs are recorded for just the numbers of rows that are asked for, also beyond 512,
+where its defaults end, so no step is padded. Rows that share a prompt are requests with one prompt and a last token of their
+own: they share the pages of the prompt. All requests are queued before the first step, which the engine's own switch for
+pauses makes possible; then steps are timed as they come out of the engine, those in which every row gets a token.
+
+*Cascade attention*, which reads a shared prefix once for all rows, is off by default in vLLM 0.20. Its switch is turned
+every few steps, so each crowd is timed both ways, over completions of the same lengths; what comes first behind a turn is
+not counted. With it on, vLLM itself decides from the numbers of rows, heads and tokens whether to use it; a crowd for which
+it never did has no line of its own with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+PLAIN, CASCADE = "vLLM", "vLLM, cascade"
+WARM_UP = 16  # tokens of every completion that are written before the first that counts
+_SETTLE = 3  # steps behind a turn of the switch that do not count
+_PARTS = 4  # stretches of each kind in one completion
+_FEWEST = 2  # steps that count of a stretch whose time is over
+_STRETCH_SECONDS, _CROWD_SECONDS = 1.0, 6.0
+_LEAST_FOR_CASCADE = 8  # rows; vLLM does not cascade fewer
+_PROFILED_STEPS = 12
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # a function is sent to the engine's process: the switch
+    "VLLM_LOGGING_COLOR": "0",
+}
+Tokens = list[int]
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Rows that decode at the same time: behind one prompt, or each behind its own, of a length drawn evenly."""
+
+    name: str
+    rows: int
+    prompt: tuple[int, int]
+    tokens: int  # that each row writes
+    is_shared: bool = True
+
+    def prompts(self, vocab_size: int) -> tuple[Tokens, list[Tokens]]:
+        """The shared prompt, and what each row reads behind it (its first token at least); the same every time."""
+        rng = random.Random(f"{self.prompt} {self.is_shared}")
+
+        def some(num_tokens: int) -> Tokens:
+            return [rng.randrange(2, vocab_size) for _ in range(num_tokens)]
+
+        if self.is_shared:
+            return some(rng.randint(*self.prompt)), [some(1) for _ in range(self.rows)]
+        return [], [some(rng.randint(*self.prompt)) for _ in range(self.rows)]
+
+    @property
+    def most_tokens(self) -> int:
+        """Keys and values that it can come to, without pages that are partly empty."""
+        prompts = 1 if self.is_shared else self.rows
+        return self.prompt[1] * prompts + self.rows * self.tokens
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model folder and what to decode with it. `weights`: "dummy" or "auto", as vLLM calls them.
+
+    `tells_tokens`: tell the tokens with their logprobs and time nothing (for the gate). `profiled`: names of crowds
+    whose kernels are told, when everything has been timed.
+    """
+
+    model: str
+    weights: str
+    vocab_size: int
+    crowds: tuple[Crowd, ...]
+    tells_tokens: bool = False
+    profiled: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> Asked:
+        """A file that `write` wrote."""
+        found = json.loads(path.read_text(encoding="utf-8"))
+        crowds = tuple(
+            Crowd(**{**each, "prompt": tuple(each["prompt"])}) for each in found.pop("crowds")
+        )
+        return cls(**{**found, "profiled": tuple(found["profiled"])}, crowds=crowds)
+
+    def write(self, path: Path) -> Path:
+        """As JSON."""
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        return path
+
+
+def switch_cascade(worker: Any, is_on: bool) -> int:
+    """Turn cascade attention on or off, in the engine's process; how many steps have used it so far."""
+    runner = worker.model_runner
+    runner.cascade_attn_enabled = is_on
+    if not hasattr(runner, "steps_in_cascade"):
+        runner.steps_in_cascade = 0
+        find = runner._compute_cascade_attn_prefix_lens
+
+        def found(*arguments: Any) -> Any:
+            lengths = find(*arguments)
+            runner.steps_in_cascade += lengths is not None
+            return lengths
+
+        runner._compute_cascade_attn_prefix_lens = found
+    return int(runner.steps_in_cascade)
+
+
+def watch_kernels(worker: Any, is_on: bool) -> dict[str, Any]:
+    """Begin to note kernels, in the engine's process, or end it: steps, and milliseconds per step of each kernel."""
+    import torch
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
+    from torch.profiler import ProfilerActivity, profile
+
+    runner, is_gpu = worker.model_runner, torch.cuda.is_available()
+    if is_gpu:
+        torch.cuda.synchronize()
+    if is_on:
+        execute, runner.steps_profiled = runner.execute_model, 0
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            runner.steps_profiled += 1
+            return execute(*arguments, **named)
+
+        runner.execute_model = counted
+        kind = ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU
+        runner.profiler = profile(activities=[kind], acc_events=True)
+        runner.profiler.start()
+        return {}
+    runner.profiler.stop()
+    del runner.execute_model  # the class's own shows again
+    spent: dict[str, float] = {}
+    for event in runner.profiler.events():
+        if not is_gpu or event.device_type == DeviceType.CUDA:
+            spent[event.name] = spent.get(event.name, 0.0) + event.time_range.elapsed_us()
+    steps = max(1, runner.steps_profiled)
+    kernels = sorted(((1e-3 * us / steps, name) for name, us in spent.items()), reverse=True)
+    return {"steps": steps, "kernels": [[name, ms] for ms, name in kernels]}
+
+
+class Watched:
+    """An engine of vLLM's whose steps are timed."""
+
+    def __init__(self, engine: Any, make_parameters: Callable[..., Any], vocab_size: int) -> None:
+        self.engine, self.core = engine, engine.engine_core
+        self.make_parameters, self.vocab_size = make_parameters, vocab_size
+        self.marks: list[tuple[float, int]] = []  # when a step's tokens came, and of how many rows
+        get_output = self.core.get_output
+
+        def watched() -> Any:
+            outputs = get_output()
+            if outputs.outputs:
+                self.marks.append((time.perf_counter(), len(outputs.outputs)))
+            return outputs
+
+        self.core.get_output = watched
+
+    def switch(self, is_on: bool) -> int:
+        """Turn cascade attention on or off; how many steps have used it so far."""
+        (told,) = self.engine.collective_rpc(switch_cascade, args=(is_on,))
+        return int(told)
+
+    def kernels(self, rows: int, num_steps: int) -> dict[str, Any]:
+        """The kernels of some steps, as `watch_kernels` tells them."""
+        self.engine.collective_rpc(watch_kernels, args=(True,))
+        self.stretch(rows, num_steps, _STRETCH_SECONDS)
+        (told,) = self.engine.collective_rpc(watch_kernels, args=(False,))
+        return dict(told)
+
+    def begin(self, crowd: Crowd, **wanted: Any) -> list[str]:
+        """Queue the requests of a crowd, its shared prompt read already, and let them go all at once."""
+        shared, tails = crowd.prompts(self.vocab_size)
+        if shared:
+            self._add("first", [*shared, *tails[0]], max_tokens=1)
+            self.finish()
+        self.core.call_utility("pause_scheduler", "keep", False)
+        while True:  # outputs of requests that were given up
+            try:
+                self.core.outputs_queue.get_nowait()
+            except queue.Empty:
+                break
+        names = [f"row {row}" for row in range(crowd.rows)]
+        for name, tail in zip(names, tails, strict=True):
+            self._add(name, [*shared, *tail], max_tokens=crowd.tokens, **wanted)
+        self.core.call_utility("resume_scheduler")
+        return names
+
+    def _add(self, name: str, prompt: Tokens, **wanted: Any) -> None:
+        parameters = self.make_parameters(temperature=0.0, ignore_eos=True, **wanted)
+        self.engine.add_request(name, {"prompt_token_ids": prompt}, parameters)
+
+    def finish(self) -> list[Any]:
+        """Steps until no request is left; what they wrote."""
+        told: list[Any] = []
+        while self.engine.has_unfinished_requests():
+            told += self.engine.step()
+        return told
+
+    def stretch(self, rows: int, num_steps: int, seconds: float) -> list[float]:
+        """Seconds of each step in which all rows get a token, up to so many; the first few do not count."""
+        gaps: list[float] = []
+        settled, last = 0, 0.0
+        began = time.perf_counter()
+        while settled + len(gaps) < num_steps and self.engine.has_unfinished_requests():
+            seen = len(self.marks)
+            self.engine.step()
+            for when, count in self.marks[seen:]:
+                if count != rows:  # requests still begin, or end
+                    settled = 0
+                elif settled < _SETTLE:
+                    settled += 1
+                else:
+                    gaps.append(when - last)
+                last = when
+            if len(gaps) >= _FEWEST and time.perf_counter() - began > seconds:
+                break
+        return gaps
+
+    def give_up(self, names: Sequence[str]) -> None:
+        """End what is left of a crowd."""
+        self.engine.abort_request(list(names))
+        self.finish()
+
+
+def ways(crowd: Crowd) -> tuple[str, ...]:
+    """With cascade attention too, where vLLM could use it."""
+    could = crowd.is_shared and crowd.rows >= _LEAST_FOR_CASCADE
+    return (PLAIN, CASCADE) if could else (PLAIN,)
+
+
+def measure(watched: Watched, crowd: Crowd) -> list[dict[str, Any]]:
+    """The steps of a crowd, without cascade attention and, where it could be used, with it."""
+    kinds = ways(crowd)
+    both = len(kinds) > 1
+    before = watched.switch(False)
+    names = watched.begin(crowd)
+    began = time.perf_counter()
+    for kind in kinds:  # to get warm
+        watched.switch(kind == CASCADE)
+        watched.stretch(crowd.rows, WARM_UP // len(kinds), _STRETCH_SECONDS)
+    stretches: dict[str, list[float]] = {kind: [] for kind in kinds}
+    parts = _PARTS if both else 1
+    size = (crowd.tokens - WARM_UP) // (len(kinds) * parts)
+    seconds = _STRETCH_SECONDS if both else _CROWD_SECONDS
+    for _ in range(parts):
+        for kind in kinds:
+            if both:
+                watched.switch(kind == CASCADE)
+            stretches[kind] += watched.stretch(crowd.rows, size, seconds)
+        if time.perf_counter() - began > _CROWD_SECONDS:
+            break
+    watched.give_up(names)
+    used = watched.switch(False) - before
+    return [
+        {
+            "engine": kind,
+            "name": crowd.name,
+            "rows": crowd.rows,
+            **account(gaps, crowd.rows),
+            **({"steps_in_cascade": used} if kind == CASCADE else {}),
+        }
+        for kind, gaps in stretches.items()
+        if gaps and (kind == PLAIN or used)
+    ]
+
+
+def profile(watched: Watched, crowd: Crowd) -> list[dict[str, Any]]:
+    """The kernels of a crowd's steps, both ways."""
+    names = watched.begin(crowd)
+    lines = []
+    for kind in ways(crowd):
+        watched.switch(kind == CASCADE)
+        watched.stretch(crowd.rows, WARM_UP // 2, _STRETCH_SECONDS)
+        told = watched.kernels(crowd.rows, _PROFILED_STEPS)
+        lines.append({"profiled": kind, "name": crowd.name, **told})
+    watched.give_up(names)
+    watched.switch(False)
+    return lines
+
+
+def account(seconds: Sequence[float], rows: int) -> dict[str, Any]:
+    """Milliseconds per step, and tokens per second of all rows together."""
+    ordered = sorted(1e3 * each for each in seconds)
+    mean = statistics.fmean(ordered)
+    return {
+        "steps": len(ordered),
+        "ms": round(statistics.median(ordered), 4),
+        "ms_mean": round(mean, 4),
+        "ms_p90": round(ordered[(len(ordered) * 9) // 10], 4),
+        "tokens_per_second": round(1e3 * rows / mean, 1),
+    }
+
+
+def write_tokens(watched: Watched, crowd: Crowd) -> list[dict[str, Any]]:
+    """The tokens that a crowd writes greedily, both ways, row by row, with their logprobs."""
+    lines = []
+    for kind in (PLAIN, CASCADE):
+        before = watched.switch(kind == CASCADE)
+        watched.begin(crowd, logprobs=1)
+        told = {each.request_id: each.outputs[0] for each in watched.finish()}
+        used = watched.switch(False) - before
+        rows = [told[f"row {row}"] for row in range(crowd.rows)]
+        logprobs = [
+            [there[token].logprob for token, there in zip(row.token_ids, row.logprobs, strict=True)]
+            for row in rows
+        ]
+        tokens = [list(row.token_ids) for row in rows]
+        lines.append({"engine": kind, "tokens": tokens, "logprobs": logprobs, "used": used})
+    return lines
+
+
+def start(asked: Asked) -> tuple[Watched, dict[str, Any]]:
+    """VLLM with this model, and what is to be known of how it started."""
+    os.environ.update(_ENVIRONMENT)
+    began = time.monotonic()
+    import vllm
+    from vllm.sampling_params import RequestOutputKind
+
+    imported = time.monotonic()
+    sizes = sorted({crowd.rows for crowd in asked.crowds} | {1, 2, 4, 8, 16})
+    longest = max(crowd.prompt[1] + crowd.tokens for crowd in asked.crowds) + 16
+    llm = vllm.LLM(
+        asked.model,
+        load_format=asked.weights,
+        dtype="bfloat16",
+        skip_tokenizer_init=True,
+        generation_config="vllm",
+        enable_prefix_caching=True,
+        max_model_len=longest,
+        max_num_seqs=max(sizes),
+        compilation_config={"cudagraph_capture_sizes": sizes},
+    )
+
+    def parameters(**wanted: Any) -> Any:
+        kind = RequestOutputKind.FINAL_ONLY
+        return vllm.SamplingParams(detokenize=False, output_kind=kind, **wanted)
+
+    config = llm.llm_engine.vllm_config
+    pages = config.cache_config
+    facts = {
+        "vllm": vllm.__version__,
+        "import_seconds": round(imported - began, 1),
+        "start_seconds": round(time.monotonic() - imported, 1),
+        "memory_tokens": (pages.num_gpu_blocks or 0) * pages.block_size,
+        "graphs": str(config.compilation_config.cudagraph_mode),
+        "compilation": str(config.compilation_config.mode),
+        "async_scheduling": bool(config.scheduler_config.async_scheduling),
+    }
+    return Watched(llm.llm_engine, parameters, asked.vocab_size), facts
+
+
+def run(asked: Asked, told: TextIO, begin: Callable[[Asked], Any] = start) -> None:
+    """Decode every crowd; one line of JSON each, the first of how the engine started."""
+
+    def tell(line: dict[str, Any]) -> None:
+        told.write(json.dumps(line) + "\n")
+        told.flush()
+
+    watched, facts = begin(asked)
+    tell({"started": facts})
+    for crowd in asked.crowds:
+        for line in (write_tokens if asked.tells_tokens else measure)(watched, crowd):
+            tell(line)
+            if not asked.tells_tokens:
+                print(line, flush=True)
+    for crowd in asked.crowds:
+        if crowd.name in asked.profiled:
+            for line in profile(watched, crowd):
+                tell(line)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Read what is asked, and tell."""
+    asked, told = map(Path, words or sys.argv[1:])
+    with told.open("w", encoding="utf-8") as file:
+        run(Asked.read(asked), file)
+
+
+if __name__ == "__main__":
+    # The switch is sent by name: the engine's process must find it where it is, not in a program.
+    from benchmarks import vllm_process
+
+    vllm_process.main()
+    sys.stdout.flush()
+    os._exit(0)  # all is told; the engine's process is ended by who began this one

@@ -1,0 +1,497 @@
+"""vLLM beside this engine, each as a whole, on one GPU: milliseconds per step of as many rows.
+
+    python -m benchmarks.outsiders fetch-vllm FOLDER      where there is a network; then pack, and unpack
+    python -m benchmarks.whole_engines --outsiders FOLDER --models qwen3-8b,codellama-7b --minutes 8
+
+Both get the same networks (real shapes, random weights) and the same prompts, as token ids. Timed are steps in which
+every row gets a token, on the clock of whoever asks: scheduling, network and choice of tokens included, reading prompts and starting not.
+All rows choose the likeliest token. Each engine runs alone on the device, vLLM in a process of its own
+(`benchmarks/vllm_process.py` says how it is set up, and has the crowds' type); both were started as servers are, with
+graphs recorded ahead. The situations:
+
+    few rows behind one prompt      1, 4 and 16 completions of a history of 1 k and of 16 k
+    a team                          as many workers that see each other's tokens; vLLM cannot run one
+    many completions                256 and 1 024 behind 2 k and 16 k
+    a plain batch                   128 requests with prompts of their own; nothing is shared
+
+What this engine does is what a strategy asks for: the prompt's rows and the completions' in `Step`s, through scheduler
+and planner. The crowds that do not fit into the device are halved, for both engines alike.
+
+Gate first: a small network with random weights is saved, both engines load it, and vLLM writes greedily behind a shared
+prompt, without cascade attention and with it. This engine then reads what vLLM wrote, token by token in one step for all
+rows, and says how likely it finds each token: the log-probabilities must be alike, and each of vLLM's
+tokens must be this engine's choice too, or as good as that. Where the gate is red nothing is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from benchmarks.breakdown import breakdown, kind_of
+from benchmarks.decode import free, num_graphs, recording, steady
+from benchmarks.outsiders import VLLM_PACKAGES
+from benchmarks.results import ROOT, Clock, Results, parser
+from benchmarks.shapes import SHAPES, TINY, Shape
+from benchmarks.timing import python_loop_ms
+from benchmarks.vllm_process import WARM_UP, Asked, Crowd, Tokens, account
+from manyhands import bundled
+from manyhands.cache.block import Block
+from manyhands.cache.logprobs import Logprobs
+from manyhands.cache.logprobs import Tokens as Chosen
+from manyhands.cache.step import Choice, Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.engine.loop import run_passes
+from manyhands.errors import InvalidRequest
+from manyhands.evaluation.bench import fill, seat, time_passes, views_of
+from manyhands.strategies.base import Answer, Reserve, Strategy
+
+OURS, TEAM = "manyhands", "manyhands, a team"
+TOKENS = 128  # of a completion
+_ALONE = Crowd("128 lone, 100 to 1 000", 128, (100, 1000), TOKENS, is_shared=False)
+
+
+def _behind(rows: int, length: int) -> Crowd:
+    return Crowd(f"{rows} behind {length // 1024} k", rows, (length, length), TOKENS)
+
+
+_FEW = tuple(_behind(rows, length) for length in (1024, 16384) for rows in (1, 4, 16))
+_MANY = tuple(_behind(rows, length) for length in (2048, 16384) for rows in (256, 1024))
+CROWDS: dict[str, tuple[Crowd, ...]] = {
+    "qwen3-8b": (*_FEW, _ALONE, *_MANY),
+    "codellama-7b": _MANY,
+}
+PROFILED = ("1 behind 1 k", "16 behind 16 k", _ALONE.name, "256 behind 2 k")
+TINY_CROWDS = (
+    Crowd("4 behind 32", 4, (32, 32), 24),
+    Crowd("3 lone, 5 to 20", 3, (5, 20), 24, is_shared=False),
+)
+_PAGE = 64  # tokens, the largest that an engine uses
+_SHARE_OF_MEMORY, _SPARE_BYTES = 0.88, 4 << 30  # of what is free, and for what a pass holds
+_TEAMS = (4, 16)  # workers; one worker is one row
+
+# The gate's network: large enough that keys of a whole page matter, and sharp enough that a wrong one shows.
+GATE_SHAPE = Shape(
+    "of the gate",
+    {
+        **TINY.config,
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 4096,
+        "max_position_embeddings": 4096,
+    },
+)
+GATE_CROWD = Crowd("gate", 64, (512, 512), 32)  # so many that vLLM cascades
+_SHARPER, _LOUDER = 2.0, 5.0  # queries, and logits, than transformers makes them
+# Natural logarithms: the mean difference between two engines' log-probabilities of one token, and by how much a token
+# of the one may be less likely than the other's own choice. In bfloat16 this engine is 0.046 from itself in float32 by
+# the first, and 0.25 by the second (on a CPU); with one token of the shared prompt exchanged, 0.27 and 3.4, with one page of
+# it in the place of another, 1.4 and 9.7.
+MEAN_TOLERANCE, WORST_TOLERANCE = 0.1, 0.8
+_GATE_SECONDS, _OUR_SECONDS = (
+    150.0,
+    45.0,
+)  # that vLLM may take for the gate; that it leaves of a network's
+_RELEASED = 0.95  # share of the device's memory that is free again when another process has ended
+
+
+class WholeEngines:
+    """One network, both engines."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace, clock: Clock) -> None:
+        self.arguments, self.clock = arguments, clock
+        self.device = torch.device(arguments.device)
+        self.shape: Shape = TINY if arguments.tiny else SHAPES[name]
+        self.crowds = TINY_CROWDS if arguments.tiny else CROWDS[name]
+        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.results = Results(f"whole_engines_{name}", arguments, clock)
+
+    def run(self) -> None:
+        """Gate, vLLM, this engine."""
+        self.results.put(
+            model=self.shape.title,
+            dtype=str(self.dtype).removeprefix("torch."),
+            tokens=TOKENS,
+            counted_from=WARM_UP,
+        )
+        self.halve()
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder)
+            if self.arguments.outsiders is None:
+                self.results.leave_out("vLLM", "no folder with it (--outsiders)")
+            elif not (
+                self._gate_is_green(place) and self._vllm(self.shape.write(place / "network"))
+            ):
+                return  # nothing to stand beside
+            self._ours(self.shape.write(place / "network"))
+
+    def halve(self) -> None:
+        """Crowds that do not fit get half as many rows, until they do."""
+        if self.device.type != "cuda":
+            return
+        weights = 2 * (
+            sum(a * b for a, b in self.shape.products())
+            + self.shape.config["hidden_size"] * self.shape.config["vocab_size"]
+        )
+        free_bytes = _SHARE_OF_MEMORY * torch.cuda.mem_get_info(self.device)[0]
+        room = (free_bytes - weights - _SPARE_BYTES) / self.shape.token_bytes(2)
+        fitting = []
+        for crowd in self.crowds:
+            rows = crowd.rows
+            while most_memory(replace(crowd, rows=rows)) > room and rows > 1:
+                rows //= 2
+            if rows < crowd.rows:
+                name = crowd.name.replace(str(crowd.rows), str(rows), 1)
+                self.results.leave_out(crowd.name, f"out of memory; {rows} rows instead")
+                crowd = replace(crowd, rows=rows, name=name)
+            if crowd not in fitting:
+                fitting.append(crowd)
+        self.crowds = tuple(fitting)
+
+    def _gate_is_green(self, place: Path) -> bool:
+        """Both engines on one small network, once for all networks; what came of it is in the results."""
+        if self.arguments.gate is None:
+            self.arguments.gate = self._gate(place)
+        started, lines = self.arguments.gate
+        self.results.put(gate_start=started)
+        for name, cascades, found in lines:
+            self.results.add("gate", engine=name, steps_in_cascade=cascades, **asdict(found))
+        return bool(lines) and all(found.is_green for _, _, found in lines)
+
+    def _gate(self, place: Path) -> tuple[dict[str, Any], list[tuple[str, int, Agreement]]]:
+        """How vLLM started, and for each way in which it wrote: steps in cascade attention, and how far off."""
+        folder = save_small(place / "gate")
+        asked = Asked(
+            str(folder), "auto", GATE_SHAPE.config["vocab_size"], (GATE_CROWD,), tells_tokens=True
+        )
+        started, lines = self._ask_vllm(asked, place, _GATE_SECONDS)
+        engine = Engine.load(
+            folder,
+            device=self.arguments.device,
+            dtype=str(self.dtype).removeprefix("torch."),
+            backend=self.arguments.backend,
+            memory_tokens=16384,
+        )
+        found = [
+            (
+                line["engine"],
+                line["used"],
+                compare(engine, GATE_CROWD, line["tokens"], line["logprobs"]),
+            )
+            for line in lines
+        ]
+        del engine
+        free(self.device)
+        return started, found
+
+    def _vllm(self, folder: Path) -> bool:
+        """Time it; whether anything came of it."""
+        vocab_size = self.shape.config["vocab_size"]
+        asked = Asked(str(folder), "dummy", vocab_size, self.crowds, profiled=PROFILED)
+        seconds = max(1.0, self.clock.seconds - self.clock.spent - _OUR_SECONDS)
+        started, lines = self._ask_vllm(asked, folder.parent, seconds)
+        self.results.put(vllm_start=started)
+        for line in lines:
+            if "profiled" in line:
+                self._profiled(line)
+            else:
+                self.results.add("cells", **line)
+        return bool(lines)
+
+    def _profiled(self, line: dict[str, Any]) -> None:
+        """Where a step of vLLM's spends its time, and its longest kernels."""
+        by_kind = {"attention": 0.0, "linears": 0.0, "rest": 0.0}
+        for name, ms in line["kernels"]:
+            by_kind["attention" if "reshape_and_cache" in name else kind_of(name)] += ms
+        self.results.add(
+            "breakdown",
+            engine=line["profiled"],
+            name=line["name"],
+            steps=line["steps"],
+            **{f"ms_{kind}": round(ms, 4) for kind, ms in by_kind.items()},
+            kernels=[[name[:70], round(ms, 4)] for name, ms in line["kernels"][:12]],
+        )
+
+    def _ask_vllm(
+        self, asked: Asked, folder: Path, seconds: float
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Let vLLM do it in a process of its own: how it started, and what it told before it ended."""
+        told = folder / "told.jsonl"
+        told.unlink(missing_ok=True)
+        packages = Path(self.arguments.outsiders).resolve() / VLLM_PACKAGES
+        path = os.pathsep.join(map(str, (packages, ROOT)))
+        command = [sys.executable, "-m", "benchmarks.vllm_process"]
+        before = self.clock.spent
+        process = subprocess.Popen(
+            [*command, str(asked.write(folder / "asked.json")), str(told)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # its own processes are ended with it
+        )
+        try:
+            process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            self.results.leave_out("the rest of vLLM", "the time was over")
+        finally:
+            end_all(process)
+            self._wait_for_memory()
+        if process.returncode:
+            self.results.leave_out("vLLM", f"its process ended with {process.returncode}")
+        lines = (
+            [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
+        )
+        started = lines[0]["started"] if lines else {}
+        return {**started, "whole_seconds": round(self.clock.spent - before, 1)}, lines[1:]
+
+    def _wait_for_memory(self, seconds: float = 20.0) -> None:
+        """Until the device has the memory again of a process that was ended."""
+        until = time.monotonic() + seconds
+        while self.device.type == "cuda" and time.monotonic() < until:
+            there, whole = torch.cuda.mem_get_info(self.device)
+            if there > _RELEASED * whole:
+                return
+            time.sleep(0.2)
+
+    def _ours(self, folder: Path) -> None:
+        before = self.clock.spent
+        engine = Engine.load(
+            folder,
+            device=self.arguments.device,
+            dtype=str(self.dtype).removeprefix("torch."),
+            backend=self.arguments.backend,
+            weights="dummy",
+            memory_tokens=max(map(most_memory, self.crowds)),
+        )
+        engine.get_ready()
+        self.results.put(
+            backend=engine.facts.backend,
+            start_seconds=round(self.clock.spent - before, 1),
+            python_loop_ms=python_loop_ms(),
+        )
+        vocab_size = self.shape.config["vocab_size"]
+        for crowd in self.crowds:
+            if not self.clock.allows(5):
+                self.results.leave_out(f"{OURS}, {crowd.name}", "the time was over")
+                continue
+            with self.results.surviving(f"{OURS}, {crowd.name}"):
+                measure = partial(decode, engine, crowd, vocab_size)
+                self._add(OURS, crowd, steady(engine, measure), engine)
+        for crowd in self.crowds:
+            if crowd.is_shared and (crowd.rows in _TEAMS or self.arguments.tiny):
+                with self.results.surviving(f"{TEAM}, {crowd.name}"):
+                    self._add(TEAM, crowd, self._team(engine, crowd), engine)
+        for crowd in self.crowds:
+            if crowd.name in PROFILED and self.clock.allows(5):
+                with self.results.surviving(f"{OURS}, breakdown of {crowd.name}"):
+                    self._take_apart(engine, crowd)
+        self.results.put(**recording(engine))
+        del engine, measure
+        free(self.device)
+
+    def _take_apart(self, engine: Engine, crowd: Crowd) -> None:
+        """Where a pass spends its time, of rows that stand as the crowd's do, over made-up keys and values."""
+        shared, tails = crowd.prompts(self.shape.config["vocab_size"])
+        lengths = [len(shared)] if crowd.is_shared else list(map(len, tails))
+        prompts = [
+            fill(engine, Block("prompt"), length, seed=at).freeze()
+            for at, length in enumerate(lengths)
+        ]
+        views = [View((prompts[row % len(prompts)], Block())) for row in range(crowd.rows)]
+        for line in self.results.content["cells"]:
+            if (line["engine"], line["name"]) == (OURS, crowd.name):
+                parts = breakdown(engine, views, line["ms"], passes=12)
+                self.results.add("breakdown", engine=OURS, name=crowd.name, **parts)
+
+    def _team(self, engine: Engine, crowd: Crowd) -> list[float]:
+        history = fill(engine, Block("history"), crowd.prompt[0], seed=0).freeze()
+        views = views_of(seat(engine, history, crowd.rows, WARM_UP))
+        passes = crowd.tokens - WARM_UP
+        return steady(engine, lambda: time_passes(engine, views, passes=passes))
+
+    def _add(self, name: str, crowd: Crowd, seconds: list[float], engine: Engine) -> None:
+        line = account(seconds, crowd.rows)
+        graphs = num_graphs(engine) > 0
+        self.results.add(
+            "cells", engine=name, name=crowd.name, rows=crowd.rows, **line, graphs=graphs
+        )
+
+
+def most_memory(crowd: Crowd) -> int:
+    """Tokens of keys and values at most, pages that are partly empty included."""
+    prompts = 1 if crowd.is_shared else crowd.rows
+    own = crowd.tokens + 1 + _PAGE
+    return prompts * (crowd.prompt[1] + 2 * _PAGE) + crowd.rows * own + 32 * _PAGE
+
+
+def completions(shared: Tokens, tails: Sequence[Tokens], num_tokens: int) -> Strategy:
+    """A prompt, and rows that go on behind it, each from its own first tokens."""
+    yield Reserve(len(shared) + sum(map(len, tails)) + len(tails) * num_tokens, len(tails) + 2)
+    prompt = Block("prompt")
+    views = [View((prompt, Block())) for _ in tails]
+    feeds = [tuple(tail) for tail in tails]
+    opening = [Row(View((prompt,)), tuple(shared))]
+    for _ in range(num_tokens):
+        rows = [Row(view, feed, writer="row") for view, feed in zip(views, feeds, strict=True)]
+        tokens = yield Step([*opening, *rows])
+        assert isinstance(tokens, tuple), "a step is answered with one token per row"
+        feeds = [(token,) for token in tokens[len(opening) :]]
+        opening = []
+    return Answer(text="")
+
+
+def strategies(crowd: Crowd, vocab_size: int) -> Iterator[tuple[int, Strategy]]:
+    """The runs of a crowd: one with many rows, or many with one."""
+    shared, tails = crowd.prompts(vocab_size)
+    if crowd.is_shared:
+        yield 0, completions(shared, tails, crowd.tokens)
+        return
+    for row, tail in enumerate(tails):
+        yield row, completions(tail[:-1], [tail[-1:]], crowd.tokens)
+
+
+def decode(engine: Engine, crowd: Crowd, vocab_size: int) -> list[float]:
+    """Seconds of each pass in which every row writes a token and no prompt is read; the first few do not count."""
+    seconds = []
+    before = engine.usage
+    with closing(run_passes(engine, strategies(crowd, vocab_size))) as passes:
+        for each in passes:
+            for _, run in each.runs:
+                if run.done:
+                    run.result()  # raises what went wrong
+            cost, before = engine.usage - before, engine.usage
+            if cost.tokens_fed == cost.tokens_chosen == crowd.rows:
+                seconds.append(each.seconds)
+    return seconds[min(WARM_UP, len(seconds) // 2) :]
+
+
+# -- gate ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far two engines' log-probabilities of the same tokens are from each other (natural logarithms)."""
+
+    tokens: int
+    same: int  # tokens that both would choose
+    mean: float  # of the differences
+    worst: float  # of how much less likely the token is than one's own choice
+
+    @property
+    def is_green(self) -> bool:
+        """Whether they compute the same network (what is not a number is red)."""
+        return self.mean <= MEAN_TOLERANCE and self.worst <= WORST_TOLERANCE
+
+
+def save_small(folder: Path) -> Path:
+    """A small network with random weights, as transformers saves it."""
+    config = AutoConfig.from_pretrained(GATE_SHAPE.write(folder))
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("q_norm.weight"):
+                weight.mul_(_SHARPER)
+            elif name == "lm_head.weight":
+                weight.mul_(_LOUDER)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    for each in bundled.path().glob("tokenizer*"):  # weights that are read come with one
+        shutil.copy(each, folder)
+    return folder
+
+
+def compare(
+    engine: Engine, crowd: Crowd, tokens: Sequence[Tokens], logprobs: Sequence[Sequence[float]]
+) -> Agreement:
+    """Agreement on tokens that another engine wrote; `tokens` and `logprobs` are [rows][of each row]."""
+    told = [each for row in read_along(engine, crowd, tokens) for each in row]
+    theirs = [each for row in logprobs for each in row]
+    wrote = [each for row in tokens for each in row]
+    differences = [abs(ours.logprob - other) for ours, other in zip(told, theirs, strict=True)]
+    behind = [ours.top[0][1] - ours.logprob for ours in told]
+    return Agreement(
+        tokens=len(told),
+        same=sum(ours.top[0][0] == token for ours, token in zip(told, wrote, strict=True)),
+        mean=round(statistics.fmean(differences), 5),
+        worst=round(max(behind), 5),
+    )
+
+
+def read_along(engine: Engine, crowd: Crowd, tokens: Sequence[Tokens]) -> list[list[Logprobs]]:
+    """The log-probability of each of these tokens, and of the likeliest in its place, all rows in one step."""
+    found: list[list[Logprobs]] = [[] for _ in tokens]
+
+    def reading() -> Strategy:
+        shared, tails = crowd.prompts(engine.facts.vocab_size)
+        yield Reserve(len(shared) + crowd.rows * (crowd.tokens + 1), crowd.rows + 2)
+        prompt = Block("prompt")
+        views = [View((prompt, Block())) for _ in tails]
+        feeds = [tuple(tail) for tail in tails]
+        opening = [Row(View((prompt,)), tuple(shared))]
+        for turn in range(min(map(len, tokens))):
+            forced = [Choice(allowed=frozenset((row[turn],)), logprobs=1) for row in tokens]
+            rows = [Row(*each) for each in zip(views, feeds, forced, strict=True)]
+            chosen = yield Step([*opening, *rows])
+            assert isinstance(chosen, Chosen), "logprobs were asked for"
+            for row, each in enumerate(found):
+                each.append(chosen.logprobs[len(opening) + row])
+            feeds = [(token,) for token in chosen[len(opening) :]]
+            opening = []
+        return Answer(text="")
+
+    engine.run(reading())
+    return found
+
+
+def end_all(process: subprocess.Popen[Any]) -> None:
+    """End a process that leads a session, with all that it began."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def main(words: list[str] | None = None) -> None:
+    """Measure the networks that were asked for."""
+    options = parser(__doc__, minutes=8.0)
+    options.add_argument("--models", default=",".join(CROWDS))
+    options.add_argument(
+        "--outsiders", type=Path, help="folder with vLLM (benchmarks/outsiders.py)"
+    )
+    options.set_defaults(gate=None)  # both networks have one
+    arguments = options.parse_args(words)
+    unknown = set(arguments.models.split(",")) - set(CROWDS)
+    if unknown:
+        raise InvalidRequest(
+            f"no crowds for {', '.join(sorted(unknown))}; there are {', '.join(CROWDS)}"
+        )
+    clock = Clock(arguments.minutes)  # one for all: the first network has the gate
+    for name in arguments.models.split(","):
+        whole = WholeEngines(name, arguments, clock)
+        with whole.results.surviving("the rest"):
+            whole.run()
+        free(whole.device)
+
+
+if __name__ == "__main__":
+    main()

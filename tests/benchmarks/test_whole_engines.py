@@ -1,0 +1,293 @@
+"""Whole engines beside each other: what both are asked, how steps are timed, and a gate that sees a wrong network.
+
+vLLM is not here. In its place stands Hugging Face's own code in the form in which vLLM is called, so the gate of a
+right engine is green for a reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import engine_tables, outsiders, performance, vllm_process, whole_engines
+from benchmarks.fat_binaries import Kernels, kernels_of, pruned
+from benchmarks.results import Clock, parser
+from benchmarks.vllm_process import CASCADE, PLAIN, Asked, Crowd, Watched
+from benchmarks.whole_engines import OURS, TEAM
+
+SMALL = Crowd("gate", 8, (40, 40), 8)
+
+# A package in the place of vLLM: it writes the tokens that the network of its folder finds likeliest.
+ANOTHER_ENGINE = """
+import os
+import queue
+from types import SimpleNamespace as Facts
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+__version__ = "another"
+
+
+def SamplingParams(**wanted):
+    return Facts(**wanted)
+
+
+class Core:
+    def __init__(self, make):
+        self.outputs_queue, self.make, self.is_paused = queue.Queue(), make, False
+
+    def call_utility(self, name, *arguments):
+        self.is_paused = name == "pause_scheduler"
+
+    def get_output(self):
+        assert not self.is_paused
+        return self.make()
+
+
+class Runner:
+    cascade_attn_enabled = False
+
+    def execute_model(self):
+        pass
+
+    def _compute_cascade_attn_prefix_lens(self, *arguments):
+        return [16]
+
+
+class Engine:
+    def __init__(self, folder, weights):
+        config = AutoConfig.from_pretrained(folder)
+        load = {"dummy": AutoModelForCausalLM.from_config, "auto": AutoModelForCausalLM.from_pretrained}[weights]
+        self.model = load(config if weights == "dummy" else folder, dtype=torch.float32).eval()
+        self.engine_core, self.rows, self.runner = Core(self.make), {}, Runner()
+        self.vllm_config = Facts(
+            cache_config=Facts(num_gpu_blocks=100, block_size=16),
+            compilation_config=Facts(cudagraph_mode="FULL", mode=3),
+            scheduler_config=Facts(async_scheduling=True),
+        )
+
+    def collective_rpc(self, function, args):
+        return [function(Facts(model_runner=self.runner), *args)]
+
+    def add_request(self, name, prompt, wanted):
+        tokens = prompt["prompt_token_ids"]
+        if "WRONG" in os.environ:
+            tokens = tokens[1:]
+        self.rows[name] = Facts(tokens=list(tokens), wanted=wanted, wrote=[], logprobs=[])
+
+    def abort_request(self, names):
+        for name in names:
+            self.rows.pop(name, None)
+
+    def has_unfinished_requests(self):
+        return bool(self.rows)
+
+    @torch.inference_mode()
+    def make(self):
+        if self.runner.cascade_attn_enabled:
+            self.runner._compute_cascade_attn_prefix_lens()
+        self.runner.execute_model()
+        for row in self.rows.values():
+            scores = self.model(torch.tensor([row.tokens])).logits[0, -1].log_softmax(-1)
+            token = int(scores.argmax())
+            row.tokens.append(token)
+            row.wrote.append(token)
+            row.logprobs.append({token: Facts(logprob=float(scores[token]))})
+        return Facts(outputs=list(self.rows))
+
+    def step(self):
+        self.engine_core.get_output()
+        ended = [name for name, row in self.rows.items() if len(row.wrote) == row.wanted.max_tokens]
+        return [
+            Facts(request_id=name, outputs=[Facts(token_ids=row.wrote, logprobs=row.logprobs)])
+            for name in ended
+            for row in [self.rows.pop(name)]
+        ]
+
+
+class LLM:
+    def __init__(self, folder, load_format, **choices):
+        self.llm_engine = Engine(folder, load_format)
+"""
+
+
+@pytest.fixture
+def another(tmp_path: Path) -> Path:
+    """A folder in which that package lies where vLLM would."""
+    place = tmp_path / "there" / outsiders.VLLM_PACKAGES / "vllm"
+    place.mkdir(parents=True)
+    (place / "__init__.py").write_text(ANOTHER_ENGINE)
+    (place / "sampling_params.py").write_text("class RequestOutputKind:\n    FINAL_ONLY = 2\n")
+    return tmp_path / "there"
+
+
+def measured(out: Path, *words: str) -> dict[str, Any]:
+    common = ["--tiny", "--device", "cpu", "--commit", "abc", "--models", "qwen3-8b"]
+    whole_engines.main([*common, "--out", str(out), *words])
+    found: dict[str, Any] = json.loads((out / "whole_engines_qwen3-8b.json").read_text())
+    return found
+
+
+def test_both_engines_are_timed_behind_a_green_gate(
+    another: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_engines, "GATE_CROWD", SMALL)
+    monkeypatch.setattr(
+        whole_engines,
+        "TINY_CROWDS",
+        (Crowd("8 behind 32", 8, (32, 32), 80), *whole_engines.TINY_CROWDS),
+    )
+    monkeypatch.setattr(whole_engines, "PROFILED", ("8 behind 32",))
+    found = measured(tmp_path, "--outsiders", str(another))
+    assert [(line["engine"], line["tokens"]) for line in found["gate"]] == [
+        (PLAIN, 64),
+        (CASCADE, 64),
+    ]
+    for line in found["gate"]:
+        assert (line["same"], line["worst"]) == (64, 0.0)
+        assert line["mean"] < 1e-3
+    assert [line["steps_in_cascade"] > 0 for line in found["gate"]] == [False, True]
+    engines = {
+        name: {line["engine"] for line in found["cells"] if line["name"] == name}
+        for name in ("8 behind 32", "4 behind 32", "3 lone, 5 to 20")
+    }
+    assert engines["8 behind 32"] == {OURS, TEAM, PLAIN, CASCADE}
+    assert engines["4 behind 32"] == {OURS, TEAM, PLAIN}  # vLLM does not cascade so few rows
+    assert engines["3 lone, 5 to 20"] == {OURS, PLAIN}
+    assert {line["engine"] for line in found["breakdown"]} == {OURS, PLAIN, CASCADE}
+    theirs = [line for line in found["breakdown"] if line["engine"] != OURS]
+    assert all(line["steps"] > 2 and line["kernels"] for line in theirs)
+    assert found["vllm_start"]["vllm"] == "another"
+    assert "left_out" not in found
+    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+    rows = [line[2:-2].split(" | ") for line in engine_tables.whole_engines().splitlines()]
+    assert [row[1] for row in rows[2:]] == ["8 behind 32", "4 behind 32", "3 lone, 5 to 20"]
+    assert all(row[-1].endswith(" ×") for row in rows[2:])
+    parts = engine_tables.whole_engines_parts().splitlines()
+    assert [row.split(" | ")[2] for row in parts[2:]] == [
+        PLAIN,
+        CASCADE,
+    ]  # of ours the profiler wants a GPU
+    assert engine_tables.whole_engines_gate().count("64 of 64") == 2
+
+
+def test_a_wrong_network_is_not_timed(
+    another: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_engines, "GATE_CROWD", SMALL)
+    monkeypatch.setenv("WRONG", "1")
+    found = measured(tmp_path, "--outsiders", str(another))
+    assert all(line["mean"] > whole_engines.MEAN_TOLERANCE for line in found["gate"])
+    assert "cells" not in found
+
+
+def test_without_vllm_this_engine_alone_is_timed(tmp_path: Path) -> None:
+    found = measured(tmp_path)
+    assert found["left_out"] == [{"what": "vLLM", "why": "no folder with it (--outsiders)"}]
+    assert {line["engine"] for line in found["cells"]} == {OURS, TEAM}
+    assert all(line["tokens_per_second"] > 0 for line in found["cells"])
+
+
+def test_both_engines_get_the_same_prompts(tmp_path: Path) -> None:
+    shared, tails = SMALL.prompts(100)
+    assert (len(shared), {len(tail) for tail in tails}) == (40, {1})
+    alone = Crowd("alone", 5, (3, 9), 4, is_shared=False)
+    none, prompts = alone.prompts(100)
+    assert not none
+    assert all(3 <= len(prompt) <= 9 and min(prompt) >= 2 for prompt in prompts)
+    assert alone.prompts(100) == ([], prompts)
+    asked = Asked("there", "dummy", 100, (SMALL, alone))
+    assert Asked.read(asked.write(tmp_path / "asked.json")) == asked
+
+
+def test_only_steps_of_all_rows_count_and_not_those_behind_a_turn() -> None:
+    """Counts of rows as they come out of an engine: requests begin, all go on, one has ended."""
+    counts = iter([1, 2, 2, 2, 2, 2, 1])
+    left: list[int] = []
+    core = SimpleNamespace(get_output=lambda: SimpleNamespace(outputs=[0] * next(counts)))
+    engine = SimpleNamespace(engine_core=core)
+
+    def step() -> None:
+        core.get_output()
+        left.append(1)
+
+    engine.step = step
+    engine.has_unfinished_requests = lambda: len(left) < 7
+    watched = Watched(engine, SimpleNamespace, 100)
+    assert len(watched.stretch(2, 100, 60.0)) == 2
+    assert [count for _, count in watched.marks] == [1, 2, 2, 2, 2, 2, 1]
+
+
+def test_crowds_that_do_not_fit_are_halved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options = ["--out", str(tmp_path), "--device", "cpu"]
+    arguments = parser("about", 1.0).parse_args(options)
+    arguments.outsiders = None
+    whole = whole_engines.WholeEngines("codellama-7b", arguments, Clock(1.0))
+    whole.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (80 << 30, 80 << 30))
+    whole.halve()
+    rows = {crowd.name: crowd.rows for crowd in whole.crowds}
+    assert rows == {"256 behind 2 k": 256, "512 behind 2 k": 512, "256 behind 16 k": 256}
+
+
+# -- what travels ----------------------------------------------------------------------------------
+
+
+def a_library(*kernels: tuple[int, int, bytes]) -> bytes:
+    """Words, and a fat binary of these (kind, architecture, code) behind them."""
+    entries = b"".join(
+        struct.pack("<HHIQ12xI32x", kind, 0x101, 64, len(code), arch) + code
+        for kind, arch, code in kernels
+    )
+    return b"words" + struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries + b"more"
+
+
+def test_kernels_of_other_gpus_become_zeros() -> None:
+    library = a_library((2, 80, b"old" * 8), (1, 90, b"ptx" * 8), (2, 90, b"new" * 8))
+    both = library + library
+    assert [(k.kind, k.arch, k.code) for k in kernels_of(both)][2] == (2, 90, b"new" * 8)
+    assert len(list(kernels_of(both))) == 6
+    left = pruned(both, outsiders.is_called)
+    assert len(left) == len(both)
+    assert [k.code.strip(b"\0") for k in kernels_of(left)] == [b"", b"", b"new" * 8] * 2
+    assert left.count(b"words") == left.count(b"more") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "is_called"),
+    [
+        (b"_INTERNAL_34_flash_fwd_hdim128_bf16_paged_sm90_cu_e9", True),
+        (b"_INTERNAL_34_flash_fwd_hdim128_fp16_paged_sm90_cu_e9", False),
+        (b"_INTERNAL_34_flash_fwd_hdim64_256_bf16_sm90_cu_e9", False),
+        (b"_INTERNAL_34_flash_prepare_scheduler_cu_26", True),
+        (b"EEEEEELi96ENS_10bfloat16_tEfNS_4arch4Sm90", False),
+        (b"EEEEEELi128ENS_6half_tEfNS_4arch4Sm90", False),
+        (b"EEEEEELi128ENS_10bfloat16_tEfNS_4arch4Sm90", True),
+    ],
+)
+def test_of_flash_attention_the_measured_shapes_are_kept(name: bytes, is_called: bool) -> None:
+    assert outsiders.is_called(Kernels(2, 90, 0, name)) is is_called
+
+
+def test_names_of_packages_that_are_not_there_are_empty_classes(tmp_path: Path) -> None:
+    place = Path(vllm_process.__file__).with_name("stand_ins.py").read_text()
+    (tmp_path / "sitecustomize.py").write_text(f"{place}\nstand_in(('notthere', 'json'))\n")
+    program = (
+        "from notthere.deep.down import Thing as a; from notthere.deep.down import Thing as b; import json;"
+        "assert a is b and a.__name__ == 'Thing'; json.dumps(1); import notthere; print(hasattr(notthere, '__all__'))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    told = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "False\n"
