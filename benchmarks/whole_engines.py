@@ -4,7 +4,7 @@
     python -m benchmarks.whole_engines --outsiders FOLDER --models qwen3-8b,codellama-7b --minutes 8
 
 Both get the same networks (real shapes, random weights) and the same prompts, as token ids. Timed are steps in which
-every row gets a token, on the clock of whoever asks: scheduling, network and choice of tokens included, reading prompts and starting not.
+every row gets a token, on the caller's clock: scheduling, network and choice of tokens included, reading prompts and starting not.
 All rows choose the likeliest token. Each engine runs alone on the device, vLLM in a process of its own
 (`benchmarks/vllm_process.py` says how it is set up, and has the crowds' type); both were started as servers are, with
 graphs recorded ahead. The situations:
@@ -110,10 +110,8 @@ _SHARPER, _LOUDER = 2.0, 5.0  # queries, and logits, than transformers makes the
 # the first, and 0.25 by the second (on a CPU); with one token of the shared prompt exchanged, 0.27 and 3.4, with one page of
 # it in the place of another, 1.4 and 9.7.
 MEAN_TOLERANCE, WORST_TOLERANCE = 0.1, 0.8
-_GATE_SECONDS, _OUR_SECONDS = (
-    150.0,
-    45.0,
-)  # that vLLM may take for the gate; that it leaves of a network's
+# That vLLM may take for the gate, and that it leaves of a network's.
+_GATE_SECONDS, _OUR_SECONDS = 150.0, 45.0
 _RELEASED = 0.95  # share of the device's memory that is free again when another process has ended
 
 
