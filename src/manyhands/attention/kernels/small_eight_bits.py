@@ -39,9 +39,9 @@ _DIM = gl.constexpr(128)  # of a head
 _WORD = gl.constexpr(4)  # integers
 _EIGHT = gl.constexpr(8)  # rows, keys or dims of one square of the matrix units
 _BORDER = gl.constexpr(128)  # items begin at multiples of so many keys
-_FAR = gl.constexpr(
-    8.0
-)  # powers of two that a weight may be above one, before sums are brought down
+# Powers of two that weights of bfloat16 may be above one, before sums are brought down; those of float16 would leave no room.
+_FAR = gl.constexpr(8.0)
+_LEAST = gl.constexpr(-1e30)  # a score below all others
 _LARGEST = gl.constexpr(32639)  # 127 * 256 + 127, of two digits
 
 # By the rows of a tile: of its first part and of its second.
@@ -245,7 +245,10 @@ def _seen(scores, bounds, AT: gl.constexpr, index, end):
 @gluon.jit
 def _exponents(scores, unit, largest):
     """How far scores lie above the largest one so far, or the one that is taken for it: exponents of weights."""
-    return scores * unit[:, None, :] - (largest * unit)[:, None, :]
+    of_largest = gl.maximum(
+        largest * unit, _LEAST
+    )  # a query may be so large that it is below all numbers
+    return scores * unit[:, None, :] - of_largest[:, None, :]
 
 
 @gluon.jit
@@ -295,7 +298,7 @@ def _leave(
     )
     facts = gl.allocate_shared_memory(gl.float32, [2, _WARPS, ROWS], _IN_ROW)
     room.store(summed)
-    facts.index(0).store(largest * unit)
+    facts.index(0).store(gl.maximum(largest * unit, _LEAST))
     facts.index(1).store(gl.convert_layout(gl.sum(total, 1), _OF_ROWS))
     _meet()
     largest, total = facts.index(0).load(OF_ALL), facts.index(1).load(OF_ALL)
@@ -313,7 +316,7 @@ def _leave(
     place = gl.load(entry_token + entry) if DIRECT else gl.load(entry_partial + entry) + split
     place = place.to(gl.int64) * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + m % GROUP
     if not DIRECT:
-        lse = gl.where(seen_any, gl.convert_layout(new, OF_SUMS) + gl.log2(total), -1e30)
+        lse = gl.where(seen_any, gl.convert_layout(new, OF_SUMS) + gl.log2(total), _LEAST)
         gl.store(lses + place, lse, mask=is_row)
     number = gl.arange(0, _DIM, gl.SliceLayout(1, SUMS))
     dim = number % _EIGHT * 16 + number // _EIGHT  # see `_pairs`
@@ -402,6 +405,7 @@ def small_eight_bits_kernel(
         FIRST if SECOND == 0 else 2 * FIRST
     )  # of queries; those beyond the tile's are read by nothing
     STEP: gl.constexpr = _WARPS * _KEYS
+    FAR: gl.constexpr = _FAR if gl.bfloat16 == DTYPE else 0.0
     item = items + gl.program_id(1) * 6
     count = gl.load(item + 1)
     if count == 0:  # padding of the list; its first item waits all the same, see overlap.py
@@ -463,12 +467,12 @@ def small_eight_bits_kernel(
     _meet()
 
     unit = gl.expand_dims(units.slice(0, FIRST).load(_ROW), 0)
-    largest = gl.full([_WARPS, FIRST], -1e30, gl.float32, _OF_ROWS)
+    largest = gl.full([_WARPS, FIRST], _LEAST, gl.float32, _OF_ROWS)
     total = gl.zeros([_WARPS, _EIGHT, FIRST], gl.float32, _totals_held(FIRST))
     summed = gl.zeros([_WARPS, _DIM, FIRST], gl.float32, _PRODUCT)
     if SECOND > 0:
         second_unit = gl.expand_dims(units.slice(FIRST, SECOND).load(_ROW), 0)
-        second_largest = gl.full([_WARPS, SECOND], -1e30, gl.float32, _OF_ROWS)
+        second_largest = gl.full([_WARPS, SECOND], _LEAST, gl.float32, _OF_ROWS)
         second_total = gl.zeros([_WARPS, _EIGHT, SECOND], gl.float32, _totals_held(SECOND))
         second_summed = gl.zeros([_WARPS, _DIM, SECOND], gl.float32, _PRODUCT)
     n = gl.arange(0, _KEYS, gl.SliceLayout(0, _OF_KEYS))
@@ -505,7 +509,7 @@ def small_eight_bits_kernel(
             second_exponents = _exponents(second_scores, second_unit, second_largest)
             most = gl.maximum(most, _most(second_exponents))
         far = gl.max(gl.reshape(most, [_WARPS * _EIGHT * _EIGHT]), 0)
-        if far > _FAR:
+        if far > FAR:
             largest, total, summed = _raised(scores, unit, largest, total, summed)
             exponents = _exponents(scores, unit, largest)
             if SECOND > 0:
