@@ -500,6 +500,24 @@ def test_a_capacity_that_is_met_again_and_again_gets_a_recording_of_its_own(
     assert passes_of(engine).counts.eager == 0
 
 
+@pytest.mark.parametrize("forced", [{}, {4: 3, 7: 5}])
+def test_a_recording_of_its_own_in_the_midst_of_rows_that_go_on_changes_no_token(
+    forced: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was begun on a guess is dropped then, once."""
+    monkeypatch.setattr(graphs, "AHEAD", 2)
+    monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
+    monkeypatch.setattr(GraphedPasses, "_wide_at_once", lambda self, plan, stretches: None)
+    with_other_kernels(monkeypatch)
+    plain, graphed = plain_engine(), graphed_engine()
+    graphed.get_ready()
+    before = passes_of(graphed).num_graphs
+    answers = [engine.run(walking(a_team_of(2), 12, forced)) for engine in (plain, graphed)]
+    assert answers[0] == answers[1]
+    assert passes_of(graphed).num_graphs == before + 1
+    assert passes_of(graphed).counts.eager == 0
+
+
 @pytest.mark.parametrize("large_rows", [64, 128])
 def test_crowds_are_served_by_wide_recordings_unless_they_want_other_large_tiles(
     large_rows: int,
@@ -520,6 +538,46 @@ def test_crowds_are_served_by_wide_recordings_unless_they_want_other_large_tiles
     capacity = graphs.wide_capacity(208, tiling, Wide.LARGE)
     passes._ahead[208, Wide.LARGE] = graphs._Graph(passes, capacity, 64)
     assert passes._is_served_well(plan, work) is (large_rows == 64)
+
+
+@pytest.mark.parametrize("large_rows", [64, 128])
+def test_rows_that_go_on_side_by_side_get_a_recording_with_the_kernels_that_they_want(
+    large_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are laid out anew with every page alone, so it is their passes that are counted; not where the wide one serves them well."""
+    monkeypatch.setattr(graphs, "_VERY_OFTEN", 4)
+    monkeypatch.setattr(graphs, "_follows", lambda plan, last: True)
+    wants_others = large_rows > 64
+    tiling = Tiling(
+        4,
+        num_kv_heads=8,
+        num_processors=132,
+        large_rows=64,
+        specialised_rows=large_rows if wants_others else 0,
+    )
+    passes = passes_of(graphed_engine())
+    passes.backend.tiling = tiling
+    made: list[Capacity] = []
+
+    def record(page_size: int, capacity: Capacity) -> graphs._Graph:
+        made.append(capacity)
+        return graphs._Graph(passes, capacity, page_size)
+
+    monkeypatch.setattr(passes, "_record", record)
+    capacity = graphs.wide_capacity(208, tiling, Wide.LARGE)
+    capacity = replace(capacity, entries=512, pages=2048, small=512, large=256, partials=4096)
+    wide = passes._ahead[208, Wide.LARGE] = graphs._Graph(passes, capacity, 64)
+    plan = completions(200, 16384)
+    for _ in range(2):  # other plans in between count anew
+        found = passes._recorded(plan)
+        assert found is not None
+        assert found[0] is wide
+        assert all(passes._goes_on(plan, plan) for _ in range(3))
+    assert passes._goes_on(plan, plan) is not wants_others
+    found = passes._recorded(plan)
+    assert found is not None
+    assert (found[0] is wide) is not wants_others
+    assert [each.is_specialised for each in made] == [True] * wants_others
 
 
 @pytest.mark.parametrize("group", [1, 4, 5, 128])

@@ -150,6 +150,9 @@ class GraphedPasses(Passes):
         self._kinds_with_own: set[_Kind] = set()
         self._kinds_due: set[_Kind] = set()  # the next plan of these may be recorded
         self._to_look_at: tuple[Plan, Stretches] | None = None  # while the device works
+        # The capacity of the newest plan, if its recording has other kernels than it wants, and passes that have followed it.
+        self._unserved: Capacity | None = None
+        self._going_on = 0
         self._newest: tuple[_Graph, Plan] | None = None
         self._lookahead: _Lookahead | None = None
         self._passed: object = None  # the newest one before: let go of while the device works
@@ -182,7 +185,7 @@ class GraphedPasses(Passes):
         """See `Passes.forget`. What was begun with them goes, too."""
         self._graphs.clear()
         self._ahead.clear()
-        self._newest = self._lookahead = self._to_look_at = self._passed = None
+        self._newest = self._lookahead = self._to_look_at = self._passed = self._unserved = None
 
     def run(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
         """See `Passes.run`. A pass with targets is never recorded: prompts differ in length."""
@@ -217,7 +220,7 @@ class GraphedPasses(Passes):
     def begin(self, plan: Plan, late: Late) -> PassOutcome:
         """See `Passes.begin`."""
         newest, self._newest, self._lookahead = self._newest, None, None
-        if newest is not None and _follows(plan, newest[1]):
+        if newest is not None and self._goes_on(plan, newest[1]):
             self._newest = newest[0], plan
             self.counts.planned_ahead += 1
             self.counts.followed += 1
@@ -233,7 +236,7 @@ class GraphedPasses(Passes):
 
     def begin_head(self, plan: Plan, late: Late) -> bool:
         """See `Passes.begin_head`. Nothing is recorded for a guess."""
-        self._newest = self._lookahead = None
+        self._newest = self._lookahead = self._unserved = None
         if plan.num_tokens > MOST_TOKENS or self.trouble is not None:
             return False
         stretches = Stretches.of(plan, self.backend.tiling)
@@ -266,7 +269,7 @@ class GraphedPasses(Passes):
         if newest is None:
             return None
         graph, last = newest
-        follows = _follows(plan, last)
+        follows = self._goes_on(plan, last)
         was_right = lookahead is None or self._was_right(lookahead, plan if follows else None)
         if not follows or not was_right:
             return None
@@ -278,6 +281,24 @@ class GraphedPasses(Passes):
             return lookahead.outcome
         self.heads.was_right()
         return graph.finish(plan)
+
+    def _goes_on(self, plan: Plan, last: Plan) -> bool:
+        """Whether a plan follows the last one by its recording.
+
+        It does not where that has other kernels than the plan wants and has gone on for as long as a capacity must be met to
+        get a recording of its own: rows that write side by side are laid out anew with every page alone.
+        """
+        if not _follows(plan, last):
+            return False
+        if (capacity := self._unserved) is None:
+            return True
+        self._going_on += 1
+        if self._going_on < _VERY_OFTEN:
+            return True
+        self._unserved = None
+        self._seen[capacity] = max(self._seen[capacity], _VERY_OFTEN)
+        self._kinds_due.add(_kind(plan))
+        return False
 
     def look_ahead(self, chosen: Chosen) -> None:
         """See `Passes.look_ahead`."""
@@ -307,6 +328,7 @@ class GraphedPasses(Passes):
 
         Its own; or while its capacity is rare, one that is a little wider, or a wide one.
         """
+        self._unserved = None
         stretches = Stretches.of(plan, self.backend.tiling)
         is_due = bool(self._kinds_due) and _kind(plan) in self._kinds_due
         if not is_due and (found := self._wide_at_once(plan, stretches)) is not None:
@@ -318,6 +340,8 @@ class GraphedPasses(Passes):
             self._seen[capacity] += 1
         times = self._seen[capacity]
         if (found := self._at_hand(plan, work, capacity, stretches)) is not None:
+            if not self._has_kernels_of(found[0], plan, work):
+                self._unserved, self._going_on = capacity, 0
             return found
         # A prompt comes once, and waits twice as long for its first token where its pass is recorded.
         drafted = 0 if plan.num_drafted is None else int(plan.num_drafted.sum())
@@ -379,7 +403,7 @@ class GraphedPasses(Passes):
         return self._wide(plan, stretches, Wide.SMALL if kind is Wide.LARGE else Wide.LARGE)
 
     def _is_served_well(self, plan: Plan, work: Work) -> bool:
-        """Whether a wide recording has the kernels that a plan, cut alone as `work`, wants. Of many tokens the large ones count.
+        """Whether a wide recording has the kernels that a plan, cut alone as `work`, wants.
 
         What is padded then costs next to nothing, and a recording of its own would keep all runs waiting for some hundredths of a
         second. Where runs come and go there is a capacity for every few passes.
@@ -389,6 +413,7 @@ class GraphedPasses(Passes):
 
     @staticmethod
     def _has_kernels_of(wide: _Graph, plan: Plan, work: Work) -> bool:
+        """Whether a recording has the kernels that a plan, cut alone as `work`, wants. Of many tokens the large ones count."""
         large_rows = work.large_rows if len(work.large) else 0
         if plan.num_tokens <= _ALL_SMALL:
             own = Cutting(work.small_rows, large_rows, work.occupancy, work.is_specialised)
