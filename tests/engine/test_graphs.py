@@ -504,7 +504,7 @@ def test_a_capacity_that_is_met_again_and_again_gets_a_recording_of_its_own(
 def test_a_recording_of_its_own_in_the_midst_of_rows_that_go_on_changes_no_token(
     forced: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was begun on a guess is dropped then, once."""
+    """A guess that was begun is dropped then, once."""
     monkeypatch.setattr(graphs, "AHEAD", 2)
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
     monkeypatch.setattr(GraphedPasses, "_wide_at_once", lambda self, plan, stretches: None)
@@ -544,7 +544,7 @@ def test_crowds_are_served_by_wide_recordings_unless_they_want_other_large_tiles
 def test_rows_that_go_on_side_by_side_get_a_recording_with_the_kernels_that_they_want(
     large_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are laid out anew with every page alone, so it is their passes that are counted; not where the wide one serves them well."""
+    """Their plans are laid out anew with every page alone, so their passes are counted; not where the wide one serves them well."""
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 4)
     monkeypatch.setattr(graphs, "_follows", lambda plan, last: True)
     wants_others = large_rows > 64
