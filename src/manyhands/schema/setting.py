@@ -30,7 +30,7 @@ from manyhands.errors import InvalidRequest
 
 _KEY = "setting"  # of a field's metadata
 _MOST = float_info.max  # where no bound is declared: what is infinite is no number to work with
-# What is no number cannot be compared; many numbers can, to which numpy and torch say no in their own ways.
+# Errors of comparing what is no number, or is many of them: numpy and torch refuse those in their own ways.
 _NO_NUMBER = (TypeError, ValueError, RuntimeError)
 
 
