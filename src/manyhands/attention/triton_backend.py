@@ -447,7 +447,7 @@ class _Reading:
             "scaling": self.call.scaling * LOG2E.value,
             "GROUP": self.group,
             "NUM_KV_HEADS": self.num_kv_heads,
-            **small_eight_bits.options(rows, self.q.dtype),
+            **small_eight_bits.options(rows),
             **launch_options(self.q.device, overlap=self.overlaps),
         }
         given = self.store.keys, self.store.values.view(torch.int32), *_scales(self.store)

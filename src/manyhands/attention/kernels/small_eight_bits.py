@@ -23,7 +23,6 @@ have an order of their own in the sums, undone when they are stored: see `_pairs
 
 from __future__ import annotations
 
-import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
@@ -40,6 +39,9 @@ _DIM = gl.constexpr(128)  # of a head
 _WORD = gl.constexpr(4)  # integers
 _EIGHT = gl.constexpr(8)  # rows, keys or dims of one square of the matrix units
 _BORDER = gl.constexpr(128)  # items begin at multiples of so many keys
+_FAR = gl.constexpr(
+    8.0
+)  # powers of two that a weight may be above one, before sums are brought down
 _LARGEST = gl.constexpr(32639)  # 127 * 256 + 127, of two digits
 
 # By the rows of a tile: of its first part and of its second.
@@ -48,9 +50,6 @@ _SIZES = {
     24: {"FIRST": 16, "SECOND": 8},
     32: {"FIRST": 16, "SECOND": 16},
 }
-# Powers of two that a weight may be above one, before sums are brought down. In float16 it meets the scale of its value, which
-# may be 65504 / 127.
-_FAR = {torch.bfloat16: 8.0, torch.float16: 6.0}
 # Tiles that are on their way or worked at. With three of them programs are slower, and of 16 rows a processor holds fewer.
 _STAGES = gl.constexpr(2)
 
@@ -130,9 +129,9 @@ _ROW = gl.constexpr(gl.SliceLayout(0, _OF_ROWS))
 _IN_ROW = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
-def options(rows: int, dtype: torch.dtype) -> dict[str, float]:
-    """Options of a launch for tiles of 16, 24 or 32 rows of queries in bfloat16 or float16."""
-    return {**_SIZES[rows], "FAR": _FAR[dtype], "num_warps": _WARPS.value}
+def options(rows: int) -> dict[str, int]:
+    """Options of a launch for tiles of 16, 24 or 32 rows."""
+    return {**_SIZES[rows], "num_warps": _WARPS.value}
 
 
 @gluon.constexpr_function
@@ -396,7 +395,6 @@ def small_eight_bits_kernel(
     OVERLAP: gl.constexpr,
     FIRST: gl.constexpr,  # rows of the tile's first part
     SECOND: gl.constexpr,  # and of its second, or none
-    FAR: gl.constexpr,  # see `_FAR`
 ):
     """Program (key/value head, item)."""
     DTYPE: gl.constexpr = q.dtype.element_ty
@@ -507,7 +505,7 @@ def small_eight_bits_kernel(
             second_exponents = _exponents(second_scores, second_unit, second_largest)
             most = gl.maximum(most, _most(second_exponents))
         far = gl.max(gl.reshape(most, [_WARPS * _EIGHT * _EIGHT]), 0)
-        if far > FAR:
+        if far > _FAR:
             largest, total, summed = _raised(scores, unit, largest, total, summed)
             exponents = _exponents(scores, unit, largest)
             if SECOND > 0:
