@@ -21,6 +21,7 @@ from triton.runtime.jit import JITFunction
 from benchmarks import situations
 from manyhands.attention import triton_backend
 from manyhands.attention.attend import LayerCall
+from manyhands.attention.eight_bits import EightBitStore
 from manyhands.attention.kernels import overlap
 from manyhands.attention.prepared import Capacity, Prepared, pack
 from manyhands.attention.rotary import Rope
@@ -38,6 +39,7 @@ from manyhands.engine import graphs
 CPU, DTYPE, DIM, PAGE = torch.device("cpu"), torch.bfloat16, 128, situations.PAGE_SIZE
 PROCESSORS = 132  # of an H200
 HEADS = ((32, 8), (40, 8), (8, 1), (32, 32))
+IN_EIGHT_BITS = ((40, 8),)  # rows of four workers have tiles of their own there
 Kernel = tuple[str, ...]
 _NOT = {"grid", "num_pieces"}  # the latter by the kernels' own word
 
@@ -72,12 +74,19 @@ class Stream:
 class Layer:
     """One layer of a network with such heads, as on an H200."""
 
-    def __init__(self, heads: tuple[int, int], launches: Launches) -> None:
+    def __init__(
+        self, heads: tuple[int, int], launches: Launches, *, eight_bits: bool = False
+    ) -> None:
         self.heads, self.launches = heads, launches
-        self.backend = TritonBackend([LayerShape(*heads, DIM, DIM)], DTYPE, CPU)
+        shape, dtype = LayerShape(*heads, DIM, DIM), torch.int8 if eight_bits else DTYPE
+        self.backend = TritonBackend([shape], DTYPE, CPU, eight_bits=eight_bits)
         self.backend.interpreted = False
-        keys, values = (torch.zeros(64 * PAGE, heads[1], DIM, dtype=DTYPE) for _ in range(2))
-        self.store = LayerStore(keys, values, Rope(torch.ones(DIM // 2), DIM))
+        keys, values = (torch.zeros(64 * PAGE, heads[1], DIM, dtype=dtype) for _ in range(2))
+        rope = Rope(torch.ones(DIM // 2), DIM)
+        self.store = LayerStore(keys, values, rope)
+        if eight_bits:
+            scales = torch.ones(2, 64 * PAGE, heads[1])
+            self.store = EightBitStore(keys, values, rope, *scales)
 
     def launched(self, capacity: Capacity, integers: torch.Tensor) -> set[Kernel]:
         """The kernels of a pass."""
@@ -130,6 +139,15 @@ def prompt(new: int, history: int = 0, others: int = 0) -> Plan:
     return Planner(pool).plan(Step(rows))
 
 
+def beside(new: int, workers: int) -> Plan:
+    """A part of a prompt, beside a team that writes."""
+    history, desks = situations.block_of(5000), [Block() for _ in range(workers)]
+    pool = PagePool((5000 + new) // PAGE + 3 + workers, PAGE)
+    pool.reserve([(history, history.num_tokens)])
+    team = [Row(View([history, own]), (0,)) for own in desks]
+    return Planner(pool).plan(Step([Row(View([Block()]), (0,) * new), *team]))
+
+
 def _alone(block: Block) -> View:
     return View([block])
 
@@ -140,6 +158,8 @@ def plans() -> Iterator[tuple[str, Plan]]:
         for history in (0, 500, 5000):
             for others in (0, 1, 2, 16, 128):
                 yield f"{new} behind {history}, {others} others", prompt(new, history, others)
+    for workers in (2, 4, 8):
+        yield f"1000 beside {workers} workers", beside(1000, workers)
     for workers in (1, 2, 4, 8, 16, 28):
         for common in (100, 1024, 16384, 65536):
             for prefixes in (0, 1):
@@ -164,15 +184,17 @@ def main() -> None:
     overlap._can_overlap = lambda device: True  # type: ignore[assignment]
     backend: Any = triton_backend
     backend._num_processors = lambda device: PROCESSORS
-    backend._can_map = backend._can_specialise = lambda *_: True
+    backend._can_map = lambda _shape, stored, _device: stored.itemsize == 2
+    backend._can_specialise = lambda *_: True
     found: dict[str, Any] = {"tried": {}, "besides": {}, "only_recorded": {}}
-    for heads in HEADS:
-        layer = Layer(heads, launches)
+    kinds = [*((heads, False) for heads in HEADS), *((heads, True) for heads in IN_EIGHT_BITS)]
+    for heads, eight_bits in kinds:
+        layer = Layer(heads, launches, eight_bits=eight_bits)
         each = layer.backend.launches
-        layer.backend.launches = tuple(replace(one, is_mapped=True) for one in each)
+        layer.backend.launches = tuple(replace(one, is_mapped=not eight_bits) for one in each)
         recorded = layer.recorded()
         tried = recorded | layer.uncommon()
-        name = "/".join(map(str, heads))
+        name = "/".join(map(str, heads)) + ", eight bits" * eight_bits
         found["tried"][name] = len(tried)
         for what, plan in plans():
             needed = layer.needed(plan)

@@ -11,6 +11,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from benchmarks.fat_binaries import Kernels, kernels_of, pruned
 from benchmarks.results import Clock, parser
 from benchmarks.vllm_process import CASCADE, PLAIN, Asked, Crowd, Watched
 from benchmarks.whole_engines import OURS, TEAM
+from tests.engine.small import NUM_IDS, small_engine
 
 SMALL = Crowd("gate", 8, (40, 40), 8)
 
@@ -226,6 +228,23 @@ def test_only_steps_of_all_rows_count_and_not_those_behind_a_turn() -> None:
     watched = Watched(engine, SimpleNamespace, 100)
     assert len(watched.stretch(2, 100, 60.0)) == 2
     assert [count for _, count in watched.marks] == [1, 2, 2, 2, 2, 2, 1]
+
+
+def test_what_lies_between_two_steps_of_this_engine_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As between two of vLLM's: on the caller's clock, from tokens to tokens."""
+    usual, crowd = whole_engines.run_passes, Crowd("2 lone", 2, (3, 5), 8, is_shared=False)
+
+    def slow(*words: Any) -> Any:
+        for each in usual(*words):
+            time.sleep(0.02)
+            yield each
+
+    monkeypatch.setattr(whole_engines, "run_passes", slow)
+    seconds = whole_engines.decode(small_engine(), crowd, NUM_IDS)
+    assert len(seconds) > 2
+    assert min(seconds) > 0.02
 
 
 def test_crowds_that_do_not_fit_are_halved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import subprocess
 import sys
@@ -544,6 +545,73 @@ def test_a_strategy_may_cancel_a_run_that_waits_beside_it() -> None:
     assert runs[1].result().text == "first"
     with pytest.raises(InvalidRequest, match="was cancelled"):
         runs[2].result()
+
+
+def test_an_error_that_a_strategy_has_handled_holds_nothing() -> None:
+    """Pages of a run that ended later are free at once, and do not wait for the garbage collector."""
+
+    def careful() -> Strategy:
+        view = View([Block()])
+        yield Step([Row(view, (1, 2))])
+        with pytest.raises(ZeroDivisionError):
+            yield Reserve(50, 2, _raise)
+        yield Step([Row(view, (3,))])
+        return Answer("It goes on.")
+
+    engine = small_engine()
+    gc.disable()
+    try:
+        assert engine.run(careful()).text == "It goes on."
+        assert engine.pool.num_free_pages == engine.pool.num_pages
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("door", ["its bound", "its farewell"])
+def test_a_run_that_is_cancelled_while_it_does_not_compute_was_cancelled(door: str) -> None:
+    """By what its strategy has given along, or once more when it is cancelled already."""
+    engine, runs = small_engine(), list[Run]()
+
+    def bound() -> Reserve:
+        engine.cancel(runs[0])
+        return Reserve(50, 2)
+
+    def slip() -> Strategy:
+        try:
+            yield Step([Row(View([Block()]), (1,))])
+            yield Reserve(50, 2, bound)
+            return Answer("It went on.")
+        finally:
+            if door == "its farewell":
+                engine.cancel(runs[0])
+
+    runs += [engine.submit(slip()), engine.submit(counting((1, 2), 5))]
+    if door == "its farewell":
+        engine.cancel(runs[0])
+    finish(engine, *runs)
+    with pytest.raises(InvalidRequest, match="was cancelled"):
+        runs[0].result()
+    assert runs[1].result().text == engine.run(counting((1, 2), 5)).text
+    assert engine.pool.num_free_pages == engine.pool.num_pages
+
+
+def test_the_farewell_of_a_strategy_does_not_run_the_engine() -> None:
+    """Also where the run is cancelled between two steps."""
+    engine = small_engine()
+
+    def slip() -> Strategy:
+        try:
+            yield Step([Row(View([Block()]), (1,))])
+            return Answer("It went on.")
+        finally:
+            engine.step()
+
+    runs = [engine.submit(slip()), engine.submit(counting((1, 2), 5))]
+    engine.cancel(runs[0])
+    finish(engine, *runs)
+    with pytest.raises(InvalidRequest, match="has called the engine that runs it"):
+        runs[0].result()
+    assert runs[1].result().text == engine.run(counting((1, 2), 5)).text
 
 
 def test_a_strategy_is_run_once() -> None:

@@ -110,6 +110,7 @@ def test_what_is_listed_in_another_way_is_a_tuple() -> None:
     ("given", "said"),
     [
         ({"workers": np.array([2, 3])}, r"workers is array\(\[2, 3\]\); expected 1 to 256"),
+        ({"workers": torch.tensor([2, 3])}, r"workers is tensor\(\[2, 3\]\); expected 1 to 256"),
         ({"lengths": np.array(3)}, r"lengths is array\(3\); expected a tuple of them"),
         ({"snapshots": np.array([[1, 2]])}, r"snapshots has array\(\[1, 2\]\); expected a whole"),
         ({"sizes": 3}, "sizes is 3; expected a tuple of them"),

@@ -157,14 +157,20 @@ class Run:
         return self.request if isinstance(self.request, Reserve) else None
 
     def asks(self) -> Reserve | None:
-        """The reservation it asks for, as it is now; None where its `renew` raises: the error is thrown into the strategy."""
+        """The reservation it asks for, as it is now; None where its `renew` raises, which is thrown into the strategy, or cancels it."""
         if self.asked is None:
             return None
         try:
-            return self.asked.now()
+            asked = self.asked.now()
         except Exception as error:  # like the strategy itself, it is anybody's program
             problem = error
-        self.fail(problem)
+        else:
+            return None if self.done else asked
+        try:
+            if not self.done:
+                self.fail(problem)
+        finally:
+            del problem  # its way through here would hold the run's blocks
         return None
 
     def take_events(self) -> list[Event]:

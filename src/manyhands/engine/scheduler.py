@@ -178,9 +178,7 @@ class Scheduler:
 
         That may be its strategy, or a function that it has given along (`Reserve.renew`, `Step.meanwhile`).
         """
-        if self._is_changing and self._is_called_by(
-            Scheduler.step.__code__, Scheduler.submit.__code__
-        ):
+        if self._is_changing and self._is_called_by(*_RUN_STRATEGIES):
             raise _called_from_inside()
 
     def check_between_passes(self) -> None:
@@ -189,9 +187,11 @@ class Scheduler:
             raise _called_from_inside()
 
     def _is_put_off(self, run: Run) -> bool:
-        """Whether a cancellation waits for the end of the pass. Raises InvalidRequest if it cannot be."""
-        is_computing = run.request is None and not run.done
-        if is_computing and self._is_called_by(Scheduler.step.__code__, Scheduler.submit.__code__):
+        """Whether a cancellation waits for the end of the pass, or goes on already. Raises InvalidRequest if it cannot be."""
+        if run.done:
+            return self._is_called_by(*_RUN_STRATEGIES)
+        is_computing = run.request is None
+        if is_computing and self._is_called_by(*_RUN_STRATEGIES):
             raise InvalidRequest(
                 "a strategy has cancelled its own run",
                 hint="Let it return an Answer, or raise what is wrong.",
@@ -539,6 +539,11 @@ class Scheduler:
         self._done.clear()
         self.preemption.recount(run for run in runs if not run.done)
         self.preemption.promote()
+
+
+_RUN_STRATEGIES = tuple(
+    method.__code__ for method in (Scheduler.step, Scheduler.submit, Scheduler.cancel)
+)
 
 
 def _next_of(run: Run, fed: Step, first: int) -> Expected | None:

@@ -30,6 +30,8 @@ from manyhands.errors import InvalidRequest
 
 _KEY = "setting"  # of a field's metadata
 _MOST = float_info.max  # where no bound is declared: what is infinite is no number to work with
+# Errors of comparing what is no number, or is many of them: numpy and torch refuse those in their own ways.
+_NO_NUMBER = (TypeError, ValueError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Setting:
         """Whether the value lies in the range, or is one of the words."""
         try:
             return bool(self.test()(value))
-        except (TypeError, ValueError):  # it cannot be compared, or is many numbers
+        except _NO_NUMBER:
             return False
 
     def test(self) -> Callable[[Any], bool]:
@@ -174,7 +176,7 @@ def check(settings: Any) -> None:
         try:
             if (types is None or type(value) in types) and allows(value):
                 continue
-        except (TypeError, ValueError):  # a tuple, no number at all, or many
+        except _NO_NUMBER:  # or a tuple
             pass
         held = _check_closely(kind, name, value)
         if held is not value:
