@@ -5,7 +5,7 @@ Few rows behind a long history wait for memory, if nothing else takes as long. I
 units take as they take it:
 
     keys     stay integers: a product of integers is exact, and a query is two digits of eight bits, `256 * high + low`, in units
-             of a row's largest number / 32639, which is finer than 16-bit numbers are
+             of a row's largest number / 32639: beside that number finer than 16-bit numbers are
     values   are read from shared memory by the thread that needs them, sixteen dims of a key at once; two keys' bytes of a
              dim are made one pair of 16-bit numbers
     rows     stand on the right of both products, eight at a time: of twenty, twenty-four are multiplied, not thirty-two
