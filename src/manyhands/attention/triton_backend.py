@@ -659,9 +659,10 @@ def _tiling(
     )
     are_mapped = is_short and all(_can_map(shape, stored, device) for shape in shapes)
     are_specialised = is_short and all(_can_specialise(shape, stored, device) for shape in shapes)
-    are_integers = are_specialised and stored.itemsize == 1  # have the same shapes
+    # Small tiles that multiply integers want the same heads.
+    are_integers = are_specialised and stored.itemsize == 1
     # In eight bits they were measured with bfloat16; layers with windows fall back to ordinary tiles of as many rows.
-    converts = are_specialised and stored.itemsize == 1 and dtype == torch.bfloat16
+    converts = are_integers and dtype == torch.bfloat16
     are_specialised = are_specialised and (converts or stored.itemsize == 2)
     cut = Tiling(
         group=max(_heads(shape)[1] for shape in shapes),

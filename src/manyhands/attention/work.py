@@ -74,7 +74,7 @@ class Tiling:
     narrow_rows: int = 0  # of a narrower specialised tile, if there is a kernel for it
     narrow_keys: int = 16384  # keys of a strip, from which on it pays
     least_rows: int = 16  # of a small tile
-    between_rows: int = 0  # of one between two powers of two, if there is a kernel for it; it serves those of fewer rows, too
+    between_rows: int = 0  # of one between two powers of two, if there is a kernel for it; that serves both of these, too
     most_small_rows: int = 64  # strips with more rows get large tiles
     long_keys: int = 0  # and those with more than half as many, if they have so many keys; 0: none
     long_walk: int = 2048  # keys of a small tile on average, from which on many launch as some

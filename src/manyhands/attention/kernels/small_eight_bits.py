@@ -29,12 +29,13 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from manyhands.attention.kernels.overlap import take_over
 from manyhands.attention.kernels.specialised import _meet
+from manyhands.attention.launches import SMALL_KEYS, SMALL_ROWS
 
 # Triton has renamed it.
 _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 _WARPS = gl.constexpr(4)
-_KEYS = gl.constexpr(32)  # of a warp in one iteration
+_KEYS = gl.constexpr(SMALL_KEYS)  # of a warp in one iteration
 _DIM = gl.constexpr(128)  # of a head
 _WORD = gl.constexpr(4)  # integers
 _EIGHT = gl.constexpr(8)  # rows, keys or dims of one square of the matrix units
@@ -44,12 +45,6 @@ _FAR = gl.constexpr(8.0)
 _LEAST = gl.constexpr(-1e30)  # a score below all others
 _LARGEST = gl.constexpr(32639)  # 127 * 256 + 127, of two digits
 
-# By the rows of a tile: of its first part and of its second.
-_SIZES = {
-    16: {"FIRST": 16, "SECOND": 0},
-    24: {"FIRST": 16, "SECOND": 8},
-    32: {"FIRST": 16, "SECOND": 16},
-}
 # Tiles that are on their way or worked at. With three of them programs are slower, and of 16 rows a processor holds fewer.
 _STAGES = gl.constexpr(2)
 
@@ -130,8 +125,9 @@ _IN_ROW = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
 def options(rows: int) -> dict[str, int]:
-    """Options of a launch for tiles of 16, 24 or 32 rows."""
-    return {**_SIZES[rows], "num_warps": _WARPS.value}
+    """Options of a launch for tiles of so many rows (`launches.SMALL_ROWS`): those of the first part, and of the second."""
+    first = SMALL_ROWS[0]
+    return {"FIRST": first, "SECOND": rows - first, "num_warps": _WARPS.value}
 
 
 @gluon.constexpr_function
@@ -245,9 +241,8 @@ def _seen(scores, bounds, AT: gl.constexpr, index, end):
 @gluon.jit
 def _exponents(scores, unit, largest):
     """How far scores lie above the largest one so far, or the one that is taken for it: exponents of weights."""
-    of_largest = gl.maximum(
-        largest * unit, _LEAST
-    )  # a query may be so large that it is below all numbers
+    # The product is below all numbers where a query is large enough.
+    of_largest = gl.maximum(largest * unit, _LEAST)
     return scores * unit[:, None, :] - of_largest[:, None, :]
 
 
@@ -401,9 +396,8 @@ def small_eight_bits_kernel(
 ):
     """Program (key/value head, item)."""
     DTYPE: gl.constexpr = q.dtype.element_ty
-    ROWS: gl.constexpr = (
-        FIRST if SECOND == 0 else 2 * FIRST
-    )  # of queries; those beyond the tile's are read by nothing
+    # Queries are as many as a power of two; those beyond the tile's rows are read by nothing.
+    ROWS: gl.constexpr = FIRST if SECOND == 0 else 2 * FIRST
     STEP: gl.constexpr = _WARPS * _KEYS
     FAR: gl.constexpr = _FAR if gl.bfloat16 == DTYPE else 0.0
     item = items + gl.program_id(1) * 6
