@@ -30,7 +30,7 @@ KERNELS = {
     ),
     *(ALONE := ("_count", "_decide", "_find", "_fill")),
     *("_search", "_settle", "tables_kernel"),
-    *("append_kernel", "attend_kernel", "lone_kernel", "merge_kernel"),
+    *("append_kernel", "queries_kernel", "attend_kernel", "lone_kernel", "merge_kernel"),
     *("specialised_kernel", "specialised_eight_bits_kernel", "small_eight_bits_kernel"),
 }
 # Bytes that a program may have.

@@ -7,6 +7,8 @@ A backend is given a store and never asks what lies in it. The contract is three
             of one shape at once, which lie in one piece (`StoreStack`)
     read    keys and values of some slots, for the backends in plain torch
 
+A store may hold keys in other axes than the network's; queries meet them there (`as_stored`).
+
 `LayerStore` holds keys and values as they are, `attention/eight_bits.py` in eight bits with a scale per token and
 head, `attention/latents.py` one latent a token that is key and value at once. Kernels that load a store themselves
 know its tensors.
@@ -115,19 +117,23 @@ class LayerStore:
         self.keys[moved.targets] = moved.shifts.rotate(self.keys[moved.sources], self.rope)
         self.values[moved.targets] = self.values[moved.sources]
 
+    def as_stored(self, x: Tensor) -> Tensor:
+        """Keys or queries x [..., D], rotated, in the axes that keys are stored in: scores are the same there."""
+        return x
+
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys [..., G, D] as they lie there and values [..., G, Dv] at `slots` [...]."""
+        """Keys [..., G, D], rotated by their offsets, and values [..., G, Dv] at `slots` [...]."""
         return rows_of(self.keys, slots), rows_of(self.values, slots)
 
     def read_heads(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys [..., D] and values [..., Dv] of single heads, `at` [...] being slot * G + head.
+        """Keys [..., D], as stored, and values [..., Dv] of single heads, `at` [...] being slot * G + head.
 
         So they come in the order in which a product wants them, and need no transposing.
         """
         return rows_of(self.keys.flatten(0, 1), at), rows_of(self.values.flatten(0, 1), at)
 
     def read_run(self, slots: slice) -> tuple[Tensor, Tensor]:
-        """Keys [G, N, D] and values [G, N, Dv] of N slots that follow each other, where they lie."""
+        """Keys [G, N, D], as stored, and values [G, N, Dv] of N slots that follow each other, where they lie."""
         return self.keys[slots].transpose(0, 1), self.values[slots].transpose(0, 1)
 
 

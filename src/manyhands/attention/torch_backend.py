@@ -240,6 +240,7 @@ class TorchBackend:
         if call.query_scale is not None:
             q = call.query_scale.apply(q.to(work), prepared.positions)
         rotated = prepared.rotations.rotate(rows_of(q, prepared.tokens).to(work), store.rope)
+        rotated = store.as_stored(rotated)
         sizes = [bucket.tokens.numel() for bucket in prepared.buckets]
         is_fused = _can_fuse(store, q, call)
         for bucket, x in zip(prepared.buckets, rotated.split(sizes), strict=True):

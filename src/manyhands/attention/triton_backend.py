@@ -35,6 +35,7 @@ from manyhands.attention.kernels.lone import lone_kernel
 from manyhands.attention.kernels.merge import merge_kernel
 from manyhands.attention.kernels.move import move_kernel
 from manyhands.attention.kernels.overlap import launch_options
+from manyhands.attention.kernels.queries import queries_kernel
 from manyhands.attention.latents import LatentStack, LatentStore
 from manyhands.attention.launches import (
     BETWEEN_ROWS,
@@ -164,6 +165,7 @@ class TritonBackend:
             HALF=power_of_two(head_dim // 2),
             VALUE=power_of_two(value_dim),
             EIGHT_BITS=isinstance(store, EightBitStore),
+            MIXINGS=_mixings(store),
             num_warps=4,
             **launch_options(k.device),
         )
@@ -198,6 +200,7 @@ class TritonBackend:
             HALF=power_of_two(head_dim // 2),
             VALUE=power_of_two(value_dim),
             EIGHT_BITS=isinstance(stack, EightBitStack),
+            MIXINGS=_mixings(stack.stores[layers.first]),
             num_warps=2,
             enable_fp_fusion=False,  # as plain PyTorch has it, to the bit
         )
@@ -214,6 +217,8 @@ class TritonBackend:
         if call.query_scale is not None:
             q = call.query_scale.apply(q, prepared.position)
         q = _dense_heads(q)
+        if isinstance(store, EightBitStore):
+            q = _standing(store, q, prepared, call)
         capacity, num_heads, value_dim = prepared.capacity, q.shape[1], store.value_dim
         out = q.new_empty(capacity.tokens, num_heads, value_dim)
         # Large tiles first: they take longest, and small ones fill what they leave.
@@ -275,6 +280,40 @@ class TritonBackend:
         if not torch.cuda.is_current_stream_capturing():
             for tensor in reading.tensors:
                 tensor.record_stream(side)
+
+
+def _standing(store: EightBitStore, q: Tensor, prepared: Prepared, call: LayerCall) -> Tensor:
+    """Queries q [T, H, D] as keys of the store stand, scaled, once for each entry: [E, H, D] (`kernels/queries.py`)."""
+    _, num_heads, head_dim = q.shape
+    cos, sin = prepared.tables(store.rope, head_dim // 2)
+    num_entries = prepared.capacity.entries
+    heads = min(8, power_of_two(num_heads))
+    out = q.new_empty(num_entries, num_heads, head_dim)
+    queries_kernel[(num_entries, triton.cdiv(num_heads, heads))](
+        *(q, cos, sin, prepared.entry_token, out, *q.stride()[:2]),
+        _scaling_of(call),
+        NUM_HEADS=num_heads,
+        HEAD_DIM=head_dim,
+        **_rotation(store.rope, head_dim),
+        HEADS=heads,
+        HALF=power_of_two(head_dim // 2),
+        MIXINGS=_mixings(store),
+        num_warps=4,
+        **launch_options(q.device),
+    )
+    return out
+
+
+def _scaling_of(call: LayerCall) -> float:
+    """What queries are scaled by: scores are exponents of two then, unless a softcap bends them first."""
+    return call.scaling if call.softcap is not None else call.scaling * LOG2E.value
+
+
+def _mixings(store: LayerStore) -> int:
+    """Stages in which kernels mix the dims of keys; 0: they do not."""
+    if not isinstance(store, EightBitStore) or not store.is_mixed:
+        return 0
+    return store.keys.shape[-1].bit_length() - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -419,7 +458,6 @@ class _Reading:
         from manyhands.attention.kernels import specialised, specialised_eight_bits
 
         options = {
-            "scaling": self.call.scaling * LOG2E.value,
             "GROUP": self.group,
             "NUM_KV_HEADS": self.num_kv_heads,
             "num_warps": 4,
@@ -427,6 +465,7 @@ class _Reading:
         }
         given = self.store.keys, self.store.values
         if not self.eight_bits:
+            options["scaling"] = _scaling_of(self.call)
             options["FEW"] = rows % (SPECIALISED_ROWS // 2)
             return specialised.specialised_kernel, tuple(map(specialised.boxes, given)), options
         maps = tuple(map(specialised_eight_bits.boxes, given))
@@ -444,7 +483,6 @@ class _Reading:
         from manyhands.attention.kernels import small_eight_bits
 
         options = {
-            "scaling": self.call.scaling * LOG2E.value,
             "GROUP": self.group,
             "NUM_KV_HEADS": self.num_kv_heads,
             **small_eight_bits.options(rows),

@@ -17,11 +17,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from manyhands.attention.eight_bits import is_mixed
 from manyhands.attention.rotary import Rope, Rotations
 from manyhands.attention.store import Targets
 from manyhands.cache.pages import Ints
@@ -184,17 +186,20 @@ def forms_of(memory: Memory, sheet_tokens: int) -> dict[str, Form]:
 def model_digest(adapter: ModelAdapter, forms: dict[str, Form]) -> str:
     """32 hex digits that stand for all that keys depend on besides the tokens. Reads all weights.
 
-    That is the weights as they were loaded, rounded or not; the configuration; how each layer rotates; and the
-    numbers in which keys and values are stored.
+    That is the weights as they were loaded, rounded or not; the configuration; how each layer rotates; the
+    numbers in which keys and values are stored, and the axes of keys in eight bits.
     """
     config = adapter.model.config.to_dict()
-    told = {
+    told: dict[str, Any] = {
         "weights": fingerprint(adapter.model),
         "config": {key: value for key, value in config.items() if key not in _ORIGIN},
         "dtype": str(adapter.dtype),
         "ropes": [_rope_digest(rope) for rope in adapter.ropes],
         "forms": {key: (str(form.dtype), form.shape) for key, form in forms.items()},
     }
+    if any(form.dtype == torch.int8 for form in forms.values()):
+        layers = zip(adapter.layers, adapter.ropes, strict=True)
+        told["mixed"] = [is_mixed(shape.head_dim, rope) for shape, rope in layers]
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from manyhands.attention.kernels.eight_bits import rounded
+from manyhands.attention.kernels.mixing import mixed
 from manyhands.attention.kernels.overlap import take_over
 from manyhands.attention.kernels.pairs import columns, loaded, turned
 from manyhands.attention.kernels.rms import rms, weighed
@@ -53,6 +54,7 @@ def append_kernel(
     HALF: tl.constexpr,
     VALUE: tl.constexpr,
     EIGHT_BITS: tl.constexpr,  # keys and values are int8, with scales
+    MIXINGS: tl.constexpr,  # stages in which dims of keys are mixed, see mixing.py; 0: they are not
     KEY_STRIDE: tl.constexpr,  # from one key in memory to the next; latents lie between keys
     VALUE_STRIDE: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -95,6 +97,8 @@ def append_kernel(
     dim = columns(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)[None, :]
     scale_at = slot * NUM_HEADS + head
     if EIGHT_BITS:
+        if MIXINGS:
+            key = mixed(key, HEAD_DIM, MIXINGS)
         key, scale = rounded(key)
         tl.store(key_scales + scale_at, scale, mask=head < NUM_HEADS)
     target = keys + (slot * NUM_HEADS + head[:, None]) * KEY_STRIDE + dim

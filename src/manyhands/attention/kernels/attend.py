@@ -29,7 +29,7 @@ import triton.language as tl
 
 from manyhands.attention.kernels.eight_bits import parted
 from manyhands.attention.kernels.overlap import end_beside, take_over
-from manyhands.attention.kernels.pairs import columns, rotated
+from manyhands.attention.kernels.pairs import columns, rotated, standing
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -265,23 +265,28 @@ def attend_kernel(
         place = partial.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head
 
     take_over(OVERLAP, BESIDE)
-    source = q + token.to(tl.int64)[:, None] * q_token + head[:, None] * q_head
-    table_at = entry.to(tl.int64)[:, None] * (HEAD_DIM // 2)
-    query = rotated(
-        source,
-        is_row[:, None],
-        cos + table_at,
-        sin + table_at,
-        HEAD_DIM,
-        ROTARY_DIM,
-        INTERLEAVED,
-        HALF,
-        BESIDE,
-    )
-    if not HAS_SOFTCAP:
-        scaling *= LOG2E
-    # rounded as memory rounds its keys
-    query = (query * scaling).to(q.dtype.element_ty).to(DOT)
+    if EIGHT_BITS:  # queries stand as keys do, scaled, see queries.py
+        source = q + entry.to(tl.int64)[:, None] * q_token + head[:, None] * q_head
+        query = standing(source, is_row[:, None], HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF, BESIDE)
+        query = query.to(DOT)
+    else:
+        source = q + token.to(tl.int64)[:, None] * q_token + head[:, None] * q_head
+        table_at = entry.to(tl.int64)[:, None] * (HEAD_DIM // 2)
+        query = rotated(
+            source,
+            is_row[:, None],
+            cos + table_at,
+            sin + table_at,
+            HEAD_DIM,
+            ROTARY_DIM,
+            INTERLEAVED,
+            HALF,
+            BESIDE,
+        )
+        if not HAS_SOFTCAP:
+            scaling *= LOG2E
+        # rounded as memory rounds its keys
+        query = (query * scaling).to(q.dtype.element_ty).to(DOT)
     rest = query
     if LATENT:
         c = tl.arange(0, VALUE)

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from manyhands.attention.kernels.attend import LOG2E, scores_of
 from manyhands.attention.kernels.overlap import take_over
-from manyhands.attention.kernels.pairs import columns, rotated
+from manyhands.attention.kernels.pairs import columns, rotated, standing
 
 KEPT = tl.constexpr("evict_first")  # no other row will read these keys and values
 
@@ -80,15 +80,20 @@ def lone_kernel(
 
     take_over(OVERLAP)
     one = tl.zeros([1, 1], dtype=tl.int32)
-    source = q + token.to(tl.int64) * q_token + head * q_head + one
-    table_at = entry.to(tl.int64) * (HEAD_DIM // 2) + one
-    query = rotated(
-        source, one == 0, cos + table_at, sin + table_at, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF
-    )
-    if not HAS_SOFTCAP:
-        scaling *= LOG2E
-    # rounded as memory rounds its keys
-    query = (query * scaling).to(q.dtype.element_ty).to(tl.float32)
+    if EIGHT_BITS:  # queries stand as keys do, scaled, see queries.py
+        source = q + entry.to(tl.int64) * q_token + head * q_head + one
+        query = standing(source, one == 0, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)
+    else:
+        source = q + token.to(tl.int64) * q_token + head * q_head + one
+        table_at = entry.to(tl.int64) * (HEAD_DIM // 2) + one
+        query = rotated(
+            *(source, one == 0, cos + table_at, sin + table_at),
+            *(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF),
+        )
+        if not HAS_SOFTCAP:
+            scaling *= LOG2E
+        # rounded as memory rounds its keys
+        query = (query * scaling).to(q.dtype.element_ty).to(tl.float32)
 
     n = tl.arange(0, KEYS)
     dim = columns(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)[None, :]

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from manyhands.attention.kernels.eight_bits import rounded
-from manyhands.attention.kernels.pairs import columns, rotated
+from manyhands.attention.kernels.mixing import mixed
+from manyhands.attention.kernels.pairs import columns, loaded, parted, turned
 
 
 @triton.jit(do_not_specialize_on_alignment=("sources", "targets"))  # rows of one piece
@@ -35,6 +36,7 @@ def move_kernel(
     HALF: tl.constexpr,
     VALUE: tl.constexpr,
     EIGHT_BITS: tl.constexpr,  # keys and values are int8, with scales
+    MIXINGS: tl.constexpr,  # stages in which dims of keys are mixed, see mixing.py; 0: they are not
     KEY_STRIDE: tl.constexpr,  # from one key in memory to the next; latents lie between keys
     VALUE_STRIDE: tl.constexpr,
 ):
@@ -47,17 +49,17 @@ def move_kernel(
     head = tl.program_id(2) * HEADS + tl.arange(0, HEADS)
     is_head = (head < NUM_HEADS)[:, None]
 
-    key = rotated(
-        keys + (source + head[:, None]) * KEY_STRIDE,
-        is_head,
-        cos + table_at,
-        sin + table_at,
-        HEAD_DIM,
-        ROTARY_DIM,
-        INTERLEAVED,
-        HALF,
-    )
+    key_at = keys + (source + head[:, None]) * KEY_STRIDE
+    if MIXINGS:  # mixed once more, a key is what it was
+        own = tl.arange(0, HEAD_DIM)[None, :]
+        stored = tl.load(key_at + own, mask=is_head, other=0).to(tl.float32)
+        x, y = parted(mixed(stored, HEAD_DIM, MIXINGS), INTERLEAVED, HALF)
+    else:
+        x, y = loaded(key_at, is_head, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)
+    key = turned(x, y, is_head, cos + table_at, sin + table_at, HEAD_DIM, INTERLEAVED, HALF)
     if EIGHT_BITS:
+        if MIXINGS:
+            key = mixed(key, HEAD_DIM, MIXINGS)
         was = tl.load(key_scales + source + head, mask=head < NUM_HEADS, other=0.0)
         key, scale = rounded(key * was[:, None])
         tl.store(key_scales + target + head, scale, mask=head < NUM_HEADS)

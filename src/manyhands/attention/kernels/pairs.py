@@ -67,6 +67,15 @@ def loaded(
 
 
 @triton.jit
+def parted(x, INTERLEAVED: tl.constexpr, HALF: tl.constexpr):
+    """The first and the second dims of all pairs [n, HALF] of whole heads [n, 2 HALF], in the order of memory."""
+    if INTERLEAVED:
+        return tl.split(tl.reshape(x, (x.shape[0], HALF, 2)))
+    else:
+        return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, HALF)), (0, 2, 1)))
+
+
+@triton.jit
 def turned(
     x,
     y,
@@ -88,6 +97,23 @@ def turned(
     if not INTERLEAVED:
         sides = tl.permute(sides, (0, 2, 1))
     return tl.reshape(sides, (x.shape[0], 2 * HALF))
+
+
+@triton.jit
+def standing(
+    source,
+    mask,
+    HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HALF: tl.constexpr,
+    BESIDE: tl.constexpr = False,
+):
+    """Heads at `source` [n, 1] as they are, in the order of `columns`: float32 [n, 2 HALF], 0 where there are no dims."""
+    FROM: tl.constexpr = ".cg" if BESIDE else ""
+    dim = columns(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)[None, :]
+    is_dim = mask & (dim < HEAD_DIM)
+    return tl.load(source + dim, mask=is_dim, other=0.0, cache_modifier=FROM).to(tl.float32)
 
 
 @triton.jit

@@ -116,7 +116,7 @@ _VALUES_HELD = gl.constexpr(
     )
 )
 _SCALES_COPIED = gl.constexpr(gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0]))
-_QUERIES = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+_QUERIES = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
 _PRODUCT = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1, 16, 8]))
 _OF_KEYS = gl.constexpr(gl.SliceLayout(2, _PRODUCT))
 _OF_ROWS = gl.constexpr(gl.SliceLayout(1, _PRODUCT))
@@ -184,32 +184,14 @@ def _pairs(words, DTYPE: gl.constexpr):
 
 
 @gluon.jit
-def _load_queries(
-    digits, units, q, cos, sin, at, entry, scaling, INTERLEAVED: gl.constexpr
-):  # fmt: skip
-    """Queries of all rows, rotated, to shared memory: two digits [2, ROWS, DIM] of each, and what a unit is worth."""
-    ROWS: gl.constexpr = digits.shape[1]
-    pair = gl.arange(0, _DIM // 2, gl.SliceLayout(0, _QUERIES))[None, :]
-    if INTERLEAVED:
-        x = gl.load(q + at[:, None] + 2 * pair)
-        y = gl.load(q + at[:, None] + 2 * pair + 1)
-    else:
-        x = gl.load(q + at[:, None] + pair)
-        y = gl.load(q + at[:, None] + pair + _DIM // 2)
-    table = entry.to(gl.int64)[:, None] * (_DIM // 2) + pair
-    c, s = gl.load(cos + table) * scaling, gl.load(sin + table) * scaling
-    x, y = x.to(gl.float32), y.to(gl.float32)
-    first, second = x * c - y * s, y * c + x * s
-    largest = gl.max(gl.maximum(gl.abs(first), gl.abs(second)), 1)
-    largest = gl.maximum(largest, 1e-30)  # a query of nothing has a unit, too
-    zero = gl.sum(first * 0.0 + second * 0.0, 1)  # or no number: integers would hide it
+def _load_queries(digits, units, q, at):
+    """Queries of all rows to shared memory: two digits [2, ROWS, DIM] of each, and what a unit is worth."""
+    d = gl.arange(0, _DIM, gl.SliceLayout(0, _QUERIES))[None, :]
+    query = gl.load(q + at[:, None] + d).to(gl.float32)
+    largest = gl.maximum(gl.max(gl.abs(query), 1), 1e-30)  # a query of nothing has a unit, too
+    zero = gl.sum(query * 0.0, 1)  # or no number: integers would hide it
     units.store(largest / _LARGEST + zero)
-    whole = gl.join(first, second)
-    if not INTERLEAVED:
-        whole = gl.permute(whole, [0, 2, 1])
-    whole = gl.reshape(whole, [ROWS, _DIM])
-    per_unit = gl.convert_layout(_LARGEST / largest, gl.SliceLayout(1, whole.type.layout))
-    number = gl.floor(whole * per_unit[:, None] + 0.5).to(gl.int32)
+    number = gl.floor(query * (_LARGEST / largest)[:, None] + 0.5).to(gl.int32)
     high = (number + 128) >> 8
     digits.index(0).store(high.to(gl.int8))
     digits.index(1).store((number - high * 256).to(gl.int8))
@@ -363,12 +345,12 @@ def _bring(
 
 @gluon.jit
 def small_eight_bits_kernel(
-    q,
+    q,  # [E, H, D], standing as keys do, see queries.py
     keys,  # int8 [S, G, D]
     values,  # int32 [S, G, D / 4], words of four dims
     key_scales,  # [S, G] float32
     value_scales,
-    cos,  # [E, D / 2] float32
+    cos,  # this and the next are read by nothing: queries are rotated
     sin,
     entry_token,
     entry_offset,
@@ -381,7 +363,6 @@ def small_eight_bits_kernel(
     lses,  # [P, H] float32, in units of log 2
     q_token,
     q_head,
-    scaling,
     window,
     GROUP: gl.constexpr,
     NUM_KV_HEADS: gl.constexpr,
@@ -414,7 +395,6 @@ def small_eight_bits_kernel(
 
     m = gl.arange(0, ROWS, gl.SliceLayout(1, _QUERIES))
     entry = first_entry + gl.minimum(m // GROUP, count - 1)  # rows to spare repeat the last entry
-    token = gl.load(entry_token + entry).to(gl.int64)
     offset = gl.load(entry_offset + entry)
     low, high = gl.load(entry_low + entry), gl.load(entry_high + entry)
     last = gl.minimum(high, offset + 1)  # one past the last key of each row
@@ -454,8 +434,8 @@ def small_eight_bits_kernel(
         )  # fmt: skip
         page = next_page
         next_page = _page_of(pages, start + (number + 2) * STEP, last_key, PAGE)
-    at = token * q_token + (kv_head * GROUP + m % GROUP) * q_head
-    _load_queries(digits, units, q, cos, sin, at, entry, scaling, INTERLEAVED)
+    at = entry.to(gl.int64) * q_token + (kv_head * GROUP + m % GROUP) * q_head
+    _load_queries(digits, units, q, at)
     bounds.index(0).store(low)
     bounds.index(1).store(last)
     _meet()

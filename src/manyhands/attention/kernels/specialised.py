@@ -398,13 +398,8 @@ def _rotate(at, x, y, c, s, scaling, q_room, INTERLEAVED: gl.constexpr):
 
 
 @gluon.jit
-def _begin(
-    who, at, slot, q, cos, sin, q_token, q_head, scaling, room, facts, of_rows, GROUP: gl.constexpr,
-    INTERLEAVED: gl.constexpr,
-):  # fmt: skip
-    """The facts of an item that say which keys its tiles have. Queries of one half of its rows, or of the first of these, come
-    to this place of `room`.
-    """
+def _keys_of(slot, facts):
+    """The facts of an item that say which keys its tiles have."""
     num_edges = _fact(facts, slot, _EDGES)
     num_before = _fact(facts, slot, _EDGES_BEFORE)
     start = _fact(facts, slot, _START)
@@ -412,12 +407,22 @@ def _begin(
     all_end = _fact(facts, slot, _ALL_END)
     end = _fact(facts, slot, _END)
     written = _fact(facts, slot, _WRITTEN)
+    return num_edges, num_before, start, all_start, all_end, end, written
+
+
+@gluon.jit
+def _begin(
+    who, at, slot, q, cos, sin, q_token, q_head, scaling, room, facts, of_rows, GROUP: gl.constexpr,
+    INTERLEAVED: gl.constexpr,
+):  # fmt: skip
+    """Queries of one half of an item's rows, or of the first of these, to this place of `room`; which keys its tiles have."""
+    found = _keys_of(slot, facts)
     x, y, c, s = _load_queries(
         who, slot, q, cos, sin, q_token, q_head, facts, of_rows, room.shape[2], GROUP, INTERLEAVED,
         room.shape[1],
     )  # fmt: skip
     _rotate(at, x, y, c, s, scaling, room, INTERLEAVED)
-    return num_edges, num_before, start, all_start, all_end, end, written
+    return found
 
 
 @gluon.jit

@@ -36,11 +36,13 @@ from manyhands.attention.kernels.specialised import (
     _ALL_END,
     _ALL_START,
     _BOX,
+    _COUNT,
     _EDGES,
     _EDGES_BEFORE,
     _END,
     _FACTS,
     _FEW_REGISTERS,
+    _FIRST_ENTRY,
     _HALF_ROWS,
     _IS_OLD,
     _KEYS,
@@ -52,12 +54,12 @@ from manyhands.attention.kernels.specialised import (
     _PAGES,
     _START,
     _TILES,
-    _begin,
     _bring_one,
     _fact,
     _half,
     _held,
     _key_of,
+    _keys_of,
     _leave,
     _leave_few,
     _meet,
@@ -310,10 +312,29 @@ def _tile(
 
 
 @gluon.jit
+def _take_queries(
+    who, at, slot, q, q_token, q_head, room, facts, GROUP: gl.constexpr
+):  # fmt: skip
+    """Queries of one half of an item's rows, or of the first of these, to this place of `room`, as they stand (queries.py)."""
+    ROWS: gl.constexpr = room.shape[1]
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    first_entry, count = _fact(facts, slot, _FIRST_ENTRY), _fact(facts, slot, _COUNT)
+    m = who * _HALF_ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    entry = first_entry + gl.minimum(m // GROUP, count - 1)
+    head = _fact(facts, slot, _KV_HEAD) * GROUP + m % GROUP
+    d = gl.arange(0, room.shape[2], gl.SliceLayout(0, LAYOUT))
+    queries = gl.load(q + (entry.to(gl.int64) * q_token + head * q_head)[:, None] + d[None, :])
+    _meet()  # all warps have done with the queries of the item before
+    room.index(at).store(queries)
+    fence_async_shared()
+    _meet()
+
+
+@gluon.jit
 def _item(
-    who, slot, taken, num_tiles, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room,
+    who, slot, taken, num_tiles, q, partials, lses, q_token, q_head, q_room,
     k_room, v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows, GROUP: gl.constexpr,
-    NUM_KV_HEADS: gl.constexpr, INTERLEAVED: gl.constexpr, DIRECT: gl.constexpr,
+    NUM_KV_HEADS: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
     """64 rows of one item, through all its tiles."""
     K_STAGES: gl.constexpr = k_room.shape[0]
@@ -325,10 +346,8 @@ def _item(
     OF_KEYS: gl.constexpr = gl.SliceLayout(0, SCORES)
     OF_SCORES: gl.constexpr = gl.SliceLayout(1, SCORES)
 
-    num_edges, num_before, start, all_start, all_end, end, _ = _begin(
-        who, who, slot, q, cos, sin, q_token, q_head, scaling, q_room, facts, of_rows, GROUP,
-        INTERLEAVED,
-    )  # fmt: skip
+    num_edges, num_before, start, all_start, all_end, end, _ = _keys_of(slot, facts)
+    _take_queries(who, who, slot, q, q_token, q_head, q_room, facts, GROUP)
     queries = q_room.index(who)
 
     low = _half(of_rows, slot, _LOW, who).load(OF_SCORES)
@@ -382,9 +401,9 @@ def _item(
 
 @gluon.jit
 def _few_item(
-    slot, taken, num_tiles, q, cos, sin, partials, lses, q_token, q_head, scaling, few_room, p_room,
+    slot, taken, num_tiles, q, partials, lses, q_token, q_head, few_room, p_room,
     k_room, v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows, GROUP: gl.constexpr,
-    NUM_KV_HEADS: gl.constexpr, INTERLEAVED: gl.constexpr, DIRECT: gl.constexpr, FEW: gl.constexpr,
+    NUM_KV_HEADS: gl.constexpr, DIRECT: gl.constexpr, FEW: gl.constexpr,
 ):  # fmt: skip
     """The FEW rows behind the first half of one item, through all its tiles, as in `specialised.py`: scores and sums transposed."""
     SECOND: gl.constexpr = 1
@@ -395,10 +414,8 @@ def _few_item(
     OF_TURNED: gl.constexpr = gl.SliceLayout(0, TURNED)
     OF_KEYS: gl.constexpr = gl.SliceLayout(1, TURNED)
 
-    num_edges, num_before, start, all_start, all_end, end, _ = _begin(
-        SECOND, 0, slot, q, cos, sin, q_token, q_head, scaling, few_room, facts, of_rows, GROUP,
-        INTERLEAVED,
-    )  # fmt: skip
+    num_edges, num_before, start, all_start, all_end, end, _ = _keys_of(slot, facts)
+    _take_queries(SECOND, 0, slot, q, q_token, q_head, few_room, facts, GROUP)
     queries = few_room.index(0).permute((1, 0))
 
     low = _half(of_rows, slot, _LOW, SECOND, FEW).load(OF_TURNED)
@@ -448,10 +465,9 @@ def _few_item(
 
 @gluon.jit
 def _multiply(
-    who, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, few_room, p_room, k_room,
+    who, q, partials, lses, q_token, q_head, q_room, few_room, p_room, k_room,
     v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows, planned, read,
-    GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, INTERLEAVED: gl.constexpr,
-    DIRECT: gl.constexpr, FEW: gl.constexpr, OVERLAP: gl.constexpr,
+    GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, DIRECT: gl.constexpr, FEW: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """Four warps: 64 rows of every item, or its few."""
     take_over(OVERLAP)
@@ -463,15 +479,15 @@ def _multiply(
         slot = number % _KNOWN
         if FEW * who > 0:
             _few_item(
-                slot, taken, num_tiles, q, cos, sin, partials, lses, q_token, q_head, scaling,
+                slot, taken, num_tiles, q, partials, lses, q_token, q_head,
                 few_room, p_room, k_room, v_room, k_here, v_here, k_free, v_free, scales, facts,
-                of_rows, GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT, FEW,
+                of_rows, GROUP, NUM_KV_HEADS, DIRECT, FEW,
             )  # fmt: skip
         else:
             _item(
-                who, slot, taken, num_tiles, q, cos, sin, partials, lses, q_token, q_head, scaling,
+                who, slot, taken, num_tiles, q, partials, lses, q_token, q_head,
                 q_room, k_room, v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows,
-                GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT,
+                GROUP, NUM_KV_HEADS, DIRECT,
             )  # fmt: skip
         _meet()  # one thread says it for all four warps
         mbarrier.arrive(read.index(slot), count=1)
@@ -483,12 +499,12 @@ def _multiply(
 
 @gluon.jit(do_not_specialize=["num_pieces"])
 def specialised_eight_bits_kernel(
-    q,
+    q,  # [E, H, D], standing as keys do, see queries.py
     key_map,
     value_map,
     key_scales,  # [S, G] float32
     value_scales,
-    cos,  # [E, D / 2] float32
+    cos,  # this and the next are read by nothing: queries are rotated
     sin,
     entry_token,
     entry_offset,
@@ -501,7 +517,6 @@ def specialised_eight_bits_kernel(
     lses,  # [P, H] float32, in units of log 2
     q_token,
     q_head,
-    scaling,
     window,
     num_pieces,  # I times key/value heads
     GROUP: gl.constexpr,
@@ -569,9 +584,9 @@ def specialised_eight_bits_kernel(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    FIRST, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, few_room,
+                    FIRST, q, partials, lses, q_token, q_head, q_room, few_room,
                     p_room, k_room, v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows,
-                    planned, read, GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT, FEW, OVERLAP,
+                    planned, read, GROUP, NUM_KV_HEADS, DIRECT, FEW, OVERLAP,
                 )),
                 (_convert, (
                     key_scales, value_scales, pages, ring, here, free, k_room, v_room, k_here, v_here,
@@ -592,14 +607,14 @@ def specialised_eight_bits_kernel(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    FIRST, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, few_room,
+                    FIRST, q, partials, lses, q_token, q_head, q_room, few_room,
                     p_room, k_room, v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows,
-                    planned, read, GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT, FEW, OVERLAP,
+                    planned, read, GROUP, NUM_KV_HEADS, DIRECT, FEW, OVERLAP,
                 )),
                 (_multiply, (
-                    SECOND, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, few_room,
+                    SECOND, q, partials, lses, q_token, q_head, q_room, few_room,
                     p_room, k_room, v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows,
-                    planned, read, GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT, FEW, OVERLAP,
+                    planned, read, GROUP, NUM_KV_HEADS, DIRECT, FEW, OVERLAP,
                 )),
                 (_convert, (
                     key_scales, value_scales, pages, ring, here, free, k_room, v_room, k_here, v_here,
