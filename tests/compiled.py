@@ -94,6 +94,7 @@ def compile_only(capability: int) -> None:
             "shared_memory": kernel.metadata.shared,
             "hidden": hidden(kernel) if self.__name__.startswith("specialised") else None,
             "few": options.get("FEW"),
+            "stands": options.get("STANDS"),
             "threads": int(re.findall(r"\.reqntid (\d+)", code)[0]),
             "rows": held_rows(kernel) if self.__name__ == "_w4a16_product" else None,
             "rings": (rings := [int(size) for size in re.findall(r"\.b8 ring\[(\d+)\]", code)]),
@@ -359,6 +360,9 @@ def launched(
         if not shape.is_latent:
             backend.append(store, k, v, prepared, (q, left_norms(shape.head_dim)))
         backend.attend(store, q, prepared, call)
+        if isinstance(store, EightBitStore):
+            for norms in (None, left_norms(shape.head_dim)):
+                backend.run_layer(store, q, k, v, prepared, replace(call, norms=norms))
 
 
 if __name__ == "__main__":

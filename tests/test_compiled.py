@@ -93,6 +93,7 @@ def test_for_hopper(tmp_path: Path) -> None:
             "_meet": 0,
         }
         paths |= dict.fromkeys(ALONE, 0)
+        paths["append_kernel"] = 2 if kernel["stands"] else 1  # queries', too
         # One group of warps that multiply, or two.
         paths["specialised_eight_bits_kernel"] = 3 if kernel["threads"] == 384 else 4
         expected = paths.get(kernel["kernel"], 1)
@@ -105,6 +106,10 @@ def test_for_hopper(tmp_path: Path) -> None:
     orders = {(other["kernel"], other["order"]) for other in others}
     assert orders == {("attend_kernel", "lwwl"), ("_join", "lw")}
     assert_rows(found)
+    assert {kernel["stands"] for kernel in found if kernel["kernel"] == "append_kernel"} == {
+        False,
+        True,
+    }
     # Of the few rows of a second group both kernels have their own code, and do without it.
     few = {(kernel["kernel"], kernel["few"]) for kernel in found if kernel["few"] is not None}
     assert few == {(kernel, count) for kernel in SPECIALISED for count in (0, 16)}

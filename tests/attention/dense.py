@@ -181,8 +181,8 @@ class Layers:
         outs = []
         for store, call, qkv in zip(self.memory.stores, self.calls, inputs, strict=True):
             q, k, v = (x.to(self.memory.device) for x in qkv)
-            self.backend.append(store, k, v, prepared)
-            outs.append(self.backend.attend(store, q, prepared, call).to(qkv[0].device))
+            out = self.backend.run_layer(store, q, k, v, prepared, call)
+            outs.append(out.to(qkv[0].device))
         for row in step.rows:
             row.view.own.tokens.extend(row.feed)
         self.pool.keep()

@@ -5,6 +5,8 @@ Kernels are asked for the same numbers as plain torch, under Triton's interprete
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from manyhands.attention import eight_bits
-from manyhands.attention.attend import LayerCall
+from manyhands.attention.attend import Backend, LayerCall, LeftNorms
 from manyhands.attention.eight_bits import is_mixed, mixed
 from manyhands.attention.reference import ReferenceBackend
 from manyhands.attention.rotary import Rope, Rotations
@@ -22,6 +24,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
+from manyhands.model.layers import FORMS, Form
 from manyhands.model.memory import Memory
 from tests.attention.dense import DenseOracle, Layers, Shape, random_qkv
 from tests.attention.test_layers import CPU, DEVICE, kernels, with_triton
@@ -61,6 +64,11 @@ def with_a_large_dim(x: Tensor) -> Tensor:
     x = x.clone()
     x[..., LARGE] *= 30
     return x
+
+
+def on_device(rope: Rope | None) -> Rope | None:
+    """The same, where kernels are."""
+    return None if rope is None else replace(rope, inv_freq=rope.inv_freq.to(DEVICE))
 
 
 def unmixed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +195,7 @@ def test_queries_stand_as_keys_do(kind: str, softcap: float | None) -> None:
     """Once for each strip that they read, rotated by their offset there, mixed and scaled."""
     from manyhands.attention.triton_backend import _standing
 
-    rope = {**ROPES, **PLAIN}[kind]
+    rope = on_device({**ROPES, **PLAIN}[kind])
     shape, call = Shape(6, 2, DIM, DIM), LayerCall(layer=0, scaling=0.2, softcap=softcap)
     layers = [(shape, rope, call)]
     backend = kernels(layers, torch.float32)
@@ -212,6 +220,44 @@ def test_queries_stand_as_keys_do(kind: str, softcap: float | None) -> None:
     scaling = 0.2 if softcap else 0.2 * 1.4426950408889634
     expected = store.as_stored(rotated) * scaling
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@with_triton
+@pytest.mark.parametrize("form", [None, *FORMS])
+@pytest.mark.parametrize("kind", [*ROPES, *PLAIN])
+def test_a_layer_in_one_is_the_layer_in_two(kind: str, form: Form | None) -> None:
+    """Queries that stand where keys are written are those of a launch of their own, with norms in front and without."""
+    rope = on_device({**ROPES, **PLAIN}[kind])
+    shape, call = Shape(6, 2, DIM, DIM), LayerCall(layer=0, scaling=0.2)
+    generator = torch.Generator().manual_seed(5)
+    if form is not None:
+        weights = torch.randn(2, DIM, generator=generator).to(DEVICE)
+        norms = LeftNorms((weights[0], 1e-6), (weights[1], 0.5), form)
+        call = replace(call, norms=norms)
+    backend = kernels([(shape, rope, call)], torch.float32)
+    outs = []
+    for run in (backend.run_layer, partial(Backend.run_layer, backend)):
+        product = Layers(backend, [(shape, rope, call)], device=DEVICE, eight_bits=True)
+        generator.manual_seed(6)
+        blocks, own = [Block(), Block()], [Block() for _ in range(3)]
+        steps = [
+            Step(
+                [
+                    Row(View([block]), (1,) * size)
+                    for block, size in zip(blocks, (9, 3), strict=True)
+                ]
+            ),
+            Step([Row(View([*blocks, block]), (2,) * 2) for block in own]),
+        ]
+        for step in steps:
+            prepared = backend.prepare(product.planner.plan(step), DEVICE)
+            given = [x.to(DEVICE) for x in random_qkv(step, shape, generator, torch.float32)]
+            outs.append(run(product.memory.stores[0], *given, prepared, call))
+            for row in step.rows:
+                row.view.own.tokens.extend(row.feed)
+            product.pool.keep()
+    for ours, below in zip(outs[:2], outs[2:], strict=True):
+        torch.testing.assert_close(ours, below, rtol=1e-5, atol=1e-5)
 
 
 def test_queries_that_are_not_mixed_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
-from manyhands.attention.attend import LayerCall, QueryScale
+from manyhands.attention.attend import Backend, LayerCall, QueryScale
 from manyhands.attention.prepared import Capacity, Prepared, pack, pack_growth
 from manyhands.attention.triton_backend import TritonBackend
 from manyhands.attention.work import cut
@@ -20,7 +20,7 @@ from tests.attention.test_attend import ROPES, SHAPES
 from tests.attention.test_triton import DEVICE, kernels
 
 
-class Kept:
+class Kept(Backend):
     """A backend whose buffer stays, as in a graph: sent anew or grown, and with room to spare."""
 
     name = "kept"
@@ -48,7 +48,7 @@ class Kept:
             self.growth = torch.as_tensor(growth, device=device)
         return Prepared(self.buffer, self.capacity, plan.page_size)
 
-    def append(self, store, k, v, prepared) -> None:  # type: ignore[no-untyped-def]
+    def append(self, store, k, v, prepared, left=None) -> None:  # type: ignore[no-untyped-def]
         self.kernels.append(store, self._padded(k), self._padded(v), prepared)
 
     def attend(self, store, q, prepared, call):  # type: ignore[no-untyped-def]

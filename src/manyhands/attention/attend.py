@@ -6,7 +6,7 @@ may read, is decided by the maker of that function: the engine's memory, or a re
 
 A Backend is four verbs. `prepare` makes of the plan's integers what the backend needs on its device,
 once per forward pass. In every layer `append` then writes the new tokens of all rows to the layer's store,
-and `attend` reads it: effect none, any order of layers. Between passes `move` carries tokens to other slots.
+and `attend` reads it: effect none, any order of layers. `run_layer` is both. Between passes `move` carries tokens to other slots.
 
     prepared = backend.prepare(plan, device)
     for store, call in layers:
@@ -118,6 +118,14 @@ class Backend(Protocol):
 
         Sums are kept in float32 or better.
         """
+
+    def run_layer(
+        self, store: LayerStore, q: Tensor, k: Tensor, v: Tensor, prepared: Any, call: LayerCall
+    ) -> Tensor:
+        """`append`, norms that were left included, and `attend`: a backend may do some of both at once."""
+        left = None if call.norms is None else (q, call.norms)
+        self.append(store, k, v, prepared, left)
+        return self.attend(store, q, prepared, call)
 
     def move(self, stack: StoreStack, moved: Moved) -> None:
         """Carry tokens to other slots in all layers of a stack."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manyhands.attention.attend import LayerCall, LeftNorms
+from manyhands.attention.attend import Backend, LayerCall, LeftNorms
 from manyhands.attention.rotary import rotate
 from manyhands.attention.store import LayerStore, Moved, StoreStack, Targets
 from manyhands.cache.plan import Plan
@@ -36,7 +36,7 @@ class _Contexts:
     targets: Targets
 
 
-class ReferenceBackend:
+class ReferenceBackend(Backend):
     """Dense attention row by row, in float32 (float64 for float64 input)."""
 
     name = "reference"

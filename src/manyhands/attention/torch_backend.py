@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyhands.attention.attend import LayerCall, LeftNorms
+from manyhands.attention.attend import Backend, LayerCall, LeftNorms
 from manyhands.attention.entries import Entries
 from manyhands.attention.merge import NOTHING, merge
 from manyhands.attention.rotary import Rotations
@@ -151,7 +151,7 @@ class _Group(NamedTuple):
     is_run: bool = False
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """Grouped attention.
 
     `budget` bounds the scores (per head) held by one product. On a CPU, at least `long_run` keys that lie one behind

@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from manyhands.attention.attend import LayerCall, LeftNorms
+from manyhands.attention.attend import Backend, LayerCall, LeftNorms
 from manyhands.attention.compile_count import start_counting
 from manyhands.attention.eight_bits import EightBitStack, EightBitStore
 from manyhands.attention.kernels.append import append_kernel
@@ -76,7 +76,7 @@ _SPECIALISED_DIM = 128  # of heads
 _URGENT = -1  # priority of a stream
 
 
-class TritonBackend:
+class TritonBackend(Backend):
     """The backend for the layers of one network, on one device.
 
     How work is cut and launched was measured on an H200. One work list serves all layers, whatever their
@@ -126,17 +126,51 @@ class TritonBackend:
         left: tuple[Tensor, LeftNorms] | None = None,
     ) -> None:
         """See `Backend.append`."""
+        q, norms = left or (None, None)
+        self._write(store, k, v, prepared, q, norms, None)
+
+    def run_layer(
+        self,
+        store: LayerStore,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        prepared: Prepared,
+        call: LayerCall,
+    ) -> Tensor:
+        """See `Backend.run_layer`. Queries for keys in eight bits are made ready where these are written."""
+        if not isinstance(store, EightBitStore) or call.query_scale is not None:
+            return super().run_layer(store, q, k, v, prepared, call)
+        q = _dense_heads(q)
+        standing = _room_to_stand(q, prepared)
+        self._write(store, k, v, prepared, q, call.norms, (standing, _scaling_of(call)))
+        return self._read(store, standing, prepared, call)
+
+    def _write(
+        self,
+        store: LayerStore,
+        k: Tensor,
+        v: Tensor,
+        prepared: Prepared,
+        q: Tensor | None,
+        norms: LeftNorms | None,
+        stands: tuple[Tensor, float] | None,
+    ) -> None:
+        """Keys and values to the store; queries normed in place, or to the room where they stand, by that scaling."""
         k, v = _dense_heads(k), _dense_heads(v)
-        q, norms = left or (k, LeftNorms((k, 0.0), (k, 0.0), 0))
+        num_queries = 0 if q is None else q.shape[1]
+        q = k if q is None else q
         assert q.stride(-1) == 1, "normed in place"
-        num_queries = q.shape[1] if left else 0
+        standing, scaling = stands or (q, 1.0)
+        given = norms or LeftNorms((k, 0.0), (k, 0.0), 0)
         num_tokens, num_heads, _ = k.shape
+        num_entries = len(standing) if stands else 0
         dims = _dims(store)
         head_dim, value_dim = dims["HEAD_DIM"], dims["VALUE_DIM"]
         cos, sin = prepared.tables(store.rope, head_dim // 2)
         heads = min(8, power_of_two(num_heads))
         blocks = triton.cdiv(num_heads, heads) + triton.cdiv(num_queries, heads)
-        append_kernel[(num_tokens, blocks)](
+        append_kernel[(max(num_tokens, num_entries), blocks)](
             k,
             v,
             store.keys,
@@ -151,12 +185,21 @@ class TritonBackend:
             *v.stride()[:2],
             q,
             *q.stride()[:2],
-            norms.query[0],
-            norms.key[0],
-            norms.query[1],
-            norms.key[1],
+            given.query[0],
+            given.key[0],
+            given.query[1],
+            given.key[1],
+            cos,
+            sin,
+            prepared.entry_token,
+            standing,
+            scaling,
+            num_tokens,
+            num_entries,
             NUM_QUERY_HEADS=num_queries,
-            FORM=norms.form,
+            NORMED=norms is not None,
+            STANDS=stands is not None,
+            FORM=given.form,
             NUM_HEADS=num_heads,
             **dims,
             **_rotation(store.rope, head_dim),
@@ -219,6 +262,10 @@ class TritonBackend:
         q = _dense_heads(q)
         if isinstance(store, EightBitStore):
             q = _standing(store, q, prepared, call)
+        return self._read(store, q, prepared, call)
+
+    def _read(self, store: LayerStore, q: Tensor, prepared: Prepared, call: LayerCall) -> Tensor:
+        """Queries meet the store: q [T, H, D] as the network makes them, or [E, H, D] as keys in eight bits stand."""
         capacity, num_heads, value_dim = prepared.capacity, q.shape[1], store.value_dim
         out = q.new_empty(capacity.tokens, num_heads, value_dim)
         # Large tiles first: they take longest, and small ones fill what they leave.
@@ -282,15 +329,19 @@ class TritonBackend:
                 tensor.record_stream(side)
 
 
+def _room_to_stand(q: Tensor, prepared: Prepared) -> Tensor:
+    """For queries [T, H, D], once for each entry: [E, H, D]."""
+    return q.new_empty(prepared.capacity.entries, *q.shape[1:])
+
+
 def _standing(store: EightBitStore, q: Tensor, prepared: Prepared, call: LayerCall) -> Tensor:
-    """Queries q [T, H, D] as keys of the store stand, scaled, once for each entry: [E, H, D] (`kernels/queries.py`)."""
+    """Queries q [T, H, D] as keys of the store stand, scaled: [E, H, D] (`kernels/queries.py`)."""
     _, num_heads, head_dim = q.shape
     cos, sin = prepared.tables(store.rope, head_dim // 2)
-    num_entries = prepared.capacity.entries
     heads = min(8, power_of_two(num_heads))
-    out = q.new_empty(num_entries, num_heads, head_dim)
-    queries_kernel[(num_entries, triton.cdiv(num_heads, heads))](
-        *(q, cos, sin, prepared.entry_token, out, *q.stride()[:2]),
+    standing = _room_to_stand(q, prepared)
+    queries_kernel[(len(standing), triton.cdiv(num_heads, heads))](
+        *(q, cos, sin, prepared.entry_token, standing, *q.stride()[:2]),
         _scaling_of(call),
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
@@ -301,7 +352,7 @@ def _standing(store: EightBitStore, q: Tensor, prepared: Prepared, call: LayerCa
         num_warps=4,
         **launch_options(q.device),
     )
-    return out
+    return standing
 
 
 def _scaling_of(call: LayerCall) -> float:

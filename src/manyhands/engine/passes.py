@@ -245,6 +245,5 @@ class Attending:
             self.cuts[call.layer]()
         store = self.memory.stores[call.layer]
         if self.memory.writes(call.layer):
-            left = None if call.norms is None else (q, call.norms)
-            self.backend.append(store, k, v, self.prepared, left)
+            return self.backend.run_layer(store, q, k, v, self.prepared, call)
         return self.backend.attend(store, q, self.prepared, call)

@@ -1,9 +1,9 @@
 """Append the new tokens' keys, rotated, and values to paged memory: one launch a layer.
 
 Where the norms of q's and k's heads are left to it, keys are normed on their way, and other programs norm queries in
-place: a launch less.
+place: a launch less. For keys in eight bits other programs make queries stand as keys do (`queries.py`): another one less.
 
-T  new tokens      H  query heads      G  key/value heads      D, Dv  head dims
+T  new tokens      E  entries      H  query heads      G  key/value heads      D, Dv  head dims
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from manyhands.attention.kernels.eight_bits import rounded
 from manyhands.attention.kernels.mixing import mixed
 from manyhands.attention.kernels.overlap import take_over
 from manyhands.attention.kernels.pairs import columns, loaded, turned
+from manyhands.attention.kernels.queries import stand
 from manyhands.attention.kernels.rms import rms, weighed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_entries"])
 def append_kernel(
     k,
     v,
@@ -38,11 +39,20 @@ def append_kernel(
     q,  # this and the next six: touched by nothing unless NUM_QUERY_HEADS
     q_token,
     q_head,
-    query_weight,  # [D]
+    query_weight,  # [D]; the weights and these two: of norms that are left to this launch
     key_weight,
     query_eps,
     key_eps,
-    NUM_QUERY_HEADS: tl.constexpr,  # H where norms of heads are left to this launch; 0: they are not
+    entry_cos,  # [E, D / 2] float32; this and the next six: touched by nothing unless STANDS
+    entry_sin,
+    entry_token,  # [E]
+    standing,  # [E, H, D]
+    scaling,
+    num_tokens,
+    num_entries,
+    NUM_QUERY_HEADS: tl.constexpr,  # H where queries are normed or made to stand; 0: they are not
+    NORMED: tl.constexpr,  # norms of heads are left to this launch
+    STANDS: tl.constexpr,  # queries are made to stand as keys do, and not normed in place
     FORM: tl.constexpr,  # of the norms, see rms.py
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -59,23 +69,36 @@ def append_kernel(
     VALUE_STRIDE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program (token, block of heads): first the blocks of keys and values, then those of queries."""
+    """Program (token, block of heads): first the blocks of keys and values, then those of queries, by entries if they stand."""
     token = tl.program_id(0)
+    BLOCKS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
+    if STANDS:
+        if tl.program_id(1) >= BLOCKS:
+            if token < num_entries:
+                asked = (tl.program_id(1) - BLOCKS) * HEADS + tl.arange(0, HEADS)
+                stand(
+                    *(q, entry_cos, entry_sin, entry_token, standing, q_token, q_head, scaling),
+                    *(query_weight, query_eps, token, asked, NUM_QUERY_HEADS, HEAD_DIM, ROTARY_DIM),
+                    *(INTERLEAVED, HALF, MIXINGS, NORMED, FORM, OVERLAP),
+                )
+            return
+        if token >= num_tokens:
+            return
     page_at = tl.load(key_page + token)
     offset = tl.load(key_offset + token)
     page = tl.load(pages + tl.maximum(page_at, 0) + tl.where(page_at < 0, 0, offset // PAGE))
     slot = page.to(tl.int64) * PAGE + offset % PAGE
-    if NUM_QUERY_HEADS:
+    if NORMED:
         one, n = tl.zeros([1, 1], dtype=tl.int32), tl.arange(0, 2 * HALF)[None, :]
-        w = tl.load(query_weight + n, mask=n < HEAD_DIM, other=0.0).to(tl.float32)
+        if not STANDS:
+            w = tl.load(query_weight + n, mask=n < HEAD_DIM, other=0.0).to(tl.float32)
         w_x, w_y = loaded(key_weight + one, one == 0, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)
     take_over(OVERLAP)
     if page_at < 0:
         return
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     DTYPE: tl.constexpr = k.dtype.element_ty
-    if NUM_QUERY_HEADS:
-        BLOCKS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
+    if NORMED and not STANDS:  # noqa: SIM102 - known when it is compiled, and the other is not
         if tl.program_id(1) >= BLOCKS:
             head -= BLOCKS * HEADS
             at = q + token.to(tl.int64) * q_token + head[:, None] * q_head + n
@@ -88,7 +111,7 @@ def append_kernel(
 
     source = k + token.to(tl.int64) * k_token + head[:, None] * k_head
     x, y = loaded(source, is_head, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)
-    if NUM_QUERY_HEADS:
+    if NORMED:
         mean_square = tl.sum(x * x + y * y, axis=1, keep_dims=True) / HEAD_DIM
         x = weighed(x, w_x, mean_square, key_eps, FORM, DTYPE)
         y = weighed(y, w_y, mean_square, key_eps, FORM, DTYPE)

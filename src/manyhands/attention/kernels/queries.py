@@ -1,8 +1,11 @@
-"""Queries for keys in eight bits, rotated, mixed and scaled, in front of the launches that attend: one launch a layer.
+"""Queries for keys in eight bits: rotated, mixed and scaled once, in front of the launches that attend.
 
 Keys in eight bits are mixed (`attention/eight_bits.py`), so queries are, too, and a query is rotated anew for every strip that it
-reads. Tiles would each mix them once more: with four workers a tile of keys is read by thirty programs. So a query
+reads. Tiles would each mix them once more: with four workers the tiles of thirty programs have the same rows. So a query
 stands here once for each entry (`kernels/strips.py`), and tiles take it as it is.
+
+The launch that appends makes them (`kernels/append.py`). Where a layer appends nothing, or its queries are scaled by their
+positions in between, a launch of its own does.
 
 E  entries      H  query heads      D  head dim
 """
@@ -17,7 +20,55 @@ import triton.language as tl
 
 from manyhands.attention.kernels.mixing import mixed
 from manyhands.attention.kernels.overlap import take_over
-from manyhands.attention.kernels.pairs import columns, rotated
+from manyhands.attention.kernels.pairs import columns, loaded, turned
+from manyhands.attention.kernels.rms import weighed
+
+
+@triton.jit
+def stand(
+    q,
+    cos,  # [E, D / 2] float32
+    sin,
+    entry_token,  # [E]
+    standing,  # [E, H, D]
+    q_token,
+    q_head,
+    scaling,
+    weight,  # [D], and the next: read by nothing unless NORMED
+    eps,
+    entry,
+    head,  # [n]
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HALF: tl.constexpr,
+    MIXINGS: tl.constexpr,  # stages of mixing; 0: dims are not mixed
+    NORMED: tl.constexpr,  # norms of heads were left to this launch
+    FORM: tl.constexpr,  # of these, see rms.py
+    OVERLAP: tl.constexpr,
+):
+    """Some heads of one entry's query."""
+    token = tl.load(entry_token + entry).to(tl.int64)
+    is_head = (head < NUM_HEADS)[:, None]
+    if NORMED:
+        one = tl.zeros([1, 1], dtype=tl.int32)
+        w_x, w_y = loaded(weight + one, one == 0, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)
+    take_over(OVERLAP)
+    source = q + token * q_token + head[:, None] * q_head
+    x, y = loaded(source, is_head, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)
+    if NORMED:
+        mean_square = tl.sum(x * x + y * y, axis=1, keep_dims=True) / HEAD_DIM
+        x = weighed(x, w_x, mean_square, eps, FORM, q.dtype.element_ty)
+        y = weighed(y, w_y, mean_square, eps, FORM, q.dtype.element_ty)
+    table_at = entry.to(tl.int64) * (HEAD_DIM // 2)
+    query = turned(x, y, is_head, cos + table_at, sin + table_at, HEAD_DIM, INTERLEAVED, HALF)
+    if MIXINGS:
+        query = mixed(query, HEAD_DIM, MIXINGS)
+    dim = columns(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)[None, :]
+    at = standing + (entry.to(tl.int64) * NUM_HEADS + head[:, None]) * HEAD_DIM + dim
+    query = (query * scaling).to(standing.dtype.element_ty)
+    tl.store(at, query, mask=is_head & (dim < HEAD_DIM))
 
 
 @triton.jit
@@ -26,7 +77,7 @@ def queries_kernel(
     cos,  # [E, D / 2] float32
     sin,
     entry_token,  # [E]
-    out,  # [E, H, D]
+    standing,  # [E, H, D]
     q_token,
     q_head,
     scaling,
@@ -36,23 +87,12 @@ def queries_kernel(
     INTERLEAVED: tl.constexpr,
     HEADS: tl.constexpr,  # heads of one program
     HALF: tl.constexpr,
-    MIXINGS: tl.constexpr,  # stages of mixing; 0: dims are not mixed
+    MIXINGS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program (entry, block of heads)."""
-    entry = tl.program_id(0)
-    token = tl.load(entry_token + entry).to(tl.int64)
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
-    is_head = head < NUM_HEADS
-    take_over(OVERLAP)
-    source = q + token * q_token + head * q_head
-    table_at = entry.to(tl.int64) * (HEAD_DIM // 2)
-    query = rotated(
-        *(source, is_head, cos + table_at, sin + table_at),
-        *(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF),
+    entry, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    stand(
+        *(q, cos, sin, entry_token, standing, q_token, q_head, scaling, q, 0.0, entry, head),
+        *(NUM_HEADS, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF, MIXINGS, False, 0, OVERLAP),
     )
-    if MIXINGS:
-        query = mixed(query, HEAD_DIM, MIXINGS)
-    dim = columns(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)[None, :]
-    at = out + (entry.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM + dim
-    tl.store(at, (query * scaling).to(out.dtype.element_ty), mask=is_head & (dim < HEAD_DIM))
