@@ -35,7 +35,7 @@ KINDS = (
     (
         "attention",
         re.compile(
-            r"attend|attention|append|merge|partial|lone_|specialised_|small_eight_bits|flash|fmha",
+            r"attend|attention|append|queries|merge|partial|lone_|specialised_|small_eight_bits|flash|fmha",
             re.I,
         ),
     ),

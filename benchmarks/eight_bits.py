@@ -8,18 +8,25 @@ Lists of problems are solved greedily, with keys and values in the dtype of the 
 (`ModelSettings.kv_cache_dtype`). For each team and kind of list: how many answers are the same, how many of each are
 right, whether every token is the same, and the bytes that one token takes. The control has no eight bits: the same
 lists once more, with half as many beside each other. Products of another size may round otherwise in their last
-bits, and of what this changes eight bits are not the cause.
+bits, and of what this changes eight bits are not the cause. A yardstick, where plain torch reads the keys: keys and values rounded
+to bfloat16, as a network in that dtype stores them, and nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from benchmarks.bundled_exam import weights_of
 from benchmarks.results import Clock, Results, parser
 from manyhands import METHODS, Engine, bundled, model_prompts
+from manyhands.attention.store import LayerStore, Moved, Targets
+from manyhands.engine.executor import LocalExecutor
 from manyhands.evaluation.candidates import Answered, Asked, MethodCandidate
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import SoloSettings, TeamSettings
@@ -30,6 +37,37 @@ MEMORY = 1 << 17  # tokens
 BUDGET = 500  # passes
 BESIDE = 32  # lists that are solved at a time
 Answers = list[Answered]
+
+
+class Bfloat16Store(LayerStore):
+    """Keys and values in the dtype of the network that are numbers of bfloat16."""
+
+    def write(self, targets: Targets, k: Tensor, v: Tensor) -> None:
+        """See `LayerStore.write`."""
+        super().write(targets, k, _in_bfloat16(v))
+        self.keys[targets.slots] = _in_bfloat16(self.keys[targets.slots])
+
+    def move(self, moved: Moved) -> None:
+        """See `LayerStore.move`."""
+        super().move(moved)
+        self.keys[moved.targets] = _in_bfloat16(self.keys[moved.targets])
+
+
+def _in_bfloat16(x: Tensor) -> Tensor:
+    return x.to(torch.bfloat16).to(x.dtype)
+
+
+def store_in_bfloat16(engine: Engine) -> None:
+    """From here on keys and values are rounded where they are stored."""
+    executor = engine.executor
+    assert isinstance(executor, LocalExecutor)
+    memory = executor.memory
+    changed = {x: Bfloat16Store(x.keys, x.values, x.rope) for x in memory.stores}
+    memory.stores = tuple(changed[store] for store in memory.stores)
+    memory.stacks = tuple(
+        replace(stack, stores=tuple(changed[store] for store in stack.stores))
+        for stack in memory.stacks
+    )
 
 
 def answers(
@@ -76,10 +114,11 @@ def line(
     controls: int,
     beside: int,
 ) -> dict[str, Any]:
-    """One team on one kind of list; of two engines the second has eight bits. So many lists are asked again."""
+    """One team on one kind of list; of the engines the second has eight bits, the third bfloat16. So many lists are asked again."""
     plain = answers(engines[0], words, workers, samples, beside)
     rounded = answers(engines[1], words, workers, samples, beside)
     again = answers(engines[0], words, workers, samples[:controls], beside // 2)
+    halved = [answers(engine, words, workers, samples, beside) for engine in engines[2:]]
     ours = compared(task, samples, plain, rounded)
     control = compared(task, samples[:controls], plain[:controls], again)
     return {
@@ -90,6 +129,10 @@ def line(
         "right": round(_right(task, samples, plain), 4),
         "right_in_eight_bits": ours["right"],
         "differ": ours["differ"],
+        **{
+            f"in_{name}": compared(task, samples, plain, found)
+            for name, found in zip(("bfloat16",), halved, strict=False)
+        },
         "control": {
             "samples": len(again),
             **{name: control[name] for name in ("same_answers", "same_texts")},
@@ -124,9 +167,13 @@ def main(argv: list[str] | None = None) -> None:
             lora=arguments.adapter,
             kv_cache_dtype=kind,
         )
-        for kind in ("auto", "int8")
+        for kind in ("auto", "int8", "auto")
     ]
     facts = engines[0].facts
+    if facts.backend == "torch":
+        store_in_bfloat16(engines[2])
+    else:
+        del engines[2]
     results.put(
         model=arguments.name or "bundled",
         weights=weights_of(arguments.model, arguments.adapter),

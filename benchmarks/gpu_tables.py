@@ -184,14 +184,18 @@ def eight_bits_answers() -> str:
             str(line["samples"]),
             f"{line['same_answers']:.1%}",
             f"{line['right']:.1%} → {line['right_in_eight_bits']:.1%}",
-            f"{line['control']['same_answers']:.1%}" if "control" in line else "",
+            *(
+                f"{line[other]['same_answers']:.1%}" if other in line else ""
+                for other in ("control", "in_bfloat16")
+            ),
         ]
         for file in ANSWERS
         if (found := result(file)) is not None
         for line in found.get("teams", [])
     ]
     head = ["model", "dtype", "problems", "workers", "lists", "same answers", "right"]
-    return table([*head, "same without eight bits"], rows) if rows else NOTHING_YET
+    head += ["same without eight bits", "same in bfloat16"]
+    return table(head, rows) if rows else NOTHING_YET
 
 
 def lockstep_again() -> str:
