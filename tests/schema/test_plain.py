@@ -93,6 +93,8 @@ def test_an_integer_is_a_float_but_no_other_way_round() -> None:
         ("words", "one"),
         ("way", "left"),
         ("colour", "red"),
+        ("inner", {"name": "a", "weight": 10**400}),
+        ("many", [10**5000]),
     ],
 )
 def test_what_does_not_fit(field: str, value: Any) -> None:

@@ -18,6 +18,8 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from manyhands.schema.setting import as_found
+
 
 def to_plain(value: Any) -> Any:
     """Numbers, words, None, lists and dictionaries that say the same."""
@@ -126,7 +128,10 @@ def _plain(kind: Any, value: Any, place: str) -> Any:
         return None if value is None else _wrong("nothing", value, place)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind is float and is_number:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            _wrong("a smaller number", value, place)
     if kind is int and not is_number:
         _wrong(kind, value, place)
     return value if isinstance(value, kind) else _wrong(kind, value, place)
@@ -137,7 +142,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _wrong(kind: Any, value: Any, place: str) -> Any:
-    raise TypeError(f"{place or 'the value'} is {value!r}; expected {_named(kind)}")
+    raise TypeError(f"{place or 'the value'} is {as_found(value)}; expected {_named(kind)}")
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
