@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -119,7 +120,8 @@ def _mapping(inner: tuple[Any, ...], value: Any, place: str) -> dict[Any, Any]:
 
 def _number(key: Any, place: str) -> Any:
     if isinstance(key, str) and key.removeprefix("-").isdecimal():
-        return int(key)
+        with suppress(ValueError):  # Python reads no number of thousands of digits
+            return int(key)
     return key if isinstance(key, int) else _wrong(int, key, place)
 
 
