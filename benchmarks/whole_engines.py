@@ -4,8 +4,8 @@
     python -m benchmarks.whole_engines --outsiders FOLDER --models qwen3-8b,codellama-7b --minutes 8
 
 Both get the same networks (real shapes, random weights) and the same prompts, as token ids. Timed are steps in which
-every row gets a token, on the caller's clock: scheduling, network and choice of tokens included, reading prompts and starting not.
-All rows choose the likeliest token. Each engine runs alone on the device, vLLM in a process of its own
+every row gets a token, a team's too, on the caller's clock and from tokens to tokens: scheduling, network and choice of
+tokens included, reading prompts and starting not. All rows choose the likeliest token. Each engine runs alone on the device, vLLM in a process of its own
 (`benchmarks/vllm_process.py` says how it is set up, and has the crowds' type); both were started as servers are, with
 graphs recorded ahead. This engine records more where a crowd wants other kernels, so it is timed in a run that recorded
 nothing, the third at the latest; vLLM, which has graphs for just these rows, in its first. The situations:
@@ -36,7 +36,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -62,7 +62,7 @@ from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.loop import run_passes
 from manyhands.errors import InvalidRequest
-from manyhands.evaluation.bench import fill, seat, time_passes, views_of
+from manyhands.evaluation.bench import fill, seat, views_of
 from manyhands.strategies.base import Answer, Reserve, Strategy
 
 OURS, TEAM = "manyhands", "manyhands, a team"
@@ -300,7 +300,9 @@ class WholeEngines:
         for crowd in self.crowds:
             if crowd.is_shared and (crowd.rows in _TEAMS or self.arguments.tiny):
                 with self.results.surviving(f"{TEAM}, {crowd.name}"):
-                    self._add(TEAM, crowd, self._team(engine, crowd), engine)
+                    history = fill(engine, Block("history"), crowd.prompt[0], seed=0).freeze()
+                    measure = partial(decode_team, engine, history, crowd)
+                    self._add(TEAM, crowd, steady(engine, measure), engine)
         for crowd in self.crowds:
             if crowd.name in PROFILED and self.clock.allows(5):
                 with self.results.surviving(f"{OURS}, breakdown of {crowd.name}"):
@@ -323,12 +325,6 @@ class WholeEngines:
                 parts = breakdown(engine, views, line["ms"], passes=12)
                 self.results.add("breakdown", engine=OURS, name=crowd.name, **parts)
 
-    def _team(self, engine: Engine, crowd: Crowd) -> list[float]:
-        history = fill(engine, Block("history"), crowd.prompt[0], seed=0).freeze()
-        views = views_of(seat(engine, history, crowd.rows, WARM_UP))
-        passes = crowd.tokens - WARM_UP
-        return steady(engine, lambda: time_passes(engine, views, passes=passes))
-
     def _add(self, name: str, crowd: Crowd, seconds: list[float], engine: Engine) -> None:
         line = account(seconds, crowd.rows)
         graphs = num_graphs(engine) > 0
@@ -349,15 +345,31 @@ def completions(shared: Tokens, tails: Sequence[Tokens], num_tokens: int) -> Str
     yield Reserve(len(shared) + sum(map(len, tails)) + len(tails) * num_tokens, len(tails) + 2)
     prompt = Block("prompt")
     views = [View((prompt, Block())) for _ in tails]
-    feeds = [tuple(tail) for tail in tails]
     opening = [Row(View((prompt,)), tuple(shared))]
+    return (yield from writing(views, list(map(tuple, tails)), num_tokens, opening))
+
+
+def writing(
+    views: Sequence[View],
+    feeds: Sequence[tuple[int, ...]],
+    num_tokens: int,
+    opening: Sequence[Row] = (),
+) -> Strategy:
+    """So many tokens at the end of each view, behind its first feed; `opening` rows are read in the first step."""
     for _ in range(num_tokens):
         rows = [Row(view, feed, writer="row") for view, feed in zip(views, feeds, strict=True)]
         tokens = yield Step([*opening, *rows])
         assert isinstance(tokens, tuple), "a step is answered with one token per row"
         feeds = [(token,) for token in tokens[len(opening) :]]
-        opening = []
+        opening = ()
     return Answer(text="")
+
+
+def decode_team(engine: Engine, history: Block, crowd: Crowd) -> list[float]:
+    """The same of a team that reads a frozen history and itself, whose desks are new."""
+    views = views_of(seat(engine, history, crowd.rows, desk=0))
+    team = writing(views, [(0,)] * crowd.rows, crowd.tokens)
+    return time_steps(engine, [(0, team)], crowd.rows)
 
 
 def strategies(crowd: Crowd, vocab_size: int) -> Iterator[tuple[int, Strategy]]:
@@ -371,17 +383,22 @@ def strategies(crowd: Crowd, vocab_size: int) -> Iterator[tuple[int, Strategy]]:
 
 
 def decode(engine: Engine, crowd: Crowd, vocab_size: int) -> list[float]:
-    """Seconds from tokens to tokens where every row writes one and no prompt is read; the first few do not count."""
+    """Seconds of each step of a crowd, see `time_steps`."""
+    return time_steps(engine, strategies(crowd, vocab_size), crowd.rows)
+
+
+def time_steps(engine: Engine, runs: Iterable[tuple[int, Strategy]], rows: int) -> list[float]:
+    """Seconds from tokens to tokens where each of so many rows writes one and no prompt is read; the first few do not count."""
     seconds = []
     before, last = engine.usage, time.perf_counter()
-    with closing(run_passes(engine, strategies(crowd, vocab_size))) as passes:
+    with closing(run_passes(engine, runs)) as passes:
         for each in passes:
             now = time.perf_counter()
             for _, run in each.runs:
                 if run.done:
                     run.result()  # raises what went wrong
             cost, before = engine.usage - before, engine.usage
-            if cost.tokens_fed == cost.tokens_chosen == crowd.rows:
+            if cost.tokens_fed == cost.tokens_chosen == rows:
                 seconds.append(now - last)
             last = now
     return seconds[min(WARM_UP, len(seconds) // 2) :]

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,9 @@ from benchmarks.fat_binaries import Kernels, kernels_of, pruned
 from benchmarks.results import Clock, parser
 from benchmarks.vllm_process import CASCADE, PLAIN, Asked, Crowd, Watched
 from benchmarks.whole_engines import OURS, TEAM
+from manyhands.cache.block import Block
+from manyhands.engine.engine import Engine
+from manyhands.evaluation.bench import fill
 from tests.engine.small import NUM_IDS, small_engine
 
 SMALL = Crowd("gate", 8, (40, 40), 8)
@@ -230,11 +234,22 @@ def test_only_steps_of_all_rows_count_and_not_those_behind_a_turn() -> None:
     assert [count for _, count in watched.marks] == [1, 2, 2, 2, 2, 2, 1]
 
 
+def lone(engine: Engine) -> list[float]:
+    crowd = Crowd("2 lone", 2, (3, 5), 8, is_shared=False)
+    return whole_engines.decode(engine, crowd, NUM_IDS)
+
+
+def a_team(engine: Engine) -> list[float]:
+    history = fill(engine, Block("history"), 5, seed=0).freeze()
+    return whole_engines.decode_team(engine, history, Crowd("2 behind 5", 2, (5, 5), 24))
+
+
+@pytest.mark.parametrize("decode", [lone, a_team])
 def test_what_lies_between_two_steps_of_this_engine_is_timed(
-    monkeypatch: pytest.MonkeyPatch,
+    decode: Callable[[Engine], list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As between two of vLLM's: on the caller's clock, from tokens to tokens."""
-    usual, crowd = whole_engines.run_passes, Crowd("2 lone", 2, (3, 5), 8, is_shared=False)
+    usual = whole_engines.run_passes
 
     def slow(*words: Any) -> Any:
         for each in usual(*words):
@@ -242,7 +257,7 @@ def test_what_lies_between_two_steps_of_this_engine_is_timed(
             yield each
 
     monkeypatch.setattr(whole_engines, "run_passes", slow)
-    seconds = whole_engines.decode(small_engine(), crowd, NUM_IDS)
+    seconds = decode(small_engine())
     assert len(seconds) > 2
     assert min(seconds) > 0.02
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -389,9 +390,10 @@ def test_the_list_of_idle_leaves_does_not_grow_with_use():
     assert len(machine.tree._idle) <= 70
 
 
-def test_wrong_limits():
-    with pytest.raises(InvalidRequest, match="max_tokens is -1; expected 0"):
-        PrefixTree(PagePool(1), max_tokens=-1)
+@pytest.mark.parametrize("wrong", [-1, math.nan, 2.5, True])
+def test_wrong_limits(wrong):
+    with pytest.raises(InvalidRequest, match=f"max_tokens is {wrong}; expected 0"):
+        PrefixTree(PagePool(1), max_tokens=wrong)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 17, 64])

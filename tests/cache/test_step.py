@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import GREEDY, Choice, Row, Step
@@ -106,6 +111,7 @@ def test_allowing_nothing_is_refused():
         Choice(allowed=frozenset())
 
 
+HUGE = 10**5000  # more digits than Python writes
 READ = Block("notes")
 
 
@@ -165,6 +171,29 @@ READ = Block("notes")
         (lambda: Choice(logit_bias={"a": 3}), "logit_bias has 'a': 3; expected token ids", ""),
         (lambda: Choice(logit_bias={1: "b"}), "logit_bias has 1: 'b'; expected token ids", ""),
         (lambda: Choice(mask=[1]), "mask is of type list; expected bytes", ""),
+        (
+            lambda: Choice(logit_bias={1: HUGE}),
+            "adds a number of more than 308 digits to token 1",
+            "",
+        ),
+        (lambda: Choice(logit_bias={1: -HUGE}), "adds a number of more than 308 digits", ""),
+        (
+            lambda: Choice(logit_bias={1: Fraction(HUGE)}),
+            "adds a number of more than 308 digits",
+            "",
+        ),
+        (lambda: Choice(logit_bias={-HUGE: 1.0}), "to token a number of more than 308 digits", ""),
+        (lambda: Choice(logit_bias={1: math.nan}), "adds nan to token 1", ""),
+        (lambda: Choice(logit_bias={1: math.inf}), "adds inf to token 1", ""),
+        (lambda: Choice(logit_bias={1: True}), "logit_bias has 1: True; expected token ids", ""),
+        (lambda: Choice(logit_bias={1: 100.5}), "logit_bias adds 100.5 to token 1; expected", ""),
+        (lambda: Choice(allowed=HUGE), "allowed is a number of more than 308 digits", "frozenset"),
+        (
+            lambda: Choice(allowed=frozenset({True})),
+            "allowed has True; expected token ids",
+            "encode",
+        ),
+        (lambda: Choice(forbidden=frozenset({"3"})), "forbidden has '3'; expected token", "encode"),
     ],
 )
 def test_slips_say_what_was_found_and_how_to_mend_it(make, said, mend):
@@ -186,6 +215,19 @@ def test_token_ids_of_any_kind_are_taken() -> None:
     row = Row(View([Block("own")]), ids, targets=ids[1:], draft=ids)
     assert (row.feed, row.targets, row.draft) == ((3, 4), (4,), (3, 4))
     assert {type(token) for token in (*row.feed, *row.targets, *row.draft)} == {int}
+
+
+@pytest.mark.parametrize("number", [np.int64, np.int32, torch.tensor])
+def test_choices_in_the_numbers_of_another_library_are_held_in_our_own(
+    number: Callable[[int], Any],
+) -> None:
+    """A choice stands in files, as settings do."""
+    ids = frozenset({number(3), 4})
+    found = Choice(allowed=ids, forbidden=frozenset({number(5)}), logit_bias={number(3): number(2)})
+    assert found == Choice(allowed=frozenset({3, 4}), forbidden=frozenset({5}), logit_bias={3: 2})
+    plain = json.loads(json.dumps(to_plain(found)))
+    assert (plain["allowed"], plain["forbidden"]) == ([3, 4], [5])
+    assert plain["logit_bias"] == {"3": 2}
 
 
 def test_a_bias_in_the_numbers_of_another_library_is_held_in_our_own() -> None:

@@ -501,6 +501,24 @@ def test_a_capacity_that_is_met_again_and_again_gets_a_recording_of_its_own(
 
 
 @pytest.mark.parametrize("forced", [{}, {4: 3, 7: 5}])
+def test_a_recording_of_its_own_behind_rows_that_went_on_changes_no_token(
+    forced: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "AHEAD", 2)
+    monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
+    monkeypatch.setattr(graphs, "_LOOKED_AT", 2)
+    with_other_kernels(monkeypatch)
+    plain, graphed = plain_engine(), graphed_engine()
+    graphed.get_ready()
+    before = passes_of(graphed).num_graphs
+    for _ in range(2):  # the second is recorded, or what follows a wrong guess of the first
+        answers = [engine.run(walking(a_team_of(2), 10, forced)) for engine in (plain, graphed)]
+        assert answers[0] == answers[1]
+    assert passes_of(graphed).num_graphs == before + 1
+    assert passes_of(graphed).counts.eager == 0
+
+
+@pytest.mark.parametrize("forced", [{}, {4: 3, 7: 5}])
 def test_a_recording_of_its_own_in_the_midst_of_rows_that_go_on_changes_no_token(
     forced: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -578,6 +596,58 @@ def test_rows_that_go_on_side_by_side_get_a_recording_with_the_kernels_that_they
     assert found is not None
     assert (found[0] is wide) is not wants_others
     assert [each.is_specialised for each in made] == [True] * wants_others
+
+
+@pytest.mark.parametrize("history", [4096, 16384])
+def test_few_rows_that_go_on_side_by_side_are_looked_at_by_their_passes(
+    history: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wide recording is taken for them at once, and their plan is made anew with every page alone. The longer prompt wants large tiles."""
+    monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
+    monkeypatch.setattr(graphs, "_LOOKED_AT", 4)
+    monkeypatch.setattr(graphs, "_LEAST", LEAST)
+    monkeypatch.setattr(graphs, "_follows", lambda plan, last: True)
+    cuts = []
+
+    def noted(*how: Any) -> Any:
+        cuts.append(how)
+        return cut(*how)
+
+    monkeypatch.setattr(graphs, "cut", noted)
+    tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64, long_keys=8192)
+    passes = passes_of(graphed_engine())
+    passes.backend.tiling = tiling
+    made: list[Capacity] = []
+
+    def record(page_size: int, capacity: Capacity) -> graphs._Graph:
+        made.append(capacity)
+        return graphs._Graph(passes, capacity, page_size)
+
+    monkeypatch.setattr(passes, "_record", record)
+    capacity = WIDE(16, tiling, Wide.SMALL)
+    wide = passes._ahead[16, Wide.SMALL] = graphs._Graph(passes, capacity, 64)
+    plan = completions(16, history)
+    wants_others = not passes._has_kernels_of(wide, plan, cut(plan, tiling))
+    assert wants_others is (history > 8192)
+    for num_more in (7, 5, 1):  # passes behind the last four count for nothing
+        found = passes._recorded(plan)
+        assert found is not None
+        assert found[0] is wide
+        for _ in range(num_more):
+            assert passes._goes_on(plan, plan), "nobody waits for a recording in their midst"
+            passes.meanwhile()
+    looked_at = len(cuts) - 3
+    assert looked_at == 2
+    found = passes._recorded(plan)
+    assert found is not None
+    assert found[0] is wide
+    for _ in range(12):
+        assert passes._goes_on(plan, plan)
+        passes.meanwhile()
+    found = passes._recorded(plan)
+    assert found is not None
+    assert (found[0] is wide) is not wants_others
+    assert [each.large_rows for each in made] == [64] * wants_others
 
 
 @pytest.mark.parametrize("group", [1, 4, 5, 128])

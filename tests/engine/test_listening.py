@@ -7,6 +7,7 @@ import threading
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from manyhands.cache.block import Block
@@ -22,6 +23,7 @@ from manyhands.replay.trace import parse_trace, record
 from manyhands.strategies.base import Answer, Asked, Reserve, Sent, Strategy
 from manyhands.strategies.events import Event, StepEnded, TokenWritten
 from manyhands.strategies.listening import (
+    ITEMS,
     AddWorker,
     AnswerNow,
     DismissWorker,
@@ -29,6 +31,7 @@ from manyhands.strategies.listening import (
     Item,
     Listen,
     PauseWorker,
+    ResumeWorker,
     Said,
 )
 from tests.engine.small import LETTERS, TEXT, counting, finish, small_engine, solo, story_of, team
@@ -306,3 +309,13 @@ def test_a_team_that_is_spoken_to_comes_back(layout: str) -> None:
         assert engine.run(told(restored, left, len(trace.passes))) == answer, cut
         assert json.loads(json.dumps(continued)) == lines[cut:], cut
     assert engine.pool.num_free_pages == engine.pool.num_pages
+
+
+@pytest.mark.parametrize("kind", [PauseWorker, ResumeWorker, DismissWorker])
+def test_the_number_of_a_worker_is_held_as_our_own(kind: type[Item]) -> None:
+    """A trace holds all that was heard."""
+    found = kind(np.int64(1))  # type: ignore[call-arg]  # all three have a number
+    assert json.loads(json.dumps(ITEMS.to_line(found)))["worker"] == 1
+    for wrong, said in ((True, "True"), (1.5, "1.5"), ("Bob", "'Bob'")):
+        with pytest.raises(InvalidRequest, match=f"the worker is {said}; expected its number"):
+            kind(wrong)  # type: ignore[call-arg]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -20,10 +22,14 @@ class Device:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[str] = []
         self.streams = 0
-        self.is_recording = False
+        self.is_recording = self.is_spoilt = False
+        self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()
         device = self
 
         class Graph:
+            def __init__(self) -> None:
+                device.graphs.add(self)
+
             def capture_begin(self, pool: object, capture_error_mode: str) -> None:
                 assert not device.is_recording
                 device.is_recording = True
@@ -31,7 +37,10 @@ class Device:
                 device.asked.append("begins" if pool is None else f"begins in {pool}")
 
             def capture_end(self) -> None:
+                was_spoilt, device.is_spoilt = device.is_spoilt, False
                 device.is_recording = False
+                if was_spoilt:
+                    raise RuntimeError("the recording was not ended")
 
             def pool(self) -> object:
                 return "a pool"
@@ -62,8 +71,9 @@ class Device:
         return (torch.zeros(1),)
 
     def new_work(self, cut: Callable[[], None]) -> tuple[Tensor, ...]:
-        """Work that meets something for the first time until it has run."""
+        """Work that meets something for the first time until it has run: the device takes no part of that into a recording."""
         if self.is_recording and "runs" not in self.asked:
+            self.is_spoilt = True
             raise RuntimeError("not while it is recorded")
         return self.work(cut)
 
@@ -98,6 +108,8 @@ def test_work_that_cannot_be_recorded_at_once_runs_and_is_recorded_again(
     recorder.record(device.work)
     device.asked.clear()
     recorder.record(device.new_work)
+    gc.collect()
+    assert len(device.graphs) == 1, "torch's allocator goes on asking it"
     assert device.asked == [
         *("begins in a pool", "waits"),
         *(*RUN_FIRST, "begins", "is recorded", "begins in a pool"),
@@ -134,3 +146,27 @@ def test_work_that_can_never_be_recorded_says_so(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(RuntimeError, match="never"):
             recorder.record(never)
         assert not device.is_recording
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_a_recording_that_was_broken_off_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, num_parts: int
+) -> None:
+    """An interrupt ends it in order, so its graphs are let go of, and the pool and the stream serve the next one."""
+    device = Device(monkeypatch)
+    recorder = CudaRecorder(torch.device("cuda"))
+    kept = recorder.record(device.work)
+
+    def interrupted(cut: Callable[[], None]) -> tuple[Tensor, ...]:
+        if num_parts > 1:
+            cut()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        recorder.record(interrupted)
+    gc.collect()
+    assert len(device.graphs) == len(kept.parts) == 2
+    device.asked.clear()
+    recorder.record(device.work)
+    assert device.asked[0] == "begins in a pool"
+    assert device.streams == 1

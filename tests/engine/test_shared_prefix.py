@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from manyhands.cache.block import Block
@@ -425,8 +427,21 @@ def test_usage_of_an_engine_and_of_its_runs() -> None:
         ("abc", "one prompt was given where a list of prompts was expected"),
         (Prompt((1, 2)), "one prompt was given where a list of prompts was expected"),
         ((1, 2), "the tokens of one prompt were given where a list of prompts was expected"),
+        (np.array([1, 2]), "the tokens of one prompt were given where a list of prompts was"),
+        ([["a"]], r"a prompt is \['a'\]; expected a text, or token ids"),
+        ([None], "a prompt is None; expected a text, or token ids"),
     ],
 )
 def test_one_prompt_in_the_place_of_a_list(prompts: Any, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         shared_prefix(prompts, TEXT)
+
+
+@pytest.mark.parametrize("prompts", [np.array([[1, 2, 3]]), [Prompt(tuple(np.array([1, 2, 3])))]])
+def test_prompts_of_another_library_are_told_in_our_own_numbers(prompts: Any) -> None:
+    settings = SharedSettings(max_tokens=2, choice=Choice(logprobs=0), echo=True)
+    engine = small_engine()
+    run = engine.submit(shared_prefix(prompts, TEXT, settings))
+    finish(engine, run)
+    (found,) = run.result().completions
+    assert json.dumps([token for token, _ in found.echoed]) == "[1, 2, 3]"

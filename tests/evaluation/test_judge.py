@@ -53,6 +53,8 @@ def judging(url: str, rubric: str = "collaborativeness", **more: Any) -> Judging
         ("\\boxed{0}", None),
         ("\\boxed{3.5}", None),
         ("\\boxed{good}", None),
+        (f"\\boxed{{{'9' * 400}}}", None),
+        (f"\\boxed{{{'9' * 5000}.5}}", None),
         ("I would say 4.", None),
         ("", None),
     ],

@@ -138,6 +138,18 @@ def test_another_kind_is_refused_by_name(saved: Path, entries: dict[str, object]
     assert torch.equal(logits(made), logits(model()))
 
 
+@pytest.mark.parametrize("rank_too", [False, True])
+def test_numbers_of_an_adapter_that_are_too_large_are_refused(saved: Path, rank_too: bool):
+    changed(saved, lora_alpha=10**400, r=10**400 if rank_too else RANK, use_rslora=True)
+    with pytest.raises(
+        InvalidRequest, match="lora_alpha = a number of more than 308 digits; expected"
+    ):
+        merge_lora(model(), saved)
+    changed(saved, lora_alpha=ALPHA, r=10**400)
+    with pytest.raises(InvalidRequest, match="r = a number of more than 308 digits"):
+        merge_lora(model(), saved)
+
+
 @pytest.mark.parametrize("alpha", [math.inf, math.nan, "x", None])
 def test_an_alpha_that_is_no_number_is_refused(saved: Path, alpha: object):
     """An infinite one made weights of nan."""

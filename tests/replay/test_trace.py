@@ -7,6 +7,7 @@ import random
 import weakref
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from manyhands.cache.layouts import LAYOUTS
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import BrokenTrace, InvalidRequest, OutOfMemory
-from manyhands.replay.trace import SCHEMA, Trace, parse_trace, read_trace, record
+from manyhands.replay.trace import SCHEMA, SCORE, Trace, parse_trace, read_trace, record
 from manyhands.strategies.base import Answer
 from manyhands.strategies.events import TokenWritten
 from manyhands.strategies.hogwild import hogwild
@@ -334,3 +335,12 @@ def test_junk_in_any_place_is_refused_or_harmless(rng: random.Random, junk):
     else:
         played_again(trace)
     assert problem == "" or problem.startswith("line ")
+
+
+@pytest.mark.parametrize("score", ["x", 2, -0.5, True, 10**400, float("nan"), [1]])
+def test_a_score_that_is_none_is_refused(score: Any) -> None:
+    header = {"kind": "header", "schema": 1, SCORE: score}
+    with pytest.raises(BrokenTrace, match=r"it has the score .*; expected 0 to 1"):
+        parse_trace([header])
+    assert parse_trace([{**header, SCORE: 1}]).score == 1.0
+    assert parse_trace([{**header, SCORE: None}]).score is None

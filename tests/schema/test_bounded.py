@@ -35,6 +35,13 @@ def test_tables_in_tables_without_end(text: str, tmp_path: Path) -> None:
         read_toml(path, "the recipe")
 
 
+def test_a_number_with_more_digits_than_python_reads(tmp_path: Path) -> None:
+    path = tmp_path / "long.toml"
+    path.write_text("a = " + "1" * 5000)
+    with pytest.raises(InvalidRequest, match="the recipe holds a number of too many digits"):
+        read_toml(path, "the recipe")
+
+
 def test_a_device_without_an_end_holds_no_keys() -> None:
     with pytest.raises(InvalidRequest, match="cannot be read as text"):
         keys_of(ServeOptions(api_key_file=Path("/dev/zero")))

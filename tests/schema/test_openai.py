@@ -138,6 +138,7 @@ for _ in range(60):
         ({"temperature": float("nan")}, "temperature", "temperature is nan; expected a number"),
         ({"temperature": float("inf")}, "temperature", "temperature is inf; expected a number"),
         ({"temperature": 10**400}, "temperature", "is a large number; expected a number"),
+        ({"temperature": 10**5000}, "temperature", "is a large number; expected a number"),
         ({"model": 7}, "model", "model is 7; expected a text"),
         ({"user": ["a"]}, "user", "user is ['a']; expected a text"),
         ({"stop": [1]}, "stop", "stop is [1]; expected a text or a list of texts"),

@@ -88,11 +88,14 @@ def test_an_integer_is_a_float_but_no_other_way_round() -> None:
         ("maybe", 5),
         ("by_number", {"four": "x"}),
         ("by_number", 5),
+        ("by_number", {"9" * 5000: "x"}),
         ("by_place", [[1, "x"]]),
         ("by_place", [5]),
         ("words", "one"),
         ("way", "left"),
         ("colour", "red"),
+        ("inner", {"name": "a", "weight": 10**400}),
+        ("many", [10**5000]),
     ],
 )
 def test_what_does_not_fit(field: str, value: Any) -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import manyhands
 from manyhands.cache.layouts import LAYOUTS
 from manyhands.errors import InvalidRequest
 from manyhands.schema.plain import to_plain
 from manyhands.schema.setting import Setting, check, like, setting, settings_of
-from manyhands.strategies.settings import EndSettings, SharedSettings, TeamSettings
+from manyhands.strategies.settings import Away, EndSettings, SharedSettings, TeamSettings
+
+HUGE = 10**5000  # more digits than Python writes
+LONG = "a number of more than 308 digits"
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,24 @@ class Small:
         ({"reply": "false"}, "reply is 'false'; expected True or False"),
         ({"snapshots": ("64",)}, "snapshots has '64'; expected a whole number"),
         ({"sizes": (2, 0)}, "sizes has 0; expected 1 or more"),
+        ({"workers": HUGE}, "workers is a number of more than 308 digits; expected 1 to 256"),
+        ({"share": HUGE}, "share is a number of more than 308 digits; expected above 0, at most 1"),
+        (
+            {"every": HUGE},
+            "every is a number of more than 308 digits; expected 0 (never) or more tokens",
+        ),
+        ({"seed": -HUGE}, f"seed is {LONG}; expected a whole number of at most 308 digits"),
+        (
+            {"snapshots": (1, HUGE)},
+            f"snapshots has {LONG}; expected a whole number of at most 308 digits",
+        ),
+        ({"snapshots": HUGE}, f"snapshots is {LONG}; expected a tuple of them"),
+        (
+            {"share": (HUGE,)},
+            "share is a tuple with a number of too many digits; expected above 0, at most 1",
+        ),
+        ({"reply": HUGE}, f"reply is {LONG}; expected True or False"),
+        ({"layout": HUGE}, f"layout is {LONG}; expected one of " + ", ".join(LAYOUTS)),
     ],
 )
 def test_what_is_out_of_range(given: dict[str, object], said: str) -> None:
@@ -176,9 +201,63 @@ def test_what_cannot_be_declared() -> None:
         (lambda: SharedSettings(stop="END"), "stop is 'END', one text; expected a tuple"),  # type: ignore[arg-type]
         (lambda: EndSettings(stop="END"), "stop is 'END', one text; expected a tuple"),  # type: ignore[arg-type]
         (lambda: TeamSettings(insertions=3), "insertions is 3; expected a mapping"),  # type: ignore[arg-type]
+        (lambda: TeamSettings(insertions={3: "a"}), "insertions has 3: 'a'; expected numbers"),  # type: ignore[dict-item]
+        (lambda: TeamSettings(insertions={(0, 1): 2}), r"insertions has \(0, 1\): 2; expected"),  # type: ignore[dict-item]
+        (lambda: TeamSettings(insertions={(0, "b"): "a"}), r"insertions has \(0, 'b'\): 'a'"),  # type: ignore[dict-item]
+        (lambda: TeamSettings(away=(3,)), "away has 3; expected pauses of workers"),  # type: ignore[arg-type]
+        (lambda: Away(0, 2.5, 3), "first is 2.5; expected a whole number, 1 or more"),  # type: ignore[arg-type]
+        (lambda: Away(-1, 2, 3), "worker is -1; expected 0 or more"),
     ],
 )
 def test_a_value_of_another_kind_than_the_default(make: Callable[[], object], said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         make()
     TeamSettings(snapshots=[1, 2], insertions={})  # type: ignore[arg-type]
+
+
+def test_places_in_the_numbers_of_another_library_are_held_in_our_own() -> None:
+    one = np.int64(1)
+    found = TeamSettings(away=(Away(one, one, one),), insertions={(one, one): "a"})  # type: ignore[arg-type, dict-item]
+    assert found == TeamSettings(away=(Away(1, 1, 1),), insertions={(1, 1): "a"})
+    assert json.loads(json.dumps(to_plain(found)))["insertions"] == [[1, 1, "a"]]
+
+
+def settings_with_numbers() -> Iterator[tuple[type[Any], str]]:
+    """Every field of every class of settings that holds one number."""
+    for path in sorted(Path(manyhands.__path__[0]).rglob("*.py")):
+        if "settings.py" in path.name or "= setting(" in path.read_text(encoding="utf-8"):
+            place = path.relative_to(manyhands.__path__[0]).with_suffix("")
+            room = importlib.import_module(".".join(("manyhands", *place.parts)))
+            kinds = [each for each in vars(room).values() if isinstance(each, type)]
+            for kind in kinds:
+                if is_dataclass(kind) and kind.__module__ == room.__name__:
+                    found = settings_of(kind)
+                    numbers = [one for one in fields(kind) if one.name in found]
+                    yield from (
+                        (kind, one.name) for one in numbers if re.match("int|float", str(one.type))
+                    )
+
+
+NO_NUMBERS = {
+    "huge": HUGE,
+    "low": -HUGE,
+    "large": 10**400,
+    "nan": math.nan,
+    "-inf": -math.inf,
+    "a truth": True,
+    "complex": 1j,
+}
+
+
+@pytest.mark.parametrize("number", NO_NUMBERS.values(), ids=NO_NUMBERS)
+def test_no_setting_holds_what_is_no_number_to_work_with(number: Any) -> None:
+    """Each class checks itself, and names the field in its own error, whatever it is made of."""
+    seen = 0
+    for kind, name in settings_with_numbers():
+        needed = [one.name for one in fields(kind) if one.default is one.default_factory]
+        words = {one: found.one_of for one, found in settings_of(kind).items() if found.one_of}
+        given = {one: words.get(one, (1,))[0] for one in needed}
+        with pytest.raises(InvalidRequest, match=f"^{name} is "):
+            kind(**{**given, name: number})
+        seen += 1
+    assert seen > 100

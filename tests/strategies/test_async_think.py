@@ -314,6 +314,10 @@ def test_marks_are_found_in_order() -> None:
         Join(2, 29),
         Fork(12, "c", 49),
     ]
+    endless = "9" * 5000  # more digits than Python reads
+    assert not list(
+        AsyncThinkPrompt().marks(f"<FORK-{endless}>c</FORK-{endless}><JOIN-{endless}>", 0)
+    )
     own = AsyncThinkPrompt(fork="({number}:", fork_end=")", join="?{number}.")
     assert list(own.marks("(3:why)?3.", 0)) == [Fork(3, "why", 7), Join(3, 10)]
     assert all(own.may_end_a_mark(end) for end in (")", "x.", "3)"))

@@ -109,6 +109,10 @@ def test_what_is_left_out_has_its_default() -> None:
         ({"repetition_penalty": 0}, "repetition_penalty is 0.0; expected above 0"),
         ({"logit_bias": {"5": 200}}, "logit_bias adds 200 to token 5"),
         ({"logit_bias": {"x": 1}}, "logit_bias has 'x'; expected token ids in decimal digits"),
+        (
+            {"logit_bias": {"9" * 5000: 1}},
+            "logit_bias has a long text; expected token ids in decimal",
+        ),
         ({"min_tokens": 9, "max_tokens": 5}, "min_tokens is 9; expected at most max_tokens, 5"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},

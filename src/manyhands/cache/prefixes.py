@@ -42,6 +42,7 @@ from manyhands.cache.sheets import Fetch, Shelf, Wanted
 from manyhands.cache.step import Row
 from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest
+from manyhands.schema.setting import as_found, is_whole
 
 if TYPE_CHECKING:
     from manyhands.cache.pages import PagePool
@@ -61,8 +62,10 @@ class PrefixTree:
     """
 
     def __init__(self, pool: PagePool | None = None, *, max_tokens: int | None = None) -> None:
-        if max_tokens is not None and max_tokens < 0:
-            raise InvalidRequest(f"max_tokens is {max_tokens}; expected 0 (keep nothing) or more")
+        if max_tokens is not None and not (is_whole(max_tokens) and max_tokens >= 0):
+            raise InvalidRequest(
+                f"max_tokens is {as_found(max_tokens)}; expected 0 (keep nothing) or more"
+            )
         self.pool = pool
         self.shelf: Shelf | None = None  # where paths are saved, and found again
         self.max_tokens = 0 if pool is None else max_tokens

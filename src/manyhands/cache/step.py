@@ -10,11 +10,12 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import index
+from typing import Any
 
 from manyhands.cache.tally import Tally
 from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest
-from manyhands.schema.setting import check, is_number, is_whole, setting
+from manyhands.schema.setting import as_found, check, is_number, is_whole, own_number, setting
 
 MAX_LOGPROBS = 20
 MAX_BIAS = 100
@@ -74,34 +75,25 @@ class Choice:
 
     def __post_init__(self) -> None:
         check(self)
-        is_own = True  # as settings hold numbers: Python's own
-        for token, bias in self.logit_bias.items() if self.logit_bias else ():
-            if not (is_whole(token) and is_number(bias)):
-                raise InvalidRequest(
-                    f"logit_bias has {token!r}: {bias!r}; expected token ids, and numbers for them"
-                )
-            if token < 0 or not -MAX_BIAS <= bias <= MAX_BIAS:
-                raise InvalidRequest(
-                    f"logit_bias adds {bias:g} to token {token}; expected a token id, and "
-                    f"{-MAX_BIAS} to {MAX_BIAS}"
-                )
-            is_own &= type(token) is int and type(bias) in (float, int)
-        if not is_own:
-            held = {int(token): float(bias) for token, bias in self.logit_bias.items()}
+        if self.logit_bias:
+            held = dict(_own_bias(token, bias) for token, bias in self.logit_bias.items())
             object.__setattr__(self, "logit_bias", held)
         mask: object = self.mask
         if mask is not None and not isinstance(mask, bytes):
             raise InvalidRequest(
                 f"mask is of type {type(mask).__name__}; expected bytes, a bit for every token id"
             )
-        if self.allowed is None and type(self.forbidden) is frozenset:
+        if self.allowed is None and type(self.forbidden) is frozenset and not self.forbidden:
             return
         for name, found in (("allowed", self.allowed), ("forbidden", self.forbidden)):
             if not isinstance(found, frozenset) and not (found is None and name == "allowed"):
+                shown = as_found(found) if is_number(found) else reprlib.repr(found)
                 raise InvalidRequest(
-                    f"{name} is {reprlib.repr(found)}; expected a frozenset of token ids",
+                    f"{name} is {shown}; expected a frozenset of token ids",
                     hint=f"Write {name}=frozenset({{id, ...}}).",
                 )
+            if found and not _ARE_OWN.issuperset(map(type, found)):
+                object.__setattr__(self, name, _own_tokens(name, found))
         if self.allowed is not None and not self.allowed - self.forbidden:
             raise InvalidRequest(
                 "no token is left to choose from: every allowed token is forbidden",
@@ -147,6 +139,37 @@ class Choice:
             bias=self.logit_bias,
             prompt=prompt,
         )
+
+
+_ARE_OWN = frozenset({int})  # types of token ids, as settings hold numbers
+
+
+def _own_bias(token: Any, bias: Any) -> tuple[int, float]:
+    """One part of a `logit_bias`, in Python's own numbers."""
+    token, bias = own_number(token), own_number(bias)
+    if not (is_whole(token) and is_number(bias)):
+        raise InvalidRequest(
+            f"logit_bias has {as_found(token)}: {as_found(bias)}; expected token ids, and numbers for them"
+        )
+    if token < 0 or not -MAX_BIAS <= bias <= MAX_BIAS:
+        found = f"{bias:g}" if isinstance(bias, float) else as_found(bias)
+        raise InvalidRequest(
+            f"logit_bias adds {found} to token {as_found(token)}; expected a token id, and "
+            f"{-MAX_BIAS} to {MAX_BIAS}"
+        )
+    return token, bias if type(bias) in (float, int) else float(bias)
+
+
+def _own_tokens(name: str, found: frozenset[Any]) -> frozenset[int]:
+    """Token ids of another library as Python's own."""
+    held = frozenset(map(own_number, found))
+    for token in held:
+        if not is_whole(token):
+            raise InvalidRequest(
+                f"{name} has {as_found(token)}; expected token ids",
+                hint="Make them of a text with engine.text.encode(text).",
+            )
+    return held
 
 
 GREEDY = Choice()

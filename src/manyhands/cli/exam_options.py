@@ -14,7 +14,7 @@ from manyhands.evaluation.endpoint import EndpointOptions
 from manyhands.evaluation.judge import RUBRICS
 from manyhands.evaluation.shared import SHARED_PREFIX, shared_method
 from manyhands.model.settings import ModelSettings
-from manyhands.schema.setting import like, setting
+from manyhands.schema.setting import check, like, setting
 from manyhands.strategies.methods import METHODS
 from manyhands.strategies.settings import Settings
 from manyhands.tasks.catalogue import TASKS
@@ -40,6 +40,9 @@ class EndpointChoice:
     )
     timeout: float = like(EndpointOptions, "timeout", panel=_ENDPOINT)
     retries: int = like(EndpointOptions, "retries", panel=_ENDPOINT)
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +178,9 @@ class ReportOptions:
         "A folder for logs that `inspect view` opens, of Inspect's own library.",
         unset="no logs",
     )
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyhands.schema.setting import setting
+from manyhands.schema.setting import check, setting
 
 _MACHINES = "Several machines"
 
@@ -38,6 +38,9 @@ class ClusterSettings:
         panel=_MACHINES,
     )
     replica_cpus: float = setting(1.0, "Cores of one replica.", above=0, panel=_MACHINES)
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)

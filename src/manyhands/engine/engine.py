@@ -59,7 +59,7 @@ from manyhands.prompts.load import Prompts, brings_words, model_prompts
 from manyhands.replay.merged import Merged
 from manyhands.replay.trace import Trace
 from manyhands.schema.lines import Line
-from manyhands.schema.setting import is_whole
+from manyhands.schema.setting import as_found
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.events import Event, UsageCounted
 from manyhands.text import Text, templates
@@ -526,19 +526,15 @@ class Engine:
             "a guess": [row.draft for row in rows if row.draft],
         }
         tokens = [*chain.from_iterable(chain.from_iterable(uses.values()))]
-        try:
-            are_right = 0 <= min(tokens) <= max(tokens) < size
-        except TypeError:  # some are no numbers
-            are_right = False
-        if not are_right:
+        if not 0 <= min(tokens) <= max(tokens) < size:
             use, wrong = next(
                 (use, token)
                 for use, lists in uses.items()
                 for token in chain.from_iterable(lists)
-                if not (is_whole(token) and 0 <= token < size)
+                if not 0 <= token < size
             )
             raise InvalidRequest(
-                f"token id {wrong!r} is {use}, and the model's vocabulary has {size} tokens",
+                f"token id {as_found(wrong)} is {use}, and the model's vocabulary has {size} tokens",
                 hint="Encode the text with this model's own tokenizer.",
             )
         if size in map(len, forbidden.values()):

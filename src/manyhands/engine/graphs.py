@@ -96,7 +96,8 @@ _SURE_ENOUGH = 0.99  # share of right guesses from which on whole passes are beg
 # Times that a capacity is asked for, until it gets a recording beside one that serves it: one that is a little
 # wider, or a wide one that was made ahead.
 _OFTEN, _VERY_OFTEN = 32, 32
-# Where a wide recording serves small tiles alone, a plan is cut for it at once, and one of so many for itself too.
+# Where a wide recording serves small tiles alone, a plan is cut for it at once, and one of so many for itself too, or of
+# so many passes that have followed it.
 _LOOKED_AT = 8
 # Tokens, beyond which all products are the library's: those of four bits are ours for longest.
 _MOST_OF_OUR_PRODUCTS = 256
@@ -149,9 +150,11 @@ class GraphedPasses(Passes):
         self._kinds: Counter[_Kind] = Counter()  # of plans that wide recordings serve
         self._kinds_with_own: set[_Kind] = set()
         self._kinds_due: set[_Kind] = set()  # the next plan of these may be recorded
-        self._to_look_at: tuple[Plan, Stretches] | None = None  # while the device works
-        # The capacity of the newest plan, if its recording has other kernels than it wants, and passes that have followed it.
+        self._to_look_at: tuple[Plan, Stretches | None] | None = None  # while the device works
+        # The capacity of the newest plan that was made anew, if its recording has other kernels than that wants; whether
+        # passes that follow it are looked at, since a wide recording was taken for it at once; and their number.
         self._unserved: Capacity | None = None
+        self._is_looked_at = False
         self._going_on = 0
         self._newest: tuple[_Graph, Plan] | None = None
         self._lookahead: _Lookahead | None = None
@@ -237,6 +240,7 @@ class GraphedPasses(Passes):
     def begin_head(self, plan: Plan, late: Late) -> bool:
         """See `Passes.begin_head`. Nothing is recorded for a guess."""
         self._newest = self._lookahead = self._unserved = None
+        self._is_looked_at, self._going_on = False, 0
         if plan.num_tokens > MOST_TOKENS or self.trouble is not None:
             return False
         stretches = Stretches.of(plan, self.backend.tiling)
@@ -286,13 +290,16 @@ class GraphedPasses(Passes):
         """Whether a plan follows the last one by its recording.
 
         It does not where that has other kernels than the plan wants and has gone on for as long as a capacity must be met to
-        get a recording of its own: rows that write side by side are laid out anew with every page alone.
+        get a recording of its own: rows that write side by side are laid out anew with every page alone. Where it is not known
+        what the plan wants, one of so many that follow is looked at.
         """
         if not _follows(plan, last):
             return False
+        self._going_on += 1
+        if self._is_looked_at and self._going_on % _LOOKED_AT == 0:
+            self._to_look_at = plan, None
         if (capacity := self._unserved) is None:
             return True
-        self._going_on += 1
         if self._going_on < _VERY_OFTEN:
             return True
         self._unserved = None
@@ -329,6 +336,7 @@ class GraphedPasses(Passes):
         Its own; or while its capacity is rare, one that is a little wider, or a wide one.
         """
         self._unserved = None
+        self._is_looked_at, self._going_on = False, 0
         stretches = Stretches.of(plan, self.backend.tiling)
         is_due = bool(self._kinds_due) and _kind(plan) in self._kinds_due
         if not is_due and (found := self._wide_at_once(plan, stretches)) is not None:
@@ -341,7 +349,7 @@ class GraphedPasses(Passes):
         times = self._seen[capacity]
         if (found := self._at_hand(plan, work, capacity, stretches)) is not None:
             if not self._has_kernels_of(found[0], plan, work):
-                self._unserved, self._going_on = capacity, 0
+                self._unserved = capacity
             return found
         # A prompt comes once, and waits twice as long for its first token where its pass is recorded.
         drafted = 0 if plan.num_drafted is None else int(plan.num_drafted.sum())
@@ -359,13 +367,16 @@ class GraphedPasses(Passes):
         if kind in self._kinds_with_own or not self._ahead:
             return None
         found = self._wide(plan, stretches, Wide.ENDED)
-        if plan.num_tokens <= _ALL_SMALL or found is not None:
+        is_looked_at = plan.num_tokens <= _ALL_SMALL or found is not None
+        if is_looked_at:
             self._kinds[kind] += 1
             if self._kinds[kind] % _LOOKED_AT == 0:
                 self._to_look_at = plan, stretches
         elif plan.num_tokens > _MOST_ALONE or not stretches.are_small(self.backend.tiling):
             return None  # one with large tiles would launch them for nothing
-        return found or self._wide(plan, stretches, Wide.SMALL)
+        found = found or self._wide(plan, stretches, Wide.SMALL)
+        self._is_looked_at = is_looked_at and found is not None
+        return found
 
     def meanwhile(self) -> None:
         """See `Passes.meanwhile`: look whether a plan that a wide recording has served wants one of its own."""
@@ -377,7 +388,10 @@ class GraphedPasses(Passes):
         work = cut(plan, self.backend.tiling, None, stretches)
         capacity = _capacity(plan, work)
         self._seen[capacity] += capacity not in self._graphs
-        wants_own = not self._is_served_well(plan, work) and self._seen[capacity] >= _VERY_OFTEN
+        is_served_well = self._is_served_well(plan, work)
+        if stretches is None and is_served_well:
+            self._is_looked_at = False
+        wants_own = not is_served_well and self._seen[capacity] >= _VERY_OFTEN
         if capacity in self._graphs or wants_own:
             self._kinds_due.add(_kind(plan))
 

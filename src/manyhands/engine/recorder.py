@@ -69,7 +69,9 @@ class CudaRecorder:
         self._always_runs = always_runs
         self._pool: Any = None
         self._side: torch.cuda.Stream | None = None
-        self._failed: list[Any] = []  # torch's allocator goes on asking these
+        self._not_ended: list[
+            Any
+        ] = []  # graphs whose recording was not: torch's allocator goes on asking these
 
     def host_buffer(self, rows: int, size: int) -> Tensor:
         """See `GraphRecorder`."""
@@ -110,7 +112,7 @@ class CudaRecorder:
 
     def _recorded(self, work: Work, *, repeats: bool) -> Recording:
         torch.cuda.empty_cache()  # a recording's memory is its own
-        graphs = [torch.cuda.CUDAGraph()]
+        graphs, before = [torch.cuda.CUDAGraph()], len(self._not_ended)
         try:
             with ExitStack() as recording:
 
@@ -122,8 +124,8 @@ class CudaRecorder:
                 recording.enter_context(self._capture(graphs[0], self._pool))
                 results = work(cut)
         except BaseException:
-            self._failed += graphs
-            self._pool = self._side = None  # both may be in the midst of it for good
+            if len(self._not_ended) > before:
+                self._pool = self._side = None  # both may be in the midst of it for good
             raise
         self._pool = graphs[0].pool()
         if repeats:
@@ -138,11 +140,13 @@ class CudaRecorder:
         Other threads, such as NCCL's, may ask the device for anything meanwhile.
         """
         with torch.cuda.stream(self._stream):
+            self._not_ended.append(graph)
             try:
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 yield
             finally:
                 graph.capture_end()
+                self._not_ended.pop()
 
 
 def _go_on() -> None:

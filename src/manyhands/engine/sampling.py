@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -307,14 +306,6 @@ def _mask(choice: Choice, size: int) -> Bits:
 @functools.lru_cache(maxsize=64)
 def _listed(allowed: frozenset[int] | None, forbidden: frozenset[int], size: int) -> Bits:
     """A mask of `allowed`, or of all `size` tokens, without the forbidden ones. Lists stay the same for many passes."""
-    listed = (*(allowed or ()), *forbidden)
-    # Types are looked at, and not each token: there may be a vocabulary of them.
-    if not all(issubclass(kind, Integral) for kind in set(map(type, listed))):
-        wrong = next(token for token in listed if not isinstance(token, Integral))
-        raise InvalidRequest(
-            f"{wrong!r} is among the tokens that are allowed or forbidden; expected token ids",
-            hint="Make them of a text with engine.text.encode(text).",
-        )
     permitted = np.full(size, allowed is None)
     permitted[list(allowed or ())] = True
     permitted[list(forbidden)] = False

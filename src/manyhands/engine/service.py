@@ -47,6 +47,7 @@ from manyhands.engine.loop import Packs, Pass, run_passes
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.run import Run, RunState, check_strategy
 from manyhands.errors import Busy, DeadlineExceeded, InvalidRequest, ManyhandsError, ServiceStopped
+from manyhands.schema.setting import as_found, is_number, is_whole
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.events import Event, UsageCounted
 from manyhands.strategies.listening import Item
@@ -288,8 +289,10 @@ class Service:
             ("max_waiting", max_waiting, 0),
             ("max_events", max_events, 1),
         ):
-            if value < least:
-                raise InvalidRequest(f"{name} is {value}; expected {least} or more")
+            if not is_whole(value) or value < least:
+                raise InvalidRequest(
+                    f"{name} is {as_found(value)}; expected a whole number, {least} or more"
+                )
         self.max_live, self.max_waiting, self.max_events = max_live, max_waiting, max_events
         self._engine = engine
         self._changed = threading.Condition()
@@ -317,8 +320,8 @@ class Service:
         `lifecycle`: its events also tell what the engine does with it (`events.py::EngineEvent`). Raises Busy when there are too many runs, ServiceStopped when the service takes no more.
         """
         check_strategy(strategy)
-        if deadline is not None and not deadline > 0:
-            raise InvalidRequest(f"deadline is {deadline}; expected seconds, more than 0")
+        if deadline is not None and not _is_time(deadline):
+            raise InvalidRequest(f"deadline is {as_found(deadline)}; expected seconds, more than 0")
         with self._changed:
             if not self._takes_runs:
                 raise self._stopped()
@@ -547,6 +550,14 @@ class Service:
         stopped = ServiceStopped(f"the service is broken: its engine raised {kind}: {self._error}")
         stopped.__cause__ = self._error
         return stopped
+
+
+def _is_time(seconds: Any) -> bool:
+    """Whether it is a number of seconds, more than 0, that can be added to a clock's."""
+    try:
+        return is_number(seconds) and float(seconds) > 0
+    except OverflowError:
+        return False
 
 
 def _ended(run: Run) -> tuple[list[Event], Answer | Exception]:

@@ -17,8 +17,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest, ManyhandsError
-from manyhands.schema.setting import check, setting
+from manyhands.schema.setting import check, like, setting
 from manyhands.strategies.voting import majority
 from manyhands.tasks.loading import INSTALL_EXAM
 from manyhands.text.code import answer_in
@@ -48,9 +49,11 @@ class EndpointOptions:
     url: str
     model: str
     key: str = NO_KEY
-    temperature: float | None = None  # None: the server's own
-    top_p: float | None = None
-    max_tokens: int | None = None
+    temperature: float | None = like(Choice, "temperature", default=None, unset="the server's own")
+    top_p: float | None = like(Choice, "top_p", default=None, unset="the server's own")
+    max_tokens: int | None = setting(
+        None, "Tokens of an answer, at most.", at_least=1, unset="the server's own"
+    )
     timeout: float = setting(600.0, "Seconds to wait for one answer.", at_least=0.1)
     retries: int = setting(4, "Tries after the first, for what may pass.", at_least=0)
 

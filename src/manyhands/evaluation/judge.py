@@ -36,7 +36,7 @@ from manyhands.text.boxed import boxed_answer
 _HIGHEST = 100  # level of any rubric
 JUDGEMENTS = "judgements"  # the folder beside the records
 _LEVEL = re.compile(
-    r"(?:level|score|points?)?\s*:?\s*(\d+(?:\.\d+)?)\s*(?:/\s*\d+)?", re.IGNORECASE
+    r"(?:level|score|points?)?\s*:?\s*(\d{1,9}(?:\.\d+)?)\s*(?:/\s*\d+)?", re.IGNORECASE
 )
 
 

@@ -9,10 +9,10 @@ that a model with an adapter is as fast as without.
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from sys import float_info
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from manyhands.errors import InvalidRequest, UnsupportedModel
 from manyhands.model.checkpoint import ADAPTER_FILES, check_lora
+from manyhands.schema.setting import as_found
 
 CONFIG, WEIGHTS = ADAPTER_FILES
 _PREFIX = "base_model.model."
@@ -211,7 +212,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _is_positive(number: object) -> bool:
-    return isinstance(number, int | float) and 0 < number < math.inf
+    return isinstance(number, int | float) and 0 < number <= float_info.max
 
 
 def _scaling(config: dict[str, Any], folder: Path) -> float:
@@ -228,9 +229,9 @@ def _scaling(config: dict[str, Any], folder: Path) -> float:
                 f"the adapter at {folder} has {name} = {config[name]!r}; expected one rank and one alpha for all layers",
                 hint="merge it with the library that made it, and load the merged model",
             )
-    if not isinstance(rank, int) or rank < 1 or not _is_positive(alpha):
+    if not isinstance(rank, int) or not _is_positive(rank) or not _is_positive(alpha):
         raise InvalidRequest(
-            f"{folder / CONFIG} has r = {rank!r} and lora_alpha = {alpha!r}; expected two positive numbers",
+            f"{folder / CONFIG} has r = {as_found(rank)} and lora_alpha = {as_found(alpha)}; expected two positive numbers",
             hint="copy both files of the adapter again",
         )
     return float(config["lora_alpha"]) / (rank**0.5 if config.get("use_rslora") else rank)

@@ -85,6 +85,9 @@ class Join(NamedTuple):
     end: int
 
 
+_DIGITS = "{1,9}"  # of a number in a mark; Python reads none of thousands
+
+
 @dataclass(frozen=True)
 class AsyncThinkPrompt:
     """Every text, checked when made. See the module's letter for where each goes.
@@ -165,12 +168,12 @@ class AsyncThinkPrompt:
 
     @cached_property
     def _fork_pattern(self) -> str:
-        return _pattern(self.fork, r"(?P<number>\d+)") + "(?P<query>.*?)"
+        return _pattern(self.fork, rf"(?P<number>\d{_DIGITS})") + "(?P<query>.*?)"
 
     @cached_property
     def _marks(self) -> re.Pattern[str]:
         fork = self._fork_pattern + _pattern(self.fork_end, "(?P=number)")
-        return re.compile(f"{fork}|{_pattern(self.join, r'(?P<join>[0-9]+)')}", re.DOTALL)
+        return re.compile(f"{fork}|{_pattern(self.join, rf'(?P<join>[0-9]{_DIGITS})')}", re.DOTALL)
 
     @cached_property
     def _foreign(self) -> re.Pattern[str]:
@@ -178,7 +181,7 @@ class AsyncThinkPrompt:
         wild = {"{number}": r"\d+", "{result}": ".*?"}
         back = "".join(wild.get(part, re.escape(part)) for part in put)
         fork = self._fork_pattern + _pattern(self.fork_end, "(?P=number)")
-        return re.compile(rf"{fork}|{_pattern(self.join, '[0-9]+')}(?:{back})?", re.DOTALL)
+        return re.compile(rf"{fork}|{_pattern(self.join, f'[0-9]{_DIGITS}')}(?:{back})?", re.DOTALL)
 
 
 def _check_delimited(name: str, words: str) -> None:

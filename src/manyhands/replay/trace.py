@@ -34,6 +34,7 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import Item, Lanes, View
 from manyhands.errors import BrokenTrace
 from manyhands.schema.lines import Format, Line, read_lines
+from manyhands.schema.setting import as_found, is_number
 from manyhands.strategies.base import Answer, Asked, Strategy
 from manyhands.strategies.events import EngineEvent, Event, from_line, to_line
 from manyhands.strategies.listening import ITEMS, Heard, Listen
@@ -229,6 +230,12 @@ def read_trace(path: Path | str) -> Trace:
 def parse_trace(lines: Sequence[Line], source: str = "the trace") -> Trace:
     """A trace from its lines, checked: every number refers to something that came before it."""
     TRACE_LINES.check_header(lines[0], source)
+    score = lines[0].get(SCORE)
+    if score is not None and not (is_number(score) and 0 <= score <= 1):
+        raise BrokenTrace(
+            f"{source} is damaged: it has the score {as_found(score)}; expected 0 to 1",
+            hint="Write how right the answer is, or leave the field out.",
+        )
     reader = _Reader(Trace(header=lines[0]))
     for number, line in enumerate(lines[1:], 2):
         try:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -501,9 +502,10 @@ def shown(value: object) -> str:
     """A value of JSON as an error repeats it: whole if it is short, else what it is."""
     if value is None:
         return "missing"
-    written = repr(value)
-    if len(written) <= _MAX_SHOWN:
-        return written
+    with suppress(ValueError):  # Python writes no number of thousands of digits
+        written = repr(value)
+        if len(written) <= _MAX_SHOWN:
+            return written
     kinds = {str: "a long text", list: "a long list", dict: "an object", int: "a large number"}
     return kinds[type(value)]
 

@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from manyhands.schema.setting import as_found
 
 
 def to_plain(value: Any) -> Any:
@@ -117,7 +120,8 @@ def _mapping(inner: tuple[Any, ...], value: Any, place: str) -> dict[Any, Any]:
 
 def _number(key: Any, place: str) -> Any:
     if isinstance(key, str) and key.removeprefix("-").isdecimal():
-        return int(key)
+        with suppress(ValueError):  # Python reads no number of thousands of digits
+            return int(key)
     return key if isinstance(key, int) else _wrong(int, key, place)
 
 
@@ -126,7 +130,10 @@ def _plain(kind: Any, value: Any, place: str) -> Any:
         return None if value is None else _wrong("nothing", value, place)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind is float and is_number:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            _wrong("a smaller number", value, place)
     if kind is int and not is_number:
         _wrong(kind, value, place)
     return value if isinstance(value, kind) else _wrong(kind, value, place)
@@ -137,7 +144,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _wrong(kind: Any, value: Any, place: str) -> Any:
-    raise TypeError(f"{place or 'the value'} is {value!r}; expected {_named(kind)}")
+    raise TypeError(f"{place or 'the value'} is {as_found(value)}; expected {_named(kind)}")
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

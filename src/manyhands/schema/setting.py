@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
-from numbers import Integral, Real
+from numbers import Integral, Rational, Real
 from operator import is_
 from sys import float_info
 from types import NoneType
@@ -30,6 +30,7 @@ from manyhands.errors import InvalidRequest
 
 _KEY = "setting"  # of a field's metadata
 _MOST = float_info.max  # where no bound is declared: what is infinite is no number to work with
+_MOST_DIGITS = float_info.max_10_exp
 # Errors of comparing what is no number, or is many of them: numpy and torch refuse those in their own ways.
 _NO_NUMBER = (TypeError, ValueError, RuntimeError)
 
@@ -158,6 +159,24 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def own_number(value: Any) -> Any:
+    """Python's own number in the place of another library's, as numpy's or a tensor without dimensions; all else as it is."""
+    if getattr(value, "ndim", None) == 0:
+        value = value.item()
+    return int(value) if is_whole(value) else value
+
+
+def as_found(value: Any) -> str:
+    """A value as an error repeats it: Python writes no number of thousands of digits."""
+    is_exact = isinstance(value, Rational)  # no float, so inf and nan are named
+    if is_exact and not -_MOST <= value <= _MOST:
+        return f"a number of more than {_MOST_DIGITS} digits"
+    try:
+        return repr(value)
+    except ValueError:
+        return f"a {type(value).__name__} with a number of too many digits"
+
+
 def check(settings: Any) -> None:
     """Raise InvalidRequest for the first value that its field does not allow.
 
@@ -195,7 +214,7 @@ def _checks_of(kind: type[Any]) -> Iterator[_Check]:
         if _annotation(one) == _WHOLE_NUMBERS:
             yield one.name, None, _is_empty  # else each is looked at
         elif declared.is_bounded or scalar is not None:
-            allows = declared.test() if declared.is_bounded else _anything
+            allows = declared.test() if declared.is_bounded or _is_number(scalar) else _anything
             types = None if scalar is None else scalar.types
             if one.default is None:
                 allows = _or_none(allows)
@@ -233,6 +252,10 @@ _SCALARS: Mapping[str, _Scalar] = {
     ),
 }
 _WHOLE_NUMBERS = "tuple[int, ...]"
+
+
+def _is_number(scalar: _Scalar | None) -> bool:
+    return scalar is not None and scalar is not _SCALARS["bool"]
 
 
 def _annotation(one: Field[Any]) -> str:
@@ -310,7 +333,7 @@ def _shaped(name: str, value: Any, shape: _Shape) -> Any:
             return shape.made(value)
     except TypeError:
         pass
-    found = f"{value!r}, one text" if isinstance(value, str) else repr(value)
+    found = f"{value!r}, one text" if isinstance(value, str) else as_found(value)
     raise InvalidRequest(
         f"{name} is {found}; expected {shape.expected}",
         hint=f"Write {name}={shape.example}.",
@@ -319,13 +342,17 @@ def _shaped(name: str, value: Any, shape: _Shape) -> Any:
 
 def _item(name: str, verb: str, value: Any, declared: Setting, scalar: _Scalar | None) -> Any:
     """One value, or one of a tuple."""
-    if scalar is not None and getattr(value, "ndim", None) == 0:
-        value = value.item()
+    if scalar is not None:
+        value = own_number(value)
+    found = f"{name} {verb} {as_found(value)}; expected"
     if declared.is_bounded and not declared.allows(value):
-        raise InvalidRequest(f"{name} {verb} {value!r}; expected {declared.expected}")
-    if scalar is None or type(value) in scalar.types:
+        raise InvalidRequest(f"{found} {declared.expected}")
+    if scalar is None:
         return value
-    if not scalar.test(value):
+    is_usual = type(value) in scalar.types
+    if not is_usual and not scalar.test(value):
         bounds = f", {declared.expected}" if declared.is_bounded else ""
-        raise InvalidRequest(f"{name} {verb} {value!r}; expected {scalar.expected}{bounds}")
-    return scalar.own(value)
+        raise InvalidRequest(f"{found} {scalar.expected}{bounds}")
+    if _is_number(scalar) and not declared.allows(value):
+        raise InvalidRequest(f"{found} {scalar.expected} of at most {_MOST_DIGITS} digits")
+    return value if is_usual else scalar.own(value)

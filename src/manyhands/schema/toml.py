@@ -29,7 +29,13 @@ def read_toml(path: Path, where: str, hint: str = "give the path of a TOML file"
         raise InvalidRequest(
             f"{where} is not valid TOML: tables lie too deep in each other", hint="repair the file"
         ) from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
+        if not isinstance(
+            error, tomllib.TOMLDecodeError
+        ):  # the only other thing that Python's reader refuses
+            raise InvalidRequest(
+                f"{where} holds a number of too many digits", hint="repair the file"
+            ) from error
         raise InvalidRequest(
             f"{where} is not valid TOML: {error}",
             hint="put texts in quotes; in \"...\" write a backslash twice, in '...' once",

@@ -36,7 +36,7 @@ from typing import TypeVar
 
 from manyhands.cache.step import Row, Step
 from manyhands.errors import InvalidRequest
-from manyhands.schema.setting import is_whole
+from manyhands.schema.setting import as_found, is_whole
 from manyhands.strategies.events import Event
 from manyhands.strategies.listening import Heard, Listen
 
@@ -65,7 +65,7 @@ class Reserve:
             value = getattr(self, name)
             if not is_whole(value) or value < 0:
                 raise InvalidRequest(
-                    f"a strategy reserves with {name} {value!r}; expected a whole number, 0 or more",
+                    f"a strategy reserves with {name} {as_found(value)}; expected a whole number, 0 or more",
                     hint="Write Reserve(num_tokens=500, num_blocks=2), for instance.",
                 )
 

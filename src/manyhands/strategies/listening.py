@@ -26,6 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyhands.errors import InvalidRequest
+from manyhands.schema.setting import as_found, is_whole, own_number
 from manyhands.strategies.registry import Registry
 from manyhands.text.clean import cleaned
 
@@ -88,7 +89,7 @@ class PauseWorker(Item):
     worker: int
 
     def __post_init__(self) -> None:
-        _check_number(self.worker)
+        _check_number(self)
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class ResumeWorker(Item):
     worker: int
 
     def __post_init__(self) -> None:
-        _check_number(self.worker)
+        _check_number(self)
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class DismissWorker(Item):
     worker: int
 
     def __post_init__(self) -> None:
-        _check_number(self.worker)
+        _check_number(self)
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,12 @@ def _check_name(name: str, whose: str) -> None:
         )
 
 
-def _check_number(worker: int) -> None:
-    if not isinstance(worker, int) or isinstance(worker, bool):
+def _check_number(item: PauseWorker | ResumeWorker | DismissWorker) -> None:
+    """Hold the number of a worker as Python's own: what was heard is written to traces."""
+    worker = own_number(item.worker)
+    if not is_whole(worker):
         raise InvalidRequest(
-            f"the worker is {worker!r}; expected its number", hint="The first worker is number 0."
+            f"the worker is {as_found(worker)}; expected its number",
+            hint="The first worker is number 0.",
         )
+    object.__setattr__(item, "worker", worker)

@@ -66,6 +66,7 @@ from manyhands.text.clean import cleaned
 from manyhands.text.grammar import Grammar
 
 _METHODS = f"Methods: {', '.join(METHODS)}; {shared_prefix.__name__} is plain completion."
+_TOKEN = re.compile("[0-9]{1,18}")
 _ALIAS = re.compile(r":(?P<method>[a-z_]+)(?:-(?P<workers>[0-9]{1,4}))?")
 
 
@@ -167,7 +168,7 @@ def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
     """Token ids are words in JSON."""
     if given is None:
         return None
-    wrong = next((key for key in given if not key.isdecimal() or not key.isascii()), None)
+    wrong = next((key for key in given if not _TOKEN.fullmatch(key)), None)
     if wrong is not None:
         raise InvalidField(
             f"logit_bias has {shown(wrong)}; expected token ids in decimal digits",

@@ -13,12 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from manyhands.cache.layouts import HEADERS, LAYOUTS, MOVES
 from manyhands.cache.step import GREEDY, Choice
 from manyhands.errors import InvalidRequest
-from manyhands.schema.setting import check, like, setting
+from manyhands.schema.setting import as_found, check, is_whole, like, own_number, setting
 from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.profiles import PROFILES
 from manyhands.strategies.voting import MODES
@@ -145,9 +145,12 @@ class Settings:
 class Away:
     """Worker `worker` takes no part in passes `first`..`last` (from 1): joins late, or pauses."""
 
-    worker: int
-    first: int
-    last: int
+    worker: int = setting(..., "Its number, from 0.", at_least=0, by="code")
+    first: int = setting(..., "The first pass without it, from 1.", at_least=1, by="code")
+    last: int = setting(..., "The last pass without it.", at_least=1, by="code")
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,12 +183,32 @@ class TeamSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for away in self.away:
+            if not isinstance(away, Away):
+                raise InvalidRequest(
+                    f"away has {as_found(away)}; expected pauses of workers",
+                    hint="Write away=(Away(worker, first, last), ...).",
+                )
+        if self.insertions:
+            held = dict(_insertion(place, words) for place, words in self.insertions.items())
+            object.__setattr__(self, "insertions", held)
         if MOVES[self.moves].encodes_again and not LAYOUTS[self.layout].keeps_history:
             raise InvalidRequest(
                 f"moves is {self.moves!r}, and in the {self.layout} layout nothing moves",
                 hint="choose a layout that keeps a history: "
                 + ", ".join(name for name, layout in LAYOUTS.items() if layout.keeps_history),
             )
+
+
+def _insertion(place: Any, words: Any) -> tuple[tuple[int, int], str]:
+    """One of `insertions`, its place in Python's own numbers."""
+    numbers = tuple(map(own_number, place)) if isinstance(place, tuple) else ()
+    if len(numbers) != 2 or not all(map(is_whole, numbers)) or not isinstance(words, str):
+        raise InvalidRequest(
+            f"insertions has {as_found(place)}: {as_found(words)}; expected numbers of a worker and of a step, and a text",
+            hint="Write insertions={(worker, step): text}.",
+        )
+    return (numbers[0], numbers[1]), words
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,9 +28,11 @@ repeats that.
 
 from __future__ import annotations
 
+import reprlib
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 
 from manyhands.cache.block import Block
 from manyhands.cache.logprobs import Logprobs
@@ -38,6 +40,7 @@ from manyhands.cache.prefixes import Lease, PrefixTree
 from manyhands.cache.step import Row
 from manyhands.cache.view import View
 from manyhands.errors import ContextTooLong, InvalidRequest
+from manyhands.schema.setting import is_number
 from manyhands.strategies.base import Answer, Reserve, Strategy, Work
 from manyhands.strategies.counted import CountedRun
 from manyhands.strategies.echo import Echo
@@ -133,13 +136,21 @@ def shared_prefix(
 def _prompt(prompt: str | Sequence[int] | Prompt, text: Text) -> Prompt:
     if isinstance(prompt, str):
         prompt = Prompt(text.chat_prompt(prompt), text.thinking, chat=True)
-    elif isinstance(prompt, int):
+    elif is_number(prompt):
         raise InvalidRequest(
             "the tokens of one prompt were given where a list of prompts was expected",
             hint="Give [tokens].",
         )
-    elif not isinstance(prompt, Prompt):
-        prompt = Prompt(tuple(prompt))
+    else:
+        given = prompt.tokens if isinstance(prompt, Prompt) else prompt
+        try:
+            tokens = tuple(map(index, given))
+        except TypeError as error:
+            raise InvalidRequest(
+                f"a prompt is {reprlib.repr(given)}; expected a text, or token ids",
+                hint="Make them of a text with engine.text.encode(text).",
+            ) from error
+        prompt = replace(prompt, tokens=tokens) if isinstance(prompt, Prompt) else Prompt(tokens)
     if not prompt.tokens:
         raise InvalidRequest("a prompt is empty", hint="Give at least one token.")
     return prompt
