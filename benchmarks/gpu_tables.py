@@ -234,7 +234,8 @@ def gpu_tests() -> str:
     """The tests that ran on a GPU, and those that ran under the sanitizer."""
     rows = []
     tests = ("", "_eight_bits", "_attention", "_draws", "_halved", "_whole", "_few")
-    tests += ("_few_in_eight", "_small_in_eight")
+    tests += ("_few_in_eight", "_small_in_eight", "_float16_bound")
+    tests += ("_small_mixed", "_specialised_mixed", "_mixed")
     names = [f"gpu_tests{part}" for part in tests]
     for name in (
         *names,

@@ -53,6 +53,8 @@ _CLEARLY = 0.97  # of the time that it took, below which a cell is faster
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
+    "life_sixteen_qwen3-8b",
+    "life_ragged_again_qwen3-8b",
     "life_begin_qwen3-8b",
     "life_leaner_qwen3-8b",
     "life_splits_qwen3-8b",
@@ -197,7 +199,17 @@ def life_step_end() -> str:
 
 
 # Live runs of two commits on one card, oldest first.
-_PAIRS = ("draws", "prepared", "beside", "products", "tables", "launches", "splits", "leaner")
+_PAIRS = (
+    "draws",
+    "prepared",
+    "beside",
+    "products",
+    "tables",
+    "launches",
+    "splits",
+    "leaner",
+    "turns",
+)
 
 
 def life_in_turn() -> str:
