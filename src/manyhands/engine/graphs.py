@@ -47,6 +47,7 @@ from manyhands.attention.attend import LayerCall
 from manyhands.attention.compile_at_once import Kernels, compiling_at_once, counting_new_kernels
 from manyhands.attention.prepared import (
     ENDED,
+    NO_PAGE,
     Capacity,
     Prepared,
     pack,
@@ -121,10 +122,10 @@ class Wide(Enum):
 
 @dataclass(frozen=True, eq=False)
 class _Lookahead:
-    """The pass after the newest one if every row goes on with the token it chose, begun or not."""
+    """The pass after the newest one if every row goes on with the token it chose; its head was begun, or all of it."""
 
     chosen: Chosen
-    outcome: PassOutcome | None  # of the whole pass; None: its head alone was begun
+    outcome: PassOutcome | None  # of the whole pass; None: of its head there is none
 
 
 class GraphedPasses(Passes):
@@ -182,7 +183,7 @@ class GraphedPasses(Passes):
 
     @property
     def recordings(self) -> list[_Graph]:
-        """All recordings, for measurements of their replays."""
+        """All recordings by their numbers, which other ranks are told."""
         return list(self._graphs.values())
 
     def forget(self) -> None:
@@ -475,7 +476,7 @@ class GraphedPasses(Passes):
         }
         # Other ranks are told of recordings alone, so there nothing is tried out.
         uncommon = uncommon_capacities(tiling) if self.others is ALONE else []
-        first, *others = wide.values()
+        first, *rest = wide.values()
         at_once = self._can_compile_at_once
         num_wide = len(wide)
         with counting_new_kernels() as met:
@@ -487,7 +488,7 @@ class GraphedPasses(Passes):
                     continue
                 # Where the cache on disk has some kernels it mostly has all, and then a pass more for each would be in vain.
                 if at_once and (is_cold or met.num_new):
-                    more = _with_kernels_of_their_own(others[max(0, index - 1) :])
+                    more = _with_kernels_of_their_own(rest[max(0, index - 1) :])
                     kernels = self._compile(
                         page_size,
                         more,
@@ -741,7 +742,7 @@ class _Graph:
 
     def _outcome(self, plan: Plan) -> PassOutcome:
         rows = len(plan.heads)
-        return PassOutcome(self.logits[:rows], self.greedy[: 1 + rows])
+        return PassOutcome(self.logits[:rows], self.greedy[: 1 + rows])  # their soundness first
 
 
 _LayerKind = tuple[object, ...]  # the part of a layer that kernels of attention are compiled for
@@ -769,7 +770,7 @@ def make_harmless(integers: Tensor, capacity: Capacity) -> None:
     """All padding: nothing is stored or read by a pass with these integers, all zeros before."""
     for name, start, size in capacity.sections():
         if name == "key_page":
-            integers[start : start + size] = -1
+            integers[start : start + size] = NO_PAGE
 
 
 def kinds_ahead(most: int) -> list[tuple[int, Wide]]:
