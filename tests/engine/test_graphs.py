@@ -198,15 +198,44 @@ def test_running_ahead_changes_no_token(forced: dict[int, int]) -> None:
 def test_out_of_memory_while_recording_changes_no_token(
     room: int, error: Exception, said: str
 ) -> None:
-    """Launch by launch it goes on, for the pass that was to be recorded and all that follow."""
+    """Launch by launch it goes on where no recording is there already; none is tried again."""
     recorder = Full(room, error)
     plain, graphed = plain_engine(), graphed_engine(recorder)
-    for num_rows in (2, 3):
+    passes = passes_of(graphed)
+    for num_rows in (2, 3, 2, 3):
+        before = replace(passes.counts)
         answers = [e.run(walking(a_team_of(num_rows), 4, {})) for e in (plain, graphed)]
         assert answers[0] == answers[1]
-    assert passes_of(graphed).trouble == f"passes are not recorded as CUDA graphs: {said}"
-    assert passes_of(graphed).num_graphs == room
+    assert passes.counts.eager - before.eager == 4, "nothing is there for three rows"
+    before = replace(passes.counts)
+    assert graphed.run(walking(a_team_of(2), 4, {})) == plain.run(walking(a_team_of(2), 4, {}))
+    assert passes.counts.eager - before.eager == (0 if room else 4)
+    assert passes.trouble == said
+    assert passes.about is not None
+    assert passes.about.startswith("passes of 1 sizes were recorded" if room else "passes are not")
+    assert passes.about.endswith(f": {said}")
+    assert passes.num_graphs == room
     assert recorder.num_recovered == 1
+
+
+def test_what_cannot_have_a_recording_of_its_own_goes_on_by_the_wide_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that failed in the midst of all had sent every pass behind it to be launched kernel by kernel."""
+    monkeypatch.setattr(graphs, "AHEAD", 2)
+    monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
+    monkeypatch.setattr(graphs, "_LOOKED_AT", 1)
+    with_other_kernels(monkeypatch)
+    recorder = Full(2, torch.OutOfMemoryError("CUDA out of memory."))
+    engine = graphed_engine(recorder)
+    engine.get_ready()
+    passes, views, before = passes_of(engine), a_team_of(2), recorder.num_recovered
+    assert (passes.num_graphs, passes.trouble) == (2, None)
+    for index in range(12):
+        engine.run(walking(views, 4, {0: index + 1}))
+    assert passes.trouble == "CUDA out of memory."
+    assert recorder.num_recovered == before + 1
+    assert passes.counts.eager <= 1, "the pass that was to be recorded"
 
 
 def test_running_ahead_of_a_draw_that_candidates_leave_undecided(

@@ -275,7 +275,7 @@ def test_a_network_that_cannot_be_recorded_still_runs() -> None:
     answer = engine.run(hogwild(question, engine.text, TeamSettings(budget=150), prompt))
     assert answer.answer is not None
     assert isinstance(engine.executor.passes, GraphedPasses)
-    assert "not recorded" in (engine.executor.passes.trouble or "")
+    assert "not recorded" in (engine.executor.passes.about or "")
 
 
 @pytest.mark.parametrize("always_runs", [False, True])

@@ -225,6 +225,15 @@ def test_text_and_traces_are_mixed_into_a_curriculum(tmp_path):
         ),
         (MODEL, r"needs \[curriculum\] or \[traces\]"),
         (MODEL + "[traces]\nfiles = []\nleast_score = 2", "least_score is 2.0; expected above 0"),
+        (
+            MODEL + f"[curriculum]\n[training]\nseed = {1 << 64}",
+            "seed is 18446744073709551616; expected -9.2",
+        ),
+        (
+            MODEL + f"[curriculum]\n[training]\nclip = {10**400}",
+            "clip in .training. is a number of more than 308 digits",
+        ),
+        (MODEL + f"[curriculum]\n[training]\nclip = {'9' * 5000}", "a number of too many digits"),
         (MODEL + "[traces]\nfiles = []\n[parts]", r"mixes \[parts\] into \[traces\]"),
         (MODEL + "[curriculum]\n[reading]\n", r"\[reading\] is incomplete"),
         (MODEL + "[curriculum]\n[surprise]", r"has 'surprise'"),

@@ -26,8 +26,8 @@ as large tiles for a long history, gets a recording of its own when its capacity
 fits the wide recording with the other tiles alone; and one that fits none, the second time, or, if a prompt is in it, much later.
 
 Without wide recordings a capacity is recorded when it is asked for the second time, so that widths that come up once cost
-nothing; or later, while a recording that is a little wider serves it. Where recording fails (no memory left, a network that waits for the device in its forward),
-passes go on launch by launch, and `trouble` says why.
+nothing; or later, while a recording that is a little wider serves it. Where a recording fails (no memory left, a network that waits for the device in its forward),
+none is tried again: passes go by those that are there, or launch by launch, and `trouble` says why.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from manyhands.attention.attend import LayerCall
 from manyhands.attention.compile_at_once import Kernels, compiling_at_once, counting_new_kernels
 from manyhands.attention.prepared import (
     ENDED,
+    NO_PAGE,
     Capacity,
     Prepared,
     pack,
@@ -95,7 +96,7 @@ _FEW_PARTIALS = 4  # of a token, as completions have; merged by programs of seve
 _SURE_ENOUGH = 0.99  # share of right guesses from which on whole passes are begun
 # Times that a capacity is asked for, until it gets a recording beside one that serves it: one that is a little
 # wider, or a wide one that was made ahead.
-_OFTEN, _VERY_OFTEN = 32, 32
+_VERY_OFTEN = 32
 # Where a wide recording serves small tiles alone, a plan is cut for it at once, and one of so many for itself too, or of
 # so many passes that have followed it.
 _LOOKED_AT = 8
@@ -121,10 +122,10 @@ class Wide(Enum):
 
 @dataclass(frozen=True, eq=False)
 class _Lookahead:
-    """The pass after the newest one if every row goes on with the token it chose, begun or not."""
+    """The pass after the newest one if every row goes on with the token it chose; its head was begun, or all of it."""
 
     chosen: Chosen
-    outcome: PassOutcome | None  # of the whole pass; None: its head alone was begun
+    outcome: PassOutcome | None  # of the whole pass; None: of its head there is none
 
 
 class GraphedPasses(Passes):
@@ -142,7 +143,7 @@ class GraphedPasses(Passes):
     ) -> None:
         super().__init__(adapter, memory, backend, others)
         self.recorder = recorder
-        self.trouble: str | None = None
+        self.trouble: str | None = None  # why nothing more is recorded
         self.seconds_recording = 0.0
         self._graphs: dict[Capacity, _Graph] = {}
         self._ahead: dict[tuple[int, Wide], _Graph] = {}  # of those the wide ones, by their tokens
@@ -167,12 +168,13 @@ class GraphedPasses(Passes):
     @property
     def about(self) -> str | None:
         """How many shapes of passes were recorded and how long that took, or why they were not."""
-        if self.trouble is not None or not self._graphs:
-            return self.trouble
-        return (
+        if not self._graphs:
+            return self.trouble and f"passes are not recorded as CUDA graphs: {self.trouble}"
+        recorded = (
             f"passes of {self.num_graphs} sizes were recorded as CUDA graphs in "
             f"{self.seconds_recording:.1f} s"
         )
+        return f"{recorded}, and no more can be: {self.trouble}" if self.trouble else recorded
 
     @property
     def num_graphs(self) -> int:
@@ -181,7 +183,7 @@ class GraphedPasses(Passes):
 
     @property
     def recordings(self) -> list[_Graph]:
-        """All recordings, for measurements of their replays."""
+        """All recordings by their numbers, which other ranks are told."""
         return list(self._graphs.values())
 
     def forget(self) -> None:
@@ -199,8 +201,6 @@ class GraphedPasses(Passes):
             return self.launch(plan, targets)
         if (outcome := self._next(plan)) is not None:
             return outcome
-        if plan.num_tokens > MOST_TOKENS or self.trouble is not None:
-            return self.launch(plan)
         if (found := self._recorded(plan)) is None:
             return self.launch(plan)
         graph, work = found
@@ -228,8 +228,7 @@ class GraphedPasses(Passes):
             self.counts.planned_ahead += 1
             self.counts.followed += 1
             return newest[0].next(plan, late)
-        can_record = plan.num_tokens <= MOST_TOKENS and self.trouble is None
-        if not can_record or (found := self._recorded(plan)) is None:
+        if (found := self._recorded(plan)) is None:
             return super().begin(plan, late)
         graph, work = found
         self._newest = graph, plan
@@ -241,7 +240,7 @@ class GraphedPasses(Passes):
         """See `Passes.begin_head`. Nothing is recorded for a guess."""
         self._newest = self._lookahead = self._unserved = None
         self._is_looked_at, self._going_on = False, 0
-        if plan.num_tokens > MOST_TOKENS or self.trouble is not None:
+        if not self._may_be_recorded(plan):
             return False
         stretches = Stretches.of(plan, self.backend.tiling)
         if (found := self._wide_at_once(plan, stretches)) is None:
@@ -298,7 +297,7 @@ class GraphedPasses(Passes):
         self._going_on += 1
         if self._is_looked_at and self._going_on % _LOOKED_AT == 0:
             self._to_look_at = plan, None
-        if (capacity := self._unserved) is None:
+        if (capacity := self._unserved) is None or self.trouble is not None:
             return True
         if self._going_on < _VERY_OFTEN:
             return True
@@ -330,6 +329,10 @@ class GraphedPasses(Passes):
         self.counts.dropped += not is_right
         return is_right
 
+    def _may_be_recorded(self, plan: Plan) -> bool:
+        """Whether there may be a recording for a plan of so many tokens, now or in a moment."""
+        return plan.num_tokens <= MOST_TOKENS and (self.trouble is None or bool(self._graphs))
+
     def _recorded(self, plan: Plan) -> tuple[_Graph, Work] | None:
         """A recording that serves this plan, and the plan cut for it; it may be made here.
 
@@ -337,6 +340,8 @@ class GraphedPasses(Passes):
         """
         self._unserved = None
         self._is_looked_at, self._going_on = False, 0
+        if not self._may_be_recorded(plan):
+            return None
         stretches = Stretches.of(plan, self.backend.tiling)
         is_due = bool(self._kinds_due) and _kind(plan) in self._kinds_due
         if not is_due and (found := self._wide_at_once(plan, stretches)) is not None:
@@ -355,8 +360,9 @@ class GraphedPasses(Passes):
         drafted = 0 if plan.num_drafted is None else int(plan.num_drafted.sum())
         has_prompt = plan.num_tokens - drafted > plan.num_rows
         least = _VERY_OFTEN if has_prompt and self._ahead else 2
-        graph = self._record(plan.page_size, capacity) if times >= least else None
-        if graph is None:
+        if times < least or self.trouble is not None:
+            return None
+        if (graph := self._record(plan.page_size, capacity)) is None:
             return None
         self._kinds_with_own.add(_kind(plan))
         return graph, work
@@ -382,7 +388,7 @@ class GraphedPasses(Passes):
         """See `Passes.meanwhile`: look whether a plan that a wide recording has served wants one of its own."""
         self._passed = None
         put_off, self._to_look_at = self._to_look_at, None
-        if put_off is None:
+        if put_off is None or self.trouble is not None:
             return
         plan, stretches = put_off
         work = cut(plan, self.backend.tiling, None, stretches)
@@ -401,17 +407,18 @@ class GraphedPasses(Passes):
         """A recording that is there already and serves this plan, which was cut alone as `work`."""
         if (own := self._graphs.get(capacity)) is not None:
             return own, work
-        kind = kind_ahead(plan, work)
+        kind, times = kind_ahead(plan, work), self._seen[capacity]
+        times = times if self.trouble is None else 0  # it can have none of its own
         if self._is_served_well(plan, work):
             if (found := self._wide(plan, stretches, Wide.ENDED, kind)) is not None:
                 return found
-        elif self._seen[capacity] >= (_VERY_OFTEN if self._ahead else _OFTEN):
+        elif times >= _VERY_OFTEN:
             return None  # it is to have its own
         if fitting := [graph for known, graph in self._graphs.items() if known.serves(capacity)]:
             return min(fitting, key=lambda graph: graph.capacity.num_integers), work
         if (found := self._wide(plan, stretches, Wide.ENDED, kind)) is not None:
             return found
-        if self._seen[capacity] >= _VERY_OFTEN:
+        if times >= _VERY_OFTEN:
             return None  # it is to have its own
         # The other one is slower, and far from as slow as a pass that is launched kernel by kernel.
         return self._wide(plan, stretches, Wide.SMALL if kind is Wide.LARGE else Wide.LARGE)
@@ -469,7 +476,7 @@ class GraphedPasses(Passes):
         }
         # Other ranks are told of recordings alone, so there nothing is tried out.
         uncommon = uncommon_capacities(tiling) if self.others is ALONE else []
-        first, *others = wide.values()
+        first, *rest = wide.values()
         at_once = self._can_compile_at_once
         num_wide = len(wide)
         with counting_new_kernels() as met:
@@ -481,7 +488,7 @@ class GraphedPasses(Passes):
                     continue
                 # Where the cache on disk has some kernels it mostly has all, and then a pass more for each would be in vain.
                 if at_once and (is_cold or met.num_new):
-                    more = _with_kernels_of_their_own(others[max(0, index - 1) :])
+                    more = _with_kernels_of_their_own(rest[max(0, index - 1) :])
                     kernels = self._compile(
                         page_size,
                         more,
@@ -552,7 +559,7 @@ class GraphedPasses(Passes):
             trouble = lines[0][:200]
         if self.others.all_could(done is not None) and done is not None:
             return done
-        self.trouble = f"passes are not recorded as CUDA graphs: {trouble}"
+        self.trouble = trouble
         return None
 
     def _record(self, page_size: int, capacity: Capacity) -> _Graph | None:
@@ -735,7 +742,7 @@ class _Graph:
 
     def _outcome(self, plan: Plan) -> PassOutcome:
         rows = len(plan.heads)
-        return PassOutcome(self.logits[:rows], self.greedy[: 1 + rows])
+        return PassOutcome(self.logits[:rows], self.greedy[: 1 + rows])  # their soundness first
 
 
 _LayerKind = tuple[object, ...]  # the part of a layer that kernels of attention are compiled for
@@ -763,7 +770,7 @@ def make_harmless(integers: Tensor, capacity: Capacity) -> None:
     """All padding: nothing is stored or read by a pass with these integers, all zeros before."""
     for name, start, size in capacity.sections():
         if name == "key_page":
-            integers[start : start + size] = -1
+            integers[start : start + size] = NO_PAGE
 
 
 def kinds_ahead(most: int) -> list[tuple[int, Wide]]:

@@ -28,7 +28,12 @@ class TrainSettings:
     recompute: bool = setting(
         False, "Whether layers are computed again on the way back: less memory, a third slower."
     )
-    seed: int = setting(0, "Of the weights of a new model, and of the lessons.")
+    seed: int = setting(
+        0,
+        "Of the weights of a new model, and of the lessons.",
+        at_least=-(1 << 63),  # torch takes no others
+        at_most=(1 << 64) - 1,
+    )
     processes: int = setting(
         0, "Processes that make batches.", at_least=0, zero="the training's own"
     )
