@@ -192,6 +192,7 @@ class TritonBackend(Backend):
             cos,
             sin,
             prepared.entry_token,
+            prepared.entry_high,
             standing,
             scaling,
             num_tokens,
@@ -341,7 +342,7 @@ def _standing(store: EightBitStore, q: Tensor, prepared: Prepared, call: LayerCa
     heads = min(8, power_of_two(num_heads))
     standing = _room_to_stand(q, prepared)
     queries_kernel[(len(standing), triton.cdiv(num_heads, heads))](
-        *(q, cos, sin, prepared.entry_token, standing, *q.stride()[:2]),
+        *(q, cos, sin, prepared.entry_token, prepared.entry_high, standing, *q.stride()[:2]),
         _scaling_of(call),
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
