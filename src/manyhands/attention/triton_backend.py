@@ -357,7 +357,7 @@ def _standing(store: EightBitStore, q: Tensor, prepared: Prepared, call: LayerCa
 
 
 def _scaling_of(call: LayerCall) -> float:
-    """What queries are scaled by: scores are exponents of two then, unless a softcap bends them first."""
+    """The factor of queries: scores are exponents of two then, unless a softcap bends them first."""
     return call.scaling if call.softcap is not None else call.scaling * LOG2E.value
 
 
