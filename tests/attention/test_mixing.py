@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from manyhands.attention import eight_bits
-from manyhands.attention.attend import Backend, LayerCall, LeftNorms
+from manyhands.attention.attend import Backend, LayerCall, LeftNorms, QueryScale
 from manyhands.attention.eight_bits import is_mixed, mixed
 from manyhands.attention.reference import ReferenceBackend
 from manyhands.attention.rotary import Rope, Rotations
@@ -268,3 +268,39 @@ def test_queries_that_are_not_mixed_are_found_out(monkeypatch: pytest.MonkeyPatc
                 return super().attend(*given)
 
     assert worst(Unmixed(), "half-split") > 10 * worst(TorchBackend(), "half-split")
+
+
+@with_triton
+@pytest.mark.parametrize("scale", [None, QueryScale(1, 4)])  # in one launch with keys, and not
+def test_queries_of_padding_do_not_stand(
+    scale: QueryScale | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recording has room for entries by the thousand, and each would be mixed and written in every layer."""
+    from manyhands.attention import triton_backend
+    from manyhands.attention.prepared import Capacity, Prepared, pack
+    from manyhands.attention.work import cut
+
+    shape, rope = Shape(6, 2, DIM, DIM), on_device(ROPES["half-split"])
+    layers = [(shape, rope, LayerCall(layer=0, scaling=0.2, query_scale=scale))]
+    backend = kernels(layers, torch.float32)
+    product = Layers(backend, layers, device=DEVICE, eight_bits=True)
+    step = Step([Row(View([Block()]), (1,) * 5)])
+    plan = product.planner.plan(step)
+    work = cut(plan, backend.tiling)
+    exact = Capacity.of(plan, work)
+    capacity = replace(exact, tokens=8, entries=exact.entries + 11)
+    integers = torch.zeros(capacity.num_integers, dtype=torch.int32)
+    pack(plan, work, capacity, integers.numpy())
+    prepared = Prepared(integers.to(DEVICE), capacity, plan.page_size)
+    rooms = []
+
+    def room(q: Tensor, prepared: Prepared) -> Tensor:
+        rooms.append(q.new_full((prepared.capacity.entries, *q.shape[1:]), 7.0))
+        return rooms[0]
+
+    monkeypatch.setattr(triton_backend, "_room_to_stand", room)
+    given = random_qkv(step, shape, torch.Generator(), torch.float32)
+    q, k, v = (torch.cat((x, x.new_zeros(3, *x.shape[1:]))).to(DEVICE) for x in given)
+    backend.run_layer(product.memory.stores[0], q, k, v, prepared, product.calls[0])
+    assert (rooms[0][: exact.entries] != 7).all()
+    assert (rooms[0][exact.entries :] == 7).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from manyhands.cache import step
 from manyhands.cache.block import Block
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
@@ -235,3 +237,18 @@ def test_a_bias_in_the_numbers_of_another_library_is_held_in_our_own() -> None:
     choice = Choice(logit_bias={np.int64(3): np.float32(0.5), 4: 1})
     assert choice == Choice(logit_bias={3: 0.5, 4: 1})
     assert json.loads(json.dumps(to_plain(choice)))["logit_bias"] == {"3": 0.5, "4": 1}
+
+
+def test_a_bias_of_own_numbers_needs_no_closer_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice is made anew for every token of a text with a grammar, and a bias may have hundreds of parts."""
+    bias = dict.fromkeys(range(300), 0.5) | {7: -100, 8: 100.0}
+
+    def looked_at(*part: object) -> None:
+        raise AssertionError(part)
+
+    monkeypatch.setattr(step, "_own_bias", looked_at)
+    choice = replace(Choice(logit_bias=bias), mask=b"\xff")
+    assert choice.logit_bias == bias
+    for wrong in ({-1: 0.5}, {1: 100.5}, {1: math.nan, 2: 1.0}, {1: 2.0, 2: math.nan}, {1: True}):
+        with pytest.raises(AssertionError):
+            Choice(logit_bias=wrong)

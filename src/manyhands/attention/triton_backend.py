@@ -192,6 +192,7 @@ class TritonBackend(Backend):
             cos,
             sin,
             prepared.entry_token,
+            prepared.entry_high,
             standing,
             scaling,
             num_tokens,
@@ -341,7 +342,7 @@ def _standing(store: EightBitStore, q: Tensor, prepared: Prepared, call: LayerCa
     heads = min(8, power_of_two(num_heads))
     standing = _room_to_stand(q, prepared)
     queries_kernel[(len(standing), triton.cdiv(num_heads, heads))](
-        *(q, cos, sin, prepared.entry_token, standing, *q.stride()[:2]),
+        *(q, cos, sin, prepared.entry_token, prepared.entry_high, standing, *q.stride()[:2]),
         _scaling_of(call),
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
@@ -356,7 +357,7 @@ def _standing(store: EightBitStore, q: Tensor, prepared: Prepared, call: LayerCa
 
 
 def _scaling_of(call: LayerCall) -> float:
-    """What queries are scaled by: scores are exponents of two then, unless a softcap bends them first."""
+    """The factor of queries: scores are exponents of two then, unless a softcap bends them first."""
     return call.scaling if call.softcap is not None else call.scaling * LOG2E.value
 
 

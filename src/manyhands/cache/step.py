@@ -76,7 +76,9 @@ class Choice:
     def __post_init__(self) -> None:
         check(self)
         if self.logit_bias:
-            held = dict(_own_bias(token, bias) for token, bias in self.logit_bias.items())
+            held = dict(self.logit_bias)
+            if not _are_own_biases(held):
+                held = dict(_own_bias(token, bias) for token, bias in held.items())
             object.__setattr__(self, "logit_bias", held)
         mask: object = self.mask
         if mask is not None and not isinstance(mask, bytes):
@@ -142,6 +144,16 @@ class Choice:
 
 
 _ARE_OWN = frozenset({int})  # types of token ids, as settings hold numbers
+_ARE_OWN_NUMBERS = frozenset({float, int})
+
+
+def _are_own_biases(held: Mapping[Any, Any]) -> bool:
+    """Whether a `logit_bias` is as settings hold it, so that no part of it needs a closer look."""
+    found = held.values()
+    are_numbers = _ARE_OWN.issuperset(map(type, held)) and _ARE_OWN_NUMBERS.issuperset(
+        map(type, found)
+    )
+    return are_numbers and min(held) >= 0 and all(-MAX_BIAS <= bias <= MAX_BIAS for bias in found)
 
 
 def _own_bias(token: Any, bias: Any) -> tuple[int, float]:

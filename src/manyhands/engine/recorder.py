@@ -69,9 +69,8 @@ class CudaRecorder:
         self._always_runs = always_runs
         self._pool: Any = None
         self._side: torch.cuda.Stream | None = None
-        self._not_ended: list[
-            Any
-        ] = []  # graphs whose recording was not: torch's allocator goes on asking these
+        # Graphs whose recording was not ended: torch's allocator goes on asking these.
+        self._not_ended: list[Any] = []
 
     def host_buffer(self, rows: int, size: int) -> Tensor:
         """See `GraphRecorder`."""

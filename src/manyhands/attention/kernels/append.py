@@ -43,9 +43,10 @@ def append_kernel(
     key_weight,
     query_eps,
     key_eps,
-    entry_cos,  # [E, D / 2] float32; this and the next six: touched by nothing unless STANDS
+    entry_cos,  # [E, D / 2] float32; this and the next seven: touched by nothing unless STANDS
     entry_sin,
     entry_token,  # [E]
+    entry_high,  # [E]; 0: padding, which does not stand
     standing,  # [E, H, D]
     scaling,
     num_tokens,
@@ -74,7 +75,7 @@ def append_kernel(
     BLOCKS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     if STANDS:
         if tl.program_id(1) >= BLOCKS:
-            if token < num_entries:
+            if tl.load(entry_high + token, mask=token < num_entries, other=0) > 0:
                 asked = (tl.program_id(1) - BLOCKS) * HEADS + tl.arange(0, HEADS)
                 stand(
                     *(q, entry_cos, entry_sin, entry_token, standing, q_token, q_head, scaling),

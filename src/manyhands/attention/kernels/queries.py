@@ -77,6 +77,7 @@ def queries_kernel(
     cos,  # [E, D / 2] float32
     sin,
     entry_token,  # [E]
+    entry_high,  # [E]; 0: padding, which does not stand
     standing,  # [E, H, D]
     q_token,
     q_head,
@@ -92,6 +93,9 @@ def queries_kernel(
 ):
     """Program (entry, block of heads)."""
     entry, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    # Padding; the first entry waits all the same, see overlap.py.
+    if (tl.load(entry_high + entry) == 0) & (entry > 0):
+        return
     stand(
         *(q, cos, sin, entry_token, standing, q_token, q_head, scaling, q, 0.0, entry, head),
         *(NUM_HEADS, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF, MIXINGS, False, 0, OVERLAP),

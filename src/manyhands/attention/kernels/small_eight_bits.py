@@ -12,7 +12,7 @@ units take as they take it:
 
 Keys, values and scales come by asynchronous copies, a tile of 4 * KEYS keys ahead. Sums are brought down only where a score lies
 far above the largest one that they were made with, so weights may be a little above one. The warps' results are merged at the
-end. Scores are exact up to the scales; weights are rounded to 16 bits before they meet the values, as everywhere.
+end. Scores of queries as they stand are exact up to the scales; weights are rounded to 16 bits before they meet the values, as everywhere.
 
 Keys are on the left, so scores are [KEYS, ROWS] and sums [DIM, ROWS]; both have the four warps in front. Dims of values
 have an order of their own in the sums, undone when they are stored: see `_pairs`.
