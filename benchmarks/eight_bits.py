@@ -129,10 +129,7 @@ def line(
         "right": round(_right(task, samples, plain), 4),
         "right_in_eight_bits": ours["right"],
         "differ": ours["differ"],
-        **{
-            f"in_{name}": compared(task, samples, plain, found)
-            for name, found in zip(("bfloat16",), halved, strict=False)
-        },
+        **({"in_bfloat16": compared(task, samples, plain, halved[0])} if halved else {}),
         "control": {
             "samples": len(again),
             **{name: control[name] for name in ("same_answers", "same_texts")},

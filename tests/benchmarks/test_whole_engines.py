@@ -178,7 +178,7 @@ def test_both_engines_are_timed_behind_a_green_gate(
     monkeypatch.setattr(performance, "RESULTS", tmp_path)
     rows = [line[2:-2].split(" | ") for line in engine_tables.whole_engines().splitlines()]
     assert [row[1] for row in rows[2:]] == ["8 behind 32", "4 behind 32", "3 lone, 5 to 20"]
-    assert all(row[-1].endswith(" ×") for row in rows[2:])
+    assert all(row[-2].endswith(" ×") for row in rows[2:])
     parts = engine_tables.whole_engines_parts().splitlines()
     assert [row.split(" | ")[2] for row in parts[2:]] == [
         PLAIN,

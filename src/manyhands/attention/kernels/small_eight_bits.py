@@ -350,7 +350,7 @@ def small_eight_bits_kernel(
     values,  # int32 [S, G, D / 4], words of four dims
     key_scales,  # [S, G] float32
     value_scales,
-    cos,  # this and the next are read by nothing: queries are rotated
+    cos,  # this, the next and INTERLEAVED are read by nothing: queries are rotated
     sin,
     entry_token,
     entry_offset,

@@ -504,7 +504,7 @@ def specialised_eight_bits_kernel(
     value_map,
     key_scales,  # [S, G] float32
     value_scales,
-    cos,  # this and the next are read by nothing: queries are rotated
+    cos,  # this, the next and INTERLEAVED are read by nothing: queries are rotated
     sin,
     entry_token,
     entry_offset,
