@@ -11,7 +11,7 @@ parts, may differ by 1/127 of a number here and there, where plain stores differ
 Mixing is a Hadamard matrix (`mixed`; QuaRot, Ashkboos et al. 2024, rotates keys so for four bits). Some dims of keys are
 large in every token, and a scale that has room for them rounds all others coarsely. Mixed, every dim has a share of each, the
 largest number of a head is two to three times the usual one, and queries whose dims are mixed in the same way
-have the same products with keys. Values have no such dims, and mixing them would have to be undone behind attention.
+have the same products with keys. Values have such dims in few layers, and mixing them would have to be undone behind attention.
 
 A move must rotate, so it mixes keys back, and rounds once more. It happens once in a block's life: behind another block it is not alone on a
 strip that begins with it, and is moved no further (`cache/pages.py::PagePool.join`). Even if it were, errors of
