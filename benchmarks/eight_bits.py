@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,22 +156,19 @@ def main(argv: list[str] | None = None) -> None:
     tiny = arguments.tiny
     clock = Clock(arguments.minutes)
     results = Results("_".join(filter(None, ("eight_bits", arguments.name))), arguments, clock)
-    engines = [
-        Engine.load(
-            arguments.model,
-            device=arguments.device,
-            backend=arguments.backend,
-            memory_tokens=MEMORY,
-            lora=arguments.adapter,
-            kv_cache_dtype=kind,
-        )
-        for kind in ("auto", "int8", "auto")
-    ]
+    load = partial(
+        Engine.load,
+        arguments.model,
+        device=arguments.device,
+        backend=arguments.backend,
+        memory_tokens=MEMORY,
+        lora=arguments.adapter,
+    )
+    engines = [load(kv_cache_dtype=kind) for kind in ("auto", "int8")]
     facts = engines[0].facts
     if facts.backend == "torch":
+        engines.append(load())
         store_in_bfloat16(engines[2])
-    else:
-        del engines[2]
     results.put(
         model=arguments.name or "bundled",
         weights=weights_of(arguments.model, arguments.adapter),

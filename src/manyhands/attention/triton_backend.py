@@ -1,6 +1,6 @@
 """The one op in Triton: a few launches per layer, whatever the rows and however deep the sharing.
 
-    append   rotated keys and values of all new tokens to paged memory
+    append   rotated keys and values of all new tokens to paged memory; queries for keys in eight bits
     move     tokens to other slots, in all layers at once, between passes
     attend   the work list (work.py): every item loads its keys once for all rows that read them;
              large and small tiles are two launches of one kernel, side by side; on Hopper, the
@@ -160,7 +160,7 @@ class TritonBackend(Backend):
         k, v = _dense_heads(k), _dense_heads(v)
         num_queries = 0 if q is None else q.shape[1]
         q = k if q is None else q
-        assert q.stride(-1) == 1, "normed in place"
+        assert q.stride(-1) == 1, "heads are read, and normed, where they lie"
         standing, scaling = stands or (q, 1.0)
         given = norms or LeftNorms((k, 0.0), (k, 0.0), 0)
         num_tokens, num_heads, _ = k.shape
@@ -404,7 +404,8 @@ def _stretches(stack: StoreStack) -> list[_Paired]:
 
 
 _Items = tuple[Tensor, int, bool]  # a list of items, rows of their tiles, whether these are large
-# The kernels that attend differ in these: the function, how it is given keys and values, its options.
+# The kernels that attend differ in these: the function, how it is given keys and values, with tables of rotation where queries
+# do not stand yet, and its options.
 _Kernel = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
@@ -442,20 +443,21 @@ class _Reading:
         self.eight_bits = isinstance(store, EightBitStore)
         self.dims = _dims(store)
         head_dim = self.dims["HEAD_DIM"]
-        cos, sin = prepared.tables(store.rope, head_dim // 2)
+        self.tables = prepared.tables(store.rope, head_dim // 2)
         rotation = _rotation(store.rope, head_dim)
+        self.interleaved = rotation["INTERLEAVED"]
         self.rotary_dim = rotation["ROTARY_DIM"]
         # The order in which `kernels/pairs.py` leaves dims is that of memory.
-        self.is_whole = rotation["INTERLEAVED"] or self.rotary_dim == head_dim
+        self.is_whole = self.interleaved or self.rotary_dim == head_dim
         fits = prepared.page_size % self.launches.large.keys == 0
         self.is_mapped = self.launches.is_mapped and fits and self.is_whole and not self.eight_bits
         # Kernels know windows. A chunk is one, a superset that bounds their walks, and lows of its own.
         self.lows = prepared.lows(call.chunk)
-        self.tensors = (q, cos, sin, prepared.buffer, partials, lses, self.lows)
+        self.partials = partials, lses
+        self.tensors = (q, *self.tables, prepared.buffer, partials, lses, self.lows)
         self.options = {
             "window": call.reach or 0,
             "HEAD_DIM": head_dim,
-            "INTERLEAVED": rotation["INTERLEAVED"],
             "PAGE": prepared.page_size,
             "HAS_WINDOW": call.reach is not None,
             "DIRECT": is_direct,
@@ -466,32 +468,32 @@ class _Reading:
         num_items = len(items) // ITEM_FIELDS
         grid = self.num_kv_heads, num_items
         if is_large and self._is_specialised():
-            kernel, keys, options = self._specialised(rows)
+            kernel, given, options = self._specialised(rows)
             options["num_pieces"] = num_pieces = self.num_kv_heads * num_items
             in_turns = self.prepared.capacity.in_turns
             most = self.backend.tiling.num_processors if in_turns else num_pieces
             grid = min(num_pieces, most), 1
         elif is_large:
             rows = power_of_two(rows)  # specialised ones may have others
-            kernel, keys, options = self._tiles(rows, self.launches.of_large(rows))
+            kernel, given, options = self._tiles(rows, self.launches.of_large(rows))
         else:
             occupancy = self.prepared.capacity.occupancy
             if self._are_integers(rows, occupancy):
-                kernel, keys, options = self._integers(rows)
+                kernel, given, options = self._integers(rows)
             elif rows == 1:
-                kernel, keys, options = self._lone(self.launches.lone)
+                kernel, given, options = self._lone(self.launches.lone)
             else:
                 rows = power_of_two(rows)
                 launch = self.launches.of_small(rows, occupancy, self.is_mapped)
-                kernel, keys, options = self._tiles(rows, launch)
+                kernel, given, options = self._tiles(rows, launch)
             if is_beside:  # lows were there before the large ones began
                 overlapping = launch_options(self.q.device)
                 options |= {"BESIDE": overlapping["OVERLAP"], **overlapping}
-        prepared, (q, cos, sin, _, partials, lses, lows) = self.prepared, self.tensors
+        prepared = self.prepared
         kernel[grid](
-            *(q, *keys, cos, sin, prepared.entry_token, prepared.entry_offset, lows),
+            *(self.q, *given, prepared.entry_token, prepared.entry_offset, self.lows),
             *(prepared.entry_high, prepared.entry_partial, items, prepared.pages),
-            *(partials, lses, *q.stride()[:2]),
+            *(*self.partials, *self.q.stride()[:2]),
             **self.options,
             **options,
         )
@@ -515,12 +517,14 @@ class _Reading:
             "num_warps": 4,
             **launch_options(self.q.device, overlap=self.overlaps),
         }
-        given = self.store.keys, self.store.values
+        stored = self.store.keys, self.store.values
         if not self.eight_bits:
             options["scaling"] = _scaling_of(self.call)
+            options["INTERLEAVED"] = self.interleaved
             options["FEW"] = rows % (SPECIALISED_ROWS // 2)
-            return specialised.specialised_kernel, tuple(map(specialised.boxes, given)), options
-        maps = tuple(map(specialised_eight_bits.boxes, given))
+            given = *map(specialised.boxes, stored), *self.tables
+            return specialised.specialised_kernel, given, options
+        maps = map(specialised_eight_bits.boxes, stored)
         options |= specialised_eight_bits.options(rows)
         kernel = specialised_eight_bits.specialised_eight_bits_kernel
         return kernel, (*maps, *_scales(self.store)), options
@@ -545,8 +549,8 @@ class _Reading:
 
     def _lone(self, launch: Launch) -> _Kernel:
         options = {"NUM_HEADS": self.num_kv_heads, **self._options_of(launch)}
-        keys = (self.store.keys, self.store.values, *_scales(self.store))
-        return lone_kernel, keys, options
+        given = (self.store.keys, self.store.values, *_scales(self.store), *self.tables)
+        return lone_kernel, given, options
 
     def _tiles(self, rows: int, launch: Launch) -> _Kernel:
         keys, values = self.store.keys, self.store.values
@@ -570,7 +574,7 @@ class _Reading:
             "ROWS": rows,
             "num_stages": launch.num_stages,
         }
-        given = (keys, values, *_scales(self.store), *maps)
+        given = (keys, values, *_scales(self.store), *maps, *self.tables)
         return attend_kernel, given, options | self._options_of(launch)
 
     def _are_words(self) -> bool:
@@ -587,6 +591,7 @@ class _Reading:
             "softcap": self.call.softcap or 1.0,
             "VALUE_DIM": value_dim,
             "ROTARY_DIM": self.rotary_dim,
+            "INTERLEAVED": self.interleaved,
             "HAS_SOFTCAP": self.call.softcap is not None,
             "EIGHT_BITS": self.eight_bits,
             "KEYS": launch.keys,

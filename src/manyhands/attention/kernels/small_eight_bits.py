@@ -350,8 +350,6 @@ def small_eight_bits_kernel(
     values,  # int32 [S, G, D / 4], words of four dims
     key_scales,  # [S, G] float32
     value_scales,
-    cos,  # this, the next and INTERLEAVED are read by nothing: queries are rotated
-    sin,
     entry_token,
     entry_offset,
     entry_low,
@@ -367,7 +365,6 @@ def small_eight_bits_kernel(
     GROUP: gl.constexpr,
     NUM_KV_HEADS: gl.constexpr,
     HEAD_DIM: gl.constexpr,
-    INTERLEAVED: gl.constexpr,
     PAGE: gl.constexpr,
     HAS_WINDOW: gl.constexpr,
     DIRECT: gl.constexpr,

@@ -312,9 +312,7 @@ def _tile(
 
 
 @gluon.jit
-def _take_queries(
-    who, at, slot, q, q_token, q_head, room, facts, GROUP: gl.constexpr
-):  # fmt: skip
+def _take_queries(who, at, slot, q, q_token, q_head, room, facts, GROUP: gl.constexpr):
     """Queries of one half of an item's rows, or of the first of these, to this place of `room`, as they stand (queries.py)."""
     ROWS: gl.constexpr = room.shape[1]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
@@ -332,8 +330,8 @@ def _take_queries(
 
 @gluon.jit
 def _item(
-    who, slot, taken, num_tiles, q, partials, lses, q_token, q_head, q_room,
-    k_room, v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows, GROUP: gl.constexpr,
+    who, slot, taken, num_tiles, q, partials, lses, q_token, q_head, q_room, k_room, v_room, k_here,
+    v_here, k_free, v_free, scales, facts, of_rows, GROUP: gl.constexpr,
     NUM_KV_HEADS: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
     """64 rows of one item, through all its tiles."""
@@ -401,8 +399,8 @@ def _item(
 
 @gluon.jit
 def _few_item(
-    slot, taken, num_tiles, q, partials, lses, q_token, q_head, few_room, p_room,
-    k_room, v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows, GROUP: gl.constexpr,
+    slot, taken, num_tiles, q, partials, lses, q_token, q_head, few_room, p_room, k_room, v_room,
+    k_here, v_here, k_free, v_free, scales, facts, of_rows, GROUP: gl.constexpr,
     NUM_KV_HEADS: gl.constexpr, DIRECT: gl.constexpr, FEW: gl.constexpr,
 ):  # fmt: skip
     """The FEW rows behind the first half of one item, through all its tiles, as in `specialised.py`: scores and sums transposed."""
@@ -465,9 +463,9 @@ def _few_item(
 
 @gluon.jit
 def _multiply(
-    who, q, partials, lses, q_token, q_head, q_room, few_room, p_room, k_room,
-    v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows, planned, read,
-    GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, DIRECT: gl.constexpr, FEW: gl.constexpr, OVERLAP: gl.constexpr,
+    who, q, partials, lses, q_token, q_head, q_room, few_room, p_room, k_room, v_room, k_here,
+    v_here, k_free, v_free, scales, facts, of_rows, planned, read, GROUP: gl.constexpr,
+    NUM_KV_HEADS: gl.constexpr, DIRECT: gl.constexpr, FEW: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """Four warps: 64 rows of every item, or its few."""
     take_over(OVERLAP)
@@ -479,15 +477,15 @@ def _multiply(
         slot = number % _KNOWN
         if FEW * who > 0:
             _few_item(
-                slot, taken, num_tiles, q, partials, lses, q_token, q_head,
-                few_room, p_room, k_room, v_room, k_here, v_here, k_free, v_free, scales, facts,
-                of_rows, GROUP, NUM_KV_HEADS, DIRECT, FEW,
+                slot, taken, num_tiles, q, partials, lses, q_token, q_head, few_room, p_room, k_room,
+                v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows, GROUP, NUM_KV_HEADS,
+                DIRECT, FEW,
             )  # fmt: skip
         else:
             _item(
-                who, slot, taken, num_tiles, q, partials, lses, q_token, q_head,
-                q_room, k_room, v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows,
-                GROUP, NUM_KV_HEADS, DIRECT,
+                who, slot, taken, num_tiles, q, partials, lses, q_token, q_head, q_room, k_room,
+                v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows, GROUP, NUM_KV_HEADS,
+                DIRECT,
             )  # fmt: skip
         _meet()  # one thread says it for all four warps
         mbarrier.arrive(read.index(slot), count=1)
@@ -504,8 +502,6 @@ def specialised_eight_bits_kernel(
     value_map,
     key_scales,  # [S, G] float32
     value_scales,
-    cos,  # this, the next and INTERLEAVED are read by nothing: queries are rotated
-    sin,
     entry_token,
     entry_offset,
     entry_low,
@@ -522,7 +518,6 @@ def specialised_eight_bits_kernel(
     GROUP: gl.constexpr,
     NUM_KV_HEADS: gl.constexpr,
     HEAD_DIM: gl.constexpr,
-    INTERLEAVED: gl.constexpr,
     PAGE: gl.constexpr,
     HAS_WINDOW: gl.constexpr,
     DIRECT: gl.constexpr,
@@ -584,9 +579,9 @@ def specialised_eight_bits_kernel(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    FIRST, q, partials, lses, q_token, q_head, q_room, few_room,
-                    p_room, k_room, v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows,
-                    planned, read, GROUP, NUM_KV_HEADS, DIRECT, FEW, OVERLAP,
+                    FIRST, q, partials, lses, q_token, q_head, q_room, few_room, p_room, k_room,
+                    v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows, planned, read,
+                    GROUP, NUM_KV_HEADS, DIRECT, FEW, OVERLAP,
                 )),
                 (_convert, (
                     key_scales, value_scales, pages, ring, here, free, k_room, v_room, k_here, v_here,
@@ -607,14 +602,14 @@ def specialised_eight_bits_kernel(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    FIRST, q, partials, lses, q_token, q_head, q_room, few_room,
-                    p_room, k_room, v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows,
-                    planned, read, GROUP, NUM_KV_HEADS, DIRECT, FEW, OVERLAP,
+                    FIRST, q, partials, lses, q_token, q_head, q_room, few_room, p_room, k_room,
+                    v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows, planned, read,
+                    GROUP, NUM_KV_HEADS, DIRECT, FEW, OVERLAP,
                 )),
                 (_multiply, (
-                    SECOND, q, partials, lses, q_token, q_head, q_room, few_room,
-                    p_room, k_room, v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows,
-                    planned, read, GROUP, NUM_KV_HEADS, DIRECT, FEW, OVERLAP,
+                    SECOND, q, partials, lses, q_token, q_head, q_room, few_room, p_room, k_room,
+                    v_room, k_here, v_here, k_free, v_free, scales, facts, of_rows, planned, read,
+                    GROUP, NUM_KV_HEADS, DIRECT, FEW, OVERLAP,
                 )),
                 (_convert, (
                     key_scales, value_scales, pages, ring, here, free, k_room, v_room, k_here, v_here,
