@@ -47,8 +47,8 @@ def test_a_team_fits(workers: int, history: int, tiling: Tiling) -> None:
 
 
 def test_finer_splits_of_long_strips_fit() -> None:
-    """Of few key heads each strip has many splits: twelve a processor, and not eight, beside what is too short to be cut."""
-    plan = situations.planned(situations.tree("128,128_3270,10"), 1)[0]
+    """Of few key heads each strip has many splits: sixteen a processor, and not eight, beside what is too short to be cut."""
+    plan = situations.planned(situations.tree("64,128_8000,10"), 1)[0]
     tiling = Tiling(16, num_kv_heads=2, num_processors=132, large_rows=64, specialised_rows=128)
     assert fits_into(plan, tiling, 128, Wide.SMALL)
 

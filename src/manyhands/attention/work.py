@@ -81,8 +81,11 @@ class Tiling:
     least_split: int = 128
     splits_per_processor: float = 2.0  # of small tiles, over all strips and heads
     splits_of_many: float = 8.0  # the same where programs are many
-    most_of_many: float = 12.0  # and where these would have more keys than the next
-    long_of_many: int = 512  # keys
+    long_of_many: int = 512  # keys, of a split of many that is long
+    most_of_many: float = (
+        16.0  # splits a processor, as long as so many are enough for none to be long
+    )
+    long_splits_of_many: float = 12.0  # and where they are not
     keys_to_begin: int = 480  # that a program would read in the time it takes to begin and to end
     wide_rows: int = 128  # of a large tile, from which on a processor holds one program at a time
     wide_to_begin: int = 256  # keys, of such a program
@@ -390,8 +393,9 @@ def _keys_of_many(total: int, tiling: Tiling) -> float:
     a partial.
     """
     share = total / tiling.num_processors
-    fine, coarse = share / tiling.most_of_many, share / tiling.splits_of_many
-    return max(fine, min(coarse, tiling.long_of_many))
+    if share <= tiling.most_of_many * tiling.long_of_many:
+        return min(share / tiling.splits_of_many, tiling.long_of_many)
+    return share / tiling.long_splits_of_many
 
 
 def _to_begin(rows: int, is_specialised: bool, tiling: Tiling) -> int:
