@@ -147,7 +147,7 @@ def qwen3_8b(folder: Path, *, num_layers: int = 36) -> Engine:
 def test_dummy_weights_of_a_real_size(tmp_path: Path) -> None:
     engine = qwen3_8b(tmp_path)
     assert engine.executor.adapter.dtype == torch.bfloat16
-    assert engine.pool.num_slots == 65536  # what `qwen3_8b` asks for
+    assert engine.pool.num_slots == 65536  # as `qwen3_8b` asks for
     assert conversation(engine).isfinite().all()
 
 

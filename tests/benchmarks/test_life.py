@@ -1,0 +1,74 @@
+"""Life, tiny, on the CPU; and two ways to do it, in one engine and in turns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import life
+from manyhands.errors import ManyhandsError
+
+VARIANTS = '''
+"""Two variants, and what is none."""
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks import life
+
+PLAYED = []
+
+
+def _changed(name: str) -> Callable[[], None]:
+    PLAYED.append(name)
+    life.PLAYED = PLAYED
+    return partial(PLAYED.append, f"no more {name}")
+
+
+def coarse() -> Callable[[], None]:
+    return _changed("coarse")
+
+
+def fine() -> Callable[[], None]:
+    return _changed("fine")
+
+
+def of_something(size: int) -> None:
+    """No variant: it takes an argument."""
+'''
+
+
+def test_variants_play_in_turns_in_one_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each situation three times: there, back and there again. A change is undone before the next is made."""
+    file = tmp_path / "variants.py"
+    file.write_text(VARIANTS)
+    monkeypatch.setattr(life, "PLAYED", [], raising=False)
+    given = ["--tiny", "--device", "cpu", "--out", str(tmp_path), "--commit", "abc"]
+    life.main([*given, "--models", "qwen3-8b", "--only", "team", "--variants", str(file)])
+    found = json.loads((tmp_path / "life_variants_qwen3-8b.json").read_text())
+    told = [(each["when"], each["variant"]) for each in found["situations"]]
+    assert told == [
+        ("fresh", "coarse"),
+        ("fresh", "fine"),
+        ("warm", "fine"),
+        ("warm", "coarse"),
+        ("drawn anew", "coarse"),
+        ("drawn anew", "fine"),
+    ]
+    each = [[name, f"no more {name}"] for _, name in told]
+    assert each == [life.PLAYED[at : at + 2] for at in range(0, 12, 2)]  # type: ignore[attr-defined]
+    assert found["gate"]["rows_that_differ"] == 0
+    assert all(line["passes"] == 8 and line["floor_ms"] > 0 for line in found["situations"])
+
+
+def test_without_variants_nothing_is_changed(tmp_path: Path) -> None:
+    ((name, change),) = life.variants_of(None).items()
+    change()()
+    assert not name
+    file = tmp_path / "none.py"
+    file.write_text("from pathlib import Path\n\n\ndef of_something(size):\n    return Path\n")
+    with pytest.raises(ManyhandsError, match="has no variants: functions without arguments"):
+        life.variants_of(file)
