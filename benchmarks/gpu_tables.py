@@ -235,7 +235,7 @@ def gpu_tests() -> str:
     rows = []
     tests = ("", "_eight_bits", "_attention", "_draws", "_halved", "_whole", "_few")
     tests += ("_few_in_eight", "_small_in_eight", "_float16_bound")
-    tests += ("_small_mixed", "_specialised_mixed", "_mixed")
+    tests += ("_small_mixed", "_specialised_mixed", "_mixed", "_mixed_again", "_recordings")
     names = [f"gpu_tests{part}" for part in tests]
     for name in (
         *names,
@@ -246,6 +246,8 @@ def gpu_tests() -> str:
         "gpu_memcheck_rings",
         "gpu_memcheck_four_bits",
         "gpu_memcheck_small_in_eight",
+        "gpu_memcheck_append",
+        "gpu_memcheck_queries",
         "gpu_racecheck",
     ):
         found = result(name)

@@ -53,6 +53,8 @@ _CLEARLY = 0.97  # of the time that it took, below which a cell is faster
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
+    "life_crowds_again_qwen3-8b",
+    "life_teams_again_qwen3-8b",
     "life_sixteen_qwen3-8b",
     "life_ragged_again_qwen3-8b",
     "life_begin_qwen3-8b",
