@@ -627,6 +627,36 @@ def test_rows_that_go_on_side_by_side_get_a_recording_with_the_kernels_that_they
     assert [each.is_specialised for each in made] == [True] * wants_others
 
 
+@pytest.mark.parametrize("every", [4, 40])
+def test_what_crowds_meet_now_and_then_is_not_recorded(
+    every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capacity that wants its own, in one pass of so many: of forty it is too rare, however long the crowd goes on."""
+    monkeypatch.setattr(graphs, "_VERY_OFTEN", 8)
+    monkeypatch.setattr(graphs, "_COUNTED", 64)
+    tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64, specialised_rows=128)
+    passes = passes_of(graphed_engine())
+    passes.backend.tiling = tiling
+    made: list[Capacity] = []
+
+    def record(page_size: int, capacity: Capacity) -> graphs._Graph:
+        made.append(capacity)
+        found = passes._graphs[capacity] = graphs._Graph(passes, capacity, page_size)
+        return found
+
+    monkeypatch.setattr(passes, "_record", record)
+    capacity = graphs.wide_capacity(208, tiling, Wide.LARGE)
+    capacity = replace(capacity, entries=512, pages=2048, small=512, large=256, partials=4096)
+    passes._ahead[208, Wide.LARGE] = graphs._Graph(passes, capacity, 64)
+    usual, rare = completions(200, 2000), completions(200, 16384)
+    own = Capacity.of(rare, cut(rare, tiling)).rounded()
+    assert own != Capacity.of(usual, cut(usual, tiling)).rounded()
+    for number in range(600):
+        passes._recorded(usual if number % every else rare)
+    assert made == ([own] if every == 4 else [])
+    assert passes._seen[own] < graphs._VERY_OFTEN or every == 4
+
+
 @pytest.mark.parametrize("history", [4096, 16384])
 def test_few_rows_that_go_on_side_by_side_are_looked_at_by_their_passes(
     history: int, monkeypatch: pytest.MonkeyPatch

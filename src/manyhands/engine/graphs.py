@@ -97,6 +97,9 @@ _SURE_ENOUGH = 0.99  # share of right guesses from which on whole passes are beg
 # Times that a capacity is asked for, until it gets a recording beside one that serves it: one that is a little
 # wider, or a wide one that was made ahead.
 _VERY_OFTEN = 32
+# About so many of the capacities that were asked for last count: one that crowds meet now and then, a pass in forty, would
+# keep all runs waiting for a tenth of a second, and save less than that in a minute.
+_COUNTED = 256
 # Where a wide recording serves small tiles alone, a plan is cut for it at once, and one of so many for itself too, or of
 # so many passes that have followed it.
 _LOOKED_AT = 8
@@ -147,7 +150,8 @@ class GraphedPasses(Passes):
         self.seconds_recording = 0.0
         self._graphs: dict[Capacity, _Graph] = {}
         self._ahead: dict[tuple[int, Wide], _Graph] = {}  # of those the wide ones, by their tokens
-        self._seen: Counter[Capacity] = Counter()
+        self._seen: Counter[Capacity] = Counter()  # about how often, of the last ones
+        self._num_seen = 0  # since the counts were halved
         self._kinds: Counter[_Kind] = Counter()  # of plans that wide recordings serve
         self._kinds_with_own: set[_Kind] = set()
         self._kinds_due: set[_Kind] = set()  # the next plan of these may be recorded
@@ -349,8 +353,7 @@ class GraphedPasses(Passes):
         self._kinds_due.discard(_kind(plan))
         work = cut(plan, self.backend.tiling, None, stretches)
         capacity = _capacity(plan, work)
-        if capacity not in self._graphs:
-            self._seen[capacity] += 1
+        self._note(capacity)
         times = self._seen[capacity]
         if (found := self._at_hand(plan, work, capacity, stretches)) is not None:
             if not self._has_kernels_of(found[0], plan, work):
@@ -393,13 +396,25 @@ class GraphedPasses(Passes):
         plan, stretches = put_off
         work = cut(plan, self.backend.tiling, None, stretches)
         capacity = _capacity(plan, work)
-        self._seen[capacity] += capacity not in self._graphs
+        self._note(capacity)
         is_served_well = self._is_served_well(plan, work)
         if stretches is None and is_served_well:
             self._is_looked_at = False
         wants_own = not is_served_well and self._seen[capacity] >= _VERY_OFTEN
         if capacity in self._graphs or wants_own:
             self._kinds_due.add(_kind(plan))
+
+    def _note(self, capacity: Capacity) -> None:
+        """A capacity was asked for. The counts of all others are halved now and then, so that older ones count less."""
+        if capacity in self._graphs:
+            return
+        self._num_seen += 1
+        if self._num_seen > _COUNTED:
+            self._num_seen = 1
+            for other, times in self._seen.items():
+                if other != capacity:
+                    self._seen[other] = max(1, times // 2)
+        self._seen[capacity] += 1
 
     def _at_hand(
         self, plan: Plan, work: Work, capacity: Capacity, stretches: Stretches
