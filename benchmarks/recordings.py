@@ -24,7 +24,7 @@ from benchmarks.step_timeline import ready_engine
 from manyhands.attention.prepared import Capacity
 from manyhands.attention.work import Occupancy, Tiling, cut, power_of_two
 from manyhands.cache.plan import Plan
-from manyhands.engine import graphs
+from manyhands.engine import capacities, graphs
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import LocalExecutor
 from manyhands.evaluation.life import LONES, RAGGED, TEAMS, Situation, live, one_team
@@ -61,12 +61,14 @@ def newest_plan(engine: Engine, situation: Situation) -> Plan:
 def candidates(plan: Plan, tiling: Tiling) -> Iterator[tuple[str, Capacity]]:
     """Recordings to try, by what is special about them."""
     own = cut(plan, tiling)
-    yield "its own", graphs._capacity(plan, own)
-    kind = graphs.kind_ahead(plan, own)
+    yield "its own", capacities.capacity_of(plan, own)
+    kind = capacities.kind_ahead(plan, own)
     sizes = [
-        tokens for tokens, made_for in graphs.kinds_ahead(graphs.MOST_TOKENS) if made_for is kind
+        tokens
+        for tokens, made_for in capacities.kinds_ahead(graphs.MOST_TOKENS)
+        if made_for is kind
     ]
-    wide = graphs.wide_capacity(min(s for s in sizes if s >= plan.num_tokens), tiling, kind)
+    wide = capacities.wide_capacity(min(s for s in sizes if s >= plan.num_tokens), tiling, kind)
     yield "wide", wide
     least = power_of_two(max(tiling.least_rows, tiling.group))
     rows = [size for size in (16, 32, 64) if least <= size <= tiling.most_small_rows]
@@ -88,7 +90,7 @@ def candidates(plan: Plan, tiling: Tiling) -> Iterator[tuple[str, Capacity]]:
     yield (
         "its own, wide lists",
         replace(
-            graphs._capacity(plan, own),
+            capacities.capacity_of(plan, own),
             small=wide.small,
             entries=wide.entries,
             pages=wide.pages,

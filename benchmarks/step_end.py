@@ -27,6 +27,8 @@ is left out: the device is busy then. What these milliseconds are worth in a pas
 from __future__ import annotations
 
 import gc
+import importlib
+import importlib.util
 import json
 import os
 import random
@@ -275,7 +277,10 @@ def unlaunched(vocab_size: int = 256) -> Any:
             return PassOutcome(logits[:count], likeliest)
 
     executor.passes = Unlaunched(adapter, executor.memory, executor.backend, Nothing())
-    graphs._uncommon = lambda tiling: []  # they would be tried out by the interpreter
+    # They would be tried out by the interpreter. A checkout before 2026-11-27 has no such module.
+    has_module = importlib.util.find_spec("manyhands.engine.capacities") is not None
+    ahead: Any = importlib.import_module("manyhands.engine.capacities") if has_module else graphs
+    ahead.uncommon_capacities = lambda tiling: []
     engine = Engine(executor, None, settings)
     engine.get_ready()
     return engine

@@ -39,7 +39,7 @@ from benchmarks.step_end import unlaunched
 from benchmarks.timing import python_loop_ms
 from manyhands.cache.pages import PagePool
 from manyhands.cache.planner import Planner
-from manyhands.engine import executor, graphs
+from manyhands.engine import capacities, executor, graphs
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import LocalExecutor
 from manyhands.evaluation.life import Situation, live, one_team
@@ -247,7 +247,7 @@ def main(words: list[str] | None = None) -> None:
     clock = Clock(arguments.minutes)
     itself_ = "itself_" * arguments.itself
     results = Results(f"step_timeline_{itself_}{arguments.model}", arguments, clock)
-    graphs.AHEAD = _WIDEST
+    capacities.AHEAD = _WIDEST
     with ready_engine(arguments, clock) as engine:
         for workers in map(int, arguments.workers.split(",")):
             if arguments.itself:

@@ -34,7 +34,7 @@ from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.engine import graphs
+from manyhands.engine import capacities
 
 CPU, DTYPE, DIM, PAGE = torch.device("cpu"), torch.bfloat16, 128, situations.PAGE_SIZE
 PROCESSORS = 132  # of an H200
@@ -99,14 +99,14 @@ class Layer:
     def recorded(self) -> set[Kernel]:
         """The kernels of wide recordings."""
         sizes = (
-            graphs.wide_capacity(tokens, self.backend.tiling, kind)
-            for tokens, kind in graphs.kinds_ahead(graphs.AHEAD)
+            capacities.wide_capacity(tokens, self.backend.tiling, kind)
+            for tokens, kind in capacities.kinds_ahead(capacities.AHEAD)
         )
         return self._of(*sizes)
 
     def uncommon(self) -> set[Kernel]:
         """The kernels that are tried out besides."""
-        return self._of(*graphs.uncommon_capacities(self.backend.tiling))
+        return self._of(*capacities.uncommon_capacities(self.backend.tiling))
 
     def _of(self, *sizes: Capacity) -> set[Kernel]:
         return set[Kernel]().union(*(self.launched(each, zeros(each)) for each in sizes))

@@ -26,9 +26,10 @@ from manyhands.attention.work import Occupancy, Tiling, cut
 from manyhands.cache.block import Block
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
-from manyhands.engine import graphs, sampling
+from manyhands.engine import capacities, graphs, sampling
+from manyhands.engine.capacities import Wide
 from manyhands.engine.engine import Engine
-from manyhands.engine.graphs import GraphedPasses, Wide
+from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.recorder import Recording
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.settings import SharedSettings
@@ -41,34 +42,34 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-WIDE, UNCOMMON, LEAST = graphs.wide_capacity, graphs.uncommon_capacities, graphs._LEAST
+WIDE, UNCOMMON, LEAST = capacities.wide_capacity, capacities.uncommon_capacities, capacities.LEAST
 
 
 @pytest.fixture(autouse=True)
 def small_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding costs the interpreter time."""
-    few = replace(graphs._LEAST, entries=4, pages=4, small=4, partials=8, most_partials=4)
-    monkeypatch.setattr(graphs, "_LEAST", few)
-    wide = graphs.wide_capacity
+    few = replace(capacities.LEAST, entries=4, pages=4, small=4, partials=8, most_partials=4)
+    monkeypatch.setattr(capacities, "LEAST", few)
+    wide = capacities.wide_capacity
 
     def less_wide(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
         sizes = {"entries": 32, "pages": 16, "small": 16, "partials": 64, "most_partials": 8}
         return replace(wide(tokens, tiling, kind), **sizes)
 
-    monkeypatch.setattr(graphs, "wide_capacity", less_wide)
+    monkeypatch.setattr(capacities, "wide_capacity", less_wide)
     monkeypatch.setattr(
-        graphs, "uncommon_capacities", lambda tiling: [less_wide(2, tiling, Wide.SMALL)]
+        capacities, "uncommon_capacities", lambda tiling: [less_wide(2, tiling, Wide.SMALL)]
     )
 
 
 def with_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on wide recordings have other kernels than small teams want."""
-    usual = graphs.wide_capacity
+    usual = capacities.wide_capacity
 
     def wide(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
         return replace(usual(tokens, tiling, kind), occupancy=Occupancy.SOME)
 
-    monkeypatch.setattr(graphs, "wide_capacity", wide)
+    monkeypatch.setattr(capacities, "wide_capacity", wide)
 
 
 Work = Callable[[Callable[[], None]], tuple[Tensor, ...]]
@@ -222,7 +223,7 @@ def test_what_cannot_have_a_recording_of_its_own_goes_on_by_the_wide_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One that failed in the midst of all had sent every pass behind it to be launched kernel by kernel."""
-    monkeypatch.setattr(graphs, "AHEAD", 2)
+    monkeypatch.setattr(capacities, "AHEAD", 2)
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
     monkeypatch.setattr(graphs, "_LOOKED_AT", 1)
     with_other_kernels(monkeypatch)
@@ -338,7 +339,7 @@ def test_nothing_is_begun_beyond_the_pages_in_use() -> None:
 
 def test_what_was_recorded_ahead_serves_every_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is run launch by launch or recorded behind it, and tokens are those of plain passes."""
-    monkeypatch.setattr(graphs, "AHEAD", 4)
+    monkeypatch.setattr(capacities, "AHEAD", 4)
     strategies = [
         lambda: walking(a_team_of(3), 6, {2: 5}),
         lambda: walking(a_team_of(1), 4, {}, 0.7),
@@ -358,7 +359,7 @@ def test_what_was_recorded_ahead_serves_every_pass(monkeypatch: pytest.MonkeyPat
 
 def test_a_fault_of_the_device_is_found_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last recording is repeated like the others, and the start waits for it."""
-    monkeypatch.setattr(graphs, "AHEAD", 1)
+    monkeypatch.setattr(capacities, "AHEAD", 1)
 
     class Faulty(Again):
         def recover(self) -> None:
@@ -383,7 +384,7 @@ def test_kernels_are_compiled_at_once_before_anything_is_recorded(
     news: list[Any], tried: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless the cache on disk has what the first passes launch; trouble is left to the recordings."""
-    monkeypatch.setattr(graphs, "AHEAD", 4)
+    monkeypatch.setattr(capacities, "AHEAD", 4)
     monkeypatch.setattr(GraphedPasses, "_can_compile_at_once", True)
     blocks: list[list[str]] = []  # kinds of passes that each tries out
     inside, counted = [False], SimpleNamespace(num_new=0)
@@ -439,7 +440,7 @@ def test_kernels_are_compiled_at_once_before_anything_is_recorded(
 def test_a_plan_beyond_what_was_recorded_ahead_is_run_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(graphs, "AHEAD", 1)
+    monkeypatch.setattr(capacities, "AHEAD", 1)
     engine = graphed_engine()
     engine.get_ready()
     engine.run(walking(a_team_of(3), 3, {}))
@@ -451,7 +452,7 @@ def test_the_kernel_that_carries_blocks_is_launched_before_there_is_one_to_carry
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would be compiled when the first desk moves, while a team waits."""
-    monkeypatch.setattr(graphs, "AHEAD", 2)
+    monkeypatch.setattr(capacities, "AHEAD", 2)
     engine = graphed_engine()
     passes, carried = passes_of(engine), list[int]()
     monkeypatch.setattr(
@@ -464,7 +465,7 @@ def test_the_kernel_that_carries_blocks_is_launched_before_there_is_one_to_carry
 @pytest.mark.parametrize("is_ready", [True, False])
 def test_a_prompt_is_no_reason_to_record(monkeypatch: pytest.MonkeyPatch, is_ready: bool) -> None:
     """An engine that got ready records none of four; another one records the second, and both record a pass that writes."""
-    monkeypatch.setattr(graphs, "AHEAD", 2)
+    monkeypatch.setattr(capacities, "AHEAD", 2)
     engine = graphed_engine()
     if is_ready:
         engine.get_ready()
@@ -491,7 +492,7 @@ def test_a_pass_with_drafts_has_no_prompt(
 ) -> None:
     """Drafts come again and again: their second pass is recorded, as one without them is."""
     passes = passes_of(graphed_engine())
-    wide = graphs.wide_capacity(1, passes.backend.tiling, Wide.SMALL)
+    wide = capacities.wide_capacity(1, passes.backend.tiling, Wide.SMALL)
     passes._ahead[1, Wide.SMALL] = graphs._Graph(passes, wide, 64)
     made: list[Capacity] = []
 
@@ -515,7 +516,7 @@ def test_a_capacity_that_is_met_again_and_again_gets_a_recording_of_its_own(
     monkeypatch: pytest.MonkeyPatch, wants_others: bool
 ) -> None:
     """Its plans want other kernels than the wide recording has; where they do not, the wide one serves for good."""
-    monkeypatch.setattr(graphs, "AHEAD", 2)
+    monkeypatch.setattr(capacities, "AHEAD", 2)
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
     monkeypatch.setattr(graphs, "_LOOKED_AT", 1)
     if wants_others:
@@ -533,7 +534,7 @@ def test_a_capacity_that_is_met_again_and_again_gets_a_recording_of_its_own(
 def test_a_recording_of_its_own_behind_rows_that_went_on_changes_no_token(
     forced: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graphs, "AHEAD", 2)
+    monkeypatch.setattr(capacities, "AHEAD", 2)
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
     monkeypatch.setattr(graphs, "_LOOKED_AT", 2)
     with_other_kernels(monkeypatch)
@@ -552,7 +553,7 @@ def test_a_recording_of_its_own_in_the_midst_of_rows_that_go_on_changes_no_token
     forced: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A guess that was begun is dropped then, once."""
-    monkeypatch.setattr(graphs, "AHEAD", 2)
+    monkeypatch.setattr(capacities, "AHEAD", 2)
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
     monkeypatch.setattr(GraphedPasses, "_wide_at_once", lambda self, plan, stretches: None)
     with_other_kernels(monkeypatch)
@@ -582,7 +583,7 @@ def test_crowds_are_served_by_wide_recordings_unless_they_want_other_large_tiles
     plan = completions(200, 16384)  # a prompt that specialised tiles pay for
     work = cut(plan, tiling)
     assert work.large_rows == large_rows
-    capacity = graphs.wide_capacity(208, tiling, Wide.LARGE)
+    capacity = capacities.wide_capacity(208, tiling, Wide.LARGE)
     passes._ahead[208, Wide.LARGE] = graphs._Graph(passes, capacity, 64)
     assert passes._is_served_well(plan, work) is (large_rows == 64)
 
@@ -611,7 +612,7 @@ def test_rows_that_go_on_side_by_side_get_a_recording_with_the_kernels_that_they
         return graphs._Graph(passes, capacity, page_size)
 
     monkeypatch.setattr(passes, "_record", record)
-    capacity = graphs.wide_capacity(208, tiling, Wide.LARGE)
+    capacity = capacities.wide_capacity(208, tiling, Wide.LARGE)
     capacity = replace(capacity, entries=512, pages=2048, small=512, large=256, partials=4096)
     wide = passes._ahead[208, Wide.LARGE] = graphs._Graph(passes, capacity, 64)
     plan = completions(200, 16384)
@@ -645,7 +646,7 @@ def test_what_crowds_meet_now_and_then_is_not_recorded(
         return found
 
     monkeypatch.setattr(passes, "_record", record)
-    capacity = graphs.wide_capacity(208, tiling, Wide.LARGE)
+    capacity = capacities.wide_capacity(208, tiling, Wide.LARGE)
     capacity = replace(capacity, entries=512, pages=2048, small=512, large=256, partials=4096)
     passes._ahead[208, Wide.LARGE] = graphs._Graph(passes, capacity, 64)
     usual, rare = completions(200, 2000), completions(200, 16384)
@@ -664,7 +665,7 @@ def test_few_rows_that_go_on_side_by_side_are_looked_at_by_their_passes(
     """A wide recording is taken for them at once, and their plan is made anew with every page alone. The longer prompt wants large tiles."""
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
     monkeypatch.setattr(graphs, "_LOOKED_AT", 4)
-    monkeypatch.setattr(graphs, "_LEAST", LEAST)
+    monkeypatch.setattr(capacities, "LEAST", LEAST)
     monkeypatch.setattr(graphs, "_follows", lambda plan, last: True)
     cuts = []
 
@@ -729,7 +730,7 @@ def test_no_large_tiles_are_launched_for_nothing(readers: int) -> None:
     passes = passes_of(graphed_engine())
     passes.backend.tiling = tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64)
     for kind in (Wide.SMALL, Wide.LARGE):
-        wide = graphs.wide_capacity(208, tiling, kind)
+        wide = capacities.wide_capacity(208, tiling, kind)
         capacity = replace(wide, entries=512, pages=1024, small=512, partials=512)
         passes._ahead[208, kind] = graphs._Graph(passes, capacity, 64)
     shared = situations.block_of(900)
@@ -764,10 +765,10 @@ def test_a_team_in_which_a_step_has_ended_has_recordings_without_much_padding(
     """As many rows that are fed one token each want more logits than these recordings make: the next one serves them."""
     team = situations.live_team(rows, 1024, 99, prefixes=ended)[0]
     plan = team if ended else completions(rows, 99)
-    monkeypatch.setattr(graphs, "_LEAST", LEAST)
+    monkeypatch.setattr(capacities, "LEAST", LEAST)
     passes = passes_of(graphed_engine())
     passes.backend.tiling = tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64)
-    for tokens, made_for in graphs.kinds_ahead(64):
+    for tokens, made_for in capacities.kinds_ahead(64):
         capacity = WIDE(tokens, tiling, made_for)
         passes._ahead[tokens, made_for] = graphs._Graph(passes, capacity, 64)
     cuts: list[object] = []
@@ -790,7 +791,7 @@ def test_a_plan_of_few_tokens_is_cut_once_where_a_wide_recording_serves_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its own capacity is looked for once in so many plans of its kind, for which it is cut twice: behind the launch."""
-    monkeypatch.setattr(graphs, "AHEAD", 2)
+    monkeypatch.setattr(capacities, "AHEAD", 2)
     monkeypatch.setattr(graphs, "_LOOKED_AT", 4)
     engine = graphed_engine()
     engine.get_ready()
@@ -820,7 +821,7 @@ def test_a_plan_for_which_one_wide_recording_has_no_room_goes_by_the_other(
     monkeypatch: pytest.MonkeyPatch, fitting: Wide
 ) -> None:
     """Launch by launch it would take ten times as long: of a team of sixteen four steps have ended in one pass."""
-    monkeypatch.setattr(graphs, "_LEAST", LEAST)
+    monkeypatch.setattr(capacities, "LEAST", LEAST)
     passes = passes_of(graphed_engine())
     passes.backend.tiling = tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=128)
     plan = situations.live_team(16, 16384, 99, prefixes=4)[0]
@@ -842,7 +843,7 @@ def test_a_capacity_gets_a_recording_of_its_own_where_nothing_is_begun_ahead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As with speculation, whose passes feed several tokens a row: they come one by one."""
-    monkeypatch.setattr(graphs, "AHEAD", 2)
+    monkeypatch.setattr(capacities, "AHEAD", 2)
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
     monkeypatch.setattr(graphs, "_LOOKED_AT", 2)
     with_other_kernels(monkeypatch)
@@ -860,7 +861,7 @@ def test_a_capacity_gets_a_recording_of_its_own_where_nothing_is_begun_ahead(
 def test_a_plan_that_the_other_recording_serves_gets_its_own_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(graphs, "_LEAST", LEAST)
+    monkeypatch.setattr(capacities, "LEAST", LEAST)
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 4)
     passes = passes_of(graphed_engine())
     passes.backend.tiling = tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=128)
@@ -894,7 +895,7 @@ def test_an_empty_list_of_tiles_is_not_padded() -> None:
     found = []
     for workers in (4, 16):
         plan = a_team(workers, 1024, 128)
-        found.append(graphs._capacity(plan, cut(plan, tiling)))
+        found.append(capacities.capacity_of(plan, cut(plan, tiling)))
     assert [bool(capacity.small) for capacity in found] == [True, False]
     assert [bool(capacity.large) for capacity in found] == [False, True]
 
@@ -904,17 +905,17 @@ def test_padding_does_not_crowd_a_processor() -> None:
     tiling = Tiling(1, num_kv_heads=32, num_processors=100)
     plan = a_team(16, 1024, 128)
     work = cut(plan, tiling)
-    capacity = graphs._capacity(plan, work)
+    capacity = capacities.capacity_of(plan, work)
     assert capacity.small * tiling.num_kv_heads > tiling.many * tiling.num_processors
     assert capacity.occupancy == work.occupancy != Occupancy.MANY
 
 
 def test_few_partials_are_not_merged_as_if_they_were_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Completions leave two for every token, a team at least one for every desk."""
-    monkeypatch.setattr(graphs, "_LEAST", replace(graphs._LEAST, most_partials=32))
+    monkeypatch.setattr(capacities, "LEAST", replace(capacities.LEAST, most_partials=32))
     tiling = Tiling(4, num_kv_heads=8, num_processors=132)
     found = [
-        graphs._capacity(plan, cut(plan, tiling)).most_partials
+        capacities.capacity_of(plan, cut(plan, tiling)).most_partials
         for plan in (completions(512, 512), a_team(4, 512, 16))
     ]
     assert found == [2, 32]

@@ -16,7 +16,7 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Choice, Row, StandIn, Step
 from manyhands.cache.view import View
-from manyhands.engine import graphs
+from manyhands.engine import capacities
 from manyhands.engine.engine import Engine
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.lookahead import Lookahead
@@ -179,7 +179,7 @@ def test_behind_a_step_that_ends_a_team_alone_is_planned_while_the_device_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of its pass the head alone is begun; where another step ends then, it is dropped."""
-    monkeypatch.setattr(graphs, "AHEAD", 8)
+    monkeypatch.setattr(capacities, "AHEAD", 8)
     engine = graphed()
     engine.get_ready()
     before = engine.executor.counts

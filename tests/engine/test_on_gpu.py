@@ -38,7 +38,8 @@ from tests.model.families_zoo import some_tokens, tiny_models
 if torch.cuda.is_available():
     from manyhands.engine.executor import LocalExecutor
 from manyhands.attention.compile_at_once import compiling_at_once
-from manyhands.engine.graphs import GraphedPasses, Wide, _Graph, wide_capacity
+from manyhands.engine.capacities import Wide, wide_capacity
+from manyhands.engine.graphs import GraphedPasses, _Graph
 from manyhands.engine.recorder import CudaRecorder
 
 

@@ -421,10 +421,11 @@ def test_recorded_passes_serve_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = pytest.importorskip("manyhands.engine.graphs", reason="Triton comes for Linux only")
     if torch.cuda.is_available():
         pytest.skip("the kernels are compiled here, and run on the GPU only")
+    from manyhands.engine import capacities
     from tests.engine.test_graphs import Again
 
-    few = replace(graphs._LEAST, entries=4, pages=4, small=4, partials=8, most_partials=4)
-    monkeypatch.setattr(graphs, "_LEAST", few)
+    few = replace(capacities.LEAST, entries=4, pages=4, small=4, partials=8, most_partials=4)
+    monkeypatch.setattr(capacities, "LEAST", few)
     engine = small_engine(speculate=6, backend="triton")
     executor: Any = engine.executor
     passes = graphs.GraphedPasses(executor.adapter, executor.memory, executor.backend, Again())

@@ -14,7 +14,7 @@ from manyhands.attention.work import Tiling, cut
 from manyhands.cache.plan import Plan
 from manyhands.cache.view import View
 from manyhands.engine import graphs
-from manyhands.engine.graphs import AHEAD, Wide, kind_ahead, kinds_ahead, wide_capacity
+from manyhands.engine.capacities import AHEAD, Wide, kind_ahead, kinds_ahead, wide_capacity
 from tests.attention.test_work import a_team, completions
 
 TILINGS = [

@@ -20,7 +20,7 @@ Where no head is long enough, the whole pass is begun while guesses have been ri
 
 **Ahead of time.** A recording takes some hundredths of a second, and all runs wait for it. `record_ahead` makes
 one *wide* recording for every number of tokens that passes come in, with room for long lists of everything
-else, before there is anything to serve; teams in which steps have ended have their own (`Wide`). Plans are cut for its kernels (`Cutting`). Kernels are compiled before that, all at
+else, before there is anything to serve; teams in which steps have ended have their own (`engine/capacities.py`). Plans are cut for its kernels (`Cutting`). Kernels are compiled before that, all at
 once, those of other tiles too (`uncommon_capacities`). A plan that wants other kernels, such
 as large tiles for a long history, gets a recording of its own when its capacity has been met again and again. So does one that
 fits the wide recording with the other tiles alone; and one that fits none, the second time, or, if a prompt is in it, much later.
@@ -35,8 +35,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
-from enum import Enum
+from dataclasses import astuple, dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -46,7 +45,6 @@ from torch import Tensor
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.compile_at_once import Kernels, compiling_at_once, counting_new_kernels
 from manyhands.attention.prepared import (
-    ENDED,
     NO_PAGE,
     Capacity,
     Prepared,
@@ -55,12 +53,10 @@ from manyhands.attention.prepared import (
     rounded_tokens,
     tokens_of_ended,
 )
-from manyhands.attention.triton_backend import TritonBackend, are_halved, is_beside
+from manyhands.attention.triton_backend import TritonBackend
 from manyhands.attention.work import (
     Cutting,
-    Occupancy,
     Stretches,
-    Tiling,
     Work,
     cut,
     power_of_two,
@@ -68,6 +64,8 @@ from manyhands.attention.work import (
 from manyhands.cache.logprobs import Targets
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
+from manyhands.engine import capacities
+from manyhands.engine.capacities import Wide, capacity_of, kind_ahead
 from manyhands.engine.heads import Heads, part_ends
 from manyhands.engine.passes import ALONE, Attending, Late, Others, Passes, PassOutcome
 from manyhands.engine.recorder import Cut, GraphRecorder, Recording
@@ -77,22 +75,6 @@ from manyhands.model.memory import Memory
 
 T = TypeVar("T")
 MOST_TOKENS = 2048  # of a recorded pass; wider ones are long enough to hide their launches
-# Sizes are rounded up to at least these, so that a team's growing history changes its capacity rarely.
-_LEAST = Capacity(
-    tokens=1,
-    rows=1,
-    entries=16,
-    pages=512,
-    small=64,
-    large=0,
-    partials=256,
-    most_partials=32,
-    small_rows=1,
-    large_rows=16,
-    occupancy=Occupancy.FEW,
-)
-_MERGES = (2, 4, 8, 16, 32, 64)  # partials of a token that are merged at once
-_FEW_PARTIALS = 4  # of a token, as completions have; merged by programs of several heads
 _SURE_ENOUGH = 0.99  # share of right guesses from which on whole passes are begun
 # Times that a capacity is asked for, until it gets a recording beside one that serves it: one that is a little
 # wider, or a wide one that was made ahead.
@@ -105,22 +87,7 @@ _COUNTED = 256
 _LOOKED_AT = 8
 # Tokens, beyond which all products are the library's: those of four bits are ours for longest.
 _MOST_OF_OUR_PRODUCTS = 256
-AHEAD = 768  # tokens of the largest wide recording: a part of a prompt, and what many others write
-# Tokens of a pass up to which every wide recording has one kind of tiles, mostly small ones, and up to which there is one
-# of small tiles alone. Recordings of `Wide.ENDED` always have one kind.
-_ALL_SMALL, _MOST_ALONE = 32, 256
-# Small tiles of a recording up to the former, if processors hold no more at once: each beyond a plan's own is a program that
-# finds nothing to do, and takes its time.
-_MOST_ITEMS = 256
 _GUESSES = 32  # about so many of the last ones count
-
-
-class Wide(Enum):
-    """The use that a wide recording is made for."""
-
-    SMALL = "rows that write: many small tiles"
-    LARGE = "parts of prompts: large tiles, beside small ones"
-    ENDED = "a team in which steps have ended: fewer rows than tokens, which read the same strips"
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +216,7 @@ class GraphedPasses(Passes):
         stretches = Stretches.of(plan, self.backend.tiling)
         if (found := self._wide_at_once(plan, stretches)) is None:
             work = cut(plan, self.backend.tiling, None, stretches)
-            found = self._at_hand(plan, work, _capacity(plan, work), stretches)
+            found = self._at_hand(plan, work, capacity_of(plan, work), stretches)
         if found is None:
             return False
         graph, work = found
@@ -352,7 +319,7 @@ class GraphedPasses(Passes):
             return found
         self._kinds_due.discard(_kind(plan))
         work = cut(plan, self.backend.tiling, None, stretches)
-        capacity = _capacity(plan, work)
+        capacity = capacity_of(plan, work)
         self._note(capacity)
         times = self._seen[capacity]
         if (found := self._at_hand(plan, work, capacity, stretches)) is not None:
@@ -376,12 +343,14 @@ class GraphedPasses(Passes):
         if kind in self._kinds_with_own or not self._ahead:
             return None
         found = self._wide(plan, stretches, Wide.ENDED)
-        is_looked_at = plan.num_tokens <= _ALL_SMALL or found is not None
+        is_looked_at = plan.num_tokens <= capacities.ALL_SMALL or found is not None
         if is_looked_at:
             self._kinds[kind] += 1
             if self._kinds[kind] % _LOOKED_AT == 0:
                 self._to_look_at = plan, stretches
-        elif plan.num_tokens > _MOST_ALONE or not stretches.are_small(self.backend.tiling):
+        elif plan.num_tokens > capacities.MOST_ALONE or not stretches.are_small(
+            self.backend.tiling
+        ):
             return None  # one with large tiles would launch them for nothing
         found = found or self._wide(plan, stretches, Wide.SMALL)
         self._is_looked_at = is_looked_at and found is not None
@@ -395,7 +364,7 @@ class GraphedPasses(Passes):
             return
         plan, stretches = put_off
         work = cut(plan, self.backend.tiling, None, stretches)
-        capacity = _capacity(plan, work)
+        capacity = capacity_of(plan, work)
         self._note(capacity)
         is_served_well = self._is_served_well(plan, work)
         if stretches is None and is_served_well:
@@ -451,7 +420,7 @@ class GraphedPasses(Passes):
     def _has_kernels_of(wide: _Graph, plan: Plan, work: Work) -> bool:
         """Whether a recording has the kernels that a plan, cut alone as `work`, wants. Of many tokens the large ones count."""
         large_rows = work.large_rows if len(work.large) else 0
-        if plan.num_tokens <= _ALL_SMALL:
+        if plan.num_tokens <= capacities.ALL_SMALL:
             own = Cutting(work.small_rows, large_rows, work.occupancy, work.is_specialised)
             cutting = wide.capacity.cutting
             if not len(work.small):
@@ -486,11 +455,11 @@ class GraphedPasses(Passes):
         """Compile kernels and make the wide recordings; `told` how far that has come. Stops where one cannot be made."""
         tiling = self.backend.tiling
         wide = {
-            (tokens, kind): wide_capacity(tokens, tiling, kind)
-            for tokens, kind in kinds_ahead(AHEAD)
+            (tokens, kind): capacities.wide_capacity(tokens, tiling, kind)
+            for tokens, kind in capacities.kinds_ahead(capacities.AHEAD)
         }
         # Other ranks are told of recordings alone, so there nothing is tried out.
-        uncommon = uncommon_capacities(tiling) if self.others is ALONE else []
+        uncommon = capacities.uncommon_capacities(tiling) if self.others is ALONE else []
         first, *rest = wide.values()
         at_once = self._can_compile_at_once
         num_wide = len(wide)
@@ -788,119 +757,6 @@ def make_harmless(integers: Tensor, capacity: Capacity) -> None:
             integers[start : start + size] = NO_PAGE
 
 
-def kinds_ahead(most: int) -> list[tuple[int, Wide]]:
-    """The wide recordings, by their tokens and what they are made for."""
-    sizes = sorted({rounded_tokens(count) for count in range(1, most + 1)})
-    usual = [tokens for tokens in sizes if tokens not in ENDED or tokens == power_of_two(tokens)]
-    return [
-        *((tokens, Wide.SMALL) for tokens in usual if tokens <= _MOST_ALONE),
-        *((tokens, Wide.ENDED) for tokens in sizes if tokens in ENDED),
-        *((tokens, Wide.LARGE) for tokens in usual if tokens > _ALL_SMALL),
-    ]
-
-
-def kind_ahead(plan: Plan, work: Work) -> Wide:
-    """The kind of wide recording that is meant for such a plan, unless steps have ended in it; `work`: as it would be cut alone."""
-    is_small = plan.num_tokens <= _ALL_SMALL or not len(work.large)
-    return Wide.SMALL if is_small and plan.num_tokens <= _MOST_ALONE else Wide.LARGE
-
-
-def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
-    """Room for whatever a pass of so many tokens may bring: teams with many desks, a long history, parts of prompts.
-
-    A recording of `Wide.ENDED` has room for what such a team brings, and no more.
-
-    Of many tokens a small tile has rows for a team of four, since larger ones would be half empty. Padding costs a pass
-    microseconds per layer, for programs that find nothing to do.
-    """
-    least = power_of_two(max(tiling.least_rows, tiling.group))
-    has_large, is_narrow = kind is Wide.LARGE, tokens <= _ALL_SMALL or kind is Wide.ENDED
-    rows = tiling.small_size(max(least, min(tokens * tiling.group, tiling.most_small_rows)))
-    many = min(tokens, 64)
-    splits = tiling.splits_per_processor if is_narrow else tiling.most_of_many
-    items = int(splits * tiling.num_processors / tiling.num_kv_heads) + 4 * many
-    # Merging cannot begin before the last program has, so padding costs crowds microseconds too. A plan with more small tiles
-    # than that goes by the recording with large ones.
-    most = (16 if is_narrow or has_large else 10) * many
-    most = min(most, _MOST_ITEMS) if is_narrow else most
-    small_rows = rows if is_narrow else min(rows, power_of_two(max(least, 4 * tiling.group)))
-    # Of few key heads each strip has many splits, and each leaves a partial for every token of its tile.
-    of_splits = 0 if is_narrow else items * max(1, small_rows // tiling.group)
-    wide = Capacity(
-        tokens=tokens,
-        rows=min(tokens, 256),
-        entries=max(256, 64 * many),
-        pages=_LEAST.pages * (8 if is_narrow else 16),
-        small=max(_LEAST.small, items, most),
-        large=64 if has_large else 0,
-        partials=max(1024, 64 * many, of_splits),
-        most_partials=32 if is_narrow else 8,
-        small_rows=small_rows,
-        large_rows=power_of_two(max(tiling.large_rows, tiling.group)) if has_large else 0,
-        occupancy=Occupancy.FEW if is_narrow else Occupancy.MANY,
-    )
-    return _of_ended_steps(wide, items, tiling) if kind is Wide.ENDED else wide
-
-
-def _of_ended_steps(wide: Capacity, items: int, tiling: Tiling) -> Capacity:
-    """The same for a team in which a step has ended, whose rows are fewer than its tokens and read the same strips.
-
-    Where all tokens together have more rows than a small tile, all tiles are large. Other plans find room in the next
-    recording.
-    """
-    rows = 2 * wide.tokens // 3
-    if (rows + 1) * tiling.group <= tiling.most_small_rows:
-        return replace(wide, rows=rows, small=max(_LEAST.small, items))
-    large_rows = power_of_two(max(tiling.large_rows, tiling.group))
-    return replace(wide, rows=rows, small=0, large=items, large_rows=large_rows)
-
-
-def uncommon_capacities(tiling: Tiling) -> list[Capacity]:
-    """Small capacities that between them launch every kernel of attention which a pass may need that was not recorded ahead.
-
-    A kernel is another one if its tiles are alone, beside others in one stream or in two, or leave outputs at once.
-    """
-    both = wide_capacity(2 * _ALL_SMALL, tiling, Wide.LARGE)
-    both = replace(both, large=max(both.large, tiling.num_processors))
-    least = power_of_two(max(tiling.least_rows, tiling.group))
-    rows = tiling.small_sizes(least, tiling.most_small_rows, are_few=False)
-    kinds = [(size, occupancy) for size in rows for occupancy in Occupancy]
-    between = set(tiling.small_sizes(least, tiling.most_small_rows, are_few=True)) - set(rows)
-    kinds += [(size, Occupancy.FEW) for size in between]
-    if tiling.group == 1:
-        kinds.append((1, Occupancy.MANY))
-    small = [replace(both, small_rows=size, occupancy=occupancy) for size, occupancy in kinds]
-    sizes = [(tiling.large_rows, False)]
-    if tiling.specialised_rows:
-        sizes += [(tiling.specialised_rows, is_specialised) for is_specialised in (False, True)]
-    sizes += [(tiling.few_rows, True)] * (tiling.few_rows > 0)
-    if tiling.narrow_rows:
-        sizes.append((tiling.narrow_rows, True))
-    widest = rows[-1] if rows else both.small_rows
-    large = [
-        replace(both, small_rows=widest, large_rows=size, is_specialised=special)
-        for size, special in sizes
-    ]
-    beside = [each for each in small if is_beside(each, tiling)]
-    # In one stream neither begin the widest small ones nor any beside the last kind of large ones.
-    last = large[-1]
-    in_two_streams = [*(replace(last, small_rows=a, occupancy=b) for a, b in kinds), *large]
-    alone = [
-        *(replace(each, large=0) for each in small),
-        *(replace(each, small=0) for each in large),
-    ]
-    in_one_stream = [*beside, *alone]
-    at_once = [each for each in alone if each.large or each.small_rows == least]
-    found = [*in_two_streams, *in_one_stream]
-    found += [replace(each, most_partials=1) for each in at_once]
-    # A kernel merges so many partials of a token; another one does behind two streams, another one those of 16 bits.
-    halved = [each for each in in_one_stream if are_halved(each, tiling)]
-    whole = [each for each in in_one_stream if not are_halved(each, tiling)]
-    for kind in (in_two_streams, halved, whole):
-        found += [replace(each, most_partials=most) for each in kind[:1] for most in _MERGES]
-    return list(dict.fromkeys(found))
-
-
 def _follows(plan: Plan, last: Plan) -> bool:
     """Whether this plan is the last one, one token later."""
     return (
@@ -908,17 +764,3 @@ def _follows(plan: Plan, last: Plan) -> bool:
         and plan.lockstep is last.lockstep
         and plan.lockstep_index == last.lockstep_index + 1
     )
-
-
-def _capacity(plan: Plan, work: Work) -> Capacity:
-    """The sizes to record for this plan, rounded up to few different ones.
-
-    A list of tiles that is empty stays so: for padding alone, every layer would launch a kernel more.
-    Few partials stay few: merging is launched for as many as there may be.
-    """
-    exact = vars(Capacity.of(plan, work))
-    sizes = {name: max(size, getattr(_LEAST, name)) for name, size in exact.items()}
-    sizes["small"] *= exact["small"] > 0
-    if exact["most_partials"] <= _FEW_PARTIALS:
-        sizes["most_partials"] = exact["most_partials"]
-    return Capacity(**sizes).rounded()

@@ -17,7 +17,7 @@ import torch
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from manyhands.attention.triton_backend import TritonBackend
-from manyhands.engine import graphs
+from manyhands.engine import capacities
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.graphs import GraphedPasses
@@ -41,8 +41,8 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def small_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding costs the interpreter time; and it runs one kernel at a time."""
-    few = replace(graphs._LEAST, entries=4, pages=4, small=4, partials=8, most_partials=4)
-    monkeypatch.setattr(graphs, "_LEAST", few)
+    few = replace(capacities.LEAST, entries=4, pages=4, small=4, partials=8, most_partials=4)
+    monkeypatch.setattr(capacities, "LEAST", few)
     one_at_a_time = threading.Lock()
     for name in ("append", "attend"):
         right: Any = getattr(TritonBackend, name)

@@ -1,0 +1,181 @@
+"""Capacities of recordings: those of plans, rounded, and those of recordings that are made before there is a plan.
+
+A recording serves every plan that fits its capacity and is cut for its kernels (`engine/graphs.py`). What a pass will bring is
+not known when an engine gets ready, so one *wide* recording is made for every number of tokens that passes come in, with room for
+long lists of everything else, and for some numbers two, by what they are for (`Wide`):
+
+    kinds_ahead            all of them: tokens, and the use
+    kind_ahead             the use that is meant for a plan
+    wide_capacity          the room that each has
+    uncommon_capacities    kernels that no wide recording has, so that they are compiled all the same
+    capacity_of            the capacity that a plan itself would get a recording of
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+
+from manyhands.attention.prepared import ENDED, Capacity, rounded_tokens
+from manyhands.attention.triton_backend import are_halved, is_beside
+from manyhands.attention.work import Occupancy, Tiling, Work, power_of_two
+from manyhands.cache.plan import Plan
+
+# Sizes are rounded up to at least these, so that a team's growing history changes its capacity rarely.
+LEAST = Capacity(
+    tokens=1,
+    rows=1,
+    entries=16,
+    pages=512,
+    small=64,
+    large=0,
+    partials=256,
+    most_partials=32,
+    small_rows=1,
+    large_rows=16,
+    occupancy=Occupancy.FEW,
+)
+_MERGES = (2, 4, 8, 16, 32, 64)  # partials of a token that are merged at once
+_FEW_PARTIALS = 4  # of a token, as completions have; merged by programs of several heads
+AHEAD = 768  # tokens of the largest wide recording: a part of a prompt, and what many others write
+# Tokens of a pass up to which every wide recording has one kind of tiles, mostly small ones, and up to which there is one
+# of small tiles alone. Recordings of `Wide.ENDED` always have one kind.
+ALL_SMALL, MOST_ALONE = 32, 256
+# Small tiles of a recording up to the former, if processors hold no more at once: each beyond a plan's own is a program that
+# finds nothing to do, and takes its time.
+_MOST_ITEMS = 256
+
+
+class Wide(Enum):
+    """The use that a wide recording is made for."""
+
+    SMALL = "rows that write: many small tiles"
+    LARGE = "parts of prompts: large tiles, beside small ones"
+    ENDED = "a team in which steps have ended: fewer rows than tokens, which read the same strips"
+
+
+def kinds_ahead(most: int) -> list[tuple[int, Wide]]:
+    """The wide recordings, by their tokens and what they are made for."""
+    sizes = sorted({rounded_tokens(count) for count in range(1, most + 1)})
+    usual = [tokens for tokens in sizes if tokens not in ENDED or tokens == power_of_two(tokens)]
+    return [
+        *((tokens, Wide.SMALL) for tokens in usual if tokens <= MOST_ALONE),
+        *((tokens, Wide.ENDED) for tokens in sizes if tokens in ENDED),
+        *((tokens, Wide.LARGE) for tokens in usual if tokens > ALL_SMALL),
+    ]
+
+
+def kind_ahead(plan: Plan, work: Work) -> Wide:
+    """The kind of wide recording that is meant for such a plan, unless steps have ended in it; `work`: as it would be cut alone."""
+    is_small = plan.num_tokens <= ALL_SMALL or not len(work.large)
+    return Wide.SMALL if is_small and plan.num_tokens <= MOST_ALONE else Wide.LARGE
+
+
+def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
+    """Room for whatever a pass of so many tokens may bring: teams with many desks, a long history, parts of prompts.
+
+    A recording of `Wide.ENDED` has room for what such a team brings, and no more.
+
+    Of many tokens a small tile has rows for a team of four, since larger ones would be half empty. Padding costs a pass
+    microseconds per layer, for programs that find nothing to do.
+    """
+    least = power_of_two(max(tiling.least_rows, tiling.group))
+    has_large, is_narrow = kind is Wide.LARGE, tokens <= ALL_SMALL or kind is Wide.ENDED
+    rows = tiling.small_size(max(least, min(tokens * tiling.group, tiling.most_small_rows)))
+    many = min(tokens, 64)
+    splits = tiling.splits_per_processor if is_narrow else tiling.most_of_many
+    items = int(splits * tiling.num_processors / tiling.num_kv_heads) + 4 * many
+    # Merging cannot begin before the last program has, so padding costs crowds microseconds too. A plan with more small tiles
+    # than that goes by the recording with large ones.
+    most = (16 if is_narrow or has_large else 10) * many
+    most = min(most, _MOST_ITEMS) if is_narrow else most
+    small_rows = rows if is_narrow else min(rows, power_of_two(max(least, 4 * tiling.group)))
+    # Of few key heads each strip has many splits, and each leaves a partial for every token of its tile.
+    of_splits = 0 if is_narrow else items * max(1, small_rows // tiling.group)
+    wide = Capacity(
+        tokens=tokens,
+        rows=min(tokens, 256),
+        entries=max(256, 64 * many),
+        pages=LEAST.pages * (8 if is_narrow else 16),
+        small=max(LEAST.small, items, most),
+        large=64 if has_large else 0,
+        partials=max(1024, 64 * many, of_splits),
+        most_partials=32 if is_narrow else 8,
+        small_rows=small_rows,
+        large_rows=power_of_two(max(tiling.large_rows, tiling.group)) if has_large else 0,
+        occupancy=Occupancy.FEW if is_narrow else Occupancy.MANY,
+    )
+    return _of_ended_steps(wide, items, tiling) if kind is Wide.ENDED else wide
+
+
+def _of_ended_steps(wide: Capacity, items: int, tiling: Tiling) -> Capacity:
+    """The same for a team in which a step has ended, whose rows are fewer than its tokens and read the same strips.
+
+    Where all tokens together have more rows than a small tile, all tiles are large. Other plans find room in the next
+    recording.
+    """
+    rows = 2 * wide.tokens // 3
+    if (rows + 1) * tiling.group <= tiling.most_small_rows:
+        return replace(wide, rows=rows, small=max(LEAST.small, items))
+    large_rows = power_of_two(max(tiling.large_rows, tiling.group))
+    return replace(wide, rows=rows, small=0, large=items, large_rows=large_rows)
+
+
+def uncommon_capacities(tiling: Tiling) -> list[Capacity]:
+    """Small capacities that between them launch every kernel of attention which a pass may need that was not recorded ahead.
+
+    A kernel is another one if its tiles are alone, beside others in one stream or in two, or leave outputs at once.
+    """
+    both = wide_capacity(2 * ALL_SMALL, tiling, Wide.LARGE)
+    both = replace(both, large=max(both.large, tiling.num_processors))
+    least = power_of_two(max(tiling.least_rows, tiling.group))
+    rows = tiling.small_sizes(least, tiling.most_small_rows, are_few=False)
+    kinds = [(size, occupancy) for size in rows for occupancy in Occupancy]
+    between = set(tiling.small_sizes(least, tiling.most_small_rows, are_few=True)) - set(rows)
+    kinds += [(size, Occupancy.FEW) for size in between]
+    if tiling.group == 1:
+        kinds.append((1, Occupancy.MANY))
+    small = [replace(both, small_rows=size, occupancy=occupancy) for size, occupancy in kinds]
+    sizes = [(tiling.large_rows, False)]
+    if tiling.specialised_rows:
+        sizes += [(tiling.specialised_rows, is_specialised) for is_specialised in (False, True)]
+    sizes += [(tiling.few_rows, True)] * (tiling.few_rows > 0)
+    if tiling.narrow_rows:
+        sizes.append((tiling.narrow_rows, True))
+    widest = rows[-1] if rows else both.small_rows
+    large = [
+        replace(both, small_rows=widest, large_rows=size, is_specialised=special)
+        for size, special in sizes
+    ]
+    beside = [each for each in small if is_beside(each, tiling)]
+    # In one stream neither begin the widest small ones nor any beside the last kind of large ones.
+    last = large[-1]
+    in_two_streams = [*(replace(last, small_rows=a, occupancy=b) for a, b in kinds), *large]
+    alone = [
+        *(replace(each, large=0) for each in small),
+        *(replace(each, small=0) for each in large),
+    ]
+    in_one_stream = [*beside, *alone]
+    at_once = [each for each in alone if each.large or each.small_rows == least]
+    found = [*in_two_streams, *in_one_stream]
+    found += [replace(each, most_partials=1) for each in at_once]
+    # A kernel merges so many partials of a token; another one does behind two streams, another one those of 16 bits.
+    halved = [each for each in in_one_stream if are_halved(each, tiling)]
+    whole = [each for each in in_one_stream if not are_halved(each, tiling)]
+    for kind in (in_two_streams, halved, whole):
+        found += [replace(each, most_partials=most) for each in kind[:1] for most in _MERGES]
+    return list(dict.fromkeys(found))
+
+
+def capacity_of(plan: Plan, work: Work) -> Capacity:
+    """The sizes to record for this plan, rounded up to few different ones.
+
+    A list of tiles that is empty stays so: for padding alone, every layer would launch a kernel more.
+    Few partials stay few: merging is launched for as many as there may be.
+    """
+    exact = vars(Capacity.of(plan, work))
+    sizes = {name: max(size, getattr(LEAST, name)) for name, size in exact.items()}
+    sizes["small"] *= exact["small"] > 0
+    if exact["most_partials"] <= _FEW_PARTIALS:
+        sizes["most_partials"] = exact["most_partials"]
+    return Capacity(**sizes).rounded()
