@@ -17,7 +17,7 @@ Processes differ by a hundredth, and the two of a comparison are two. `--variant
 a function for each way to do it, which makes its change and gives back what undoes it. All play each situation in turns, there
 and back again, so means that differ by a third of a hundredth can be told apart. What was recorded when the engine got
 ready is not recorded anew: kernels and rooms are those without a change. The op alone, repeated, tells less: sizes of
-splits with which it was 4 to 8 % faster made ragged passes 1.5 % slower.
+splits with which it was 3 to 7 % faster made ragged passes 1.6 % slower (docs/log.md).
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ _SURE_ENOUGH = 0.99  # share of right guesses from which on whole passes are beg
 # Times that a capacity is asked for, until it gets a recording beside one that serves it: one that is a little
 # wider, or a wide one that was made ahead.
 _VERY_OFTEN = 32
-# About so many of the capacities that were asked for last count: one that crowds meet now and then, a pass in forty, would
-# keep all runs waiting for a tenth of a second, and save less than that in a minute.
+# About so many of the capacities that were asked for last count: one that crowds meet now and then would keep
+# all runs waiting for a tenth of a second, and serve one pass in forty.
 _COUNTED = 256
 # Where a wide recording serves small tiles alone, a plan is cut for it at once, and one of so many for itself too, or of
 # so many passes that have followed it.
