@@ -83,7 +83,7 @@ class Tiling:
     splits_of_many: float = 8.0  # the same where programs are many
     long_of_many: int = 512  # keys, of a split of many that is long
     most_of_many: float = 16.0  # splits a processor, while so many leave none longer
-    long_splits_of_many: float = 12.0  # and where they would
+    long_splits_of_many: float = 12.0  # and where some are longer all the same
     keys_to_begin: int = 480  # that a program would read in the time it takes to begin and to end
     wide_rows: int = 128  # of a large tile, from which on a processor holds one program at a time
     wide_to_begin: int = 256  # keys, of such a program
