@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import random
 import subprocess
 import sys
@@ -11,9 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
@@ -194,10 +198,43 @@ def test_a_deadline_counts_the_waiting() -> None:
         assert patient.result(SOON).text == "2 3"
 
 
-@pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), 10**400, True, "60"])
+@pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), -(10**400), True, "60"])
 def test_a_deadline_that_is_none(wrong: Any) -> None:
     with Service(scheduler()) as service, pytest.raises(InvalidRequest, match="deadline is"):
         service.submit(counting((1,)), deadline=wrong)
+
+
+FAR = [1e10, math.inf, 1e300, 10**400, np.float32(60), Fraction(60), torch.tensor(60.0)]
+
+
+@pytest.mark.parametrize("seconds", FAR)
+def test_any_number_of_seconds_is_a_wait(seconds: Any) -> None:
+    """Python's locks end at 292 years, and know no number of another library."""
+    service = Service(scheduler())
+    handle = service.submit(counting((1,), 3), deadline=seconds)
+    assert handle.result(seconds).text == "2 3 4"
+    last = service.submit(counting((1,), 3))
+    service.close(drain=seconds)
+    assert last.result(0).text == "2 3 4", "it was let go on"
+
+
+@pytest.mark.parametrize("seconds", [0, -1, -(10**400), -math.inf, np.float32(0.01)])
+def test_a_wait_that_is_over_says_so(seconds: Any) -> None:
+    with Service(scheduler()) as service:
+        handle = service.submit(endless())
+        with pytest.raises(TimeoutError, match=r"has not ended after 0(\.01)? s"):
+            handle.result(seconds)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, True, "60", [1], np.ones(2)])
+def test_a_wait_that_is_no_number(wrong: Any) -> None:
+    with Service(scheduler()) as service:
+        handle = service.submit(endless())
+        with pytest.raises(InvalidRequest, match="timeout is"):
+            handle.result(wrong)
+        with pytest.raises(InvalidRequest, match="drain is"):
+            service.close(drain=wrong)
+        assert service.takes_runs, "nothing was closed"
 
 
 def test_one_run_too_many_is_refused() -> None:

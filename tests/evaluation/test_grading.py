@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 
 from manyhands.errors import InvalidRequest
 from manyhands.evaluation.grading import GraderFailed, Grading
+from manyhands.schema.waits import LONGEST_WAIT
 from tests.evaluation.doubles import Doubles
 
 
@@ -61,3 +63,16 @@ def test_a_task_that_cannot_travel_is_refused() -> None:
 
     with pytest.raises(InvalidRequest, match="cannot be sent to the process that grades"):
         Grading(Local())
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 3e6, 1e300, 10**400, float("nan"), True, "60"])
+def test_seconds_that_a_pipe_cannot_wait(wrong: Any) -> None:
+    """It counts milliseconds in 31 bits."""
+    with pytest.raises(InvalidRequest, match="grader_seconds is"):
+        Grading(Doubles(), seconds=wrong)
+
+
+def test_the_longest_wait_of_a_grader() -> None:
+    task = Doubles()
+    with Grading(task, seconds=LONGEST_WAIT) as grading:
+        assert grading.grade(task.samples()[0], "2", "").value == 1

@@ -47,7 +47,8 @@ from manyhands.engine.loop import Packs, Pass, run_passes
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.run import Run, RunState, check_strategy
 from manyhands.errors import Busy, DeadlineExceeded, InvalidRequest, ManyhandsError, ServiceStopped
-from manyhands.schema.setting import as_found, is_number, is_whole
+from manyhands.schema.setting import as_found, is_whole
+from manyhands.schema.waits import lock_wait, seconds_of
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.events import Event, UsageCounted
 from manyhands.strategies.listening import Item
@@ -157,10 +158,14 @@ class Handle:
         self._run.say(item)
 
     def result(self, timeout: float | None = None) -> Answer:
-        """Wait for the answer. Raises what ended the run instead; TimeoutError after `timeout` s."""
+        """Wait for the answer. Raises what ended the run instead; TimeoutError after `timeout` s.
+
+        InvalidRequest for a `timeout` that is no number of seconds.
+        """
+        wait = None if timeout is None else lock_wait(seconds_of("timeout", timeout))
         with self._news:
-            if not self._news.wait_for(lambda: self.done, timeout):
-                raise TimeoutError(f"the run has not ended after {timeout} s")
+            if not self._news.wait_for(lambda: self.done, wait):
+                raise TimeoutError(f"the run has not ended after {wait:g} s")
         if isinstance(self._outcome, Exception):
             raise self._outcome
         assert self._outcome is not None, "it is done"
@@ -320,8 +325,8 @@ class Service:
         `lifecycle`: its events also tell what the engine does with it (`events.py::EngineEvent`). Raises Busy when there are too many runs, ServiceStopped when the service takes no more.
         """
         check_strategy(strategy)
-        if deadline is not None and not _is_time(deadline):
-            raise InvalidRequest(f"deadline is {as_found(deadline)}; expected seconds, more than 0")
+        if deadline is not None:
+            deadline = _seconds_to_end(deadline)
         with self._changed:
             if not self._takes_runs:
                 raise self._stopped()
@@ -389,14 +394,16 @@ class Service:
     def close(self, drain: float = 0.0) -> None:
         """Take no more runs, let those there are go on for `drain` seconds, then cancel them.
 
-        Returns when the thread has ended. A pass that lasts longer than a minute is left behind.
+        Returns when the thread has ended. A pass that lasts longer than a minute is left behind. InvalidRequest for a
+        `drain` that is no number of seconds, and then nothing is closed.
         """
+        wait = lock_wait(seconds_of("drain", drain))
         with self._changed:
             self._takes_runs = False
             self._changed.notify_all()
         is_own = threading.current_thread() is self._thread
-        if drain > 0 and not is_own:
-            self._thread.join(drain)
+        if wait != 0 and not is_own:
+            self._thread.join(wait)
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -552,12 +559,16 @@ class Service:
         return stopped
 
 
-def _is_time(seconds: Any) -> bool:
-    """Whether it is a number of seconds, more than 0, that can be added to a clock's."""
-    try:
-        return is_number(seconds) and float(seconds) > 0
-    except OverflowError:
-        return False
+def _seconds_to_end(deadline: Any) -> float:
+    """The deadline of a run, which can be added to a clock's seconds. Raises InvalidRequest for none."""
+    expected = "seconds, more than 0"
+    seconds = seconds_of("deadline", deadline, expected=expected)
+    if not seconds > 0:
+        raise InvalidRequest(
+            f"deadline is {as_found(deadline)}; expected {expected}",
+            hint="Leave it out for a run without one.",
+        )
+    return seconds
 
 
 def _ended(run: Run) -> tuple[list[Event], Answer | Exception]:
@@ -572,6 +583,6 @@ def _ended(run: Run) -> tuple[list[Event], Answer | Exception]:
 
 def _too_late(handle: Handle) -> DeadlineExceeded:
     return DeadlineExceeded(
-        f"the run did not end within {handle.deadline} s",
+        f"the run did not end within {handle.deadline:g} s",
         hint="Give it more time, or a smaller budget.",
     )

@@ -18,6 +18,8 @@ from typing import Any
 
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.sandbox import leave_ends_to_caller
+from manyhands.schema.setting import as_found
+from manyhands.schema.waits import LONGEST_WAIT, seconds_of
 from manyhands.tasks.graders import Score
 from manyhands.tasks.task import Sample, Task
 
@@ -30,10 +32,15 @@ class GraderFailed(ManyhandsError):
 
 
 class Grading:
-    """Grades answers of one task; `seconds` is the longest that one of them may take."""
+    """Grades answers of one task; `seconds` is the longest that one of them may take, up to LONGEST_WAIT."""
 
     def __init__(self, task: Task, seconds: float = SECONDS) -> None:
-        self.seconds = seconds
+        self.seconds = seconds_of("grader_seconds", seconds)
+        if not 0 < self.seconds <= LONGEST_WAIT:
+            raise InvalidRequest(
+                f"grader_seconds is {as_found(seconds)}; expected above 0, at most {LONGEST_WAIT}",
+                hint="Give it in the protocol of the task, or to the command as --grader-seconds.",
+            )
         self._context = multiprocessing.get_context("spawn")
         self._process: SpawnProcess | None = None
         self._ours: Connection[Any, Any] | None = None
