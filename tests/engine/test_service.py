@@ -198,6 +198,11 @@ def test_a_deadline_counts_the_waiting() -> None:
         assert patient.result(SOON).text == "2 3"
 
 
+def test_bounds_of_few_bits_do_not_wrap_around() -> None:
+    with Service(scheduler(), max_live=np.uint8(200), max_waiting=np.uint8(100)) as service:  # type: ignore[arg-type]
+        assert service.max_live + service.max_waiting == 300
+
+
 @pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), -(10**400), True, "60"])
 def test_a_deadline_that_is_none(wrong: Any) -> None:
     with Service(scheduler()) as service, pytest.raises(InvalidRequest, match="deadline is"):

@@ -12,6 +12,7 @@ import pytest
 from manyhands.errors import InvalidRequest
 from manyhands.evaluation.grading import GraderFailed, Grading
 from manyhands.schema.waits import LONGEST_WAIT
+from manyhands.tasks.graders import Score
 from tests.evaluation.doubles import Doubles
 
 
@@ -26,6 +27,9 @@ def test_a_grader_that_misbehaves_is_replaced() -> None:
             grading.grade(one, "seven", "")
         with pytest.raises(GraderFailed, match=r"process died \(exit code 3\)"):
             grading.grade(one, "die", "")
+        with pytest.raises(GraderFailed, match=r"`extracted` of a score is b'2'; expected"):
+            grading.grade(one, "bytes", "")
+        assert grading.grade(one, "array", "") == Score(1.0, [0, 1], "two")  # type: ignore[arg-type]
         assert grading.grade(two, "4", "").explanation == "right"
         process = grading._process
         assert process is not None

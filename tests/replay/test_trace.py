@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 import weakref
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,10 +20,12 @@ from manyhands.cache.layouts import LAYOUTS
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import BrokenTrace, InvalidRequest, OutOfMemory
+from manyhands.replay.retold import answer_from
 from manyhands.replay.trace import SCHEMA, SCORE, Trace, parse_trace, read_trace, record
-from manyhands.strategies.base import Answer
-from manyhands.strategies.events import TokenWritten
+from manyhands.strategies.base import Answer, FinishedStep
+from manyhands.strategies.events import Event, StepEnded, TokenWritten
 from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.listening import Heard, Listen
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings
 from tests.strategies.driver import PROMPT, Dice, Pass, Played, feed, play, small_text
@@ -135,6 +139,68 @@ def careful(log: list) -> object:
         log.append(str(error))
     yield Step([Row(View([Block()]), (2,))])
     return Answer("recovered")
+
+
+def told(answer: Any, *events: Event, header: dict[str, Any] | None = None) -> Trace:
+    """The trace of a strategy of one's own."""
+
+    def strategy():
+        view = View([Block(np.str_("prompt"))])
+        yield Step([Row(view, np.arange(3), writer="Alice")])
+        yield from events
+        return answer
+
+    lines: list[dict] = []
+    play(record(strategy(), header or {}, lines.append), Dice(TEXT, boxes=0))
+    return parse_trace([json.loads(json.dumps(line)) for line in lines])
+
+
+def test_numbers_of_other_libraries_come_back_as_pythons_own():
+    answer = Answer("x", "4", tokens=np.arange(2), forward_passes=np.int64(3), snapshots={np.int64(2): "4"},
+                    steps=[FinishedStep(np.int64(0), 1, "a", 1, torch.tensor(2))])  # fmt: skip
+    trace = told(answer, StepEnded(np.int64(1), 0, 1, "a"), header={"seed": np.int64(3)})
+    assert answer_from(trace) == answer
+    assert trace.events == [StepEnded(1, 0, 1, "a")]
+    assert trace.header["seed"] == 3
+
+
+@dataclass(frozen=True)
+class Marked(Answer):
+    """An answer of one's own."""
+
+    marks: Any = ()
+
+
+def test_an_answer_of_ones_own_comes_back_as_far_as_it_is_known():
+    trace = told(Marked("x", "4", marks=np.ones(2)))
+    assert trace.answer is not None
+    assert trace.answer["marks"] == [1.0, 1.0]
+    assert answer_from(trace) == Answer("x", "4")
+
+
+def test_what_would_not_come_back_is_refused_while_it_is_written():
+    with pytest.raises(InvalidRequest, match="the Marked of a strategy cannot be written: marks"):
+        told(Marked("x", marks=Path("x")))
+    with pytest.raises(InvalidRequest, match="the event StepEnded does not fit its class: step"):
+        told(Answer("x"), StepEnded(1, 0, "one", ""))
+    with pytest.raises(InvalidRequest, match="the header of a trace cannot be written: where is"):
+        told(Answer("x"), header={"where": Path("x")})
+
+
+@pytest.mark.parametrize("end", [None, "42"])
+def test_an_end_that_is_no_answer_is_the_engines_to_refuse(end: Any):
+    lines: list[dict] = []
+
+    def strategy():
+        yield Listen()
+        return end
+
+    recorded = record(strategy(), {}, lines.append)
+    next(recorded)
+    with pytest.raises(StopIteration) as ended:
+        recorded.send(Heard())
+    assert ended.value.value == end
+    assert [line["kind"] for line in lines] == ["header"]
 
 
 def test_an_error_reaches_the_strategy():

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
@@ -193,6 +195,29 @@ def test_an_event_of_ones_own_is_entered_where_it_is_defined() -> None:
     finally:
         EVENTS.kinds.pop("BookOpened")
         EVENTS.kinds.pop("Sly", None)
+
+
+def test_numbers_of_other_libraries_are_pythons_own_in_a_line() -> None:
+    event = TokenWritten(np.int64(1), np.int32(0), torch.tensor(5), np.str_("a"))  # type: ignore[arg-type]
+    line = to_line(event)
+    assert json.loads(json.dumps(line)) == to_line(TokenWritten(1, 0, 5, "a"))
+    assert from_line(line) == TokenWritten(1, 0, 5, "a")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        StepEnded(1, 0, "one", ""),  # type: ignore[arg-type]
+        StepEnded(1, 0, 1, None),  # type: ignore[arg-type]
+        StepEnded(1, 0, 1, b"Done."),  # type: ignore[arg-type]
+        TokenWritten(1, 0, np.float32(5), ""),  # type: ignore[arg-type]
+        TokenWritten(1, 0, np.arange(2), ""),  # type: ignore[arg-type]
+        TokenWritten(1, 0, 5, "", Logprobs(float("nan"))),
+    ],
+)
+def test_an_event_that_would_not_come_back_is_refused(event: Event) -> None:
+    with pytest.raises(InvalidRequest, match=f"the event {type(event).__name__} does not fit"):
+        to_line(event)
 
 
 # -- what may be said -------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from typing import Any
 
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.sandbox import leave_ends_to_caller
+from manyhands.schema.plain import plain_as
 from manyhands.schema.setting import as_found
 from manyhands.schema.waits import LONGEST_WAIT, seconds_of
 from manyhands.tasks.graders import Score
@@ -133,7 +134,8 @@ def _graded(task: Task, sample: Sample, answer: str | None, text: str) -> Score 
         score = task.grade(sample, answer, text)
         if not 0 <= score.value <= 1:
             return f"gave the value {score.value}, expected 0 to 1"
-        return Score(float(score.value), score.extracted, str(score.explanation))
+        extracted = plain_as(Any, score.extracted, "`extracted` of a score")
+        return Score(float(score.value), extracted, str(score.explanation))
     # A grader is a user's program: any error that it raises is told and counts as this answer's failure.
     except Exception as error:
         return f"raised {type(error).__name__}: {error}"

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from manyhands.errors import InvalidRequest
 from manyhands.replay.trace import SCORE, TRACE_LINES
 from manyhands.schema.lines import Format, Line, LineFile, read_lines
-from manyhands.schema.plain import from_plain, to_plain
+from manyhands.schema.plain import from_plain, plain_as, to_plain
 from manyhands.strategies.base import FinishedStep
 from manyhands.strategies.run_spec import RunSpec
 
@@ -142,11 +143,17 @@ class Record:
         return None if found is None else float(found)
 
     def line(self) -> Line:
-        """As it stands in the file; what is empty is left out."""
-        written = {f.name: getattr(self, f.name) for f in fields(self)}
+        """As it stands in the file; what is empty is left out. InvalidRequest for a value that would not come back."""
+        try:
+            written = plain_as(Record, self)
+        except TypeError as error:
+            raise InvalidRequest(
+                f"the record of sample {self.sample!r} cannot be kept: {error}",
+                hint="Let the candidate give texts and numbers as `Answered` annotates them.",
+            ) from error
         optional = ("memory", "facts", "steps", "names", "writing", "judgements")
         kept = {k: v for k, v in written.items() if k not in optional or v}
-        return {"kind": "record", **to_plain(kept)}
+        return {"kind": "record", **kept}
 
     @classmethod
     def from_line(cls, path: Path, number: int, line: Line, budgets: Sequence[int]) -> Record:
