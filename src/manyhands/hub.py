@@ -47,7 +47,13 @@ def is_local(name: str) -> bool:
 
 def exists(path: Path) -> bool:
     """Whether there is such a path. A name that no file system can have is refused."""
-    long = max((len(os.fsencode(part)) for part in path.parts), default=0)
+    try:
+        long = max((len(os.fsencode(part)) for part in path.parts), default=0)
+    except UnicodeEncodeError as error:
+        raise ModelNotFound(
+            f"the model {str(path)!r} is no folder and no name on the hub: {error.reason}",
+            hint="give an existing folder, or a name on the Hugging Face hub like Qwen/Qwen3-0.6B",
+        ) from error
     if long > _LONGEST_NAME or "\0" in str(path):
         found = f"{textwrap.shorten(str(path), 60, placeholder=' ...')!r}"[:70]
         raise ModelNotFound(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -386,6 +387,39 @@ def test_a_small_pass_gives_the_same_logits(most_tokens: int) -> None:
     assert cut.usage.forward_passes > whole.usage.forward_passes
     assert cut.usage.tokens_fed == whole.usage.tokens_fed
     assert (results[0] - results[1]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("wrong", [None, [], "step", Row(View([Block()]), (1,)), [None]])
+def test_what_is_no_step_is_refused(wrong: Any) -> None:
+    engine = small_engine()
+    with pytest.raises(InvalidRequest, match="was given as a step; expected a Step"):
+        engine.forward(wrong)
+    with pytest.raises(InvalidRequest, match=r"a step was made of|where a Row was expected"):
+        Step(wrong)
+
+
+@pytest.mark.parametrize("wrong", [b"ab", bytearray(b"ab"), {1, 2}, frozenset({1}), {1: 2}])
+def test_numbers_without_an_order_are_no_feed(wrong: Any) -> None:
+    with pytest.raises(InvalidRequest, match="expected a list of token ids"):
+        Row(View([Block()]), wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 5])
+def test_what_is_no_list_of_strategies_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidRequest, match="was given as strategies"):
+        small_engine().run_all(wrong)
+
+
+def test_only_a_run_of_the_engine_is_cancelled() -> None:
+    engine, other = small_engine(), small_engine()
+    run = engine.submit(counting((1,)))
+    wrong: Any = None
+    for odd in (wrong, run):
+        with pytest.raises(InvalidRequest, match="expected a Run of this engine"):
+            other.cancel(odd)
+    assert not run.done
+    engine.cancel(run)
+    assert run.done
 
 
 def test_a_failure_behind_a_chunk_undoes_all_of_it() -> None:

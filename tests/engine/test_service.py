@@ -242,6 +242,50 @@ def test_a_wait_that_is_no_number(wrong: Any) -> None:
         assert service.takes_runs, "nothing was closed"
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), asyncio.CancelledError()])
+def test_a_strategy_that_would_leave_ends_its_own_run(error: BaseException) -> None:
+    def leaving() -> Strategy:
+        yield Step([Row(View([Block()]), (1,))])
+        raise error
+
+    with Service(scheduler()) as service:
+        other, left = service.submit(counting((1,), 3)), service.submit(leaving())
+        with pytest.raises(
+            InvalidRequest, match=f"a strategy raised {type(error).__name__}"
+        ) as found:
+            left.result(SOON)
+        assert found.value.__cause__ is error
+        assert other.result(SOON).text == "2 3 4"
+        assert not service.is_broken
+
+
+@pytest.mark.parametrize("wait", [lambda handle: handle.result(), lambda handle: list(handle)])
+def test_a_strategy_that_waits_for_its_own_service_is_refused(
+    wait: Callable[[Handle], Any],
+) -> None:
+    """No pass would be made while it waits: it hung for good."""
+
+    def waiting(service: Service) -> Strategy:
+        other = service.submit(counting((1,), 3))
+        with pytest.raises(TimeoutError):
+            other.result(0)  # a look is no wait
+        wait(other)
+        yield Step([Row(View([Block()]), (1,))])
+        return Answer("never")
+
+    with Service(scheduler()) as service:
+        handle = service.submit(waiting(service))
+        with pytest.raises(InvalidRequest, match="in the thread that makes its passes"):
+            handle.result(SOON)
+        assert service.submit(counting((1,), 3)).result(SOON).text == "2 3 4"
+
+
+@pytest.mark.parametrize("wrong", [None, "bundled", 5])
+def test_a_service_of_no_engine(wrong: Any) -> None:
+    with pytest.raises(InvalidRequest, match="expected an Engine"):
+        Service(wrong)
+
+
 def test_one_run_too_many_is_refused() -> None:
     with Service(scheduler(), max_live=2, max_waiting=1) as service:
         handles = [service.submit(endless()) for _ in range(3)]

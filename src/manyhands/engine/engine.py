@@ -225,6 +225,11 @@ class Engine:
 
         Each row's feed is appended to its own block. If this raises, no block has changed.
         """
+        if not isinstance(step, Step):
+            raise InvalidRequest(
+                f"a {type(step).__name__} was given as a step; expected a Step",
+                hint="Write engine.forward(Step([Row(view, feed), ...])).",
+            )
         with self.inside:
             self._scheduler.check_between_passes()
             self._scheduler.settle()  # tokens of its own that an interrupt has kept from it
@@ -246,6 +251,12 @@ class Engine:
 
     def run_all(self, strategies: Iterable[Strategy]) -> list[Answer]:
         """Run many strategies, all in the same forward passes; the first error ends them all."""
+        given: object = strategies
+        if not isinstance(given, Iterable):
+            raise InvalidRequest(
+                f"a {type(given).__name__} was given as strategies; expected a list of them",
+                hint="Write engine.run_all([strategy, ...]).",
+            )
         answers: dict[int, Answer] = {}
         with self.inside, closing(run_passes(self, enumerate(strategies))) as passes:
             for each in passes:
@@ -305,7 +316,15 @@ class Engine:
             return self._scheduler.step()
 
     def cancel(self, run: Run) -> None:
-        """End a run; its blocks are freed and the others' tokens do not change. See `Scheduler.cancel`."""
+        """End a run; its blocks are freed and the others' tokens do not change. See `Scheduler.cancel`.
+
+        Raises InvalidRequest for what is no run of this engine.
+        """
+        if not self._scheduler.has_made(run):
+            raise InvalidRequest(
+                f"a {type(run).__name__} was given to be cancelled; expected a Run of this engine",
+                hint="Give what `engine.submit(strategy)` has returned.",
+            )
         with self.inside:
             self._scheduler.cancel(run)
 

@@ -160,9 +160,12 @@ class Handle:
     def result(self, timeout: float | None = None) -> Answer:
         """Wait for the answer. Raises what ended the run instead; TimeoutError after `timeout` s.
 
-        InvalidRequest for a `timeout` that is no number of seconds.
+        InvalidRequest for a `timeout` that is no number of seconds, and where the service's own thread would wait: a strategy or
+        a watcher, for which no pass would be made meanwhile.
         """
         wait = None if timeout is None else lock_wait(seconds_of("timeout", timeout))
+        if wait != 0:
+            self._check_waits()
         with self._news:
             if not self._news.wait_for(lambda: self.done, wait):
                 raise TimeoutError(f"the run has not ended after {wait:g} s")
@@ -175,6 +178,7 @@ class Handle:
         """The events from the first on, as they happen, until the run is done."""
         position, is_last = 0, False
         while not is_last:
+            self._check_waits()
             with self._news:
                 while not (self.done or self._end > position):
                     self._news.wait()
@@ -231,6 +235,14 @@ class Handle:
     @property
     def _end(self) -> int:
         return self._log[-1].num_events if self._log else 0
+
+    def _check_waits(self) -> None:
+        """Raise InvalidRequest in the thread that makes the passes, if the run is not done: it would wait for itself."""
+        if not self.done and self._service.is_own_thread:
+            raise InvalidRequest(
+                "a run was waited for in the thread that makes its passes, as by a strategy of the same service",
+                hint="In a strategy write `answer = yield from another`; elsewhere, wait in another thread.",
+            )
 
     async def _ended(self) -> Answer:
         with self._waking() as news:
@@ -289,6 +301,11 @@ class Service:
         max_waiting: int = 1024,
         max_events: int = 10_000,
     ) -> None:
+        if not (hasattr(engine, "inside") and hasattr(engine, "submit")):
+            raise InvalidRequest(
+                f"a {type(engine).__name__} was given to a service; expected an Engine",
+                hint="Write Service(engine), with what Engine.load has returned.",
+            )
         self.max_live = _number_of("max_live", max_live, 1)
         self.max_waiting = _number_of("max_waiting", max_waiting, 0)
         self.max_events = _number_of("max_events", max_events, 1)
@@ -335,6 +352,11 @@ class Service:
             self._soonest = min(self._soonest, handle.ends_at)
             self._changed.notify_all()
         return handle
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the caller is the thread that makes the passes."""
+        return threading.current_thread() is self._thread
 
     @property
     def is_broken(self) -> bool:
@@ -394,7 +416,7 @@ class Service:
         with self._changed:
             self._takes_runs = False
             self._changed.notify_all()
-        is_own = threading.current_thread() is self._thread
+        is_own = self.is_own_thread
         if wait != 0 and not is_own:
             self._thread.join(wait)
         with self._changed:

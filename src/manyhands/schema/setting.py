@@ -18,6 +18,7 @@ checked by hand, behind `check`.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from numbers import Integral, Rational, Real
@@ -173,6 +174,16 @@ def as_found(value: Any) -> str:
         return f"a number of more than {_MOST_DIGITS} digits"
     try:
         return repr(value)
+    except ValueError:
+        return f"a {type(value).__name__} with a number of too many digits"
+
+
+def in_brief(value: Any) -> str:
+    """The same, cut short: of many items the first ones."""
+    if is_number(value):
+        return as_found(value)
+    try:
+        return reprlib.repr(value)
     except ValueError:
         return f"a {type(value).__name__} with a number of too many digits"
 
