@@ -16,14 +16,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from manyhands.errors import ModelNotFound
+from manyhands.errors import InvalidRequest, ModelNotFound
 
 BUNDLED = "bundled"  # the model that comes with the package; a folder of this name is ./bundled, or a Path
 _LONGEST_NAME = 255  # bytes of one part of a path, on every common file system
 
 
 def place_of(model: str | Path) -> str:
-    """Where `model` is to be loaded from: the folder of the bundled one, or else its name as it is."""
+    """Where `model` is to be loaded from: the folder of the bundled one, or else its name as it is.
+
+    Raises InvalidRequest for what is no name, which the hub would be asked for as Python writes it.
+    """
+    given: object = model
+    if not isinstance(given, str | Path):
+        raise InvalidRequest(
+            f"the model is of type {type(given).__name__}; expected a folder or a name on the Hugging Face hub",
+            hint='Give "bundled" or "Qwen/Qwen3-8B", for instance.',
+        )
     return str(Path(__file__).parent / "bundled" / "model") if model == BUNDLED else str(model)
 
 

@@ -302,11 +302,34 @@ def test_foreign_files(tmp_path, lines, message):
         read_trace(write(tmp_path, lines, end))
 
 
+@pytest.mark.parametrize("wrong", [5, None, 1.5])
+def test_a_number_is_no_file(wrong: Any):
+    """It was taken for an open file of somebody else's, which was read, waited for and closed."""
+    with pytest.raises(InvalidRequest, match="was given as a file; expected its path"):
+        read_trace(wrong)
+
+
+@pytest.mark.parametrize("wrong", [[], [1], ["x"], [{"kind": "header", "schema": SCHEMA}, None]])
+def test_lines_that_are_no_objects(wrong: Any):
+    with pytest.raises(BrokenTrace, match="is no list of JSON objects"):
+        parse_trace(wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, hogwild])
+def test_what_is_no_strategy_is_refused_before_a_line_is_written(wrong: Any):
+    lines: list[dict] = []
+    with pytest.raises(InvalidRequest, match="was given as a strategy; expected a generator"):
+        next(record(wrong, {}, lines.append))
+    assert not lines
+
+
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(InvalidRequest, match="cannot be read: No such file"):
         read_trace(tmp_path / "nothing.jsonl")
     with pytest.raises(InvalidRequest, match="cannot be read: Is a directory"):
         read_trace(tmp_path)
+    with pytest.raises(InvalidRequest, match="cannot be read: embedded null"):
+        read_trace("a\0b")
     (tmp_path / "noise").write_bytes(b"\xff\xfe\x00\x81")
     with pytest.raises(BrokenTrace, match="is not a trace"):
         read_trace(tmp_path / "noise")

@@ -16,6 +16,7 @@ a time share each forward pass, and each gets what it would get alone.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -59,7 +60,7 @@ from manyhands.prompts.load import Prompts, brings_words, model_prompts
 from manyhands.replay.merged import Merged
 from manyhands.replay.trace import Trace
 from manyhands.schema.lines import Line
-from manyhands.schema.setting import as_found
+from manyhands.schema.setting import as_found, in_brief
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.events import Event, UsageCounted
 from manyhands.text import Text, templates
@@ -240,8 +241,16 @@ class Engine:
     def replay(self, merged: Merged, rows: Sequence[int] | None = None) -> Tensor:
         """Logits [len(rows), vocab] of the given rows of a whole run (default: all), in one forward.
 
-        `replay.forward.merge_trace` makes `merged` of a trace. No block is touched.
+        `replay.forward.merge_trace` makes `merged` of a trace. No block is touched. Raises InvalidRequest for rows that
+        it does not have.
         """
+        if not isinstance(merged, Merged):
+            raise InvalidRequest(
+                f"a {type(merged).__name__} was given to be replayed; expected a Merged",
+                hint="Write engine.replay(merge_trace(trace)).",
+            )
+        if rows is not None:
+            rows = _rows_of(merged, rows)
         with self.inside:
             return self.executor.replay(merged, rows)
 
@@ -561,6 +570,21 @@ class Engine:
                 "no token is left to choose from: the whole vocabulary is forbidden",
                 hint="Forbid fewer tokens.",
             )
+
+
+def _rows_of(merged: Merged, rows: Iterable[Any]) -> list[int]:
+    """Rows of a merged run, in Python's own numbers; those below 0 count from its end."""
+    size = merged.plan.num_rows
+    try:
+        found = [operator.index(row) for row in rows]
+    except TypeError:
+        found = [size]
+    if not all(-size <= row < size for row in found):
+        raise InvalidRequest(
+            f"the rows {in_brief(rows)} were asked for; expected numbers below {size}, which the run has of them",
+            hint="Leave them out to have all rows.",
+        )
+    return found
 
 
 def _words_of(settings: ModelSettings) -> Prompts:

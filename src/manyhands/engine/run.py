@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum, auto
 from inspect import GEN_CREATED, getgeneratorstate
@@ -31,7 +31,7 @@ from manyhands.cache.usage import Usage
 from manyhands.engine.past import Past
 from manyhands.engine.seating import Seating
 from manyhands.errors import InvalidRequest
-from manyhands.strategies.base import Answer, Asked, Reserve, Strategy
+from manyhands.strategies.base import Answer, Asked, Reserve, Strategy, check_generator
 from manyhands.strategies.events import EngineEvent, Event, Preempted, Queued, Resumed
 from manyhands.strategies.listening import ITEMS, NOTHING, Heard, Item, Listen
 
@@ -347,7 +347,7 @@ def _is_in_main_thread() -> bool:
 
 
 def _left(error: BaseException) -> InvalidRequest:
-    """What comes of a strategy that would have ended a thread which is everybody's, as `sys.exit` does."""
+    """The outcome of a strategy that would have ended a thread which is everybody's, as `sys.exit` does."""
     _forget_frames(error)
     found = InvalidRequest(
         f"a strategy raised {type(error).__name__}({error}), which ends no more than its own run here",
@@ -359,11 +359,7 @@ def _left(error: BaseException) -> InvalidRequest:
 
 def check_strategy(strategy: object) -> None:
     """Raise InvalidRequest if this is no strategy, as when its function was given uncalled, or one that has begun."""
-    if not isinstance(strategy, Generator):
-        raise InvalidRequest(
-            f"a {type(strategy).__name__} was given as a strategy; expected a generator",
-            hint="Call the function that yields steps, and give what it returns.",
-        )
+    check_generator(strategy)
     if isinstance(strategy, GeneratorType) and getgeneratorstate(strategy) != GEN_CREATED:
         raise InvalidRequest(
             "a strategy was given that has begun already, or is over",

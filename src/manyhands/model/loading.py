@@ -145,12 +145,6 @@ def load_adapter(
         if adapted is not None:
             merge_lora(taken.model, adapted)
         return taken, tokenizer
-    given: object = model
-    if not isinstance(given, str | Path):
-        raise InvalidRequest(
-            f"the model is of type {type(given).__name__}; expected a folder, a name or a causal language model",
-            hint='Write Engine.load("bundled") or Engine.load("Qwen/Qwen3-8B"), for instance.',
-        )
     place = resolve_device(device)
     with quiet(downloads=downloads):
         found = find_format(model, with_weights=weights == "auto")

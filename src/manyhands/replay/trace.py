@@ -36,7 +36,7 @@ from manyhands.errors import BrokenTrace, InvalidRequest
 from manyhands.schema.lines import Format, Line, read_lines
 from manyhands.schema.plain import plain_as
 from manyhands.schema.setting import as_found, is_number
-from manyhands.strategies.base import Answer, Asked, Strategy
+from manyhands.strategies.base import Answer, Asked, Strategy, check_generator
 from manyhands.strategies.events import EngineEvent, Event, from_line, to_line
 from manyhands.strategies.listening import ITEMS, Heard, Listen
 
@@ -190,6 +190,7 @@ def record(
     What could be written and not be read again is refused: InvalidRequest, in the run, for an event, an answer or a header with a
     value that no JSON says, or that is not what its class says of it.
     """
+    check_generator(strategy)
     write(
         {"kind": "header", "schema": SCHEMA, **_plain("the header of a trace", Any, dict(header))}
     )
@@ -252,6 +253,11 @@ def read_trace(path: Path | str) -> Trace:
 
 def parse_trace(lines: Sequence[Line], source: str = "the trace") -> Trace:
     """A trace from its lines, checked: every number refers to something that came before it."""
+    if not lines or not all(isinstance(line, Mapping) for line in lines):
+        raise BrokenTrace(
+            f"{source} is no list of JSON objects, one a line",
+            hint="Give all lines, its header first.",
+        )
     TRACE_LINES.check_header(lines[0], source)
     score = lines[0].get(SCORE)
     if score is not None and not (is_number(score) and 0 <= score <= 1):

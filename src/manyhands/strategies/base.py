@@ -153,6 +153,16 @@ Sent = tuple[int, ...] | Heard | None
 
 Strategy = Generator[Asked, Sent, Answer]
 
+
+def check_generator(strategy: object) -> None:
+    """Raise InvalidRequest if this is no strategy, as when its function was given uncalled."""
+    if not isinstance(strategy, Generator):
+        raise InvalidRequest(
+            f"a {type(strategy).__name__} was given as a strategy; expected a generator",
+            hint="Call the function that yields steps, and give what it returns.",
+        )
+
+
 T = TypeVar("T")
 Work = Generator[Asked, Sent, T]
 """Part of a strategy; T is what comes of it."""

@@ -31,7 +31,7 @@ from manyhands.cache.prefixes import Lease, PrefixTree
 from manyhands.cache.step import Row, StandIn, Step
 from manyhands.cache.view import Beginning, Item, View
 from manyhands.errors import InvalidRequest
-from manyhands.strategies.base import Answer, Asked, Reserve, Sent, Strategy
+from manyhands.strategies.base import Answer, Asked, Reserve, Sent, Strategy, check_generator
 from manyhands.strategies.leasing import take_lease
 from manyhands.strategies.settings import SharedSettings, check_tree
 
@@ -47,12 +47,7 @@ def share_prompt(strategy: Strategy, tree: PrefixTree, tenant: str | None = None
     tree that is none, or another engine's.
     """
     check_tree(tree)
-    given: object = strategy
-    if not isinstance(given, Generator):
-        raise InvalidRequest(
-            f"a {type(given).__name__} was given as a strategy; expected a generator",
-            hint="Call the function that yields steps, and give what it returns.",
-        )
+    check_generator(strategy)
     shared: _SharedPrompt | None = None
     advance: Callable[[Any], Asked] = strategy.send
     value: Sent | Exception = None

@@ -72,6 +72,11 @@ def check_tree(tree: object) -> None:
 
 
 def _check_stop(stop: tuple[str, ...]) -> None:
+    wrong = [each for each in stop if not isinstance(each, str)]
+    if wrong:
+        raise InvalidRequest(
+            f"stop has {as_found(wrong[0])}; expected texts", hint='Write stop=("first", ...).'
+        )
     if not all(stop):
         raise InvalidRequest("a text to stop at is empty", hint="Leave it out.")
 
