@@ -80,3 +80,14 @@ def test_the_longest_wait_of_a_grader() -> None:
     task = Doubles()
     with Grading(task, seconds=LONGEST_WAIT) as grading:
         assert grading.grade(task.samples()[0], "2", "").value == 1
+
+
+def test_a_process_that_cannot_be_started_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a script without `if __name__ == "__main__"`, which the grader's process runs once more."""
+
+    def refuse(self: object) -> None:
+        raise RuntimeError("an attempt has been made to start a new process")
+
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", refuse)
+    with pytest.raises(RuntimeError, match="start a new process"), Grading(Doubles()) as grading:
+        grading.grade(Doubles().samples()[0], "2", "")

@@ -47,7 +47,7 @@ from manyhands.engine.loop import Packs, Pass, run_passes
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.run import Run, RunState, check_strategy
 from manyhands.errors import Busy, DeadlineExceeded, InvalidRequest, ManyhandsError, ServiceStopped
-from manyhands.schema.setting import as_found, is_whole, own_number
+from manyhands.schema.setting import as_found, whole_number
 from manyhands.schema.waits import lock_wait, seconds_of
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.events import Event, UsageCounted
@@ -306,9 +306,9 @@ class Service:
                 f"a {type(engine).__name__} was given to a service; expected an Engine",
                 hint="Write Service(engine), with what Engine.load has returned.",
             )
-        self.max_live = _number_of("max_live", max_live, 1)
-        self.max_waiting = _number_of("max_waiting", max_waiting, 0)
-        self.max_events = _number_of("max_events", max_events, 1)
+        self.max_live = whole_number("max_live", max_live, 1)
+        self.max_waiting = whole_number("max_waiting", max_waiting, 0)
+        self.max_events = whole_number("max_events", max_events, 1)
         self._engine = engine
         self._changed = threading.Condition()
         self._waiting: OrderedDict[Handle, Strategy] = OrderedDict()
@@ -572,17 +572,6 @@ class Service:
         stopped = ServiceStopped(f"the service is broken: its engine raised {kind}: {self._error}")
         stopped.__cause__ = self._error
         return stopped
-
-
-def _number_of(name: str, value: Any, least: int) -> int:
-    """A bound of a service. Raises InvalidRequest for none."""
-    found = own_number(value)
-    if not is_whole(found) or found < least:
-        raise InvalidRequest(
-            f"{name} is {as_found(value)}; expected a whole number, {least} or more",
-            hint=f"Write Service(engine, {name}={max(least, 64)}), for instance.",
-        )
-    return int(found)
 
 
 def _seconds_to_end(deadline: Any) -> float:

@@ -90,8 +90,9 @@ class Grading:
         if self._ours is None:
             ours, theirs = self._context.Pipe()
             # Not a daemon: those may have no children, and a grader may want some.
-            self._process = self._context.Process(target=_serve, args=(theirs, self._task))
-            self._process.start()
+            process = self._context.Process(target=_serve, args=(theirs, self._task))
+            process.start()
+            self._process = process  # from here on, for one that did not start cannot be ended
             theirs.close()
             self._ours = ours
             if not ours.poll(START_SECONDS):

@@ -38,7 +38,7 @@ _PLACED = ("sample", "repeat", "question", "gold", "text", "scores", "steps", "w
 _STOPS = {"budget": "max_tokens", "context": "model_length"}
 
 
-def write_inspect_logs(folder: Path, out: Path) -> list[Path]:
+def write_inspect_logs(folder: str | Path, out: str | Path) -> list[Path]:
     """Write a log for each file of an exam under `folder`, over one of the same name; returns their paths.
 
     Raises InvalidRequest where the library is not installed or records are not in order, OutputFailed where a
@@ -51,7 +51,7 @@ def write_inspect_logs(folder: Path, out: Path) -> list[Path]:
             f"logs of Inspect need the package {error.name}, which is not installed",
             hint=INSTALL_INSPECT,
         ) from error
-    written = []
+    written, out = [], Path(out)
     for records in result_files(folder):
         summary = Summary.of(graded_by_judges(with_judgements(read_results(records))))
         if not summary.records:

@@ -229,8 +229,8 @@ class Results:
 class RecordFile:
     """The records of one method on one task, open for more. `records` are those there are."""
 
-    def __init__(self, path: Path, header: Header) -> None:
-        self.path = path
+    def __init__(self, path: str | Path, header: Header) -> None:
+        self.path = path = Path(path)
         self._file = LineFile(
             path, EXAM_LINES, elsewhere="choose another --label or --out", make_folder=True
         )
@@ -256,9 +256,10 @@ class RecordFile:
         self._file.close()
 
 
-def read_results(path: Path) -> Results:
+def read_results(path: str | Path) -> Results:
     """One file of an exam. InvalidRequest, with the line, if it is not in order."""
     line, *lines = read_lines(path, EXAM_LINES)
+    path = Path(path)
     header: Header = EXAM_LINES.checked(path, 1, lambda: Header.from_line(line))
     return Results(path, header, tuple(_by_key(path, lines, header.budgets).values()))
 
@@ -288,14 +289,15 @@ def header_line(facts: Mapping[str, Any]) -> Line:
     return {"schema": SCHEMA, "kind": "header", **facts}
 
 
-def result_files(folder: Path) -> list[Path]:
+def result_files(folder: str | Path) -> list[Path]:
     """The files of an exam under `folder`, which may also be that of one task."""
+    folder = Path(folder)
     return sorted({*folder.glob("*/*.jsonl"), *folder.glob("*.jsonl")})
 
 
-def file_of(folder: Path, task: str, label: str) -> Path:
+def file_of(folder: str | Path, task: str, label: str) -> Path:
     """Where the records of one method on one task lie."""
-    return folder / _slug(task) / f"{_slug(label)}.jsonl"
+    return Path(folder) / _slug(task) / f"{_slug(label)}.jsonl"
 
 
 def _by_key(path: Path, lines: Iterable[Line], budgets: Sequence[int]) -> dict[Key, Record]:

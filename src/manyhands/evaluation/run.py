@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -25,6 +25,7 @@ from manyhands.errors import InvalidRequest
 from manyhands.evaluation.candidates import Answered, Asked, Candidate
 from manyhands.evaluation.grading import GraderFailed, Grading
 from manyhands.evaluation.record import Key, Record, RecordFile, keep_trace
+from manyhands.schema.setting import in_brief, is_whole, own_number, whole_number
 from manyhands.tasks.graders import Score
 from manyhands.tasks.task import Sample, Task
 
@@ -44,14 +45,47 @@ class Exam:
     retry: bool = False
 
     def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise InvalidRequest(f"repeats is {self.repeats}; expected 1 or more")
-        object.__setattr__(self, "samples", tuple(self.samples))
-        object.__setattr__(self, "budgets", tuple(self.budgets))
-        if not self.budgets or any(one >= other for one, other in pairwise(self.budgets)):
+        object.__setattr__(self, "repeats", whole_number("repeats", self.repeats, 1))
+        object.__setattr__(self, "samples", _listed_samples(self.samples))
+        object.__setattr__(self, "budgets", _rising(self.budgets))
+        candidate: object = self.candidate
+        if not callable(getattr(candidate, "answered", None)):
             raise InvalidRequest(
-                f"the budgets of an exam are {self.budgets}; expected one or more, each above the one before"
+                f"the candidate of an exam is of type {type(candidate).__name__}; expected one that answers",
+                hint="Make a MethodCandidate or an EndpointCandidate, or a class of your own with `answered`.",
             )
+
+
+def _listed_samples(given: object) -> tuple[Sample, ...]:
+    """The samples of an exam. InvalidRequest for none."""
+    found = tuple(given) if isinstance(given, Iterable) else ()
+    wrong = [each for each in found if not isinstance(each, Sample)]
+    if wrong or not isinstance(given, Iterable):
+        kind = type(wrong[0] if wrong else given).__name__
+        raise InvalidRequest(
+            f"an exam was given a {kind} where samples were expected",
+            hint="Give those of a task: checked_samples(make_task(name, TaskOptions())).",
+        )
+    if not found:
+        raise InvalidRequest(
+            "an exam has no samples; expected one or more", hint="Look at its task and their limit."
+        )
+    return found
+
+
+def _rising(given: object) -> tuple[int, ...]:
+    """The budgets of an exam, in Python's own numbers. InvalidRequest unless they rise."""
+    found = tuple(map(own_number, given)) if isinstance(given, Iterable) else (given,)
+    are_budgets = isinstance(given, Iterable) and all(
+        is_whole(each) and each >= 1 for each in found
+    )
+    if not found or not are_budgets or any(one >= other for one, other in pairwise(found)):
+        raise InvalidRequest(
+            f"the budgets of an exam are {in_brief(found or given)}; expected one or more whole "
+            "numbers, 1 or more, each above the one before",
+            hint="Write budgets=(64, 128), for instance.",
+        )
+    return found
 
 
 @dataclass(frozen=True)

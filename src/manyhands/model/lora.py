@@ -81,8 +81,9 @@ def lora_layers(model: nn.Module) -> dict[str, LoraLinear]:
     return {name: part for name, part in model.named_modules() if isinstance(part, LoraLinear)}
 
 
-def save_lora(model: nn.Module, folder: Path, *, base: str, dtype: torch.dtype) -> None:
+def save_lora(model: nn.Module, folder: str | Path, *, base: str, dtype: torch.dtype) -> None:
     """Write the adapters of a network as `peft` does; `base` names the model that they belong to."""
+    folder = Path(folder)
     layers = lora_layers(model)
     assert layers, "a network without adapters has none to save"
     rank = len(next(iter(layers.values())).lora_A)
@@ -114,11 +115,12 @@ def save_lora(model: nn.Module, folder: Path, *, base: str, dtype: torch.dtype) 
     )  # safetensors lets the owner alone read its files
 
 
-def load_lora(model: nn.Module, folder: Path) -> None:
+def load_lora(model: nn.Module, folder: str | Path) -> None:
     """Give the adapters of a network the numbers of one that was saved, to train it further.
 
     Raises ModelNotFound, UnsupportedModel where it is none, or of other layers or another rank.
     """
+    folder = Path(folder)
     config, tensors = _read(folder)
     layers = lora_layers(model)
     wanted = {f"{_PREFIX}{name}.{side}.weight" for name in layers for side in _SIDES}
@@ -142,12 +144,13 @@ def load_lora(model: nn.Module, folder: Path) -> None:
                 own.copy_(found)
 
 
-def merge_lora(model: nn.Module, folder: Path) -> None:
+def merge_lora(model: nn.Module, folder: str | Path) -> None:
     """Add an adapter to the weights of a network, in place and for good; the same one again changes nothing.
 
     Raises ModelNotFound where the folder has none, UnsupportedModel where it is of another kind, or does not fit, InvalidRequest
     where another adapter is in the weights already, or where these were changed since: a second one would be added to the first.
     """
+    folder = Path(folder)
     config, tensors = _read(folder)
     digest = _digest(folder)
     merged: _Merged | None = vars(model).get(_MERGED)

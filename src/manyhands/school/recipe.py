@@ -288,8 +288,9 @@ def _config(described: Mapping[str, Any], tokenizer: Any) -> Any:
         ) from error
 
 
-def read_recipe(path: Path) -> Recipe:
+def read_recipe(path: str | Path) -> Recipe:
     """Read and check a recipe file."""
+    path = Path(path)
     tables = read_toml(path, f"the recipe {path}")
     kinds = {field.name for field in fields(Recipe)} - {"folder", "prompts"} | set(TABLES)
     for name in tables:
