@@ -22,6 +22,7 @@ from manyhands.engine.engine import Engine
 from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError, OutOfMemory
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
+from manyhands.strategies.base import Answer, Strategy
 from tests.attention.test_attend import random_conversation
 from tests.engine.small import CONTEXT, NUM_IDS, TEXT, counting, small_engine
 from tests.model.families_zoo import tiny_models
@@ -420,6 +421,30 @@ def test_only_a_run_of_the_engine_is_cancelled() -> None:
     assert not run.done
     engine.cancel(run)
     assert run.done
+
+
+def test_a_strategy_that_spoils_its_block_spoils_no_other_run() -> None:
+    def spoiling() -> Strategy:
+        view = View([Block()])
+        yield Step([Row(view, (1, 2, 3))])
+        view.own.tokens = (1, 2)  # type: ignore[assignment]
+        yield Step([Row(view, (1,))])
+        return Answer("never")
+
+    engine = small_engine()
+    wanted = small_engine().run(counting((1,), 3))
+    with pytest.raises(InvalidRequest, match="were set to a tuple"):
+        engine.run(spoiling())
+    assert engine.run(counting((1,), 3)) == wanted
+
+
+def test_tokens_may_be_taken_away_from_the_end() -> None:
+    engine, block = small_engine(), Block()
+    feed(engine, (5, 6, 7), block)
+    block.tokens.pop()
+    torch.testing.assert_close(
+        feed(engine, (9,), block), feed(small_engine(), (5, 6, 9), Block()), atol=1e-5, rtol=0
+    )
 
 
 def test_a_failure_behind_a_chunk_undoes_all_of_it() -> None:
