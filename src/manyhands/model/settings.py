@@ -175,6 +175,10 @@ class ModelSettings:
         check_named(self.model)
         for name in ("cache", "lora"):
             object.__setattr__(self, name, _folder(name, getattr(self, name)))
+        if self.cache is not None and not self.cache.strip():
+            raise InvalidRequest(
+                "cache is empty; expected a folder", hint="give one, or leave it out"
+            )
         if self.cache is None and self.cache_size is not None:
             raise InvalidRequest(
                 f"cache_size is {self.cache_size:g}, and there is no cache",
@@ -195,10 +199,6 @@ def _folder(name: str, given: object) -> str | None:
         raise InvalidRequest(
             f"{name} is of type {type(given).__name__}; expected a folder",
             hint="give its path, or leave it out",
-        )
-    if not str(given).strip():
-        raise InvalidRequest(
-            f"{name} is empty; expected a folder", hint="give one, or leave it out"
         )
     return str(given)
 
