@@ -101,6 +101,24 @@ def test_what_are_no_samples_is_refused(wrong: Any) -> None:
         Exam(wrong, Says(RIGHT.get), (8,))
 
 
+def test_samples_that_could_not_be_kept_are_refused_before_the_first_is_asked() -> None:
+    for wrong, said in (
+        (Sample("a", "?", b"3"), "'a' of the exam cannot be kept as JSON"),
+        (Sample("b", "?", 3), "'b' of the exam is there twice"),
+        (Sample("c", " ", 3), "'c' of the exam has no question"),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            Exam([Sample("b", "?", 3), wrong], Says(RIGHT.get), (8,))
+
+
+def test_gold_answers_may_hold_numbers_of_other_libraries(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    samples = [Sample("d1", "Twice 1?", np.int64(2)), Sample("d2", "?", np.arange(2))]
+    for known in (0, 2):  # and the same ones are not asked again
+        assert take(path, Exam(samples, Says(RIGHT.get), (8,)))[0].known == known
+    assert [(r.gold, r.value(8)) for r in records(path)] == [(2, 1.0), ([0, 1], 0.0)]
+
+
 def test_what_is_no_candidate_is_refused() -> None:
     wrong: Any = None
     with pytest.raises(InvalidRequest, match="the candidate of an exam is of type NoneType"):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -25,6 +25,7 @@ from manyhands.errors import InvalidRequest
 from manyhands.evaluation.candidates import Answered, Asked, Candidate
 from manyhands.evaluation.grading import GraderFailed, Grading
 from manyhands.evaluation.record import Key, Record, RecordFile, keep_trace
+from manyhands.schema.plain import to_plain
 from manyhands.schema.setting import in_brief, is_whole, own_number, whole_number
 from manyhands.tasks.graders import Score
 from manyhands.tasks.task import Sample, Task
@@ -70,6 +71,7 @@ def _listed_samples(given: object) -> tuple[Sample, ...]:
         raise InvalidRequest(
             "an exam has no samples; expected one or more", hint="Look at its task and their limit."
         )
+    _check_samples(found, "the exam")
     return found
 
 
@@ -128,15 +130,31 @@ def checked_samples(task: Task) -> Sequence[Sample]:
     samples = tuple(task.samples())
     if not samples:
         raise InvalidRequest(f"the task {task.name} has no samples", hint="look at its source")
+    _check_samples(samples, f"the task {task.name}")
+    return samples
+
+
+def _check_samples(samples: Iterable[Sample], place: str) -> None:
+    """Raise InvalidRequest for the first sample that cannot be asked, or kept on record."""
     seen: set[str] = set()
     for sample in samples:
         wrong = _fault(sample, seen)
         if wrong:
-            raise InvalidRequest(
-                f"sample {sample.id!r} of the task {task.name} {wrong}", hint="mend its source"
-            )
+            raise InvalidRequest(f"sample {sample.id!r} of {place} {wrong}", hint="mend its source")
         seen.add(sample.id)
-    return samples
+
+
+def _on_record(gold: Any) -> Any:
+    """A gold answer as a file holds it. TypeError or ValueError where it cannot."""
+    return json.loads(json.dumps(gold, default=_own))
+
+
+def _own(value: Any) -> Any:
+    """Numbers of other libraries as Python's own; TypeError for what JSON has no word for."""
+    plain = value if isinstance(value, Set) else to_plain(value)
+    if plain is value:
+        raise TypeError(f"it holds a {type(value).__name__}")
+    return plain
 
 
 def is_missing(record: Record | None, retry: bool) -> bool:
@@ -152,7 +170,7 @@ def _fault(sample: Sample, seen: set[str]) -> str:
     if not isinstance(sample.question, str) or not sample.question.strip():
         return "has no question"
     try:
-        json.dumps([sample.gold, dict(sample.facts)])
+        _on_record([sample.gold, dict(sample.facts)])
     except (TypeError, ValueError) as error:
         return f"cannot be kept as JSON: {error}"
     return ""
@@ -163,7 +181,7 @@ def _check_same_question(one: Asked, file: RecordFile) -> None:
     record = file.records.get(one.key)
     if record is None:
         return
-    gold = json.loads(json.dumps(one.sample.gold))
+    gold = _on_record(one.sample.gold)
     if (record.question, record.gold) != (one.sample.question, gold):
         raise InvalidRequest(
             f"sample {one.sample.id!r} has another question or gold answer than {str(file.path)!r} "
@@ -227,7 +245,7 @@ def _record(
         sample=sample.id,
         repeat=answered.asked.repeat,
         question=sample.question,
-        gold=json.loads(json.dumps(sample.gold)),
+        gold=_on_record(sample.gold),
         answer=answered.answer,
         text=answered.text,
         finish_reason=answered.finish_reason,
