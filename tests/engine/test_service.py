@@ -286,6 +286,33 @@ def test_a_service_of_no_engine(wrong: Any) -> None:
         Service(wrong)
 
 
+def test_a_watcher_that_raises_ends_no_run() -> None:
+    called: list[int] = []
+
+    def wrong() -> None:
+        called.append(1)
+        raise ZeroDivisionError
+
+    seen: list[int] = []
+
+    def watched() -> None:
+        with Service(scheduler()) as service:
+            service.watch(wrong)
+            service.watch(lambda: seen.append(1))
+            assert service.submit(counting((1,), 5)).result(SOON).text == "2 3 4 5 6"
+            assert not service.is_broken
+
+    with pytest.warns(UserWarning, match=r"a watcher .* raised Zero"):
+        watched()
+    assert len(called) == 1
+    assert len(seen) > 1
+    with (
+        Service(scheduler()) as service,
+        pytest.raises(InvalidRequest, match="expected a function"),
+    ):
+        service.watch(None)  # type: ignore[arg-type]
+
+
 def test_one_run_too_many_is_refused() -> None:
     with Service(scheduler(), max_live=2, max_waiting=1) as service:
         handles = [service.submit(endless()) for _ in range(3)]

@@ -33,6 +33,7 @@ import atexit
 import math
 import threading
 import time
+import warnings
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
@@ -390,16 +391,22 @@ class Service:
         """Have `wake` called whenever a pass is over or a run has ended; what is returned ends that.
 
         It is called in the service's thread, most often, and has to be short: `call_soon_threadsafe` of a
-        loop of asyncio, for instance. It may be called for nothing.
+        loop of asyncio, for instance. It may be called for nothing. One that raises is called no more, with a warning, and
+        the runs go on. Raises InvalidRequest for what cannot be called.
         """
+        if not callable(wake):
+            raise InvalidRequest(
+                f"a {type(wake).__name__} was given to be called behind each pass; expected a function",
+                hint="Write service.watch(function).",
+            )
         with self._changed:
             self._watchers = [*self._watchers, wake]
 
-        def end() -> None:
-            with self._changed:
-                self._watchers = [each for each in self._watchers if each is not wake]
+        return partial(self._watch_no_more, wake)
 
-        return end
+    def _watch_no_more(self, wake: Callable[[], object]) -> None:
+        with self._changed:
+            self._watchers = [each for each in self._watchers if each is not wake]
 
     @property
     def error(self) -> BaseException | None:
@@ -520,8 +527,17 @@ class Service:
 
     def _wake_watchers(self) -> None:
         for wake in self._watchers:
-            with suppress(RuntimeError):  # that loop is closed
+            try:
                 wake()
+            except RuntimeError:  # that loop is closed
+                continue
+            except Exception as error:  # a watcher is anybody's program, and the runs are others'
+                self._watch_no_more(wake)
+                with suppress(Warning):  # where a warning is an error, it would be the runs'
+                    warnings.warn(
+                        f"a watcher of a service raised {error!r}, and is called no more",
+                        stacklevel=2,
+                    )
 
     def _end_waiting(self, now: float) -> None:
         """End the waiting runs whose deadline has come."""
