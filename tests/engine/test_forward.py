@@ -405,6 +405,13 @@ def test_numbers_without_an_order_are_no_feed(wrong: Any) -> None:
         Row(View([Block()]), wrong)
 
 
+@pytest.mark.parametrize("speculate", [0, 4])
+def test_guesses_are_the_engines_own(speculate: int) -> None:
+    engine = small_engine(speculate=speculate)
+    with pytest.raises(InvalidRequest, match="guesses are the engine's own"):
+        engine.forward(Step([Row(View([Block()]), (1,), draft=(2, 3))]))
+
+
 @pytest.mark.parametrize("wrong", [None, 5])
 def test_what_is_no_list_of_strategies_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidRequest, match="was given as strategies"):

@@ -419,18 +419,20 @@ SLIPS: dict[str, tuple[Callable[[], Strategy], str]] = {
         lambda: _chosen(lambda: Choice(mask=b"\2", forbidden=frozenset({1}))),
         "no token is left",
     ),
-    "a guess beyond the vocabulary": (
-        lambda: _chosen(Choice, draft=(10**6,)),
-        "token id 1000000 is a guess",
+    "a guess of one's own": (lambda: _chosen(Choice, draft=(2, 3)), "guesses are the engine's own"),
+    "more guesses than a page holds": (
+        lambda: _chosen(Choice, draft=(2,) * 40),
+        "guesses are the engine's own",
     ),
 }
 
 
+@pytest.mark.parametrize("speculate", [0, 4])
 @pytest.mark.parametrize("name", SLIPS)
-def test_a_slip_that_the_engine_meets_is_the_strategys_own(name: str) -> None:
+def test_a_slip_that_the_engine_meets_is_the_strategys_own(name: str, speculate: int) -> None:
     """A request is looked at outside of the strategy that makes it, and no other run learns of a mistake in it."""
     slip, said = SLIPS[name]
-    engine = small_engine()
+    engine = small_engine(speculate=speculate)
     with Service(engine) as service:
         others = [service.submit(counting((1, 2), 20)) for _ in range(2)]
         handle = service.submit(slip())

@@ -231,6 +231,7 @@ class Engine:
                 f"a {type(step).__name__} was given as a step; expected a Step",
                 hint="Write engine.forward(Step([Row(view, feed), ...])).",
             )
+        _check_without_guesses(step)
         with self.inside:
             self._scheduler.check_between_passes()
             self._scheduler.settle()  # tokens of its own that an interrupt has kept from it
@@ -348,6 +349,7 @@ class Engine:
                 chosen = self._choose(step, kept)
                 speculation.num_accepted += len(kept)
                 return chosen
+            _check_without_guesses(step)
             step = speculation.drafted(step)
         chosen = self._pass(step)
         if speculation is not None:
@@ -541,6 +543,9 @@ class Engine:
 
     def _check_tokens(self, step: Step) -> None:
         rows, size = step.rows, self.facts.vocab_size
+        drafts = [row.draft for row in rows if row.draft]
+        if drafts and self._speculation is None:
+            _check_without_guesses(step)
         bound = [c for row in rows if (c := row.choice).allowed or c.forbidden]
         # Rows of a team share what they may choose from.
         allowed = {id(each.allowed): each.allowed for each in bound if each.allowed}
@@ -551,7 +556,7 @@ class Engine:
             "forbidden": forbidden.values(),
             "weighed": [row.tally.span for row in rows if row.tally is not None],
             "a target": [row.targets for row in rows if row.targets],
-            "a guess": [row.draft for row in rows if row.draft],
+            "a guess": drafts,
         }
         tokens = [*chain.from_iterable(chain.from_iterable(uses.values()))]
         if not 0 <= min(tokens) <= max(tokens) < size:
@@ -570,6 +575,15 @@ class Engine:
                 "no token is left to choose from: the whole vocabulary is forbidden",
                 hint="Forbid fewer tokens.",
             )
+
+
+def _check_without_guesses(step: Step) -> None:
+    """Raise InvalidRequest for a row that brings guesses: keys of theirs are written where the engine has found room."""
+    if any(row.draft for row in step.rows):
+        raise InvalidRequest(
+            "a row brings a draft; expected none, for guesses are the engine's own",
+            hint="Leave it out: Engine.load(model, speculate=4) has guesses made.",
+        )
 
 
 def _rows_of(merged: Merged, rows: Iterable[Any]) -> list[int]:
