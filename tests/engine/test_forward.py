@@ -418,6 +418,12 @@ def test_what_is_no_list_of_strategies_is_refused(wrong: Any) -> None:
         small_engine().run_all(wrong)
 
 
+@pytest.mark.parametrize("wrong", [None, "bundled", 5])
+def test_what_is_no_executor_makes_no_engine(wrong: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"an engine was to be made of a .*; expected a Model"):
+        Engine(wrong)
+
+
 def test_only_a_run_of_the_engine_is_cancelled() -> None:
     engine, other = small_engine(), small_engine()
     run = engine.submit(counting((1,)))

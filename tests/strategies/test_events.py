@@ -33,7 +33,16 @@ from manyhands.strategies.events import (
     from_line,
     to_line,
 )
-from manyhands.strategies.listening import ITEMS, MAX_SAID_CHARS, AddWorker, Item, Said
+from manyhands.strategies.listening import (
+    ITEMS,
+    MAX_SAID_CHARS,
+    AddWorker,
+    DismissWorker,
+    Item,
+    PauseWorker,
+    ResumeWorker,
+    Said,
+)
 from manyhands.strategies.registry import Registry
 
 KINDS = [
@@ -235,6 +244,22 @@ def test_a_name_is_one_short_line(name: str) -> None:
         Said("Hello.", name)
     with pytest.raises(InvalidRequest, match="the worker's name is"):
         AddWorker(name)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"x", ["x"]])
+def test_what_is_said_is_a_text_by_a_name(wrong: Any) -> None:
+    for make in (lambda: Said(wrong, "Dana"), lambda: Said("x", wrong), lambda: AddWorker(wrong)):
+        with pytest.raises(
+            InvalidRequest, match=f"is of type {type(wrong).__name__}; expected a text"
+        ):
+            make()
+
+
+@pytest.mark.parametrize("wrong", [None, "1", 1.5, True, 10**400, -(10**4000)])
+def test_a_worker_is_named_by_its_number(wrong: Any) -> None:
+    for kind in (PauseWorker, ResumeWorker, DismissWorker):
+        with pytest.raises(InvalidRequest, match=r"the worker is .*; expected its number"):
+            kind(wrong)
 
 
 def test_too_much_at_once() -> None:

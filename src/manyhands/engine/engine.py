@@ -94,6 +94,11 @@ class Engine:
         A network that is loaded already (`ModelAdapter`) gets a `LocalExecutor`. `settings` as a whole, or
         `choices`: fields of `ModelSettings`. `prompts`: the words that the model was trained with.
         """
+        if not isinstance(executor, ModelAdapter) and not hasattr(executor, "facts"):
+            raise InvalidRequest(
+                f"an engine was to be made of a {type(executor).__name__}; expected a ModelAdapter",
+                hint="Write Engine.load(model), which takes a folder, a name or a network.",
+            )
         self.prompts = prompts or Prompts()
         self.settings = settings or ModelSettings(**choices)
         if isinstance(executor, ModelAdapter):
