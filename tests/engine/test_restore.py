@@ -183,3 +183,5 @@ def test_what_cannot_be_replayed_is_refused() -> None:
     torch.testing.assert_close(of_numpy, every[:1])
     with pytest.raises(InvalidRequest, match="was given as a strategy"):
         next(engine.restore(None, trace))  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="was given to be restored; expected a Trace"):
+        engine.restore(solo(), None)  # type: ignore[arg-type]

@@ -300,6 +300,11 @@ class Engine:
         See `engine/restore.py`. `RunSpec.from_plain(trace.header).strategy(text)` makes it.
         `write` is given the lines that continue the trace.
         """
+        if not isinstance(trace, Trace):
+            raise InvalidRequest(
+                f"a {type(trace).__name__} was given to be restored; expected a Trace",
+                hint="Write engine.restore(strategy, read_trace(path)).",
+            )
         with self.inside:
             return restore(strategy, trace, self.executor, self.pool, write=write)
 
