@@ -65,8 +65,14 @@ _CONTRACT = {f"{PACKAGE}.strategies.{file}" for file in ("base", "events", "list
 # A server has runs made, and makes no pass itself.
 _SERVICE = {f"{PACKAGE}.engine.service"}
 ONLY_DOOR = {("engine", "strategies"): _CONTRACT, ("server", "engine"): _SERVICE}
-# `python -m manyhands` is the command; on the ground, all the others raise errors.
-SAME_FLOOR = {("__main__", "cli"), ("hub", "errors"), ("sandbox", "errors"), ("schema", "errors")}
+# `python -m manyhands` is the command; on the ground, all the others raise errors, and limits of a sandbox are settings.
+SAME_FLOOR = {
+    ("__main__", "cli"),
+    ("hub", "errors"),
+    ("sandbox", "errors"),
+    ("sandbox", "schema"),
+    ("schema", "errors"),
+}
 
 
 def violations(source: Path) -> list[str]:

@@ -143,3 +143,8 @@ def test_a_gguf_file_is_a_model_by_itself(tmp_path: Path) -> None:
     for error in (folder, named):
         assert error.hint.startswith("to run a GGUF file, give the file itself")
     assert "GGUF" not in incomplete("someone/Model", "a config.json").hint
+
+
+def test_a_name_that_is_no_text_of_unicode() -> None:
+    with pytest.raises(ModelNotFound, match="surrogates not allowed"):
+        is_local("a\ud800b")

@@ -12,14 +12,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
+import numpy as np
 import pytest
 
 from manyhands.errors import InvalidRequest
 from manyhands.sandbox import Failed, Limits, Returned, Sandbox
+from manyhands.schema.setting import settings_of
 
 HERE = "tests.test_sandbox"
 QUICK = Limits(seconds=1.0, memory_bytes=1 << 30, output_bytes=10_000, file_bytes=100_000)
@@ -326,7 +329,22 @@ def test_a_function_that_is_not_there(function: str, said: str) -> None:
     assert said in raised.value.hint
 
 
-@pytest.mark.parametrize("limits", [{"seconds": 0}, {"memory_bytes": -1}, {"seconds": 1e999}])
-def test_limits_are_numbers_above_zero(limits: dict[str, float]) -> None:
-    with pytest.raises(InvalidRequest, match="of a sandbox is"):
-        Limits(**limits)  # type: ignore[arg-type]
+@pytest.mark.parametrize("name", [one.name for one in fields(Limits)])
+@pytest.mark.parametrize("wrong", [0, -1, 1e999, float("nan"), 1e300, 10**400, True, "3", None])
+def test_limits_are_numbers_that_a_system_can_count(name: str, wrong: Any) -> None:
+    """Beyond these a timer's thread died, and the child with it, or nothing was limited."""
+    with pytest.raises(InvalidRequest, match=f"{name} is .*; expected"):
+        Limits(**{name: wrong})
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(Limits)])
+def test_the_largest_limits_work(name: str) -> None:
+    most = settings_of(Limits)[name].at_most
+    assert most is not None
+    with Sandbox("operator:add", Limits(**{name: type(getattr(Limits(), name))(most)})) as sandbox:
+        assert sandbox.run(1, 2) == Returned(3)
+
+
+def test_limits_of_other_libraries_are_pythons_own() -> None:
+    with Sandbox("operator:add", Limits(np.float32(20.0), open_files=np.int64(60))) as sandbox:
+        assert sandbox.run(1, 2) == Returned(3)

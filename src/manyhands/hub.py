@@ -16,14 +16,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from manyhands.errors import ModelNotFound
+from manyhands.errors import InvalidRequest, ModelNotFound
 
 BUNDLED = "bundled"  # the model that comes with the package; a folder of this name is ./bundled, or a Path
 _LONGEST_NAME = 255  # bytes of one part of a path, on every common file system
 
 
 def place_of(model: str | Path) -> str:
-    """Where `model` is to be loaded from: the folder of the bundled one, or else its name as it is."""
+    """Where `model` is to be loaded from: the folder of the bundled one, or else its name as it is.
+
+    Raises InvalidRequest for what is no name, which the hub would be asked for as Python writes it.
+    """
+    given: object = model
+    if not isinstance(given, str | Path):
+        raise InvalidRequest(
+            f"the model is of type {type(given).__name__}; expected a folder or a name on the Hugging Face hub",
+            hint='Give "bundled" or "Qwen/Qwen3-8B", for instance.',
+        )
     return str(Path(__file__).parent / "bundled" / "model") if model == BUNDLED else str(model)
 
 
@@ -47,7 +56,13 @@ def is_local(name: str) -> bool:
 
 def exists(path: Path) -> bool:
     """Whether there is such a path. A name that no file system can have is refused."""
-    long = max((len(os.fsencode(part)) for part in path.parts), default=0)
+    try:
+        long = max((len(os.fsencode(part)) for part in path.parts), default=0)
+    except UnicodeEncodeError as error:
+        raise ModelNotFound(
+            f"the model {str(path)!r} is no folder and no name on the hub: {error.reason}",
+            hint="give an existing folder, or a name on the Hugging Face hub like Qwen/Qwen3-0.6B",
+        ) from error
     if long > _LONGEST_NAME or "\0" in str(path):
         found = f"{textwrap.shorten(str(path), 60, placeholder=' ...')!r}"[:70]
         raise ModelNotFound(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from manyhands.cache.block import Block
@@ -36,3 +38,20 @@ def test_a_frozen_block_may_not_be_written():
         "Block('desk', frozen, 0 tokens) is frozen, and a row was asked to write to it"
     )
     assert caught.value.hint == "Let the row's view end with a fresh Block."
+
+
+@pytest.mark.parametrize("wrong", [(), (1, 2), None, "ab", range(3)])
+def test_tokens_stay_a_list(wrong: Any) -> None:
+    """An engine could not take a step back to it, and so made no other one either."""
+    block = Block("desk")
+    with pytest.raises(InvalidRequest, match="the tokens of a block were set to a"):
+        block.tokens = wrong
+    block.tokens = [1]
+    assert block.num_tokens == 1
+
+
+def test_what_was_frozen_stays_so() -> None:
+    block = Block("desk").freeze().freeze()
+    with pytest.raises(InvalidRequest, match="what was frozen stays so"):
+        block.frozen = False
+    assert block.frozen

@@ -252,3 +252,9 @@ def test_a_bias_of_own_numbers_needs_no_closer_look(monkeypatch: pytest.MonkeyPa
     for wrong in ({-1: 0.5}, {1: 100.5}, {1: math.nan, 2: 1.0}, {1: 2.0, 2: math.nan}, {1: True}):
         with pytest.raises(AssertionError):
             Choice(logit_bias=wrong)
+
+
+def test_a_feed_with_a_number_beyond_measure_is_named() -> None:
+    for feed in ([1.5, 10**5000], [[10**5000]]):
+        with pytest.raises(InvalidRequest, match="expected token ids"):
+            Row(View([Block()]), feed)  # type: ignore[arg-type]

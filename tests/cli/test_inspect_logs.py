@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from manyhands.errors import InvalidRequest, OutputFailed
-from manyhands.evaluation.inspect_logs import write_inspect_logs
+from manyhands.evaluation.inspect_logs import _behind, _moment, write_inspect_logs
 from manyhands.evaluation.record import read_results
 from manyhands.evaluation.summary import Summary
 from tests.cli.conftest import Cli
@@ -50,6 +50,21 @@ def test_without_the_library_the_error_says_what_to_install(
     assert "pip install '.[inspect]'" in result.stderr
     assert not (tmp_path / "logs").exists()
     assert not (tmp_path / "report.html").exists(), "it is said before anything is made"
+
+
+@pytest.mark.parametrize(
+    "date", ["yesterday", "9999-12-31T23:59:59-0100", "0001-01-01T00:00+01:00"]
+)
+def test_a_date_that_is_none(date: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"has the date '.*; expected one as 2026"):
+        _moment(header(date=date), tmp_path)
+
+
+@pytest.mark.parametrize("seconds", [1e12, 1e17])
+def test_an_exam_that_took_longer_than_there_are_dates(seconds: float, tmp_path: Path) -> None:
+    began = _moment(header(date="2026-11-23T17:00:00+0100"), tmp_path)
+    with pytest.raises(InvalidRequest, match="no date lies so far ahead"):
+        _behind(began, seconds, tmp_path)
 
 
 class TestWithTheLibrary:

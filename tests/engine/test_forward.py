@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from manyhands.engine.engine import Engine
 from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError, OutOfMemory
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
+from manyhands.strategies.base import Answer, Strategy
 from tests.attention.test_attend import random_conversation
 from tests.engine.small import CONTEXT, NUM_IDS, TEXT, counting, small_engine
 from tests.model.families_zoo import tiny_models
@@ -386,6 +388,76 @@ def test_a_small_pass_gives_the_same_logits(most_tokens: int) -> None:
     assert cut.usage.forward_passes > whole.usage.forward_passes
     assert cut.usage.tokens_fed == whole.usage.tokens_fed
     assert (results[0] - results[1]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("wrong", [None, [], "step", Row(View([Block()]), (1,)), [None]])
+def test_what_is_no_step_is_refused(wrong: Any) -> None:
+    engine = small_engine()
+    with pytest.raises(InvalidRequest, match="was given as a step; expected a Step"):
+        engine.forward(wrong)
+    with pytest.raises(InvalidRequest, match=r"a step was made of|where a Row was expected"):
+        Step(wrong)
+
+
+@pytest.mark.parametrize("wrong", [b"ab", bytearray(b"ab"), {1, 2}, frozenset({1}), {1: 2}])
+def test_numbers_without_an_order_are_no_feed(wrong: Any) -> None:
+    with pytest.raises(InvalidRequest, match="expected a list of token ids"):
+        Row(View([Block()]), wrong)
+
+
+@pytest.mark.parametrize("speculate", [0, 4])
+def test_guesses_are_the_engines_own(speculate: int) -> None:
+    engine = small_engine(speculate=speculate)
+    with pytest.raises(InvalidRequest, match="guesses are the engine's own"):
+        engine.forward(Step([Row(View([Block()]), (1,), draft=(2, 3))]))
+
+
+@pytest.mark.parametrize("wrong", [None, 5])
+def test_what_is_no_list_of_strategies_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidRequest, match="was given as strategies"):
+        small_engine().run_all(wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, "bundled", 5])
+def test_what_is_no_executor_makes_no_engine(wrong: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"an engine was to be made of a .*; expected a Model"):
+        Engine(wrong)
+
+
+def test_only_a_run_of_the_engine_is_cancelled() -> None:
+    engine, other = small_engine(), small_engine()
+    run = engine.submit(counting((1,)))
+    wrong: Any = None
+    for odd in (wrong, run):
+        with pytest.raises(InvalidRequest, match="expected a Run of this engine"):
+            other.cancel(odd)
+    assert not run.done
+    engine.cancel(run)
+    assert run.done
+
+
+def test_a_strategy_that_spoils_its_block_spoils_no_other_run() -> None:
+    def spoiling() -> Strategy:
+        view = View([Block()])
+        yield Step([Row(view, (1, 2, 3))])
+        view.own.tokens = (1, 2)  # type: ignore[assignment]
+        yield Step([Row(view, (1,))])
+        return Answer("never")
+
+    engine = small_engine()
+    wanted = small_engine().run(counting((1,), 3))
+    with pytest.raises(InvalidRequest, match="were set to a tuple"):
+        engine.run(spoiling())
+    assert engine.run(counting((1,), 3)) == wanted
+
+
+def test_tokens_may_be_taken_away_from_the_end() -> None:
+    engine, block = small_engine(), Block()
+    feed(engine, (5, 6, 7), block)
+    block.tokens.pop()
+    torch.testing.assert_close(
+        feed(engine, (9,), block), feed(small_engine(), (5, 6, 9), Block()), atol=1e-5, rtol=0
+    )
 
 
 def test_a_failure_behind_a_chunk_undoes_all_of_it() -> None:

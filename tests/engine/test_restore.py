@@ -11,15 +11,19 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
-from manyhands.errors import BrokenTrace, ContextTooLong, OutOfMemory
+from manyhands.errors import BrokenTrace, ContextTooLong, InvalidRequest, OutOfMemory
 from manyhands.prompts import BranchPrompt
+from manyhands.replay.forward import merge_trace
 from manyhands.replay.trace import Trace, parse_trace, record
+from manyhands.schema.lines import Line
 from manyhands.strategies.base import Answer
 from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.events import Event
@@ -31,7 +35,7 @@ from manyhands.strategies.settings import (
     SoloSettings,
     TeamSettings,
 )
-from tests.engine.small import CONTEXT, LETTERS, PROMPTS, TEXT, small_engine, story
+from tests.engine.small import CONTEXT, LETTERS, PROMPTS, TEXT, small_engine, solo, story
 from tests.strategies.specs import method_of, spec_of
 
 END = EndSettings(finisher_tokens=3, reply_tokens=4)
@@ -159,3 +163,25 @@ def test_no_room_for_it() -> None:
     restored = again(engine, parse_trace(lines[:-1]))
     with pytest.raises(OutOfMemory):
         engine.run(restored)
+
+
+def test_what_cannot_be_replayed_is_refused() -> None:
+    lines: list[Line] = []
+    engine = small_engine()
+    engine.run(record(solo(), {}, lines.append))
+    trace = parse_trace(lines)
+    merged = merge_trace(trace)
+    wrong: Any = trace
+    with pytest.raises(InvalidRequest, match="a Trace was given to be replayed; expected a Merged"):
+        engine.replay(wrong)
+    for rows in ([merged.plan.num_rows], [-merged.plan.num_rows - 1], "x", [0.5], 3):
+        with pytest.raises(InvalidRequest, match="were asked for; expected numbers below"):
+            engine.replay(merged, rows)  # type: ignore[arg-type]
+    last, of_numpy = engine.replay(merged, [-1]), engine.replay(merged, np.arange(1))  # type: ignore[arg-type]
+    every = engine.replay(merged)
+    torch.testing.assert_close(last, every[-1:])
+    torch.testing.assert_close(of_numpy, every[:1])
+    with pytest.raises(InvalidRequest, match="was given as a strategy"):
+        next(engine.restore(None, trace))  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="was given to be restored; expected a Trace"):
+        engine.restore(solo(), None)  # type: ignore[arg-type]

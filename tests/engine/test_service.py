@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import random
 import subprocess
 import sys
@@ -11,9 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
@@ -194,10 +198,119 @@ def test_a_deadline_counts_the_waiting() -> None:
         assert patient.result(SOON).text == "2 3"
 
 
-@pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), 10**400, True, "60"])
+def test_bounds_of_few_bits_do_not_wrap_around() -> None:
+    with Service(scheduler(), max_live=np.uint8(200), max_waiting=np.uint8(100)) as service:  # type: ignore[arg-type]
+        assert service.max_live + service.max_waiting == 300
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), -(10**400), True, "60"])
 def test_a_deadline_that_is_none(wrong: Any) -> None:
     with Service(scheduler()) as service, pytest.raises(InvalidRequest, match="deadline is"):
         service.submit(counting((1,)), deadline=wrong)
+
+
+FAR = [1e10, math.inf, 1e300, 10**400, np.float32(60), Fraction(60), torch.tensor(60.0)]
+
+
+@pytest.mark.parametrize("seconds", FAR)
+def test_any_number_of_seconds_is_a_wait(seconds: Any) -> None:
+    """Python's locks end at 292 years, and know no number of another library."""
+    service = Service(scheduler())
+    handle = service.submit(counting((1,), 3), deadline=seconds)
+    assert handle.result(seconds).text == "2 3 4"
+    last = service.submit(counting((1,), 3))
+    service.close(drain=seconds)
+    assert last.result(0).text == "2 3 4", "it was let go on"
+
+
+@pytest.mark.parametrize("seconds", [0, -1, -(10**400), -math.inf, np.float32(0.01)])
+def test_a_wait_that_is_over_says_so(seconds: Any) -> None:
+    with Service(scheduler()) as service:
+        handle = service.submit(endless())
+        with pytest.raises(TimeoutError, match=r"has not ended after 0(\.01)? s"):
+            handle.result(seconds)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, True, "60", [1], np.ones(2)])
+def test_a_wait_that_is_no_number(wrong: Any) -> None:
+    with Service(scheduler()) as service:
+        handle = service.submit(endless())
+        with pytest.raises(InvalidRequest, match="timeout is"):
+            handle.result(wrong)
+        with pytest.raises(InvalidRequest, match="drain is"):
+            service.close(drain=wrong)
+        assert service.takes_runs, "nothing was closed"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), asyncio.CancelledError()])
+def test_a_strategy_that_would_leave_ends_its_own_run(error: BaseException) -> None:
+    def leaving() -> Strategy:
+        yield Step([Row(View([Block()]), (1,))])
+        raise error
+
+    with Service(scheduler()) as service:
+        other, left = service.submit(counting((1,), 3)), service.submit(leaving())
+        with pytest.raises(
+            InvalidRequest, match=f"a strategy raised {type(error).__name__}"
+        ) as found:
+            left.result(SOON)
+        assert found.value.__cause__ is error
+        assert other.result(SOON).text == "2 3 4"
+        assert not service.is_broken
+
+
+@pytest.mark.parametrize("wait", [lambda handle: handle.result(), lambda handle: list(handle)])
+def test_a_strategy_that_waits_for_its_own_service_is_refused(
+    wait: Callable[[Handle], Any],
+) -> None:
+    """No pass would be made while it waits: it hung for good."""
+
+    def waiting(service: Service) -> Strategy:
+        other = service.submit(counting((1,), 3))
+        with pytest.raises(TimeoutError):
+            other.result(0)  # a look is no wait
+        wait(other)
+        yield Step([Row(View([Block()]), (1,))])
+        return Answer("never")
+
+    with Service(scheduler()) as service:
+        handle = service.submit(waiting(service))
+        with pytest.raises(InvalidRequest, match="in the thread that makes its passes"):
+            handle.result(SOON)
+        assert service.submit(counting((1,), 3)).result(SOON).text == "2 3 4"
+
+
+@pytest.mark.parametrize("wrong", [None, "bundled", 5])
+def test_a_service_of_no_engine(wrong: Any) -> None:
+    with pytest.raises(InvalidRequest, match="expected an Engine"):
+        Service(wrong)
+
+
+def test_a_watcher_that_raises_ends_no_run() -> None:
+    called: list[int] = []
+
+    def wrong() -> None:
+        called.append(1)
+        raise ZeroDivisionError
+
+    seen: list[int] = []
+
+    def watched() -> None:
+        with Service(scheduler()) as service:
+            service.watch(wrong)
+            service.watch(lambda: seen.append(1))
+            assert service.submit(counting((1,), 5)).result(SOON).text == "2 3 4 5 6"
+            assert not service.is_broken
+
+    with pytest.warns(UserWarning, match=r"a watcher .* raised Zero"):
+        watched()
+    assert len(called) == 1
+    assert len(seen) > 1
+    with (
+        Service(scheduler()) as service,
+        pytest.raises(InvalidRequest, match="expected a function"),
+    ):
+        service.watch(None)  # type: ignore[arg-type]
 
 
 def test_one_run_too_many_is_refused() -> None:
@@ -306,18 +419,20 @@ SLIPS: dict[str, tuple[Callable[[], Strategy], str]] = {
         lambda: _chosen(lambda: Choice(mask=b"\2", forbidden=frozenset({1}))),
         "no token is left",
     ),
-    "a guess beyond the vocabulary": (
-        lambda: _chosen(Choice, draft=(10**6,)),
-        "token id 1000000 is a guess",
+    "a guess of one's own": (lambda: _chosen(Choice, draft=(2, 3)), "guesses are the engine's own"),
+    "more guesses than a page holds": (
+        lambda: _chosen(Choice, draft=(2,) * 40),
+        "guesses are the engine's own",
     ),
 }
 
 
+@pytest.mark.parametrize("speculate", [0, 4])
 @pytest.mark.parametrize("name", SLIPS)
-def test_a_slip_that_the_engine_meets_is_the_strategys_own(name: str) -> None:
+def test_a_slip_that_the_engine_meets_is_the_strategys_own(name: str, speculate: int) -> None:
     """A request is looked at outside of the strategy that makes it, and no other run learns of a mistake in it."""
     slip, said = SLIPS[name]
-    engine = small_engine()
+    engine = small_engine(speculate=speculate)
     with Service(engine) as service:
         others = [service.submit(counting((1, 2), 20)) for _ in range(2)]
         handle = service.submit(slip())

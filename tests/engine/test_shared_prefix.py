@@ -22,9 +22,11 @@ from manyhands.errors import ContextTooLong, InvalidRequest, OutOfMemory
 from manyhands.model.adapter import ModelAdapter
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.events import TokenWritten
+from manyhands.strategies.prompt_sharing import share_prompt
+from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import SharedSettings
 from manyhands.strategies.shared_prefix import Completions, Prompt, shared_prefix
-from tests.engine.small import LETTERS, NUM_IDS, TEXT, finish, small_engine
+from tests.engine.small import LETTERS, NUM_IDS, TEXT, counting, finish, small_engine
 from tests.model.families_zoo import tiny_model, tiny_models
 from tests.poison import poison
 
@@ -445,3 +447,45 @@ def test_prompts_of_another_library_are_told_in_our_own_numbers(prompts: Any) ->
     finish(engine, run)
     (found,) = run.result().completions
     assert json.dumps([token for token, _ in found.echoed]) == "[1, 2, 3]"
+
+
+@pytest.mark.parametrize("prompts", [None, 5])
+def test_what_is_no_list_of_prompts_is_refused(prompts: Any) -> None:
+    with pytest.raises(InvalidRequest, match="a list of prompts was expected"):
+        shared_prefix(prompts, TEXT)
+
+
+def test_what_is_no_tree_is_refused() -> None:
+    wrong: Any = "tree"
+    with pytest.raises(InvalidRequest, match="given as a tree of prefixes"):
+        shared_prefix([(1, 2)], TEXT, tree=wrong)
+    with pytest.raises(InvalidRequest, match="given as a tree of prefixes"):
+        next(share_prompt(counting((1,)), wrong))
+    with pytest.raises(InvalidRequest, match="was given as a strategy"):
+        next(share_prompt(wrong, PrefixTree()))
+
+
+@pytest.mark.parametrize("context", [0, -1, 1.5, "5", True])
+def test_a_context_that_is_none_is_refused(context: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"context is .*; expected a whole number of tokens"):
+        shared_prefix([(1, 2)], TEXT, context=context)
+    with pytest.raises(InvalidRequest, match=r"context is .*; expected a whole number of tokens"):
+        sequential("1 + 2", TEXT, context=context)
+
+
+@pytest.mark.parametrize("size", [3, 40])
+def test_the_tree_of_another_engine_is_refused_and_stays_whole(size: int) -> None:
+    """It kept blocks whose keys lay in the other memory, so its own engine could not have that prompt any more."""
+    engine, other = small_engine(), small_engine(max_tokens_per_pass=16)
+    prompt = tuple(number % NUM_IDS for number in range(size))
+    settings = SharedSettings(max_tokens=3, choice=GREEDY, keep=True)
+    for make in (
+        lambda tree: shared_prefix([prompt], TEXT, settings, tree=tree),
+        lambda tree: share_prompt(sequential("1 + 2 + 3 + 4 + 5", TEXT), tree),
+    ):
+        with pytest.raises(InvalidRequest, match="a tree of prefixes that is another engine's"):
+            other.run(make(engine.prefixes))
+        assert engine.prefixes.num_tokens == 0
+    assert other.pool.num_free_pages == other.pool.num_pages
+    found = engine.run(shared_prefix([prompt], TEXT, settings, tree=engine.prefixes))
+    assert tokens_of(found) == [alone(small_engine(), prompt, 3)]

@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from manyhands.tasks.graders import Score
 from manyhands.tasks.task import Sample
 
@@ -31,5 +33,9 @@ class Doubles:
             os._exit(3)
         if answer == "seven":
             return Score(7.0, None, "too good")
+        if answer == "array":
+            return Score(np.float32(1), np.arange(2), "two")  # type: ignore[arg-type]
+        if answer == "bytes":
+            return Score(1.0, b"2", "no JSON")  # type: ignore[arg-type]
         right = answer == str(sample.gold)
         return Score(float(right), answer, "right" if right else f"expected {sample.gold}")

@@ -23,6 +23,7 @@ from manyhands.evaluation.endpoint import (
 )
 from manyhands.prompts.chain_of_draft import drafted
 from manyhands.prompts.load import Prompts
+from manyhands.schema.waits import LONGEST_WAIT
 from manyhands.strategies.methods import METHODS
 from tests.evaluation.doubles import Doubles
 from tests.evaluation.small import TEXT, completion, server
@@ -195,6 +196,19 @@ def test_nobody_is_there() -> None:
     with pytest.raises(EndpointClosed, match="cannot be asked for 'm'"):
         door.ask("?", 0)
     door.close()
+
+
+def test_the_longest_wait_for_an_answer() -> None:
+    with server(lambda asked: completion("2")) as (url, _):
+        door = endpoint(url, timeout=LONGEST_WAIT)
+        assert door.ask("?", 0).text == "2"
+        door.close()
+
+
+@pytest.mark.parametrize("wrong", [0, 3e6, 1e300, 10**400])
+def test_seconds_that_a_socket_cannot_wait(wrong: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"timeout is .*; expected 0\.1 to"):
+        EndpointOptions("http://localhost", "m", timeout=wrong)
 
 
 def test_an_address_that_is_none() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 
 from manyhands.errors import InvalidRequest
 from manyhands.evaluation.grading import GraderFailed, Grading
+from manyhands.schema.waits import LONGEST_WAIT
+from manyhands.tasks.graders import Score
 from tests.evaluation.doubles import Doubles
 
 
@@ -24,6 +27,9 @@ def test_a_grader_that_misbehaves_is_replaced() -> None:
             grading.grade(one, "seven", "")
         with pytest.raises(GraderFailed, match=r"process died \(exit code 3\)"):
             grading.grade(one, "die", "")
+        with pytest.raises(GraderFailed, match=r"`extracted` of a score is b'2'; expected"):
+            grading.grade(one, "bytes", "")
+        assert grading.grade(one, "array", "") == Score(1.0, [0, 1], "two")  # type: ignore[arg-type]
         assert grading.grade(two, "4", "").explanation == "right"
         process = grading._process
         assert process is not None
@@ -61,3 +67,27 @@ def test_a_task_that_cannot_travel_is_refused() -> None:
 
     with pytest.raises(InvalidRequest, match="cannot be sent to the process that grades"):
         Grading(Local())
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 3e6, 1e300, 10**400, float("nan"), True, "60"])
+def test_seconds_that_a_pipe_cannot_wait(wrong: Any) -> None:
+    """It counts milliseconds in 31 bits."""
+    with pytest.raises(InvalidRequest, match="grader_seconds is"):
+        Grading(Doubles(), seconds=wrong)
+
+
+def test_the_longest_wait_of_a_grader() -> None:
+    task = Doubles()
+    with Grading(task, seconds=LONGEST_WAIT) as grading:
+        assert grading.grade(task.samples()[0], "2", "").value == 1
+
+
+def test_a_process_that_cannot_be_started_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a script without `if __name__ == "__main__"`, which the grader's process runs once more."""
+
+    def refuse(self: object) -> None:
+        raise RuntimeError("an attempt has been made to start a new process")
+
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", refuse)
+    with pytest.raises(RuntimeError, match="start a new process"), Grading(Doubles()) as grading:
+        grading.grade(Doubles().samples()[0], "2", "")

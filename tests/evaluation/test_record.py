@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from manyhands.errors import InvalidRequest
@@ -22,6 +23,28 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert results.records[1].value(8) == 1.0
     assert results.records[1].spent(8, "tokens") == 16
     assert result_files(tmp_path) == result_files(tmp_path / "doubles") == [path]
+
+
+def test_numbers_of_other_libraries_are_read_as_pythons_own(tmp_path: Path) -> None:
+    numbers = {
+        "tokens": np.arange(3),
+        "seconds": np.float32(0.5),
+        "memory": {"kv_bytes": np.int64(3)},
+    }
+    path = write(tmp_path, header(), [record("d1", np.float64(1), gold=np.arange(2), **numbers)])
+    (found,) = read_results(path).records
+    assert (found.tokens, found.seconds, found.memory) == ((0, 1, 2), 0.5, {"kv_bytes": 3})
+    assert (found.value(8), found.gold) == (1.0, [0, 1])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"answer": 42}, {"text": None}, {"tokens": 3}, {"seconds": float("nan")}, {"gold": b"3"}],
+)
+def test_a_record_that_could_not_be_read_is_not_written(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(InvalidRequest, match=f"record of sample 'd1' cannot be kept: {name} is"):
+        record("d1", **wrong).line()
 
 
 def test_a_failure_may_be_followed_by_another_try(tmp_path: Path) -> None:

@@ -13,9 +13,24 @@ import numpy as np
 import pytest
 
 from manyhands.errors import InvalidRequest, OutputFailed
+from manyhands.evaluation.candidates import EndpointCandidate, MethodCandidate
 from manyhands.evaluation.grading import Grading
-from manyhands.evaluation.record import Header, Record, RecordFile, read_results
+from manyhands.evaluation.pair import pair_of
+from manyhands.evaluation.record import (
+    Header,
+    Record,
+    RecordFile,
+    file_of,
+    read_results,
+    result_files,
+)
+from manyhands.evaluation.report import write_report
 from manyhands.evaluation.run import Exam, Moment, checked_samples, examine
+from manyhands.evaluation.voices import EndpointVoice, EngineVoice
+from manyhands.prompts.hogwild import TeamPrompt
+from manyhands.strategies.methods import METHODS
+from manyhands.strategies.run_spec import RunSpec
+from manyhands.strategies.settings import SoloSettings
 from manyhands.tasks.graders import Score
 from manyhands.tasks.task import Sample
 from tests.evaluation.doubles import Doubles
@@ -61,7 +76,9 @@ def test_a_budget_without_an_answer_is_no_wrong_answer(tmp_path: Path) -> None:
     assert take(path, exam, header(budgets=(4, 6, 8)))[0].known == 0
 
 
-@pytest.mark.parametrize("budgets", [(), (8, 4), (8, 8)])
+@pytest.mark.parametrize(
+    "budgets", [(), (8, 4), (8, 8), (0, 8), (-1,), (5.5, 8), ("5",), (True, 8), 8, None]
+)
 def test_budgets_of_an_exam_rise(budgets: tuple[int, ...]) -> None:
     with pytest.raises(InvalidRequest, match="each above the one before"):
         Exam(Doubles().samples(), Says(RIGHT.get), budgets)
@@ -76,6 +93,66 @@ def test_budgets_may_be_listed_in_any_way(budgets: Any, tmp_path: Path) -> None:
     moments = take(tmp_path / "x.jsonl", exam, header(budgets=(4, 8)))
     assert moments[-1].record is not None
     assert [*moments[-1].record.scores] == ["4", "8"]
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "ab", [None], [Sample("a", "?", 1), "b"], ()])
+def test_what_are_no_samples_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidRequest, match="samples"):
+        Exam(wrong, Says(RIGHT.get), (8,))
+
+
+def test_samples_that_could_not_be_kept_are_refused_before_the_first_is_asked() -> None:
+    for wrong, said in (
+        (Sample("a", "?", b"3"), "'a' of the exam cannot be kept as JSON"),
+        (Sample("b", "?", 3), "'b' of the exam is there twice"),
+        (Sample("c", " ", 3), "'c' of the exam has no question"),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            Exam([Sample("b", "?", 3), wrong], Says(RIGHT.get), (8,))
+
+
+def test_gold_answers_may_hold_numbers_of_other_libraries(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    samples = [Sample("d1", "Twice 1?", np.int64(2)), Sample("d2", "?", np.arange(2))]
+    for known in (0, 2):  # and the same ones are not asked again
+        assert take(path, Exam(samples, Says(RIGHT.get), (8,)))[0].known == known
+    assert [(r.gold, r.value(8)) for r in records(path)] == [(2, 1.0), ([0, 1], 0.0)]
+
+
+def test_what_is_no_candidate_is_refused() -> None:
+    wrong: Any = None
+    with pytest.raises(InvalidRequest, match="the candidate of an exam is of type NoneType"):
+        Exam(Doubles().samples(), wrong, (8,))
+    for repeats in (0, 1.5, "x", True):
+        with pytest.raises(InvalidRequest, match="repeats is"):
+            Exam(Doubles().samples(), Says(RIGHT.get), (8,), repeats)  # type: ignore[arg-type]
+
+
+def test_a_candidate_asks_at_least_one_question_at_a_time() -> None:
+    """With none at a time it gave no answers, and said nothing."""
+    spec = RunSpec(METHODS["sequential"], SoloSettings(), TeamPrompt())
+    nobody: Any = None
+    for concurrency in (0, -1, 1.5, "x"):
+        for make in (
+            lambda many: MethodCandidate(nobody, nobody, spec, many),
+            lambda many: EndpointCandidate(nobody, 64, concurrency=many),
+            lambda many: EngineVoice(nobody, nobody, spec, many),
+            lambda many: EndpointVoice(nobody, many),
+        ):
+            with pytest.raises(InvalidRequest, match="concurrency is"):
+                make(concurrency)
+    with pytest.raises(InvalidRequest, match="the spec of a candidate is of type NoneType"):
+        MethodCandidate(nobody, nobody, nobody)
+
+
+def test_files_may_be_named_by_a_text(tmp_path: Path) -> None:
+    path = file_of(str(tmp_path), "doubles", "x")
+    with Here(Doubles()) as grading, closing(RecordFile(str(path), header())) as file:
+        assert list(examine(Exam(Doubles().samples(), Says(RIGHT.get), (8,)), file, grading))
+    assert result_files(str(tmp_path)) == [path]
+    assert len(read_results(str(path)).records) == 4
+    assert write_report(str(tmp_path), str(tmp_path / "report.html"))[0].exists()
+    assert pair_of(str(path), str(path)).comparisons
 
 
 def test_samples_may_come_from_a_generator(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from manyhands.model.devices import resolve_device, resolve_dtype
 from manyhands.model.loading import _config, _pretrained, load_adapter
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
+from manyhands.model.settings import ModelSettings
 from tests.model.families_zoo import some_tokens, tiny_models
 from tests.model.test_recurrent import CONFIGS
 
@@ -750,3 +751,18 @@ def test_a_configuration_that_makes_no_network(
         load_adapter(tmp_path, device="cpu", weights=weights, tokenizer=object())
     assert str(tmp_path) in str(refused.value)
     assert refused.value.hint
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"bundled", [], object()])
+def test_what_is_no_model_is_refused(wrong: Any) -> None:
+    """It was looked for on the hub, under the name that Python writes for it."""
+    with pytest.raises(InvalidRequest, match=f"the model is of type {type(wrong).__name__}"):
+        load_adapter(wrong)
+
+
+@pytest.mark.parametrize("name", ["lora", "cache"])
+def test_folders_of_settings(name: str, tmp_path: Path) -> None:
+    for wrong in (5, b"x"):
+        with pytest.raises(InvalidRequest, match=f"{name} is of type {type(wrong).__name__}"):
+            ModelSettings(**{name: wrong})
+    assert getattr(ModelSettings(**{name: tmp_path}), name) == str(tmp_path)

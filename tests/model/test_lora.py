@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from manyhands.errors import InvalidRequest, ModelNotFound, UnsupportedModel
 from manyhands.model.adapter import ModelAdapter
+from manyhands.model.loading import load_adapter
 from manyhands.model.lora import (
     CONFIG,
     WEIGHTS,
@@ -83,6 +84,37 @@ def test_merged_logits_are_those_beside_the_weights(saved: Path):
     assert float((logits(merged) - beside).abs().max()) > 0.1  # the control: not merged yet
     merge_lora(merged, saved)
     assert float((logits(merged) - beside).abs().max()) < 1e-5
+
+
+def test_the_same_adapter_is_added_once(saved: Path):
+    """A network that is built already may be loaded again and again; twice the adapter was another model."""
+    merged, once = model(), model()
+    merge_lora(once, saved)
+    for _ in range(3):
+        load_adapter(merged, adapted=saved)
+    found, wanted = dict(merged.named_parameters()), dict(once.named_parameters())
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_an_adapter_is_not_added_to_another_one(saved: Path, tmp_path: Path):
+    merged, other = model(), tmp_path / "other"
+    merge_lora(merged, saved)
+    before = [weight.clone() for weight in merged.parameters()]
+    save_lora(adapted(), other, base="a/model", dtype=torch.float32)
+    changed(other, lora_alpha=2 * ALPHA)
+    with pytest.raises(InvalidRequest, match="is another one"):
+        load_adapter(merged, adapted=other)
+    assert all(map(torch.equal, merged.parameters(), before))
+
+
+def test_an_adapter_is_not_added_to_weights_that_may_hold_it(saved: Path):
+    """They were written to since, so whether it is in them cannot be known."""
+    merged = model()
+    merge_lora(merged, saved)
+    merged.load_state_dict(model().state_dict())
+    with pytest.raises(InvalidRequest, match="weights were changed since") as caught:
+        merge_lora(merged, saved)
+    assert "Build the network anew" in caught.value.hint
 
 
 def test_the_files_are_those_of_peft(saved: Path):

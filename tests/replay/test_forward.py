@@ -8,13 +8,16 @@ errors of 1e-7 relative, through two layers, stay under 2e-5, and float64 ones u
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from manyhands.cache.layouts import LAYOUTS
+from manyhands.errors import InvalidRequest
 from manyhands.replay.forward import Replay, merge_trace, replay_logits
 from manyhands.replay.merged import side_by_side
+from manyhands.replay.trace import Trace
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import EndSettings, SoloSettings
 from tests.model.double import DoublePrecision
@@ -113,6 +116,21 @@ def test_a_wrong_token_shows_only_where_it_is_seen():
     before = sum(map(len, trace.passes[:-1]))
     assert worst(replayed[:before], seen[:before]) < 2e-5
     assert worst(replayed[before:], seen[before:]) > 1e-2
+
+
+def test_no_rows():
+    adapter = network("qwen3")
+    trace, seen, _ = team_run(adapter, SETTINGS)
+    with torch.no_grad():
+        assert replay_logits(adapter, merge_trace(trace), []).shape == (0, seen.shape[1])
+
+
+def test_a_trace_without_a_pass_is_refused():
+    with pytest.raises(InvalidRequest, match="the trace has no pass that could be replayed"):
+        merge_trace(Trace({}))
+    wrong: Any = "run.jsonl"
+    with pytest.raises(InvalidRequest, match="a str was given to be replayed; expected a Trace"):
+        merge_trace(wrong)
 
 
 def test_some_rows_only():

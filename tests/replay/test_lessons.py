@@ -11,6 +11,7 @@ import torch
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
+from manyhands.errors import InvalidRequest
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.replay.forward import replay_logits
 from manyhands.replay.lessons import Batch, Batches, Mixed, Reading, Recorded, trace_lesson
@@ -122,3 +123,48 @@ def test_kinds_are_mixed_by_their_shares(trace):
     assert sizes == [mixed.draw(f"{seed}").num_tokens for seed in range(400)]
     assert 50 < sizes.count(2) < 110
     assert set(sizes) == {2, trace.num_tokens}
+
+
+def test_recorded_runs_of_which_nothing_can_be_learned(trace):
+    """Their mean loss is no number, and so were the weights after one step."""
+    graded = replace(trace, header=trace.header | {"score": 0.0})
+    unnamed = replace(
+        trace, passes=[tuple(replace(row, writer=None) for row in rows) for rows in trace.passes]
+    )
+    for traces in ([], [graded], [unnamed, graded], iter([graded])):
+        with pytest.raises(InvalidRequest, match="recorded runs were given to learn from"):
+            Recorded(traces)
+    assert len(Recorded(iter([trace, graded, unnamed])).lessons) == 1
+    (part,) = Batches(Recorded([trace, graded]), 0, 1)[0]
+    assert part.weight > 0
+
+
+def test_a_batch_without_a_weight_is_refused(trace):
+    class Nothing:
+        def draw(self, seed: str) -> Lesson:
+            return replace(trace_lesson(trace), weights=np.zeros(len(trace_lesson(trace).weights)))
+
+    with pytest.raises(InvalidRequest, match="no token of the 1 lessons of step 3 has a weight"):
+        Batches(Nothing(), 0, 1)[3]
+
+
+@pytest.mark.parametrize("documents", [[], [[]], [[3], [4]], ["text"], [["a", "b"]], 5, None])
+def test_what_cannot_be_read(documents):
+    with pytest.raises(InvalidRequest, match="documents"):
+        Reading(documents, 20)
+
+
+def test_how_much_is_read_at_once(trace):
+    for wrong in (0, -1, 1.5, "3"):
+        with pytest.raises(InvalidRequest, match="num_tokens is"):
+            Reading([[1, 2, 3]], wrong)
+    of_arrays = Reading((each for each in [np.arange(5), torch.arange(5)]), np.int64(9))
+    assert of_arrays.documents == [tuple(range(5))] * 2
+
+
+@pytest.mark.parametrize(
+    "shares", [(), (0.0,), (-1.0, 2.0), (float("nan"),), (float("inf"), 1), ("1",)]
+)
+def test_shares_of_which_none_can_be_drawn(shares):
+    with pytest.raises(InvalidRequest, match="the shares of lessons are"):
+        Mixed([(Reading([[1, 2]], 2), share) for share in shares])

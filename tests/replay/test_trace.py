@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 import weakref
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,10 +20,12 @@ from manyhands.cache.layouts import LAYOUTS
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import BrokenTrace, InvalidRequest, OutOfMemory
+from manyhands.replay.retold import answer_from
 from manyhands.replay.trace import SCHEMA, SCORE, Trace, parse_trace, read_trace, record
-from manyhands.strategies.base import Answer
-from manyhands.strategies.events import TokenWritten
+from manyhands.strategies.base import Answer, FinishedStep
+from manyhands.strategies.events import Event, StepEnded, TokenWritten
 from manyhands.strategies.hogwild import hogwild
+from manyhands.strategies.listening import Heard, Listen
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings
 from tests.strategies.driver import PROMPT, Dice, Pass, Played, feed, play, small_text
@@ -137,6 +141,68 @@ def careful(log: list) -> object:
     return Answer("recovered")
 
 
+def told(answer: Any, *events: Event, header: dict[str, Any] | None = None) -> Trace:
+    """The trace of a strategy of one's own."""
+
+    def strategy():
+        view = View([Block(np.str_("prompt"))])
+        yield Step([Row(view, np.arange(3), writer="Alice")])
+        yield from events
+        return answer
+
+    lines: list[dict] = []
+    play(record(strategy(), header or {}, lines.append), Dice(TEXT, boxes=0))
+    return parse_trace([json.loads(json.dumps(line)) for line in lines])
+
+
+def test_numbers_of_other_libraries_come_back_as_pythons_own():
+    answer = Answer("x", "4", tokens=np.arange(2), forward_passes=np.int64(3), snapshots={np.int64(2): "4"},
+                    steps=[FinishedStep(np.int64(0), 1, "a", 1, torch.tensor(2))])  # fmt: skip
+    trace = told(answer, StepEnded(np.int64(1), 0, 1, "a"), header={"seed": np.int64(3)})
+    assert answer_from(trace) == answer
+    assert trace.events == [StepEnded(1, 0, 1, "a")]
+    assert trace.header["seed"] == 3
+
+
+@dataclass(frozen=True)
+class Marked(Answer):
+    """An answer of one's own."""
+
+    marks: Any = ()
+
+
+def test_an_answer_of_ones_own_comes_back_as_far_as_it_is_known():
+    trace = told(Marked("x", "4", marks=np.ones(2)))
+    assert trace.answer is not None
+    assert trace.answer["marks"] == [1.0, 1.0]
+    assert answer_from(trace) == Answer("x", "4")
+
+
+def test_what_would_not_come_back_is_refused_while_it_is_written():
+    with pytest.raises(InvalidRequest, match="the Marked of a strategy cannot be written: marks"):
+        told(Marked("x", marks=Path("x")))
+    with pytest.raises(InvalidRequest, match="the event StepEnded does not fit its class: step"):
+        told(Answer("x"), StepEnded(1, 0, "one", ""))
+    with pytest.raises(InvalidRequest, match="the header of a trace cannot be written: where is"):
+        told(Answer("x"), header={"where": Path("x")})
+
+
+@pytest.mark.parametrize("end", [None, "42"])
+def test_an_end_that_is_no_answer_is_the_engines_to_refuse(end: Any):
+    lines: list[dict] = []
+
+    def strategy():
+        yield Listen()
+        return end
+
+    recorded = record(strategy(), {}, lines.append)
+    next(recorded)
+    with pytest.raises(StopIteration) as ended:
+        recorded.send(Heard())
+    assert ended.value.value == end
+    assert [line["kind"] for line in lines] == ["header"]
+
+
 def test_an_error_reaches_the_strategy():
     log: list = []
     lines: list = []
@@ -236,11 +302,34 @@ def test_foreign_files(tmp_path, lines, message):
         read_trace(write(tmp_path, lines, end))
 
 
+@pytest.mark.parametrize("wrong", [5, None, 1.5])
+def test_a_number_is_no_file(wrong: Any):
+    """It was taken for an open file of somebody else's, which was read, waited for and closed."""
+    with pytest.raises(InvalidRequest, match="was given as a file; expected its path"):
+        read_trace(wrong)
+
+
+@pytest.mark.parametrize("wrong", [[], [1], ["x"], [{"kind": "header", "schema": SCHEMA}, None]])
+def test_lines_that_are_no_objects(wrong: Any):
+    with pytest.raises(BrokenTrace, match="is no list of JSON objects"):
+        parse_trace(wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, hogwild])
+def test_what_is_no_strategy_is_refused_before_a_line_is_written(wrong: Any):
+    lines: list[dict] = []
+    with pytest.raises(InvalidRequest, match="was given as a strategy; expected a generator"):
+        next(record(wrong, {}, lines.append))
+    assert not lines
+
+
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(InvalidRequest, match="cannot be read: No such file"):
         read_trace(tmp_path / "nothing.jsonl")
     with pytest.raises(InvalidRequest, match="cannot be read: Is a directory"):
         read_trace(tmp_path)
+    with pytest.raises(InvalidRequest, match="cannot be read: embedded null"):
+        read_trace("a\0b")
     (tmp_path / "noise").write_bytes(b"\xff\xfe\x00\x81")
     with pytest.raises(BrokenTrace, match="is not a trace"):
         read_trace(tmp_path / "noise")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from manyhands.cli.serve import keys_of
 from manyhands.cli.serve_options import ServeOptions
 from manyhands.errors import InvalidRequest
+from manyhands.prompts.load import brings_words, load_prompts
 from manyhands.schema.bounded import read_small
 from manyhands.schema.toml import read_toml
+from manyhands.school.recipe import read_recipe
 
 
 def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
@@ -45,3 +48,20 @@ def test_a_number_with_more_digits_than_python_reads(tmp_path: Path) -> None:
 def test_a_device_without_an_end_holds_no_keys() -> None:
     with pytest.raises(InvalidRequest, match="cannot be read as text"):
         keys_of(ServeOptions(api_key_file=Path("/dev/zero")))
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
+def test_a_name_that_no_file_has(name: str) -> None:
+    """It was said to hold a number of too many digits."""
+    for read in (load_prompts, read_recipe):
+        with pytest.raises(InvalidRequest, match="cannot be read"):
+            read(name)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"x"])
+def test_what_is_no_path(wrong: Any) -> None:
+    for read in (load_prompts, read_recipe, brings_words if wrong is not None else load_prompts):
+        with pytest.raises(
+            InvalidRequest, match=f"a {type(wrong).__name__} was given as a.*; expected a path"
+        ):
+            read(wrong)

@@ -19,7 +19,15 @@ import manyhands
 from manyhands.cache.layouts import LAYOUTS
 from manyhands.errors import InvalidRequest
 from manyhands.schema.plain import to_plain
-from manyhands.schema.setting import Setting, check, like, setting, settings_of
+from manyhands.schema.setting import (
+    Setting,
+    check,
+    in_brief,
+    like,
+    setting,
+    settings_of,
+    whole_number,
+)
 from manyhands.strategies.settings import Away, EndSettings, SharedSettings, TeamSettings
 
 HUGE = 10**5000  # more digits than Python writes
@@ -261,3 +269,23 @@ def test_no_setting_holds_what_is_no_number_to_work_with(number: Any) -> None:
             kind(**{**given, name: number})
         seen += 1
     assert seen > 100
+
+
+def test_what_is_shown_in_brief() -> None:
+    """`reprlib` of Python 3.11 raises ValueError for a list with a number of thousands of digits."""
+    assert in_brief([1, 2]) == "[1, 2]"
+    assert len(in_brief(list(range(10_000)))) < 100
+    assert in_brief(10**400) == "a number of more than 308 digits"
+    for hidden in ([10**5000], {"a": 10**5000}, (1, [10**5000])):
+        assert in_brief(hidden)
+
+
+def test_a_whole_number_is_pythons_own() -> None:
+    for given in (3, np.int8(3), torch.tensor(3)):
+        found = whole_number("count", given, 1)
+        assert (found, type(found)) == (3, int)
+    for wrong in (0, -1, 3.0, "3", True, None, float("nan"), np.ones(2)):
+        with pytest.raises(
+            InvalidRequest, match=r"count is .*; expected a whole number, 1 or more"
+        ):
+            whole_number("count", wrong, 1)

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
@@ -31,7 +33,16 @@ from manyhands.strategies.events import (
     from_line,
     to_line,
 )
-from manyhands.strategies.listening import ITEMS, MAX_SAID_CHARS, AddWorker, Item, Said
+from manyhands.strategies.listening import (
+    ITEMS,
+    MAX_SAID_CHARS,
+    AddWorker,
+    DismissWorker,
+    Item,
+    PauseWorker,
+    ResumeWorker,
+    Said,
+)
 from manyhands.strategies.registry import Registry
 
 KINDS = [
@@ -195,6 +206,29 @@ def test_an_event_of_ones_own_is_entered_where_it_is_defined() -> None:
         EVENTS.kinds.pop("Sly", None)
 
 
+def test_numbers_of_other_libraries_are_pythons_own_in_a_line() -> None:
+    event = TokenWritten(np.int64(1), np.int32(0), torch.tensor(5), np.str_("a"))  # type: ignore[arg-type]
+    line = to_line(event)
+    assert json.loads(json.dumps(line)) == to_line(TokenWritten(1, 0, 5, "a"))
+    assert from_line(line) == TokenWritten(1, 0, 5, "a")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        StepEnded(1, 0, "one", ""),  # type: ignore[arg-type]
+        StepEnded(1, 0, 1, None),  # type: ignore[arg-type]
+        StepEnded(1, 0, 1, b"Done."),  # type: ignore[arg-type]
+        TokenWritten(1, 0, np.float32(5), ""),  # type: ignore[arg-type]
+        TokenWritten(1, 0, np.arange(2), ""),  # type: ignore[arg-type]
+        TokenWritten(1, 0, 5, "", Logprobs(float("nan"))),
+    ],
+)
+def test_an_event_that_would_not_come_back_is_refused(event: Event) -> None:
+    with pytest.raises(InvalidRequest, match=f"the event {type(event).__name__} does not fit"):
+        to_line(event)
+
+
 # -- what may be said -------------------------------------------------------------------------------
 
 
@@ -210,6 +244,22 @@ def test_a_name_is_one_short_line(name: str) -> None:
         Said("Hello.", name)
     with pytest.raises(InvalidRequest, match="the worker's name is"):
         AddWorker(name)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"x", ["x"]])
+def test_what_is_said_is_a_text_by_a_name(wrong: Any) -> None:
+    for make in (lambda: Said(wrong, "Dana"), lambda: Said("x", wrong), lambda: AddWorker(wrong)):
+        with pytest.raises(
+            InvalidRequest, match=f"is of type {type(wrong).__name__}; expected a text"
+        ):
+            make()
+
+
+@pytest.mark.parametrize("wrong", [None, "1", 1.5, True, 10**400, -(10**4000)])
+def test_a_worker_is_named_by_its_number(wrong: Any) -> None:
+    for kind in (PauseWorker, ResumeWorker, DismissWorker):
+        with pytest.raises(InvalidRequest, match=r"the worker is .*; expected its number"):
+            kind(wrong)
 
 
 def test_too_much_at_once() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from manyhands.cache.step import Choice, Step
-from manyhands.errors import BrokenTrace
+from manyhands.errors import BrokenTrace, InvalidRequest
 from manyhands.prompts import BranchPrompt, TeamPrompt
 from manyhands.schema.plain import to_plain
 from manyhands.strategies.base import Sent, Strategy
@@ -204,3 +204,16 @@ def test_headers_that_do_not_describe_a_run(place: str, value: Any) -> None:
     header = through_json(TEAM) | {place: value}
     with pytest.raises(BrokenTrace, match=f"field '{place}'"):
         RunSpec.from_plain(header)
+
+
+def test_what_makes_no_run_is_refused() -> None:
+    whole = spec_of(TeamSettings(), TeamPrompt(), "1 + 2")
+    for wrong, said in (
+        ({"method": None}, "the method of a run is of type NoneType"),
+        ({"method": "hogwild"}, "the method of a run is of type str"),
+        ({"settings": None}, "expected TeamSettings"),
+        ({"problem": None}, "the problem of a conversation is of type NoneType"),
+        ({"earlier": ("x",)}, "a list of messages was expected"),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            replace(whole, **wrong)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from manyhands.errors import InvalidRequest
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.strategies.best_of_n import best_of_n
 from manyhands.strategies.events import ReplyWritten, TokenWritten
@@ -18,6 +19,7 @@ from manyhands.strategies.settings import (
     BestSettings,
     BranchSettings,
     EndSettings,
+    SharedSettings,
     SkeletonSettings,
     SoloSettings,
     TeamSettings,
@@ -117,3 +119,10 @@ def test_pieces_of_any_size() -> None:
         kept = "".join(watch.push(text[at : at + size]) for at in range(0, len(text), size))
         assert (kept, watch.found, watch.release()) == ("a\nb", "\n\n", "")
     assert StopWatch([]).cut(text) == text
+
+
+@pytest.mark.parametrize("wrong", [(5,), ("a", None), (b"a",)])
+def test_stop_texts_are_texts(wrong: Any) -> None:
+    for kind in (EndSettings, SharedSettings):
+        with pytest.raises(InvalidRequest, match=r"stop has .*; expected texts"):
+            kind(stop=wrong)

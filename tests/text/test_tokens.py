@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
@@ -91,6 +93,34 @@ def test_added_words_that_are_no_markup_stay_words():
 
 def test_lone_surrogates_are_replaced(qwen):
     assert qwen.decode(qwen.encode("a\ud800b")) == "a\ufffdb"
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"x", ["a"]])
+def test_what_is_no_text_is_refused(qwen, wrong: Any):
+    for encode in (qwen.encode, qwen.chat_prompt, qwen.plain_prompt):
+        with pytest.raises(InvalidRequest, match="was given to be encoded; expected a text"):
+            encode(wrong)
+
+
+def test_ids_of_other_libraries_are_decoded_as_pythons_own(qwen):
+    """A tensor's were not known as hidden ones, so control tokens were spelled out."""
+    hidden = next(filter(qwen.hides, sorted(control_ids(qwen.tokenizer))))
+    ids = [*qwen.encode("one two"), hidden]
+    for tokens in (
+        np.array(ids),
+        torch.tensor(ids),
+        [np.int64(i) for i in ids],
+        map(torch.tensor, ids),
+    ):
+        assert qwen.decode(tokens) == "one two"
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, 5, "ab", b"ab", [None], [1.5], ["a"], [-1], [10**400], [10**5000]]
+)
+def test_what_are_no_ids_is_refused(qwen, wrong: Any):
+    with pytest.raises(InvalidRequest, match=r"the tokens to decode are .*; expected token ids"):
+        qwen.decode(wrong)
 
 
 def test_unknown_characters_are_no_control_tokens():

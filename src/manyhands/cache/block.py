@@ -18,7 +18,8 @@ class Block:
     """A growing run of tokens. Readers see all of it; one row at a time writes to it.
 
     It is filled by rows, in one engine. Tokens that were put here by hand or by another engine have no keys in
-    this one, which refuses to read them (InvalidRequest).
+    this one, which refuses to read them (InvalidRequest). Those at its end may be taken away by hand while no pass is made; one
+    that is exchanged keeps the key of the token before it, which is not noticed.
     """
 
     __slots__ = ("__weakref__", "frozen", "name", "tokens")
@@ -27,6 +28,20 @@ class Block:
         self.name = name
         self.tokens: list[int] = []
         self.frozen = False
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set a field. Raises InvalidRequest for tokens to which no row could write, and where a frozen block is to thaw."""
+        if name == "tokens" and type(value) is not list:
+            raise InvalidRequest(
+                f"the tokens of a block were set to a {type(value).__name__}; expected a list",
+                hint="Write block.tokens[size:] = [], to take tokens away from its end.",
+            )
+        if name == "frozen" and not value and getattr(self, name, False):
+            raise InvalidRequest(
+                f"{self!r} was to be written to again; what was frozen stays so, for memory may have moved it",
+                hint="Let the row's view end with a fresh Block.",
+            )
+        object.__setattr__(self, name, value)
 
     @property
     def num_tokens(self) -> int:

@@ -428,9 +428,22 @@ class Lease:
         return tuple(block for block in blocks if block is not None)
 
     def settle(self) -> None:
-        """After the pass: freeze what is complete."""
+        """After the pass: freeze what is complete. Raises InvalidRequest if another engine than the tree's has made it."""
+        if not self._freeze_written():
+            raise InvalidRequest(
+                "a run shares its prompt through a tree of prefixes that is another engine's",
+                hint="Give it the tree of the engine that runs it: engine.prefixes.",
+            )
+
+    def _freeze_written(self) -> bool:
+        """Freeze what is complete; False if some of it lies in another memory, and none can be read here."""
         self._newly = {}
+        pool = self._tree.pool
         written = [node for node in self._feeding if node.is_written]
+        if pool is not None and not all(
+            pool.has_seen(node.block) for node in written if node.block
+        ):
+            return False
         for node in written:
             assert node.block is not None, "what is fed is in the tree"
             node.block.freeze()
@@ -438,6 +451,7 @@ class Lease:
             del self._feeding[node]
         for node in written:
             self._tree._save(node, self._tenant)
+        return True
 
     def enter(self, index: int, blocks: Iterable[Block]) -> None:
         """Keep what was written behind prompt `index`, where it was written in that view and no other.
@@ -459,7 +473,7 @@ class Lease:
 
     def close(self) -> None:
         """Give the paths back. Their written blocks are kept, as far as the tree may keep them."""
-        self.settle()
+        self._freeze_written()
         for node in self._feeding:
             self._abandon(node)
         self._feeding = {}
@@ -494,7 +508,9 @@ class Lease:
         assert node.block is not None, "what is leased is in the tree"
         node.feeder = None
         pool = self._tree.pool
-        if pool is not None and pool.is_evicted(node.block):  # it went with its writer: begin anew
+        is_here = pool is None or pool.has_seen(node.block)
+        if not is_here or (pool is not None and pool.is_evicted(node.block)):
+            # It lies in another engine's memory, or went with its writer: begin anew.
             fresh = Block("prefix")
             self._tree._enter_block(fresh, node)
             node.block = fresh

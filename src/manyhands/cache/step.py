@@ -6,8 +6,7 @@ reads, so rows see each other's tokens in the very pass in which they are fed.
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
@@ -15,7 +14,15 @@ from typing import Any
 from manyhands.cache.tally import Tally
 from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest
-from manyhands.schema.setting import as_found, check, is_number, is_whole, own_number, setting
+from manyhands.schema.setting import (
+    as_found,
+    check,
+    in_brief,
+    is_number,
+    is_whole,
+    own_number,
+    setting,
+)
 
 MAX_LOGPROBS = 20
 MAX_BIAS = 100
@@ -89,9 +96,8 @@ class Choice:
             return
         for name, found in (("allowed", self.allowed), ("forbidden", self.forbidden)):
             if not isinstance(found, frozenset) and not (found is None and name == "allowed"):
-                shown = as_found(found) if is_number(found) else reprlib.repr(found)
                 raise InvalidRequest(
-                    f"{name} is {shown}; expected a frozenset of token ids",
+                    f"{name} is {in_brief(found)}; expected a frozenset of token ids",
                     hint=f"Write {name}=frozenset({{id, ...}}).",
                 )
             if found and not _ARE_OWN.issuperset(map(type, found)):
@@ -211,7 +217,9 @@ class Row:
     draft: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        try:  # nothing is looked at ahead: rows are made in every pass
+        try:  # nothing but types is looked at ahead: rows are made in every pass
+            if type(self.feed) is not tuple:
+                _check_order(self)
             object.__setattr__(self, "feed", tuple(map(index, self.feed)))
             if len(self.targets) or len(self.draft):
                 object.__setattr__(self, "targets", tuple(map(index, self.targets)))
@@ -262,6 +270,17 @@ class Row:
         return row
 
 
+def _check_order(row: Row) -> None:
+    """Raise InvalidRequest for a feed of whole numbers that are no tokens, or stand in no order."""
+    feed: object = row.feed
+    if isinstance(feed, bytes | bytearray | Set | Mapping):
+        raise InvalidRequest(
+            f"the feed of the row that writes to {row.view.own!r} is of type {type(feed).__name__}; expected a "
+            "list of token ids",
+            hint="Make them of a text with engine.text.encode(text); one token is (token,).",
+        )
+
+
 def _explain(row: Row) -> None:
     """Raise InvalidRequest for the part of a row that is of a wrong type."""
     parts: tuple[tuple[str, object, type, str, str], ...] = (
@@ -282,7 +301,7 @@ def _explain(row: Row) -> None:
         tokens = getattr(row, name)
         if not isinstance(tokens, tuple) or not all(isinstance(token, int) for token in tokens):
             raise InvalidRequest(
-                f"the {name} of the row that writes to {row.view.own!r} is {reprlib.repr(tokens)}; "
+                f"the {name} of the row that writes to {row.view.own!r} is {in_brief(tokens)}; "
                 f"expected token ids",
                 hint="Make them of a text with engine.text.encode(text); one token is (token,).",
             )
@@ -293,10 +312,10 @@ def _explain_step(rows: object) -> None:
     if not isinstance(rows, Iterable):
         found = f"one {type(rows).__name__}; expected a list of rows"
     else:
-        wrong = next((each for each in rows if not isinstance(each, Row)), None)
-        if wrong is None:
+        wrong = [each for each in rows if not isinstance(each, Row)]
+        if not wrong:
             return
-        found = f"a {type(wrong).__name__} where a Row was expected"
+        found = f"a {type(wrong[0]).__name__} where a Row was expected"
     raise InvalidRequest(f"a step was made of {found}", hint="Write Step([Row(view, feed), ...]).")
 
 

@@ -15,6 +15,7 @@ from manyhands.evaluation.judge import RUBRICS
 from manyhands.evaluation.shared import SHARED_PREFIX, shared_method
 from manyhands.model.settings import ModelSettings
 from manyhands.schema.setting import check, like, setting
+from manyhands.schema.waits import LONGEST_WAIT
 from manyhands.strategies.methods import METHODS
 from manyhands.strategies.settings import Settings
 from manyhands.tasks.catalogue import TASKS
@@ -114,6 +115,7 @@ class EvalOptions(ModelSettings, EndpointChoice, ClusterSettings):
         None,
         "The longest that one answer may take to grade.",
         at_least=0.01,
+        at_most=LONGEST_WAIT,
         unset="the task's",
         panel=_EXAM,
     )

@@ -16,6 +16,7 @@ a time share each forward pass, and each gets what it would get alone.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -59,7 +60,7 @@ from manyhands.prompts.load import Prompts, brings_words, model_prompts
 from manyhands.replay.merged import Merged
 from manyhands.replay.trace import Trace
 from manyhands.schema.lines import Line
-from manyhands.schema.setting import as_found
+from manyhands.schema.setting import as_found, in_brief
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.events import Event, UsageCounted
 from manyhands.text import Text, templates
@@ -93,6 +94,11 @@ class Engine:
         A network that is loaded already (`ModelAdapter`) gets a `LocalExecutor`. `settings` as a whole, or
         `choices`: fields of `ModelSettings`. `prompts`: the words that the model was trained with.
         """
+        if not isinstance(executor, ModelAdapter) and not hasattr(executor, "facts"):
+            raise InvalidRequest(
+                f"an engine was to be made of a {type(executor).__name__}; expected a ModelAdapter",
+                hint="Write Engine.load(model), which takes a folder, a name or a network.",
+            )
         self.prompts = prompts or Prompts()
         self.settings = settings or ModelSettings(**choices)
         if isinstance(executor, ModelAdapter):
@@ -225,6 +231,12 @@ class Engine:
 
         Each row's feed is appended to its own block. If this raises, no block has changed.
         """
+        if not isinstance(step, Step):
+            raise InvalidRequest(
+                f"a {type(step).__name__} was given as a step; expected a Step",
+                hint="Write engine.forward(Step([Row(view, feed), ...])).",
+            )
+        _check_without_guesses(step)
         with self.inside:
             self._scheduler.check_between_passes()
             self._scheduler.settle()  # tokens of its own that an interrupt has kept from it
@@ -235,8 +247,16 @@ class Engine:
     def replay(self, merged: Merged, rows: Sequence[int] | None = None) -> Tensor:
         """Logits [len(rows), vocab] of the given rows of a whole run (default: all), in one forward.
 
-        `replay.forward.merge_trace` makes `merged` of a trace. No block is touched.
+        `replay.forward.merge_trace` makes `merged` of a trace. No block is touched. Raises InvalidRequest for rows that
+        it does not have.
         """
+        if not isinstance(merged, Merged):
+            raise InvalidRequest(
+                f"a {type(merged).__name__} was given to be replayed; expected a Merged",
+                hint="Write engine.replay(merge_trace(trace)).",
+            )
+        if rows is not None:
+            rows = _rows_of(merged, rows)
         with self.inside:
             return self.executor.replay(merged, rows)
 
@@ -246,6 +266,12 @@ class Engine:
 
     def run_all(self, strategies: Iterable[Strategy]) -> list[Answer]:
         """Run many strategies, all in the same forward passes; the first error ends them all."""
+        given: object = strategies
+        if not isinstance(given, Iterable):
+            raise InvalidRequest(
+                f"a {type(given).__name__} was given as strategies; expected a list of them",
+                hint="Write engine.run_all([strategy, ...]).",
+            )
         answers: dict[int, Answer] = {}
         with self.inside, closing(run_passes(self, enumerate(strategies))) as passes:
             for each in passes:
@@ -274,6 +300,11 @@ class Engine:
         See `engine/restore.py`. `RunSpec.from_plain(trace.header).strategy(text)` makes it.
         `write` is given the lines that continue the trace.
         """
+        if not isinstance(trace, Trace):
+            raise InvalidRequest(
+                f"a {type(trace).__name__} was given to be restored; expected a Trace",
+                hint="Write engine.restore(strategy, read_trace(path)).",
+            )
         with self.inside:
             return restore(strategy, trace, self.executor, self.pool, write=write)
 
@@ -305,7 +336,15 @@ class Engine:
             return self._scheduler.step()
 
     def cancel(self, run: Run) -> None:
-        """End a run; its blocks are freed and the others' tokens do not change. See `Scheduler.cancel`."""
+        """End a run; its blocks are freed and the others' tokens do not change. See `Scheduler.cancel`.
+
+        Raises InvalidRequest for what is no run of this engine.
+        """
+        if not self._scheduler.has_made(run):
+            raise InvalidRequest(
+                f"a {type(run).__name__} was given to be cancelled; expected a Run of this engine",
+                hint="Give what `engine.submit(strategy)` has returned.",
+            )
         with self.inside:
             self._scheduler.cancel(run)
 
@@ -320,6 +359,7 @@ class Engine:
                 chosen = self._choose(step, kept)
                 speculation.num_accepted += len(kept)
                 return chosen
+            _check_without_guesses(step)
             step = speculation.drafted(step)
         chosen = self._pass(step)
         if speculation is not None:
@@ -513,6 +553,9 @@ class Engine:
 
     def _check_tokens(self, step: Step) -> None:
         rows, size = step.rows, self.facts.vocab_size
+        drafts = [row.draft for row in rows if row.draft]
+        if drafts and self._speculation is None:
+            _check_without_guesses(step)
         bound = [c for row in rows if (c := row.choice).allowed or c.forbidden]
         # Rows of a team share what they may choose from.
         allowed = {id(each.allowed): each.allowed for each in bound if each.allowed}
@@ -523,7 +566,7 @@ class Engine:
             "forbidden": forbidden.values(),
             "weighed": [row.tally.span for row in rows if row.tally is not None],
             "a target": [row.targets for row in rows if row.targets],
-            "a guess": [row.draft for row in rows if row.draft],
+            "a guess": drafts,
         }
         tokens = [*chain.from_iterable(chain.from_iterable(uses.values()))]
         if not 0 <= min(tokens) <= max(tokens) < size:
@@ -542,6 +585,30 @@ class Engine:
                 "no token is left to choose from: the whole vocabulary is forbidden",
                 hint="Forbid fewer tokens.",
             )
+
+
+def _check_without_guesses(step: Step) -> None:
+    """Raise InvalidRequest for a row that brings guesses: keys of theirs are written where the engine has found room."""
+    if any(row.draft for row in step.rows):
+        raise InvalidRequest(
+            "a row brings a draft; expected none, for guesses are the engine's own",
+            hint="Leave it out: Engine.load(model, speculate=4) has guesses made.",
+        )
+
+
+def _rows_of(merged: Merged, rows: Iterable[Any]) -> list[int]:
+    """Rows of a merged run, in Python's own numbers; those below 0 count from its end."""
+    size = merged.plan.num_rows
+    try:
+        found = [operator.index(row) for row in rows]
+    except TypeError:
+        found = [size]
+    if not all(-size <= row < size for row in found):
+        raise InvalidRequest(
+            f"the rows {in_brief(rows)} were asked for; expected numbers below {size}, which the run has of them",
+            hint="Leave them out to have all rows.",
+        )
+    return found
 
 
 def _words_of(settings: ModelSettings) -> Prompts:

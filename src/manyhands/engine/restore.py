@@ -23,7 +23,7 @@ from manyhands.replay.merged import merge_passes
 from manyhands.replay.text_rows import TextRows
 from manyhands.replay.trace import Trace, TracedRow, record
 from manyhands.schema.lines import Line
-from manyhands.strategies.base import Answer, Asked, Reserve, Strategy
+from manyhands.strategies.base import Answer, Asked, Reserve, Strategy, check_generator
 from manyhands.strategies.events import Event
 from manyhands.strategies.listening import NOTHING, Heard, Item, Listen
 
@@ -40,6 +40,7 @@ def restore(
 
     Only what is new is reported. `write` is given the lines that continue the trace. Raises BrokenTrace if the strategy asks for anything but what the trace says.
     """
+    check_generator(strategy)
     retraced = _Retraced(trace, record(strategy, {}, _beyond(trace, write)))
     _check_vocabulary(trace, executor.facts.vocab_size)
     reserve = retraced.begin()

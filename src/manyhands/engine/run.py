@@ -13,9 +13,10 @@ in none; `state` is true, and the scheduler's next step puts the queues right.
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum, auto
 from inspect import GEN_CREATED, getgeneratorstate
@@ -30,7 +31,7 @@ from manyhands.cache.usage import Usage
 from manyhands.engine.past import Past
 from manyhands.engine.seating import Seating
 from manyhands.errors import InvalidRequest
-from manyhands.strategies.base import Answer, Asked, Reserve, Strategy
+from manyhands.strategies.base import Answer, Asked, Reserve, Strategy, check_generator
 from manyhands.strategies.events import EngineEvent, Event, Preempted, Queued, Resumed
 from manyhands.strategies.listening import ITEMS, NOTHING, Heard, Item, Listen
 
@@ -81,6 +82,10 @@ class Run:
         self.state = RunState.WAITING
         self._queues = queues
         queues[self.state][self] = None
+
+    def is_in(self, queues: Queues) -> bool:
+        """Whether it stands in these queues, which are those of its scheduler."""
+        return self._queues is queues
 
     def enter(self, state: RunState) -> None:
         """Change the state: leave one queue for the end of another."""
@@ -285,9 +290,13 @@ class Run:
             self.outcome = error
             self.enter(RunState.DONE)
             _forget_frames(error)
-        except BaseException:  # an interrupt is everybody's, but the strategy that it met is over
+        except (
+            BaseException
+        ) as error:  # an interrupt is everybody's, but the strategy that it met is over
             self.enter(RunState.DONE)
-            raise
+            if isinstance(error, KeyboardInterrupt) or _is_in_main_thread():
+                raise
+            self.outcome = _left(error)
         else:
             self._wait_for(asked)
 
@@ -332,13 +341,25 @@ class Run:
         self.enter(RunState.DONE)
 
 
+def _is_in_main_thread() -> bool:
+    """Whether this is the one thread whose `SystemExit` ends the program."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def _left(error: BaseException) -> InvalidRequest:
+    """The outcome of a strategy that would have ended a thread which is everybody's, as `sys.exit` does."""
+    _forget_frames(error)
+    found = InvalidRequest(
+        f"a strategy raised {type(error).__name__}({error}), which ends no more than its own run here",
+        hint="Let it return an Answer, or raise an Exception.",
+    )
+    found.__cause__ = error
+    return found
+
+
 def check_strategy(strategy: object) -> None:
     """Raise InvalidRequest if this is no strategy, as when its function was given uncalled, or one that has begun."""
-    if not isinstance(strategy, Generator):
-        raise InvalidRequest(
-            f"a {type(strategy).__name__} was given as a strategy; expected a generator",
-            hint="Call the function that yields steps, and give what it returns.",
-        )
+    check_generator(strategy)
     if isinstance(strategy, GeneratorType) and getgeneratorstate(strategy) != GEN_CREATED:
         raise InvalidRequest(
             "a strategy was given that has begun already, or is over",

@@ -214,6 +214,10 @@ class Scheduler:
             frame = frame.f_back
         return False
 
+    def has_made(self, run: object) -> bool:
+        """Whether this is a run that was submitted here."""
+        return isinstance(run, Run) and run.is_in(self._queues)
+
     def cancel(self, run: Run) -> None:
         """End a run before its time; the tokens of the others do not change.
 

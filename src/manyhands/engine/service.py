@@ -33,6 +33,7 @@ import atexit
 import math
 import threading
 import time
+import warnings
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
@@ -47,7 +48,8 @@ from manyhands.engine.loop import Packs, Pass, run_passes
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.run import Run, RunState, check_strategy
 from manyhands.errors import Busy, DeadlineExceeded, InvalidRequest, ManyhandsError, ServiceStopped
-from manyhands.schema.setting import as_found, is_number, is_whole
+from manyhands.schema.setting import as_found, whole_number
+from manyhands.schema.waits import lock_wait, seconds_of
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.events import Event, UsageCounted
 from manyhands.strategies.listening import Item
@@ -157,10 +159,17 @@ class Handle:
         self._run.say(item)
 
     def result(self, timeout: float | None = None) -> Answer:
-        """Wait for the answer. Raises what ended the run instead; TimeoutError after `timeout` s."""
+        """Wait for the answer. Raises what ended the run instead; TimeoutError after `timeout` s.
+
+        InvalidRequest for a `timeout` that is no number of seconds, and where the service's own thread would wait: a strategy or
+        a watcher, for which no pass would be made meanwhile.
+        """
+        wait = None if timeout is None else lock_wait(seconds_of("timeout", timeout))
+        if wait != 0:
+            self._check_waits()
         with self._news:
-            if not self._news.wait_for(lambda: self.done, timeout):
-                raise TimeoutError(f"the run has not ended after {timeout} s")
+            if not self._news.wait_for(lambda: self.done, wait):
+                raise TimeoutError(f"the run has not ended after {wait:g} s")
         if isinstance(self._outcome, Exception):
             raise self._outcome
         assert self._outcome is not None, "it is done"
@@ -170,6 +179,7 @@ class Handle:
         """The events from the first on, as they happen, until the run is done."""
         position, is_last = 0, False
         while not is_last:
+            self._check_waits()
             with self._news:
                 while not (self.done or self._end > position):
                     self._news.wait()
@@ -226,6 +236,14 @@ class Handle:
     @property
     def _end(self) -> int:
         return self._log[-1].num_events if self._log else 0
+
+    def _check_waits(self) -> None:
+        """Raise InvalidRequest in the thread that makes the passes, if the run is not done: it would wait for itself."""
+        if not self.done and self._service.is_own_thread:
+            raise InvalidRequest(
+                "a run was waited for in the thread that makes its passes, as by a strategy of the same service",
+                hint="In a strategy write `answer = yield from another`; elsewhere, wait in another thread.",
+            )
 
     async def _ended(self) -> Answer:
         with self._waking() as news:
@@ -284,16 +302,14 @@ class Service:
         max_waiting: int = 1024,
         max_events: int = 10_000,
     ) -> None:
-        for name, value, least in (
-            ("max_live", max_live, 1),
-            ("max_waiting", max_waiting, 0),
-            ("max_events", max_events, 1),
-        ):
-            if not is_whole(value) or value < least:
-                raise InvalidRequest(
-                    f"{name} is {as_found(value)}; expected a whole number, {least} or more"
-                )
-        self.max_live, self.max_waiting, self.max_events = max_live, max_waiting, max_events
+        if not (hasattr(engine, "inside") and hasattr(engine, "submit")):
+            raise InvalidRequest(
+                f"a {type(engine).__name__} was given to a service; expected an Engine",
+                hint="Write Service(engine), with what Engine.load has returned.",
+            )
+        self.max_live = whole_number("max_live", max_live, 1)
+        self.max_waiting = whole_number("max_waiting", max_waiting, 0)
+        self.max_events = whole_number("max_events", max_events, 1)
         self._engine = engine
         self._changed = threading.Condition()
         self._waiting: OrderedDict[Handle, Strategy] = OrderedDict()
@@ -320,8 +336,8 @@ class Service:
         `lifecycle`: its events also tell what the engine does with it (`events.py::EngineEvent`). Raises Busy when there are too many runs, ServiceStopped when the service takes no more.
         """
         check_strategy(strategy)
-        if deadline is not None and not _is_time(deadline):
-            raise InvalidRequest(f"deadline is {as_found(deadline)}; expected seconds, more than 0")
+        if deadline is not None:
+            deadline = _seconds_to_end(deadline)
         with self._changed:
             if not self._takes_runs:
                 raise self._stopped()
@@ -337,6 +353,11 @@ class Service:
             self._soonest = min(self._soonest, handle.ends_at)
             self._changed.notify_all()
         return handle
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the caller is the thread that makes the passes."""
+        return threading.current_thread() is self._thread
 
     @property
     def is_broken(self) -> bool:
@@ -370,16 +391,22 @@ class Service:
         """Have `wake` called whenever a pass is over or a run has ended; what is returned ends that.
 
         It is called in the service's thread, most often, and has to be short: `call_soon_threadsafe` of a
-        loop of asyncio, for instance. It may be called for nothing.
+        loop of asyncio, for instance. It may be called for nothing. One that raises is called no more, with a warning, and
+        the runs go on. Raises InvalidRequest for what cannot be called.
         """
+        if not callable(wake):
+            raise InvalidRequest(
+                f"a {type(wake).__name__} was given to be called behind each pass; expected a function",
+                hint="Write service.watch(function).",
+            )
         with self._changed:
             self._watchers = [*self._watchers, wake]
 
-        def end() -> None:
-            with self._changed:
-                self._watchers = [each for each in self._watchers if each is not wake]
+        return partial(self._watch_no_more, wake)
 
-        return end
+    def _watch_no_more(self, wake: Callable[[], object]) -> None:
+        with self._changed:
+            self._watchers = [each for each in self._watchers if each is not wake]
 
     @property
     def error(self) -> BaseException | None:
@@ -389,14 +416,16 @@ class Service:
     def close(self, drain: float = 0.0) -> None:
         """Take no more runs, let those there are go on for `drain` seconds, then cancel them.
 
-        Returns when the thread has ended. A pass that lasts longer than a minute is left behind.
+        Returns when the thread has ended. A pass that lasts longer than a minute is left behind. InvalidRequest for a
+        `drain` that is no number of seconds, and then nothing is closed.
         """
+        wait = lock_wait(seconds_of("drain", drain))
         with self._changed:
             self._takes_runs = False
             self._changed.notify_all()
-        is_own = threading.current_thread() is self._thread
-        if drain > 0 and not is_own:
-            self._thread.join(drain)
+        is_own = self.is_own_thread
+        if wait != 0 and not is_own:
+            self._thread.join(wait)
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -498,8 +527,17 @@ class Service:
 
     def _wake_watchers(self) -> None:
         for wake in self._watchers:
-            with suppress(RuntimeError):  # that loop is closed
+            try:
                 wake()
+            except RuntimeError:  # that loop is closed
+                continue
+            except Exception as error:  # a watcher is anybody's program, and the runs are others'
+                self._watch_no_more(wake)
+                with suppress(Warning):  # where a warning is an error, it would be the runs'
+                    warnings.warn(
+                        f"a watcher of a service raised {error!r}, and is called no more",
+                        stacklevel=2,
+                    )
 
     def _end_waiting(self, now: float) -> None:
         """End the waiting runs whose deadline has come."""
@@ -552,12 +590,16 @@ class Service:
         return stopped
 
 
-def _is_time(seconds: Any) -> bool:
-    """Whether it is a number of seconds, more than 0, that can be added to a clock's."""
-    try:
-        return is_number(seconds) and float(seconds) > 0
-    except OverflowError:
-        return False
+def _seconds_to_end(deadline: Any) -> float:
+    """The deadline of a run, which can be added to a clock's seconds. Raises InvalidRequest for none."""
+    expected = "seconds, more than 0"
+    seconds = seconds_of("deadline", deadline, expected=expected)
+    if not seconds > 0:
+        raise InvalidRequest(
+            f"deadline is {as_found(deadline)}; expected {expected}",
+            hint="Leave it out for a run without one.",
+        )
+    return seconds
 
 
 def _ended(run: Run) -> tuple[list[Event], Answer | Exception]:
@@ -572,6 +614,6 @@ def _ended(run: Run) -> tuple[list[Event], Answer | Exception]:
 
 def _too_late(handle: Handle) -> DeadlineExceeded:
     return DeadlineExceeded(
-        f"the run did not end within {handle.deadline} s",
+        f"the run did not end within {handle.deadline:g} s",
         hint="Give it more time, or a smaller budget.",
     )

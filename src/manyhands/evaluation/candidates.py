@@ -22,6 +22,7 @@ from manyhands.prompts.votes import VotesPrompt
 from manyhands.replay.trace import record
 from manyhands.schema.lines import Line
 from manyhands.schema.plain import to_plain
+from manyhands.schema.setting import whole_number
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.prompt_sharing import share_prompt
 from manyhands.strategies.run_spec import RunSpec
@@ -97,6 +98,15 @@ class MethodCandidate:
     watched: frozenset[str] = frozenset()
     tree: PrefixTree | None = None
     traced: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "concurrency", whole_number("concurrency", self.concurrency, 1))
+        spec: object = self.spec
+        if not isinstance(spec, RunSpec):
+            raise InvalidRequest(
+                f"the spec of a candidate is of type {type(spec).__name__}; expected a RunSpec",
+                hint="Write RunSpec(METHODS[name], settings, words).",
+            )
 
     def answered(self, asked: Iterable[Asked | None]) -> Iterator[Answered]:
         """Continuous batching: whenever one has ended, the next one begins. None: there is none as yet."""
@@ -179,6 +189,10 @@ class EndpointCandidate:
     concurrency: int = 16
     prompt: TeamPrompt | VotesPrompt = field(default_factory=TeamPrompt)
     kind: str = "boxed"  # of the answers: boxed, or code
+
+    def __post_init__(self) -> None:
+        for name, least in (("budget", 1), ("workers", 1), ("concurrency", 1)):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
 
     def message(self, question: str) -> str:
         """The message sent to the server: the user's message that a model of our own would be given."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.schema.setting import check, like, setting
+from manyhands.schema.waits import LONGEST_WAIT
 from manyhands.strategies.voting import majority
 from manyhands.tasks.loading import INSTALL_EXAM
 from manyhands.text.code import answer_in
@@ -54,7 +55,9 @@ class EndpointOptions:
     max_tokens: int | None = setting(
         None, "Tokens of an answer, at most.", at_least=1, unset="the server's own"
     )
-    timeout: float = setting(600.0, "Seconds to wait for one answer.", at_least=0.1)
+    timeout: float = setting(
+        600.0, "Seconds to wait for one answer.", at_least=0.1, at_most=LONGEST_WAIT
+    )
     retries: int = setting(4, "Tries after the first, for what may pass.", at_least=0)
 
     def __post_init__(self) -> None:

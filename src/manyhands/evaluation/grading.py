@@ -18,6 +18,9 @@ from typing import Any
 
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.sandbox import leave_ends_to_caller
+from manyhands.schema.plain import plain_as
+from manyhands.schema.setting import as_found
+from manyhands.schema.waits import LONGEST_WAIT, seconds_of
 from manyhands.tasks.graders import Score
 from manyhands.tasks.task import Sample, Task
 
@@ -30,10 +33,15 @@ class GraderFailed(ManyhandsError):
 
 
 class Grading:
-    """Grades answers of one task; `seconds` is the longest that one of them may take."""
+    """Grades answers of one task; `seconds` is the longest that one of them may take, up to LONGEST_WAIT."""
 
     def __init__(self, task: Task, seconds: float = SECONDS) -> None:
-        self.seconds = seconds
+        self.seconds = seconds_of("grader_seconds", seconds)
+        if not 0 < self.seconds <= LONGEST_WAIT:
+            raise InvalidRequest(
+                f"grader_seconds is {as_found(seconds)}; expected above 0, at most {LONGEST_WAIT}",
+                hint="Give it in the protocol of the task, or to the command as --grader-seconds.",
+            )
         self._context = multiprocessing.get_context("spawn")
         self._process: SpawnProcess | None = None
         self._ours: Connection[Any, Any] | None = None
@@ -82,8 +90,9 @@ class Grading:
         if self._ours is None:
             ours, theirs = self._context.Pipe()
             # Not a daemon: those may have no children, and a grader may want some.
-            self._process = self._context.Process(target=_serve, args=(theirs, self._task))
-            self._process.start()
+            process = self._context.Process(target=_serve, args=(theirs, self._task))
+            process.start()
+            self._process = process  # from here on, for one that did not start cannot be ended
             theirs.close()
             self._ours = ours
             if not ours.poll(START_SECONDS):
@@ -126,7 +135,8 @@ def _graded(task: Task, sample: Sample, answer: str | None, text: str) -> Score 
         score = task.grade(sample, answer, text)
         if not 0 <= score.value <= 1:
             return f"gave the value {score.value}, expected 0 to 1"
-        return Score(float(score.value), score.extracted, str(score.explanation))
+        extracted = plain_as(Any, score.extracted, "`extracted` of a score")
+        return Score(float(score.value), extracted, str(score.explanation))
     # A grader is a user's program: any error that it raises is told and counts as this answer's failure.
     except Exception as error:
         return f"raised {type(error).__name__}: {error}"

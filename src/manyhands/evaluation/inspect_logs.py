@@ -14,6 +14,7 @@ Values that wait for a judge are left out. All else that a record holds stands i
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -37,7 +38,7 @@ _PLACED = ("sample", "repeat", "question", "gold", "text", "scores", "steps", "w
 _STOPS = {"budget": "max_tokens", "context": "model_length"}
 
 
-def write_inspect_logs(folder: Path, out: Path) -> list[Path]:
+def write_inspect_logs(folder: str | Path, out: str | Path) -> list[Path]:
     """Write a log for each file of an exam under `folder`, over one of the same name; returns their paths.
 
     Raises InvalidRequest where the library is not installed or records are not in order, OutputFailed where a
@@ -50,7 +51,7 @@ def write_inspect_logs(folder: Path, out: Path) -> list[Path]:
             f"logs of Inspect need the package {error.name}, which is not installed",
             hint=INSTALL_INSPECT,
         ) from error
-    written = []
+    written, out = [], Path(out)
     for records in result_files(folder):
         summary = Summary.of(graded_by_judges(with_judgements(read_results(records))))
         if not summary.records:
@@ -109,7 +110,7 @@ def _log(summary: Summary) -> EvalLog:
         results=_results(summary),
         stats=EvalStats(
             started_at=created,
-            completed_at=(began + timedelta(seconds=summary.duration)).isoformat(),
+            completed_at=_behind(began, summary.duration, results.path).isoformat(),
         ),
         samples=[_sample(record, summary) for record in summary.records],
     )
@@ -117,9 +118,27 @@ def _log(summary: Summary) -> EvalLog:
 
 def _moment(header: Header, path: Path) -> datetime:
     """When the exam began, in UTC; where no header says it, when its file was last written."""
-    written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-    began = datetime.fromisoformat(header.date) if header.date else written
-    return began.astimezone(UTC)
+    try:
+        written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        began = datetime.fromisoformat(header.date) if header.date else written
+        return began.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise InvalidRequest(
+            f"the header of {str(path)!r} has the date {reprlib.repr(header.date)}; expected one as "
+            "2026-11-23T17:00:00+0100",
+            hint="Take the field out: the log has the date of the file then.",
+        ) from error
+
+
+def _behind(began: datetime, seconds: float, path: Path) -> datetime:
+    """When the exam ended."""
+    try:
+        return began + timedelta(seconds=seconds)
+    except OverflowError as error:
+        raise InvalidRequest(
+            f"the records of {str(path)!r} took {seconds:g} s in all, and no date lies so far ahead",
+            hint="Look at `elapsed` in its lines: a record took so long since the one before.",
+        ) from error
 
 
 def _results(summary: Summary) -> EvalResults:

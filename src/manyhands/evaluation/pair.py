@@ -33,7 +33,7 @@ class Pair:
         return self.comparisons[-1].difference.is_loss
 
 
-def pair_of(first: Path, second: Path) -> Pair:
+def pair_of(first: str | Path, second: str | Path) -> Pair:
     """Read both files. InvalidRequest if they are of different tasks or questions, or share no sample."""
     ours, theirs = _read(second), _read(first)
     tasks = theirs.results.header.task, ours.results.header.task
@@ -65,7 +65,7 @@ def pair_of(first: Path, second: Path) -> Pair:
     return Pair(theirs, ours, tuple(found), tuple(reaches(theirs, [ours])), alone)
 
 
-def _read(path: Path) -> Summary:
+def _read(path: str | Path) -> Summary:
     summary = Summary.of(graded_by_judges(with_judgements(read_results(path))))
     if not summary.records:
         raise InvalidRequest(f"{str(path)!r} has no records yet", hint="run manyhands eval first")

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from manyhands.errors import InvalidRequest
 from manyhands.replay.trace import SCORE, TRACE_LINES
 from manyhands.schema.lines import Format, Line, LineFile, read_lines
-from manyhands.schema.plain import from_plain, to_plain
+from manyhands.schema.plain import from_plain, plain_as, to_plain
 from manyhands.strategies.base import FinishedStep
 from manyhands.strategies.run_spec import RunSpec
 
@@ -142,11 +143,17 @@ class Record:
         return None if found is None else float(found)
 
     def line(self) -> Line:
-        """As it stands in the file; what is empty is left out."""
-        written = {f.name: getattr(self, f.name) for f in fields(self)}
+        """As it stands in the file; what is empty is left out. InvalidRequest for a value that would not come back."""
+        try:
+            written = plain_as(Record, self)
+        except TypeError as error:
+            raise InvalidRequest(
+                f"the record of sample {self.sample!r} cannot be kept: {error}",
+                hint="Let the candidate give texts and numbers as `Answered` annotates them.",
+            ) from error
         optional = ("memory", "facts", "steps", "names", "writing", "judgements")
         kept = {k: v for k, v in written.items() if k not in optional or v}
-        return {"kind": "record", **to_plain(kept)}
+        return {"kind": "record", **kept}
 
     @classmethod
     def from_line(cls, path: Path, number: int, line: Line, budgets: Sequence[int]) -> Record:
@@ -222,8 +229,8 @@ class Results:
 class RecordFile:
     """The records of one method on one task, open for more. `records` are those there are."""
 
-    def __init__(self, path: Path, header: Header) -> None:
-        self.path = path
+    def __init__(self, path: str | Path, header: Header) -> None:
+        self.path = path = Path(path)
         self._file = LineFile(
             path, EXAM_LINES, elsewhere="choose another --label or --out", make_folder=True
         )
@@ -249,9 +256,10 @@ class RecordFile:
         self._file.close()
 
 
-def read_results(path: Path) -> Results:
+def read_results(path: str | Path) -> Results:
     """One file of an exam. InvalidRequest, with the line, if it is not in order."""
     line, *lines = read_lines(path, EXAM_LINES)
+    path = Path(path)
     header: Header = EXAM_LINES.checked(path, 1, lambda: Header.from_line(line))
     return Results(path, header, tuple(_by_key(path, lines, header.budgets).values()))
 
@@ -281,14 +289,15 @@ def header_line(facts: Mapping[str, Any]) -> Line:
     return {"schema": SCHEMA, "kind": "header", **facts}
 
 
-def result_files(folder: Path) -> list[Path]:
+def result_files(folder: str | Path) -> list[Path]:
     """The files of an exam under `folder`, which may also be that of one task."""
+    folder = Path(folder)
     return sorted({*folder.glob("*/*.jsonl"), *folder.glob("*.jsonl")})
 
 
-def file_of(folder: Path, task: str, label: str) -> Path:
+def file_of(folder: str | Path, task: str, label: str) -> Path:
     """Where the records of one method on one task lie."""
-    return folder / _slug(task) / f"{_slug(label)}.jsonl"
+    return Path(folder) / _slug(task) / f"{_slug(label)}.jsonl"
 
 
 def _by_key(path: Path, lines: Iterable[Line], budgets: Sequence[int]) -> dict[Key, Record]:

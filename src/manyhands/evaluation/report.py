@@ -109,8 +109,8 @@ class Chapter:
 
 
 def write_report(
-    folder: Path,
-    out: Path,
+    folder: str | Path,
+    out: str | Path,
     baseline: str | None = None,
     *,
     show: Callable[[Path], str] | None = None,
@@ -122,6 +122,7 @@ def write_report(
     trace; `most_pages` runs of each method get one, failures first. InvalidRequest if no
     task has the baseline or records are not in order, OutputFailed if a page cannot be written.
     """
+    folder, out = Path(folder), Path(out)
     summaries = [
         Summary.of(graded_by_judges(with_judgements(read_results(path))))
         for path in result_files(folder)

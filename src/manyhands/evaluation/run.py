@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -25,6 +25,8 @@ from manyhands.errors import InvalidRequest
 from manyhands.evaluation.candidates import Answered, Asked, Candidate
 from manyhands.evaluation.grading import GraderFailed, Grading
 from manyhands.evaluation.record import Key, Record, RecordFile, keep_trace
+from manyhands.schema.plain import to_plain
+from manyhands.schema.setting import in_brief, is_whole, own_number, whole_number
 from manyhands.tasks.graders import Score
 from manyhands.tasks.task import Sample, Task
 
@@ -44,14 +46,48 @@ class Exam:
     retry: bool = False
 
     def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise InvalidRequest(f"repeats is {self.repeats}; expected 1 or more")
-        object.__setattr__(self, "samples", tuple(self.samples))
-        object.__setattr__(self, "budgets", tuple(self.budgets))
-        if not self.budgets or any(one >= other for one, other in pairwise(self.budgets)):
+        object.__setattr__(self, "repeats", whole_number("repeats", self.repeats, 1))
+        object.__setattr__(self, "samples", _listed_samples(self.samples))
+        object.__setattr__(self, "budgets", _rising(self.budgets))
+        candidate: object = self.candidate
+        if not callable(getattr(candidate, "answered", None)):
             raise InvalidRequest(
-                f"the budgets of an exam are {self.budgets}; expected one or more, each above the one before"
+                f"the candidate of an exam is of type {type(candidate).__name__}; expected one that answers",
+                hint="Make a MethodCandidate or an EndpointCandidate, or a class of your own with `answered`.",
             )
+
+
+def _listed_samples(given: object) -> tuple[Sample, ...]:
+    """The samples of an exam. InvalidRequest for none."""
+    found = tuple(given) if isinstance(given, Iterable) else ()
+    wrong = [each for each in found if not isinstance(each, Sample)]
+    if wrong or not isinstance(given, Iterable):
+        kind = type(wrong[0] if wrong else given).__name__
+        raise InvalidRequest(
+            f"an exam was given a {kind} where samples were expected",
+            hint="Give those of a task: checked_samples(make_task(name, TaskOptions())).",
+        )
+    if not found:
+        raise InvalidRequest(
+            "an exam has no samples; expected one or more", hint="Look at its task and their limit."
+        )
+    _check_samples(found, "the exam")
+    return found
+
+
+def _rising(given: object) -> tuple[int, ...]:
+    """The budgets of an exam, in Python's own numbers. InvalidRequest unless they rise."""
+    found = tuple(map(own_number, given)) if isinstance(given, Iterable) else (given,)
+    are_budgets = isinstance(given, Iterable) and all(
+        is_whole(each) and each >= 1 for each in found
+    )
+    if not found or not are_budgets or any(one >= other for one, other in pairwise(found)):
+        raise InvalidRequest(
+            f"the budgets of an exam are {in_brief(found or given)}; expected one or more whole "
+            "numbers, 1 or more, each above the one before",
+            hint="Write budgets=(64, 128), for instance.",
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -94,15 +130,31 @@ def checked_samples(task: Task) -> Sequence[Sample]:
     samples = tuple(task.samples())
     if not samples:
         raise InvalidRequest(f"the task {task.name} has no samples", hint="look at its source")
+    _check_samples(samples, f"the task {task.name}")
+    return samples
+
+
+def _check_samples(samples: Iterable[Sample], place: str) -> None:
+    """Raise InvalidRequest for the first sample that cannot be asked, or kept on record."""
     seen: set[str] = set()
     for sample in samples:
         wrong = _fault(sample, seen)
         if wrong:
-            raise InvalidRequest(
-                f"sample {sample.id!r} of the task {task.name} {wrong}", hint="mend its source"
-            )
+            raise InvalidRequest(f"sample {sample.id!r} of {place} {wrong}", hint="mend its source")
         seen.add(sample.id)
-    return samples
+
+
+def _on_record(gold: Any) -> Any:
+    """A gold answer as a file holds it. TypeError or ValueError where it cannot."""
+    return json.loads(json.dumps(gold, default=_own))
+
+
+def _own(value: Any) -> Any:
+    """Numbers of other libraries as Python's own; TypeError for what JSON has no word for."""
+    plain = value if isinstance(value, Set) else to_plain(value)
+    if plain is value:
+        raise TypeError(f"it holds a {type(value).__name__}")
+    return plain
 
 
 def is_missing(record: Record | None, retry: bool) -> bool:
@@ -118,7 +170,7 @@ def _fault(sample: Sample, seen: set[str]) -> str:
     if not isinstance(sample.question, str) or not sample.question.strip():
         return "has no question"
     try:
-        json.dumps([sample.gold, dict(sample.facts)])
+        _on_record([sample.gold, dict(sample.facts)])
     except (TypeError, ValueError) as error:
         return f"cannot be kept as JSON: {error}"
     return ""
@@ -129,7 +181,7 @@ def _check_same_question(one: Asked, file: RecordFile) -> None:
     record = file.records.get(one.key)
     if record is None:
         return
-    gold = json.loads(json.dumps(one.sample.gold))
+    gold = _on_record(one.sample.gold)
     if (record.question, record.gold) != (one.sample.question, gold):
         raise InvalidRequest(
             f"sample {one.sample.id!r} has another question or gold answer than {str(file.path)!r} "
@@ -193,7 +245,7 @@ def _record(
         sample=sample.id,
         repeat=answered.asked.repeat,
         question=sample.question,
-        gold=json.loads(json.dumps(sample.gold)),
+        gold=_on_record(sample.gold),
         answer=answered.answer,
         text=answered.text,
         finish_reason=answered.finish_reason,

@@ -16,6 +16,7 @@ from manyhands.evaluation.endpoint import Endpoint, at_once
 from manyhands.evaluation.record import Key
 from manyhands.evaluation.sitting import sit
 from manyhands.prompts.hogwild import TeamPrompt
+from manyhands.schema.setting import whole_number
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.methods import METHODS
 from manyhands.strategies.run_spec import RunSpec
@@ -44,6 +45,9 @@ class EndpointVoice:
 
     endpoint: Endpoint
     concurrency: int = 8
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "concurrency", whole_number("concurrency", self.concurrency, 1))
 
     def replies(
         self, asked: Iterable[tuple[Ballot, str]]
@@ -78,6 +82,9 @@ class EngineVoice:
     text: Text
     spec: RunSpec
     concurrency: int = 8
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "concurrency", whole_number("concurrency", self.concurrency, 1))
 
     def replies(
         self, asked: Iterable[tuple[Ballot, str] | None]

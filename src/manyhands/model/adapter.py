@@ -78,6 +78,9 @@ class ModelAdapter:
 
     The model is put into evaluation mode (no dropout) and its attention implementation is replaced
     for good: afterwards it runs only through this adapter. Gradients flow when they are enabled.
+
+    Weights that are written to in place are read by the next pass, unless they were joined or laid out when an engine was made;
+    keys and values in memory, and those on disk, stay what the weights before made of them. So an engine is made anew then.
     """
 
     model: PreTrainedModel
@@ -167,7 +170,9 @@ class ModelAdapter:
     def with_few_layers(self, work: Callable[[], T]) -> T:
         """The result of `work`, whose forwards make only so many layers as between them launch every kernel of a whole one.
 
-        Their logits mean nothing. Where layers differ, all are made.
+        Their logits mean nothing. Where layers differ, all are made. Whether they do is looked at once for a list of layers. It
+        depends on modules, shapes and settings, and on no weight's numbers; a module that is exchanged within a layer later
+        is not noticed, and then kernels are compiled where they are first met. No result depends on it.
         """
         base: Any = self.model.base_model
         layers = getattr(base, "layers", None)

@@ -100,7 +100,9 @@ def load_adapter(
 
     Args:
         model: A folder, a name on the Hugging Face hub, "bundled", a GGUF file, or a causal language model already
-            built (which is taken over, see `ModelAdapter`, and stays where and as it is under "auto").
+            built (which is taken over, see `ModelAdapter`, and stays where and as it is under "auto"). Engines that are
+            given one object share its weights: what changes them, as an adapter does, changes them for all, and keys that
+            are in memory stay those of before.
         device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
         dtype: "auto" (the checkpoint's on a GPU, float32 on the CPU) or the name of a dtype.
         weights: "auto", or "dummy" for random weights in the real architecture; then a config.json
@@ -117,7 +119,8 @@ def load_adapter(
         downloads: Show progress bars for files that are fetched from the hub.
         collectives: What joins this process to the other ranks of one network; then its part is loaded
             (`model/parallel/`), and every rank must load the same.
-        adapted: A folder with a LoRA adapter that is added to the weights (`model/lora.py`).
+        adapted: A folder with a LoRA adapter that is added to the weights (`model/lora.py`), of a network that is built
+            already in place: it holds the adapter from then on, with and without this argument.
 
     """
     if weights not in get_args(Weights):

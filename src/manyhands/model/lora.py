@@ -8,9 +8,11 @@ that a model with an adapter is as fast as without.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from sys import float_info
 from typing import Any
@@ -27,6 +29,7 @@ from manyhands.schema.setting import as_found
 CONFIG, WEIGHTS = ADAPTER_FILES
 _PREFIX = "base_model.model."
 _SIDES = ("lora_A", "lora_B")
+_MERGED = "_merged_adapter"  # of a network: the adapter that was added to its weights
 
 
 class LoraLinear(nn.Module):
@@ -78,8 +81,9 @@ def lora_layers(model: nn.Module) -> dict[str, LoraLinear]:
     return {name: part for name, part in model.named_modules() if isinstance(part, LoraLinear)}
 
 
-def save_lora(model: nn.Module, folder: Path, *, base: str, dtype: torch.dtype) -> None:
+def save_lora(model: nn.Module, folder: str | Path, *, base: str, dtype: torch.dtype) -> None:
     """Write the adapters of a network as `peft` does; `base` names the model that they belong to."""
+    folder = Path(folder)
     layers = lora_layers(model)
     assert layers, "a network without adapters has none to save"
     rank = len(next(iter(layers.values())).lora_A)
@@ -111,11 +115,12 @@ def save_lora(model: nn.Module, folder: Path, *, base: str, dtype: torch.dtype) 
     )  # safetensors lets the owner alone read its files
 
 
-def load_lora(model: nn.Module, folder: Path) -> None:
+def load_lora(model: nn.Module, folder: str | Path) -> None:
     """Give the adapters of a network the numbers of one that was saved, to train it further.
 
     Raises ModelNotFound, UnsupportedModel where it is none, or of other layers or another rank.
     """
+    folder = Path(folder)
     config, tensors = _read(folder)
     layers = lora_layers(model)
     wanted = {f"{_PREFIX}{name}.{side}.weight" for name in layers for side in _SIDES}
@@ -139,12 +144,19 @@ def load_lora(model: nn.Module, folder: Path) -> None:
                 own.copy_(found)
 
 
-def merge_lora(model: nn.Module, folder: Path) -> None:
-    """Add an adapter to the weights of a network.
+def merge_lora(model: nn.Module, folder: str | Path) -> None:
+    """Add an adapter to the weights of a network, in place and for good; the same one again changes nothing.
 
-    Raises ModelNotFound where the folder has none, UnsupportedModel where it is of another kind, or does not fit.
+    Raises ModelNotFound where the folder has none, UnsupportedModel where it is of another kind, or does not fit, InvalidRequest
+    where another adapter is in the weights already, or where these were changed since: a second one would be added to the first.
     """
+    folder = Path(folder)
     config, tensors = _read(folder)
+    digest = _digest(folder)
+    merged: _Merged | None = vars(model).get(_MERGED)
+    if merged is not None:
+        merged.check(model, digest, folder)
+        return
     scaling = _scaling(config, folder)
     layers = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
     sides: dict[str, dict[str, Tensor]] = {}
@@ -166,11 +178,52 @@ def merge_lora(model: nn.Module, folder: Path) -> None:
         (layers.get(name), _checked(layers.get(name), name, found, config["r"], folder))
         for name, found in sides.items()
     ]
+    merged = _Merged(digest, str(folder))
+    # Before the first weight changes: an interrupt leaves a network that takes no adapter.
+    setattr(model, _MERGED, merged)
     with torch.no_grad():
         for layer, (a, b) in pairs:
             assert layer is not None, "looked at before"
             a, b = (side.to(layer.weight.device, torch.float32) for side in (a, b))
             layer.weight.copy_(layer.weight.float() + scaling * (b @ a))
+    merged.versions.update(_versions(model, sides))
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """An adapter that is in the weights of a network, and how often torch had written to each of these by then."""
+
+    digest: str
+    place: str
+    versions: dict[str, int] = field(default_factory=dict)  # by the names of layers
+
+    def check(self, model: nn.Module, digest: str, folder: Path) -> None:
+        """Raise InvalidRequest unless just this adapter is in the weights, and nothing else has happened to them."""
+        if self.digest != digest:
+            what = f"{folder} is another one"
+        elif not self.versions or self.versions != _versions(model, self.versions):
+            what = "its weights were changed since"
+        else:
+            return
+        raise InvalidRequest(
+            f"the adapter of {self.place} was added to the weights of this network when it was loaded before, and {what}",
+            hint="Build the network anew, or give its folder or its name: each load reads the weights then.",
+        )
+
+
+def _versions(model: nn.Module, names: Iterable[str]) -> dict[str, int]:
+    """How often torch has written to the weights of these layers, as it counts it itself."""
+    layers = dict(model.named_modules())
+    found = {name: getattr(layers.get(name), "weight", None) for name in names}
+    return {name: weight._version for name, weight in found.items() if weight is not None}
+
+
+def _digest(folder: Path) -> str:
+    """Hex digits that stand for both files of an adapter."""
+    found = hashlib.sha256()
+    for name in (CONFIG, WEIGHTS):
+        found.update((folder / name).read_bytes())
+    return found.hexdigest()
 
 
 def _checked(

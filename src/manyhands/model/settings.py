@@ -10,6 +10,7 @@ heavy is imported: an option that cannot be is refused before torch is loaded.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from manyhands.errors import InvalidRequest
@@ -172,7 +173,9 @@ class ModelSettings:
     def __post_init__(self) -> None:
         check(self)
         check_named(self.model)
-        if self.cache is not None and not str(self.cache).strip():
+        for name in ("cache", "lora"):
+            object.__setattr__(self, name, _folder(name, getattr(self, name)))
+        if self.cache is not None and not self.cache.strip():
             raise InvalidRequest(
                 "cache is empty; expected a folder", hint="give one, or leave it out"
             )
@@ -186,6 +189,18 @@ class ModelSettings:
     def cache_bytes(self) -> int:
         """Bytes that the cache may take."""
         return int((self.cache_size or _CACHE_SIZE) * 2**30)
+
+
+def _folder(name: str, given: object) -> str | None:
+    """The name of a folder; a path is one, too. Raises InvalidRequest for what is none."""
+    if given is None:
+        return None
+    if not isinstance(given, str | Path):
+        raise InvalidRequest(
+            f"{name} is of type {type(given).__name__}; expected a folder",
+            hint="give its path, or leave it out",
+        )
+    return str(given)
 
 
 def check_named(model: object) -> None:

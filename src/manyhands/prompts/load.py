@@ -27,6 +27,7 @@ from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.profiled import ProfilePrompt
 from manyhands.prompts.skeleton import SkeletonPrompt
 from manyhands.prompts.votes import VotesPrompt
+from manyhands.schema.bounded import path_of
 from manyhands.schema.toml import read_toml
 
 PROMPT_FILE = "manyhands.toml"  # beside a model's weights
@@ -58,10 +59,8 @@ def load_prompts(path: str | Path, own: Prompts | None = None) -> Prompts:
     What the file leaves out is as in `own`, the words that a model brings (`model_prompts`), or else
     the default.
     """
-    where = f"prompt file '{path}'"
-    document = read_toml(
-        Path(path), where, "give the path of a TOML file (manyhands prompts prints one)"
-    )
+    where, file = f"prompt file '{path}'", path_of(path, "a file of prompts")
+    document = read_toml(file, where, "give the path of a TOML file (manyhands prompts prints one)")
     listed = ", ".join(f"[{name}]" for name in TABLES)
     for key, value in document.items():
         if key not in TABLES:
@@ -103,7 +102,9 @@ def model_prompts(model: str | Path, adapter: str | Path | None = None) -> Promp
 
 def brings_words(adapter: str | Path | None) -> bool:
     """Whether words lie in the folder of a LoRA adapter."""
-    return adapter is not None and Path(adapter).expanduser().joinpath(PROMPT_FILE).is_file()
+    if adapter is None:
+        return False
+    return path_of(adapter, "an adapter").expanduser().joinpath(PROMPT_FILE).is_file()
 
 
 def model_prompt(model: str | Path) -> TeamPrompt:

@@ -24,7 +24,7 @@ from manyhands.attention.strips import Strips
 from manyhands.attention.torch_backend import Prepared, TorchBackend
 from manyhands.cache.pages import Ints
 from manyhands.cache.states import RowStates
-from manyhands.errors import UnsupportedModel
+from manyhands.errors import InvalidRequest, UnsupportedModel
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.recurrent import StateCall, States
 from manyhands.replay.merged import Merged, merge_passes
@@ -39,8 +39,19 @@ Find = Callable[[LayerCall], tuple[Tensor, Tensor]]
 def merge_trace(trace: Trace, *, keeps_states: bool = False) -> Merged:
     """The plan of a whole trace. `keeps_states`: for a network some of whose layers do (`ModelAdapter.keeps_states`).
 
-    Raises InvalidRequest where such a network cannot have made the trace.
+    Raises InvalidRequest where such a network cannot have made the trace, and for one without a pass.
     """
+    given: object = trace
+    if not isinstance(given, Trace):
+        raise InvalidRequest(
+            f"a {type(given).__name__} was given to be replayed; expected a Trace",
+            hint="Write merge_trace(read_trace(path)).",
+        )
+    if not trace.passes:
+        raise InvalidRequest(
+            "the trace has no pass that could be replayed: the run was cut short before its first one",
+            hint="Give the trace of a run that has written something.",
+        )
     text_rows = TextRows() if keeps_states else None
     return merge_passes((step for step, _ in trace.steps()), trace.num_tokens, text_rows=text_rows)
 
@@ -70,7 +81,9 @@ class Replay:
         `budget`: see `TorchBackend`. `fused`: by kernels with gradients (`attention/strips.py`) instead of that
         backend; for networks all of whose layers they know (`fits_kernels`).
         """
-        last = merged.plan.last if rows is None else merged.plan.last[np.asarray(rows)]
+        last = (
+            merged.plan.last if rows is None else merged.plan.last[np.asarray(rows, dtype=np.int64)]
+        )
         prepared: Prepared | Strips
         if fused:
             prepared = Strips.of(merged.plan)

@@ -11,8 +11,10 @@ CPU and is done by worker processes, ahead of the training loop.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
+from operator import index
 from typing import Protocol
 
 import numpy as np
@@ -23,10 +25,12 @@ from torch.utils.data import Dataset
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
+from manyhands.errors import InvalidRequest
 from manyhands.replay.forward import Replay, merge_trace
 from manyhands.replay.merged import merge_passes, side_by_side
 from manyhands.replay.simulate import Lesson
 from manyhands.replay.trace import Trace
+from manyhands.schema.setting import in_brief, is_number, own_number, whole_number
 
 
 class Lessons(Protocol):
@@ -39,11 +43,19 @@ class Lessons(Protocol):
 class Recorded:
     """Runs that happened; every token that a writer wrote is learned, as much as its run's score.
 
-    A run that was not graded counts as 1.
+    A run that was not graded counts as 1. Raises InvalidRequest where nothing can be learned: of runs of score 0, and of rows
+    that name no writer, whose mean loss would be no number.
     """
 
-    def __init__(self, traces: Sequence[Trace]) -> None:
-        self.lessons = [trace_lesson(trace) for trace in traces]
+    def __init__(self, traces: Iterable[Trace]) -> None:
+        found = [trace_lesson(trace) for trace in traces]
+        self.lessons = [lesson for lesson in found if lesson.weights.any()]
+        if not self.lessons:
+            raise InvalidRequest(
+                f"{len(found)} recorded runs were given to learn from, and in none of them a writer wrote a token "
+                "that counts",
+                hint="Give runs with a score above 0, whose rows name their writers: Row(view, feed, writer=name).",
+            )
 
     def draw(self, seed: str) -> Lesson:
         """See `Lessons`."""
@@ -64,12 +76,25 @@ def trace_lesson(trace: Trace) -> Lesson:
 class Reading:
     """Ordinary text, read causally: every token of a piece is learned but the first.
 
-    It keeps a model from forgetting what it knew. `documents` are token ids, one list for each text.
+    It keeps a model from forgetting what it knew. `documents` are token ids, one list for each text. Raises InvalidRequest where
+    none has two tokens.
     """
 
-    def __init__(self, documents: Sequence[Sequence[int]], num_tokens: int) -> None:
-        self.documents = [tuple(one) for one in documents if len(one) > 1]
-        self.num_tokens = num_tokens
+    def __init__(self, documents: Iterable[Sequence[int]], num_tokens: int) -> None:
+        try:
+            held = [tuple(map(index, one)) for one in documents]
+        except TypeError as error:
+            raise InvalidRequest(
+                f"the documents to read are {in_brief(documents)}; expected lists of token ids",
+                hint="Write Reading([text.encode(one) for one in texts], 512).",
+            ) from error
+        self.documents = [one for one in held if len(one) > 1]
+        self.num_tokens = whole_number("num_tokens", num_tokens, 1)
+        if not self.documents:
+            raise InvalidRequest(
+                f"{len(held)} documents were given to be read, and none has two tokens or more",
+                hint="Give some text, or leave the reading out.",
+            )
 
     def draw(self, seed: str) -> Lesson:
         """See `Lessons`: a piece of at most `num_tokens` tokens, each document as likely as its length."""
@@ -87,11 +112,18 @@ class Reading:
 
 
 class Mixed:
-    """Lessons of several kinds, each drawn with its share."""
+    """Lessons of several kinds, each drawn with its share. Raises InvalidRequest for shares of which none can be drawn."""
 
     def __init__(self, kinds: Sequence[tuple[Lessons, float]]) -> None:
         self.kinds = [kind for kind, _ in kinds]
-        self.shares = [share for _, share in kinds]
+        self.shares = [own_number(share) for _, share in kinds]
+        if not all(is_number(share) and 0 <= share < inf for share in self.shares) or not any(
+            self.shares
+        ):
+            raise InvalidRequest(
+                f"the shares of lessons are {in_brief(self.shares)}; expected numbers, 0 or more, and one above 0",
+                hint="Write Mixed([(lessons, 0.8), (reading, 0.2)]).",
+            )
 
     def draw(self, seed: str) -> Lesson:
         """See `Lessons`."""
@@ -172,5 +204,10 @@ class Batches(Dataset[list[Batch]]):
         drawn: list[Lesson] = []
         while sum(lesson.num_tokens for lesson in drawn) < self.num_tokens:
             drawn.append(self.lessons.draw(f"{self.seed}/{step}/{len(drawn)}"))
+        if not any(lesson.weights.any() for lesson in drawn):
+            raise InvalidRequest(
+                f"no token of the {len(drawn)} lessons of step {step} has a weight, so there is nothing to learn",
+                hint="Let lessons come from runs whose rows name their writers, with a score above 0.",
+            )
         divided = [drawn[part :: self.parts] for part in self.mine]
         return [Batch.of(part, self.budget, fused=self.fused) for part in divided if part]

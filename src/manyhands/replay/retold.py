@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from manyhands.errors import BrokenTrace
 from manyhands.prompts import TeamPrompt
 from manyhands.replay.trace import Trace
@@ -32,8 +34,12 @@ def answer_from(trace: Trace) -> Answer | None:
     if trace.answer is None:
         return None
     method = METHODS.get(str(trace.header.get("method")))
+    kind, told = Answer if method is None else method.answer, trace.answer
+    if method is None:  # a strategy of somebody's own may have told more
+        known = {field.name for field in fields(Answer)}
+        told = {name: value for name, value in told.items() if name in known}
     try:
-        answer: Answer = from_plain(Answer if method is None else method.answer, trace.answer)
+        answer: Answer = from_plain(kind, told)
     except TypeError as error:
         raise _damaged("the answer", error) from error
     return answer

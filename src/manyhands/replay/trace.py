@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -32,10 +32,11 @@ from typing import Any
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import Item, Lanes, View
-from manyhands.errors import BrokenTrace
+from manyhands.errors import BrokenTrace, InvalidRequest
 from manyhands.schema.lines import Format, Line, read_lines
+from manyhands.schema.plain import plain_as
 from manyhands.schema.setting import as_found, is_number
-from manyhands.strategies.base import Answer, Asked, Strategy
+from manyhands.strategies.base import Answer, Asked, Strategy, check_generator
 from manyhands.strategies.events import EngineEvent, Event, from_line, to_line
 from manyhands.strategies.listening import ITEMS, Heard, Listen
 
@@ -174,7 +175,7 @@ class Recorder:
     def _block_id(self, block: Block) -> int:
         if block not in self._blocks:
             self._blocks[block] = next(self._block_numbers)
-            self.write({"kind": "block", "id": self._blocks[block], "name": block.name})
+            self.write({"kind": "block", "id": self._blocks[block], "name": str(block.name)})
         if block.frozen and block not in self._frozen:
             self._frozen.add(block)
             self.write({"kind": "freeze", "block": self._blocks[block]})
@@ -184,8 +185,15 @@ class Recorder:
 def record(
     strategy: Strategy, header: Mapping[str, Any], write: Callable[[Line], None]
 ) -> Strategy:
-    """The same strategy, with every line of its trace handed to `write` as it comes about."""
-    write({"kind": "header", "schema": SCHEMA, **header})
+    """The same strategy, with every line of its trace handed to `write` as it comes about.
+
+    What could be written and not be read again is refused: InvalidRequest, in the run, for an event, an answer or a header with a
+    value that no JSON says, or that is not what its class says of it.
+    """
+    check_generator(strategy)
+    write(
+        {"kind": "header", "schema": SCHEMA, **_plain("the header of a trace", Any, dict(header))}
+    )
     recorder = Recorder(write)
     advance: Callable[[], Asked] = partial(next, strategy)
     try:
@@ -194,7 +202,11 @@ def record(
                 asked = advance()
             except StopIteration as end:
                 answer: Answer = end.value
-                write({"kind": "end", "answer": asdict(answer)})
+                if isinstance(answer, Answer):  # else the engine says what was expected
+                    plain = _plain(
+                        f"the {type(answer).__name__} of a strategy", type(answer), answer
+                    )
+                    write({"kind": "end", "answer": plain})
                 return answer
             if isinstance(asked, Event):
                 write(event_line(asked))
@@ -214,6 +226,18 @@ def record(
         strategy.close()
 
 
+def _plain(what: str, kind: Any, value: Any) -> Line:
+    """The value as a line holds it. InvalidRequest where it would not come back."""
+    try:
+        plain: Line = plain_as(kind, value)
+    except TypeError as error:
+        raise InvalidRequest(
+            f"{what} cannot be written: {error}",
+            hint="A trace holds numbers, texts, None, and tuples, mappings and dataclasses of these, as annotated.",
+        ) from error
+    return plain
+
+
 def event_line(event: Event) -> Line:
     """An event as a line of a trace."""
     return {"kind": "event", **to_line(event)}
@@ -229,6 +253,11 @@ def read_trace(path: Path | str) -> Trace:
 
 def parse_trace(lines: Sequence[Line], source: str = "the trace") -> Trace:
     """A trace from its lines, checked: every number refers to something that came before it."""
+    if not lines or not all(isinstance(line, Mapping) for line in lines):
+        raise BrokenTrace(
+            f"{source} is no list of JSON objects, one a line",
+            hint="Give all lines, its header first.",
+        )
     TRACE_LINES.check_header(lines[0], source)
     score = lines[0].get(SCORE)
     if score is not None and not (is_number(score) and 0 <= score <= 1):

@@ -66,8 +66,9 @@ class Training:
     """One training of one model. `folder` holds its checkpoint and its log."""
 
     def __init__(
-        self, adapter: ModelAdapter, lessons: Lessons, settings: TrainSettings, folder: Path
+        self, adapter: ModelAdapter, lessons: Lessons, settings: TrainSettings, folder: str | Path
     ) -> None:
+        folder = Path(folder)
         self.adapter = adapter
         self.settings = settings
         together = distributed.is_initialized()

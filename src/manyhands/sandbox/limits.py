@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from manyhands.errors import InvalidRequest
+from manyhands.schema.setting import check, setting
+from manyhands.schema.waits import LONGEST_WAIT
 
 FailureKind = Literal["timeout", "memory", "output", "crash", "error"]
+_MOST = 1 << 60  # an operating system's limits end at 63 bits, and a little is added to some
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that one call, or one program, may take."""
+    """The most that one call, or one program, may take. Sizes in bytes."""
 
-    seconds: float = 10.0  # of the wall clock; CPU time may be one second more
-    memory_bytes: int = 4 << 30  # address space of one process, libraries included
-    output_bytes: int = 1 << 20  # printed; the result, as JSON, may be as long
-    file_bytes: int = 16 << 20  # of one file that is written
-    open_files: int = 64
-    processes: int = 8  # threads included; of programs alone
+    seconds: float = setting(
+        10.0,
+        "Of the wall clock; CPU time may be one second more.",
+        above=0,
+        at_most=LONGEST_WAIT,
+        unit="seconds",
+    )
+    memory_bytes: int = setting(
+        4 << 30, "Address space of one process, libraries included.", at_least=1, at_most=_MOST
+    )
+    output_bytes: int = setting(
+        1 << 20, "Printed; the result, as JSON, may be as long.", at_least=1, at_most=_MOST
+    )
+    file_bytes: int = setting(16 << 20, "Of one file that is written.", at_least=1, at_most=_MOST)
+    open_files: int = setting(64, "Files, pipes included.", at_least=1, at_most=_MOST)
+    processes: int = setting(8, "Threads included; of programs alone.", at_least=1, at_most=_MOST)
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not 0 < value < math.inf:
-                raise InvalidRequest(
-                    f"{name} of a sandbox is {value!r}", hint="Give a finite number above 0."
-                )
+        check(self)
 
 
 @dataclass(frozen=True)

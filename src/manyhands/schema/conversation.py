@@ -13,7 +13,7 @@ makes tokens of it (`text/tokens.py::Text.conversation`), a trace keeps it in it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from manyhands.errors import InvalidRequest
@@ -33,6 +33,7 @@ class Message:
             raise InvalidRequest(
                 f"a message has the role {self.role!r}; expected {', '.join(ROLES[:-1])} or {ROLES[-1]}"
             )
+        _check_text("the text of a message", self.text)
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Conversation:
     earlier: tuple[Message, ...] = ()
     prefill: str = ""
 
+    def __post_init__(self) -> None:
+        _check_text("the problem of a conversation", self.problem)
+        _check_text("the prefill of a conversation", self.prefill)
+        object.__setattr__(self, "earlier", _messages(self.earlier))
+
     @classmethod
     def of(cls, messages: Sequence[Message]) -> Conversation:
         """Messages in their order. The last is the user's, or a prefill of the assistant's behind that.
@@ -54,7 +60,7 @@ class Conversation:
         Raises InvalidRequest for any other order.
         """
         prefill = ""
-        said = tuple(messages)
+        said = _messages(messages)
         if said and said[-1].role == ASSISTANT:
             prefill, said = said[-1].text, said[:-1]
         if not said or said[-1].role != USER:
@@ -92,6 +98,26 @@ class Conversation:
     def replied(self, reply: str) -> tuple[Message, ...]:
         """The value of `earlier` in the next turn, once this has been the reply."""
         return (*self.messages, Message(ASSISTANT, self.prefill + reply))
+
+
+def _check_text(what: str, found: object) -> None:
+    if not isinstance(found, str):
+        raise InvalidRequest(
+            f"{what} is of type {type(found).__name__}; expected a text",
+            hint='Give a text, "" for none.',
+        )
+
+
+def _messages(given: object) -> tuple[Message, ...]:
+    """The messages of a conversation. Raises InvalidRequest for what is none, as an object of JSON."""
+    said = tuple(given) if isinstance(given, Iterable) else (given,)
+    wrong = [one for one in said if not isinstance(one, Message)]
+    if wrong or not isinstance(given, Iterable):
+        raise InvalidRequest(
+            f"a {type((wrong or said)[0]).__name__} was given where a list of messages was expected",
+            hint='Write [Message("user", "some text"), ...].',
+        )
+    return said
 
 
 def conversation_of(problem: str | Conversation) -> Conversation:

@@ -119,12 +119,20 @@ def read_lines(path: Path | str, format: Format) -> list[Line]:
     Raises InvalidRequest for a file that cannot be read, the format's error for one that is something else
     or holds no whole line.
     """
+    given: object = path
+    if not isinstance(
+        given, str | os.PathLike
+    ):  # a number would be an open file of somebody else's
+        raise InvalidRequest(
+            f"a {type(given).__name__} was given as a file; expected its path",
+            hint=f"give that of {format.name} (JSONL)",
+        )
     try:
         with open(path, "rb") as file:
             lines, torn = _read(file, format, path)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # of a name with a NUL in it
         raise InvalidRequest(
-            f"{str(path)!r} cannot be read: {error.strerror or error}",
+            f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}",
             hint=f"give {format.name} (JSONL)",
         ) from error
     if not lines:

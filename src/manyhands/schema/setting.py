@@ -18,6 +18,7 @@ checked by hand, behind `check`.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from numbers import Integral, Rational, Real
@@ -166,6 +167,17 @@ def own_number(value: Any) -> Any:
     return int(value) if is_whole(value) else value
 
 
+def whole_number(name: str, value: Any, least: int) -> int:
+    """A whole number of any library as Python's own. Raises InvalidRequest for one below `least`, and for what is none."""
+    found = own_number(value)
+    if not is_whole(found) or found < least:
+        raise InvalidRequest(
+            f"{name} is {as_found(value)}; expected a whole number, {least} or more",
+            hint=f"Write {name}={max(least, 1)}, for instance.",
+        )
+    return int(found)
+
+
 def as_found(value: Any) -> str:
     """A value as an error repeats it: Python writes no number of thousands of digits."""
     is_exact = isinstance(value, Rational)  # no float, so inf and nan are named
@@ -173,6 +185,16 @@ def as_found(value: Any) -> str:
         return f"a number of more than {_MOST_DIGITS} digits"
     try:
         return repr(value)
+    except ValueError:
+        return f"a {type(value).__name__} with a number of too many digits"
+
+
+def in_brief(value: Any) -> str:
+    """The same, cut short: of many items the first ones."""
+    if is_number(value):
+        return as_found(value)
+    try:
+        return reprlib.repr(value)
     except ValueError:
         return f"a {type(value).__name__} with a number of too many digits"
 

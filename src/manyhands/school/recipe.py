@@ -28,6 +28,7 @@ from manyhands.model.settings import DTYPES
 from manyhands.prompts.load import TABLES, Prompts
 from manyhands.replay.settings import TrainSettings
 from manyhands.replay.trace import Trace, read_trace
+from manyhands.schema.bounded import path_of
 from manyhands.schema.plain import from_plain
 from manyhands.schema.setting import check, setting
 from manyhands.schema.toml import read_toml
@@ -288,8 +289,9 @@ def _config(described: Mapping[str, Any], tokenizer: Any) -> Any:
         ) from error
 
 
-def read_recipe(path: Path) -> Recipe:
+def read_recipe(path: str | Path) -> Recipe:
     """Read and check a recipe file."""
+    path = path_of(path, "a recipe")
     tables = read_toml(path, f"the recipe {path}")
     kinds = {field.name for field in fields(Recipe)} - {"folder", "prompts"} | set(TABLES)
     for name in tables:

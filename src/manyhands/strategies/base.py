@@ -32,11 +32,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from manyhands.cache.step import Row, Step
 from manyhands.errors import InvalidRequest
-from manyhands.schema.setting import as_found, is_whole
+from manyhands.schema.plain import hold_own
+from manyhands.schema.setting import as_found, is_whole, own_number
 from manyhands.strategies.events import Event
 from manyhands.strategies.listening import Heard, Listen
 
@@ -62,12 +63,13 @@ class Reserve:
 
     def __post_init__(self) -> None:
         for name in ("num_tokens", "num_blocks", "num_shared_tokens"):
-            value = getattr(self, name)
+            value = own_number(getattr(self, name))
             if not is_whole(value) or value < 0:
                 raise InvalidRequest(
                     f"a strategy reserves with {name} {as_found(value)}; expected a whole number, 0 or more",
                     hint="Write Reserve(num_tokens=500, num_blocks=2), for instance.",
                 )
+            object.__setattr__(self, name, value)
 
     def now(self) -> Reserve:
         """The bound as it is now. Raises what `renew` raises, and InvalidRequest if that says no bound."""
@@ -96,6 +98,9 @@ class FinishedStep:
     last_pass: int
     checked: bool = False
 
+    def __post_init__(self) -> None:
+        _hold(self, FinishedStep)
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -108,6 +113,9 @@ class Answer:
     charged for (paper, section 4.1). `tokens` were written by each worker, prefixes not counted.
     `prompt_tokens` are those of each prompt, and `found` of them were in memory when the run came.
     `stopped_at` is the stop text at which the reply was cut, None if it came to none.
+
+    Numbers of other libraries are held as Python's own, lists and arrays as tuples. Raises InvalidRequest for a value of another
+    kind: an `answer` is a text, or None.
     """
 
     text: str
@@ -122,6 +130,20 @@ class Answer:
     found: tuple[int, ...] = ()
     stopped_at: str | None = None
 
+    def __post_init__(self) -> None:
+        _hold(self, Answer)
+
+
+def _hold(value: Answer | FinishedStep, kind: type[Any]) -> None:
+    try:
+        hold_own(value, kind)
+    except TypeError as error:
+        name = type(value).__name__
+        raise InvalidRequest(
+            f"the fields of {name} do not fit: {error}",
+            hint=f"Write {name}(...) with texts and numbers as they are annotated.",
+        ) from error
+
 
 Asked = Step | Reserve | Listen | Event
 """All that a strategy may yield."""
@@ -130,6 +152,16 @@ Sent = tuple[int, ...] | Heard | None
 """What it is sent: one token per row of a Step, a Heard for a Listen, and None for the others."""
 
 Strategy = Generator[Asked, Sent, Answer]
+
+
+def check_generator(strategy: object) -> None:
+    """Raise InvalidRequest if this is no strategy, as when its function was given uncalled."""
+    if not isinstance(strategy, Generator):
+        raise InvalidRequest(
+            f"a {type(strategy).__name__} was given as a strategy; expected a generator",
+            hint="Call the function that yields steps, and give what it returns.",
+        )
+
 
 T = TypeVar("T")
 Work = Generator[Asked, Sent, T]

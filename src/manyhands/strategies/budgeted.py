@@ -54,7 +54,7 @@ from manyhands.strategies.counted import CountedRun
 from manyhands.strategies.ending import Ending
 from manyhands.strategies.events import AnswerFound, Event, Snapshot, TokenWritten
 from manyhands.strategies.scene import Scene
-from manyhands.strategies.settings import Settings
+from manyhands.strategies.settings import Settings, checked_context
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 from manyhands.text.stops import StopWatch
@@ -77,7 +77,8 @@ class BudgetedRun(CountedRun):
         prefill: str = "",
     ) -> None:
         super().__init__()
-        self.text, self.settings, self.words, self.context = text, settings, words, context
+        self.text, self.settings, self.words = text, settings, words
+        self.context = checked_context(context)
         self.reply_prefill = prefill
         self.asks = settings.end.finisher if problem is None else settings.end.asks(problem)
         self.writers: list[Writer] = []

@@ -11,7 +11,9 @@ One encoding serves traces, streams and pages:
     from_line({"event": "StepEnded", ...})   StepEnded(7, 0, 1, "Done.")
 
 An event of one's own is a frozen dataclass that inherits from Event: it is entered in the registry where
-it is defined. Fields are plain: numbers, text, None, and tuples, mappings and dataclasses of these.
+it is defined. Fields are plain: numbers, text, None, and tuples, mappings and dataclasses of these. Numbers of other
+libraries become Python's own in a line, arrays of them lists. What would not come back from there is refused: a value that its
+annotation does not say, nan and what is infinite, an annotation that no JSON says.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ EVENTS: Registry[Event] = Registry("event")
 
 
 def to_line(event: Event) -> dict[str, Any]:
-    """The event as plain data, for JSON."""
+    """The event as plain data, for JSON. Raises InvalidRequest for one that would not come back from it."""
     return EVENTS.to_line(event)
 
 

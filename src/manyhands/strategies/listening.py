@@ -58,6 +58,7 @@ class Said(Item):
 
     def __post_init__(self) -> None:
         _check_name(self.author, "author")
+        _check_text(self.text, f"the text that {self.author} said")
         object.__setattr__(self, "text", cleaned(self.text))
         if not self.text:
             raise InvalidRequest(
@@ -132,7 +133,19 @@ class Heard:
 NOTHING = Heard()
 
 
+_LARGEST_NUMBER = 1 << 63  # of a worker: a team that has none of this number says it back
+
+
+def _check_text(found: object, what: str) -> None:
+    if not isinstance(found, str):
+        raise InvalidRequest(
+            f"{what} is of type {type(found).__name__}; expected a text",
+            hint='For example: run.say(Said("Try it mod 7.", "Dana")).',
+        )
+
+
 def _check_name(name: str, whose: str) -> None:
+    _check_text(name, f"the {whose}'s name")
     if not name.strip() or len(name.splitlines()) != 1 or len(name) > MAX_NAME_CHARS:
         raise InvalidRequest(
             f"the {whose}'s name is {name[: MAX_NAME_CHARS + 1]!r}; "
@@ -144,7 +157,7 @@ def _check_name(name: str, whose: str) -> None:
 def _check_number(item: PauseWorker | ResumeWorker | DismissWorker) -> None:
     """Hold the number of a worker as Python's own: what was heard is written to traces."""
     worker = own_number(item.worker)
-    if not is_whole(worker):
+    if not is_whole(worker) or abs(worker) > _LARGEST_NUMBER:
         raise InvalidRequest(
             f"the worker is {as_found(worker)}; expected its number",
             hint="The first worker is number 0.",

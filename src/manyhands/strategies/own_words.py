@@ -18,9 +18,16 @@ def own_words(text: Text) -> Prompts:
     """
     found: object = text
     if not isinstance(found, Text):
+        without = (
+            ""
+            if found is not None
+            else (
+                " An engine that was given a network has none: write Engine(ModelAdapter(network), tokenizer)."
+            )
+        )
         raise InvalidRequest(
             f"the text of a method is of type {type(found).__name__}; expected the Text of a model",
-            hint="Give engine.text.",
+            hint=f"Give engine.text.{without}",
         )
     prompts: Prompts = text.prompts or Prompts()
     return prompts

@@ -31,9 +31,9 @@ from manyhands.cache.prefixes import Lease, PrefixTree
 from manyhands.cache.step import Row, StandIn, Step
 from manyhands.cache.view import Beginning, Item, View
 from manyhands.errors import InvalidRequest
-from manyhands.strategies.base import Answer, Asked, Reserve, Sent, Strategy
+from manyhands.strategies.base import Answer, Asked, Reserve, Sent, Strategy, check_generator
 from manyhands.strategies.leasing import take_lease
-from manyhands.strategies.settings import SharedSettings
+from manyhands.strategies.settings import SharedSettings, check_tree
 
 ItemT = TypeVar("ItemT", bound=Item)
 _MOST_TOKENS = SharedSettings().prefill  # of a prompt, in one pass
@@ -43,8 +43,11 @@ _UNUSED = 0  # the token of the row that feeds the prompt
 def share_prompt(strategy: Strategy, tree: PrefixTree, tenant: str | None = None) -> Strategy:
     """The same strategy; what `tenant` has in the tree of its prompt is not fed again.
 
-    `found` of its answer says how much that was. A strategy that names no prompt stays as it is.
+    `found` of its answer says how much that was. A strategy that names no prompt stays as it is. Raises InvalidRequest for a
+    tree that is none, or another engine's.
     """
+    check_tree(tree)
+    check_generator(strategy)
     shared: _SharedPrompt | None = None
     advance: Callable[[Any], Asked] = strategy.send
     value: Sent | Exception = None
@@ -54,7 +57,8 @@ def share_prompt(strategy: Strategy, tree: PrefixTree, tenant: str | None = None
                 asked = advance(value)
             except StopIteration as end:
                 answer: Answer = end.value
-                return answer if shared is None else shared.end(answer)
+                is_answer = isinstance(answer, Answer)  # else the engine says what was expected
+                return answer if shared is None or not is_answer else shared.end(answer)
             sent: Sent = None
             try:
                 if shared is not None and isinstance(asked, Step):

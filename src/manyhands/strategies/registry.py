@@ -14,7 +14,7 @@ from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
 from manyhands.errors import BrokenTrace, InvalidRequest
-from manyhands.schema.plain import from_plain, to_plain
+from manyhands.schema.plain import from_plain, plain_fields
 
 Kind = TypeVar("Kind")
 
@@ -25,7 +25,7 @@ class Registry(Generic[Kind]):
     def __init__(self, tag: str) -> None:
         self.tag = tag
         self.kinds: dict[str, type[Kind]] = {}
-        self._may_be_missing: dict[type[Any], tuple[str, ...]] = {}  # fields, looked up once
+        self._may_be_missing: dict[type[Any], set[str]] = {}  # fields, looked up once
 
     def add(self, kind: type[Kind]) -> None:
         """Enter a kind. TypeError if another class has its name, or if a field is named as the tag."""
@@ -41,13 +41,24 @@ class Registry(Generic[Kind]):
     def to_line(self, value: Kind) -> dict[str, Any]:
         """The object as plain data: its name under the tag, then its fields.
 
-        A field that is None where None is its default is left out.
+        A field that is None where None is its default is left out. Numbers of other libraries become Python's own. Raises
+        InvalidRequest for what would not come back: a value that its field's annotation does not say, nan, an array in the
+        place of a number.
         """
-        kind: type[Any] = type(value)
-        line = {self.tag: kind.__name__, **to_plain(value)}
+        kind: Any = type(value)
+        line: dict[str, Any] = {self.tag: kind.__name__}
+        try:
+            for name, exact, write in plain_fields(kind):
+                found = getattr(value, name)
+                line[name] = found if type(found) in exact else write(found, name)
+        except TypeError as error:
+            raise InvalidRequest(
+                f"the {self.tag} {kind.__name__} does not fit its class: {error}",
+                hint="Fields are numbers, texts, None, and tuples, mappings and dataclasses of these, as they are annotated.",
+            ) from error
         if kind not in self._may_be_missing:
             optional = (field.name for field in fields(kind) if field.default is None)
-            self._may_be_missing[kind] = tuple(optional)
+            self._may_be_missing[kind] = line.keys() & set(optional)
         for name in self._may_be_missing[kind]:
             if line[name] is None:
                 del line[name]

@@ -44,6 +44,21 @@ class RunSpec:
     earlier: tuple[Message, ...] = ()
     prefill: str = ""
 
+    def __post_init__(self) -> None:
+        method: object = self.method
+        if not isinstance(method, Method):
+            raise InvalidRequest(
+                f"the method of a run is of type {type(method).__name__}; expected a Method",
+                hint='Write METHODS["hogwild"], for instance.',
+            )
+        settings: object = self.settings
+        if not isinstance(settings, Settings):
+            raise InvalidRequest(
+                f"the settings of a run are of type {type(settings).__name__}; expected {method.settings.__name__}",
+                hint=f"Write {method.settings.__name__}(...).",
+            )
+        _ = self.conversation  # one that cannot be refuses itself
+
     @property
     def conversation(self) -> Conversation:
         """The question, with the turns before it."""

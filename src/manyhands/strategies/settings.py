@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from manyhands.cache.layouts import HEADERS, LAYOUTS, MOVES
+from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import GREEDY, Choice
 from manyhands.errors import InvalidRequest
 from manyhands.schema.setting import as_found, check, is_whole, like, own_number, setting
@@ -50,7 +51,32 @@ def or_usual(given: _Kind | None, kind: type[_Kind]) -> _Kind:
     return found
 
 
+def checked_context(context: Any) -> int | None:
+    """The longest view that a method was told of, in tokens; None: no limit. Raises InvalidRequest for none of them."""
+    found = own_number(context)
+    if found is None or (is_whole(found) and found >= 1):
+        return found if found is None else int(found)
+    raise InvalidRequest(
+        f"context is {as_found(context)}; expected a whole number of tokens, 1 or more",
+        hint="Leave it out for a model without a limit.",
+    )
+
+
+def check_tree(tree: object) -> None:
+    """Raise InvalidRequest for what is no tree of prefixes."""
+    if not isinstance(tree, PrefixTree):
+        raise InvalidRequest(
+            f"a {type(tree).__name__} was given as a tree of prefixes; expected a PrefixTree",
+            hint="Give engine.prefixes.",
+        )
+
+
 def _check_stop(stop: tuple[str, ...]) -> None:
+    wrong = [each for each in stop if not isinstance(each, str)]
+    if wrong:
+        raise InvalidRequest(
+            f"stop has {as_found(wrong[0])}; expected texts", hint='Write stop=("first", ...).'
+        )
     if not all(stop):
         raise InvalidRequest("a text to stop at is empty", hint="Leave it out.")
 

@@ -28,9 +28,8 @@ repeats that.
 
 from __future__ import annotations
 
-import reprlib
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 
@@ -40,13 +39,14 @@ from manyhands.cache.prefixes import Lease, PrefixTree
 from manyhands.cache.step import Row
 from manyhands.cache.view import View
 from manyhands.errors import ContextTooLong, InvalidRequest
-from manyhands.schema.setting import is_number
+from manyhands.schema.setting import in_brief, is_number
 from manyhands.strategies.base import Answer, Reserve, Strategy, Work
 from manyhands.strategies.counted import CountedRun
 from manyhands.strategies.echo import Echo
 from manyhands.strategies.events import Event, TokenWritten, WorkerStopped
 from manyhands.strategies.leasing import take_lease
-from manyhands.strategies.settings import SharedSettings, or_usual
+from manyhands.strategies.own_words import own_words
+from manyhands.strategies.settings import SharedSettings, check_tree, checked_context, or_usual
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 from manyhands.text.grammar import Matcher
@@ -115,10 +115,19 @@ def shared_prefix(
     Its answer is a `Completions`. Raises ContextTooLong for a prompt that leaves no room to write, and
     InvalidRequest for a grammar that cannot be followed.
     """
-    settings = or_usual(settings, SharedSettings)
+    settings, context = or_usual(settings, SharedSettings), checked_context(context)
+    own_words(text)
+    if tree is not None:
+        check_tree(tree)
     if isinstance(prompts, str | Prompt):
         raise InvalidRequest(
             "one prompt was given where a list of prompts was expected", hint="Give [prompt]."
+        )
+    listed: object = prompts
+    if not isinstance(listed, Iterable):
+        raise InvalidRequest(
+            f"a {type(listed).__name__} was given where a list of prompts was expected",
+            hint="Give [prompt].",
         )
     given = [_prompt(prompt, text) for prompt in prompts]
     if not given:
@@ -144,10 +153,12 @@ def _prompt(prompt: str | Sequence[int] | Prompt, text: Text) -> Prompt:
     else:
         given = prompt.tokens if isinstance(prompt, Prompt) else prompt
         try:
+            if isinstance(given, bytes):
+                raise TypeError
             tokens = tuple(map(index, given))
         except TypeError as error:
             raise InvalidRequest(
-                f"a prompt is {reprlib.repr(given)}; expected a text, or token ids",
+                f"a prompt is {in_brief(given)}; expected a text, or token ids",
                 hint="Make them of a text with engine.text.encode(text).",
             ) from error
         prompt = replace(prompt, tokens=tokens) if isinstance(prompt, Prompt) else Prompt(tokens)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from typing import Any, Protocol
 
 from manyhands.errors import ContextTooLong, InvalidRequest, UnsupportedModel
 from manyhands.schema.conversation import ASSISTANT, SYSTEM, USER, Conversation
+from manyhands.schema.setting import in_brief
 from manyhands.text.clean import well_formed
 from manyhands.text.fewest import fewest_tokens, shares
 from manyhands.text.templates import TemplateFailed, render
@@ -232,7 +234,7 @@ class Text:
 
     def encode(self, text: str, *, opening: bool = False) -> tuple[int, ...]:
         """Ordinary text, without control tokens; `opening`: nothing stands before it."""
-        text = well_formed(text)
+        text = _well_formed(text)
         for cut in (lambda t: [t], self._cut, list):
             pieces = cut(text)
             tokens = self._join(pieces, opening)
@@ -246,9 +248,9 @@ class Text:
         If the model is a reasoning one, its thinking is open at the end. A model without a
         template gets the plain text and an empty line.
         """
+        message = _well_formed(message)
         if not self._frame:
             return self._beginning() + self.encode(message + "\n\n", opening=True)
-        message = well_formed(message)
         whole = self._raw(message.join(self._frame))
         if self._adds_no_control(whole, self._raw(_MESSAGE.join(self._frame)), [message]):
             return whole
@@ -372,10 +374,17 @@ class Text:
     # -- tokens to text ------------------------------------------------------------------------
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """The text of `tokens`; `special`: spell special tokens and think tags out."""
+        """The text of `tokens`; `special`: spell special tokens and think tags out. Raises InvalidRequest for what are no ids."""
+        if type(tokens) not in (list, tuple) or not _ARE_OWN.issuperset(map(type, tokens)):
+            tokens = _ids(tokens)
         if not special:
             tokens = [token for token in tokens if token not in self._hidden]
-        return self._decode(list(tokens))
+        try:
+            return self._decode(list(tokens))
+        except OverflowError as error:
+            raise InvalidRequest(
+                f"the tokens to decode are {in_brief(tokens)}; expected token ids", hint=_OF_A_TEXT
+            ) from error
 
     def lengths(self, *, special: bool = False) -> dict[int, int]:
         """Characters of `decode((token,), special=special)` by token, as far as they were looked up: to be filled by whoever asks."""
@@ -628,6 +637,34 @@ def _is_usual(tokenizer: Tokenizer, methods: Mapping[str, str]) -> bool:
         getattr(getattr(kind, name, None), "__module__", "") == place
         for name, place in methods.items()
     )
+
+
+_ARE_OWN = frozenset({int})
+_OF_A_TEXT = "Make them of a text with engine.text.encode(text)."
+
+
+def _ids(tokens: Iterable[Any]) -> list[int]:
+    """Token ids of any library as Python's own. Raises InvalidRequest for what are none."""
+    given: object = tokens
+    try:
+        if isinstance(given, str | bytes | Mapping):
+            raise TypeError
+        return [operator.index(token) for token in tokens]
+    except TypeError as error:
+        raise InvalidRequest(
+            f"the tokens to decode are {in_brief(given)}; expected token ids", hint=_OF_A_TEXT
+        ) from error
+
+
+def _well_formed(text: str) -> str:
+    """The text as valid Unicode. Raises InvalidRequest for what is no text."""
+    given: object = text
+    if not isinstance(given, str):
+        raise InvalidRequest(
+            f"a {type(given).__name__} was given to be encoded; expected a text",
+            hint='Write engine.text.encode("some text").',
+        )
+    return well_formed(text)
 
 
 @cache
