@@ -290,9 +290,8 @@ class Run:
             self.outcome = error
             self.enter(RunState.DONE)
             _forget_frames(error)
-        except (
-            BaseException
-        ) as error:  # an interrupt is everybody's, but the strategy that it met is over
+        except BaseException as error:
+            # An interrupt is everybody's, but the strategy that it met is over.
             self.enter(RunState.DONE)
             if isinstance(error, KeyboardInterrupt) or _is_in_main_thread():
                 raise
