@@ -181,6 +181,23 @@ def test_bodies_that_are_too_large(guarded: House) -> None:
         assert client.recv(100).startswith(b"HTTP/1.1 413")
 
 
+@pytest.mark.parametrize("length", ["Content-Length: 40960", "Transfer-Encoding: chunked"])
+def test_a_client_that_still_sends_a_large_body_reads_why_not(guarded: House, length: str) -> None:
+    is_chunked = length.endswith("chunked")
+    piece = b" " * 8192
+    with connected(guarded) as client:
+        client.sendall(head(guarded, length))
+        for _ in range(5):
+            time.sleep(0.05)  # the answer was sent behind the first ones
+            client.sendall(b"2000\r\n" + piece + b"\r\n" if is_chunked else piece)
+        client.sendall(b"0\r\n\r\n" if is_chunked else b"")
+        found = b""
+        while part := client.recv(65536):
+            found += part
+    assert found.startswith(b"HTTP/1.1 413")
+    assert b"body_too_large" in found
+
+
 def test_headers_that_are_too_many(guarded: House) -> None:
     many = [f"X-{n}: {n}" for n in range(10_000)]
     with connected(guarded) as client:

@@ -52,7 +52,9 @@ def or_usual(given: _Kind | None, kind: type[_Kind]) -> _Kind:
 
 def _check_stop(stop: tuple[str, ...]) -> None:
     if not all(stop):
-        raise InvalidRequest("a text to stop at is empty", hint="Leave it out.")
+        raise InvalidRequest(
+            "stop has an empty text; expected texts to stop at", hint="Leave it out."
+        )
 
 
 @dataclass(frozen=True)
