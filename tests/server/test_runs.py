@@ -170,6 +170,21 @@ def test_the_trace_is_a_trace(anna: httpx2.Client) -> None:
     assert trace.header["method"] == "hogwild"
 
 
+def test_the_trace_of_a_run_whose_prompt_was_found_is_whole(anna: httpx2.Client) -> None:
+    traces = []
+    for _ in range(2):
+        run = begun(anna, problem="5+6 and 7+8")
+        found = records(anna, run)
+        lines = [json.loads(line) for line in anna.get(f"/v1/runs/{run}/trace").text.splitlines()]
+        traces.append(parse_trace(lines))
+        usage = found[max(found)]["usage"]
+        prompt = usage["prompt_tokens"]
+        assert traces[-1].num_tokens > prompt, "it is replayed without the tree"
+        assert len(traces[-1].passes[0][0].feed) == prompt
+    assert usage["prompt_tokens_details"]["cached_tokens"] == prompt, "control"
+    assert traces[0].blocks == traces[1].blocks
+
+
 def test_a_run_is_ended(house: House, anna: httpx2.Client) -> None:
     run = begun(anna, budget=4000)
     records(anna, run, most=4)

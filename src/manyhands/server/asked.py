@@ -1,7 +1,8 @@
 """A request, understood: prompts and settings of plain decoding, or a method and its problem.
 
     asked = understand(CHAT, body, served)        InvalidField names what cannot be
-    handle = service.submit(asked.strategy(served, owner))
+    strategy, trace = asked.begin(served, owner)
+    handle = service.submit(strategy)
 
 A method is asked for by the model's alias (`NAME:hogwild-4`), or by the field `manyhands` of the body, which
 names the method and any of its settings; without either, the model just writes. Everything is checked here,
@@ -19,6 +20,8 @@ from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.load import Prompts
+from manyhands.replay.trace import record
+from manyhands.schema.lines import Line
 from manyhands.schema.openai import (
     CHAT,
     PLAIN,
@@ -54,6 +57,9 @@ from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import UNSAID, SharedSettings
 from manyhands.strategies.shared_prefix import Prompt, shared_prefix
 from manyhands.text import Text
+
+Begun = tuple[Strategy, list[Line]]
+"""A strategy at its beginning, and the lines of its trace, which come while it runs; of plain decoding none."""
 
 _MOST_OF_RESPONSE = "max_output_tokens"  # the field that bounds the tokens of a response
 
@@ -101,7 +107,7 @@ class Asked:
     samples: int = 1
     num_prompt_tokens: int = 0
     warning: str | None = None  # to the one who asked
-    made: tuple[Strategy, ...] = field(default=(), compare=False, repr=False)  # one for each run
+    made: tuple[Begun, ...] = field(default=(), compare=False, repr=False)  # one for each run
 
     def runs(self) -> tuple[Asked, ...]:
         """The same, run by run: one, or of a method one for each choice. They share their prompt."""
@@ -112,18 +118,33 @@ class Asked:
 
     def with_strategies(self, served: Served, owner: str) -> Asked:
         """The same with all strategies made. That encodes the prompts of methods, so the event loop leaves it to a thread."""
-        return replace(self, made=tuple(each.strategy(served, owner) for each in self.runs()))
+        return replace(self, made=tuple(each.begin(served, owner) for each in self.runs()))
 
-    def strategy(self, served: Served, owner: str) -> Strategy:
-        """The strategy at its beginning. What it reads is shared with the same owner alone."""
+    def begin(self, served: Served, owner: str) -> Begun:
+        """The strategy at its beginning. What it reads is shared with the same owner alone.
+
+        A trace has as many lines at most as events are kept. It is that of a run that shares nothing: what lies in the
+        tree's blocks stands in no trace.
+        """
         if self.made:
             return self.made[0]
+        trace: list[Line] = []
         if self.spec is not None:
-            return share_prompt(self.spec.strategy(served.text), served.tree, owner)
+            most, header = served.limits.run_events, {"model": served.name, **self.spec.to_plain()}
+
+            def write(line: Line) -> None:
+                if len(trace) < most:
+                    trace.append(line)
+
+            recorded = record(self.spec.strategy(served.text), header, write)
+            return share_prompt(recorded, served.tree, owner), trace
         assert self.settings is not None, "a request asks for a method, or for plain decoding"
         settings = replace(self.settings, tenant=owner)
-        return shared_prefix(
-            self.prompts, served.text, settings, tree=served.tree, context=served.context
+        return (
+            shared_prefix(
+                self.prompts, served.text, settings, tree=served.tree, context=served.context
+            ),
+            trace,
         )
 
     @property
