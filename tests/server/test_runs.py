@@ -14,7 +14,7 @@ import pytest
 from manyhands.replay.trace import parse_trace
 from manyhands.server.records import account_of
 from manyhands.strategies.events import from_line
-from tests.server.house import House, Model, make_house, running, soon
+from tests.server.house import TEXT, House, Model, make_house, running, soon
 
 KEYS = ("first-key-of-two", "second-key-of-two")
 
@@ -168,6 +168,7 @@ def test_the_trace_is_a_trace(anna: httpx2.Client) -> None:
     trace = parse_trace(lines)
     assert trace.is_complete
     assert trace.header["method"] == "hogwild"
+    assert trace.header["vocabulary"] == TEXT.vocabulary
 
 
 def test_the_trace_of_a_run_whose_prompt_was_found_is_whole(anna: httpx2.Client) -> None:

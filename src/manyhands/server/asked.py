@@ -130,13 +130,15 @@ class Asked:
             return self.made[0]
         trace: list[Line] = []
         if self.spec is not None:
-            most, header = served.limits.run_events, {"model": served.name, **self.spec.to_plain()}
+            most, text = served.limits.run_events, served.text
+            named = {"model": served.name, "vocabulary": text.vocabulary}
+            header = {**named, **self.spec.to_plain()}
 
             def write(line: Line) -> None:
                 if len(trace) < most:
                     trace.append(line)
 
-            recorded = record(self.spec.strategy(served.text), header, write)
+            recorded = record(self.spec.strategy(text), header, write)
             return share_prompt(recorded, served.tree, owner), trace
         assert self.settings is not None, "a request asks for a method, or for plain decoding"
         settings = replace(self.settings, tenant=owner)
