@@ -67,7 +67,7 @@ def test_keys_come_from_three_places(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.delenv(KEY_VARIABLE)
     assert not keys_of(ServeOptions())
     file.write_bytes(b"\xff")
-    with pytest.raises(InvalidRequest, match="cannot be read"):
+    with pytest.raises(InvalidRequest, match="is not UTF-8 text"):
         keys_of(ServeOptions(api_key_file=file))
 
 

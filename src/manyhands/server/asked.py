@@ -12,7 +12,7 @@ thread beside the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,6 +49,7 @@ from manyhands.strategies.requests import (
     CompletionSpec,
     Defaults,
     aliases,
+    placed,
     prompts_of,
     read_model,
     spec_of,
@@ -168,7 +169,7 @@ def understand(url: str, body: object, served: Served) -> Asked:
         assert isinstance(request, ResponsesBody), f"{url} makes text"
         return _response(request, served)
     except InvalidRequest as error:
-        raise _placed(error, BODIES[url].model_fields) from error
+        raise placed(error, BODIES[url].model_fields) from error
 
 
 def understand_run(body: object, served: Served) -> Asked:
@@ -333,11 +334,3 @@ def tokens_of(messages: Sequence[Mapping[str, Any]], served: Served) -> tuple[in
     """Messages in the model's chat template, in tokens."""
     request = read_shape(ChatBody, {"messages": list(messages)})
     return prompts_of(request, served.text)[0].tokens
-
-
-def _placed(error: InvalidRequest, names: Collection[str]) -> InvalidRequest:
-    """An error of settings, with the field of the request that it speaks of as its place."""
-    name = str(error).partition(" ")[0]
-    if isinstance(error, InvalidField) or type(error) is not InvalidRequest or name not in names:
-        return error
-    return InvalidField(str(error), param=name, hint=error.hint)
