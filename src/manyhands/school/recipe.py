@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from manyhands.errors import InvalidRequest, ModelNotFound
 from manyhands.model.settings import DTYPES
-from manyhands.prompts.load import TABLES, Prompts
+from manyhands.prompts.load import TABLES, Prompts, model_prompts
 from manyhands.replay.settings import TrainSettings
 from manyhands.replay.trace import Trace, read_trace
 from manyhands.schema.plain import from_plain
@@ -133,10 +133,14 @@ Table = TypeVar("Table")
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """A recipe, read and checked. It has a curriculum, or traces, or both."""
+    """A recipe, read and checked. It has a curriculum, or traces, or both.
+
+    `words` are its tables of words as they stand there, `prompts` what comes of them.
+    """
 
     folder: Path
     model: ModelTable
+    words: Mapping[str, Any]
     prompts: Prompts
     curriculum: Curriculum | None
     parts: PartsMix
@@ -144,6 +148,16 @@ class Recipe:
     reading: ReadingTable | None
     lora: LoraTable
     training: TrainSettings
+
+    def in_words_of_start(self) -> Recipe:
+        """The same, with all words that it leaves out as the model, or the adapter, has them from which it starts.
+
+        Raises ModelNotFound if there is no such model, InvalidRequest for words in it that cannot be used.
+        """
+        if not self.model.start:
+            return self
+        own = model_prompts(self.model.start, self.lora.start or None)
+        return replace(self, prompts=_prompts(self.words, own))
 
     def load(self, device: str = "auto") -> tuple[ModelAdapter, Any]:
         """The model to train, with its adapter if it gets one, and its tokenizer.
@@ -291,7 +305,7 @@ def _config(described: Mapping[str, Any], tokenizer: Any) -> Any:
 def read_recipe(path: Path) -> Recipe:
     """Read and check a recipe file."""
     tables = read_toml(path, f"the recipe {path}")
-    kinds = {field.name for field in fields(Recipe)} - {"folder", "prompts"} | set(TABLES)
+    kinds = {each.name for each in fields(Recipe)} - {"folder", "words", "prompts"} | set(TABLES)
     for name in tables:
         if name not in kinds:
             raise InvalidRequest(
@@ -303,12 +317,12 @@ def read_recipe(path: Path) -> Recipe:
         raise InvalidRequest(
             "the recipe mixes [parts] into [traces]", hint="[parts] belong to a [curriculum]"
         )
+    words = {name: table for name, table in tables.items() if name in TABLES}
     return Recipe(
         folder=path.parent,
         model=_filled(ModelTable, tables.get("model", {}), "model"),
-        prompts=Prompts(
-            **{name: _filled(TABLES[name], tables.get(name, {}), name) for name in TABLES}
-        ),
+        words=words,
+        prompts=_prompts(words, Prompts()),
         curriculum=_filled(Curriculum, tables["curriculum"], "curriculum")
         if "curriculum" in tables
         else None,
@@ -322,8 +336,17 @@ def read_recipe(path: Path) -> Recipe:
     )
 
 
-def _filled(kind: type[Table], values: object, table: str) -> Table:
-    """The dataclass of a table, its values checked against the types of its fields."""
+def _prompts(words: Mapping[str, Any], own: Prompts) -> Prompts:
+    """These words; what they leave out is as in `own`."""
+    tables = {
+        name: _filled(TABLES[name], words.get(name, {}), name, getattr(own, name))
+        for name in TABLES
+    }
+    return Prompts(**tables)
+
+
+def _filled(kind: type[Table], values: object, table: str, own: Table | None = None) -> Table:
+    """The dataclass of a table, its values checked against the types of its fields; else they are those of `own`."""
     types = get_type_hints(kind)
     hint = f"[{table}] has: {', '.join(sorted(types))}."
     if not isinstance(values, dict):
@@ -337,6 +360,6 @@ def _filled(kind: type[Table], values: object, table: str) -> Table:
         except TypeError as error:
             raise InvalidRequest(str(error), hint=hint) from error
     try:
-        return kind(**given)
+        return kind(**(given if own is None else {**vars(own), **given}))
     except TypeError as error:
         raise InvalidRequest(f"[{table}] is incomplete: {error}", hint=hint) from error
