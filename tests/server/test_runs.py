@@ -186,6 +186,26 @@ def test_the_trace_of_a_run_whose_prompt_was_found_is_whole(anna: httpx2.Client)
     assert traces[0].blocks == traces[1].blocks
 
 
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"problem": " "}, "problem", "the problem is empty, expected some text"),
+        ({"workers": "3"}, "workers", "workers is '3'; expected a whole number"),
+        ({"foo": 1}, "foo", "body has a field 'foo' that TeamSettings do not have"),
+        ({"insertions": []}, "insertions", "insertions can be chosen in Python alone"),
+        ({"method": "none"}, "method", "method is 'none'"),
+        ({"budget": 10**8}, "budget", "the request may write 200000000 tokens"),
+    ],
+)
+def test_mistakes_are_named_as_a_run_names_its_fields(
+    anna: httpx2.Client, body: dict[str, Any], param: str, said: str
+) -> None:
+    answer = anna.post("/v1/runs", json={"problem": "3+4", **body})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert error["message"].startswith(said)
+
+
 def test_a_run_is_ended(house: House, anna: httpx2.Client) -> None:
     run = begun(anna, budget=4000)
     records(anna, run, most=4)

@@ -187,9 +187,20 @@ def understand_run(body: object, served: Served) -> Asked:
         options["method"] = request.method or method_named_by(options) or "hogwild"
     said = [{"role": "user", "content": request.problem}]
     chat = ChatBody(model=request.model, messages=said)  # type: ignore[arg-type]  # pydantic makes them
-    spec = _spec(chat, options, served)
-    assert isinstance(spec, RunSpec), "a method is named"
-    return _with_spec(RUNS, request.model or served.name, spec, served)
+    try:
+        spec = _spec(chat, options, served)
+        assert isinstance(spec, RunSpec), "a method is named"
+        return _with_spec(RUNS, request.model or served.name, spec, served)
+    except InvalidField as error:
+        raise _of_run(error) from error
+
+
+def _of_run(error: InvalidField) -> InvalidField:
+    """The mistake by the name that its field has in a run: one object holds problem and settings."""
+    others = {"messages": "problem", "max_tokens": "budget"}
+    param = others.get(error.param, error.param.removeprefix("manyhands."))
+    said = str(error).replace("manyhands has a field", "body has a field", 1)
+    return InvalidField(said.removeprefix("manyhands."), param=param, hint=error.hint)
 
 
 def _chat(request: ChatBody, served: Served) -> Asked:
