@@ -62,6 +62,8 @@ from manyhands.text import Text
 Begun = tuple[Strategy, list[Line]]
 """A strategy at its beginning, and the lines of its trace, which come while it runs; of plain decoding none."""
 
+# How a response calls what a chat calls otherwise.
+_FIELDS_OF_RESPONSE = {"messages": "input", "reasoning_effort": "reasoning.effort"}
 _MOST_OF_RESPONSE = "max_output_tokens"  # the field that bounds the tokens of a response
 
 
@@ -255,10 +257,12 @@ def _response(request: ResponsesBody, served: Served) -> Asked:
     try:
         return replace(_chat(chat, served), url=RESPONSES)
     except InvalidField as error:
-        if error.param != chat.most_by:
+        others = {chat.most_by: _MOST_OF_RESPONSE, **_FIELDS_OF_RESPONSE}
+        if error.param not in others:
             raise
-        message = str(error).replace(chat.most_by, _MOST_OF_RESPONSE)
-        raise InvalidField(message, param=_MOST_OF_RESPONSE, hint=error.hint) from error
+        own = others[error.param]
+        message = str(error).replace(error.param, own)
+        raise InvalidField(message, param=own, hint=error.hint) from error
 
 
 def _decoded(
