@@ -162,6 +162,24 @@ def test_the_own_page_may_post(guarded: House) -> None:
     assert post(guarded, body(), **given).status_code == 200
 
 
+def test_a_page_of_a_named_site_may_use_a_client_with_headers_of_its_own() -> None:
+    place = Place("127.0.0.1", 0, drain=0.0, log=False, origins=("https://page.example",))
+    asked = "authorization,content-type,openai-beta,x-stainless-lang,x-stainless-retry-count"
+    given = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": asked,
+    }
+    with running(make_house(), place) as house:
+        for origin, status in (("https://page.example", 200), ("https://other.example", 400)):
+            answer = httpx2.options(f"{house.url}{CHAT}", headers={"Origin": origin, **given})
+            assert answer.status_code == status
+            named = answer.headers.get("access-control-allow-origin")
+            assert named == (origin if status == 200 else None)
+        allowed = post(house, body(), Origin="https://page.example")
+        assert allowed.status_code == 200
+        assert "x-manyhands-run" in allowed.headers["access-control-expose-headers"]
+
+
 def head(house: House, *lines: str) -> bytes:
     host = house.url.removeprefix("http://")
     own = [f"POST {CHAT} HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {KEY}"]
