@@ -199,7 +199,7 @@ def _alternatives(texts: list[str]) -> str:
 
 
 def _in_one_line(message: str) -> str:
-    """What the library says: its first line, and the reason where that stands below a picture of the place."""
+    """A message of the library: its first line, and the reason where that stands below a picture of the place."""
     first, *others = message.strip().splitlines() or [""]
     reasons = [line.removeprefix("error:") for line in others if line.startswith("error:")]
     return (first + reasons[0] if first.endswith(":") and reasons else first)[:300]
