@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -354,6 +355,29 @@ def test_a_move_that_fails_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> No
             monkeypatch.setattr(Memory, "move", right)
         results.append(feed(each, range(5), *blocks))
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, [Row(View([Block()]), (1,))], View([Block()])])
+def test_what_is_no_step_no_run_and_no_trace_is_named(wrong: Any) -> None:
+    engine = small_engine()
+    kind = f"a {type(wrong).__name__} was given; expected a"
+    with pytest.raises(InvalidRequest, match=f"{kind} Step") as found:
+        engine.forward(wrong)
+    assert found.value.hint == "Write Step([Row(view, feed), ...])."
+    with pytest.raises(InvalidRequest, match=f"{kind} Merged"):
+        engine.replay(wrong)
+    with pytest.raises(InvalidRequest, match=f"{kind} Trace"):
+        engine.restore(wrong, wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, TEXT.tokenizer])
+def test_what_is_no_model_is_named(wrong: Any) -> None:
+    kind = f"a {type(wrong).__name__} was given as a model; expected a folder"
+    with pytest.raises(InvalidRequest, match=kind):
+        Engine.load(wrong, device="cpu")
+    for name in ("lora", "cache"):
+        with pytest.raises(InvalidRequest, match=f"{name} is 3; expected the path of a folder"):
+            Engine.load("bundled", device="cpu", **{name: 3})
 
 
 def test_an_unknown_backend_is_refused() -> None:

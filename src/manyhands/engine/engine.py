@@ -166,6 +166,7 @@ class Engine:
         InvalidRequest, OutOfMemory.
         """
         settings = model if isinstance(model, ModelSettings) else ModelSettings(model, **choices)
+        _check_model(settings.model)
         templates.start()  # it gets ready while the model is loaded
         executor: Executor
         if num_ranks(settings) == 1:
@@ -225,6 +226,7 @@ class Engine:
 
         Each row's feed is appended to its own block. If this raises, no block has changed.
         """
+        _check_given(step, Step, "Write Step([Row(view, feed), ...]).")
         with self.inside:
             self._scheduler.check_between_passes()
             self._scheduler.settle()  # tokens of its own that an interrupt has kept from it
@@ -237,6 +239,7 @@ class Engine:
 
         `replay.forward.merge_trace` makes `merged` of a trace. No block is touched.
         """
+        _check_given(merged, Merged, "Make it of a trace: replay.forward.merge_trace(trace).")
         with self.inside:
             return self.executor.replay(merged, rows)
 
@@ -274,6 +277,7 @@ class Engine:
         See `engine/restore.py`. `RunSpec.from_plain(trace.header).strategy(text)` makes it.
         `write` is given the lines that continue the trace.
         """
+        _check_given(trace, Trace, "Read one: replay.trace.read_trace(path).")
         with self.inside:
             return restore(strategy, trace, self.executor, self.pool, write=write)
 
@@ -542,6 +546,23 @@ class Engine:
                 "no token is left to choose from: the whole vocabulary is forbidden",
                 hint="Forbid fewer tokens.",
             )
+
+
+def _check_given(value: object, kind: type[Any], hint: str) -> None:
+    if not isinstance(value, kind):
+        raise InvalidRequest(
+            f"a {type(value).__name__} was given; expected a {kind.__name__}", hint=hint
+        )
+
+
+def _check_model(model: object) -> None:
+    if isinstance(model, str | Path) or callable(getattr(model, "forward", None)):
+        return
+    raise InvalidRequest(
+        f"a {type(model).__name__} was given as a model; expected a folder, a GGUF file, a name on the "
+        "Hugging Face hub, or a network",
+        hint='"bundled" is the small model that comes with manyhands.',
+    )
 
 
 def _words_of(settings: ModelSettings) -> Prompts:

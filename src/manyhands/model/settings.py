@@ -10,10 +10,11 @@ heavy is imported: an option that cannot be is refused before torch is loaded.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, Literal, get_args
 
 from manyhands.errors import InvalidRequest
-from manyhands.schema.setting import check, setting
+from manyhands.schema.setting import as_found, check, setting
 
 Weights = Literal["auto", "dummy"]
 Quantise = Literal["auto", "none", "fp16", "fp8", "int4"]
@@ -172,6 +173,10 @@ class ModelSettings:
     def __post_init__(self) -> None:
         check(self)
         check_named(self.model)
+        for name in ("lora", "cache"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str | PathLike):
+                raise InvalidRequest(f"{name} is {as_found(value)}; expected the path of a folder")
         if self.cache is not None and not str(self.cache).strip():
             raise InvalidRequest(
                 "cache is empty; expected a folder", hint="give one, or leave it out"
