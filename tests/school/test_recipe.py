@@ -228,9 +228,18 @@ def test_text_and_traces_are_mixed_into_a_curriculum(tmp_path):
     assert isinstance(lessons, Mixed)
     assert lessons.shares == pytest.approx([0.45, 0.3, 0.25])
     assert [type(kind) for kind in lessons.kinds] == [Simulated, Recorded, Reading]
-    (tmp_path / "b.jsonl").write_text('{"words": 1}')
-    with pytest.raises(InvalidRequest, match=r"b\.jsonl cannot be read as text"):
-        recipe.lessons(list_text())
+    for wrong, said in (
+        (b'{"words": 1}', r"line 1 of .*b\.jsonl has no text"),
+        (b'{"text": "a"}\n{"text": null}', r"line 2 of .*b\.jsonl has no text"),
+        (b'{"text": "a"}\n\n[', r"line 3 of .*b\.jsonl is not JSON"),
+        (b"[" * 100_000, r"line 1 of .*b\.jsonl is not JSON"),
+        (b'{"text": "\xff"}', r"b\.jsonl is not UTF-8 text \(byte 10\)"),
+    ):
+        (tmp_path / "b.jsonl").write_bytes(wrong)
+        with pytest.raises(InvalidRequest, match=said):
+            recipe.lessons(list_text())
+    (tmp_path / "b.jsonl").write_text('{"text": "a\u2028b\u0085c"}\n', encoding="utf-8")
+    assert len(recipe.lessons(list_text()).kinds) == 3, "these signs end no line of JSON"
 
 
 @pytest.mark.parametrize(

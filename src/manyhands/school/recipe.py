@@ -277,14 +277,30 @@ def _texts_of(path: Path) -> list[str]:
     """The texts of one file."""
     try:
         whole = path.read_text(encoding="utf-8")
-        if path.suffix != ".jsonl":
-            return [whole]
-        return [str(json.loads(line)["text"]) for line in whole.splitlines() if line.strip()]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path} is not UTF-8 text (byte {error.start})") from error
+    if path.suffix != ".jsonl":
+        return [whole]
+    lines = whole.split("\n")  # no other sign ends a line of JSON
+    return [
+        _text_of(line, f"line {at} of {path}") for at, line in enumerate(lines, 1) if line.strip()
+    ]
+
+
+def _text_of(line: str, where: str) -> str:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{where} is not JSON: {error}") from error
+    text = found.get("text") if isinstance(found, dict) else None
+    if not isinstance(text, str):
         raise InvalidRequest(
-            f"{path} cannot be read as text: {error!r}",
-            hint='expected UTF-8; a .jsonl file has one {"text": ...} a line',
-        ) from error
+            f'{where} has no text; expected an object with the key "text"',
+            hint='write one {"text": "..."} a line',
+        )
+    return text
 
 
 def _config(described: Mapping[str, Any], tokenizer: Any) -> Any:
