@@ -223,6 +223,23 @@ def test_headers_that_are_too_many(guarded: House) -> None:
         assert client.recv(100).startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.parametrize(
+    ("target", "headers"),
+    [
+        ("/health", f"X-Long: {'a' * 9000}"),
+        ("/health", "\r\n".join(["X-Many: a"] * 900)),
+        (f"/health?{'a' * 9000}", "X-Short: a"),
+    ],
+)
+def test_headers_that_are_too_long_and_come_at_once(
+    guarded: House, target: str, headers: str
+) -> None:
+    host = guarded.url.removeprefix("http://")
+    head = f"GET {target} HTTP/1.1\r\nHost: {host}\r\n{headers}\r\nConnection: close\r\n\r\n"
+    status, told = raw(guarded, head.encode())
+    assert (status, b"bad_http" in told) == (400, True)
+
+
 def test_what_is_no_http(guarded: House) -> None:
     for wrong in (b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"):
         status, told = raw(guarded, wrong + b"\r\n\r\n")

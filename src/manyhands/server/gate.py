@@ -100,6 +100,7 @@ class Gate:
 
     def _let_in(self, scope: Scope, headers: _Headers) -> str:
         """The owner of a request. Raises a Refusal for one that may not come in."""
+        self._check_length(scope)
         self._check_host(headers)
         method, path = scope["method"], scope["path"]
         is_reading = method in ("GET", "HEAD", "OPTIONS")
@@ -116,6 +117,17 @@ class Gate:
         if method in ("POST", "PUT", "PATCH"):
             self._check_body(headers)
         return owner or ""
+
+    def _check_length(self, scope: Scope) -> None:
+        """A limit of headers that came in one piece: the connection counts those alone that it has to wait for."""
+        target = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
+        size = target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+        if size > self.limits.header_bytes:
+            raise Refusal(
+                400,
+                f"the request's headers are larger than {self.limits.header_bytes} bytes",
+                code="bad_http",
+            )
 
     def _check_host(self, headers: _Headers) -> None:
         if self.hosts is None:
