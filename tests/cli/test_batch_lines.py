@@ -16,7 +16,7 @@ from manyhands.cli.batch_lines import (
     understand,
 )
 from manyhands.errors import ContextTooLong, InvalidRequest
-from manyhands.schema.openai import CHAT, PLAIN
+from manyhands.schema.openai import CHAT, PLAIN, InvalidField
 from manyhands.strategies.requests import Defaults
 from manyhands.strategies.settings import SharedSettings
 from manyhands.strategies.shared_prefix import Completion, Completions, Prompt
@@ -75,12 +75,25 @@ def test_what_is_left_out_is_as_in_the_api() -> None:
             {"body": {"messages": HELLO, "manyhands": {"insertions": []}}},
             "body has a field 'manyhands' that is not known",
         ),
+        (
+            {"body": {"messages": HELLO, "model": "any:hogwild-2"}},
+            "model is 'any:hogwild-2', which asks for the method hogwild",
+        ),
+        ({"body": {"messages": HELLO, "temperature": 200}}, "temperature is 200.0; expected 0 to"),
     ],
 )
 def test_lines_that_ask_for_something_else(change: dict[str, Any], said: str) -> None:
     line = {"custom_id": "a", "url": CHAT, "body": {"messages": HELLO}, **change}
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidField, match=said) as found:
         understand(line, 1, TEXT, DEFAULTS, isolate=False)
+    assert found.value.param == said.partition(" ")[0] or found.value.param == "manyhands"
+
+
+@pytest.mark.parametrize(
+    "model", ["a:7b", "a:hogwild-2:b", "hogwild", "a:hogwildly", "a:hogwild-x"]
+)
+def test_names_with_colons_are_names(model: str) -> None:
+    assert request(model=model).custom_id == "a"
 
 
 @pytest.mark.parametrize(

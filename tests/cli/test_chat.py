@@ -42,7 +42,7 @@ def test_a_turn_has_all_turns_before_it() -> None:
     assert second.earlier == (Message("user", "2+3?"), Message("assistant", "5."))
     assert second.context == 512
     one.replied(second, "10.")
-    assert one.obey("/undo") == "1 turns are left"
+    assert one.obey("/undo") == "1 turn is left"
     assert one.turns == list(second.earlier)
     one.obey("/reset")
     assert one.turns == []

@@ -42,7 +42,8 @@ def refused(*arguments: str) -> str:
 def test_what_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     assert "there is no API key" in refused("--host", "0.0.0.0")
     assert "an API key has 5 characters" in refused("--api-key", "short")
-    assert "cannot be read" in refused("--api-key-file", str(tmp_path / "none"))
+    missing = refused("--api-key-file", str(tmp_path / "none"))
+    assert "cannot be read: No such file or directory" in missing
     empty = tmp_path / "empty"
     empty.write_text("# no key yet\n\n")
     assert "holds no key" in refused("--api-key-file", str(empty))
@@ -66,7 +67,7 @@ def test_keys_come_from_three_places(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.delenv(KEY_VARIABLE)
     assert not keys_of(ServeOptions())
     file.write_bytes(b"\xff")
-    with pytest.raises(InvalidRequest, match="cannot be read"):
+    with pytest.raises(InvalidRequest, match="is not UTF-8 text"):
         keys_of(ServeOptions(api_key_file=file))
 
 

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from manyhands.cli import main
 from manyhands.model.quiet import quiet
+from manyhands.prompts import model_prompts
 from manyhands.replay.gradients import Learned
 from manyhands.replay.lessons import Batch
 from manyhands.replay.train import Training
@@ -83,6 +84,15 @@ def test_a_recipe_becomes_a_model(cli: Cli, recipe: Path, tmp_path: Path) -> Non
     cli("solve", "2 + 3", "--model", out, "--budget", 2, "--transcript", run, "--no-reply")
     assert json.loads(run.read_text().splitlines()[0])["prompt"]["rules"].endswith("{problem}")
     assert "count" in json.loads(run.read_text().splitlines()[0])["prompt"]["rules"]
+
+
+def test_a_further_training_keeps_the_words(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    made, further = tmp_path / "made", tmp_path / "further.toml"
+    assert cli("train", recipe, "--out", made, "--device", "cpu").exit_code == 0
+    further.write_text(f'[model]\nstart = "{made}"\n[traces]\nfiles = ["runs/*.jsonl"]\n{TRAINING}')
+    done = cli("train", further, "--out", tmp_path / "again", "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert model_prompts(tmp_path / "again").team.rules == "{names} count.\n{problem}"
 
 
 def test_a_training_goes_on_where_it_was(cli: Cli, recipe: Path, tmp_path: Path) -> None:

@@ -358,6 +358,29 @@ def test_a_move_that_fails_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize("wrong", [None, 3, [Row(View([Block()]), (1,))], View([Block()])])
+def test_what_is_no_step_no_run_and_no_trace_is_named(wrong: Any) -> None:
+    engine = small_engine()
+    kind = f"a {type(wrong).__name__} was given"
+    with pytest.raises(InvalidRequest, match=f"{kind} as a step; expected a Step") as found:
+        engine.forward(wrong)
+    assert found.value.hint == "Write Step([Row(view, feed), ...])."
+    with pytest.raises(InvalidRequest, match=f"{kind} to be replayed; expected a Merged"):
+        engine.replay(wrong)
+    with pytest.raises(InvalidRequest, match=f"{kind} to be restored; expected a Trace"):
+        engine.restore(wrong, wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, TEXT.tokenizer])
+def test_what_is_no_model_is_named(wrong: Any) -> None:
+    kind = f"the model is of type {type(wrong).__name__}; expected a folder"
+    with pytest.raises(InvalidRequest, match=kind):
+        Engine.load(wrong, device="cpu")
+    for name in ("lora", "cache"):
+        with pytest.raises(InvalidRequest, match=f"{name} is of type int; expected a folder"):
+            Engine.load("bundled", device="cpu", **{name: 3})
+
+
 def test_an_unknown_backend_is_refused() -> None:
     expected = "backend is 'fast'; expected one of auto, triton, torch, reference"
     with pytest.raises(InvalidRequest, match=expected):

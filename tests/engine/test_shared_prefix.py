@@ -386,7 +386,7 @@ def test_a_message_is_put_into_the_template() -> None:
         ({"samples": 0}, "samples is 0; expected 1 or more"),
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"rows": -1}, "rows is -1"),
-        ({"stop": ("a", "")}, "a text to stop at is empty"),
+        ({"stop": ("a", "")}, "stop has an empty text"),
     ],
 )
 def test_wrong_settings(given: dict[str, object], said: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from manyhands.errors import BrokenTrace
 from manyhands.evaluation.groups import grouped
-from manyhands.evaluation.listing import listed, verdict_of, worst_first
+from manyhands.evaluation.listing import in_order, listed, verdict_of, worst_first
 from manyhands.evaluation.record import Record, keep_trace, read_results
 from manyhands.evaluation.report import write_report
 from manyhands.evaluation.summary import Summary
@@ -53,6 +53,23 @@ def test_answers_of_all_methods_to_a_sample_stand_together(tmp_path: Path) -> No
     assert lines[-1].answer == "OutOfMemory: no room"
     assert len(lines[4].answer) == 160
     assert (lines[0].gold, lines[0].answer, lines[0].passes) == ("2", "2", 8)
+
+
+def test_any_names_have_an_order() -> None:
+    names = [
+        "hogwild-16",
+        "hogwild-4",
+        "hogwild",
+        "\u00b2",
+        "\u0663",
+        "7",
+        "9" * 5000,
+        "7\u00b2",
+        "",
+    ]
+    assert sorted(names, key=in_order) == [
+        "", "7", "7\u00b2", "9" * 5000, "hogwild", "hogwild-4", "hogwild-16", "\u00b2", "\u0663"
+    ]  # fmt: skip
 
 
 def test_groups_are_of_the_first_fact_that_differs(tmp_path: Path) -> None:

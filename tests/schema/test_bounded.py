@@ -46,7 +46,7 @@ def test_a_number_with_more_digits_than_python_reads(tmp_path: Path) -> None:
 
 
 def test_a_device_without_an_end_holds_no_keys() -> None:
-    with pytest.raises(InvalidRequest, match="cannot be read as text"):
+    with pytest.raises(InvalidRequest, match="cannot be read: it has more than"):
         keys_of(ServeOptions(api_key_file=Path("/dev/zero")))
 
 

@@ -59,8 +59,8 @@ class Small:
     [
         ({"workers": 0}, "workers is 0; expected 1 to 256"),
         ({"workers": 257}, "workers is 257; expected 1 to 256"),
-        ({"workers": None}, "workers is None; expected 1 to 256"),
-        ({"workers": "2"}, "workers is '2'; expected 1 to 256"),
+        ({"workers": None}, "workers is None; expected a whole number, 1 to 256"),
+        ({"workers": "2"}, "workers is '2'; expected a whole number, 1 to 256"),
         ({"every": -1}, "every is -1; expected 0 (never) or more tokens"),
         ({"share": 0.0}, "share is 0.0; expected above 0, at most 1"),
         ({"share": math.nan}, "share is nan; expected above 0, at most 1"),
@@ -71,7 +71,7 @@ class Small:
         ({"memory": 0}, "memory is 0; expected 1 or more"),
         ({"memory": math.inf}, "memory is inf; expected 1 or more"),
         ({"workers": 2.0}, "workers is 2.0; expected a whole number, 1 to 256"),
-        ({"workers": (2,)}, "workers is (2,); expected 1 to 256"),
+        ({"workers": (2,)}, "workers is (2,); expected a whole number, 1 to 256"),
         ({"workers": True}, "workers is True; expected a whole number, 1 to 256"),
         ({"memory": 1e3}, "memory is 1000.0; expected a whole number, 1 or more"),
         ({"memory": True}, "memory is True; expected a whole number, 1 or more"),
@@ -97,7 +97,7 @@ class Small:
         ({"snapshots": HUGE}, f"snapshots is {LONG}; expected a tuple of them"),
         (
             {"share": (HUGE,)},
-            "share is a tuple with a number of too many digits; expected above 0, at most 1",
+            "share is a tuple with a number of too many digits; expected a number, above 0, at most 1",
         ),
         ({"reply": HUGE}, f"reply is {LONG}; expected True or False"),
         ({"layout": HUGE}, f"layout is {LONG}; expected one of " + ", ".join(LAYOUTS)),
@@ -142,8 +142,14 @@ def test_what_is_listed_in_another_way_is_a_tuple() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"workers": np.array([2, 3])}, r"workers is array\(\[2, 3\]\); expected 1 to 256"),
-        ({"workers": torch.tensor([2, 3])}, r"workers is tensor\(\[2, 3\]\); expected 1 to 256"),
+        (
+            {"workers": np.array([2, 3])},
+            r"workers is array\(\[2, 3\]\); expected a whole number, 1 to 256",
+        ),
+        (
+            {"workers": torch.tensor([2, 3])},
+            r"workers is tensor\(\[2, 3\]\); expected a whole number, 1 to 256",
+        ),
         ({"lengths": np.array(3)}, r"lengths is array\(3\); expected a tuple of them"),
         ({"snapshots": np.array([[1, 2]])}, r"snapshots has array\(\[1, 2\]\); expected a whole"),
         ({"sizes": 3}, "sizes is 3; expected a tuple of them"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tokenizers import normalizers
 
 from manyhands import bundled
 from manyhands.errors import BrokenTrace, InvalidRequest, UnsupportedModel
+from manyhands.prompts import Prompts, model_prompts
 from manyhands.replay.lessons import Mixed, Reading, Recorded
 from manyhands.replay.trace import record
 from manyhands.school.recipe import read_recipe
@@ -102,6 +104,23 @@ def test_the_second_generation_is_taught_by_recipes_that_can_be_read(name):
     assert (curriculum.most_problems, curriculum.most_workers) == (12, 8)
     assert recipe.prompts == read_recipe(RECIPE / "further_polish.toml").prompts
     assert min(curriculum.wide, curriculum.slips, curriculum.planted, curriculum.leaves) > 0
+
+
+def test_words_that_are_left_out_are_those_of_the_start(tmp_path):
+    own = model_prompts("bundled")
+    assert own != Prompts(), "control"
+    start = '[model]\nstart = "bundled"\n[curriculum]\n[branches]\nfinisher = "So: \\\\boxed{"\n'
+    recipe = read_recipe(write(tmp_path, start)).in_words_of_start()
+    assert recipe.prompts.team == own.team
+    assert recipe.prompts.branches == replace(own.branches, finisher="So: \\boxed{")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "manyhands.toml").write_text('[team]\nown_header = "Mine"\n')
+    from_adapter = f'{start}[lora]\nrank = 2\nstart = "{adapter}"\n'
+    words = read_recipe(write(tmp_path, from_adapter)).in_words_of_start().prompts
+    assert words.team == replace(Prompts().team, own_header="Mine")
+    new = read_recipe(write(tmp_path, MODEL + "[curriculum]\n"))
+    assert new.in_words_of_start().prompts == Prompts()
 
 
 def test_a_recipe_with_everything(tmp_path):
@@ -209,9 +228,18 @@ def test_text_and_traces_are_mixed_into_a_curriculum(tmp_path):
     assert isinstance(lessons, Mixed)
     assert lessons.shares == pytest.approx([0.45, 0.3, 0.25])
     assert [type(kind) for kind in lessons.kinds] == [Simulated, Recorded, Reading]
-    (tmp_path / "b.jsonl").write_text('{"words": 1}')
-    with pytest.raises(InvalidRequest, match=r"b\.jsonl cannot be read as text"):
-        recipe.lessons(list_text())
+    for wrong, said in (
+        (b'{"words": 1}', r"line 1 of .*b\.jsonl has no text"),
+        (b'{"text": "a"}\n{"text": null}', r"line 2 of .*b\.jsonl has no text"),
+        (b'{"text": "a"}\n\n[', r"line 3 of .*b\.jsonl is not JSON"),
+        (b"[" * 100_000, r"line 1 of .*b\.jsonl is not JSON"),
+        (b'{"text": "\xff"}', r"b\.jsonl is not UTF-8 text \(byte 10\)"),
+    ):
+        (tmp_path / "b.jsonl").write_bytes(wrong)
+        with pytest.raises(InvalidRequest, match=said):
+            recipe.lessons(list_text())
+    (tmp_path / "b.jsonl").write_text('{"text": "a\u2028b\u0085c"}\n', encoding="utf-8")
+    assert len(recipe.lessons(list_text()).kinds) == 3, "these signs end no line of JSON"
 
 
 @pytest.mark.parametrize(

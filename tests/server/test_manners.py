@@ -162,6 +162,24 @@ def test_the_own_page_may_post(guarded: House) -> None:
     assert post(guarded, body(), **given).status_code == 200
 
 
+def test_a_page_of_a_named_site_may_use_a_client_with_headers_of_its_own() -> None:
+    place = Place("127.0.0.1", 0, drain=0.0, log=False, origins=("https://page.example",))
+    asked = "authorization,content-type,openai-beta,x-stainless-lang,x-stainless-retry-count"
+    given = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": asked,
+    }
+    with running(make_house(), place) as house:
+        for origin, status in (("https://page.example", 200), ("https://other.example", 400)):
+            answer = httpx2.options(f"{house.url}{CHAT}", headers={"Origin": origin, **given})
+            assert answer.status_code == status
+            named = answer.headers.get("access-control-allow-origin")
+            assert named == (origin if status == 200 else None)
+        allowed = post(house, body(), Origin="https://page.example")
+        assert allowed.status_code == 200
+        assert "x-manyhands-run" in allowed.headers["access-control-expose-headers"]
+
+
 def head(house: House, *lines: str) -> bytes:
     host = house.url.removeprefix("http://")
     own = [f"POST {CHAT} HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {KEY}"]
@@ -181,11 +199,45 @@ def test_bodies_that_are_too_large(guarded: House) -> None:
         assert client.recv(100).startswith(b"HTTP/1.1 413")
 
 
+@pytest.mark.parametrize("length", ["Content-Length: 40960", "Transfer-Encoding: chunked"])
+def test_a_client_that_still_sends_a_large_body_reads_why_not(guarded: House, length: str) -> None:
+    is_chunked = length.endswith("chunked")
+    piece = b" " * 8192
+    with connected(guarded) as client:
+        client.sendall(head(guarded, length))
+        for _ in range(5):
+            time.sleep(0.05)  # the answer was sent behind the first ones
+            client.sendall(b"2000\r\n" + piece + b"\r\n" if is_chunked else piece)
+        client.sendall(b"0\r\n\r\n" if is_chunked else b"")
+        found = b""
+        while part := client.recv(65536):
+            found += part
+    assert found.startswith(b"HTTP/1.1 413")
+    assert b"body_too_large" in found
+
+
 def test_headers_that_are_too_many(guarded: House) -> None:
     many = [f"X-{n}: {n}" for n in range(10_000)]
     with connected(guarded) as client:
         client.sendall(head(guarded, *many)[:9000])
         assert client.recv(100).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize(
+    ("target", "headers"),
+    [
+        ("/health", f"X-Long: {'a' * 9000}"),
+        ("/health", "\r\n".join(["X-Many: a"] * 900)),
+        (f"/health?{'a' * 9000}", "X-Short: a"),
+    ],
+)
+def test_headers_that_are_too_long_and_come_at_once(
+    guarded: House, target: str, headers: str
+) -> None:
+    host = guarded.url.removeprefix("http://")
+    head = f"GET {target} HTTP/1.1\r\nHost: {host}\r\n{headers}\r\nConnection: close\r\n\r\n"
+    status, told = raw(guarded, head.encode())
+    assert (status, b"bad_http" in told) == (400, True)
 
 
 def test_what_is_no_http(guarded: House) -> None:

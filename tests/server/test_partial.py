@@ -15,6 +15,8 @@ from manyhands.strategies.base import Answer
         (Answer("7", answer="7", finish_reason="answer"), "stop"),
         (Answer("7", finish_reason="stopped"), "stop"),
         (Answer("7", answer="7", finish_reason="budget"), "stop"),  # the finisher has it
+        (Answer("7 and th", answer="7", finish_reason="budget", is_cut=True), "length"),
+        (Answer("7", answer="7", finish_reason="answer", is_cut=True), "length"),  # of 1 token
         (Answer("hm", finish_reason="budget"), "length"),
         (Answer("hm", finish_reason="context"), "length"),
         (

@@ -14,7 +14,7 @@ import pytest
 from manyhands.replay.trace import parse_trace
 from manyhands.server.records import account_of
 from manyhands.strategies.events import from_line
-from tests.server.house import House, Model, make_house, running, soon
+from tests.server.house import TEXT, House, Model, make_house, running, soon
 
 KEYS = ("first-key-of-two", "second-key-of-two")
 
@@ -168,6 +168,42 @@ def test_the_trace_is_a_trace(anna: httpx2.Client) -> None:
     trace = parse_trace(lines)
     assert trace.is_complete
     assert trace.header["method"] == "hogwild"
+    assert trace.header["vocabulary"] == TEXT.vocabulary
+
+
+def test_the_trace_of_a_run_whose_prompt_was_found_is_whole(anna: httpx2.Client) -> None:
+    traces = []
+    for _ in range(2):
+        run = begun(anna, problem="5+6 and 7+8")
+        found = records(anna, run)
+        lines = [json.loads(line) for line in anna.get(f"/v1/runs/{run}/trace").text.splitlines()]
+        traces.append(parse_trace(lines))
+        usage = found[max(found)]["usage"]
+        prompt = usage["prompt_tokens"]
+        assert traces[-1].num_tokens > prompt, "it is replayed without the tree"
+        assert len(traces[-1].passes[0][0].feed) == prompt
+    assert usage["prompt_tokens_details"]["cached_tokens"] == prompt, "control"
+    assert traces[0].blocks == traces[1].blocks
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"problem": " "}, "problem", "the problem is empty, expected some text"),
+        ({"workers": "3"}, "workers", "workers is '3'; expected a whole number"),
+        ({"foo": 1}, "foo", "body has a field 'foo' that TeamSettings do not have"),
+        ({"insertions": []}, "insertions", "insertions can be chosen in Python alone"),
+        ({"method": "none"}, "method", "method is 'none'"),
+        ({"budget": 10**8}, "budget", "the request may write 200000000 tokens"),
+    ],
+)
+def test_mistakes_are_named_as_a_run_names_its_fields(
+    anna: httpx2.Client, body: dict[str, Any], param: str, said: str
+) -> None:
+    answer = anna.post("/v1/runs", json={"problem": "3+4", **body})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert error["message"].startswith(said)
 
 
 def test_a_run_is_ended(house: House, anna: httpx2.Client) -> None:

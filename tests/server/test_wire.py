@@ -392,6 +392,13 @@ def test_a_number_of_tokens_is_named_as_the_client_calls_it(
     assert method is not None or error["message"].startswith(f"{field} is 0")
 
 
+def test_mistakes_of_a_response_are_named_by_its_own_fields(house: House) -> None:
+    asked = [{"role": "assistant", "content": "b"}]
+    for body in ({"input": asked}, {"input": " ", "manyhands": {"method": "hogwild"}}):
+        answer = httpx2.post(f"{house.url}/v1/responses", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
+
+
 @pytest.mark.parametrize(
     ("url", "body", "place"),
     [
@@ -462,7 +469,8 @@ def test_what_python_alone_can_choose_is_refused_at_every_door(
 ) -> None:
     answer = httpx2.post(f"{house.url}{url}", json=body)
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "manyhands.insertions"
+    place = "manyhands.insertions" if "manyhands" in body else "insertions"
+    assert answer.json()["error"]["param"] == place
     assert "can be chosen in Python alone" in answer.json()["error"]["message"]
 
 

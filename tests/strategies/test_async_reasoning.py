@@ -284,6 +284,7 @@ def test_at_the_end_of_the_budget_the_finisher_asks_and_the_writer_replies(budge
     )
     answer = played.answer
     assert (answer.answer, answer.finish_reason) == ("7", "budget")
+    assert answer.is_cut, "the script of its writer goes on"
     assert answer.forward_passes == budget
     finishers = played.rows("finisher")
     text = read(finishers[-1])

@@ -102,7 +102,7 @@ def test_what_is_left_out_has_its_default() -> None:
         ({"top_p": 0}, r"top_p is 0.0; expected above 0"),
         ({"top_k": -1}, "top_k is -1; expected 0"),
         ({"min_p": 2}, "min_p is 2.0; expected 0 to 1"),
-        ({"stop": ["a", ""]}, "a text to stop at is empty"),
+        ({"stop": ["a", ""]}, "stop has an empty text"),
         ({"max_tokens": 5, "max_completion_tokens": 5}, "both max_tokens and max_completion"),
         ({"logprobs": True, "top_logprobs": 21}, "logprobs is 21; expected 0 to 20"),
         ({"frequency_penalty": 3}, "frequency_penalty is 3.0; expected -2 to 2"),
@@ -416,7 +416,7 @@ def test_aliases_of_a_model() -> None:
         ({"method": "hogwild", "layout": "x"}, {}, "manyhands.layout", "layout is 'x'"),
         ({"method": "hogwild", "end": {"x": 1}}, {}, "manyhands.end", "no field 'x'"),
         ({"method": "hogwild", "end": {"reply_tokens": 0}}, {}, "manyhands.end", "expected 1"),
-        ({"method": "hogwild"}, {"stop": ["x", ""]}, "stop", "a text to stop at is empty"),
+        ({"method": "hogwild"}, {"stop": ["x", ""]}, "stop", "stop has an empty text"),
         ({"method": "hogwild"}, {"logprobs": True}, "logprobs", "comes without"),
         (
             {"method": "hogwild"},

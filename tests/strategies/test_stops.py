@@ -126,3 +126,15 @@ def test_stop_texts_are_texts(wrong: Any) -> None:
     for kind in (EndSettings, SharedSettings):
         with pytest.raises(InvalidRequest, match=r"stop has .*; expected texts"):
             kind(stop=wrong)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_reply_that_a_bound_ends_is_told_from_one_that_ends_by_itself(name: str) -> None:
+    free = RUNS[name](END).answer
+    spent = free.forward_passes + free.extra_passes
+    assert not free.is_cut
+    assert not RUNS[name](replace(END, total=spent + 5)).answer.is_cut
+    for total in (spent // 2, spent - 2):
+        assert RUNS[name](replace(END, total=total)).answer.is_cut, total
+    stopped = RUNS[name](replace(END, stop=(free.text[3:6],))).answer
+    assert (stopped.stopped_at, stopped.is_cut) == (free.text[3:6], False)

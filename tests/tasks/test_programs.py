@@ -90,6 +90,8 @@ def test_numbers_that_are_printed_count_by_their_values() -> None:
     assert not same_output("1 2", "1\n2")
     assert not same_output("nan", "NaN", tolerance=1.0)
     assert not same_output("", "5")
+    assert same_output("1\r\n2\r\n", "1\n2")
+    assert not same_output("1\x0c2", "1\n2"), "a form feed ends no line"
     for no_number in ("1e999999999999", "1_0", "٥", "0x5", "inf", "sNaN"):
         assert not same_output(no_number, "5", tolerance=1.0), no_number
         assert not same_output(no_number, "10", tolerance=1.0), no_number
@@ -193,6 +195,17 @@ def test_bad_records_of_livecodebench(
     path = _changed(tmp_path, "livecodebench.jsonl", **columns)
     with pytest.raises(InvalidRequest, match=complaint):
         task("livecodebench", path).samples()
+
+
+def test_an_argument_may_hold_what_ends_a_line_elsewhere(tmp_path: Path) -> None:
+    """A grade: the function is called with two arguments."""
+    given = {"input": '"a\u2028b\u0085c"\n7', "output": "12", "testtype": "functional"}
+    tests, named = json.dumps([given], ensure_ascii=False), '{"func_name": "f"}'
+    columns = {"public_test_cases": tests, "private_test_cases": None, "metadata": named}
+    contest = task("livecodebench", _changed(tmp_path, "livecodebench.jsonl", **columns))
+    (sample,) = contest.samples()
+    program = "class Solution:\n    def f(self, a, b):\n        return len(a) + b"
+    assert contest.grade(sample, program, "").value == 1.0
 
 
 def test_bad_records_of_apps(tmp_path: Path) -> None:

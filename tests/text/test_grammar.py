@@ -151,6 +151,8 @@ def test_an_end_is_allowed_where_the_text_is_whole() -> None:
         ("json_schema", "[]", "the JSON schema cannot be read: "),
         ("json_schema", "{", "the JSON schema cannot be read: "),
         ("regex", "(((", "the regular expression cannot be followed: "),
+        ("regex", "[0-9", "regex parse error: unclosed character class"),
+        ("json_schema", '{"type": "string", "pattern": "[a"}', "error: unclosed character class"),
         ("lark", "start: missing", "the grammar cannot be followed: "),
         ("xml", "", "the kind of grammar is 'xml'; expected one of json_schema"),
     ],

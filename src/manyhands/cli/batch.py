@@ -28,7 +28,7 @@ from manyhands.cli.stopping import StopRequest, exit_code_of, word_for
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.evaluation.shared import SHARED_PREFIX
 from manyhands.schema.lines import Line
-from manyhands.strategies.requests import Defaults
+from manyhands.strategies.requests import Defaults, method_of_alias
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -98,7 +98,8 @@ def _is_left(line: Line, output: Output) -> bool:
 def _warn_of_other_models(left: list[tuple[int, Line]], model: str, notes: Notes) -> None:
     """A batch goes to one model, whatever its requests call theirs: files made for others are common."""
     named = dict.fromkeys(name for _, line in left if (name := model_of(line)) is not None)
-    others = [name for name in named if name_of(name) != model]
+    plain = [name for name in named if method_of_alias(name) is None]  # the others are refused
+    others = [name for name in plain if name_of(name) != model]
     if others:
         more = f" and {len(others) - 1} more" if others[1:] else ""
         notes.warn(f"requests name the model {others[0]!r}{more}; all are answered by {model!r}")

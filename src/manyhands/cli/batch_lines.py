@@ -19,9 +19,16 @@ from typing import Any
 
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.schema.lines import Line
-from manyhands.schema.openai import error_object, read_request, shown
+from manyhands.schema.openai import InvalidField, error_object, read_request, shown
 from manyhands.schema.plain import to_plain
-from manyhands.strategies.requests import Defaults, answer_body, prompts_of, settings_of
+from manyhands.strategies.requests import (
+    Defaults,
+    answer_body,
+    check_plain,
+    placed,
+    prompts_of,
+    settings_of,
+)
 from manyhands.strategies.settings import SharedSettings
 from manyhands.strategies.shared_prefix import Completions, Prompt
 from manyhands.text import Text
@@ -98,18 +105,17 @@ def understand(
     of the defaults' seed and its custom_id.
     """
     if line.get("method", "POST") != "POST":
-        raise InvalidRequest(f"method is {shown(line['method'])}; expected 'POST'")
+        raise InvalidField(f"method is {shown(line['method'])}; expected 'POST'", param="method")
     request, name = read_request(line.get("url"), line.get("body")), line["custom_id"]
     seed = int(_name_of(str(defaults.settings.seed), name), 16)
     own = replace(defaults, settings=replace(defaults.settings, seed=seed))
-    return Request(
-        number,
-        name,
-        fingerprint(line, defaults),
-        line["url"],
-        prompts_of(request, text),
-        settings_of(request, own, isolate=isolate),
-    )
+    check_plain(request.model)
+    try:
+        settings = settings_of(request, own, isolate=isolate)
+    except InvalidRequest as error:
+        raise placed(error, type(request).model_fields) from error
+    prompts = prompts_of(request, text)
+    return Request(number, name, fingerprint(line, defaults), line["url"], prompts, settings)
 
 
 def model_of(line: Line) -> str | None:

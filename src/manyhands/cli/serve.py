@@ -120,8 +120,11 @@ def keys_of(options: ServeOptions) -> Keys:
         try:
             lines = read_small(options.api_key_file).decode("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
+            why = "is not UTF-8 text"
+            if isinstance(error, OSError):
+                why = f"cannot be read: {error.strerror or error}"
             raise InvalidRequest(
-                f"the file {str(options.api_key_file)!r} cannot be read as text",
+                f"the file {str(options.api_key_file)!r} {why}",
                 hint="give a file with one key a line",
             ) from error
         found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]

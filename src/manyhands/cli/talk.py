@@ -131,7 +131,8 @@ class Talk:
         if not self.turns:
             raise InvalidRequest("there is nothing to take back")
         del self.turns[-2:]
-        return f"{len(self.turns) // 2} turns are left"
+        num_left = len(self.turns) // 2
+        return "1 turn is left" if num_left == 1 else f"{num_left} turns are left"
 
     def _save(self, argument: str) -> str:
         if not argument:

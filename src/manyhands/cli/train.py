@@ -60,6 +60,7 @@ def train(options: TrainOptions) -> None:
 
     with _together(options.device) as (device, rank):
         with quiet():
+            recipe = recipe.in_words_of_start()
             adapter, tokenizer = recipe.load(device)
         if tokenizer is None:
             raise InvalidRequest("the model to train has no tokenizer")

@@ -238,7 +238,7 @@ class Door:
             CORSMiddleware,
             allow_origins=list(origins),
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["authorization", "content-type", "last-event-id", "x-request-id"],
+            allow_headers=["*"],  # clients of OpenAI send many of their own
             expose_headers=["x-request-id", "x-manyhands-run"],
         )
 

@@ -231,11 +231,7 @@ class Engine:
 
         Each row's feed is appended to its own block. If this raises, no block has changed.
         """
-        if not isinstance(step, Step):
-            raise InvalidRequest(
-                f"a {type(step).__name__} was given as a step; expected a Step",
-                hint="Write engine.forward(Step([Row(view, feed), ...])).",
-            )
+        _check_given(step, Step, "as a step", "Write Step([Row(view, feed), ...]).")
         _check_without_guesses(step)
         with self.inside:
             self._scheduler.check_between_passes()
@@ -250,11 +246,7 @@ class Engine:
         `replay.forward.merge_trace` makes `merged` of a trace. No block is touched. Raises InvalidRequest for rows that
         it does not have.
         """
-        if not isinstance(merged, Merged):
-            raise InvalidRequest(
-                f"a {type(merged).__name__} was given to be replayed; expected a Merged",
-                hint="Write engine.replay(merge_trace(trace)).",
-            )
+        _check_given(merged, Merged, "to be replayed", "Write engine.replay(merge_trace(trace)).")
         if rows is not None:
             rows = _rows_of(merged, rows)
         with self.inside:
@@ -300,11 +292,7 @@ class Engine:
         See `engine/restore.py`. `RunSpec.from_plain(trace.header).strategy(text)` makes it.
         `write` is given the lines that continue the trace.
         """
-        if not isinstance(trace, Trace):
-            raise InvalidRequest(
-                f"a {type(trace).__name__} was given to be restored; expected a Trace",
-                hint="Write engine.restore(strategy, read_trace(path)).",
-            )
+        _check_given(trace, Trace, "to be restored", "Read one: replay.trace.read_trace(path).")
         with self.inside:
             return restore(strategy, trace, self.executor, self.pool, write=write)
 
@@ -609,6 +597,14 @@ def _rows_of(merged: Merged, rows: Iterable[Any]) -> list[int]:
             hint="Leave them out to have all rows.",
         )
     return found
+
+
+def _check_given(value: object, kind: type[Any], what: str, hint: str) -> None:
+    """Raise InvalidRequest for what was given `what` and is of another kind."""
+    if not isinstance(value, kind):
+        raise InvalidRequest(
+            f"a {type(value).__name__} was given {what}; expected a {kind.__name__}", hint=hint
+        )
 
 
 def _words_of(settings: ModelSettings) -> Prompts:

@@ -52,9 +52,11 @@ def listed(summaries: Sequence[Summary], pages: Mapping[tuple[str, Key], str]) -
     ]
 
 
-def in_order(name: str) -> list[str | int]:
+def in_order(name: str) -> list[tuple[int, str]]:
     """A key to sort by: 16 questions come behind 4, and what was chosen for a method behind the method."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", name)]
+    parts = re.split(r"([0-9]+)", name)  # texts, and a number between any two
+    digits = [part.lstrip("0") if at % 2 else part for at, part in enumerate(parts)]
+    return [(len(part) if at % 2 else 0, part) for at, part in enumerate(digits)]
 
 
 def verdict_of(summary: Summary, record: Record) -> str:

@@ -367,7 +367,8 @@ def _item(name: str, verb: str, value: Any, declared: Setting, scalar: _Scalar |
     if scalar is not None:
         value = own_number(value)
     found = f"{name} {verb} {as_found(value)}; expected"
-    if declared.is_bounded and not declared.allows(value):
+    is_one = not _is_number(scalar) or is_number(value)
+    if is_one and declared.is_bounded and not declared.allows(value):
         raise InvalidRequest(f"{found} {declared.expected}")
     if scalar is None:
         return value

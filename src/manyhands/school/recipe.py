@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from manyhands.errors import InvalidRequest, ModelNotFound
 from manyhands.model.settings import DTYPES
-from manyhands.prompts.load import TABLES, Prompts
+from manyhands.prompts.load import TABLES, Prompts, model_prompts
 from manyhands.replay.settings import TrainSettings
 from manyhands.replay.trace import Trace, read_trace
 from manyhands.schema.bounded import path_of
@@ -134,10 +134,14 @@ Table = TypeVar("Table")
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """A recipe, read and checked. It has a curriculum, or traces, or both."""
+    """A recipe, read and checked. It has a curriculum, or traces, or both.
+
+    `words` are its tables of words as they stand there, `prompts` what comes of them.
+    """
 
     folder: Path
     model: ModelTable
+    words: Mapping[str, Any]
     prompts: Prompts
     curriculum: Curriculum | None
     parts: PartsMix
@@ -145,6 +149,16 @@ class Recipe:
     reading: ReadingTable | None
     lora: LoraTable
     training: TrainSettings
+
+    def in_words_of_start(self) -> Recipe:
+        """The same, with all words that it leaves out as the model, or the adapter, has them from which it starts.
+
+        Raises ModelNotFound if there is no such model, InvalidRequest for words in it that cannot be used.
+        """
+        if not self.model.start:
+            return self
+        own = model_prompts(self.model.start, self.lora.start or None)
+        return replace(self, prompts=_prompts(self.words, own))
 
     def load(self, device: str = "auto") -> tuple[ModelAdapter, Any]:
         """The model to train, with its adapter if it gets one, and its tokenizer.
@@ -264,14 +278,30 @@ def _texts_of(path: Path) -> list[str]:
     """The texts of one file."""
     try:
         whole = path.read_text(encoding="utf-8")
-        if path.suffix != ".jsonl":
-            return [whole]
-        return [str(json.loads(line)["text"]) for line in whole.splitlines() if line.strip()]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path} is not UTF-8 text (byte {error.start})") from error
+    if path.suffix != ".jsonl":
+        return [whole]
+    lines = whole.split("\n")  # no other sign ends a line of JSON
+    return [
+        _text_of(line, f"line {at} of {path}") for at, line in enumerate(lines, 1) if line.strip()
+    ]
+
+
+def _text_of(line: str, where: str) -> str:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{where} is not JSON: {error}") from error
+    text = found.get("text") if isinstance(found, dict) else None
+    if not isinstance(text, str):
         raise InvalidRequest(
-            f"{path} cannot be read as text: {error!r}",
-            hint='expected UTF-8; a .jsonl file has one {"text": ...} a line',
-        ) from error
+            f'{where} has no text; expected an object with the key "text"',
+            hint='write one {"text": "..."} a line',
+        )
+    return text
 
 
 def _config(described: Mapping[str, Any], tokenizer: Any) -> Any:
@@ -293,7 +323,7 @@ def read_recipe(path: str | Path) -> Recipe:
     """Read and check a recipe file."""
     path = path_of(path, "a recipe")
     tables = read_toml(path, f"the recipe {path}")
-    kinds = {field.name for field in fields(Recipe)} - {"folder", "prompts"} | set(TABLES)
+    kinds = {each.name for each in fields(Recipe)} - {"folder", "words", "prompts"} | set(TABLES)
     for name in tables:
         if name not in kinds:
             raise InvalidRequest(
@@ -305,12 +335,12 @@ def read_recipe(path: str | Path) -> Recipe:
         raise InvalidRequest(
             "the recipe mixes [parts] into [traces]", hint="[parts] belong to a [curriculum]"
         )
+    words = {name: table for name, table in tables.items() if name in TABLES}
     return Recipe(
         folder=path.parent,
         model=_filled(ModelTable, tables.get("model", {}), "model"),
-        prompts=Prompts(
-            **{name: _filled(TABLES[name], tables.get(name, {}), name) for name in TABLES}
-        ),
+        words=words,
+        prompts=_prompts(words, Prompts()),
         curriculum=_filled(Curriculum, tables["curriculum"], "curriculum")
         if "curriculum" in tables
         else None,
@@ -324,8 +354,17 @@ def read_recipe(path: str | Path) -> Recipe:
     )
 
 
-def _filled(kind: type[Table], values: object, table: str) -> Table:
-    """The dataclass of a table, its values checked against the types of its fields."""
+def _prompts(words: Mapping[str, Any], own: Prompts) -> Prompts:
+    """These words; what they leave out is as in `own`."""
+    tables = {
+        name: _filled(TABLES[name], words.get(name, {}), name, getattr(own, name))
+        for name in TABLES
+    }
+    return Prompts(**tables)
+
+
+def _filled(kind: type[Table], values: object, table: str, own: Table | None = None) -> Table:
+    """The dataclass of a table, its values checked against the types of its fields; else they are those of `own`."""
     types = get_type_hints(kind)
     hint = f"[{table}] has: {', '.join(sorted(types))}."
     if not isinstance(values, dict):
@@ -339,6 +378,6 @@ def _filled(kind: type[Table], values: object, table: str) -> Table:
         except TypeError as error:
             raise InvalidRequest(str(error), hint=hint) from error
     try:
-        return kind(**given)
+        return kind(**(given if own is None else {**vars(own), **given}))
     except TypeError as error:
         raise InvalidRequest(f"[{table}] is incomplete: {error}", hint=hint) from error

@@ -1,7 +1,8 @@
 """A request, understood: prompts and settings of plain decoding, or a method and its problem.
 
     asked = understand(CHAT, body, served)        InvalidField names what cannot be
-    handle = service.submit(asked.strategy(served, owner))
+    strategy, trace = asked.begin(served, owner)
+    handle = service.submit(strategy)
 
 A method is asked for by the model's alias (`NAME:hogwild-4`), or by the field `manyhands` of the body, which
 names the method and any of its settings; without either, the model just writes. Everything is checked here,
@@ -11,7 +12,7 @@ thread beside the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +20,8 @@ from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.load import Prompts
+from manyhands.replay.trace import record
+from manyhands.schema.lines import Line
 from manyhands.schema.openai import (
     CHAT,
     PLAIN,
@@ -46,6 +49,7 @@ from manyhands.strategies.requests import (
     CompletionSpec,
     Defaults,
     aliases,
+    placed,
     prompts_of,
     read_model,
     spec_of,
@@ -55,6 +59,11 @@ from manyhands.strategies.settings import UNSAID, SharedSettings
 from manyhands.strategies.shared_prefix import Prompt, shared_prefix
 from manyhands.text import Text
 
+Begun = tuple[Strategy, list[Line]]
+"""A strategy at its beginning, and the lines of its trace, which come while it runs; of plain decoding none."""
+
+# How a response calls what a chat calls otherwise.
+_FIELDS_OF_RESPONSE = {"messages": "input", "reasoning_effort": "reasoning.effort"}
 _MOST_OF_RESPONSE = "max_output_tokens"  # the field that bounds the tokens of a response
 
 
@@ -101,7 +110,7 @@ class Asked:
     samples: int = 1
     num_prompt_tokens: int = 0
     warning: str | None = None  # to the one who asked
-    made: tuple[Strategy, ...] = field(default=(), compare=False, repr=False)  # one for each run
+    made: tuple[Begun, ...] = field(default=(), compare=False, repr=False)  # one for each run
 
     def runs(self) -> tuple[Asked, ...]:
         """The same, run by run: one, or of a method one for each choice. They share their prompt."""
@@ -112,18 +121,35 @@ class Asked:
 
     def with_strategies(self, served: Served, owner: str) -> Asked:
         """The same with all strategies made. That encodes the prompts of methods, so the event loop leaves it to a thread."""
-        return replace(self, made=tuple(each.strategy(served, owner) for each in self.runs()))
+        return replace(self, made=tuple(each.begin(served, owner) for each in self.runs()))
 
-    def strategy(self, served: Served, owner: str) -> Strategy:
-        """The strategy at its beginning. What it reads is shared with the same owner alone."""
+    def begin(self, served: Served, owner: str) -> Begun:
+        """The strategy at its beginning. What it reads is shared with the same owner alone.
+
+        A trace has as many lines at most as events are kept. It is that of a run that shares nothing: what lies in the
+        tree's blocks stands in no trace.
+        """
         if self.made:
             return self.made[0]
+        trace: list[Line] = []
         if self.spec is not None:
-            return share_prompt(self.spec.strategy(served.text), served.tree, owner)
+            most, text = served.limits.run_events, served.text
+            named = {"model": served.name, "vocabulary": text.vocabulary}
+            header = {**named, **self.spec.to_plain()}
+
+            def write(line: Line) -> None:
+                if len(trace) < most:
+                    trace.append(line)
+
+            recorded = record(self.spec.strategy(text), header, write)
+            return share_prompt(recorded, served.tree, owner), trace
         assert self.settings is not None, "a request asks for a method, or for plain decoding"
         settings = replace(self.settings, tenant=owner)
-        return shared_prefix(
-            self.prompts, served.text, settings, tree=served.tree, context=served.context
+        return (
+            shared_prefix(
+                self.prompts, served.text, settings, tree=served.tree, context=served.context
+            ),
+            trace,
         )
 
     @property
@@ -145,7 +171,7 @@ def understand(url: str, body: object, served: Served) -> Asked:
         assert isinstance(request, ResponsesBody), f"{url} makes text"
         return _response(request, served)
     except InvalidRequest as error:
-        raise _placed(error, BODIES[url].model_fields) from error
+        raise placed(error, BODIES[url].model_fields) from error
 
 
 def understand_run(body: object, served: Served) -> Asked:
@@ -163,9 +189,20 @@ def understand_run(body: object, served: Served) -> Asked:
         options["method"] = request.method or method_named_by(options) or "hogwild"
     said = [{"role": "user", "content": request.problem}]
     chat = ChatBody(model=request.model, messages=said)  # type: ignore[arg-type]  # pydantic makes them
-    spec = _spec(chat, options, served)
-    assert isinstance(spec, RunSpec), "a method is named"
-    return _with_spec(RUNS, request.model or served.name, spec, served)
+    try:
+        spec = _spec(chat, options, served)
+        assert isinstance(spec, RunSpec), "a method is named"
+        return _with_spec(RUNS, request.model or served.name, spec, served)
+    except InvalidField as error:
+        raise _of_run(error) from error
+
+
+def _of_run(error: InvalidField) -> InvalidField:
+    """The mistake by the name that its field has in a run: one object holds problem and settings."""
+    others = {"messages": "problem", "max_tokens": "budget"}
+    param = others.get(error.param, error.param.removeprefix("manyhands."))
+    said = str(error).replace("manyhands has a field", "body has a field", 1)
+    return InvalidField(said.removeprefix("manyhands."), param=param, hint=error.hint)
 
 
 def _chat(request: ChatBody, served: Served) -> Asked:
@@ -220,10 +257,12 @@ def _response(request: ResponsesBody, served: Served) -> Asked:
     try:
         return replace(_chat(chat, served), url=RESPONSES)
     except InvalidField as error:
-        if error.param != chat.most_by:
+        others = {chat.most_by: _MOST_OF_RESPONSE, **_FIELDS_OF_RESPONSE}
+        if error.param not in others:
             raise
-        message = str(error).replace(chat.most_by, _MOST_OF_RESPONSE)
-        raise InvalidField(message, param=_MOST_OF_RESPONSE, hint=error.hint) from error
+        own = others[error.param]
+        message = str(error).replace(error.param, own)
+        raise InvalidField(message, param=own, hint=error.hint) from error
 
 
 def _decoded(
@@ -310,11 +349,3 @@ def tokens_of(messages: Sequence[Mapping[str, Any]], served: Served) -> tuple[in
     """Messages in the model's chat template, in tokens."""
     request = read_shape(ChatBody, {"messages": list(messages)})
     return prompts_of(request, served.text)[0].tokens
-
-
-def _placed(error: InvalidRequest, names: Collection[str]) -> InvalidRequest:
-    """An error of settings, with the field of the request that it speaks of as its place."""
-    name = str(error).partition(" ")[0]
-    if isinstance(error, InvalidField) or type(error) is not InvalidRequest or name not in names:
-        return error
-    return InvalidField(str(error), param=name, hint=error.hint)

@@ -102,7 +102,7 @@ def finish_reason(answer: Answer) -> str:
     """Why a method's run ended, in OpenAI's words."""
     if answer.stopped_at is not None:
         return "stop"
-    if answer.finish_reason == CUT_SHORT:
+    if answer.finish_reason == CUT_SHORT or answer.is_cut:
         return "length"
     is_cut = answer.finish_reason in ("budget", "context") and answer.answer is None
     return "length" if is_cut else "stop"

@@ -32,6 +32,8 @@ from manyhands.server.limits import Limits
 LOG = logging.getLogger("manyhands.server")
 OPEN = frozenset({"/health"})  # routes that need no key, besides the page's own files
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+# How much of a body that was refused is taken before the connection is closed, and how long that may take.
+LINGERING_BODIES, LINGERING_SECONDS = 16, 10.0
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
@@ -82,11 +84,12 @@ class Gate:
         name = name if _NAME.fullmatch(name) else f"req_{uuid.uuid4().hex[:24]}"
         state = scope.setdefault("state", {})
         state["request_id"], state["log"] = name, {}
-        answer = _Answer(send, name)
+        body = _Body(receive, self.limits)
+        answer = _Answer(send, name, body)
         begun = time.perf_counter()
         try:
             state["owner"] = self._let_in(scope, headers)
-            await self.app(scope, self._bounded(receive), answer.send)
+            await self.app(scope, body.receive, answer.send)
         except Refusal as refusal:
             await answer.refuse(refusal, scope)
         except Exception as error:
@@ -97,6 +100,7 @@ class Gate:
 
     def _let_in(self, scope: Scope, headers: _Headers) -> str:
         """The owner of a request. Raises a Refusal for one that may not come in."""
+        self._check_length(scope)
         self._check_host(headers)
         method, path = scope["method"], scope["path"]
         is_reading = method in ("GET", "HEAD", "OPTIONS")
@@ -113,6 +117,17 @@ class Gate:
         if method in ("POST", "PUT", "PATCH"):
             self._check_body(headers)
         return owner or ""
+
+    def _check_length(self, scope: Scope) -> None:
+        """A limit of headers that came in one piece: the connection counts those alone that it has to wait for."""
+        target = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
+        size = target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+        if size > self.limits.header_bytes:
+            raise Refusal(
+                400,
+                f"the request's headers are larger than {self.limits.header_bytes} bytes",
+                code="bad_http",
+            )
 
     def _check_host(self, headers: _Headers) -> None:
         if self.hosts is None:
@@ -146,40 +161,7 @@ class Gate:
             )
         size = headers.get(b"content-length")
         if size.isdigit() and int(size) > self.limits.body_bytes:
-            raise self._too_large()
-
-    def _bounded(self, receive: Receive) -> Receive:
-        """`receive` that counts what comes, and waits for it only so long."""
-        size, ends_at, is_whole = 0, time.monotonic() + self.limits.request_seconds, False
-
-        async def bounded() -> Message:
-            nonlocal size, is_whole
-            if is_whole:
-                return await receive()
-            try:
-                async with asyncio.timeout(max(0.0, ends_at - time.monotonic())):
-                    message = await receive()
-            except TimeoutError as error:
-                raise Refusal(
-                    408,
-                    f"the body did not arrive within {self.limits.request_seconds:g} s",
-                    code="request_timeout",
-                ) from error
-            size += len(message.get("body", b""))
-            if size > self.limits.body_bytes:
-                raise self._too_large()
-            is_whole = not message.get("more_body", False)
-            return message
-
-        return bounded
-
-    def _too_large(self) -> Refusal:
-        return Refusal(
-            413,
-            f"the body is larger than {self.limits.body_bytes} bytes",
-            code="body_too_large",
-            headers={"Connection": "close"},
-        )
+            raise _too_large(self.limits)
 
     def _log(self, scope: Scope, answer: _Answer, seconds: float) -> None:
         state = scope["state"]
@@ -211,11 +193,68 @@ class _Headers:
         return self._found.get(name, b"")
 
 
-class _Answer:
-    """An answer on its way out: with our headers, and once."""
+class _Body:
+    """The body of a request as it comes: counted, and waited for only so long."""
 
-    def __init__(self, send: Send, name: str) -> None:
-        self._send, self._name = send, name
+    def __init__(self, receive: Receive, limits: Limits) -> None:
+        self._receive, self._limits = receive, limits
+        self._size, self._is_whole = 0, False
+        self._ends_at = time.monotonic() + limits.request_seconds
+
+    async def receive(self) -> Message:
+        """The next message. Raises a Refusal for a body that is too large, or that does not come."""
+        if self._is_whole:
+            return await self._receive()
+        try:
+            message = await self._next(self._ends_at)
+        except TimeoutError as error:
+            raise Refusal(
+                408,
+                f"the body did not arrive within {self._limits.request_seconds:g} s",
+                code="request_timeout",
+            ) from error
+        if self._size > self._limits.body_bytes:
+            raise _too_large(self._limits)
+        return message
+
+    async def discard(self) -> None:
+        """Take what is left of it, up to bounds, and forget it: see `_Answer`."""
+        most = self._size + LINGERING_BODIES * self._limits.body_bytes
+        ends_at = time.monotonic() + min(LINGERING_SECONDS, self._limits.request_seconds)
+        try:
+            while not self._is_whole and self._size < most:
+                await self._next(ends_at)
+        except TimeoutError:
+            return
+
+    async def _next(self, ends_at: float) -> Message:
+        async with asyncio.timeout(max(0.0, ends_at - time.monotonic())):
+            message = await self._receive()
+        self._size += len(message.get("body", b""))
+        self._is_whole = not message.get(
+            "more_body", False
+        )  # nor does a client that left send more
+        return message
+
+
+def _too_large(limits: Limits) -> Refusal:
+    return Refusal(
+        413,
+        f"the body is larger than {limits.body_bytes} bytes",
+        code="body_too_large",
+        headers={"Connection": "close"},
+    )
+
+
+class _Answer:
+    """An answer on its way out: with our headers, and once.
+
+    Behind one to a body that is too large the connection is closed. A client that is still sending then would be
+    told that by its system, and not by our answer, which is thrown away unread. So what it sends is taken for a while.
+    """
+
+    def __init__(self, send: Send, name: str, body: _Body) -> None:
+        self._send, self._name, self._body = send, name, body
         self.status = 0  # nothing was sent
 
     async def send(self, message: Message) -> None:
@@ -228,6 +267,10 @@ class _Answer:
                 *message.get("headers", ()),
                 *(pair for pair in own if pair[0] not in given),
             ]
+        elif self.status == 413 and not message.get("more_body", False):
+            await self._send({**message, "more_body": True})
+            await self._body.discard()
+            message = {"type": "http.response.body"}
         await self._send(message)
 
     async def refuse(self, refusal: Refusal, scope: Scope) -> None:

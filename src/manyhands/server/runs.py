@@ -16,7 +16,6 @@ from typing import Any
 
 from manyhands.engine.service import Handle, Moment, Service
 from manyhands.errors import ManyhandsError, ServiceStopped
-from manyhands.replay.trace import record
 from manyhands.schema.lines import Line
 from manyhands.server.asked import Asked, Served
 from manyhands.server.failures import Refusal, failure_of
@@ -29,7 +28,7 @@ from manyhands.server.records import (
     pass_record,
 )
 from manyhands.server.usage import usage_of
-from manyhands.strategies.base import Answer, Strategy
+from manyhands.strategies.base import Answer
 from manyhands.strategies.run_spec import RunSpec
 
 
@@ -171,16 +170,13 @@ class Runs:
 
     def begin(self, asked: Asked, owner: str) -> ServedRun:
         """Begin what is asked for. Raises Busy, ServiceStopped, and what a strategy refuses at once."""
-        trace: list[Line] = []
-        strategy = asked.strategy(self.served, owner)
-        name = None
-        if asked.spec is not None:
-            name = f"run_{self.mark}{secrets.token_urlsafe(18)}"
-            strategy = self._traced(strategy, asked.spec, trace)
+        strategy, trace = asked.begin(self.served, owner)
+        is_method = asked.spec is not None
+        name = f"run_{self.mark}{secrets.token_urlsafe(18)}" if is_method else None
         handle = self.service.submit(
             strategy,
             deadline=self.served.limits.run_seconds,
-            lifecycle=asked.spec is not None,
+            lifecycle=is_method,
         )
         text = self.served.text
         run = ServedRun(
@@ -217,16 +213,6 @@ class Runs:
         if run is None or run.owner != owner:
             raise Refusal(404, "there is no such run, or none any more", code="run_not_found")
         return run
-
-    def _traced(self, strategy: Strategy, spec: RunSpec, trace: list[Line]) -> Strategy:
-        """The same, with the lines of its trace written down, up to as many as events are kept."""
-        most = self.served.limits.run_events
-
-        def write(line: Line) -> None:
-            if len(trace) < most:
-                trace.append(line)
-
-        return record(strategy, {"model": self.served.name, **spec.to_plain()}, write)
 
 
 def check_traced(run: ServedRun, most: int) -> None:

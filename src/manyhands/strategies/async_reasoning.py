@@ -343,8 +343,10 @@ class _Run(BudgetedRun):
             yield from self.apart(ending.finish(self.scene()))
             self.answer = ending.answer
             yield AnswerFound(self.passes, None, self.answer)
-        if self.settings.end.reply and self.finish_reason in ("budget", "context"):
-            yield from self.apart(self._finish_reply())
+        if self.finish_reason in ("budget", "context"):
+            if self.settings.end.reply:
+                yield from self.apart(self._finish_reply())
+            self.is_cut = not self.writer.writer.stopped and self.stopped_at is None
         if self.stopped_at is None:
             yield from self._say(self._stop.release())
 

@@ -174,9 +174,10 @@ class Attempts(BudgetedRun):
         if not self.settings.end.reply:
             return
         if verdict.worker is not None and not self.text.thinking:  # its attempt is a reply already
-            stop = StopWatch(self.settings.end.stop)
-            self.reply = stop.cut(self.attempts[verdict.worker].text).strip()
+            stop, chosen = StopWatch(self.settings.end.stop), self.attempts[verdict.worker]
+            self.reply = stop.cut(chosen.text).strip()
             self.stopped_at = stop.found
+            self.is_cut = stop.found is None and not chosen.writer.stopped
             yield ReplyWritten(self.passes, self.reply)
         else:
             ending = verdict.ending

@@ -112,7 +112,8 @@ class Answer:
     the budget; `extra_passes` those of the finisher, of snapshots and of the reply, which no method is
     charged for (paper, section 4.1). `tokens` were written by each worker, prefixes not counted.
     `prompt_tokens` are those of each prompt, and `found` of them were in memory when the run came.
-    `stopped_at` is the stop text at which the reply was cut, None if it came to none.
+    `stopped_at` is the stop text at which the reply was cut, None if it came to none. `is_cut`: the reply ends
+    where budget, context or another bound had it end, and not by itself.
 
     Numbers of other libraries are held as Python's own, lists and arrays as tuples. Raises InvalidRequest for a value of another
     kind: an `answer` is a text, or None.
@@ -129,6 +130,7 @@ class Answer:
     prompt_tokens: tuple[int, ...] = ()
     found: tuple[int, ...] = ()
     stopped_at: str | None = None
+    is_cut: bool = False
 
     def __post_init__(self) -> None:
         _hold(self, Answer)

@@ -89,6 +89,7 @@ class BudgetedRun(CountedRun):
         self.answer: str | None = None
         self.reply = ""
         self.stopped_at: str | None = None  # the stop text that the reply has come to
+        self.is_cut = False  # whether a bound ended the reply
         self.steps: list[FinishedStep] = []
         self.snapshots: dict[int, str | None] = {}
 
@@ -199,7 +200,7 @@ class BudgetedRun(CountedRun):
     def take_reply(self, ending: Ending) -> Work[None]:
         """The reply that an ending has written is the run's."""
         yield from ending.close_reply(self.passes)
-        self.reply, self.stopped_at = ending.reply, ending.stopped_at
+        self.reply, self.stopped_at, self.is_cut = ending.reply, ending.stopped_at, ending.is_cut
 
     def apart(self, part: Work[None]) -> Work[None]:
         """Let an ending write. Its passes are counted apart, and it is cut short where `total` is spent."""
@@ -292,4 +293,5 @@ class BudgetedRun(CountedRun):
             prompt_tokens=(len(self.prompt_tokens),),
             found=(0,),
             stopped_at=self.stopped_at,
+            is_cut=self.is_cut,
         )

@@ -38,6 +38,7 @@ class Ending:
         self.owner = f"{owner}'s " if owner else ""
         self.answer: str | None = None
         self.reply = ""
+        self.is_cut = False  # whether a bound ended the reply
         self._stop = StopWatch(settings.end.stop)
         self._read: tuple[Block, ...] = ()  # blocks that the reply reads besides the scene
         self._last_row: Row | None = None  # feeds the last token of the finisher to the reply
@@ -82,10 +83,12 @@ class Ending:
         writer = self._writer("reply")
         writer.begin_step(scene.view(*self._read, Block("reply")), self._reply_words())
         writer.follow(self.text.encode(self.prefill))
+        self.is_cut = True  # it is closed where the total is spent
         for _ in range(self.settings.end.reply_tokens):
             token = yield from self._pass(scene, writer)
             yield from self._say(self._stop.push(writer.read(token, self.text.eos)), forward_pass)
             if writer.stopped or self.stopped_at is not None:
+                self.is_cut = False
                 break
 
     def close_reply(self, forward_pass: int) -> Work[None]:

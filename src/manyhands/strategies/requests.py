@@ -30,7 +30,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, get_type_hints
@@ -67,7 +67,7 @@ from manyhands.text.grammar import Grammar
 
 _METHODS = f"Methods: {', '.join(METHODS)}; {shared_prefix.__name__} is plain completion."
 _TOKEN = re.compile("[0-9]{1,18}")
-_ALIAS = re.compile(r":(?P<method>[a-z_]+)(?:-(?P<workers>[0-9]{1,4}))?")
+_ALIAS = re.compile(r":(?P<method>[a-z_]+)(?:-(?P<workers>[0-9]{1,4}))?\Z")
 
 
 @dataclass(frozen=True)
@@ -342,6 +342,32 @@ def read_model(asked: str | None, model: str, *, only_forks: bool = False) -> di
         )
     workers = {} if found["workers"] is None else {"workers": int(found["workers"])}
     return {"method": found["method"], **workers}
+
+
+def method_of_alias(asked: str) -> str | None:
+    """The method that the name of a model asks for, whichever model it is."""
+    found = _ALIAS.search(asked)
+    return found["method"] if found is not None and found["method"] in METHODS else None
+
+
+def check_plain(asked: str | None) -> None:
+    """Refused with InvalidField where the name of a model asks for a method."""
+    method = None if asked is None else method_of_alias(asked)
+    if method is not None:
+        raise InvalidField(
+            f"model is {shown(asked)}, which asks for the method {method}; expected a model alone, "
+            "for plain completion",
+            param="model",
+            hint="A server answers by methods: manyhands serve.",
+        )
+
+
+def placed(error: InvalidRequest, names: Collection[str]) -> InvalidRequest:
+    """An error of settings, with the field of the request that it speaks of as its place."""
+    name = str(error).partition(" ")[0]
+    if isinstance(error, InvalidField) or type(error) is not InvalidRequest or name not in names:
+        return error
+    return InvalidField(str(error), param=name, hint=error.hint)
 
 
 def answer_body(

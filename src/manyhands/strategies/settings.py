@@ -78,7 +78,9 @@ def _check_stop(stop: tuple[str, ...]) -> None:
             f"stop has {as_found(wrong[0])}; expected texts", hint='Write stop=("first", ...).'
         )
     if not all(stop):
-        raise InvalidRequest("a text to stop at is empty", hint="Leave it out.")
+        raise InvalidRequest(
+            "stop has an empty text; expected texts to stop at", hint="Leave it out."
+        )
 
 
 @dataclass(frozen=True)

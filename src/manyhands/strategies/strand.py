@@ -331,6 +331,7 @@ class StrandRun(BudgetedRun):
     def end(self) -> Work[None]:
         """Ask for the answer if there is none. The strand is the reply: none is written."""
         yield from self.say(self._stop.release())
+        self.is_cut = self.finish_reason in ("budget", "context")
         if self.answer is None and self.asks:
             self.answer = yield from super().answer_now()
             yield AnswerFound(self.passes, None, self.answer)

@@ -216,7 +216,7 @@ def _contest_tests(where: str, values: Mapping[str, Any]) -> list[PrintTest | Ca
             if case["testtype"] == "stdin":
                 tests.append(PrintTest(case["input"], case["output"]))
                 continue
-            arguments = [json.loads(line) for line in case["input"].splitlines() if line.strip()]
+            arguments = [json.loads(line) for line in case["input"].split("\n") if line.strip()]
             tests.append(CallTest(str(function), arguments, json.loads(case["output"])))
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(

@@ -124,7 +124,7 @@ def _fault(program: str, test: PrintTest | CallTest, tolerance: float, limits: L
 
 
 def _lines(text: str) -> list[str]:
-    return [line.strip() for line in text.strip().splitlines()]
+    return [line.strip() for line in text.strip().split("\n")]
 
 
 def _same_numbers(found: list[str], wanted: list[str], tolerance: float) -> bool:

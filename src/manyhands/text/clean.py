@@ -38,7 +38,7 @@ def clean_problem(text: str) -> str:
     if not problem:
         found = "is empty" if not text else "holds nothing but blanks and control characters"
         raise InvalidRequest(
-            f"the problem {found}, expected some text", hint="give the problem as an argument"
+            f"the problem {found}, expected some text", hint="write what is to be solved"
         )
     return problem
 

@@ -118,7 +118,7 @@ def refusal(kind: str, rules: str) -> str | None:
         except InvalidRequest as error:
             found.append(str(error))
             return
-        said = f"the {grammar._name} cannot be followed: {_first_line(refused)}"
+        said = f"the {grammar._name} cannot be followed: {_in_one_line(refused)}"
         found.append(said if refused else None)
 
     threading.stack_size(_STACK)
@@ -164,7 +164,7 @@ class Matcher:
     def _raise_error(self) -> None:
         if self._matcher.is_error():
             raise InvalidRequest(
-                f"the text cannot follow its grammar: {_first_line(self._matcher.get_error())}",
+                f"the text cannot follow its grammar: {_in_one_line(self._matcher.get_error())}",
                 hint="Make the grammar simpler.",
             )
 
@@ -198,5 +198,8 @@ def _alternatives(texts: list[str]) -> str:
     return "start: " + " | ".join(json.dumps(each) for each in texts)
 
 
-def _first_line(message: str) -> str:
-    return message.strip().partition("\n")[0][:300]
+def _in_one_line(message: str) -> str:
+    """A message of the library: its first line, and the reason where that stands below a picture of the place."""
+    first, *others = message.strip().splitlines() or [""]
+    reasons = [line.removeprefix("error:") for line in others if line.startswith("error:")]
+    return (first + reasons[0] if first.endswith(":") and reasons else first)[:300]

@@ -91,6 +91,9 @@ def test_questions_outside(question: str, reason: str) -> None:
         ("3 + 4 - 2 = ?", "'='"),
         ("3 \u2212 4 + 2", r"'\u2212'"),
         ("3 + 4 \x1b[31m", r"'\x1b'"),
+        ("5\u00b2", r"'\xb2'"),
+        ("\uff11\uff12 + 3", r"'\uff11'"),
+        (STORY.replace("68", "\u2460"), r"'\u2460'"),
         ("17 + 60 - 31 <|im_end|>", "contains '<'"),
         ("17 + 60 - 31 ?", "is neither a line"),
         ("-1 + 60 - 31", "is neither a line"),
@@ -133,10 +136,11 @@ def test_lines_outside(line: str, reason: str) -> None:
 
 
 @given(st.text())
-def test_any_text_has_a_verdict(question: str) -> None:
-    complaint = outside_world(question)
-    assert complaint is not None
-    assert_one_sentence(complaint)
+def test_any_text_has_a_verdict(text: str) -> None:
+    for question in (text, ask([GOOD, text or "."])):
+        complaint = outside_world(question)
+        assert complaint is not None
+        assert_one_sentence(complaint)
 
 
 def assert_one_sentence(complaint: str) -> None:

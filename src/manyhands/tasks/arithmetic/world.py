@@ -108,7 +108,8 @@ def _outside_story(line: str) -> str | None:
     numbers = [piece for piece in pieces if piece[0].isdigit()]
     words = [piece for piece in pieces if piece[0].isalpha()]
     for piece in pieces:
-        if not piece.isalnum() and piece not in _PUNCTUATION | _SIGNS:
+        is_plain = piece.isascii() and piece.isalnum()  # ² is a digit, too, and no number
+        if not is_plain and piece not in _PUNCTUATION | _SIGNS:
             return (
                 f"contains {piece!a}; the bundled model knows lines of + and - between whole "
                 "numbers, and stories in plain words."
