@@ -69,6 +69,7 @@ ONLY_DOOR = {("engine", "strategies"): _CONTRACT, ("server", "engine"): _SERVICE
 SAME_FLOOR = {
     ("__main__", "cli"),
     ("hub", "errors"),
+    ("native", "errors"),
     ("sandbox", "errors"),
     ("sandbox", "schema"),
     ("schema", "errors"),

@@ -24,6 +24,7 @@ from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
+from manyhands.errors import InvalidRequest
 from manyhands.native import build, compiled, plain
 
 pytestmark = pytest.mark.skipif(build.module() is None, reason=build.reason() or "compiled")
@@ -335,6 +336,19 @@ def test_without_a_compiler_numpy_serves(
     monkeypatch.undo()
     build._made.cache_clear()
     assert same(cut(plan, tiling).small, without.small)
+
+
+@pytest.mark.parametrize("value", ["0", "no", "OFF", "false"])
+def test_another_word_than_on_and_off_is_named(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv(build.VARIABLE, value)
+    with pytest.raises(InvalidRequest, match=f"{build.VARIABLE} is '{value}'; expected on or off"):
+        build.module()
+    for usual in ("", build.ON):
+        monkeypatch.setenv(build.VARIABLE, usual)
+        build._made.cache_clear()
+        assert build.module() is not None
 
 
 def test_a_compiler_with_flags(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,13 +26,15 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
+from manyhands.errors import InvalidRequest
+
 SOURCE = Path(__file__).with_name("native.c")
 _COMPILERS = ("cc", "gcc", "clang")
 _SECONDS = 120.0  # for one compilation, after which it counts as failed
 _FLAGS = ("-O2", "-fPIC", "-shared")
 _OF_MACOS = ("-undefined", "dynamic_lookup")  # Python's own symbols are found when it is loaded
 _SUFFIX = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-VARIABLE, OFF = "MANYHANDS_NATIVE", "off"
+VARIABLE, ON, OFF = "MANYHANDS_NATIVE", "on", "off"
 
 
 class _CannotCompile(Exception):
@@ -41,8 +43,14 @@ class _CannotCompile(Exception):
 
 @functools.cache
 def _made() -> tuple[ModuleType | None, str]:
-    if os.environ.get(VARIABLE) == OFF:
+    found = os.environ.get(VARIABLE, ON)
+    if found == OFF:
         return None, f"{VARIABLE} is {OFF}"
+    if found not in ("", ON):
+        raise InvalidRequest(
+            f"the environment variable {VARIABLE} is {found!r}; expected {ON} or {OFF}",
+            hint=f"Leave it out to have the loops compiled, or set it to {OFF} to have numpy's.",
+        )
     try:
         return _load(), ""
     except Exception as error:  # it is optional, and never stops an engine
@@ -50,7 +58,10 @@ def _made() -> tuple[ModuleType | None, str]:
 
 
 def module() -> ModuleType | None:
-    """The compiled loops; None where there are none. Compiled at the first call."""
+    """The compiled loops; None where there are none. Compiled at the first call.
+
+    Raises InvalidRequest where the environment says neither on nor off.
+    """
     return _made()[0]
 
 
