@@ -90,9 +90,17 @@ def hogwild_itself(
         choice=Choice(temperature=100, allowed=allowed),
         end=EndSettings(finisher=False, reply=False),
     )
-    size = len(_WORDS)
-    problem = "".join(_WORDS[(rng.randrange(size) + words) % size] for _ in range(_HISTORY))
+    problem = made_up_problem(rng, words)
     return share_prompt(hogwild(problem, text, settings, Prompts().team), engine.prefixes)
+
+
+def made_up_problem(rng: random.Random, words: int) -> str:
+    """A text of about a thousand tokens. The same draws make another one with each number of `words`, as each variant has its own."""
+    size = len(_WORDS)
+    again = words // size  # how often each word has had its turn in the place of each
+    return "".join(
+        _WORDS[(rng.randrange(size) + words + again * place) % size] for place in range(_HISTORY)
+    )
 
 
 def itself(workers: int) -> Situation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,12 @@ def test_variants_play_in_turns_in_one_engine(
     assert each == [life.PLAYED[at : at + 2] for at in range(0, 12, 2)]  # type: ignore[attr-defined]
     assert found["gate"]["rows_that_differ"] == 0
     assert all(line["passes"] == 8 and line["floor_ms"] > 0 for line in found["situations"])
+
+
+def test_each_variant_of_many_has_a_problem_of_its_own() -> None:
+    """A prompt that was met before would be found in memory."""
+    problems = {life.made_up_problem(random.Random(1), words) for words in range(21)}
+    assert len(problems) == 21
 
 
 def test_without_variants_nothing_is_changed(tmp_path: Path) -> None:
