@@ -629,7 +629,8 @@ def test_rows_that_go_on_side_by_side_get_a_recording_with_the_kernels_that_they
 
 
 @pytest.mark.parametrize(
-    ("crowd", "every"), [("asks", 4), ("asks", 32), ("asks", 40), ("at once", 40), ("goes on", 40)]
+    ("crowd", "every"),
+    [("asks", 4), ("asks", 32), ("asks", 40), ("at once", 40), ("goes on", 40), ("of its kind", 6)],
 )
 def test_what_crowds_meet_now_and_then_is_not_recorded(
     crowd: str, every: int, monkeypatch: pytest.MonkeyPatch
@@ -637,10 +638,10 @@ def test_what_crowds_meet_now_and_then_is_not_recorded(
     """A capacity that wants its own, in one pass of so many: of forty it is too rare, however long the crowd goes on.
 
     The crowd's other passes ask for a capacity, are served at once, or follow each other. Where the rare one is one of
-    thirty-two, it is the one that asks whenever counts are halved.
+    thirty-two, it is the one that asks whenever counts are halved. Passes that follow it would ask for the same.
     """
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 8)
-    monkeypatch.setattr(graphs, "_COUNTED", 64)
+    monkeypatch.setattr(graphs, "_COUNTED", 16 if crowd == "of its kind" else 64)
     monkeypatch.setattr(graphs, "_follows", lambda plan, last: True)
     tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64, specialised_rows=128)
     passes = passes_of(graphed_engine())
@@ -666,12 +667,15 @@ def test_what_crowds_meet_now_and_then_is_not_recorded(
     for number in range(600):
         if number % every == 0:
             passes._recorded(rare)
+        elif crowd == "of its kind":
+            assert passes._goes_on(rare, rare)
         elif crowd != "goes on" or number % every == 1:
             passes._recorded(usual)
         else:
             assert passes._goes_on(usual, usual)
-    assert made == ([own] if every == 4 else [])
-    assert passes._seen[own] < graphs._VERY_OFTEN or every == 4
+    is_rare = every > 16
+    assert made == ([] if is_rare else [own])
+    assert passes._seen[own] < graphs._VERY_OFTEN or not is_rare
 
 
 @pytest.mark.parametrize("history", [4096, 16384])

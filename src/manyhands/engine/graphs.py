@@ -268,10 +268,11 @@ class GraphedPasses(Passes):
         self._going_on += 1
         if self._is_looked_at and self._going_on % _LOOKED_AT == 0:
             self._to_look_at = plan, None
-        capacity = self._unserved
-        if capacity is None or self.trouble is not None or self._going_on < _VERY_OFTEN:
+        if (capacity := self._unserved) is None:
             self._pass_by(plan)
             return True
+        if self.trouble is not None or self._going_on < _VERY_OFTEN:
+            return True  # it would ask for that capacity, so it makes none rarer
         self._unserved = None
         self._seen[capacity] = max(self._seen[capacity], _VERY_OFTEN)
         self._kinds_due.add(_kind(plan))
