@@ -16,7 +16,8 @@ those of each of its runs alone.
 Processes differ by a hundredth, and the two of a comparison are two. `--variants` compares in one engine: FILE is Python with
 a function for each way to do it, which makes its change and gives back what undoes it. All play each situation in turns, there
 and back again, so means that differ by a third of a hundredth can be told apart. What was recorded when the engine got
-ready is not recorded anew: kernels and rooms are those without a change. The op alone, repeated, tells less: sizes of
+ready is not recorded anew: kernels and rooms are those without a change. What one of them records in the midst serves the
+others too, and is told with its own passes. The op alone, repeated, tells less: sizes of
 splits with which it was 3 to 7 % faster made ragged passes 1.6 % slower (docs/log.md).
 """
 
@@ -89,9 +90,17 @@ def hogwild_itself(
         choice=Choice(temperature=100, allowed=allowed),
         end=EndSettings(finisher=False, reply=False),
     )
-    size = len(_WORDS)
-    problem = "".join(_WORDS[(rng.randrange(size) + words) % size] for _ in range(_HISTORY))
+    problem = made_up_problem(rng, words)
     return share_prompt(hogwild(problem, text, settings, Prompts().team), engine.prefixes)
+
+
+def made_up_problem(rng: random.Random, words: int) -> str:
+    """A text of about a thousand tokens. The same draws make another one with each number of `words`, as each variant has its own."""
+    size = len(_WORDS)
+    again = words // size  # how often each word has had its turn in the place of each
+    return "".join(
+        _WORDS[(rng.randrange(size) + words + again * place) % size] for place in range(_HISTORY)
+    )
 
 
 def itself(workers: int) -> Situation:
@@ -191,6 +200,10 @@ class Life:
                 self.results.leave_out(title, "no time")
                 continue
             undo = change()
+            if not callable(undo):  # the networks behind would be measured with the change
+                raise SystemExit(
+                    f"the variant {name} gave back {undo!r} where a function that undoes its change was expected"
+                )
             try:
                 with self.results.surviving(title):
                     others = words + len(TIMES) * place
@@ -258,11 +271,13 @@ def variants_of(file: Path | None) -> dict[str, Change]:
     """The functions that a file defines, by their names, in order; without one, nothing is changed, and has no name.
 
     Raises:
-        ManyhandsError: The file defines no function that takes no argument.
+        ManyhandsError: There is no such file, or it defines no function that takes no argument.
 
     """
     if file is None:
         return {"": lambda: lambda: None}
+    if not file.is_file():
+        raise ManyhandsError(f"there is no file {file}, where Python with variants was expected")
     found = {
         name: each
         for name, each in runpy.run_path(str(file), run_name="variants").items()

@@ -204,7 +204,7 @@ class Lists:
         engine = Engine(self.adapter, tokenizer, memory_tokens=1 << 15)
         words, text = model_prompt(bundled.path()), engine.text
         assert text is not None
-        settings = SoloSettings(1000, end=EndSettings(reply=False))
+        settings = SoloSettings(budget=1000, end=EndSettings(reply=False))
         asked = [problem_list(random.Random(f"quantised/{n}"), 5, "bare") for n in range(count)]
         answers = engine.run_all([sequential(one.question, text, settings, words) for one in asked])
         scores = [

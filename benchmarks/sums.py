@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.results import Clock, Results, parser
-from manyhands.engine.ranks.channel import Heard, Verb, text_of
+from manyhands.engine.ranks.channel import OtherEnd, Verb, text_of
 from manyhands.engine.ranks.group import join_group, leave_group
 from manyhands.engine.ranks.world import World
 from manyhands.model.parallel.collectives import GroupCollectives
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         world.end()
 
 
-def follow(heard: Heard) -> None:
+def follow(heard: OtherEnd) -> None:
     """Another rank: the same calls."""
     verb, arrays = heard.next()
     assert verb == Verb.JOIN, "rank 0 begins with it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,12 @@ def test_variants_play_in_turns_in_one_engine(
     assert all(line["passes"] == 8 and line["floor_ms"] > 0 for line in found["situations"])
 
 
+def test_each_variant_of_many_has_a_problem_of_its_own() -> None:
+    """A prompt that was met before would be found in memory."""
+    problems = {life.made_up_problem(random.Random(1), words) for words in range(21)}
+    assert len(problems) == 21
+
+
 def test_without_variants_nothing_is_changed(tmp_path: Path) -> None:
     ((name, change),) = life.variants_of(None).items()
     change()()
@@ -72,3 +79,41 @@ def test_without_variants_nothing_is_changed(tmp_path: Path) -> None:
     file.write_text("from pathlib import Path\n\n\ndef of_something(size):\n    return Path\n")
     with pytest.raises(ManyhandsError, match="has no variants: functions without arguments"):
         life.variants_of(file)
+    with pytest.raises(ManyhandsError, match="there is no file"):
+        life.variants_of(tmp_path / "forgotten.py")
+
+
+def test_a_change_that_cannot_be_undone_ends_all(tmp_path: Path) -> None:
+    """Whatever is played behind it would be played with the change."""
+    file = tmp_path / "variants.py"
+    file.write_text("def coarse():\n    pass\n")
+    given = ["--tiny", "--device", "cpu", "--out", str(tmp_path), "--commit", "abc"]
+    given += ["--models", "qwen3-8b,qwq-32b", "--only", "team", "--variants", str(file)]
+    with pytest.raises(SystemExit, match="coarse gave back None where a function that undoes"):
+        life.main(given)
+    assert [path.name for path in tmp_path.glob("life_*.json")] == ["life_variants_qwen3-8b.json"]
+
+
+def test_a_change_is_undone_where_a_situation_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "variants.py"
+    file.write_text(VARIANTS)
+    monkeypatch.setattr(life, "PLAYED", [], raising=False)
+
+    def failing(*given: object, **options: object) -> None:
+        raise error("it failed")
+
+    monkeypatch.setattr(life, "live", failing)
+    given = ["--tiny", "--device", "cpu", "--out", str(tmp_path), "--commit", "abc"]
+    given += ["--models", "qwen3-8b", "--only", "team", "--variants", str(file)]
+    error: type[BaseException] = RuntimeError
+    life.main(given)
+    found = json.loads((tmp_path / "life_variants_qwen3-8b.json").read_text())
+    assert len(found["left_out"]) == 6
+    played = life.PLAYED  # type: ignore[attr-defined]
+    assert played[1::2] == [f"no more {name}" for name in played[::2]]
+    error = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        life.main(given)
+    assert life.PLAYED == ["coarse", "no more coarse"]  # type: ignore[attr-defined]

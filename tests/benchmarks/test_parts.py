@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import pkgutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import Tensor
 
+import benchmarks
 from benchmarks import attention, decode, host, latents, performance, plots, prefix, products, tiles
 from manyhands.attention.store import LayerStore
 from manyhands.attention.torch_backend import TorchBackend
@@ -31,6 +34,12 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     latents.main(common)
     prefix.main([*common, "--models", "codellama-7b"])
     return folder
+
+
+@pytest.mark.parametrize("name", [each.name for each in pkgutil.iter_modules(benchmarks.__path__)])
+def test_each_can_be_imported(name: str) -> None:
+    """Also one that needs several GPUs, whose imports nothing else looks at here."""
+    import_module(f"benchmarks.{name}")
 
 
 def test_circumstances_stand_in_every_file(measured: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import launches, quantised
+from manyhands import bundled
 from manyhands.model.loading import load_adapter
 from tests.model.families_zoo import some_tokens, tiny_models
 
@@ -37,6 +38,11 @@ def test_a_network_agrees_with_itself_and_less_with_its_rounding() -> None:
     assert facts["kl"] > 0
     assert facts["agreement"] < 1
     assert quantised.weight_bytes(rounded) < 0.5 * quantised.weight_bytes(exact)
+
+
+def test_lists_are_answered() -> None:
+    lists = quantised.Lists(load_adapter(bundled.path()), 1)
+    assert lists.right == 1
 
 
 def test_launches_need_a_gpu(tmp_path: Path) -> None:

@@ -628,13 +628,21 @@ def test_rows_that_go_on_side_by_side_get_a_recording_with_the_kernels_that_they
     assert [each.is_specialised for each in made] == [True] * wants_others
 
 
-@pytest.mark.parametrize("every", [4, 40])
+@pytest.mark.parametrize(
+    ("crowd", "every"),
+    [("asks", 4), ("asks", 32), ("asks", 40), ("at once", 40), ("goes on", 40), ("of its kind", 6)],
+)
 def test_what_crowds_meet_now_and_then_is_not_recorded(
-    every: int, monkeypatch: pytest.MonkeyPatch
+    crowd: str, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A capacity that wants its own, in one pass of so many: of forty it is too rare, however long the crowd goes on."""
+    """A capacity that wants its own, in one pass of so many: of forty it is too rare, however long the crowd goes on.
+
+    The crowd's other passes ask for a capacity, are served at once, or follow each other. Where the rare one is one of
+    thirty-two, it is the one that asks whenever counts are halved. Passes that follow it would ask for the same.
+    """
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 8)
-    monkeypatch.setattr(graphs, "_COUNTED", 64)
+    monkeypatch.setattr(graphs, "_COUNTED", 16 if crowd == "of its kind" else 64)
+    monkeypatch.setattr(graphs, "_follows", lambda plan, last: True)
     tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64, specialised_rows=128)
     passes = passes_of(graphed_engine())
     passes.backend.tiling = tiling
@@ -646,16 +654,28 @@ def test_what_crowds_meet_now_and_then_is_not_recorded(
         return found
 
     monkeypatch.setattr(passes, "_record", record)
-    capacity = capacities.wide_capacity(208, tiling, Wide.LARGE)
-    capacity = replace(capacity, entries=512, pages=2048, small=512, large=256, partials=4096)
-    passes._ahead[208, Wide.LARGE] = graphs._Graph(passes, capacity, 64)
+    for kind in (Wide.SMALL, Wide.LARGE) if crowd == "at once" else (Wide.LARGE,):
+        capacity = capacities.wide_capacity(208, tiling, kind)
+        capacity = replace(capacity, entries=512, pages=8192, small=2048, partials=4096)
+        capacity = replace(capacity, large=256 * (kind is Wide.LARGE))
+        passes._ahead[208, kind] = graphs._Graph(passes, capacity, 64)
     usual, rare = completions(200, 2000), completions(200, 16384)
+    if crowd == "at once":
+        usual = situations.planned(situations.tree("100,200_~1024,~64"), 1)[0]
     own = Capacity.of(rare, cut(rare, tiling)).rounded()
     assert own != Capacity.of(usual, cut(usual, tiling)).rounded()
     for number in range(600):
-        passes._recorded(usual if number % every else rare)
-    assert made == ([own] if every == 4 else [])
-    assert passes._seen[own] < graphs._VERY_OFTEN or every == 4
+        if number % every == 0:
+            passes._recorded(rare)
+        elif crowd == "of its kind":
+            assert passes._goes_on(rare, rare)
+        elif crowd != "goes on" or number % every == 1:
+            passes._recorded(usual)
+        else:
+            assert passes._goes_on(usual, usual)
+    is_rare = every > 16
+    assert made == ([] if is_rare else [own])
+    assert passes._seen[own] < graphs._VERY_OFTEN or not is_rare
 
 
 @pytest.mark.parametrize("history", [4096, 16384])

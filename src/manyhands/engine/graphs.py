@@ -79,8 +79,8 @@ _SURE_ENOUGH = 0.99  # share of right guesses from which on whole passes are beg
 # Times that a capacity is asked for, until it gets a recording beside one that serves it: one that is a little
 # wider, or a wide one that was made ahead.
 _VERY_OFTEN = 32
-# About so many of the capacities that were asked for last count: one that crowds meet now and then would keep
-# all runs waiting for a tenth of a second, and serve one pass in forty.
+# About so many of the last passes count: a capacity that crowds meet now and then would keep all runs waiting for a tenth
+# of a second, and serve one pass in forty. Of few tokens those count that were looked at.
 _COUNTED = 256
 # Where a wide recording serves small tiles alone, a plan is cut for it at once, and one of so many for itself too, or of
 # so many passes that have followed it.
@@ -117,8 +117,8 @@ class GraphedPasses(Passes):
         self.seconds_recording = 0.0
         self._graphs: dict[Capacity, _Graph] = {}
         self._ahead: dict[tuple[int, Wide], _Graph] = {}  # of those the wide ones, by their tokens
-        self._seen: Counter[Capacity] = Counter()  # about how often, of the last ones
-        self._num_seen = 0  # since the counts were halved
+        self._seen: Counter[Capacity] = Counter()  # about how often, in the last passes
+        self._num_passed = 0  # passes that count, since the counts were halved
         self._kinds: Counter[_Kind] = Counter()  # of plans that wide recordings serve
         self._kinds_with_own: set[_Kind] = set()
         self._kinds_due: set[_Kind] = set()  # the next plan of these may be recorded
@@ -268,10 +268,11 @@ class GraphedPasses(Passes):
         self._going_on += 1
         if self._is_looked_at and self._going_on % _LOOKED_AT == 0:
             self._to_look_at = plan, None
-        if (capacity := self._unserved) is None or self.trouble is not None:
+        if (capacity := self._unserved) is None:
+            self._pass_by(plan)
             return True
-        if self._going_on < _VERY_OFTEN:
-            return True
+        if self.trouble is not None or self._going_on < _VERY_OFTEN:
+            return True  # it would ask for that capacity, so it makes none rarer
         self._unserved = None
         self._seen[capacity] = max(self._seen[capacity], _VERY_OFTEN)
         self._kinds_due.add(_kind(plan))
@@ -316,11 +317,13 @@ class GraphedPasses(Passes):
         stretches = Stretches.of(plan, self.backend.tiling)
         is_due = bool(self._kinds_due) and _kind(plan) in self._kinds_due
         if not is_due and (found := self._wide_at_once(plan, stretches)) is not None:
+            if not self._is_looked_at:
+                self._pass_by(plan)
             return found
         self._kinds_due.discard(_kind(plan))
         work = cut(plan, self.backend.tiling, None, stretches)
         capacity = capacity_of(plan, work)
-        self._note(capacity)
+        self._note(plan, capacity)
         times = self._seen[capacity]
         if (found := self._at_hand(plan, work, capacity, stretches)) is not None:
             if not self._has_kernels_of(found[0], plan, work):
@@ -365,7 +368,7 @@ class GraphedPasses(Passes):
         plan, stretches = put_off
         work = cut(plan, self.backend.tiling, None, stretches)
         capacity = capacity_of(plan, work)
-        self._note(capacity)
+        self._note(plan, capacity)
         is_served_well = self._is_served_well(plan, work)
         if stretches is None and is_served_well:
             self._is_looked_at = False
@@ -373,17 +376,22 @@ class GraphedPasses(Passes):
         if capacity in self._graphs or wants_own:
             self._kinds_due.add(_kind(plan))
 
-    def _note(self, capacity: Capacity) -> None:
-        """A capacity was asked for. The counts of all others are halved now and then, so that older ones count less."""
+    def _note(self, plan: Plan, capacity: Capacity) -> None:
+        """A plan asks for a capacity. Counts are halved now and then, so that older times count less; one that is due is kept."""
         if capacity in self._graphs:
+            self._pass_by(plan)
             return
-        self._num_seen += 1
-        if self._num_seen > _COUNTED:
-            self._num_seen = 1
-            for other, times in self._seen.items():
-                if other != capacity:
-                    self._seen[other] = max(1, times // 2)
+        if halvings := self._num_passed // _COUNTED:
+            self._num_passed %= _COUNTED
+            for known, times in self._seen.items():
+                if known != capacity or times < _VERY_OFTEN:
+                    self._seen[known] = max(1, times >> halvings)
+        self._num_passed += 1
         self._seen[capacity] += 1
+
+    def _pass_by(self, plan: Plan) -> None:
+        """A pass asks for no capacity. Of many tokens it counts: what others ask for is as rare as it is among all passes."""
+        self._num_passed += plan.num_tokens > capacities.ALL_SMALL
 
     def _at_hand(
         self, plan: Plan, work: Work, capacity: Capacity, stretches: Stretches
