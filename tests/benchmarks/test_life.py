@@ -40,6 +40,12 @@ def of_something(size: int) -> None:
 '''
 
 
+def asked_for(folder: Path, models: str, variants: Path) -> list[str]:
+    """The words of a command that plays the variants of a file, tiny, with its results in this folder."""
+    words = ["--tiny", "--device", "cpu", "--out", str(folder), "--commit", "abc"]
+    return [*words, "--models", models, "--only", "team", "--variants", str(variants)]
+
+
 def test_variants_play_in_turns_in_one_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,8 +53,7 @@ def test_variants_play_in_turns_in_one_engine(
     file = tmp_path / "variants.py"
     file.write_text(VARIANTS)
     monkeypatch.setattr(life, "PLAYED", [], raising=False)
-    given = ["--tiny", "--device", "cpu", "--out", str(tmp_path), "--commit", "abc"]
-    life.main([*given, "--models", "qwen3-8b", "--only", "team", "--variants", str(file)])
+    life.main(asked_for(tmp_path, "qwen3-8b", file))
     found = json.loads((tmp_path / "life_variants_qwen3-8b.json").read_text())
     told = [(each["when"], each["variant"]) for each in found["situations"]]
     assert told == [
@@ -87,10 +92,8 @@ def test_a_change_that_cannot_be_undone_ends_all(tmp_path: Path) -> None:
     """Whatever is played behind it would be played with the change."""
     file = tmp_path / "variants.py"
     file.write_text("def coarse():\n    pass\n")
-    given = ["--tiny", "--device", "cpu", "--out", str(tmp_path), "--commit", "abc"]
-    given += ["--models", "qwen3-8b,qwq-32b", "--only", "team", "--variants", str(file)]
     with pytest.raises(SystemExit, match="coarse gave back None where a function that undoes"):
-        life.main(given)
+        life.main(asked_for(tmp_path, "qwen3-8b,qwq-32b", file))
     assert [path.name for path in tmp_path.glob("life_*.json")] == ["life_variants_qwen3-8b.json"]
 
 
@@ -105,8 +108,7 @@ def test_a_change_is_undone_where_a_situation_fails(
         raise error("it failed")
 
     monkeypatch.setattr(life, "live", failing)
-    given = ["--tiny", "--device", "cpu", "--out", str(tmp_path), "--commit", "abc"]
-    given += ["--models", "qwen3-8b", "--only", "team", "--variants", str(file)]
+    given = asked_for(tmp_path, "qwen3-8b", file)
     error: type[BaseException] = RuntimeError
     life.main(given)
     found = json.loads((tmp_path / "life_variants_qwen3-8b.json").read_text())

@@ -62,6 +62,19 @@ def small_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def noted_recordings(passes: GraphedPasses, monkeypatch: pytest.MonkeyPatch) -> list[Capacity]:
+    """The capacities that are recorded from here on; their recordings are there, and hold nothing."""
+    made: list[Capacity] = []
+
+    def record(page_size: int, capacity: Capacity) -> graphs._Graph:
+        made.append(capacity)
+        found = passes._graphs[capacity] = graphs._Graph(passes, capacity, page_size)
+        return found
+
+    monkeypatch.setattr(passes, "_record", record)
+    return made
+
+
 def with_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on wide recordings have other kernels than small teams want."""
     usual = capacities.wide_capacity
@@ -494,13 +507,7 @@ def test_a_pass_with_drafts_has_no_prompt(
     passes = passes_of(graphed_engine())
     wide = capacities.wide_capacity(1, passes.backend.tiling, Wide.SMALL)
     passes._ahead[1, Wide.SMALL] = graphs._Graph(passes, wide, 64)
-    made: list[Capacity] = []
-
-    def record(page_size: int, capacity: Capacity) -> graphs._Graph:
-        made.append(capacity)
-        return graphs._Graph(passes, capacity, page_size)
-
-    monkeypatch.setattr(passes, "_record", record)
+    made = noted_recordings(passes, monkeypatch)
     views = [View([situations.block_of(8)]) for _ in range(40)]
     plan = situations.planned(views, 2)[0]
     if drafts:
@@ -605,13 +612,7 @@ def test_rows_that_go_on_side_by_side_get_a_recording_with_the_kernels_that_they
     )
     passes = passes_of(graphed_engine())
     passes.backend.tiling = tiling
-    made: list[Capacity] = []
-
-    def record(page_size: int, capacity: Capacity) -> graphs._Graph:
-        made.append(capacity)
-        return graphs._Graph(passes, capacity, page_size)
-
-    monkeypatch.setattr(passes, "_record", record)
+    made = noted_recordings(passes, monkeypatch)
     capacity = capacities.wide_capacity(208, tiling, Wide.LARGE)
     capacity = replace(capacity, entries=512, pages=2048, small=512, large=256, partials=4096)
     wide = passes._ahead[208, Wide.LARGE] = graphs._Graph(passes, capacity, 64)
@@ -646,14 +647,7 @@ def test_what_crowds_meet_now_and_then_is_not_recorded(
     tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64, specialised_rows=128)
     passes = passes_of(graphed_engine())
     passes.backend.tiling = tiling
-    made: list[Capacity] = []
-
-    def record(page_size: int, capacity: Capacity) -> graphs._Graph:
-        made.append(capacity)
-        found = passes._graphs[capacity] = graphs._Graph(passes, capacity, page_size)
-        return found
-
-    monkeypatch.setattr(passes, "_record", record)
+    made = noted_recordings(passes, monkeypatch)
     for kind in (Wide.SMALL, Wide.LARGE) if crowd == "at once" else (Wide.LARGE,):
         capacity = capacities.wide_capacity(208, tiling, kind)
         capacity = replace(capacity, entries=512, pages=8192, small=2048, partials=4096)
@@ -697,13 +691,7 @@ def test_few_rows_that_go_on_side_by_side_are_looked_at_by_their_passes(
     tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64, long_keys=8192)
     passes = passes_of(graphed_engine())
     passes.backend.tiling = tiling
-    made: list[Capacity] = []
-
-    def record(page_size: int, capacity: Capacity) -> graphs._Graph:
-        made.append(capacity)
-        return graphs._Graph(passes, capacity, page_size)
-
-    monkeypatch.setattr(passes, "_record", record)
+    made = noted_recordings(passes, monkeypatch)
     capacity = WIDE(16, tiling, Wide.SMALL)
     wide = passes._ahead[16, Wide.SMALL] = graphs._Graph(passes, capacity, 64)
     plan = completions(16, history)
@@ -885,13 +873,7 @@ def test_a_plan_that_the_other_recording_serves_gets_its_own_in_the_end(
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 4)
     passes = passes_of(graphed_engine())
     passes.backend.tiling = tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=128)
-    made: list[Capacity] = []
-
-    def record(page_size: int, capacity: Capacity) -> graphs._Graph:
-        made.append(capacity)
-        return graphs._Graph(passes, capacity, page_size)
-
-    monkeypatch.setattr(passes, "_record", record)
+    made = noted_recordings(passes, monkeypatch)
     for kind in (Wide.LARGE, Wide.SMALL):
         capacity = replace(WIDE(64, tiling, kind), large=4 if kind is Wide.LARGE else 0)
         passes._ahead[64, kind] = graphs._Graph(passes, capacity, 64)

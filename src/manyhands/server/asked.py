@@ -124,7 +124,7 @@ class Asked:
         return replace(self, made=tuple(each.begin(served, owner) for each in self.runs()))
 
     def begin(self, served: Served, owner: str) -> Begun:
-        """The strategy at its beginning. What it reads is shared with the same owner alone.
+        """The strategy at its beginning. Its prompts are shared with the same owner alone.
 
         A trace has as many lines at most as events are kept. It is that of a run that shares nothing: what lies in the
         tree's blocks stands in no trace.
