@@ -16,6 +16,7 @@ from manyhands.attention.work import (
     Tiling,
     Work,
     _are_small,
+    _sizes_of_few,
     begin_beside,
     cut,
 )
@@ -448,16 +449,69 @@ def test_long_splits_of_many_are_finer(shape: str, most: int, of_eight: int) -> 
     assert longest(replace(tiling, long_of_many=1 << 20)) == of_eight
 
 
-def test_few_programs_are_no_more_than_run_at_once() -> None:
-    """Of a team of eight, a split of 128 keys would leave some programs for a second round; one of 192 leaves none."""
+@pytest.mark.parametrize(
+    ("heads", "workers", "history", "sizes"),
+    [
+        (
+            (32, 32),
+            1,
+            16384,
+            range(2048, 2049),
+        ),  # eight whole ones of each head for 264 that run at once; 2560: 79 us for 71
+        (
+            (40, 40),
+            1,
+            16384,
+            range(2560, 2561),
+        ),  # six and a shorter one; 3200 leaves some processors with one: 94 for 85
+        ((40, 8), 4, 16384, range(576, 769)),  # 512: 31 for 27.5
+        (
+            (28, 4),
+            1,
+            16384,
+            range(512, 513),
+        ),  # one a processor, of half as many partials; 256: 19.4 for 16.9
+        ((32, 8), 1, 65536, range(2048, 2049)),
+        ((32, 8), 4, 4096, range(256, 257)),  # 192: 15.2 for 14.4
+        ((40, 8), 2, 1024, range(128, 129)),
+    ],
+)
+def test_few_programs_are_done_together(
+    heads: tuple[int, int], workers: int, history: int, sizes: range
+) -> None:
+    """Keys of the longest item of a team, as they were the fastest on an H200 with its cache flushed."""
+    tiling = Tiling(
+        heads[0] // heads[1], num_kv_heads=heads[1], num_processors=PROCESSORS, between_rows=24
+    )
+    plan = situations.planned(situations.team(workers, history, 128), 1)[0]
+    assert max(keys_of_items(cut(plan, tiling), plan)) in sizes
+
+
+def test_what_few_programs_are_cut_by() -> None:
+    """Each of the three prices moves the size: of short ones more begin and more are merged, long ones leave processors to one."""
+    tiling = Tiling(8, num_kv_heads=4, num_processors=PROCESSORS)
+    plan = situations.planned(situations.team(1, 16384, 128), 1)[0]
+
+    def longest(**others: float) -> int:
+        other = replace(tiling, **others)  # type: ignore[arg-type]
+        return max(keys_of_items(cut(plan, other), plan))
+
+    assert longest() == 512
+    assert longest(keys_to_begin=0) == 384
+    assert longest(keys_to_merge=0) == longest(share_alone=0.3) == 256
+    assert longest(keys_to_merge=40) == 640
+
+
+def test_sizes_of_few_lie_about_a_share() -> None:
+    """None is shorter than the least, longer than the longest tile, or far from what each would have."""
     tiling = Tiling(4, num_kv_heads=8, num_processors=PROCESSORS)
-    plan = a_team_that_lives(8, 1600, 900)
-    room = int(PROCESSORS * tiling.splits_per_processor)
-    assert len(cut(plan, tiling).small) * tiling.num_kv_heads <= room
-    assert len(cut(plan, replace(tiling, keys_to_begin=0)).small) * tiling.num_kv_heads > room
-    # A history that is much longer than all else is not cut into fewer pieces for the sake of some desks.
-    long = a_team_that_lives(4, 65536, 100)
-    assert max(keys_of_items(cut(long, tiling), long)) < 1.1 * 65536 / (room / tiling.num_kv_heads)
+    assert _sizes_of_few(20.0, 4096, tiling) == [128]
+    assert _sizes_of_few(300.0, 192, tiling) == [192]
+    sizes = _sizes_of_few(500.0, 16384, tiling)
+    assert sizes[0] == 512
+    assert 1216 < sizes[-1] <= 1344
+    assert all(size % tiling.key_tile == 0 for size in sizes)
+    assert 16384 // 4 in _sizes_of_few(3000.0, 16384, tiling)
 
 
 @pytest.mark.parametrize(("new", "large_rows"), [(1280, 64), (2048, 128)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 import sys
 from collections import Counter
@@ -107,6 +108,7 @@ def a_tiling(rng: random.Random) -> Tiling:
         narrow_keys=rng.choice([64, 16384]),
         long_keys=rng.choice([0, 64, 4096]),
         splits_per_processor=rng.choice([1.0, 2.0]),
+        least_split=rng.choice([32, 128]),
     )
 
 
@@ -202,10 +204,46 @@ def test_every_loop_is_called(calls: Counter[str]) -> None:
     for seed in range(9):
         for plan in Team(random.Random(seed)).steps(6):
             cut_all_ways(plan, rng)
+    long = situations.planned(situations.team(4, 4096, 128), 1)[0]
+    for _ in range(40):  # its splits are worth trying several sizes
+        cut_all_ways(long, rng)
     assert min(calls[name] for name in NAMES) >= 10
     public = {name for name in dir(plain) if not name.startswith("_")} & set(dir(compiled))
     loops = {name for name in public if callable(getattr(plain, name)) and name.islower()}
     assert loops == set(NAMES), "all that both have"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    num_keys=st.lists(st.integers(1, 3000), min_size=1, max_size=40),
+    sizes=st.lists(st.integers(16, 2000), min_size=1, max_size=5),
+    num_heads=st.integers(1, 12),
+    num_processors=st.integers(1, 40),
+    key_tile=st.sampled_from([16, 64]),
+    to_begin=st.integers(0, 300),
+)
+def test_the_last_processor_is_done_when_each_program_goes_to_the_first_that_is_free(
+    num_keys: list[int],
+    sizes: list[int],
+    num_heads: int,
+    num_processors: int,
+    key_tile: int,
+    to_begin: int,
+) -> None:
+    """Both loops, which take groups of processors, beside one program after the other."""
+    given = np.array(num_keys), sizes, num_heads, num_processors, key_tile, to_begin
+    expected = []
+    for size in sizes:
+        splits = plain.num_splits(np.array(num_keys), size, key_tile).tolist()
+        items = [size] * (sum(splits) - len(splits))
+        items += [keys - (count - 1) * size for keys, count in zip(num_keys, splits, strict=True)]
+        free = [0] * num_processors
+        for length in sorted(items, reverse=True):
+            for _ in range(num_heads):
+                heapq.heapreplace(free, free[0] + length + to_begin)
+        expected.append((max(free), len(items)))
+    for loop in (plain.last_done, compiled.last_done):
+        assert list(zip(*loop(*given).tolist(), strict=True)) == expected
 
 
 def test_control_another_integer_is_seen(

@@ -34,6 +34,8 @@ from manyhands.native.plain import ITEM_FIELDS, ranges
 Bools = NDArray[np.bool_]
 _HARDLY_MORE = 1.05  # of the keys that the largest small tiles would load
 _HARDLY_LATER = 1.1  # than when processors would be done that share evenly
+# Sizes of splits that are tried where programs are few: between these shares, in steps of so small a part, or whole pieces.
+_LEAST_SHARE, _MOST_SHARES, _STEPS_OF_A_SHARE, _MOST_PIECES = 0.9, 2.5, 8, 12
 # Of small tiles that have a launch of their own where they are few, for long walks (launches.py).
 WALKING_ROWS = 32
 
@@ -73,6 +75,7 @@ class Tiling:
     plain_reads: int = 1 << 16  # the same for an ordinary tile of as many rows
     narrow_rows: int = 0  # of a narrower specialised tile, if there is a kernel for it
     narrow_keys: int = 16384  # keys of a strip, from which on it pays
+    narrow_beside: int = 480  # keys that each other strip counts for beside its own
     least_rows: int = 16  # of a small tile
     between_rows: int = 0  # of one between two powers of two, if there is a kernel for it; that serves both of these, too
     most_small_rows: int = 64  # strips with more rows get large tiles
@@ -84,7 +87,9 @@ class Tiling:
     long_of_many: int = 512  # keys, of a split of many that is long
     most_of_many: float = 16.0  # splits a processor, while so many leave none longer
     long_splits_of_many: float = 12.0  # and where some are longer all the same
-    keys_to_begin: int = 480  # that a program would read in the time it takes to begin and to end
+    keys_to_begin: int = 100  # that a processor would read while one more program begins and ends
+    keys_to_merge: int = 12  # and while one more partial is merged
+    share_alone: float = 0.55  # of what a processor can read, that one program reads alone
     wide_rows: int = 128  # of a large tile, from which on a processor holds one program at a time
     wide_to_begin: int = 256  # keys, of such a program
     short_strip: int = 2048  # keys of the longest, up to which few small tiles launch as some
@@ -278,7 +283,7 @@ def _are_small(rows: Ints, keys: Ints, tiling: Tiling, *, is_free: bool = False)
 def _is_walk(rows: Ints, keys: Ints, tiling: Tiling) -> bool:
     """Whether all stretches get narrow specialised tiles: the widest fills more than half of one, and most keys are of long ones."""
     is_long = keys >= tiling.narrow_keys
-    others = keys[~is_long].sum() + tiling.keys_to_begin * np.count_nonzero(~is_long)
+    others = keys[~is_long].sum() + tiling.narrow_beside * np.count_nonzero(~is_long)
     fits = tiling.narrow_rows // 2 < rows.max(initial=0) <= tiling.narrow_rows
     return bool(fits and keys[is_long].sum() > others)
 
@@ -370,17 +375,40 @@ def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
     total = sum(tiles.num_keys.tolist()) * tiling.num_kv_heads
     if occupancy is Occupancy.MANY:
         return max(tiling.least_split, _round_up(_keys_of_many(total, tiling), tiling.key_tile))
-    most = tiling.num_processors * tiling.splits_per_processor
-    size = max(tiling.least_split, _round_up(total / most, tiling.key_tile))
-    # The rest of every strip is a program too. A few more than there is room for would begin when others are done, so longer
-    # ones may all be done sooner.
-    room = int(most // tiling.num_kv_heads)  # items that run at once
-    if native.num_splits(tiles.num_keys, size, tiling.key_tile)[1] <= room:
-        return size
-    step = max(tiling.key_tile, _round_up(size / 4, tiling.key_tile))
-    sizes = range(size, 2 * size, step)[::-1]  # of equals the longest: fewer partials
-    last = native.last_done(tiles.num_keys, sizes, room, tiling.key_tile, tiling.keys_to_begin)
-    return sizes[last.index(min(last))]
+    share = total / (tiling.num_processors * tiling.splits_per_processor)
+    longest = _round_up(tiles.num_keys.max(), tiling.key_tile)
+    sizes = _sizes_of_few(share, longest, tiling)
+    if len(sizes) == 1:
+        return sizes[0]
+    last, num_items = native.last_done(
+        tiles.num_keys,
+        sizes,
+        tiling.num_kv_heads,
+        tiling.num_processors,
+        tiling.key_tile,
+        tiling.keys_to_begin,
+    ).tolist()
+
+    def cost(at: int) -> tuple[float, int]:
+        alone = min(sizes[at], longest) / tiling.share_alone + tiling.keys_to_begin
+        # Of equals the longest: fewer partials.
+        return max(last[at], alone) + tiling.keys_to_merge * num_items[at], -sizes[at]
+
+    return sizes[min(range(len(sizes)), key=cost)]
+
+
+def _sizes_of_few(share: float, longest: int, tiling: Tiling) -> list[int]:
+    """The sizes of splits that few programs are tried with, ascending, where all have a `share` of the keys if they are alike.
+
+    From hardly less than a share to a few, and those that cut the longest tile into a few pieces alike.
+    """
+    tile, least = tiling.key_tile, tiling.least_split
+    step = max(tile, _round_up(share / _STEPS_OF_A_SHARE, tile))
+    lowest, highest = _LEAST_SHARE * share, _MOST_SHARES * share
+    sizes = {_round_up(lowest, step) + step * i for i in range(int((highest - lowest) / step) + 1)}
+    sizes |= {_round_up(longest / pieces, tile) for pieces in range(1, _MOST_PIECES)}
+    kept = {max(least, size) for size in sizes if lowest <= size <= highest + step}
+    return sorted({min(size, max(least, longest)) for size in kept or {least}})
 
 
 def _keys_of_many(total: int, tiling: Tiling) -> float:

@@ -75,15 +75,21 @@ def num_splits(num_keys: Ints, size: int, key_tile: int) -> tuple[Ints, int]:
 
 
 def last_done(
-    num_keys: Ints, sizes: Sequence[int], room: int, key_tile: int, to_begin: int
-) -> list[int]:
+    num_keys: Ints,
+    sizes: Sequence[int],
+    num_heads: int,
+    num_processors: int,
+    key_tile: int,
+    to_begin: int,
+) -> Ints:
     """See `plain.last_done`."""
+    given = num_heads, num_processors, key_tile, to_begin
     if (c := build.module()) is None:
-        return plain.last_done(num_keys, sizes, room, key_tile, to_begin)
-    found, rests = _room(len(sizes)), _room(len(num_keys))
-    c.last_done(num_keys, np.array(sizes), room, key_tile, to_begin, rests, found)
-    told: list[int] = found.tolist()
-    return told
+        return plain.last_done(num_keys, sizes, *given)
+    found = _room(2, len(sizes))
+    rooms = _room(len(num_keys)), _room(2, num_processors)
+    c.last_done(num_keys, np.array(sizes), *given, *rooms, found)
+    return found
 
 
 def items(

@@ -317,32 +317,65 @@ LOOP(num_splits, 4)
     RETURN(sum);
 END
 
-/* num_keys [I], sizes [n], room, key_tile, to_begin -> rests [I] (of no meaning), found [n] */
-LOOP(last_done, 7)
+/* Groups of processors that are done at the same time, the first ones first: when, and how many. */
+typedef struct {
+    Int done, count;
+} Group;
+
+/* So many programs of this length, each on the processor that is done first; how many groups there are then. */
+static Py_ssize_t placed(Group *groups, Py_ssize_t num_groups, Int programs, Int length) {
+    while (programs > 0) {
+        Group taken = {groups[0].done + length, least(programs, groups[0].count)};
+        programs -= taken.count;
+        Py_ssize_t at = 1;
+        while (at < num_groups && groups[at].done < taken.done) at++;
+        int is_known = at < num_groups && groups[at].done == taken.done;
+        if (is_known) groups[at].count += taken.count;
+        groups[0].count -= taken.count;
+        if (groups[0].count) {
+            if (is_known) continue;
+            memmove(groups + at + 1, groups + at, sizeof(Group) * (num_groups++ - at));
+            groups[at] = taken;
+        } else if (is_known) {
+            memmove(groups, groups + 1, sizeof(Group) * --num_groups);
+        } else {
+            memmove(groups, groups + 1, sizeof(Group) * (at - 1));
+            groups[at - 1] = taken;
+        }
+    }
+    return num_groups;
+}
+
+/* num_keys [I], sizes [n], num_heads, num_processors, key_tile, to_begin -> rests [I], groups [2, num_processors] (both of no
+   meaning), found [2, n] */
+LOOP(last_done, 9)
     READ(num_keys, 0);
     READ(sizes, 1);
-    NUMBER(room, 2);
-    NUMBER(key_tile, 3);
-    NUMBER(to_begin, 4);
-    WRITE(rests, 5);
-    WRITE(found, 6);
+    NUMBER(num_heads, 2);
+    NUMBER(num_processors, 3);
+    NUMBER(key_tile, 4);
+    NUMBER(to_begin, 5);
+    WRITE(rests, 6);
+    WRITE(rooms, 7);
+    WRITE(found, 8);
+    Group *groups = (Group *)rooms;
     for (Py_ssize_t n = 0; n < sizes_size; n++) {
-        Int size = sizes[n], num_items = 0;
+        Int size = sizes[n], whole = 0;
         for (Py_ssize_t tile = 0; tile < num_keys_size; tile++) {
             Int splits = splits_of(num_keys[tile], size, key_tile);
-            num_items += splits;
+            whole += splits - 1;
             rests[tile] = num_keys[tile] - (splits - 1) * size;
         }
         qsort(rests, num_keys_size, sizeof(Int), falling);
-        Int num_whole = num_items - num_keys_size;
-        Int longest = most(rests[0], num_whole > 0 ? size : 0) + to_begin;
-        if (num_items > room) {
-            Int two = 2 * to_begin;
-            for (Int at = room - 1; at <= room; at++)
-                two += at < num_whole ? size : rests[at - num_whole];
-            longest = most(longest, two);
-        }
-        found[n] = longest;
+        groups[0] = (Group){0, num_processors};
+        Py_ssize_t num_groups = 1, tile = 0;
+        for (; tile < num_keys_size && rests[tile] > size; tile++)
+            num_groups = placed(groups, num_groups, num_heads, rests[tile] + to_begin);
+        num_groups = placed(groups, num_groups, whole * num_heads, size + to_begin);
+        for (; tile < num_keys_size; tile++)
+            num_groups = placed(groups, num_groups, num_heads, rests[tile] + to_begin);
+        found[n] = groups[num_groups - 1].done;
+        found[sizes_size + n] = whole + num_keys_size;
     }
     RETURN(sizes_size);
 END

@@ -7,7 +7,9 @@ All arrays are int64.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from itertools import accumulate, count
 from typing import Any, NamedTuple
 
@@ -155,25 +157,38 @@ def num_splits(num_keys: Ints, size: int | Ints, key_tile: int) -> Ints:
 
 
 def last_done(
-    num_keys: Ints, sizes: Sequence[int], room: int, key_tile: int, to_begin: int
-) -> list[int]:
-    """When the last item is done if `room` of them run at once, the longest first, in the time that a key takes: for each
-    size of a split of tiles [I] of so many keys. To begin and to end takes as long as `to_begin` keys.
+    num_keys: Ints,
+    sizes: Sequence[int],
+    num_heads: int,
+    num_processors: int,
+    key_tile: int,
+    to_begin: int,
+) -> Ints:
+    """For each size of a split of tiles [I] of so many keys: when the last processor is done, and items; [2, sizes].
 
-    A guess, exact up to two rounds: it is the longest one, or the first of those that have to wait.
+    Each item is there once for every head. The longest first, each goes to the processor that is done first, in the time that one
+    takes to read a key; to begin and to end takes as long as `to_begin` keys.
     """
     each = np.array(sizes)[:, np.newaxis]
     splits = num_splits(num_keys, each, key_tile)  # [sizes, tiles]
     rests = np.sort(num_keys - (splits - 1) * each)[:, ::-1]
-    found = []
-    for size, num_items, rest in zip(sizes, splits.sum(axis=1).tolist(), rests, strict=True):
-        num_whole = num_items - len(rest)
-        longest = max(int(rest[0]), size * (num_whole > 0)) + to_begin
-        if num_items > room:
-            two = [size if at < num_whole else int(rest[at - num_whole]) for at in (room - 1, room)]
-            longest = max(longest, sum(two) + 2 * to_begin)
-        found.append(longest)
-    return found
+    num_items = splits.sum(axis=1)
+    last = []
+    for size, whole, rest in zip(sizes, (num_items - len(num_keys)).tolist(), rests, strict=True):
+        runs = [(length, 1) for length in rest.tolist()]
+        insort(runs, (size, whole), key=lambda run: -run[0])
+        groups = [(0, num_processors)]  # of processors that are done at the same time
+        for length, held in runs:
+            programs = held * num_heads
+            while programs:
+                done, free = heappop(groups)
+                taken = min(programs, free)
+                if free > taken:
+                    heappush(groups, (done, free - taken))
+                heappush(groups, (done + length + to_begin, taken))
+                programs -= taken
+        last.append(max(groups)[0])
+    return np.array((last, num_items))
 
 
 def items(
