@@ -35,7 +35,7 @@ Bools = NDArray[np.bool_]
 _HARDLY_MORE = 1.05  # of the keys that the largest small tiles would load
 _HARDLY_LATER = 1.1  # than when processors would be done that share evenly
 # Sizes of splits that are tried where programs are few: between these shares, in steps of so small a part, or whole pieces.
-_LEAST_SHARE, _MOST_SHARES, _STEPS_OF_A_SHARE, _MOST_PIECES = 0.9, 2.5, 8, 12
+_LEAST_SHARE, _MOST_SHARES, _STEPS_OF_A_SHARE, _MOST_PIECES = 0.97, 2.5, 8, 5
 # Of small tiles that have a launch of their own where they are few, for long walks (launches.py).
 WALKING_ROWS = 32
 
@@ -87,8 +87,9 @@ class Tiling:
     long_of_many: int = 512  # keys, of a split of many that is long
     most_of_many: float = 16.0  # splits a processor, while so many leave none longer
     long_splits_of_many: float = 12.0  # and where some are longer all the same
-    keys_to_begin: int = 100  # that a processor would read while one more program begins and ends
-    keys_to_merge: int = 12  # and while one more partial is merged
+    keys_to_begin: int = 75  # that a processor would read while one more program begins and ends
+    keys_to_merge: int = 14  # while one more partial is merged
+    keys_to_wait: int = 150  # and, once, where not all programs begin at once
     share_alone: float = 0.55  # of what a processor can read, that one program reads alone
     wide_rows: int = 128  # of a large tile, from which on a processor holds one program at a time
     wide_to_begin: int = 256  # keys, of such a program
@@ -371,13 +372,17 @@ def _reading(items: Ints, tiles: _Tiles, rows: int, tiling: Tiling) -> Occupancy
 
 
 def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
-    """Keys per split, so that all processors are busy loading until the last one is done."""
+    """Keys per split, so that all processors are busy loading until the last one is done.
+
+    Few programs: of some sizes the one whose last processor is done first, if its programs share what it reads and one alone
+    cannot read as much, and partials, of which each item leaves one, take their time. Fitted to 290 situations of 2 to 40
+    key heads on an H200, the op alone and whole passes (benchmarks/results/splits_of_few.json).
+    """
     total = sum(tiles.num_keys.tolist()) * tiling.num_kv_heads
     if occupancy is Occupancy.MANY:
         return max(tiling.least_split, _round_up(_keys_of_many(total, tiling), tiling.key_tile))
-    share = total / (tiling.num_processors * tiling.splits_per_processor)
-    longest = _round_up(tiles.num_keys.max(), tiling.key_tile)
-    sizes = _sizes_of_few(share, longest, tiling)
+    at_once = tiling.num_processors * tiling.splits_per_processor
+    sizes = _sizes_of_few(total / at_once, _round_up(tiles.num_keys.max(), tiling.key_tile), tiling)
     if len(sizes) == 1:
         return sizes[0]
     last, num_items = native.last_done(
@@ -390,9 +395,10 @@ def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
     ).tolist()
 
     def cost(at: int) -> tuple[float, int]:
-        alone = min(sizes[at], longest) / tiling.share_alone + tiling.keys_to_begin
+        alone = sizes[at] / tiling.share_alone + tiling.keys_to_begin
+        wait = tiling.keys_to_wait * (num_items[at] * tiling.num_kv_heads > at_once)
         # Of equals the longest: fewer partials.
-        return max(last[at], alone) + tiling.keys_to_merge * num_items[at], -sizes[at]
+        return max(last[at], alone) + tiling.keys_to_merge * num_items[at] + wait, -sizes[at]
 
     return sizes[min(range(len(sizes)), key=cost)]
 
@@ -406,7 +412,7 @@ def _sizes_of_few(share: float, longest: int, tiling: Tiling) -> list[int]:
     step = max(tile, _round_up(share / _STEPS_OF_A_SHARE, tile))
     lowest, highest = _LEAST_SHARE * share, _MOST_SHARES * share
     sizes = {_round_up(lowest, step) + step * i for i in range(int((highest - lowest) / step) + 1)}
-    sizes |= {_round_up(longest / pieces, tile) for pieces in range(1, _MOST_PIECES)}
+    sizes |= {_round_up(longest / pieces, tile) for pieces in range(1, _MOST_PIECES + 1)}
     kept = {max(least, size) for size in sizes if lowest <= size <= highest + step}
     return sorted({min(size, max(least, longest)) for size in kept or {least}})
 
