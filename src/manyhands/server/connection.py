@@ -143,9 +143,11 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come, which may be the end of some headers or the beginning of others."""
-        if self._own.lingers:
-            return
-        super().data_received(data)
+        if not self._own.lingers:
+            super().data_received(data)
+            self._look_at_patience()
+
+    def _look_at_patience(self) -> None:
         if self._own.lingers:
             return
         if self._patience is not None:
