@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import gc
 import json
 import re
@@ -12,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import pytest
@@ -21,6 +24,7 @@ import manyhands.server as server_room
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.server.app import make_app
 from manyhands.server.body import read_json
+from manyhands.server.connection import _Transport
 from manyhands.server.keys import ANYBODY, Keys
 from manyhands.server.metrics import Metrics
 from manyhands.server.process import Place, check_place, listening
@@ -250,6 +254,17 @@ def test_a_client_that_sends_all_before_it_reads_is_answered(
             found += part
     assert found.startswith(f"HTTP/1.1 {status}".encode())
     assert json.loads(found.split(b"\r\n\r\n", 1)[1])["error"]
+
+
+def test_a_client_that_is_refused_and_gone_is_no_error() -> None:
+    """This side of its connection cannot be ended any more."""
+    inner = Mock(spec=asyncio.Transport)
+    inner.is_closing.return_value = False
+    inner.write_eof.side_effect = OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+    linger = Mock()
+    _Transport(inner, lambda: False, linger).close()
+    inner.close.assert_called_once_with()
+    linger.assert_not_called()
 
 
 def test_a_server_that_ends_waits_for_no_body() -> None:

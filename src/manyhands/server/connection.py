@@ -63,9 +63,13 @@ class _Transport:
         if self._transport.is_closing() or self._is_over():
             self._transport.close()
         elif not self.lingers:
+            try:
+                if self._transport.can_write_eof():
+                    self._transport.write_eof()
+            except OSError:  # the client is gone
+                self._transport.close()
+                return
             self.lingers = True
-            if self._transport.can_write_eof():
-                self._transport.write_eof()
             self._transport.resume_reading()
             self._linger()
 
