@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from manyhands.cache.block import Block
+from manyhands.cache.view import Beginning, Lanes, View
 from manyhands.errors import InvalidRequest
 
 
@@ -55,3 +56,24 @@ def test_what_was_frozen_stays_so() -> None:
     with pytest.raises(InvalidRequest, match="what was frozen stays so"):
         block.frozen = False
     assert block.frozen
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"ab", ["ab"]])
+def test_a_name_is_a_text(wrong: Any) -> None:
+    """Traces and error messages say it."""
+    with pytest.raises(InvalidRequest, match="the name of a block is of type"):
+        Block(wrong)
+    block = Block("desk")
+    with pytest.raises(InvalidRequest, match="expected a text"):
+        block.name = wrong
+    assert block.name == "desk"
+
+
+@pytest.mark.parametrize("base", [Block, View, Lanes, Beginning])
+def test_no_class_goes_on_from_a_block_or_a_view(base: type) -> None:
+    """One with another length gives wrong positions; a kind of Lanes ended the pass of everybody."""
+    with pytest.raises(
+        InvalidRequest, match=f"Longer would be a kind of {base.__name__}; expected"
+    ) as found:
+        type("Longer", (base,), {"num_tokens": property(lambda self: 5)})
+    assert found.value.hint == f"Hold a {base.__name__} in an object of your own."

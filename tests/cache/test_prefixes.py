@@ -403,3 +403,12 @@ def test_common_beginnings(size):
         other = (9, *known[:at], -1, *known[at + 1 :])
         assert common_length(known, other, 1) == at
     assert common_length(known, (9, *known), 1) == size
+
+
+def test_prompts_beyond_all_memory_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """800 000 of one token took two seconds of one pass, in which all runs waited, to be told that they never fit."""
+    pool = PagePool(64)
+    tree = PrefixTree(pool)
+    assert tree.need([(1, 2)] * 32).num_blocks == 64
+    monkeypatch.setattr(tree, "_match", lambda *given: pytest.fail("a path was looked up"))
+    assert tree.need([(1, 2)] * 33) == (66, 66)

@@ -258,3 +258,18 @@ def test_a_feed_with_a_number_beyond_measure_is_named() -> None:
     for feed in ([1.5, 10**5000], [[10**5000]]):
         with pytest.raises(InvalidRequest, match="expected token ids"):
             Row(View([Block()]), feed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [b"a", {3}, {3: 4}])
+def test_targets_stand_in_an_order_too(wrong: Any) -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"the targets of the row that writes to .* is of type"
+    ):
+        Row(View([Block()]), (1, 2), targets=wrong)
+
+
+@pytest.mark.parametrize("wrong", [3, "ab", ()])
+def test_what_cannot_be_done_meanwhile_is_named(wrong: Any) -> None:
+    """Its error was swallowed, and the work done late in every pass."""
+    with pytest.raises(InvalidRequest, match="to a step as `meanwhile`; expected a function"):
+        Step([Row(View([Block()]), (1,))], wrong)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -241,3 +242,19 @@ def test_one_block_in_the_place_of_a_list(make: Callable[[], object], said: str)
 def test_a_mistake_of_whatever_makes_the_blocks_stays_its_own(kind: Callable[..., object]) -> None:
     with pytest.raises(TypeError, match="has no len"):
         kind(Block(str(len(number))) for number in (1, 2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [3, "ab", [Block()], Block(), ()])
+def test_what_is_no_beginning_is_named(wrong: Any) -> None:
+    """A list stood there for nothing: no row read its blocks."""
+    with pytest.raises(InvalidRequest, match="was given as a beginning; expected a Beginning"):
+        View([Block()], wrong)
+    with pytest.raises(InvalidRequest, match="was given as a beginning; expected a Beginning"):
+        Beginning([Block()], wrong)
+
+
+@pytest.mark.parametrize("wrong", [3, "ab", None, View([Block()])])
+def test_lanes_are_made_of_blocks(wrong: Any) -> None:
+    with pytest.raises(InvalidRequest, match="where a Block was expected"):
+        Lanes([[Block()], [wrong]])
+    assert Lanes([[Block(), Lanes([[Block()]])]]).num_tokens == 0

@@ -19,9 +19,11 @@ from manyhands.cache.pages import Move
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
+from manyhands.engine.run import RunState
 from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError, OutOfMemory
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
+from manyhands.model.settings import ModelSettings
 from manyhands.strategies.base import Answer, Strategy
 from tests.attention.test_attend import random_conversation
 from tests.engine.small import CONTEXT, NUM_IDS, TEXT, counting, small_engine
@@ -504,3 +506,45 @@ def test_runs_are_charged_for_their_chunks() -> None:
         engine.step()
     assert [run.usage.tokens_fed for run in runs] == [32, 6]
     assert runs[0].usage.forward_passes > runs[1].usage.forward_passes == 3
+
+
+@pytest.mark.parametrize("wrong", ["running", None, 3, [], RunState])
+def test_what_is_no_state_and_no_function_is_named(wrong: Any) -> None:
+    engine = small_engine()
+    with pytest.raises(InvalidRequest, match="was given as a state; expected a RunState"):
+        engine.num_runs(wrong)
+    assert engine.num_runs(RunState.RUNNING) == 0
+    if wrong not in (None, RunState):
+        with pytest.raises(InvalidRequest, match="to be told of it; expected a function"):
+            engine.get_ready(wrong)
+
+
+def test_an_engine_is_made_of_no_engine_and_told_every_choice_once() -> None:
+    engine = small_engine()
+    with pytest.raises(InvalidRequest, match="an engine was to be made of a Engine"):
+        Engine(engine)  # type: ignore[arg-type]
+    for name, wrong in (("prompts", "words"), ("prompts", []), ("settings", {}), ("settings", "x")):
+        with pytest.raises(InvalidRequest, match=f"was given as {name}; expected a"):
+            Engine(engine.executor, **{name: wrong})
+    for twice in (
+        lambda: Engine(engine.executor, None, ModelSettings("bundled"), memory_tokens=100),
+        lambda: Engine.load(ModelSettings("bundled"), memory_tokens=100),
+    ):
+        with pytest.raises(
+            InvalidRequest, match="memory_tokens was given beside settings as a whole"
+        ):
+            twice()
+    for wrong in ("words", 3, object()):
+        with pytest.raises(InvalidRequest, match="as a tokenizer, which has no"):
+            Engine(engine.executor, wrong)
+
+
+def test_a_run_of_another_engine_is_named() -> None:
+    """It was waited for, for good: nobody made its passes."""
+    engine, other = small_engine(), small_engine()
+    run = other.submit(counting((1,), 5))
+    for ask in (engine.run_all, lambda runs: list(engine.stream(runs[0]))):
+        with pytest.raises(InvalidRequest, match="a Run of another engine was given"):
+            ask([run])  # type: ignore[list-item]
+    assert not run.done
+    assert [answer.text for answer in other.run_all([run])]  # type: ignore[list-item]

@@ -672,6 +672,22 @@ def test_what_crowds_meet_now_and_then_is_not_recorded(
     assert passes._seen[own] < graphs._VERY_OFTEN or not is_rare
 
 
+def test_capacities_that_nobody_asks_for_any_more_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each was known for good, for as long as a server lives, and looked at whenever counts were halved."""
+    monkeypatch.setattr(graphs, "_MOST_SEEN", 8)
+    passes = passes_of(graphed_engine())
+    plan = completions(200, 2000)
+    often = Capacity.of(plan, cut(plan, passes.backend.tiling)).rounded()
+    for number in range(1, 100):
+        passes._note(plan, often)
+        passes._note(plan, replace(often, pages=number << 20))
+        assert len(passes._seen) <= 8
+        assert passes._seen[often] == number, "counts are halved later"
+    assert next(iter(passes._seen)) == replace(often, pages=93 << 20), "the newest ones are known"
+
+
 @pytest.mark.parametrize("history", [4096, 16384])
 def test_few_rows_that_go_on_side_by_side_are_looked_at_by_their_passes(
     history: int, monkeypatch: pytest.MonkeyPatch

@@ -593,3 +593,11 @@ def test_what_is_needed_is_looked_up_when_there_is_room() -> None:
     finish(engine, run)
     assert not other.done
     finish(engine, other)
+
+
+@pytest.mark.parametrize("wrong", [3, "ab", [1]])
+def test_a_reservation_of_another_kind_is_named(wrong: Any) -> None:
+    with pytest.raises(InvalidRequest, match="to renew a reservation; expected a function"):
+        Reserve(5, 1, renew=wrong)
+    with pytest.raises(InvalidRequest, match="as the prompt of a reservation; expected a Row"):
+        Reserve(5, 1, prompt=wrong)

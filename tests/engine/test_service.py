@@ -1014,3 +1014,18 @@ def test_the_load_is_told() -> None:
         assert service.load.num_running == service.load.num_waiting == 0
         assert service.takes_runs
     assert not service.takes_runs
+
+
+@pytest.mark.parametrize("wrong", ["x", None, 2.5, math.nan, [1], -1, True, object()])
+def test_numbers_of_events_are_numbers(wrong: Any) -> None:
+    with Service(scheduler()) as service:
+        handle = service.submit(counting((1,), 5))
+        handle.result(SOON)
+        for name, read in (("position", handle.read), ("number", handle.moments)):
+            with pytest.raises(
+                InvalidRequest, match=f"{name} is .*; expected a whole number, 0 or"
+            ):
+                read(wrong)
+        for zero in (0, np.int64(0), torch.tensor(0)):
+            assert handle.read(zero) == handle.read(0)  # type: ignore[arg-type]
+            assert handle.moments(zero) == handle.moments(0)  # type: ignore[arg-type]

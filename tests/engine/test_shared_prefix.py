@@ -489,3 +489,16 @@ def test_the_tree_of_another_engine_is_refused_and_stays_whole(size: int) -> Non
     assert other.pool.num_free_pages == other.pool.num_pages
     found = engine.run(shared_prefix([prompt], TEXT, settings, tree=engine.prefixes))
     assert tokens_of(found) == [alone(small_engine(), prompt, 3)]
+
+
+def test_prompts_beyond_all_memory_are_refused_before_samples_are_made() -> None:
+    """Making 800 000 samples away took most of a second in the engine's thread, in which all runs waited."""
+    engine = small_engine(memory_tokens=256)
+    fits = engine.pool.num_pages // 2
+    made = shared_prefix([(1,)] * fits, TEXT, tree=engine.prefixes)
+    made.close()
+    with pytest.raises(OutOfMemory, match=f"{fits + 1} prompts at once take {2 * fits + 2} pages"):
+        shared_prefix([(1,)] * (fits + 1), TEXT, tree=engine.prefixes)
+    told = SharedSettings(echo=True, choice=Choice(logprobs=0))
+    shared_prefix([(1,)] * (fits + 1), TEXT, told, tree=engine.prefixes).close()
+    shared_prefix([(1,)] * (fits + 1), TEXT).close()

@@ -211,8 +211,35 @@ def test_seconds_that_a_socket_cannot_wait(wrong: Any) -> None:
         EndpointOptions("http://localhost", "m", timeout=wrong)
 
 
-def test_an_address_that_is_none() -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(
+            "localhost",
+            "",
+            "http://",
+            "http:///v1",
+            "http://:5/v1",
+            "http://local host/v1",
+            3,
+            None,
+        ),
+        *(
+            "http://localhost:99999/v1",
+            "http://localhost:abc/v1",
+            "http://localhost:0",
+            "http://[::/v1",
+        ),
+    ],
+)
+def test_an_address_that_is_none(wrong: Any) -> None:
+    """Some were asked for with all retries, and one of letters for a port ended in a traceback."""
     with pytest.raises(InvalidRequest, match="expected an address"):
-        EndpointOptions("localhost", "m")
+        EndpointOptions(wrong, "m")
+
+
+def test_an_address_and_a_model() -> None:
+    for url in ("http://localhost", "https://[::1]:8000/v1", "http://127.0.0.1:1/v1"):
+        assert EndpointOptions(url, "m").url == url
     with pytest.raises(InvalidRequest, match="has no name"):
         EndpointOptions("http://localhost", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -115,6 +116,38 @@ def test_an_adapter_is_not_added_to_weights_that_may_hold_it(saved: Path):
     with pytest.raises(InvalidRequest, match="weights were changed since") as caught:
         merge_lora(merged, saved)
     assert "Build the network anew" in caught.value.hint
+
+
+def test_a_network_is_loaded_with_the_adapter_that_it_holds(saved: Path):
+    """Without it, who asked for no adapter got the answers of one."""
+    held = model()
+    load_adapter(held, adapted=saved)
+    with pytest.raises(InvalidRequest, match="and none is asked for") as caught:
+        load_adapter(held)
+    assert caught.value.hint == f"Give lora={str(saved)!r}, or build the network anew."
+    load_adapter(held, adapted=saved)
+
+
+@pytest.mark.parametrize(
+    "change", [{"adapted": True}, {"dtype": "bfloat16"}, {"quantise": "fp16"}, {"quantise": "int4"}]
+)
+def test_a_second_engine_changes_no_weights_under_the_first(saved: Path, change: dict[str, Any]):
+    """Its keys would be those of other weights, and with another dtype its next pass ends it."""
+    given = {"adapted": saved} if "adapted" in change else change
+    name = "lora" if "adapted" in change else next(iter(change))
+    shared = model()
+    first, _ = load_adapter(shared)
+    before = [weight.clone() for weight in shared.parameters()]
+    with pytest.raises(InvalidRequest, match=f"another engine has this network, and {name} would"):
+        load_adapter(shared, **given)
+    assert all(map(torch.equal, shared.parameters(), before))
+    load_adapter(shared)
+    del first
+    if change.get("quantise") == "int4":  # such a small network has no layers for it
+        return
+    again, _ = load_adapter(shared, **given)
+    load_adapter(shared, **given)  # nothing changes by that
+    assert again.model is shared
 
 
 def test_the_files_are_those_of_peft(saved: Path):

@@ -26,6 +26,7 @@ from manyhands.strategies.base import Answer, FinishedStep
 from manyhands.strategies.events import Event, StepEnded, TokenWritten
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.listening import Heard, Listen
+from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings
 from tests.strategies.driver import PROMPT, Dice, Pass, Played, feed, play, small_text
@@ -433,3 +434,19 @@ def test_a_score_that_is_none_is_refused(score: Any) -> None:
         parse_trace([header])
     assert parse_trace([{**header, SCORE: 1}]).score == 1.0
     assert parse_trace([{**header, SCORE: None}]).score is None
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "x", [1]])
+def test_what_is_no_header_and_cannot_be_called_is_named(wrong: Any) -> None:
+    strategy = hogwild("2+3", TEXT, TEAM, PROMPT)
+    with pytest.raises(InvalidRequest, match="as the header of a trace; expected a Mapping"):
+        next(record(strategy, wrong, [].append))
+    with pytest.raises(InvalidRequest, match="to be given lines; expected a function"):
+        next(record(strategy, {}, wrong))
+    with pytest.raises(InvalidRequest, match="as the header of a trace; expected a Mapping"):
+        RunSpec.from_plain(wrong)
+    if wrong != [1]:
+        with pytest.raises(
+            (InvalidRequest, BrokenTrace), match=r"lines of a trace|no list of JSON"
+        ):
+            parse_trace(wrong)

@@ -97,9 +97,24 @@ def test_lone_surrogates_are_replaced(qwen):
 
 @pytest.mark.parametrize("wrong", [None, 5, b"x", ["a"]])
 def test_what_is_no_text_is_refused(qwen, wrong: Any):
-    for encode in (qwen.encode, qwen.chat_prompt, qwen.plain_prompt):
+    for encode in (qwen.encode, qwen.chat_prompt, qwen.plain_prompt, qwen.markup, qwen.reply):
         with pytest.raises(InvalidRequest, match="was given to be encoded; expected a text"):
             encode(wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"x", ["a"], "words"])
+def test_what_is_no_tokenizer_no_conversation_and_no_effort_is_named(qwen, wrong: Any):
+    with pytest.raises(InvalidRequest, match="was given as a tokenizer, which has no"):
+        Text(wrong)
+    with pytest.raises(InvalidRequest, match=r"thinking is .*; expected True or False"):
+        Text(qwen.tokenizer, thinking=wrong)
+    if not isinstance(wrong, str):
+        with pytest.raises(InvalidRequest, match="expected a text, or a Conversation"):
+            qwen.conversation(wrong)
+    if wrong not in (None, "words"):
+        for ask in (qwen.at_effort, lambda effort: Text(qwen.tokenizer, effort=effort)):
+            with pytest.raises(InvalidRequest, match=r"reasoning_effort is .*; expected a text"):
+                ask(wrong)
 
 
 def test_ids_of_other_libraries_are_decoded_as_pythons_own(qwen):

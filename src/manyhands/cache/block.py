@@ -11,9 +11,12 @@ keys and values.
 
 from __future__ import annotations
 
+from typing import NoReturn, final
+
 from manyhands.errors import InvalidRequest
 
 
+@final
 class Block:
     """A growing run of tokens. Readers see all of it; one row at a time writes to it.
 
@@ -24,17 +27,25 @@ class Block:
 
     __slots__ = ("__weakref__", "frozen", "name", "tokens")
 
+    def __init_subclass__(cls) -> None:
+        refuse_subclass(cls, "Block")
+
     def __init__(self, name: str = "") -> None:
         self.name = name
         self.tokens: list[int] = []
         self.frozen = False
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set a field. Raises InvalidRequest for tokens to which no row could write, and where a frozen block is to thaw."""
+        """Set a field. Raises InvalidRequest for tokens to which no row could write, a name that is no text, and where a frozen block is to thaw."""
         if name == "tokens" and type(value) is not list:
             raise InvalidRequest(
                 f"the tokens of a block were set to a {type(value).__name__}; expected a list",
                 hint="Write block.tokens[size:] = [], to take tokens away from its end.",
+            )
+        if name == "name" and not isinstance(value, str):
+            raise InvalidRequest(
+                f"the name of a block is of type {type(value).__name__}; expected a text",
+                hint='Write Block("notes"), for instance.',
             )
         if name == "frozen" and not value and getattr(self, name, False):
             raise InvalidRequest(
@@ -64,3 +75,15 @@ class Block:
     def __repr__(self) -> str:
         state = "frozen, " if self.frozen else ""
         return f"Block({self.name!r}, {state}{self.num_tokens} tokens)"
+
+
+def refuse_subclass(kind: type, base: str) -> NoReturn:
+    """Raise InvalidRequest for a class that would be a kind of Block, View, Lanes or Beginning.
+
+    What a row reads is told by their exact types and lengths, for all rows of a pass at once: a kind with another length would
+    give wrong positions, and end everybody's pass.
+    """
+    raise InvalidRequest(
+        f"{kind.__name__} would be a kind of {base}; expected no class that goes on from {base}",
+        hint=f"Hold a {base} in an object of your own.",
+    )

@@ -41,11 +41,13 @@ from manyhands.cache.prefix_nodes import Node, Tokens, common_length, is_current
 from manyhands.cache.sheets import Fetch, Shelf, Wanted
 from manyhands.cache.step import Row
 from manyhands.cache.view import View
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.schema.setting import as_found, is_whole
 
 if TYPE_CHECKING:
     from manyhands.cache.pages import PagePool
+
+_LEAST_BLOCKS = 2  # new ones for each prompt, at most: one that is divided, and its own
 
 
 class Need(NamedTuple):
@@ -84,7 +86,12 @@ class PrefixTree:
             pool.keepers.add(self)
 
     def need(self, prompts: Sequence[Tokens], tenant: str | None = None) -> Need:
-        """The blocks that a lease on these prompts would hold and no other lease holds already."""
+        """The blocks that a lease on these prompts would hold and no other lease holds already.
+
+        For more prompts than memory has room for, whatever they are, no path is looked up: all runs would wait for that.
+        """
+        if self._are_too_many(len(prompts)):
+            return Need(sum(map(len, prompts)), _LEAST_BLOCKS * len(prompts))
         num_tokens = num_blocks = 0
         before: Tokens = ()
         for tokens in sorted(prompts):  # so that what two of them share, two neighbours share
@@ -92,9 +99,21 @@ class PrefixTree:
             held = sum(len(node.tokens) for node in nodes if node.pins)
             held += common if part is not None and part.pins else 0
             num_tokens += len(tokens) - max(held, common_length(before, tokens, 0))
-            num_blocks += 2 + sum(not node.pins for node in nodes)
+            num_blocks += _LEAST_BLOCKS + sum(not node.pins for node in nodes)
             before = tokens
         return Need(num_tokens, num_blocks)
+
+    def check_room(self, num_prompts: int) -> None:
+        """Raise OutOfMemory for more prompts than a lease can ever hold at a time."""
+        if self.pool is not None and self._are_too_many(num_prompts):
+            raise OutOfMemory(
+                f"{num_prompts} prompts at once take {_LEAST_BLOCKS * num_prompts} pages and more, and the memory has "
+                f"{self.pool.num_pages}",
+                hint="Give them in several parts, or give the engine more memory_tokens.",
+            )
+
+    def _are_too_many(self, num_prompts: int) -> bool:
+        return self.pool is not None and _LEAST_BLOCKS * num_prompts > self.pool.num_pages
 
     def lease(self, prompts: Sequence[Tokens], tenant: str | None = None) -> Lease | None:
         """The paths of these prompts, or None: one leads into a block that is being written, ask again.

@@ -17,6 +17,7 @@ from manyhands.errors import InvalidRequest
 from manyhands.schema.setting import (
     as_found,
     check,
+    check_function,
     in_brief,
     is_number,
     is_whole,
@@ -219,9 +220,11 @@ class Row:
     def __post_init__(self) -> None:
         try:  # nothing but types is looked at ahead: rows are made in every pass
             if type(self.feed) is not tuple:
-                _check_order(self)
+                _check_order(self, "feed")
             object.__setattr__(self, "feed", tuple(map(index, self.feed)))
             if len(self.targets) or len(self.draft):
+                _check_order(self, "targets")
+                _check_order(self, "draft")
                 object.__setattr__(self, "targets", tuple(map(index, self.targets)))
                 object.__setattr__(self, "draft", tuple(map(index, self.draft)))
             own = self.view.own
@@ -270,12 +273,12 @@ class Row:
         return row
 
 
-def _check_order(row: Row) -> None:
-    """Raise InvalidRequest for a feed of whole numbers that are no tokens, or stand in no order."""
-    feed: object = row.feed
-    if isinstance(feed, bytes | bytearray | Set | Mapping):
+def _check_order(row: Row, name: str) -> None:
+    """Raise InvalidRequest for tokens of a row, by the name of their field, that are whole numbers in no order, or bytes."""
+    tokens = getattr(row, name)
+    if isinstance(tokens, bytes | bytearray | Set | Mapping):
         raise InvalidRequest(
-            f"the feed of the row that writes to {row.view.own!r} is of type {type(feed).__name__}; expected a "
+            f"the {name} of the row that writes to {row.view.own!r} is of type {type(tokens).__name__}; expected a "
             "list of token ids",
             hint="Make them of a text with engine.text.encode(text); one token is (token,).",
         )
@@ -337,6 +340,8 @@ class Step:
             _explain_step([] if isinstance(rows, Iterable) else rows)
             raise
         object.__setattr__(self, "meanwhile", meanwhile)
+        if meanwhile is not None:
+            check_function(meanwhile, "to a step as `meanwhile`", "Write Step(rows, function).")
         if not self.rows:
             raise InvalidRequest("a step was made of no rows", hint="Ask for at least one row.")
         try:

@@ -19,14 +19,15 @@ Lanes may hold lanes: a run that parts again, and goes on behind its longest par
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, final
 
-from manyhands.cache.block import Block
+from manyhands.cache.block import Block, refuse_subclass
 from manyhands.errors import InvalidRequest
 
 _T = TypeVar("_T")
 
 
+@final
 class Lanes:
     """Runs of blocks, and of lanes again, that begin at the same position of a view.
 
@@ -37,12 +38,17 @@ class Lanes:
 
     __slots__ = ("lanes",)
 
+    def __init_subclass__(cls) -> None:
+        refuse_subclass(cls, "Lanes")
+
     def __init__(self, lanes: Iterable[Iterable[Item]]) -> None:
         each = "Lanes([[block, ...], ...])"
         listed = _listed(lanes, "a set of lanes", each)
         self.lanes: tuple[tuple[Item, ...], ...] = tuple(
             _listed(lane, "a lane", each) for lane in listed
         )
+        for lane in self.lanes:
+            _check_blocks([item for item in lane if not isinstance(item, Lanes)])
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -61,6 +67,7 @@ class Lanes:
 Item = Block | Lanes
 
 
+@final
 class Beginning:
     """Blocks with which many views begin, as a team's history: what a view checks of its blocks is done once for these.
 
@@ -75,8 +82,12 @@ class Beginning:
     _growing: tuple[Block, ...]  # blocks that may still be written to
     _is_last: bool  # of its line
 
+    def __init_subclass__(cls) -> None:
+        refuse_subclass(cls, "Beginning")
+
     def __init__(self, blocks: Iterable[Block], last: Beginning | None = None) -> None:
         """`last` counts if these blocks begin with its own, and none has gone on from it before."""
+        _check_beginning(last)
         self.blocks = _listed(blocks, "a beginning", "Beginning([block, ...])")
         if last and not (last._is_last and self.blocks[: len(last.blocks)] == last.blocks):
             last = None
@@ -101,6 +112,7 @@ class Beginning:
         return any(block in (here if block.frozen else growing) for block in blocks)
 
 
+@final
 class View:
     """An ordered, immutable list of blocks; `own`, the last, is where the row writes.
 
@@ -127,8 +139,12 @@ class View:
     beside_others: tuple[Block, ...]  # blocks that stand in lanes
     notes: dict[object, Any]
 
+    def __init_subclass__(cls) -> None:
+        refuse_subclass(cls, "View")
+
     def __init__(self, items: Iterable[Item], beginning: Beginning | None = None) -> None:
         """`items` stand behind the blocks of the `beginning`, if there is one."""
+        _check_beginning(beginning)
         try:
             rest = tuple(items)
         except TypeError:
@@ -242,6 +258,15 @@ def _explain(items: object, made: str, example: str) -> None:
         raise InvalidRequest(
             f"{made} was made of one {type(items).__name__}; expected a list",
             hint=f"Write {example}.",
+        )
+
+
+def _check_beginning(beginning: object) -> None:
+    """Raise InvalidRequest for what is no beginning, and is not left out either."""
+    if beginning is not None and type(beginning) is not Beginning:
+        raise InvalidRequest(
+            f"a {type(beginning).__name__} was given as a beginning; expected a Beginning",
+            hint="Write View([block], Beginning([block, ...])).",
         )
 
 

@@ -28,7 +28,7 @@ def serve_on(
 
     `make` is called in each replica.
     """
-    with joined(options) as ray:
+    with joined(options, tell) as ray:
         from manyhands.cluster.serving import Door, deploy
 
         share = share_of(ray, options)

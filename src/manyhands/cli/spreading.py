@@ -31,7 +31,7 @@ def spread(
     from manyhands.cluster.spreading import Spread
 
     with (
-        joined(settings) as ray,
+        joined(settings, note) as ray,
         Spread(ray, share_of(ray, settings), make, concurrency=concurrency, note=note) as replicas,
     ):
         yield replicas

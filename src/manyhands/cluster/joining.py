@@ -10,16 +10,22 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from manyhands.cluster.settings import ClusterSettings
+from manyhands.cluster.settings import ClusterSettings, host_and_port
 from manyhands.errors import InvalidRequest, install_hint
 
-_KNOCK = 5.0  # seconds
+_KNOCK = 5.0  # seconds until a connection is taken, and without a word behind it until that is said
+_PATIENCE = 60.0  # seconds for a program that takes a connection and says nothing
+_LATE = 10.0  # seconds after which it is said that Ray itself is waited for
+# Ray's programs speak HTTP/2, whose servers begin with a frame of settings (RFC 9113, sections 3.4 and 4.1).
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+_HEADER_SIZE, _KIND, _SETTINGS = 9, 3, 4  # of a frame
 INSTALL = f"on every machine of the cluster, {install_hint('ray')}"
 
 
@@ -33,15 +39,20 @@ def imported(name: str = "ray") -> Any:
 
 
 @contextmanager
-def joined(settings: ClusterSettings) -> Iterator[Any]:
-    """Ray, connected. A connection that was there before stays afterwards."""
+def joined(
+    settings: ClusterSettings, note: Callable[[str], None] = lambda text: None
+) -> Iterator[Any]:
+    """Ray, connected. A connection that was there before stays afterwards. `note` is told what is waited for."""
     ray = imported()
     if ray.is_initialized():
         yield ray
         return
     try:
-        _knock(settings.ray or "")
-        with _own_signals():
+        _knock(settings.ray or "", note)
+        with (
+            _own_signals(),
+            _said_late(f"Ray at {settings.ray!r} has not answered yet; waiting", note),
+        ):
             ray.init(
                 address=settings.ray,
                 log_to_driver=False,
@@ -61,11 +72,51 @@ def joined(settings: ClusterSettings) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _knock(address: str) -> None:
-    """Raise OSError if nothing listens there. Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit() and "/" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK).close()
+def _knock(address: str, note: Callable[[str], None]) -> None:
+    """Raise OSError if no program of Ray's answers there. Ray itself would try for minutes, and hear no signal meanwhile."""
+    place = host_and_port(address)
+    if place is None:
+        return
+    with socket.create_connection(place, timeout=_KNOCK) as door:
+        if os.environ.get("RAY_USE_TLS", "0") in ("0", ""):
+            _check_greeting(
+                door, lambda: note(f"{address} takes connections and says nothing; waiting")
+            )
+
+
+def _check_greeting(door: socket.socket, say_late: Callable[[], None]) -> None:
+    ends_at = time.monotonic() + _PATIENCE
+    door.sendall(_PREFACE)
+    told = b""
+    while len(told) < _HEADER_SIZE:
+        try:
+            piece = door.recv(_HEADER_SIZE - len(told))
+        except TimeoutError:
+            left = ends_at - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(
+                    f"it takes connections and says nothing in {_PATIENCE:g} s"
+                ) from None
+            say_late()
+            door.settimeout(left)
+            continue
+        if not piece:
+            break
+        told += piece
+    if len(told) < _HEADER_SIZE or told[_KIND] != _SETTINGS:
+        raise OSError("another program than Ray's listens there")
+
+
+@contextmanager
+def _said_late(text: str, note: Callable[[str], None]) -> Iterator[None]:
+    """Tell `note` this text if the block takes long."""
+    timer = threading.Timer(_LATE, note, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from manyhands.schema.setting import check, setting
+from manyhands.errors import InvalidRequest
+from manyhands.schema.setting import as_found, check, setting
 
 _MACHINES = "Several machines"
+_WORDS = ("auto", "local")
+# HOST:PORT, or what Ray's client calls by a scheme. A host of colons is one of IPv6, with or without brackets.
+_ADDRESS = re.compile(
+    r"(?:[a-z][a-z0-9+.-]*://)?(?:\[([^\s/?#@\[\]]+)\]|([^\s/?#@\[\]]+)):([0-9]{1,5})/?"
+)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://\S+")
+_MOST_PORT = 65535
+
+
+def host_and_port(address: str) -> tuple[str, int] | None:
+    """Where to knock for a cluster. None: that does not stand in the address, as in `auto`."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not 0 < int(found[3]) <= _MOST_PORT:
+        return None
+    return found[1] or found[2], int(found[3])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +31,8 @@ class ClusterSettings:
     """A Ray cluster, and what one replica of the model takes of it.
 
     `ray`: the address of a cluster, `auto` for the one that this machine belongs to, `local` for a new one on this
-    machine alone, which ends with the command. None: no cluster, everything in this process.
+    machine alone, which ends with the command. None: no cluster, everything in this process. InvalidRequest for what cannot
+    be an address: Ray would look for it for minutes.
     """
 
     ray: str | None = setting(
@@ -41,6 +59,14 @@ class ClusterSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        ray: object = self.ray
+        if ray is None or ray in _WORDS:
+            return
+        if not isinstance(ray, str) or not (host_and_port(ray) or _SCHEME.fullmatch(ray)):
+            raise InvalidRequest(
+                f"ray is {as_found(ray)}; expected HOST:PORT, auto, or local",
+                hint="give the address that `ray start --head` has told, as 192.168.0.2:6379",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ a time share each forward pass, and each gets what it would get alone.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import reduce
@@ -60,7 +60,7 @@ from manyhands.prompts.load import Prompts, brings_words, model_prompts
 from manyhands.replay.merged import Merged
 from manyhands.replay.trace import Trace
 from manyhands.schema.lines import Line
-from manyhands.schema.setting import as_found, in_brief
+from manyhands.schema.setting import as_found, check_function, check_given, in_brief
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.events import Event, UsageCounted
 from manyhands.text import Text, templates
@@ -92,15 +92,22 @@ class Engine:
         """Take an executor; `Engine.load` is the usual door.
 
         A network that is loaded already (`ModelAdapter`) gets a `LocalExecutor`. `settings` as a whole, or
-        `choices`: fields of `ModelSettings`. `prompts`: the words that the model was trained with.
+        `choices`: fields of `ModelSettings`. `prompts`: the words that the model was trained with. Raises InvalidRequest for
+        what is none of these.
         """
-        if not isinstance(executor, ModelAdapter) and not hasattr(executor, "facts"):
+        is_executor = hasattr(executor, "facts") and not isinstance(executor, Engine)
+        if not isinstance(executor, ModelAdapter) and not is_executor:
             raise InvalidRequest(
                 f"an engine was to be made of a {type(executor).__name__}; expected a ModelAdapter",
                 hint="Write Engine.load(model), which takes a folder, a name or a network.",
             )
-        self.prompts = prompts or Prompts()
-        self.settings = settings or ModelSettings(**choices)
+        if prompts is not None:
+            check_given(prompts, Prompts, "as prompts", "Write prompts=load_prompts(path).")
+        if settings is not None:
+            check_given(settings, ModelSettings, "as settings", "Write ModelSettings(...).")
+            _check_undivided(choices)
+        self.prompts = Prompts() if prompts is None else prompts
+        self.settings = ModelSettings(**choices) if settings is None else settings
         if isinstance(executor, ModelAdapter):
             executor = LocalExecutor(executor, self.settings)
         self.executor = executor
@@ -171,7 +178,11 @@ class Engine:
         shows the progress of what is fetched from the hub. Raises ModelNotFound, UnsupportedModel,
         InvalidRequest, OutOfMemory.
         """
-        settings = model if isinstance(model, ModelSettings) else ModelSettings(model, **choices)
+        if isinstance(model, ModelSettings):
+            _check_undivided(choices)
+            settings = model
+        else:
+            settings = ModelSettings(model, **choices)
         templates.start()  # it gets ready while the model is loaded
         executor: Executor
         if num_ranks(settings) == 1:
@@ -221,8 +232,10 @@ class Engine:
         """Compile kernels and record passes of all sizes now, so that no run has to wait for it later.
 
         For whatever serves for long: on a GPU it takes seconds, elsewhere there is nothing to do. `told` is
-        called with how much of how much is done.
+        called with how much of how much is done. Raises InvalidRequest for what cannot be called.
         """
+        if told is not None:
+            check_function(told, "to be told of it", "Write engine.get_ready(print), for instance.")
         with self.inside:
             self.executor.record_ahead(told or (lambda done, whole: None))
 
@@ -231,7 +244,7 @@ class Engine:
 
         Each row's feed is appended to its own block. If this raises, no block has changed.
         """
-        _check_given(step, Step, "as a step", "Write Step([Row(view, feed), ...]).")
+        check_given(step, Step, "as a step", "Write Step([Row(view, feed), ...]).")
         _check_without_guesses(step)
         with self.inside:
             self._scheduler.check_between_passes()
@@ -246,7 +259,7 @@ class Engine:
         `replay.forward.merge_trace` makes `merged` of a trace. No block is touched. Raises InvalidRequest for rows that
         it does not have.
         """
-        _check_given(merged, Merged, "to be replayed", "Write engine.replay(merge_trace(trace)).")
+        check_given(merged, Merged, "to be replayed", "Write engine.replay(merge_trace(trace)).")
         if rows is not None:
             rows = _rows_of(merged, rows)
         with self.inside:
@@ -292,7 +305,9 @@ class Engine:
         See `engine/restore.py`. `RunSpec.from_plain(trace.header).strategy(text)` makes it.
         `write` is given the lines that continue the trace.
         """
-        _check_given(trace, Trace, "to be restored", "Read one: replay.trace.read_trace(path).")
+        check_given(trace, Trace, "to be restored", "Read one: replay.trace.read_trace(path).")
+        if write is not None:
+            check_function(write, "to be given lines", "Write write=lines.append, for instance.")
         with self.inside:
             return restore(strategy, trace, self.executor, self.pool, write=write)
 
@@ -304,8 +319,13 @@ class Engine:
         with self.inside:
             return self._scheduler.submit(strategy, lifecycle=lifecycle)
 
+    def has_made(self, run: object) -> bool:
+        """Whether this is a run that was submitted here."""
+        return self._scheduler.has_made(run)
+
     def num_runs(self, state: RunState) -> int:
-        """How many runs are in this state."""
+        """How many runs are in this state. Raises InvalidRequest for what is none."""
+        check_given(state, RunState, "as a state", "Write engine.num_runs(RunState.RUNNING).")
         return self._scheduler.num_runs(state)
 
     @property
@@ -328,7 +348,7 @@ class Engine:
 
         Raises InvalidRequest for what is no run of this engine.
         """
-        if not self._scheduler.has_made(run):
+        if not self.has_made(run):
             raise InvalidRequest(
                 f"a {type(run).__name__} was given to be cancelled; expected a Run of this engine",
                 hint="Give what `engine.submit(strategy)` has returned.",
@@ -599,11 +619,12 @@ def _rows_of(merged: Merged, rows: Iterable[Any]) -> list[int]:
     return found
 
 
-def _check_given(value: object, kind: type[Any], what: str, hint: str) -> None:
-    """Raise InvalidRequest for what was given `what` and is of another kind."""
-    if not isinstance(value, kind):
+def _check_undivided(choices: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest for choices beside settings as a whole, which would say them twice."""
+    if choices:
         raise InvalidRequest(
-            f"a {type(value).__name__} was given {what}; expected a {kind.__name__}", hint=hint
+            f"{next(iter(choices))} was given beside settings as a whole; expected one of the two",
+            hint="Write dataclasses.replace(settings, ...), or give every choice by its name.",
         )
 
 

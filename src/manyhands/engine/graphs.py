@@ -82,6 +82,7 @@ _VERY_OFTEN = 32
 # About so many of the last passes count: a capacity that crowds meet now and then would keep all runs waiting for a tenth
 # of a second, and serve one pass in forty. Of few tokens those count that were looked at.
 _COUNTED = 256
+_MOST_SEEN = 1024  # capacities whose times are known; of more, those that were not asked for the longest are forgotten
 # Where a wide recording serves small tiles alone, a plan is cut for it at once, and one of so many for itself too, or of
 # so many passes that have followed it.
 _LOOKED_AT = 8
@@ -117,7 +118,8 @@ class GraphedPasses(Passes):
         self.seconds_recording = 0.0
         self._graphs: dict[Capacity, _Graph] = {}
         self._ahead: dict[tuple[int, Wide], _Graph] = {}  # of those the wide ones, by their tokens
-        self._seen: Counter[Capacity] = Counter()  # about how often, in the last passes
+        # About how often, in the last passes; what was asked for last stands last.
+        self._seen: Counter[Capacity] = Counter()
         self._num_passed = 0  # passes that count, since the counts were halved
         self._kinds: Counter[_Kind] = Counter()  # of plans that wide recordings serve
         self._kinds_with_own: set[_Kind] = set()
@@ -387,7 +389,9 @@ class GraphedPasses(Passes):
                 if known != capacity or times < _VERY_OFTEN:
                     self._seen[known] = max(1, times >> halvings)
         self._num_passed += 1
-        self._seen[capacity] += 1
+        self._seen[capacity] = self._seen.pop(capacity, 0) + 1
+        if len(self._seen) > _MOST_SEEN:
+            del self._seen[next(iter(self._seen))]
 
     def _pass_by(self, plan: Plan) -> None:
         """A pass asks for no capacity. Of many tokens it counts: what others ask for is as rare as it is among all passes."""

@@ -21,6 +21,7 @@ from manyhands.cache.usage import Usage
 from manyhands.engine.one_thread import OneThread
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.run import Run, RunState
+from manyhands.errors import InvalidRequest
 from manyhands.strategies.base import Strategy
 
 Key = TypeVar("Key")
@@ -47,6 +48,9 @@ class Packs(Protocol):
     @property
     def num_preemptions(self) -> int:
         """How often a run was preempted so far."""
+
+    def has_made(self, run: object) -> bool:
+        """Whether this is a run that was submitted here."""
 
     def num_runs(self, state: RunState) -> int:
         """How many runs are in this state."""
@@ -83,7 +87,8 @@ def run_passes(
     Yields when runs have begun, before their first pass, and after each pass; ends when no run is
     left. A run that is submitted already is taken as it is. A function in the place of `strategies` gives the next
     pair, or None while there is none; it is asked again before each pass. So is an iterator that gives None. Closing the generator cancels what is under way, and so does
-    anything that is raised by the engine or by `strategies`.
+    anything that is raised by the engine or by `strategies`. Raises InvalidRequest for a run of another engine, whose passes
+    nothing here would make.
     """
     if callable(strategies):
         take = strategies
@@ -98,8 +103,7 @@ def run_passes(
         while True:
             seconds, num_before = 0.0, len(live)
             while (concurrency is None or len(live) < concurrency) and (pair := take()) is not None:
-                key, begun = pair
-                live.append((key, begun if isinstance(begun, Run) else engine.submit(begun)))
+                live.append((pair[0], _under_way(engine, pair[1])))
             if not live:
                 return
             if len(live) == num_before:
@@ -111,3 +115,14 @@ def run_passes(
     finally:
         for _, run in live:
             engine.cancel(run)
+
+
+def _under_way(engine: Packs, begun: Strategy | Run) -> Run:
+    if not isinstance(begun, Run):
+        return engine.submit(begun)
+    if not engine.has_made(begun):
+        raise InvalidRequest(
+            "a Run of another engine was given; expected one of this engine, or a strategy",
+            hint="Give it to the engine whose `submit` has returned it.",
+        )
+    return begun

@@ -48,7 +48,7 @@ from manyhands.engine.loop import Packs, Pass, run_passes
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.run import Run, RunState, check_strategy
 from manyhands.errors import Busy, DeadlineExceeded, InvalidRequest, ManyhandsError, ServiceStopped
-from manyhands.schema.setting import as_found, whole_number
+from manyhands.schema.setting import as_found, check_function, whole_number
 from manyhands.schema.waits import lock_wait, seconds_of
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.events import Event, UsageCounted
@@ -205,7 +205,12 @@ class Handle:
         return self._ended().__await__()
 
     def read(self, position: int) -> tuple[list[Event], int]:
-        """Events from number `position` on that are known by now, and the number to go on from."""
+        """Events from number `position` on that are known by now, and the number to go on from.
+
+        Raises InvalidRequest for what is no number of an event; the first one is 0.
+        """
+        if type(position) is not int or position < 0:
+            position = whole_number("position", position, 0)
         with self._news:
             at = bisect_right(self._log, position, key=lambda moment: moment.num_events)
             events = [event for moment in self._log[at:] for event in moment.events]
@@ -218,7 +223,12 @@ class Handle:
             return events, self._end
 
     def moments(self, number: int) -> tuple[list[Moment], int]:
-        """Moments from `number` on that are known by now, and how many of those asked for are lost."""
+        """Moments from `number` on that are known by now, and how many of those asked for are lost.
+
+        Raises InvalidRequest for what is no number of a moment; the first one is 0.
+        """
+        if type(number) is not int or number < 0:
+            number = whole_number("number", number, 0)
         with self._news:
             missed = max(0, self._first - number)
             return self._log[max(0, number - self._first) :], missed
@@ -394,11 +404,7 @@ class Service:
         loop of asyncio, for instance. It may be called for nothing. One that raises is called no more, with a warning, and
         the runs go on. Raises InvalidRequest for what cannot be called.
         """
-        if not callable(wake):
-            raise InvalidRequest(
-                f"a {type(wake).__name__} was given to be called behind each pass; expected a function",
-                hint="Write service.watch(function).",
-            )
+        check_function(wake, "to be called behind each pass", "Write service.watch(function).")
         with self._changed:
             self._watchers = [*self._watchers, wake]
 

@@ -11,15 +11,17 @@ every question: it is raised, and nothing is put on record. Anything else belong
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest, ManyhandsError
-from manyhands.schema.setting import check, like, setting
+from manyhands.schema.setting import as_found, check, like, setting
 from manyhands.schema.waits import LONGEST_WAIT
 from manyhands.strategies.voting import majority
 from manyhands.tasks.loading import INSTALL_EXAM
@@ -62,13 +64,24 @@ class EndpointOptions:
 
     def __post_init__(self) -> None:
         check(self)
-        if not self.url.startswith(("http://", "https://")):
+        if not _is_address(self.url):
             raise InvalidRequest(
-                f"the endpoint is {self.url!r}; expected an address",
+                f"the endpoint is {as_found(self.url)}; expected an address",
                 hint="for example http://localhost:8000/v1",
             )
         if not self.model:
             raise InvalidRequest("the endpoint's model has no name", hint="give its name")
+
+
+def _is_address(url: object) -> bool:
+    """Whether requests can go there: a scheme, a host, and a port between 1 and 65535 if there is one."""
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+        return False
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0 and not re.search(r"\s", url)
+    except ValueError:  # a port beyond, or brackets without an address
+        return False
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ exactly once: q and k arrive unrotated, and all rotations happen in our code, fr
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -46,6 +48,10 @@ from manyhands.model.ropes import read_ropes
 from manyhands.model.unlisted import name_base
 
 T = TypeVar("T")
+# Of each network the adapters that have taken it over, and through them the engines that have it.
+_USERS: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[ModelAdapter]] = (
+    weakref.WeakKeyDictionary()
+)
 _NAME = "manyhands"  # of our attention function in the registry of transformers
 
 
@@ -123,6 +129,7 @@ class ModelAdapter:
         self.ropes, self.gains = read_ropes(model, family, context)
         self.query_scales, self.chunks = query_scales(config), chunks(config)
         self._alike: tuple[object, bool] | None = None  # layers, and whether they are
+        _USERS.setdefault(model, weakref.WeakSet()).add(self)
 
     @property
     def num_layers(self) -> int:
@@ -239,6 +246,14 @@ class ModelAdapter:
                 logits = self.forward(token_ids, keep, attend, states)
             yield logits
             del logits
+
+
+def is_in_use(model: nn.Module) -> bool:
+    """Whether an adapter has this network, and with it an engine, so that changes of its weights would be noticed."""
+    if not _USERS.get(model):
+        return False
+    gc.collect()  # engines that nobody has any more stand in cycles
+    return bool(_USERS[model])
 
 
 @functools.cache

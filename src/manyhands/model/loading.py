@@ -31,7 +31,7 @@ from manyhands.errors import (
     UnsupportedModel,
 )
 from manyhands.hub import damaged, in_short, incomplete, is_gguf, is_local, not_found, place_of
-from manyhands.model.adapter import ModelAdapter
+from manyhands.model.adapter import ModelAdapter, is_in_use
 from manyhands.model.checkpoint import (
     check_dtypes,
     check_folder,
@@ -54,7 +54,7 @@ from manyhands.model.families import (
 from manyhands.model.fusion import is_fused
 from manyhands.model.generation import check_generation
 from manyhands.model.gguf.network import GgufFile
-from manyhands.model.lora import merge_lora
+from manyhands.model.lora import merge_lora, merged_place
 from manyhands.model.parallel.collectives import Collectives
 from manyhands.model.parallel.cuts import Cutting
 from manyhands.model.parallel.reading import read_part
@@ -73,6 +73,9 @@ from manyhands.model.settings import Weights
 from manyhands.model.unlisted import enter
 
 _BITS = {"int4": "four", "fp8": "eight"}
+_ROUNDED_TO = (
+    "_rounded_to"  # of a network that was built already: the bits to which it was rounded here
+)
 
 # How composites (`families.language_model`) name the weights of their language model: as published, and as transformers
 # holds them. Alone it has these names already, and the patterns find nothing.
@@ -101,8 +104,7 @@ def load_adapter(
     Args:
         model: A folder, a name on the Hugging Face hub, "bundled", a GGUF file, or a causal language model already
             built (which is taken over, see `ModelAdapter`, and stays where and as it is under "auto"). Engines that are
-            given one object share its weights: what changes them, as an adapter does, changes them for all, and keys that
-            are in memory stay those of before.
+            given one object share its weights, so what would change them for an engine that is there is refused.
         device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
         dtype: "auto" (the checkpoint's on a GPU, float32 on the CPU) or the name of a dtype.
         weights: "auto", or "dummy" for random weights in the real architecture; then a config.json
@@ -120,7 +122,13 @@ def load_adapter(
         collectives: What joins this process to the other ranks of one network; then its part is loaded
             (`model/parallel/`), and every rank must load the same.
         adapted: A folder with a LoRA adapter that is added to the weights (`model/lora.py`), of a network that is built
-            already in place: it holds the adapter from then on, with and without this argument.
+            already in place: it holds the adapter from then on, and is loaded with the same one or not at all.
+
+    Raises:
+        ModelNotFound, UnsupportedModel, ContextTooLong: See `errors.py`.
+        InvalidRequest: For choices that cannot be, or cannot be together; for a network that is built already also where
+            device, dtype, bits or an adapter would change it under another engine, or where it holds an adapter that was
+            not asked for.
 
     """
     if weights not in get_args(Weights):
@@ -141,7 +149,7 @@ def load_adapter(
                 "a network that is built already cannot be cut over several ranks",
                 hint="give its folder or its name: each rank reads its own part",
             )
-        taken = _adopt(model, device, dtype, context, quantise)
+        taken = _adopt(model, device, dtype, context, quantise, adapted)
         if adapted is not None:
             merge_lora(taken.model, adapted)
         return taken, tokenizer
@@ -316,6 +324,7 @@ def _adopt(
     dtype: str | torch.dtype,
     context: int | None,
     quantise: str,
+    adapted: Path | None,
 ) -> ModelAdapter:
     if is_fused(model):
         raise InvalidRequest(
@@ -324,6 +333,25 @@ def _adopt(
         )
     place = model.device if device == "auto" else resolve_device(device)
     precision = model.dtype if dtype == "auto" else resolve_dtype(dtype, place, model.dtype)
+    held = merged_place(model)
+    if held is not None and adapted is None:
+        raise InvalidRequest(
+            f"the adapter of {held} was added to the weights of this network when it was loaded before, and none is asked for",
+            hint=f"Give lora={held!r}, or build the network anew.",
+        )
+    is_rounded = vars(model).get(_ROUNDED_TO) == quantise
+    changes = {
+        "device": place != model.device,
+        "dtype": precision != model.dtype,
+        "quantise": quantise in (*KINDS, "fp16") and not is_rounded,
+        "lora": adapted is not None and held is None,
+    }
+    change = next((name for name, is_one in changes.items() if is_one), None)
+    if change is not None and is_in_use(model):
+        raise InvalidRequest(
+            f"another engine has this network, and {change} would change its weights for that one, too",
+            hint="Build the network anew, or give its folder or its name: each load reads the weights then.",
+        )
     with quiet():
         family = judge(model.config, context)
         if place != model.device or precision != model.dtype:
@@ -333,6 +361,7 @@ def _adopt(
         elif quantise == "fp16":
             check_fp16(place, precision)
             round_to_fp16(model)
+            setattr(model, _ROUNDED_TO, quantise)
         return ModelAdapter(model, context=context, family=family)
 
 

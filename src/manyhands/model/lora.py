@@ -189,6 +189,12 @@ def merge_lora(model: nn.Module, folder: str | Path) -> None:
     merged.versions.update(_versions(model, sides))
 
 
+def merged_place(model: nn.Module) -> str | None:
+    """The folder of the adapter that was added to the weights of a network; None if none was."""
+    merged: _Merged | None = vars(model).get(_MERGED)
+    return None if merged is None else merged.place
+
+
 @dataclass(frozen=True)
 class _Merged:
     """An adapter that is in the weights of a network, and how often torch had written to each of these by then."""

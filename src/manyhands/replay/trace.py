@@ -35,7 +35,7 @@ from manyhands.cache.view import Item, Lanes, View
 from manyhands.errors import BrokenTrace, InvalidRequest
 from manyhands.schema.lines import Format, Line, read_lines
 from manyhands.schema.plain import plain_as
-from manyhands.schema.setting import as_found, is_number
+from manyhands.schema.setting import as_found, check_function, check_given, is_number
 from manyhands.strategies.base import Answer, Asked, Strategy, check_generator
 from manyhands.strategies.events import EngineEvent, Event, from_line, to_line
 from manyhands.strategies.listening import ITEMS, Heard, Listen
@@ -191,6 +191,8 @@ def record(
     value that no JSON says, or that is not what its class says of it.
     """
     check_generator(strategy)
+    check_given(header, Mapping, "as the header of a trace", "Write {} for an empty one.")
+    check_function(write, "to be given lines", "Write lines.append, for instance.")
     write(
         {"kind": "header", "schema": SCHEMA, **_plain("the header of a trace", Any, dict(header))}
     )
@@ -252,7 +254,12 @@ def read_trace(path: Path | str) -> Trace:
 
 
 def parse_trace(lines: Sequence[Line], source: str = "the trace") -> Trace:
-    """A trace from its lines, checked: every number refers to something that came before it."""
+    """A trace from its lines, checked: every number refers to something that came before it.
+
+    Raises BrokenTrace for one that is damaged, InvalidRequest for what is no list.
+    """
+    hint = "Write parse_trace([line, ...]), or read_trace(path)."
+    check_given(lines, Sequence, "as the lines of a trace", hint)
     if not lines or not all(isinstance(line, Mapping) for line in lines):
         raise BrokenTrace(
             f"{source} is no list of JSON objects, one a line",

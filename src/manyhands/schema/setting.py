@@ -178,6 +178,24 @@ def whole_number(name: str, value: Any, least: int) -> int:
     return int(found)
 
 
+def check_given(value: object, kind: type[Any], what: str, hint: str) -> None:
+    """Raise InvalidRequest for what was given `what`, as a step say, and is of another kind."""
+    if not isinstance(value, kind):
+        raise _not_given(value, what, f"a {kind.__name__}", hint)
+
+
+def check_function(value: object, what: str, hint: str) -> None:
+    """Raise InvalidRequest for what was given `what`, and cannot be called."""
+    if not callable(value):
+        raise _not_given(value, what, "a function", hint)
+
+
+def _not_given(value: object, what: str, expected: str, hint: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"a {type(value).__name__} was given {what}; expected {expected}", hint=hint
+    )
+
+
 def as_found(value: Any) -> str:
     """A value as an error repeats it: Python writes no number of thousands of digits."""
     is_exact = isinstance(value, Rational)  # no float, so inf and nan are named

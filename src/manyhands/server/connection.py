@@ -7,6 +7,9 @@ What uvicorn leaves to a proxy in front of it:
 - A reader that takes nothing. Closing such a connection waits until what is buffered was sent, which is
   never; `abort`, which every request finds in its state, does not wait.
 - What is no HTTP is told so as everything else is: with OpenAI's error object.
+- An answer that comes before its request has: a body that is too large, a wrong key, headers that are too long. A connection that is
+  closed while its client sends is reset, and the answer thrown away unread. So this side of it ends, and what still comes is
+  taken and forgotten, for as long as a request may take to arrive.
 
 Pieces of a stream may be written past the layers of ASGI and h11, which look at each of them again: `piece_writer`, in the
 state of every request too. What that saves stands in docs/log.md.
@@ -17,13 +20,58 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
+import h11
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from manyhands.server.failures import Refusal
+
+# States of a client that has sent all that its connection is for; one in another state may still send.
+_SENDS_NO_MORE = frozenset({h11.IDLE, h11.DONE, h11.MUST_CLOSE, h11.CLOSED})
+
+
+class _Transport:
+    """asyncio's transport, whose `close` leaves time to a client that still sends."""
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        is_over: Callable[[], bool],
+        linger: Callable[[], None],
+    ) -> None:
+        """`is_over`: whether nobody need be waited for. `linger` is called where somebody is, once all is said."""
+        self._transport, self._is_over, self._linger = transport, is_over, linger
+        self.lingers = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes; none behind the end."""
+        if not self.lingers:
+            self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        """Whether nothing more is sent."""
+        return self.lingers or self._transport.is_closing()
+
+    def close(self) -> None:
+        """End this side; where nobody need be waited for, the other one too."""
+        if self._transport.is_closing() or self._is_over():
+            self._transport.close()
+        elif not self.lingers:
+            try:
+                if self._transport.can_write_eof():
+                    self._transport.write_eof()
+            except OSError:  # the client is gone
+                self._transport.close()
+                return
+            self.lingers = True
+            self._transport.resume_reading()
+            self._linger()
 
 
 class Connection(H11Protocol):
@@ -41,6 +89,7 @@ class Connection(H11Protocol):
         own = {"abort": self.abort, "piece_writer": self.piece_writer}
         super().__init__(config, server_state, {**app_state, **own}, _loop)
         self._patience: asyncio.TimerHandle | None = None
+        self._is_over = False  # the server ends
 
     @property
     def is_answering(self) -> bool:
@@ -74,17 +123,42 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as there
         """The client is there; its first request has so long to begin."""
-        super().connection_made(transport)
+        self._own = _Transport(transport, self._ends_at_once, self._have_patience)
+        super().connection_made(cast(asyncio.Transport, self._own))
+        self._have_patience()
+
+    def _ends_at_once(self) -> bool:
+        """Whether the client has sent all of its request, is not answered to the end, or the server ends."""
+        is_read = self.conn.their_state in _SENDS_NO_MORE
+        return is_read or self.is_answering or self._is_over
+
+    def _have_patience(self) -> None:
+        """From now on it has so long."""
+        self._lose_patience()
         self._patience = self.loop.call_later(self.request_seconds, self.abort)
+
+    def shutdown(self) -> None:
+        """The server ends: behind the answer that is under way nothing is waited for."""
+        self._is_over = True
+        if self._own.lingers:
+            self.abort()
+        else:
+            super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come, which may be the end of some headers or the beginning of others."""
-        super().data_received(data)
+        if not self._own.lingers:
+            super().data_received(data)
+            self._look_at_patience()
+
+    def _look_at_patience(self) -> None:
+        if self._own.lingers:
+            return
         if self._patience is not None:
             if self.is_answering:
                 self._lose_patience()
         elif not self.is_answering:
-            self._patience = self.loop.call_later(self.request_seconds, self.abort)
+            self._have_patience()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone."""

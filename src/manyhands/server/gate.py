@@ -32,8 +32,6 @@ from manyhands.server.limits import Limits
 LOG = logging.getLogger("manyhands.server")
 OPEN = frozenset({"/health"})  # routes that need no key, besides the page's own files
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
-# How much of a body that was refused is taken before the connection is closed, and how long that may take.
-LINGERING_BODIES, LINGERING_SECONDS = 16, 10.0
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
@@ -85,7 +83,7 @@ class Gate:
         state = scope.setdefault("state", {})
         state["request_id"], state["log"] = name, {}
         body = _Body(receive, self.limits)
-        answer = _Answer(send, name, body)
+        answer = _Answer(send, name)
         begun = time.perf_counter()
         try:
             state["owner"] = self._let_in(scope, headers)
@@ -206,34 +204,19 @@ class _Body:
         if self._is_whole:
             return await self._receive()
         try:
-            message = await self._next(self._ends_at)
+            async with asyncio.timeout(max(0.0, self._ends_at - time.monotonic())):
+                message = await self._receive()
         except TimeoutError as error:
             raise Refusal(
                 408,
                 f"the body did not arrive within {self._limits.request_seconds:g} s",
                 code="request_timeout",
             ) from error
+        self._size += len(message.get("body", b""))
+        # A client that has left sends no more either.
+        self._is_whole = not message.get("more_body", False)
         if self._size > self._limits.body_bytes:
             raise _too_large(self._limits)
-        return message
-
-    async def discard(self) -> None:
-        """Take what is left of it, up to bounds, and forget it: see `_Answer`."""
-        most = self._size + LINGERING_BODIES * self._limits.body_bytes
-        ends_at = time.monotonic() + min(LINGERING_SECONDS, self._limits.request_seconds)
-        try:
-            while not self._is_whole and self._size < most:
-                await self._next(ends_at)
-        except TimeoutError:
-            return
-
-    async def _next(self, ends_at: float) -> Message:
-        async with asyncio.timeout(max(0.0, ends_at - time.monotonic())):
-            message = await self._receive()
-        self._size += len(message.get("body", b""))
-        self._is_whole = not message.get(
-            "more_body", False
-        )  # nor does a client that left send more
         return message
 
 
@@ -247,14 +230,10 @@ def _too_large(limits: Limits) -> Refusal:
 
 
 class _Answer:
-    """An answer on its way out: with our headers, and once.
+    """An answer on its way out: with our headers, and once."""
 
-    Behind one to a body that is too large the connection is closed. A client that is still sending then would be
-    told that by its system, and not by our answer, which is thrown away unread. So what it sends is taken for a while.
-    """
-
-    def __init__(self, send: Send, name: str, body: _Body) -> None:
-        self._send, self._name, self._body = send, name, body
+    def __init__(self, send: Send, name: str) -> None:
+        self._send, self._name = send, name
         self.status = 0  # nothing was sent
 
     async def send(self, message: Message) -> None:
@@ -267,10 +246,6 @@ class _Answer:
                 *message.get("headers", ()),
                 *(pair for pair in own if pair[0] not in given),
             ]
-        elif self.status == 413 and not message.get("more_body", False):
-            await self._send({**message, "more_body": True})
-            await self._body.discard()
-            message = {"type": "http.response.body"}
         await self._send(message)
 
     async def refuse(self, refusal: Refusal, scope: Scope) -> None:

@@ -90,7 +90,8 @@ def listening(place: Place) -> socket.socket:
     """A socket at the place. InvalidRequest says why there is none."""
     is_v6 = ":" in place.host
     family = socket.AF_INET6 if is_v6 else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    # Of a socket that does not name TCP asyncio would not know it, and leave small answers waiting for acknowledgements.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if sys.platform != "win32":
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -37,7 +37,13 @@ from typing import Any, TypeVar
 from manyhands.cache.step import Row, Step
 from manyhands.errors import InvalidRequest
 from manyhands.schema.plain import hold_own
-from manyhands.schema.setting import as_found, is_whole, own_number
+from manyhands.schema.setting import (
+    as_found,
+    check_function,
+    check_given,
+    is_whole,
+    own_number,
+)
 from manyhands.strategies.events import Event
 from manyhands.strategies.listening import Heard, Listen
 
@@ -70,6 +76,11 @@ class Reserve:
                     hint="Write Reserve(num_tokens=500, num_blocks=2), for instance.",
                 )
             object.__setattr__(self, name, value)
+        if self.renew is not None:
+            check_function(self.renew, "to renew a reservation", "Let it return a Reserve.")
+        if self.prompt is not None:
+            hint = "Give the row of the first step that feeds it."
+            check_given(self.prompt, Row, "as the prompt of a reservation", hint)
 
     def now(self) -> Reserve:
         """The bound as it is now. Raises what `renew` raises, and InvalidRequest if that says no bound."""

@@ -20,6 +20,7 @@ from manyhands.errors import BrokenTrace, InvalidRequest
 from manyhands.prompts.load import TABLES
 from manyhands.schema.conversation import Conversation, Message, conversation_of
 from manyhands.schema.plain import from_plain, to_plain
+from manyhands.schema.setting import check_given
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.methods import METHODS, Method
 from manyhands.strategies.settings import Settings
@@ -106,7 +107,11 @@ class RunSpec:
 
     @classmethod
     def from_plain(cls, header: Mapping[str, Any]) -> RunSpec:
-        """`to_plain` backwards; what else stands in the header is left alone. Raises BrokenTrace."""
+        """`to_plain` backwards; what else stands in the header is left alone.
+
+        Raises BrokenTrace for one that does not say all, InvalidRequest for what is no header.
+        """
+        check_given(header, Mapping, "as the header of a trace", "Give trace.header.")
         name = header.get("method")
         if not isinstance(name, str) or name not in METHODS:
             raise _unclear("method", name)

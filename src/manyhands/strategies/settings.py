@@ -423,6 +423,11 @@ class SharedSettings:
                 f"{self.max_tokens}"
             )
 
+    @property
+    def tells_prompts(self) -> bool:
+        """Whether logprobs of prompts are told, too: keys can be found in memory, logits cannot."""
+        return self.echo and self.choice.logprobs is not None
+
 
 # Values of a request of OpenAI's API where it says nothing, but for the limit of tokens, which is ours.
 UNSAID = SharedSettings(max_tokens=1024, choice=Choice(temperature=1.0))

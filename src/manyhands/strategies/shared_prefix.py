@@ -112,8 +112,9 @@ def shared_prefix(
 ) -> Strategy:
     """The strategy. A prompt is a user's message (in the model's chat template), or tokens as they are.
 
-    Its answer is a `Completions`. Raises ContextTooLong for a prompt that leaves no room to write, and
-    InvalidRequest for a grammar that cannot be followed.
+    Its answer is a `Completions`. Raises ContextTooLong for a prompt that leaves no room to write,
+    InvalidRequest for a grammar that cannot be followed, and OutOfMemory for more prompts than the memory of the tree has
+    pages for, whatever they are.
     """
     settings, context = or_usual(settings, SharedSettings), checked_context(context)
     own_words(text)
@@ -132,6 +133,9 @@ def shared_prefix(
     given = [_prompt(prompt, text) for prompt in prompts]
     if not given:
         raise InvalidRequest("no prompt was given", hint="Give at least one.")
+    if tree is not None and not settings.tells_prompts:
+        # Here, and not in the engine's thread, where all would wait until so many samples are made away with.
+        tree.check_room(len(given))
     longest = max(len(prompt.tokens) for prompt in given)
     if context is not None and longest > context:
         raise ContextTooLong(
@@ -299,9 +303,7 @@ class _Run(CountedRun):
         super().__init__()
         self.prompts, self.settings, self.context = prompts, settings, context
         self.tree = tree
-        # Keys can be found in memory, logits cannot.
-        self.tells_prompts = settings.echo and settings.choice.logprobs is not None
-        most = None if self.tells_prompts else settings.shareable
+        most = None if settings.tells_prompts else settings.shareable
         self.prefixes = [prompt.tokens[:-1][:most] for prompt in prompts]
         self.samples = [
             _Sample(text, settings, prompt, (index, sample), matcher and matcher.copy())
@@ -325,7 +327,7 @@ class _Run(CountedRun):
 
     def begin(self) -> Work[None]:
         """Room for the prompts: a lease of their paths; none is shared of those whose logprobs are told."""
-        if self.tells_prompts:
+        if self.settings.tells_prompts:
             num_tokens = sum(map(len, self.prefixes)) + self.own.num_tokens
             yield Reserve(num_tokens, len(self.prefixes) + self.own.num_blocks)
             self.lease = Echo([prompt.tokens for prompt in self.prompts], self.settings.choice)

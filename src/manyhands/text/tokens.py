@@ -32,7 +32,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from manyhands.errors import ContextTooLong, InvalidRequest, UnsupportedModel
-from manyhands.schema.conversation import ASSISTANT, SYSTEM, USER, Conversation
+from manyhands.schema.conversation import ASSISTANT, SYSTEM, USER, Conversation, conversation_of
 from manyhands.schema.setting import in_brief
 from manyhands.text.clean import well_formed
 from manyhands.text.fewest import fewest_tokens, shares
@@ -152,6 +152,14 @@ class Text:
         effort: str | None = None,
         prompts: Any = None,
     ) -> None:
+        """Raises InvalidRequest for what is no tokenizer, and for a `thinking` or an `effort` of another kind."""
+        _check_tokenizer(tokenizer)
+        if not isinstance(thinking, bool):
+            raise InvalidRequest(
+                f"thinking is {in_brief(thinking)}; expected True or False",
+                hint="Leave it out: a model that thinks does so.",
+            )
+        _check_effort(effort)
         self.tokenizer = tokenizer
         self.prompts = prompts
         self._decode = _decoder(tokenizer)
@@ -207,6 +215,7 @@ class Text:
         """
         if effort is None:
             return self
+        _check_effort(effort)
         if effort not in self._efforts:
             self._efforts[effort] = self._with_effort(effort)
         return self._efforts[effort]
@@ -266,8 +275,9 @@ class Text:
         A problem alone is `chat_prompt`. Earlier replies stand there without their thinking, as chat
         templates have it; a prefill closes the thinking, if the model would begin with it. Where the
         template tells no roles apart (`tells_roles`), earlier turns are left out. Raises InvalidRequest
-        where the template does not take this order of roles, or no system message.
+        where the template does not take this order of roles, or no system message, and for what is no conversation.
         """
+        asked = conversation_of(asked)
         if not asked.earlier:
             tokens = self.chat_prompt(asked.problem)
         elif self._frame and not self.tells_roles:
@@ -366,7 +376,7 @@ class Text:
 
     def reply(self, template: str) -> tuple[int, ...]:
         """The words that end the thinking and begin the reply: `{think_end}` is where thinking closes."""
-        before, _, after = template.partition("{think_end}")
+        before, _, after = _well_formed(template).partition("{think_end}")
         if not self._closing:
             return self.encode(before + after)
         return self.encode(before) + self._closing + self.encode(after)
@@ -495,7 +505,7 @@ class Text:
 
         `encode` never gives a control token, since a user may spell one; here `<step>` is that token.
         """
-        return self._following(text)
+        return self._following(_well_formed(text))
 
     def _raw(self, text: str) -> tuple[int, ...]:
         """The tokenizer's own encoding: control tokens that are spelled out become such."""
@@ -654,6 +664,23 @@ def _ids(tokens: Iterable[Any]) -> list[int]:
         raise InvalidRequest(
             f"the tokens to decode are {in_brief(given)}; expected token ids", hint=_OF_A_TEXT
         ) from error
+
+
+def _check_tokenizer(given: object) -> None:
+    """Raise InvalidRequest for what lacks a part of the protocol."""
+    lacks = [name for name in vars(Tokenizer) if name[0] != "_" and not hasattr(given, name)]
+    if lacks:
+        raise InvalidRequest(
+            f"a {type(given).__name__} was given as a tokenizer, which has no `{lacks[0]}`; expected one of transformers",
+            hint="Write AutoTokenizer.from_pretrained(model).",
+        )
+
+
+def _check_effort(effort: object) -> None:
+    if effort is not None and not isinstance(effort, str):
+        raise InvalidRequest(
+            f"{_EFFORT} is {in_brief(effort)}; expected a text", hint='Write "low", for instance.'
+        )
 
 
 def _well_formed(text: str) -> str:

@@ -1,0 +1,173 @@
+"""The door to Ray: what is no address is refused at once, and what does not answer is said to be waited for."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from manyhands.cluster import joining
+from manyhands.cluster.joining import joined
+from manyhands.cluster.settings import ClusterSettings, ServingSettings, host_and_port
+from manyhands.errors import InvalidRequest
+
+GREETING = b"\0\0\0\4\0\0\0\0\0"  # an empty frame of settings
+
+
+@contextmanager
+def listening(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A program at an address, and what it does with one connection."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def take() -> None:
+            client, _ = door.accept()
+            with client:
+                answer(client)
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        yield f"127.0.0.1:{door.getsockname()[1]}"
+        thread.join(30)
+
+
+@pytest.fixture
+def inits(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments of each `ray.init`, which joins nothing here."""
+    asked: list[dict[str, Any]] = []
+    ray = SimpleNamespace(
+        is_initialized=lambda: False,
+        init=lambda **given: asked.append(given),
+        shutdown=lambda: None,
+    )
+    monkeypatch.setattr(joining, "imported", lambda: ray)
+    return asked
+
+
+def cannot_join(address: str, why: str, note: Callable[[str], None] = lambda text: None) -> None:
+    settings = ClusterSettings(ray=address)
+    with pytest.raises(InvalidRequest, match=f"cannot be joined: {why}"), joined(settings, note):
+        pass
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(
+            "x/y:1",
+            "",
+            " ",
+            "abc",
+            "1.2.3.4",
+            "localhost:",
+            ":6379",
+            "localhost:0",
+            "localhost:65536",
+        ),
+        *(
+            "local host:1",
+            "localhost:1 ",
+            "me@there:1",
+            "there:1/x",
+            "[::1]",
+            "auto:x",
+            "localhost:-1",
+        ),
+        *(3, True, ["auto"]),
+    ],
+)
+def test_what_cannot_be_an_address_is_refused_at_once(wrong: Any) -> None:
+    """Ray would try for three minutes, and hear no signal meanwhile."""
+    for kind in (ClusterSettings, ServingSettings):
+        with pytest.raises(InvalidRequest, match=r"ray is .*; expected HOST:PORT, auto, or local"):
+            kind(ray=wrong)
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("localhost:6379", ("localhost", 6379)),
+        ("192.168.0.2:1", ("192.168.0.2", 1)),
+        ("[::1]:65535", ("::1", 65535)),
+        ("::1:6379", ("::1", 6379)),
+        ("ray://head.example:10001", ("head.example", 10001)),
+        ("ray://head.example:10001/", ("head.example", 10001)),
+        ("auto", None),
+        ("local", None),
+        ("anyscale://some-cluster", None),
+    ],
+)
+def test_addresses(address: str, place: tuple[str, int] | None) -> None:
+    assert ClusterSettings(ray=address).ray == address
+    assert host_and_port(address) == place
+
+
+def test_a_cluster_that_answers_is_joined(inits: list[dict[str, Any]]) -> None:
+    def greet(client: socket.socket) -> None:
+        for part in (GREETING[:4], GREETING[4:]):
+            client.sendall(part)
+            time.sleep(0.05)
+
+    with listening(greet) as address, joined(ClusterSettings(ray=address)):
+        assert inits[0]["address"] == address
+    with joined(ClusterSettings(ray="auto")):
+        assert inits[1]["address"] == "auto"
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", GREETING[:5]])
+def test_another_program_is_no_cluster(inits: list[dict[str, Any]], said: bytes) -> None:
+    def answer(client: socket.socket) -> None:
+        client.recv(100)
+        client.sendall(said)
+
+    with listening(answer) as address:
+        cannot_join(address, "another program than Ray's listens there")
+    assert not inits
+
+
+def test_silence_is_said_and_ends(
+    inits: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "_KNOCK", 0.1)
+    monkeypatch.setattr(joining, "_PATIENCE", 0.4)
+    notes: list[str] = []
+    ended = threading.Event()
+    with listening(lambda client: ended.wait(30) and None) as address:
+        cannot_join(address, "it takes connections and says nothing in 0.4 s", notes.append)
+        ended.set()
+    assert notes == [f"{address} takes connections and says nothing; waiting"]
+    assert not inits
+
+
+def test_a_cluster_that_answers_late_is_joined(
+    inits: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "_KNOCK", 0.1)
+    notes: list[str] = []
+
+    def greet(client: socket.socket) -> None:
+        time.sleep(0.5)
+        client.sendall(GREETING)
+
+    with listening(greet) as address, joined(ClusterSettings(ray=address), notes.append):
+        pass
+    assert (len(notes), len(inits)) == (1, 1)
+
+
+def test_it_is_said_that_ray_is_waited_for(
+    inits: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "_LATE", 0.1)
+    ray, notes = joining.imported(), list[str]()
+    with joined(ClusterSettings(ray="auto"), notes.append):
+        time.sleep(0.3)
+    assert notes == [], "it was joined in time"
+    ray.init = lambda **given: time.sleep(0.5)
+    with joined(ClusterSettings(ray="auto"), notes.append):
+        pass
+    assert notes == ["Ray at 'auto' has not answered yet; waiting"]
