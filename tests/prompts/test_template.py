@@ -1,4 +1,4 @@
-"""The check of every prompt, one of somebody's own too: texts and lists of texts, and nothing else.
+"""The check of every prompt, one of somebody's own too: texts and lists of texts, and nothing else."""
 
 from __future__ import annotations
 

@@ -71,7 +71,11 @@ def train(options: TrainOptions) -> None:
             processes: Any = torch.multiprocessing  # torch leaves it untyped
             processes.set_sharing_strategy("file_system")
             run = Training(
-                adapter, recipe.lessons(Text(tokenizer)), settings, options.out / "checkpoint"
+                adapter,
+                recipe.lessons(Text(tokenizer)),
+                settings,
+                options.out / "checkpoint",
+                made_of=recipe.made_of(),
             )
             if run.has_ended:
                 if not rank:
