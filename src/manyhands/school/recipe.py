@@ -166,7 +166,7 @@ class Recipe:
         return replace(self, prompts=_prompts(self.words, own))
 
     def made_of(self) -> dict[str, Any]:
-        """What is trained, and on what, as plain data, table by table. How long, how fast, and what is kept when is no part.
+        """The network and its lessons as plain data, table by table, without how long, how fast, and how often something is kept.
 
         A training that goes on in a folder must be made of the same; a table that is left out is None.
         """
