@@ -302,10 +302,8 @@ class Training:
         if told is None or self.made_of is None:
             return
         was, is_now = dict(_leaves(json.loads(told))), dict(_leaves(json.loads(self.made_of)))
-        missing = (
-            object()
-        )  # what is new since a checkpoint was written has no name in it, and is no difference
-        other = [name for name in sorted(was) if was[name] != is_now.get(name, missing)]
+        # Names that the checkpoint lacks are newer than it, and no difference.
+        other = [name for name in sorted(was) if name not in is_now or was[name] != is_now[name]]
         if not other:
             return
         more = f" (and {len(other) - 1} more differ)" if other[1:] else ""
