@@ -59,6 +59,7 @@ def test_drafts_are_asked_for_in_every_methods_rules_and_nowhere_else() -> None:
             was, now = getattr(old, field.name), getattr(new, field.name)
             if was != now:
                 changed.append(f"{table.name}.{field.name}")
+                assert field.name.endswith("rules")
                 assert now == INSTRUCTION + was
     assert changed == [
         "team.rules",

@@ -353,7 +353,7 @@ def test_what_openai_says_and_what_we_say() -> None:
 
 
 def test_aliases_of_a_model() -> None:
-    assert aliases("m") == [
+    ours = [
         "m:hogwild-2",
         "m:hogwild-4",
         "m:sequential",
@@ -366,6 +366,8 @@ def test_aliases_of_a_model() -> None:
         "m:self_consistency-4",
         "m:best_of_n-4",
     ]
+    assert aliases("m") == ours
+    assert {read_model(alias, "m")["method"] for alias in ours} == set(METHODS)
     for alias in aliases("our-model"):
         spec = asked(model=alias)
         assert isinstance(spec, RunSpec)
