@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "manyhands"
 _RUN = ("tutorial.md", "how_to_add.md", "conversations.md", "sampling.md")
 RUN = [ROOT / "docs" / name for name in _RUN]
-_OF_TODAY = ("log", "performance", "performance_history", "how_to_add")  # what was, or is, no list
+_OF_TODAY = ("log", "performance", "performance_history", "how_to_add")  # pages that list what was
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NAMES_OF_PAGES = [str(page.relative_to(ROOT)) for page in PAGES]
 
