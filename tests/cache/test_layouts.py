@@ -135,7 +135,7 @@ def test_a_layout_is_what_it_says_of_itself(layout):
 
 
 def test_the_layout_of_how_to_add_is_what_it_says_of_itself():
-    """Nobody reads all desks there but the leader."""
+    """The leader alone reads all desks there."""
     page = (Path(__file__).parents[2] / "docs" / "how_to_add.md").read_text(encoding="utf-8")
     block = page.partition("\n## A layout\n")[2].partition("```python\n")[2].partition("```\n")[0]
     named: dict[str, Any] = {}
