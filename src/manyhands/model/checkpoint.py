@@ -19,7 +19,15 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 
 from manyhands.errors import ModelNotFound
-from manyhands.hub import check_there, damaged, in_short, incomplete, is_gguf, not_found
+from manyhands.hub import (
+    check_there,
+    damaged,
+    in_short,
+    incomplete,
+    is_gguf,
+    not_found,
+    within_reach,
+)
 from manyhands.model.gguf.header import read_header
 
 # Dtypes that are computed with as they are; everything else is packed, and a quantisation entry must say how.
@@ -127,10 +135,11 @@ def weights_folder(name: str) -> Path:
     """The folder of a model's safetensors files, fetched if need be; raises ModelNotFound."""
     if Path(name).is_dir():
         return Path(name)
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
-    except (OSError, ValueError, HfHubHTTPError) as error:
-        raise not_found(name, error) from error
+    with within_reach(name):
+        try:
+            return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+        except (OSError, ValueError, HfHubHTTPError) as error:
+            raise not_found(name, error) from error
 
 
 def weights_files(name: str, folder: Path) -> list[Path]:
