@@ -15,7 +15,7 @@ import os
 import textwrap
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -82,6 +82,9 @@ _WHOLE = (
     "a model needs config.json, its weights and its tokenizer in one place; "
     "random weights (dummy) need config.json alone"
 )
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # as `peft` names them
+# The checkpoint of a training, in its output folder.
+CHECKPOINT_FOLDER, CHECKPOINT_FILE = "checkpoint", "checkpoint.pt"
 _GGUF = "to run a GGUF file, give the file itself, as it lies on this machine: --model PATH.gguf"
 
 
@@ -215,9 +218,35 @@ def incomplete(name: str, missing: str, cause: BaseException | None = None) -> M
     """The error for a checkpoint that lacks something."""
     detail = f": {in_short(cause)}" if cause else ""
     has_gguf = name.lower().endswith("gguf") or any(Path(name).glob("*.gguf"))
+    hint = _WHOLE
+    if has_gguf:
+        hint = _GGUF
+    elif (Path(name) / ADAPTER_FILES[0]).is_file():
+        hint = "it is a LoRA adapter: give it by --adapter, and the model that it was trained beside by --model"
+    elif _is_trained_on(Path(name)):
+        hint = _TRAINED_ON
+    return ModelNotFound(f"the model {name!r} lacks {missing}{detail}", hint=hint)
+
+
+def no_adapter(folder: Path, missing: str) -> ModelNotFound:
+    """The error for a folder that holds no LoRA adapter."""
+    hint = "give a folder as `manyhands train` with [lora], or `peft`, writes it"
+    with suppress(OSError, ValueError):  # a name that no file can have
+        if _is_trained_on(folder):
+            hint = _TRAINED_ON
+        if (folder / "config.json").is_file():
+            hint = "it is a whole model: give it by --model"
     return ModelNotFound(
-        f"the model {name!r} lacks {missing}{detail}", hint=_GGUF if has_gguf else _WHOLE
+        f"there is no adapter at {str(folder)[:200]!r}: {missing} is missing", hint=hint
     )
+
+
+_TRAINED_ON = "its training has not ended: the same `manyhands train` command goes on, and makes it at its end"
+
+
+def _is_trained_on(folder: Path) -> bool:
+    """Whether `manyhands train` has left a checkpoint in its output folder."""
+    return (folder / CHECKPOINT_FOLDER / CHECKPOINT_FILE).is_file()
 
 
 def damaged(name: str, what: str) -> ModelNotFound:

@@ -126,6 +126,26 @@ def test_a_pause_and_an_end(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     assert "what it would need to go on" in further.output
 
 
+def test_what_a_training_has_left_is_named_where_it_does_not_fit(
+    cli: Cli, recipe: Path, tmp_path: Path, model: Path
+) -> None:
+    """A training that is under way, an adapter, a whole model: each has another mend."""
+    half, whole, adapter = tmp_path / "half", tmp_path / "whole", tmp_path / "adapter"
+    assert cli("train", recipe, "--out", half, "--device", "cpu", "--pause", 1e-9).exit_code == 0
+    assert cli("train", recipe, "--out", whole, "--device", "cpu").exit_code == 0
+    recipe.write_text(recipe.read_text() + "[lora]\nrank = 2\n")
+    assert cli("train", recipe, "--out", adapter, "--device", "cpu").exit_code == 0
+    for options, hint in (
+        (("--model", half), "its training has not ended"),
+        (("--model", adapter), "it is a LoRA adapter: give it by --adapter"),
+        (("--model", model, "--adapter", half), "its training has not ended"),
+        (("--model", model, "--adapter", whole), "it is a whole model: give it by --model"),
+    ):
+        refused = cli("solve", "2 + 3", *options)
+        assert refused.exit_code == 3, refused.output
+        assert hint in " ".join(refused.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

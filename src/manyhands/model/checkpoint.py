@@ -18,13 +18,14 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 
-from manyhands.errors import ModelNotFound
 from manyhands.hub import (
+    ADAPTER_FILES,
     check_there,
     damaged,
     in_short,
     incomplete,
     is_gguf,
+    no_adapter,
     not_found,
     within_reach,
 )
@@ -34,7 +35,6 @@ from manyhands.model.gguf.header import read_header
 PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 _FILES = ("*.safetensors", "*.safetensors.index.json")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # as `peft` names them
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -54,10 +54,7 @@ def check_lora(folder: Path) -> None:
         except (OSError, ValueError):  # a name that no file can have
             is_there = False
         if not is_there:
-            raise ModelNotFound(
-                f"there is no adapter at {str(folder)[:200]!r}: {name} is missing",
-                hint="give a folder as `manyhands train` with [lora], or `peft`, writes it",
-            )
+            raise no_adapter(folder, name)
 
 
 def check_folder(folder: Path, *, with_weights: bool) -> None:

@@ -31,6 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from manyhands.errors import InvalidRequest
+from manyhands.hub import CHECKPOINT_FILE
 from manyhands.model.adapter import ModelAdapter
 from manyhands.replay.forward import fits_kernels
 from manyhands.replay.gradients import DECISIVE, Learned, learn
@@ -123,7 +124,7 @@ class Training:
     @property
     def checkpoint(self) -> Path:
         """Where everything needed to go on is kept."""
-        return self.folder / "checkpoint.pt"
+        return self.folder / CHECKPOINT_FILE
 
     @property
     def log(self) -> Path:
