@@ -123,8 +123,8 @@ def _judge(judging: Judging, found: Sequence[Results]) -> list[VoteMoment]:
     for results in found:
         label = f"{results.header.task}, {results.header.label}"
         try:
-            votes = votes_file(results.path, judging.rubric.name)
-            with _told_where(votes, "judged"), _reporting(label) as report:
+            cast = votes_file(results.path, judging.rubric.name)
+            with _told_where(cast, "judged"), _reporting(label) as report:
                 last = None
                 for last in cast_votes(judging, results):
                     report(last.done, 0, last.total, f"{last.unread} could not be read")
