@@ -5,9 +5,11 @@ import inspect
 import math
 import os
 import signal
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
+import pytest
 import torch
 
 # A script that begins the tests in the background has them ignore Ctrl-C, and all that they start inherits that.
@@ -16,6 +18,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # `nohup` does the same with the end of the terminal.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _the_hub_is_there() -> Iterator[None]:
+    """No test asks whether the hub can be reached; tests/test_hub.py has a hub that cannot."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("manyhands.hub._why_unreachable", lambda: None)
+        yield
 
 
 def pytest_collection_finish() -> None:

@@ -12,7 +12,7 @@ import itertools
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
@@ -22,11 +22,14 @@ import pytest
 import typer
 
 from manyhands.cli import app
+from manyhands.strategies.methods import METHODS
+from manyhands.tasks.catalogue import TASKS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "manyhands"
 _RUN = ("tutorial.md", "how_to_add.md", "conversations.md", "sampling.md")
 RUN = [ROOT / "docs" / name for name in _RUN]
+_OF_TODAY = ("log", "performance", "performance_history", "how_to_add")  # pages that list what was
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NAMES_OF_PAGES = [str(page.relative_to(ROOT)) for page in PAGES]
 
@@ -135,6 +138,50 @@ def test_control_a_wrong_command_would_be_seen() -> None:
     assert "--methd" in (refusal(solve) or "")
     assert refusal(eat) == "there is no command eat"
     assert refusal(["solve", "--method", "sequential", "1 + 1"]) is None
+
+
+# -- what there is to touch ---------------------------------------------------------------------------
+
+
+def listing(names: Iterable[str], files: Iterable[Path]) -> list[str]:
+    """The files that name every one of these, each as a word of its own: another one has to be named there."""
+    words = [re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])") for name in names]
+    found = ((file, file.read_text(encoding="utf-8")) for file in files)
+    return [str(file) for file, text in found if all(word.search(text) for word in words)]
+
+
+def where_to_touch(heading: str) -> str:
+    """One section of `how_to_add.md`."""
+    page = (ROOT / "docs" / "how_to_add.md").read_text(encoding="utf-8")
+    return page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize(
+    ("heading", "names"),
+    [("A method", METHODS), ("A task", TASKS)],
+)
+def test_how_to_add_names_every_file_that_lists_what_there_is(
+    heading: str, names: Mapping[str, Any]
+) -> None:
+    """A registry that stands in a second file is a second place to touch."""
+    kinds = [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.js"), *(ROOT / "tests").rglob("test_*.py")]
+    pages = [page for page in (ROOT / "docs").glob("*.md") if page.stem not in _OF_TODAY]
+    section = where_to_touch(heading)
+    assert section
+    touched = {str(ROOT / "tests" / "strategies"): "tests/strategies/"}
+    for file in listing(names, [*kinds, *pages]):
+        path = Path(file)
+        base = SOURCE if path.is_relative_to(SOURCE) else ROOT
+        by_name = f"`{path.relative_to(base)}`" in section
+        in_folder = touched.get(str(path.parent), "no folder") in section and path.name in section
+        assert by_name or in_folder, f"{path.relative_to(ROOT)} lists all, and {heading!r} lacks it"
+
+
+def test_control_a_file_that_lists_all_would_be_seen(tmp_path: Path) -> None:
+    file, other = tmp_path / "one.py", tmp_path / "other.py"
+    file.write_text('ALL = ["best", "best_of_n"]\n')
+    other.write_text('SOME = ["best_of_n"]\n')
+    assert listing(["best", "best_of_n"], [file, other]) == [str(file)]
 
 
 # -- links, files and names ------------------------------------------------------------------------

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
 import pytest
+from huggingface_hub import is_offline_mode
 from huggingface_hub.errors import (
     GatedRepoError,
     LocalEntryNotFoundError,
@@ -17,12 +19,14 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import are_progress_bars_disabled
 
+from manyhands import hub
 from manyhands.errors import ModelNotFound
 from manyhands.hub import check_there, file_of, incomplete, is_gguf, is_local
 from manyhands.prompts import Prompts, TeamPrompt, dump_prompt, model_prompts
 from tests.hub_cache import keep
 
 WORDS = "manyhands.toml"
+WHY_UNREACHABLE = hub._why_unreachable  # tests have none of it (tests/conftest.py)
 RESPONSE: Any = SimpleNamespace(headers={}, request=None)  # these errors look at it
 
 
@@ -123,6 +127,62 @@ def test_offline_nothing_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     folder = keep(tmp_path / "cache", "some/model", {"config.json": "{}"})
     assert file_of("some/model", WORDS) is None
     assert file_of("some/model", "config.json") == folder / "config.json"
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """No name has an address; the list of names that were asked for theirs, one for each time."""
+    asked: list[str] = []
+
+    def nowhere(host: Any, *more: Any, **named: Any) -> None:
+        asked.append(str(host))
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("socket.getaddrinfo", nowhere)
+    monkeypatch.setattr(hub, "_reach", hub._Reach())
+    monkeypatch.setattr(hub, "_why_unreachable", WHY_UNREACHABLE)
+    return asked
+
+
+def test_without_a_network_the_hub_is_asked_once_and_not_again(
+    no_network: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real huggingface_hub, which would try each question six times in 24 seconds."""
+    folder = keep(tmp_path / "cache", "some/model", {"config.json": "{}"})
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("a question is tried again"))
+    for _ in range(3):
+        assert file_of("some/model", "config.json") == folder / "config.json"
+        assert file_of("some/model", WORDS) is None
+    with pytest.raises(ModelNotFound, match=r"cannot be reached: .*not known") as caught:
+        file_of("no/such", WORDS)
+    assert "check the network" in (caught.value.hint or "")
+    assert len(no_network) == 1
+    assert not is_offline_mode(), "the user's own choice stays"
+    hub._reach.asked -= 61
+    file_of("some/model", WORDS)
+    assert len(no_network) == 2, "after a minute it may be there again"
+
+
+def test_a_folder_is_no_question_to_the_hub(no_network: list[str], tmp_path: Path) -> None:
+    with hub.within_reach(str(tmp_path)), hub.within_reach("./not-there"):
+        assert not is_offline_mode()
+    assert no_network == []
+
+
+def test_what_the_hub_answers_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal, too, comes over a network that is there."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.utils.get_session", lambda: Answering())
+    assert WHY_UNREACHABLE() is None
+
+
+class Answering:
+    """In the place of an HTTP client."""
+
+    def head(self, address: str, *, timeout: float) -> Any:
+        assert address.startswith("https://")
+        return SimpleNamespace(status_code=503)
 
 
 def test_a_gguf_file_is_a_model_by_itself(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 Names on the hub are left to huggingface_hub, which reads HF_HOME, HF_TOKEN and HF_HUB_OFFLINE itself; its
 reasons are found in the chain of the error's causes. It is imported only where something is fetched, since
-it takes a tenth of a second.
+it takes a tenth of a second. Without a network it tries each question again for half a minute, and a model is five of
+them: whatever asks it stands in `within_reach`.
 
     file_of("Qwen/Qwen3-8B", "config.json")   # its path in the cache, fetched if need be
 """
@@ -12,13 +13,17 @@ from __future__ import annotations
 import logging
 import os
 import textwrap
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 
 from manyhands.errors import InvalidRequest, ModelNotFound
 
 BUNDLED = "bundled"  # the model that comes with the package; a folder of this name is ./bundled, or a Path
+_REACH_SECONDS = 10.0  # the time that the hub may take to answer at all, as huggingface_hub has it for a question
+_KNOWN_SECONDS = 60.0  # how long it is believed to be there, or not to be
 _LONGEST_NAME = 255  # bytes of one part of a path, on every common file system
 
 
@@ -77,6 +82,9 @@ _WHOLE = (
     "a model needs config.json, its weights and its tokenizer in one place; "
     "random weights (dummy) need config.json alone"
 )
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # as `peft` names them
+# The checkpoint of a training, in its output folder.
+CHECKPOINT_FOLDER, CHECKPOINT_FILE = "checkpoint", "checkpoint.pt"
 _GGUF = "to run a GGUF file, give the file itself, as it lies on this machine: --model PATH.gguf"
 
 
@@ -114,20 +122,73 @@ def file_of(model: str | Path, file: str) -> Path | None:
         LocalEntryNotFoundError,
     )
 
+    with within_reach(model):
+        try:
+            with silent_hub():
+                return Path(hf_hub_download(model, file))
+        except HFValidationError as error:
+            raise not_found(model, error) from error
+        except (OSError, ValueError, EntryNotFoundError) as error:
+            is_known = not isinstance(error, LocalEntryNotFoundError)
+            if isinstance(error, EntryNotFoundError) and is_known:
+                return None
+            kept = [try_to_load_from_cache(model, name) for name in (file, "config.json")]
+            if isinstance(kept[0], str):
+                return Path(kept[0])
+            if isinstance(kept[1], str):
+                return None
+            raise not_found(model, error) from error
+
+
+class _Reach:
+    """The way to the hub, as far as it was tried. `reason`: why it cannot be reached; None: it can, or was not tried."""
+
+    reason: str | None = None
+    asked = float("-inf")  # when, by the monotonic clock
+    is_shut = False  # whether huggingface_hub is kept from asking for that reason
+
+    def look(self) -> str | None:
+        """The reason, asked for at most once in `_KNOWN_SECONDS`, and without a second try."""
+        if time.monotonic() - self.asked > _KNOWN_SECONDS:
+            self.reason, self.asked = _why_unreachable(), time.monotonic()
+        return self.reason
+
+
+_reach = _Reach()
+
+
+def _why_unreachable() -> str | None:
+    """Why the hub does not answer, in a few words; None if it does, whatever it says."""
+    from huggingface_hub import constants
+
+    errors, http = import_module("huggingface_hub.errors"), import_module("huggingface_hub.utils")
     try:
-        with silent_hub():
-            return Path(hf_hub_download(model, file))
-    except HFValidationError as error:
-        raise not_found(model, error) from error
-    except (OSError, ValueError, EntryNotFoundError) as error:
-        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-            return None
-        kept = [try_to_load_from_cache(model, name) for name in (file, "config.json")]
-        if isinstance(kept[0], str):
-            return Path(kept[0])
-        if isinstance(kept[1], str):
-            return None
-        raise not_found(model, error) from error
+        http.get_session().head(constants.ENDPOINT, timeout=_REACH_SECONDS)
+    except (errors.HTTPError, OSError) as error:  # the first is its HTTP library's
+        return in_short(error)
+    return None
+
+
+@contextmanager
+def within_reach(model: str) -> Iterator[None]:
+    """Inside, a hub that cannot be reached is asked nothing about `model`: what is kept here is found at once.
+
+    Without this, a model that is kept on a machine without a network takes two minutes to be found. A folder or a file is
+    no question to the hub.
+    """
+    if is_local(model):
+        yield
+        return
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or _reach.look() is None:
+        yield
+        return
+    constants.HF_HUB_OFFLINE = _reach.is_shut = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = _reach.is_shut = False
 
 
 @contextmanager
@@ -157,9 +218,35 @@ def incomplete(name: str, missing: str, cause: BaseException | None = None) -> M
     """The error for a checkpoint that lacks something."""
     detail = f": {in_short(cause)}" if cause else ""
     has_gguf = name.lower().endswith("gguf") or any(Path(name).glob("*.gguf"))
+    hint = _WHOLE
+    if has_gguf:
+        hint = _GGUF
+    elif (Path(name) / ADAPTER_FILES[0]).is_file():
+        hint = "it is a LoRA adapter: give it by --adapter, and the model that it was trained beside by --model"
+    elif _is_trained_on(Path(name)):
+        hint = _TRAINED_ON
+    return ModelNotFound(f"the model {name!r} lacks {missing}{detail}", hint=hint)
+
+
+def no_adapter(folder: Path, missing: str) -> ModelNotFound:
+    """The error for a folder that holds no LoRA adapter."""
+    hint = "give a folder as `manyhands train` with [lora], or `peft`, writes it"
+    with suppress(OSError, ValueError):  # a name that no file can have
+        if _is_trained_on(folder):
+            hint = _TRAINED_ON
+        if (folder / "config.json").is_file():
+            hint = "it is a whole model: give it by --model"
     return ModelNotFound(
-        f"the model {name!r} lacks {missing}{detail}", hint=_GGUF if has_gguf else _WHOLE
+        f"there is no adapter at {str(folder)[:200]!r}: {missing} is missing", hint=hint
     )
+
+
+_TRAINED_ON = "its training has not ended: the same `manyhands train` command goes on, and makes it at its end"
+
+
+def _is_trained_on(folder: Path) -> bool:
+    """Whether `manyhands train` has left a checkpoint in its output folder."""
+    return (folder / CHECKPOINT_FOLDER / CHECKPOINT_FILE).is_file()
 
 
 def damaged(name: str, what: str) -> ModelNotFound:
@@ -195,6 +282,9 @@ def not_found(name: str, error: BaseException) -> ModelNotFound:
         hint = "check the name; for a private model set HF_TOKEN; for a folder give its path"
     elif is_local(name) and Path(name).is_dir():
         return damaged(name, f"files that cannot be read ({in_short(error)})")
+    elif _reach.is_shut:
+        problem = f"the model {name!r} could not be fetched from the Hugging Face hub, which cannot be reached: {_reach.reason}"
+        hint = "check the network, or give the path of a folder"
     elif any_of(OfflineModeIsEnabled) or is_offline_mode():
         problem = f"the model {name!r} is not here, and HF_HUB_OFFLINE forbids to fetch it"
         hint = "unset HF_HUB_OFFLINE, or give the path of a folder"

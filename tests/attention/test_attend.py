@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 
 from manyhands.attention import torch_backend
 from manyhands.attention.attend import LayerCall, QueryScale
-from manyhands.attention.reference import ReferenceBackend
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerStore
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import Item, Lanes, View
+from manyhands.engine.backends import ANYWHERE
 from tests.attention.dense import DenseOracle, Layer, Shape, random_qkv
 
 TOLERANCE = {
@@ -65,8 +65,7 @@ LAYERS = {
     },
 }
 BACKENDS = {
-    "reference": ReferenceBackend,
-    "torch": TorchBackend,
+    **ANYWHERE,
     "torch, tiny products and runs": lambda: TorchBackend(budget=64, long_run=3),
 }
 

@@ -23,6 +23,7 @@ from manyhands.attention.torch_backend import TorchBackend
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
+from manyhands.engine.backends import ANYWHERE
 from manyhands.model.layers import FORMS, Form, plain_norm
 from manyhands.model.memory import Memory
 from tests.attention.dense import DenseOracle, Layers, Shape, random_qkv
@@ -119,8 +120,7 @@ def _in_dtype(layer: AnyLayer, dtype: torch.dtype) -> AnyLayer:
 
 
 BACKENDS: dict[str, Callable[[], Backend]] = {
-    "reference": ReferenceBackend,
-    "torch": TorchBackend,
+    **ANYWHERE,
     "torch, tiny products": lambda: TorchBackend(budget=64),
 }
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,7 +118,7 @@ def differences(layout: Layout) -> list[str]:
     seen = set(layout(cast, 1).blocks)
     shown = {
         "keeps_history": seen.issuperset(cast.history),
-        "sees_desks": seen.issuperset(cast.desks),
+        "sees_desks": not seen.isdisjoint({cast.desks[0], cast.desks[2]}),
     }
     return [name for name, is_so in shown.items() if getattr(layout, name) != is_so]
 
@@ -130,6 +132,16 @@ def test_a_layout_is_what_it_says_of_itself(layout):
         sees_desks=not LAYOUTS[layout].sees_desks,
     )
     assert differences(wrong) == ["keeps_history", "sees_desks"]  # the control
+
+
+def test_the_layout_of_how_to_add_is_what_it_says_of_itself():
+    """The leader alone reads all desks there."""
+    page = (Path(__file__).parents[2] / "docs" / "how_to_add.md").read_text(encoding="utf-8")
+    block = page.partition("\n## A layout\n")[2].partition("```python\n")[2].partition("```\n")[0]
+    named: dict[str, Any] = {}
+    exec(block, named)
+    assert named["led"](cast_of(3), 1).own.name == "2"
+    assert differences(named["row"]) == []
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -71,6 +71,9 @@ def test_a_batch(batch: Cli, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "6 of 6 requests answered, 0 failed" in result.stdout
     assert "saved by sharing" in result.stdout
+    assert "before" not in result.stdout
+    again = batch(given, answers, "--max-tokens", 4)
+    assert "6 of 6 requests answered, 0 failed\nall of them before" in again.stdout
     found = said(answers)
     assert set(found) == {"q0", "q1", "q2", "q3", "q4", "p"}
     assert [len(found[f"q{i}"]) for i in range(5)] == [1, 2, 1, 2, 1]

@@ -7,15 +7,18 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import typer
 
 from manyhands.cli import EXIT_CODES
-from manyhands.cli.evaluate import _told_where
+from manyhands.cli.evaluate import _judge, _told_where
 from manyhands.cli.guard import EXIT_NO_ANSWER, EXIT_READER_GONE, guarded
 from manyhands.cli.stopping import HaltRequest, Stopped, StopRequest
 from manyhands.errors import ManyhandsError
+from manyhands.evaluation.judge import RUBRICS
 
 ENDS = [(signal.SIGTERM, 143, "terminated"), (signal.SIGHUP, 129, "the terminal has gone")]
 
@@ -61,6 +64,23 @@ def test_an_exam_says_that_it_goes_on(
         signal.raise_signal(number)
     assert left.value.exit_code == code
     assert capsys.readouterr().err.startswith(f"{word}; exam.jsonl has what is graded so far")
+
+
+def test_a_judge_names_the_file_of_its_votes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The records are not its own, and were whole before."""
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("manyhands.cli.evaluate.cast_votes", stopped)
+    header = SimpleNamespace(task="lists", label="two")
+    results: Any = SimpleNamespace(header=header, path=Path("exam/lists/two.jsonl"))
+    judging: Any = SimpleNamespace(rubric=RUBRICS["quality"])
+    with pytest.raises(typer.Exit):
+        _judge(judging, [results])
+    assert "exam/lists/judgements/quality/two.jsonl has what is judged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])

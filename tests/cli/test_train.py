@@ -115,13 +115,78 @@ def test_a_pause_and_an_end(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     assert cli(*command).exit_code == 0
     model = (out / "model.safetensors").stat()
     left = sum(path.stat().st_size for path in (out / "checkpoint").iterdir())
-    assert left < 0.1 * model.st_size
+    assert (
+        left < 0.5 * model.st_size
+    )  # the recipe, some kB; weights and averages are three times the model
     again = cli(*command)
     assert "the training has ended after 2 steps" in again.output
     assert (out / "model.safetensors").stat().st_mtime_ns == model.st_mtime_ns
     further = cli(*command, "--steps", 9)
     assert further.exit_code == 2
     assert "what it would need to go on" in further.output
+
+
+def test_what_a_training_has_left_is_named_where_it_does_not_fit(
+    cli: Cli, recipe: Path, tmp_path: Path, model: Path
+) -> None:
+    """A training that is under way, an adapter, a whole model: each has another mend."""
+    half, whole, adapter = tmp_path / "half", tmp_path / "whole", tmp_path / "adapter"
+    assert cli("train", recipe, "--out", half, "--device", "cpu", "--pause", 1e-9).exit_code == 0
+    assert cli("train", recipe, "--out", whole, "--device", "cpu").exit_code == 0
+    recipe.write_text(recipe.read_text() + "[lora]\nrank = 2\n")
+    assert cli("train", recipe, "--out", adapter, "--device", "cpu").exit_code == 0
+    for options, hint in (
+        (("--model", half), "its training has not ended"),
+        (("--model", adapter), "it is a LoRA adapter: give it by --adapter"),
+        (("--model", model, "--adapter", half), "its training has not ended"),
+        (("--model", model, "--adapter", whole), "it is a whole model: give it by --model"),
+    ):
+        refused = cli("solve", "2 + 3", *options)
+        assert refused.exit_code == 3, refused.output
+        assert hint in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("tokens_per_step = 200", "tokens_per_step = 300", "training.tokens_per_step was 200 and is 300"),
+        ('files = ["runs/*.jsonl"]', 'files = ["runs/o*.jsonl"]', "traces.files was ['runs/*.jsonl'] and is"),
+        ("{names} count", "{names} add", "team.rules was '{names} count"),
+        ("hidden_size = 32", "hidden_size = 64", "model.config.hidden_size was 32 and is 64"),
+        ("[traces]", "[lora]\nrank = 2\n[traces]", "lora.rank was 0 and is 2 now"),
+        ("[traces]", '[reading]\nfiles = ["*.toml"]\n[traces]', "reading was not there and is a table"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("pause", [(), ("--pause", 1e-9)], ids=["ended", "paused"])
+def test_another_recipe_does_not_go_on_in_its_folder(
+    cli: Cli, recipe: Path, tmp_path: Path, pause: tuple[Any, ...], old: str, new: str, said: str
+) -> None:
+    """Else it is told that it has ended, or one model learns from both without a word."""
+    command = ("train", recipe, "--out", tmp_path / "made", "--device", "cpu")
+    assert cli(*command, *pause).exit_code == 0
+    recipe.write_text(recipe.read_text().replace(old, new))
+    refused = cli(*command)
+    assert refused.exit_code == 2, refused.output
+    output = " ".join(refused.output.split())
+    assert "was begun by another recipe" in output
+    assert said in output
+    assert "or another folder" in output
+
+
+def test_what_changes_no_gradient_may_change(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    """How long, how fast, and what is kept; and a checkpoint from before recipes were marked goes on."""
+    out = tmp_path / "made"
+    command = ("train", recipe, "--out", out, "--device", "cpu")
+    assert cli(*command, "--pause", 1e-9).exit_code == 0
+    changed = "steps = 1\nminutes = 5\nparts = 2\nprocesses = 1\nrecompute = true\ncheckpoint_minutes = 1.0"
+    recipe.write_text(recipe.read_text().replace("steps = 2", changed))
+    assert cli(*command, "--pause", 1e-9).exit_code == 0
+    checkpoint = out / "checkpoint" / "checkpoint.pt"
+    state = torch.load(checkpoint, weights_only=True)
+    del state["made_of"]
+    torch.save(state, checkpoint)
+    recipe.write_text(recipe.read_text().replace("{names} count", "{names} add"))
+    assert cli(*command).exit_code == 0
 
 
 @pytest.mark.parametrize(("command", "follows"), [("train", 0), ("solve", 1)])

@@ -13,7 +13,7 @@ from manyhands.attention.store import LayerShape
 from manyhands.engine.backends import choose_backend
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
-from manyhands.model.settings import ModelSettings
+from manyhands.model.settings import BACKENDS, ModelSettings
 from manyhands.native import build
 from tests.engine.small import small_engine
 
@@ -66,6 +66,15 @@ def test_what_the_kernels_cannot_serve_goes_to_torch(
     with pytest.raises(InvalidRequest, match=reason) as caught:
         choose_backend("triton", adapter(**changes))
     assert "auto" in (caught.value.hint or "")
+
+
+def test_every_name_has_a_backend_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was entered in half the places is a mistake that is seen, and no other backend answers to its name."""
+    for name in BACKENDS:
+        assert choose_backend(name, adapter()).backend.name == name
+    monkeypatch.setattr(backends, "BACKENDS", (*BACKENDS, "mine"))
+    with pytest.raises(AssertionError, match="mine is in BACKENDS and not in ANYWHERE"):
+        choose_backend("mine", adapter(device=torch.device("cpu")))
 
 
 def test_an_old_gpu_has_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -293,6 +293,8 @@ def test_a_training_of_an_adapter_goes_on_where_it_was(tmp_path: Path):
         assert torch.equal(one, other)
     with pytest.raises(InvalidRequest, match="of another training"):
         begun("whole", rank=0)
+    with pytest.raises(InvalidRequest, match="of another training"):
+        begun("whole", rank=3)  # weights of the same names, and of other sizes
     resumed.end()
     assert "optimizer" not in torch.load(resumed.checkpoint, weights_only=True)
     assert begun("broken").has_ended

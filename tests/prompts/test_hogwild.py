@@ -130,7 +130,7 @@ def test_own_names_come_first_and_never_twice():
         ("names", ("A", "A"), "same name"),
         ("names", ("",), "not one line"),
         ("names", ("A\nB",), "not one line"),
-        ("names", (1,), "not one line"),
+        ("names", (1,), "has 1, expected a list of texts"),
     ],
 )
 def test_mistakes_are_named(field, value, message):

@@ -31,7 +31,7 @@ def run(settings: TeamSettings, predict=None) -> Played:
         ({"check_every": -1}, "check_every is -1; expected 0 (never) or more tokens"),
         (
             {"layout": "spiral"},
-            "layout is 'spiral'; expected one of combined, contiguous, interleaved",
+            f"layout is 'spiral'; expected one of {', '.join(LAYOUTS)}",
         ),
         ({"headers": "both"}, "headers is 'both'; expected one of in_context, alone"),
         ({"moves": "none"}, "moves is 'none'; expected one of rotate, reencode"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
@@ -21,6 +21,8 @@ from manyhands.schema.openai import (
     PlainRequest,
     read_request,
 )
+from manyhands.schema.setting import like
+from manyhands.strategies import requests
 from manyhands.strategies.base import Answer
 from manyhands.strategies.events import ReplyWritten
 from manyhands.strategies.methods import METHODS
@@ -36,7 +38,7 @@ from manyhands.strategies.requests import (
     spec_of,
 )
 from manyhands.strategies.run_spec import RunSpec
-from manyhands.strategies.settings import EndSettings, SharedSettings, TeamSettings
+from manyhands.strategies.settings import EndSettings, Settings, SharedSettings, TeamSettings
 from manyhands.strategies.shared_prefix import Completion, Completions, Prompt
 from manyhands.text import Text
 from manyhands.text.grammar import Grammar
@@ -352,8 +354,22 @@ def test_what_openai_says_and_what_we_say() -> None:
     assert attempts.settings == METHODS["best_of_n"].settings()
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrioSettings(Settings):
+    """A method that takes three workers at most."""
+
+    workers: int = like(TeamSettings, "workers", at_most=3)
+
+
+def test_no_alias_has_more_workers_than_its_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that `/v1/models` lists can be asked for."""
+    trio = replace(METHODS["hogwild"], name="trio", settings=TrioSettings)
+    monkeypatch.setattr(requests, "METHODS", {"trio": trio})
+    assert aliases("m") == ["m:trio-2"]
+
+
 def test_aliases_of_a_model() -> None:
-    assert aliases("m") == [
+    ours = [
         "m:hogwild-2",
         "m:hogwild-4",
         "m:sequential",
@@ -366,6 +382,8 @@ def test_aliases_of_a_model() -> None:
         "m:self_consistency-4",
         "m:best_of_n-4",
     ]
+    assert aliases("m") == ours
+    assert {read_model(alias, "m")["method"] for alias in ours} == set(METHODS)
     for alias in aliases("our-model"):
         spec = asked(model=alias)
         assert isinstance(spec, RunSpec)

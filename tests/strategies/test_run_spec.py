@@ -217,3 +217,13 @@ def test_what_makes_no_run_is_refused() -> None:
     ):
         with pytest.raises(InvalidRequest, match=said):
             replace(whole, **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("header", [{}, {"method": None}, {"method": "race"}])
+def test_a_strategy_of_ones_own_is_not_called_damaged(header: dict[str, Any]) -> None:
+    """Its trace is whole, and a program can do with it what no command can."""
+    with pytest.raises(BrokenTrace, match="field 'method'") as raised:
+        RunSpec.from_plain(header)
+    hint = raised.value.hint or ""
+    assert "engine.restore(strategy, trace)" in hint
+    assert "damaged" not in hint

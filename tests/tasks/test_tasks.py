@@ -75,9 +75,7 @@ def boxed(sample: Sample) -> str:
 
 
 def test_all_names_are_there() -> None:
-    assert set(TASKS) == DOWNLOADED | {
-        *("arithmetic", "retrieval-10", "retrieval-30", "planning", "needles")
-    }
+    assert set(TASKS) >= DOWNLOADED  # all others make their questions, or bring them
     assert [small(name).name for name in TASKS] == list(TASKS)
 
 

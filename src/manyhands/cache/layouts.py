@@ -82,7 +82,7 @@ class Layout:
     """A layout: the view of each worker, and what the rest of the house has to know of it.
 
     `keeps_history`: a finished step joins the common history, and its worker goes on at a fresh desk.
-    `sees_desks`: what others have not finished yet is read, too.
+    `sees_desks`: what others, or some of them, have not finished yet is read, too.
     """
 
     view: Callable[[Cast, int], View]

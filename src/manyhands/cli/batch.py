@@ -208,7 +208,9 @@ def _sum_up(
         say_json(facts)
         return
     say("{answered} of {requests} requests answered, {failed} failed".format(**facts))
-    if usage is not None:
+    if usage is None:
+        say(f"all of them before: {options.answers} stays as it was, and no model was asked")
+    else:
         rate = usage.tokens_chosen / seconds if seconds else 0.0
         # A prompt and what begins behind it are rows of one pass: alone, that is no sharing.
         is_shared = usage.prefix_tokens_found > 0 or not options.isolate

@@ -34,7 +34,14 @@ from manyhands.cli.output import say
 from manyhands.cli.stopping import exit_code_of, number_of, word_for
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.evaluation.grading import Grading
-from manyhands.evaluation.judge import RUBRICS, Judging, NothingToJudge, VoteMoment, needs_judge
+from manyhands.evaluation.judge import (
+    RUBRICS,
+    Judging,
+    NothingToJudge,
+    VoteMoment,
+    needs_judge,
+    votes_file,
+)
 from manyhands.evaluation.judge import judge as cast_votes
 from manyhands.evaluation.record import (
     Header,
@@ -116,7 +123,8 @@ def _judge(judging: Judging, found: Sequence[Results]) -> list[VoteMoment]:
     for results in found:
         label = f"{results.header.task}, {results.header.label}"
         try:
-            with _told_where(results.path), _reporting(label) as report:
+            cast = votes_file(results.path, judging.rubric.name)
+            with _told_where(cast, "judged"), _reporting(label) as report:
                 last = None
                 for last in cast_votes(judging, results):
                     report(last.done, 0, last.total, f"{last.unread} could not be read")
@@ -202,13 +210,13 @@ def _command() -> str:
 
 
 @contextmanager
-def _told_where(path: Path) -> Iterator[None]:
+def _told_where(path: Path, done: str = "graded") -> Iterator[None]:
     """Ctrl-C loses nothing, and the user is told so."""
     try:
         yield
     except KeyboardInterrupt as error:
         number = number_of(error)
-        tell(f"{word_for(number)}; {path} has what is graded so far, and the same command goes on")
+        tell(f"{word_for(number)}; {path} has what is {done} so far, and the same command goes on")
         raise typer.Exit(exit_code_of(number)) from error
 
 

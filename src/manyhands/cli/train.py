@@ -28,6 +28,7 @@ from manyhands.cli.options import TrainOptions
 from manyhands.cli.output import version_of
 from manyhands.cli.stopping import exit_code_of, number_of
 from manyhands.errors import InvalidRequest, OutputFailed, place_or_room
+from manyhands.hub import CHECKPOINT_FOLDER
 from manyhands.prompts import PROMPT_FILE, dump_prompts
 from manyhands.schema.lines import Line, read_lines
 from manyhands.text import Text
@@ -71,7 +72,11 @@ def train(options: TrainOptions) -> None:
             processes: Any = torch.multiprocessing  # torch leaves it untyped
             processes.set_sharing_strategy("file_system")
             run = Training(
-                adapter, recipe.lessons(Text(tokenizer)), settings, options.out / "checkpoint"
+                adapter,
+                recipe.lessons(Text(tokenizer)),
+                settings,
+                options.out / CHECKPOINT_FOLDER,
+                made_of=recipe.made_of(),
             )
             if run.has_ended:
                 if not rank:
@@ -147,7 +152,7 @@ def _announce(run: training.Training, adapter: ModelAdapter) -> None:
 
 def _check_replaceable(out: Path) -> None:
     """A model that is there already is not replaced, unless it comes of the training that goes on."""
-    if not (out / "checkpoint").is_dir() and any(out.glob("*.safetensors")):
+    if not (out / CHECKPOINT_FOLDER).is_dir() and any(out.glob("*.safetensors")):
         raise InvalidRequest(
             f"{out} holds a model and no checkpoint of its training, so it is not replaced",
             hint="give another folder, or remove it first",

@@ -1,13 +1,16 @@
 """Which attention serves a model on this machine, and why: what `--backend` decides.
 
 `auto` takes the kernels where they can run and plain torch elsewhere. A name that is asked for is taken
-or refused with the reason; it is never replaced in silence.
+or refused with the reason; it is never replaced in silence. A new backend that serves every model is a row of
+`ANYWHERE` and its name in `model/settings.py::BACKENDS`, which imports no torch.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from manyhands.attention.attend import Backend
 from manyhands.attention.reference import ReferenceBackend
@@ -18,6 +21,11 @@ from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
 from manyhands.model.recurrent import States
 from manyhands.model.settings import BACKENDS
+
+# The backends that serve every model on every device, by their names in BACKENDS; the only other one is the kernels'.
+ANYWHERE: Mapping[str, Callable[[], Backend]] = MappingProxyType(
+    {"torch": TorchBackend, "reference": ReferenceBackend}
+)
 
 
 @dataclass(frozen=True)
@@ -43,10 +51,9 @@ def choose_backend(name: str, adapter: ModelAdapter, *, eight_bits: bool = False
     `eight_bits`: of keys and values in memory.
     """
     check_backend(name)
-    if name == "reference":
-        return ChosenBackend(ReferenceBackend(), "asked for", _SMALL_PAGE)
-    if name == "torch":
-        return ChosenBackend(TorchBackend(), "asked for", _SMALL_PAGE)
+    if name in ANYWHERE:
+        return ChosenBackend(ANYWHERE[name](), "asked for", _SMALL_PAGE)
+    assert name in ("auto", "triton"), f"the backend {name} is in BACKENDS and not in ANYWHERE"
     refusal = _refusal(adapter)
     if name == "auto" and adapter.device.type != "cuda":  # not in Triton's interpreter by chance
         refusal = f"they run on a CUDA device, and the model is on {adapter.device.type}"

@@ -18,15 +18,23 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 
-from manyhands.errors import ModelNotFound
-from manyhands.hub import check_there, damaged, in_short, incomplete, is_gguf, not_found
+from manyhands.hub import (
+    ADAPTER_FILES,
+    check_there,
+    damaged,
+    in_short,
+    incomplete,
+    is_gguf,
+    no_adapter,
+    not_found,
+    within_reach,
+)
 from manyhands.model.gguf.header import read_header
 
 # Dtypes that are computed with as they are; everything else is packed, and a quantisation entry must say how.
 PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 _FILES = ("*.safetensors", "*.safetensors.index.json")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # as `peft` names them
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -46,10 +54,7 @@ def check_lora(folder: Path) -> None:
         except (OSError, ValueError):  # a name that no file can have
             is_there = False
         if not is_there:
-            raise ModelNotFound(
-                f"there is no adapter at {str(folder)[:200]!r}: {name} is missing",
-                hint="give a folder as `manyhands train` with [lora], or `peft`, writes it",
-            )
+            raise no_adapter(folder, name)
 
 
 def check_folder(folder: Path, *, with_weights: bool) -> None:
@@ -127,10 +132,11 @@ def weights_folder(name: str) -> Path:
     """The folder of a model's safetensors files, fetched if need be; raises ModelNotFound."""
     if Path(name).is_dir():
         return Path(name)
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
-    except (OSError, ValueError, HfHubHTTPError) as error:
-        raise not_found(name, error) from error
+    with within_reach(name):
+        try:
+            return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+        except (OSError, ValueError, HfHubHTTPError) as error:
+            raise not_found(name, error) from error
 
 
 def weights_files(name: str, folder: Path) -> list[Path]:

@@ -30,7 +30,16 @@ from manyhands.errors import (
     OutOfMemory,
     UnsupportedModel,
 )
-from manyhands.hub import damaged, in_short, incomplete, is_gguf, is_local, not_found, place_of
+from manyhands.hub import (
+    damaged,
+    in_short,
+    incomplete,
+    is_gguf,
+    is_local,
+    not_found,
+    place_of,
+    within_reach,
+)
 from manyhands.model.adapter import ModelAdapter, is_in_use
 from manyhands.model.checkpoint import (
     check_dtypes,
@@ -196,7 +205,8 @@ class Found:
         """The tokenizer that comes with the model; None where it has none and needs none."""
         if self.file is not None:
             return self.file.tokenizer()
-        return _tokenizer(self.name, required=required)
+        with within_reach(self.name):
+            return _tokenizer(self.name, required=required)
 
 
 def find_format(model: str | Path, *, with_weights: bool = True) -> Found:
@@ -209,9 +219,10 @@ def find_format(model: str | Path, *, with_weights: bool = True) -> Found:
     if isinstance(model, Path) or is_local(name):
         check_folder(Path(name).expanduser(), with_weights=with_weights)
         name = str(Path(name).expanduser())
-    config = _config(name)
-    check_sizes(name, config)
-    return Found(name, config, _layout(name, config))
+    with within_reach(name):
+        config = _config(name)
+        check_sizes(name, config)
+        return Found(name, config, _layout(name, config))
 
 
 def judge(config: Any, context: int | None = None) -> Family:
@@ -292,7 +303,9 @@ def _network(
         if not renamed:
             notes += _without_a_place(name, unknown)
         return _place(part, device, kind)
-    return _place(_pretrained(name, config, dtype, notes), device, kind)
+    with within_reach(name):
+        whole = _pretrained(name, config, dtype, notes)
+    return _place(whole, device, kind)
 
 
 def check_fp16(device: torch.device, dtype: torch.dtype) -> None:

@@ -23,7 +23,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from manyhands.errors import InvalidRequest, UnsupportedModel
-from manyhands.model.checkpoint import ADAPTER_FILES, check_lora
+from manyhands.hub import ADAPTER_FILES
+from manyhands.model.checkpoint import check_lora
 from manyhands.schema.setting import as_found
 
 CONFIG, WEIGHTS = ADAPTER_FILES

@@ -136,9 +136,11 @@ class TeamPrompt:
     first_words: tuple[str, ...] = ()  # of each worker; then from the front again
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "names", _checked_names(self.names))
-        object.__setattr__(self, "first_words", _checked_words(self.first_words))
         check_texts(self, PLACEHOLDERS, REQUIRED)
+        _check_names(self.names)
+        for words in self.first_words:
+            if "\n" in words:
+                raise InvalidRequest(f"first words {words!r} are not a text of one line")
 
     def team(self, count: int) -> tuple[str, ...]:
         """Names of `count` workers: the prompt's own names first, then generated ones."""
@@ -218,25 +220,9 @@ class TeamPrompt:
         return "\n".join("\\" * bool(structure.match(f"{line}\n")) + line for line in lines)
 
 
-def _checked_words(value: object) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise InvalidRequest(
-            f"prompt field 'first_words' is a {type(value).__name__}, expected a list of texts"
-        )
-    for words in value:
-        if not isinstance(words, str) or "\n" in words:
-            raise InvalidRequest(f"first words {words!r} are not a text of one line")
-    return tuple(value)
-
-
-def _checked_names(value: object) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise InvalidRequest(
-            f"prompt field 'names' is a {type(value).__name__}, expected a list of texts"
-        )
-    for name in value:
-        if not isinstance(name, str) or not name.strip() or len(name.splitlines()) != 1:
+def _check_names(names: tuple[str, ...]) -> None:
+    for name in names:
+        if not name.strip() or len(name.splitlines()) != 1:
             raise InvalidRequest(f"worker name {name!r} is not one line of text")
-    if len(set(value)) != len(value):
+    if len(set(names)) != len(names):
         raise InvalidRequest("two workers have the same name", hint="make all names different")
-    return tuple(value)

@@ -2,7 +2,8 @@ r"""The common part of all prompts: texts with placeholders, checked when a prom
 their rules stand in a conversation.
 
 Placeholders are written `{name}`; other braces, `\boxed{...}` among them, mean themselves. A prompt is
-a frozen dataclass whose texts are plain strings; it says which of them may hold which placeholders.
+a frozen dataclass of texts (`str`) and lists of texts (`tuple[str, ...]`), which is what a table of TOML gives back; it
+says which of its texts may hold which placeholders.
 
 The rules of a method stand in one of two places (`rules_in`, a field of every table):
 
@@ -15,7 +16,7 @@ The rules of a method stand in one of two places (`rules_in`, a field of every t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -26,6 +27,9 @@ _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # `\boxed{answer}` and `\frac{a}{b}` are formulae, not misspelt placeholders
 _MISSPELT = re.compile(r"(?<![\w\\}])\{([a-z_]+)\}")
+
+_TEXTS = (str, "str")  # as annotations of a prompt's fields stand there, evaluated or not
+_LISTS = (tuple[str, ...], "tuple[str, ...]")
 
 Placeholders = Mapping[str, frozenset[str]]  # a field -> the names in braces
 RULES_IN = ("user", "system")
@@ -47,7 +51,8 @@ def put(conversation: Conversation, rules: Callable[[str], str], rules_in: str) 
 def check_texts(prompt: Any, allowed: Placeholders, required: Placeholders) -> None:
     """Look at every text of a prompt; `InvalidRequest` names the field and what is wrong with it.
 
-    A field that is not annotated as a text is left to its owner.
+    Lists of texts become tuples, as TOML and JSON have none. What else a list must be, its prompt says behind this. Raises
+    TypeError for a prompt with a field of another kind: its author's mistake.
     """
     rules_in = getattr(prompt, "rules_in", RULES_IN[0])
     if rules_in not in RULES_IN:
@@ -55,9 +60,15 @@ def check_texts(prompt: Any, allowed: Placeholders, required: Placeholders) -> N
             f"prompt field 'rules_in' is {rules_in!r}, expected {' or '.join(RULES_IN)}"
         )
     for field in fields(prompt):
-        if field.type not in (str, "str"):
-            continue
         value = getattr(prompt, field.name)
+        if field.type in _LISTS:
+            object.__setattr__(prompt, field.name, _checked_list(field.name, value))
+            continue
+        if field.type not in _TEXTS:
+            raise TypeError(
+                f"{type(prompt).__name__}.{field.name} is annotated as {field.type}; the fields of a prompt are str or "
+                "tuple[str, ...], which a file of prompts can hold"
+            )
         if not isinstance(value, str):
             kind = type(value).__name__
             raise InvalidRequest(f"prompt field '{field.name}' is a {kind}, expected text")
@@ -65,6 +76,19 @@ def check_texts(prompt: Any, allowed: Placeholders, required: Placeholders) -> N
         nothing: frozenset[str] = frozenset()
         known, needed = allowed.get(field.name, nothing), required.get(field.name, nothing)
         _check_placeholders(field.name, value, known, needed)
+
+
+def _checked_list(field: str, value: object) -> tuple[str, ...]:
+    """A list of texts as a tuple."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise InvalidRequest(
+            f"prompt field '{field}' is a {type(value).__name__}, expected a list of texts"
+        )
+    for text in value:
+        if not isinstance(text, str):
+            raise InvalidRequest(f"prompt field '{field}' has {text!r}, expected a list of texts")
+        _check_characters(field, text)
+    return tuple(value)
 
 
 def _check_characters(field: str, value: str) -> None:

@@ -14,12 +14,14 @@ all make the same step, and the first one writes log and checkpoint.
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from manyhands.errors import InvalidRequest
+from manyhands.hub import CHECKPOINT_FILE
 from manyhands.model.adapter import ModelAdapter
 from manyhands.replay.forward import fits_kernels
 from manyhands.replay.gradients import DECISIVE, Learned, learn
@@ -63,12 +66,23 @@ class Progress:
 
 
 class Training:
-    """One training of one model. `folder` holds its checkpoint and its log."""
+    """One training of one model. `folder` holds its checkpoint and its log.
+
+    `made_of` is plain data, table by table: what is trained, and on what. With it, InvalidRequest is raised for a checkpoint
+    that was made of anything else; without, for one of other weights alone.
+    """
 
     def __init__(
-        self, adapter: ModelAdapter, lessons: Lessons, settings: TrainSettings, folder: str | Path
+        self,
+        adapter: ModelAdapter,
+        lessons: Lessons,
+        settings: TrainSettings,
+        folder: str | Path,
+        *,
+        made_of: Mapping[str, Any] | None = None,
     ) -> None:
         folder = Path(folder)
+        self.made_of = None if made_of is None else json.dumps(made_of, sort_keys=True)
         self.adapter = adapter
         self.settings = settings
         together = distributed.is_initialized()
@@ -110,7 +124,7 @@ class Training:
     @property
     def checkpoint(self) -> Path:
         """Where everything needed to go on is kept."""
-        return self.folder / "checkpoint.pt"
+        return self.folder / CHECKPOINT_FILE
 
     @property
     def log(self) -> Path:
@@ -240,6 +254,7 @@ class Training:
 
     def _write(self, state: dict[str, Any]) -> None:
         state |= {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
+        state |= {"made_of": self.made_of}
         fresh = self.checkpoint.with_suffix(".new")
         with fresh.open("wb") as file:
             try:
@@ -257,6 +272,7 @@ class Training:
 
     def _resume(self) -> None:
         state = torch.load(self.checkpoint, map_location=self.adapter.device, weights_only=True)
+        self._check_made_of(state.get("made_of"))  # versions before 2026-11-27 wrote none
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
         self.kept = self.step
         if "optimizer" not in state:
@@ -268,15 +284,55 @@ class Training:
                     hint="begin another, elsewhere, that starts from its model",
                 )
             return
-        wanted, found = set(trained(self.adapter.model)), set(state["model"])
+        wanted, found = (
+            {(name, tuple(weight.shape)) for name, weight in weights.items()}
+            for weights in (trained(self.adapter.model), state["model"])
+        )
         if wanted != found:
-            name = min(wanted ^ found)
+            name, shape = min(wanted ^ found)
             raise InvalidRequest(
-                f"the checkpoint in {self.folder} is of another training: {name!r} is trained by only one of the two",
-                hint="give the recipe that began it, or another folder",
+                f"the checkpoint in {self.folder} is of another training: {name!r} of shape {shape} is trained by only one "
+                "of the two",
+                hint=_OTHER,
             )
         self.adapter.model.load_state_dict(state["model"], strict=False)
         self.optimizer.load_state_dict(state["optimizer"])
+
+    def _check_made_of(self, told: str | None) -> None:
+        """Raise InvalidRequest for a checkpoint that was made of something else."""
+        if told is None or self.made_of is None:
+            return
+        was, is_now = dict(_leaves(json.loads(told))), dict(_leaves(json.loads(self.made_of)))
+        # Names that the checkpoint lacks are newer than it, and no difference.
+        other = [name for name in sorted(was) if name not in is_now or was[name] != is_now[name]]
+        if not other:
+            return
+        more = f" (and {len(other) - 1} more differ)" if other[1:] else ""
+        raise InvalidRequest(
+            f"the training in {self.folder} was begun by another recipe: {other[0]} was {_said(was, other[0])} and is "
+            f"{_said(is_now, other[0])} now{more}",
+            hint=_OTHER,
+        )
+
+
+_OTHER = "give the recipe that began it, or another folder"
+
+
+def _leaves(table: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested tables, each with its dotted name."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{inside}{name}.")
+        else:
+            yield f"{inside}{name}", value
+
+
+def _said(leaves: Mapping[str, Any], name: str) -> str:
+    """One value of a recipe in a message; None: its table was left out."""
+    value = leaves.get(name)
+    if value is not None:
+        return shorten(repr(value), 60, placeholder=" ...")
+    return "a table" if any(one.startswith(f"{name}.") for one in leaves) else "not there"
 
 
 def trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
@@ -43,6 +43,11 @@ if TYPE_CHECKING:
     from manyhands.replay.lessons import Lessons
 
 _DTYPES = tuple(name for name in DTYPES if name != "float64")
+# The tables besides those of words; and what of [training] changes no gradient but how many there are, or when.
+_TABLES = ("model", "lora", "curriculum", "parts", "traces", "reading", "training")
+_MAY_CHANGE = frozenset(
+    {"steps", "minutes", "parts", "recompute", "processes", "log_every", "checkpoint_minutes"}
+)
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,20 @@ class Recipe:
             return self
         own = model_prompts(self.model.start, self.lora.start or None)
         return replace(self, prompts=_prompts(self.words, own))
+
+    def made_of(self) -> dict[str, Any]:
+        """The network and its lessons as plain data, table by table, without how long, how fast, and how often something is kept.
+
+        A training that goes on in a folder must be made of the same; a table that is left out is None.
+        """
+        told: dict[str, Any] = asdict(self.prompts)
+        for name in _TABLES:
+            table = getattr(self, name)
+            told[name] = None if table is None else asdict(table)
+        del told["model"]["saved_dtype"]
+        for name in _MAY_CHANGE:
+            del told["training"][name]
+        return told
 
     def load(self, device: str = "auto") -> tuple[ModelAdapter, Any]:
         """The model to train, with its adapter if it gets one, and its tokenizer.

@@ -32,11 +32,11 @@ from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.async_reasoning import AsyncReasoningPrompt
-from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.template import put
 from manyhands.schema.conversation import Conversation, conversation_of
 from manyhands.strategies.base import Reserve, Strategy, Work
 from manyhands.strategies.budgeted import BudgetedRun
+from manyhands.strategies.ending import EndWords
 from manyhands.strategies.events import (
     AnswerFound,
     Event,
@@ -148,7 +148,7 @@ class _Run(BudgetedRun):
         prompt: AsyncReasoningPrompt,
         context: int | None,
     ) -> None:
-        words = TeamPrompt(finisher=prompt.finisher, reply=prompt.writer_header)
+        words = EndWords(prompt.finisher, prompt.writer_header)
         super().__init__(text, settings, words, context, asked.problem, asked.prefill)
         told = put(asked, prompt.message, prompt.rules_in)
         self.prompt_tokens = text.conversation(told.without_prefill())

@@ -19,13 +19,12 @@ from itertools import islice
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import Item, View
-from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.template import put
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.schema.conversation import Conversation
 from manyhands.strategies.base import Work
 from manyhands.strategies.budgeted import BudgetedRun
-from manyhands.strategies.ending import Ending
+from manyhands.strategies.ending import Ending, EndWords
 from manyhands.strategies.events import AnswerFound, Event, ReplyWritten, StepEnded, WorkerStopped
 from manyhands.strategies.scene import Scene, Stretch, scene_of
 from manyhands.strategies.settings import AttemptSettings
@@ -94,7 +93,7 @@ class Attempts(BudgetedRun):
         finisher: str,
         context: int | None,
     ) -> None:
-        words = TeamPrompt(finisher=finisher, reply=prompt.reply)
+        words = EndWords(finisher, prompt.reply)
         super().__init__(text, settings, words, context, asked.problem, asked.prefill)
         told = put(asked, prompt.message, prompt.rules_in)
         if text.thinking:  # the reply comes behind the attempts

@@ -35,7 +35,7 @@ For instance a worker alone; `examples/debate.py` is a team of two:
             (writer,) = self.writers
             return scene_of(Stretch(writer.view.items, writer.unread))
 
-    strategy = Alone(question, text, SoloSettings(budget=500), TeamPrompt(), context=None).play()
+    strategy = Alone(question, text, SoloSettings(budget=500), EndWords(), context=None).play()
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from manyhands.cache.view import View
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.base import Answer, FinishedStep, Reserve, Sent, Work
 from manyhands.strategies.counted import CountedRun
-from manyhands.strategies.ending import Ending
+from manyhands.strategies.ending import Ending, EndWords
 from manyhands.strategies.events import AnswerFound, Event, Snapshot, TokenWritten
 from manyhands.strategies.scene import Scene
 from manyhands.strategies.settings import Settings, checked_context
@@ -63,7 +63,7 @@ from manyhands.text.stops import StopWatch
 class BudgetedRun(CountedRun):
     """The state of one run, which has a budget.
 
-    `words` are the finisher's and the reply's, which begins with `prefill`. `context` is the longest view that the model bears, in
+    `words` are those of its end, and the reply begins with `prefill`. `context` is the longest view that the model bears, in
     tokens; None: no limit. `writers` are the workers, in the order of their numbers.
     """
 
@@ -71,7 +71,7 @@ class BudgetedRun(CountedRun):
         self,
         text: Text,
         settings: Settings,
-        words: TeamPrompt,
+        words: EndWords | TeamPrompt,
         context: int | None,
         problem: str | None = None,
         prefill: str = "",

@@ -9,7 +9,7 @@ What an ending reads is a `Scene` (`strategies/scene.py`).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
@@ -24,15 +24,32 @@ from manyhands.text import Text
 from manyhands.text.stops import StopWatch
 
 
+@dataclass(frozen=True)
+class EndWords:
+    """The words of an ending: `finisher` asks for the answer in a box, `code_finisher` for a program, `reply` stands before the reply.
+
+    They come checked from a method's own prompt; what that has no words for is as a team's.
+    """
+
+    finisher: str = TeamPrompt.finisher
+    reply: str = TeamPrompt.reply
+    code_finisher: str = TeamPrompt.code_finisher
+
+
 class Ending:
     """The end of one run. Its passes are charged to no method (`BudgetedRun.apart` counts them).
 
-    `words` are those of the finisher and of the reply, which begins with `prefill`. `owner` names whose end it is, where there are
+    `words` may be those of a team, which hold them. The reply begins with `prefill`. `owner` names whose end it is, where there are
     several: each has random numbers of its own.
     """
 
     def __init__(
-        self, text: Text, words: TeamPrompt, settings: Settings, owner: str = "", prefill: str = ""
+        self,
+        text: Text,
+        words: EndWords | TeamPrompt,
+        settings: Settings,
+        owner: str = "",
+        prefill: str = "",
     ) -> None:
         self.text, self.words, self.settings, self.prefill = text, words, settings, prefill
         self.owner = f"{owner}'s " if owner else ""

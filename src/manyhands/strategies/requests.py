@@ -320,9 +320,19 @@ def aliases(model: str, *, only_forks: bool = False) -> list[str]:
         if only_forks and not method.forks(method.settings()):
             continue
         usual = getattr(method.settings(), "workers", 0)
-        sizes = sorted({usual, 4}) if usual else []
+        sizes = [size for size in sorted({usual, 4}) if _takes(method, size)] if usual else []
         found += [f"{model}:{method.name}-{size}" for size in sizes] or [f"{model}:{method.name}"]
     return found
+
+
+def _takes(method: Method, workers: int) -> bool:
+    """Whether a method may have so many workers."""
+    usual: Any = method.settings()
+    try:
+        replace(usual, workers=workers)
+    except InvalidRequest:
+        return False
+    return True
 
 
 def read_model(asked: str | None, model: str, *, only_forks: bool = False) -> dict[str, Any]:

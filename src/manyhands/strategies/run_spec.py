@@ -114,7 +114,7 @@ class RunSpec:
         check_given(header, Mapping, "as the header of a trace", "Give trace.header.")
         name = header.get("method")
         if not isinstance(name, str) or name not in METHODS:
-            raise _unclear("method", name)
+            raise _unclear("method", name, _NO_METHOD)
         method = METHODS[name]
         return cls(
             method,
@@ -134,9 +134,16 @@ def _part(header: Mapping[str, Any], field: str, kind: Any, unsaid: Any = None) 
         raise _unclear(field, error) from error
 
 
-def _unclear(field: str, found: object) -> BrokenTrace:
+_DAMAGED = "The file is damaged, or comes from another version of manyhands."
+_NO_METHOD = (
+    "A strategy of your own is no method, so no command runs it again: in a program engine.restore(strategy, trace) goes on "
+    "with it, and engine.replay(merge_trace(trace)) gives its logits. Otherwise the file comes from another version of manyhands."
+)
+
+
+def _unclear(field: str, found: object, hint: str = _DAMAGED) -> BrokenTrace:
     reason = str(found) if isinstance(found, Exception) else f"found {found!r}"
     return BrokenTrace(
         f"the trace's header does not say how to run it again: field '{field}', {reason[:200]}",
-        hint="The file is damaged, or comes from another version of manyhands.",
+        hint=hint,
     )

@@ -18,10 +18,10 @@ from functools import cached_property
 from manyhands.cache.block import Block
 from manyhands.cache.logprobs import Logprobs
 from manyhands.cache.view import Item, View
-from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.schema.conversation import Conversation
 from manyhands.strategies.base import Work
 from manyhands.strategies.budgeted import BudgetedRun
+from manyhands.strategies.ending import EndWords
 from manyhands.strategies.events import (
     AnswerFound,
     Event,
@@ -208,7 +208,7 @@ class StrandRun(BudgetedRun):
         problem: str | None = None,
         opening: str = "",
     ) -> None:
-        super().__init__(text, settings, TeamPrompt(finisher=finisher), context, problem)
+        super().__init__(text, settings, EndWords(finisher), context, problem)
         begun = text.encode(opening)
         prompt = text.conversation(asked) + begun
         self.marks = tuple(marks)

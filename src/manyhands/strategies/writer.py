@@ -27,6 +27,10 @@ def tokens_behind(text: Text, words: str) -> tuple[int, ...]:
 class Writer:
     """One row's worth of thinking, from its first token to its last.
 
+    `feed` is what its next row feeds to the last block of its `view`: as a rule the token that it has just chosen, at the
+    beginning of a step words that a strategy puts there. `unread` is that part of it which the writer has written: no block
+    holds it yet, so whatever reads the text now, as an ending does, has to be fed it besides.
+
     Penalties and a bias weigh on all that it writes, from its first token on, whatever view it stands in.
     Of what it reads, the tokens of `prompt` count for the repetition penalty. One of `ends` ends its text, and is
     not chosen before `choice.min_tokens`; by default, what ends a turn. `watch` makes what finds answers, in `box`.
