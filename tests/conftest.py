@@ -5,6 +5,7 @@ import os
 import signal
 from importlib.util import find_spec
 
+import pytest
 import torch
 
 # A script that begins the tests in the background has them ignore Ctrl-C, and all that they start inherits that.
@@ -15,14 +16,26 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+# Modules make little garbage, and while they are imported all of them would be looked at again and again.
+gc.disable()
+_files: list[object] = []  # the one whose tests are run
+
+
 def pytest_collection_finish() -> None:
-    """Modules stay: a collection of garbage, which tests ask for, need not look at them again."""
-    gc.collect()
-    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Objects that stand when a file begins stay: a collection of garbage, which tests ask for, looks at others alone."""
+    if _files != [item.path]:
+        _files[:] = [item.path]
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_sessionfinish() -> None:
-    """At the end of the process they are looked at, as usual."""
+    """At the end of the process all is looked at, as usual."""
     gc.unfreeze()
 
 
