@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="module")
 def kept() -> Iterator[None]:
-    """What is kept stays kept."""
+    """Objects that tests keep stay kept."""
     with pytest.MonkeyPatch.context() as kept:
         for name in ("freeze", "unfreeze"):
             kept.setattr(gc, name, lambda: None)
