@@ -128,6 +128,26 @@ def _intern_types() -> None:
         if is_number and data.itemsize << 3 > dtype.primitive_bitwidth:
             check_size(self)
 
+    make_named = interpreter.tl.str_to_ty
+    named: dict[str, Any] = {}
+
+    def quick_named(name: Any, c: Any) -> Any:
+        """An argument's type, of a pointer mostly: made for each launch anew it would be remembered as another one."""
+        if c is not None or not isinstance(name, str):
+            return make_named(name, c)
+        if name not in named:
+            named[name] = make_named(name, c)
+        return named[name]
+
+    make_pointer = interpreter.InterpreterBuilder.get_ptr_ty
+    pointers: dict[tuple[int, Any], Any] = {}
+
+    def quick_pointer(self: Any, element_ty: Any, space: Any) -> Any:
+        """The same for the type of a block's elements, which holds the type that it points to."""
+        if (id(element_ty), space) not in pointers:
+            pointers[id(element_ty), space] = make_pointer(self, element_ty, space)
+        return pointers[id(element_ty), space]
+
     numpy_type = interpreter._get_np_dtype
     numpy_types: dict[str, Any] = {}
 
@@ -138,6 +158,8 @@ def _intern_types() -> None:
             found = numpy_types[scalar.name] = numpy_type(scalar)
         return found
 
+    interpreter.tl.str_to_ty = quick_named
+    interpreter.InterpreterBuilder.get_ptr_ty = quick_pointer
     interpreter._get_np_dtype = quick_numpy_type
     core._unwrap_if_constexpr = quick_unwrap
     interpreter.TensorHandle.__init__ = quick_handle
