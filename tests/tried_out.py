@@ -187,6 +187,7 @@ def main() -> None:
     backend._can_map = lambda _shape, stored, _device: stored.itemsize == 2
     backend._can_specialise = lambda *_: True
     found: dict[str, Any] = {"tried": {}, "besides": {}, "only_recorded": {}}
+    passes = list(plans())  # the same for all heads
     kinds = [*((heads, False) for heads in HEADS), *((heads, True) for heads in IN_EIGHT_BITS)]
     for heads, eight_bits in kinds:
         layer = Layer(heads, launches, eight_bits=eight_bits)
@@ -196,7 +197,7 @@ def main() -> None:
         tried = recorded | layer.uncommon()
         name = "/".join(map(str, heads)) + ", eight bits" * eight_bits
         found["tried"][name] = len(tried)
-        for what, plan in plans():
+        for what, plan in passes:
             needed = layer.needed(plan)
             for part, there in (("besides", tried), ("only_recorded", recorded)):
                 if more := needed - there:

@@ -131,22 +131,18 @@ def test_nothing_was_launched_and_a_kernel_that_fails_says_so_when_it_is(
     )
 
 
-@pytest.mark.parametrize(
-    ("trouble", "how", "reached"),
-    [
-        ("time.sleep(600)", "went on", 2),
-        ("os._exit(1)", "went on", 2),
-        ("1 / 0", "went on", 3),
-        ("_thread.interrupt_main() or time.sleep(600)", "went on", 2),
-        ("time.sleep(600)", "interrupted", 2),
-        ("time.sleep(600)", "killed", 2),
-    ],
-    ids=["hangs", "dies", "fails", "is interrupted", "parent is interrupted", "all are killed"],
-)
-def test_a_child_in_trouble_keeps_nothing_waiting(trouble: str, how: str, reached: int) -> None:
-    """And no child is left. Patience is for the one that hangs alone."""
-    program = f"""
-import _thread, os, pathlib, signal, threading, time
+# The trouble of the second of three children, how compiling ends, and how many are counted.
+TROUBLES = {
+    "hangs": ("time.sleep(600)", "went on", 2),
+    "dies": ("os._exit(1)", "went on", 2),
+    "fails": ("1 / 0", "went on", 3),
+    "is interrupted": ("_thread.interrupt_main() or time.sleep(600)", "went on", 2),
+    "parent is interrupted": ("time.sleep(600)", "interrupted", 2),
+    "all are killed": ("time.sleep(600)", "killed", 2),
+}
+# Each trouble befalls a copy of one process, all at once.
+IN_TROUBLE = f"""
+import _thread, os, pathlib, signal, sys, threading, time, traceback
 from triton.runtime import driver
 from manyhands.attention import compile_at_once
 from tests.compiled import NoDevice
@@ -154,29 +150,56 @@ from tests.compiled import NoDevice
 def children():
     return [int(pid) for place in pathlib.Path("/proc/self/task").glob("*/children") for pid in place.read_text().split()]
 
-def told(done, whole):
-    seen.append(done)
-    if {how!r} == "killed" and done == 2:
-        for pid in children():
-            os.kill(pid, signal.SIGKILL)
+def befallen(trouble, how):
+    def told(done, whole):
+        seen.append(done)
+        if how == "killed" and done == 2:
+            for pid in children():
+                os.kill(pid, signal.SIGKILL)
+
+    compile_at_once._PATIENCE = 3.0 if (trouble, how) == ("time.sleep(600)", "went on") else 600.0
+    kernels, seen = compile_at_once.Kernels(), []
+    kernels._noted = {{(0, "well"): lambda: None, (0, "not"): lambda: eval(trouble), (0, "other"): lambda: None}}
+    if how == "interrupted":
+        threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    how = "killed" if how == "killed" else "went on"
+    try:
+        kernels.compile(told)
+    except KeyboardInterrupt:
+        how = "interrupted"
+    print(how, len(seen), len(children()), flush=True)
 
 driver.set_active(NoDevice(90))
 compile_at_once.os.sched_getaffinity = lambda _: range(3)
 compile_at_once._is_loaded = lambda noted: False
-compile_at_once._PATIENCE = 3.0 if {(trouble, how)!r} == ("time.sleep(600)", "went on") else 600.0
-kernels, seen = compile_at_once.Kernels(), []
-kernels._noted = {{(0, "well"): lambda: None, (0, "not"): lambda: {trouble}, (0, "other"): lambda: None}}
-if {how!r} == "interrupted":
-    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-how = "killed" if {how!r} == "killed" else "went on"
+folder = pathlib.Path(sys.argv[1])
+for name, (trouble, how, _) in {TROUBLES!r}.items():
+    if not os.fork():
+        code = 1
+        signal.alarm(50)
+        try:
+            for stream, file in ((1, "said"), (2, "errors")):
+                os.dup2(os.open(folder / f"{{name}} {{file}}", os.O_WRONLY | os.O_CREAT), stream)
+            befallen(trouble, how)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
 try:
-    kernels.compile(told)
-except KeyboardInterrupt:
-    how = "interrupted"
-print(how, len(seen), len(children()))
+    while True:
+        os.wait()
+except ChildProcessError:
+    pass
 """
+
+
+@pytest.fixture(scope="module")
+def troubles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what was said and what errors there were in each of them."""
+    folder = tmp_path_factory.mktemp("troubles")
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
+        [sys.executable, "-W", "error", "-c", IN_TROUBLE, str(folder)],
         env={
             **os.environ,
             "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
@@ -186,8 +209,17 @@ print(how, len(seen), len(children()))
         text=True,
         timeout=60,
     )
-    assert (done.stdout, done.returncode) == (f"{how} {reached} 0\n", 0), done.stderr
-    assert not done.stderr, "children say nothing"
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+    return folder
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_a_child_in_trouble_keeps_nothing_waiting(name: str, troubles: Path) -> None:
+    """And no child is left. Patience is for the one that hangs alone."""
+    _, how, reached = TROUBLES[name]
+    said, errors = ((troubles / f"{name} {file}").read_text() for file in ("said", "errors"))
+    assert said == f"{how} {reached} 0\n", errors
+    assert not errors, "children say nothing"
 
 
 def test_names_in_the_cache_are_found_out_ahead() -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,14 @@ from manyhands.evaluation.bench import fill
 from tests.engine.small import NUM_IDS, small_engine
 
 SMALL = Crowd("gate", 8, (40, 40), 8)
+SMALL_SHAPE = replace(
+    whole_engines.GATE_SHAPE,
+    config={
+        **whole_engines.GATE_SHAPE.config,
+        **{"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1024},
+    },
+)
 
 # A package in the place of vLLM: it writes the tokens that the network of its folder finds likeliest.
 ANOTHER_ENGINE = """
@@ -103,12 +112,16 @@ class Engine:
         if self.runner.cascade_attn_enabled:
             self.runner._compute_cascade_attn_prefix_lens()
         self.runner.execute_model()
+        alike = {}  # rows of one length are one batch
         for row in self.rows.values():
-            scores = self.model(torch.tensor([row.tokens])).logits[0, -1].log_softmax(-1)
-            token = int(scores.argmax())
-            row.tokens.append(token)
-            row.wrote.append(token)
-            row.logprobs.append({token: Facts(logprob=float(scores[token]))})
+            alike.setdefault(len(row.tokens), []).append(row)
+        for rows in alike.values():
+            logits = self.model(torch.tensor([row.tokens for row in rows])).logits[:, -1]
+            for row, scores in zip(rows, logits.log_softmax(-1)):
+                token = int(scores.argmax())
+                row.tokens.append(token)
+                row.wrote.append(token)
+                row.logprobs.append({token: Facts(logprob=float(scores[token]))})
         return Facts(outputs=list(self.rows))
 
     def step(self):
@@ -137,6 +150,13 @@ def another(tmp_path: Path) -> Path:
     return tmp_path / "there"
 
 
+@pytest.fixture
+def small_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate of few rows and a network of a few million numbers."""
+    monkeypatch.setattr(whole_engines, "GATE_CROWD", SMALL)
+    monkeypatch.setattr(whole_engines, "GATE_SHAPE", SMALL_SHAPE)
+
+
 def measured(out: Path, *words: str) -> dict[str, Any]:
     common = ["--tiny", "--device", "cpu", "--commit", "abc", "--models", "qwen3-8b"]
     whole_engines.main([*common, "--out", str(out), *words])
@@ -144,10 +164,10 @@ def measured(out: Path, *words: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.usefixtures("small_gate")
 def test_both_engines_are_timed_behind_a_green_gate(
     another: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whole_engines, "GATE_CROWD", SMALL)
     monkeypatch.setattr(
         whole_engines,
         "TINY_CROWDS",
@@ -187,10 +207,10 @@ def test_both_engines_are_timed_behind_a_green_gate(
     assert engine_tables.whole_engines_gate().count("64 of 64") == 2
 
 
+@pytest.mark.usefixtures("small_gate")
 def test_a_wrong_network_is_not_timed(
     another: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whole_engines, "GATE_CROWD", SMALL)
     monkeypatch.setenv("WRONG", "1")
     found = measured(tmp_path, "--outsiders", str(another))
     assert all(line["mean"] > whole_engines.MEAN_TOLERANCE for line in found["gate"])

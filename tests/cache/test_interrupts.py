@@ -55,7 +55,8 @@ class Interrupter:
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
         if frame.f_code.co_filename not in WATCHED or self._is_over:
             return None
-        if self.line is not None and self.again is None and not self._may_strike_in(frame.f_code):
+        is_near = self.line is None or self._until_again is not None
+        if not is_near and not self._may_strike_in(frame.f_code):
             return None
         if event == "line":
             line = frame.f_code.co_filename, frame.f_lineno

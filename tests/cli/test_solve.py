@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from manyhands import bundled
+from manyhands.cli import app
 from manyhands.cli.options import SolveOptions
 from manyhands.cli.solve import EXAMPLE, settings_of
 from manyhands.model.sheet_files import SheetFiles
@@ -295,16 +297,13 @@ def test_snapshots_are_shown(solve: Cli) -> None:
     assert [line.split()[2] for line in told] == ["2", "4"]
 
 
-def test_what_was_imported_is_kept_from_the_collector(
-    solve: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_imported_is_kept_from_the_collector(model: Path) -> None:
     """Or a full collection in the midst of a run would walk over all of it."""
-    frozen: list[int] = []
-    monkeypatch.setattr(gc, "unfreeze", lambda: frozen.append(gc.get_freeze_count()))
-    assert solve("1 + 2", "--budget", 2, "-q").exit_code in DONE
-    monkeypatch.undo()
     gc.unfreeze()
-    assert frozen[0] > 100_000
+    words = ["solve", "1 + 2", "--model", str(model), "--budget", "2", "--no-reply", "-q"]
+    assert CliRunner().invoke(app, words).exit_code in DONE
+    assert gc.get_freeze_count() > 100_000
+    gc.unfreeze()
 
 
 def test_what_is_suggested_without_a_problem_can_be_solved() -> None:

@@ -501,27 +501,39 @@ def test_gated_products_of_four_bits(
     layer = _layer(2 * width, inputs, bias=tokens > 4)
     x = _normal(tokens, inputs, dtype=dtype)
     both = _product(layer, x, tiles, fast)
-    for activation in gated.ACTIVATIONS:
+    # The interpreter has no tiles in the step in which the activation is.
+    has_all = GPU or tiles == TILES["one eight"]
+    for activation in gated.ACTIVATIONS if has_all else ["silu"]:
         ours = _product(layer, x, tiles, fast, activation)
         assert ours.shape == (tokens, width)
         assert torch.equal(ours, gated.gated(both, activation))
     assert not layer.arrived.any()
 
 
+# Four stages of groups of 32 would leave Triton no shared memory.
+RINGS = [
+    *((32, 2, 1), (32, 3, 3), (32, 3, 5)),
+    *((group, *each) for group in (64, 128) for each in ((2, 1), (3, 3), (4, 5))),
+]
+
+
 @FAST
 @pytest.mark.parametrize(
-    ("group", "stages", "parts"),
+    ("tokens", "group", "stages", "parts"),
+    # The interpreter has no ring, so there tokens and groups have nothing to do with each other.
     [
-        *((32, 2, 1), (32, 3, 3), (32, 3, 5)),  # four stages would leave Triton no shared memory
-        *((group, *each) for group in (64, 128) for each in ((2, 1), (3, 3), (4, 5))),
+        (tokens, *each)
+        for tokens in (1, 3, 4, 8)
+        for each in RINGS
+        if GPU or tokens == 3 or each == RINGS[4]
     ],
 )
-@pytest.mark.parametrize("tokens", [1, 3, 4, 8])
 def test_rings(tokens: int, group: int, stages: int, parts: int, fast: bool) -> None:
     """More spans than stages and fewer; what lies behind the last token is of no account, nor is a token to others."""
-    layer = _layer(100, 1152, bias=True, group=group)
-    rows = torch.full((9, 1152), torch.nan, device=DEVICE, dtype=torch.bfloat16)
-    x = rows[:tokens].copy_(_normal(tokens, 1152))
+    inputs = 1152 if GPU else 640  # spans for the longest ring and one more; as many as parts
+    layer = _layer(100, inputs, bias=True, group=group)
+    rows = torch.full((9, inputs), torch.nan, device=DEVICE, dtype=torch.bfloat16)
+    x = rows[:tokens].copy_(_normal(tokens, inputs))
     tiles = w4a16.Tiles(row_warps=2, stages=stages, parts=parts)
     ours = _product(layer, x, tiles, fast)
     _close(ours, _exact(layer, x).to(x.dtype))
