@@ -53,6 +53,9 @@ _CLEARLY = 0.97  # of the time that it took, below which a cell is faster
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
+    "life_few_qwen3-8b",
+    "life_counts_teams_qwen3-8b",
+    "life_counts_qwen3-8b",
     "life_crowds_again_qwen3-8b",
     "life_teams_again_qwen3-8b",
     "life_sixteen_qwen3-8b",
