@@ -375,7 +375,7 @@ def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
     """Keys per split, so that all processors are busy loading until the last one is done.
 
     Few programs: of some sizes the one whose last processor is done first, if its programs share what it reads and one alone
-    cannot read as much, and partials, of which each item leaves one, take their time. Fitted to 290 situations of 2 to 40
+    cannot read as much, and partials, of which each item leaves one, take their time. Fitted to 295 situations of 2 to 40
     key heads on an H200, the op alone and whole passes (benchmarks/results/splits_of_few.json).
     """
     num_keys = tiles.num_keys.tolist()
