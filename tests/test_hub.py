@@ -26,6 +26,8 @@ from huggingface_hub.utils import are_progress_bars_disabled
 from manyhands import hub
 from manyhands.errors import ModelNotFound
 from manyhands.hub import check_there, file_of, incomplete, is_gguf, is_local
+from manyhands.model.checkpoint import weights_folder
+from manyhands.model.loading import load_adapter
 from manyhands.prompts import Prompts, TeamPrompt, dump_prompt, model_prompts
 from tests.hub_cache import keep
 
@@ -166,6 +168,20 @@ def test_without_a_network_the_hub_is_asked_once_and_not_again(
     hub._reach.asked -= 61
     file_of("some/model", WORDS)
     assert len(no_network) == 2, "after a minute it may be there again"
+
+
+def test_a_model_that_is_kept_is_loaded_whole_without_a_network(
+    no_network: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Configuration, tokenizer and weights: each is a question of its own."""
+    folder = keep(tmp_path / "cache", "some/model", {})
+    for file in Path(hub.place_of("bundled")).iterdir():
+        (folder / file.name).symlink_to(file)
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("a question is tried again"))
+    adapter, tokenizer = load_adapter("some/model", device="cpu")
+    assert adapter.model.config.vocab_size == len(tokenizer)
+    assert weights_folder("some/model") == folder
+    assert len(no_network) == 1
 
 
 def test_a_folder_is_no_question_to_the_hub(no_network: list[str], tmp_path: Path) -> None:
