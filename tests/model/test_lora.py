@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from manyhands.engine.engine import Engine
 from manyhands.engine.executor import LocalExecutor
 from manyhands.errors import InvalidRequest, ModelNotFound, OutOfMemory, UnsupportedModel
 from manyhands.model.adapter import ModelAdapter
@@ -141,6 +143,17 @@ def test_weights_that_were_written_to_since_are_loaded_as_they_are(saved: Path):
         for weight in held.parameters():
             weight.add_(0.01)
     load_adapter(held)
+
+
+def test_an_engine_that_nobody_has_any_more_has_no_network():
+    """Engines stand in cycles, which the collector may not have looked at yet."""
+    built = model()
+    gc.disable()
+    try:
+        Engine.load(built, memory_tokens=64)
+        load_adapter(built, dtype="bfloat16")
+    finally:
+        gc.enable()
 
 
 def test_a_load_that_failed_leaves_a_network_in_nobodys_use(saved: Path, tmp_path: Path):
