@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +26,8 @@ from huggingface_hub.utils import are_progress_bars_disabled
 from manyhands import hub
 from manyhands.errors import ModelNotFound
 from manyhands.hub import check_there, file_of, incomplete, is_gguf, is_local
+from manyhands.model.checkpoint import weights_folder
+from manyhands.model.loading import load_adapter
 from manyhands.prompts import Prompts, TeamPrompt, dump_prompt, model_prompts
 from tests.hub_cache import keep
 
@@ -164,6 +170,20 @@ def test_without_a_network_the_hub_is_asked_once_and_not_again(
     assert len(no_network) == 2, "after a minute it may be there again"
 
 
+def test_a_model_that_is_kept_is_loaded_whole_without_a_network(
+    no_network: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Configuration, tokenizer and weights: each is a question of its own."""
+    folder = keep(tmp_path / "cache", "some/model", {})
+    for file in Path(hub.place_of("bundled")).iterdir():
+        (folder / file.name).symlink_to(file)
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("a question is tried again"))
+    adapter, tokenizer = load_adapter("some/model", device="cpu")
+    assert adapter.model.config.vocab_size == len(tokenizer)
+    assert weights_folder("some/model") == folder
+    assert len(no_network) == 1
+
+
 def test_a_folder_is_no_question_to_the_hub(no_network: list[str], tmp_path: Path) -> None:
     with hub.within_reach(str(tmp_path)), hub.within_reach("./not-there"):
         assert not is_offline_mode()
@@ -180,9 +200,58 @@ def test_what_the_hub_answers_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> N
 class Answering:
     """In the place of an HTTP client."""
 
+    seconds = 0.0
+
     def head(self, address: str, *, timeout: float) -> Any:
         assert address.startswith("https://")
+        self.seconds = timeout
         return SimpleNamespace(status_code=503)
+
+
+def test_a_hub_that_is_far_has_the_time_that_its_user_gives_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = Answering()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT", 45)
+    monkeypatch.setattr("huggingface_hub.utils.get_session", lambda: client)
+    assert WHY_UNREACHABLE() is None
+    assert client.seconds == 45
+
+
+def test_what_is_kept_here_is_found_beside_a_proxy_that_is_none(tmp_path: Path) -> None:
+    """The HTTP library raises a ValueError for it."""
+    folder = keep(tmp_path / "hub", "some/model", {"config.json": "{}"})
+    told = "from manyhands.hub import file_of; print(file_of('some/model', 'config.json'))"
+    mine = {key: text for key, text in os.environ.items() if "PROXY" not in key.upper()}
+    mine |= {"HTTPS_PROXY": "ftp://somewhere", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    for other in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_OFFLINE"):
+        mine.pop(other, None)
+    found = subprocess.run(
+        [sys.executable, "-c", told], env=mine, capture_output=True, text=True, check=False
+    )
+    assert found.stdout.strip() == str(folder / "config.json"), found.stderr
+
+
+def test_threads_keep_the_hub_shut_for_each_other(no_network: list[str]) -> None:
+    """One that leaves first does not have the other ask; nor does it leave anything behind."""
+    inside, may_go = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with hub.within_reach("some/model"):
+            inside.set()
+            may_go.wait(20)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert inside.wait(20)
+    with hub.within_reach("another/model"), hub.within_reach("another/model"):
+        may_go.set()
+        thread.join(20)
+        assert is_offline_mode()
+        error = hub.not_found("another/model", OSError("not here"))
+    assert "cannot be reached" in str(error)
+    assert not is_offline_mode()
+    assert len(no_network) == 1
 
 
 def test_a_gguf_file_is_a_model_by_itself(tmp_path: Path) -> None:

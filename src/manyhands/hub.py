@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +23,6 @@ from pathlib import Path
 from manyhands.errors import InvalidRequest, ModelNotFound
 
 BUNDLED = "bundled"  # the model that comes with the package; a folder of this name is ./bundled, or a Path
-_REACH_SECONDS = 10.0  # the time that the hub may take to answer at all, as huggingface_hub has it for a question
 _KNOWN_SECONDS = 60.0  # how long it is believed to be there, or not to be
 _LONGEST_NAME = 255  # bytes of one part of a path, on every common file system
 
@@ -145,13 +145,35 @@ class _Reach:
 
     reason: str | None = None
     asked = float("-inf")  # when, by the monotonic clock
-    is_shut = False  # whether huggingface_hub is kept from asking for that reason
+    num_inside = 0  # blocks in which huggingface_hub is kept from asking for that reason
+
+    def __init__(self) -> None:
+        self._one_thread = threading.Lock()
 
     def look(self) -> str | None:
         """The reason, asked for at most once in `_KNOWN_SECONDS`, and without a second try."""
         if time.monotonic() - self.asked > _KNOWN_SECONDS:
             self.reason, self.asked = _why_unreachable(), time.monotonic()
         return self.reason
+
+    def shut(self) -> bool:
+        """Keep huggingface_hub from asking, if it cannot reach the hub and its user has not forbidden it anyway; whether it is kept."""
+        from huggingface_hub import constants
+
+        with self._one_thread:
+            if not self.num_inside and (constants.HF_HUB_OFFLINE or self.look() is None):
+                return False
+            constants.HF_HUB_OFFLINE = True
+            self.num_inside += 1
+            return True
+
+    def open(self) -> None:
+        """Let it ask again, where no other block keeps it from that."""
+        from huggingface_hub import constants
+
+        with self._one_thread:
+            self.num_inside -= 1
+            constants.HF_HUB_OFFLINE = self.num_inside > 0
 
 
 _reach = _Reach()
@@ -163,8 +185,9 @@ def _why_unreachable() -> str | None:
 
     errors, http = import_module("huggingface_hub.errors"), import_module("huggingface_hub.utils")
     try:
-        http.get_session().head(constants.ENDPOINT, timeout=_REACH_SECONDS)
-    except (errors.HTTPError, OSError) as error:  # the first is its HTTP library's
+        http.get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    # The first is its HTTP library's; the last one is of a proxy or an address that is none.
+    except (errors.HTTPError, OSError, ValueError) as error:
         return in_short(error)
     return None
 
@@ -179,16 +202,13 @@ def within_reach(model: str) -> Iterator[None]:
     if is_local(model):
         yield
         return
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE or _reach.look() is None:
+    if not _reach.shut():
         yield
         return
-    constants.HF_HUB_OFFLINE = _reach.is_shut = True
     try:
         yield
     finally:
-        constants.HF_HUB_OFFLINE = _reach.is_shut = False
+        _reach.open()
 
 
 @contextmanager
@@ -282,7 +302,7 @@ def not_found(name: str, error: BaseException) -> ModelNotFound:
         hint = "check the name; for a private model set HF_TOKEN; for a folder give its path"
     elif is_local(name) and Path(name).is_dir():
         return damaged(name, f"files that cannot be read ({in_short(error)})")
-    elif _reach.is_shut:
+    elif _reach.num_inside:
         problem = f"the model {name!r} could not be fetched from the Hugging Face hub, which cannot be reached: {_reach.reason}"
         hint = "check the network, or give the path of a folder"
     elif any_of(OfflineModeIsEnabled) or is_offline_mode():

@@ -16,6 +16,7 @@ from manyhands.attention.work import (
     Tiling,
     Work,
     _are_small,
+    _is_walk,
     _sizes_of_few,
     begin_beside,
     cut,
@@ -254,6 +255,15 @@ def test_a_team_has_narrow_tiles_where_they_pay(
         assert not len(cut(plan, tiling, plain).large)
         same = cut(plan, tiling, Cutting(work.small_rows, 64, Occupancy.FEW, is_specialised=True))
         assert np.array_equal(same.large, work.large)
+
+
+@pytest.mark.parametrize(("others", "is_walk"), [(30, True), (40, False)])
+def test_short_strips_beside_a_long_one_count_for_more_than_their_keys(
+    others: int, is_walk: bool
+) -> None:
+    tiling = Tiling(4, num_kv_heads=8, num_processors=PROCESSORS, narrow_rows=64)
+    keys = np.array([16384, *[10] * others])
+    assert _is_walk(np.full(len(keys), 64), keys, tiling) == is_walk
 
 
 @pytest.mark.parametrize("group", [1, 4])
@@ -517,6 +527,7 @@ def test_sizes_of_few_lie_about_a_share() -> None:
     assert _sizes_of_few(300.0, 192, tiling) == [192]
     sizes = _sizes_of_few(500.0, 16384, tiling)
     assert sizes[0] == 512
+    assert _sizes_of_few(520.0, 16384, tiling)[0] == 512, "hardly less than a share"
     assert 1152 <= sizes[-1] <= 1344
     assert all(size % tiling.key_tile == 0 for size in sizes)
     assert 16384 // 4 in _sizes_of_few(3000.0, 16384, tiling)

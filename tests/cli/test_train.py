@@ -153,6 +153,7 @@ def test_what_a_training_has_left_is_named_where_it_does_not_fit(
         ('files = ["runs/*.jsonl"]', 'files = ["runs/o*.jsonl"]', "traces.files was ['runs/*.jsonl'] and is"),
         ("{names} count", "{names} add", "team.rules was '{names} count"),
         ("hidden_size = 32", "hidden_size = 64", "model.config.hidden_size was 32 and is 64"),
+        ("head_dim = 16", "head_dim = 16\nrms_norm_eps = 1e-5", "model.config.rms_norm_eps was not there and is 1e-05 now"),
         ("[traces]", "[lora]\nrank = 2\n[traces]", "lora.rank was 0 and is 2 now"),
         ("[traces]", '[reading]\nfiles = ["*.toml"]\n[traces]', "reading was not there and is a table"),
     ],

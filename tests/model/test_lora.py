@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from pathlib import Path
@@ -12,7 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from manyhands.errors import InvalidRequest, ModelNotFound, UnsupportedModel
+from manyhands.engine.engine import Engine
+from manyhands.engine.executor import LocalExecutor
+from manyhands.errors import InvalidRequest, ModelNotFound, OutOfMemory, UnsupportedModel
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.loading import load_adapter
 from manyhands.model.lora import (
@@ -25,6 +28,7 @@ from manyhands.model.lora import (
     merge_lora,
     save_lora,
 )
+from manyhands.model.settings import ModelSettings
 from manyhands.replay.lessons import Recorded
 from manyhands.replay.settings import TrainSettings
 from manyhands.replay.train import Training
@@ -126,6 +130,44 @@ def test_a_network_is_loaded_with_the_adapter_that_it_holds(saved: Path):
         load_adapter(held)
     assert caught.value.hint == f"Give lora={str(saved)!r}, or build the network anew."
     load_adapter(held, adapted=saved)
+
+
+def test_weights_that_were_written_to_since_are_loaded_as_they_are(saved: Path):
+    """They were trained on from the adapter, say; with it they would be refused, so nothing would be left to ask for."""
+    held = model()
+    load_adapter(held, adapted=saved)
+    load_adapter(held, adapted=saved, dtype="bfloat16")
+    with pytest.raises(InvalidRequest, match="and none is asked for"):
+        load_adapter(held)  # another dtype is no other weights
+    with torch.no_grad():
+        for weight in held.parameters():
+            weight.add_(0.01)
+    load_adapter(held)
+
+
+def test_an_engine_that_nobody_has_any_more_has_no_network():
+    """Engines stand in cycles, which the collector may not have looked at yet."""
+    built = model()
+    gc.disable()
+    try:
+        Engine.load(built, memory_tokens=64)
+        load_adapter(built, dtype="bfloat16")
+    finally:
+        gc.enable()
+
+
+def test_a_load_that_failed_leaves_a_network_in_nobodys_use(saved: Path, tmp_path: Path):
+    """An interactive session holds its last error, and with it all that was made until then."""
+    built, other = model(), tmp_path / "other"
+    save_lora(adapted(), other, base="a/model", dtype=torch.float32)
+    tensors = load_file(other / WEIGHTS)
+    save_file({**tensors, "base_model.model.lm_head.bias": torch.zeros(1)}, other / WEIGHTS)
+    with pytest.raises(UnsupportedModel) as of_adapter:
+        LocalExecutor.load(ModelSettings(built, lora=str(other)))
+    with pytest.raises(OutOfMemory) as of_memory:
+        LocalExecutor.load(ModelSettings(built, memory_tokens=10**13))
+    load_adapter(built, adapted=saved, dtype="bfloat16")
+    assert None not in (of_adapter.tb, of_memory.tb), "they are held until here"
 
 
 @pytest.mark.parametrize(

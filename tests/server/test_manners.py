@@ -267,13 +267,19 @@ def test_a_client_that_is_refused_and_gone_is_no_error() -> None:
     linger.assert_not_called()
 
 
-def test_a_server_that_ends_waits_for_no_body() -> None:
-    with running(make_house(body_bytes=4096, request_seconds=60.0)) as house:
+@pytest.mark.parametrize(("key", "status"), [(KEY, 413), ("none", 401)])
+def test_a_server_that_ends_waits_for_no_body(key: str, status: int) -> None:
+    """Neither where its own side has ended (413), nor where the connection would live on for another request (401)."""
+    limits: dict[str, Any] = {"body_bytes": 4096, "request_seconds": 60.0}
+    size = 1_000_000 if status == 413 else 4000
+    with running(make_house(keys=(KEY,), **limits)) as house:
         client = connected(house)
-        client.sendall(head(house, "Content-Length: 1000000") + b" " * 5000)
-        assert client.recv(100).startswith(b"HTTP/1.1 413")
-        begun = time.monotonic()
-    assert time.monotonic() - begun < 20
+        begun = head(house, f"Content-Length: {size}").replace(KEY.encode(), key.encode())
+        client.sendall(begun + b" " * 500)
+        assert client.recv(100).startswith(f"HTTP/1.1 {status}".encode())
+        time.sleep(0.2)
+        begun_to_end = time.monotonic()
+    assert time.monotonic() - begun_to_end < 20
     client.close()
 
 

@@ -375,14 +375,15 @@ def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
     """Keys per split, so that all processors are busy loading until the last one is done.
 
     Few programs: of some sizes the one whose last processor is done first, if its programs share what it reads and one alone
-    cannot read as much, and partials, of which each item leaves one, take their time. Fitted to 290 situations of 2 to 40
+    cannot read as much, and partials, of which each item leaves one, take their time. Fitted to 295 situations of 2 to 40
     key heads on an H200, the op alone and whole passes (benchmarks/results/splits_of_few.json).
     """
-    total = sum(tiles.num_keys.tolist()) * tiling.num_kv_heads
+    num_keys = tiles.num_keys.tolist()
+    total = sum(num_keys) * tiling.num_kv_heads
     if occupancy is Occupancy.MANY:
         return max(tiling.least_split, _round_up(_keys_of_many(total, tiling), tiling.key_tile))
     at_once = tiling.num_processors * tiling.splits_per_processor
-    sizes = _sizes_of_few(total / at_once, _round_up(tiles.num_keys.max(), tiling.key_tile), tiling)
+    sizes = _sizes_of_few(total / at_once, _round_up(max(num_keys), tiling.key_tile), tiling)
     if len(sizes) == 1:
         return sizes[0]
     last, num_items = native.last_done(
@@ -406,15 +407,17 @@ def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
 def _sizes_of_few(share: float, longest: int, tiling: Tiling) -> list[int]:
     """The sizes of splits that few programs are tried with, ascending, where all have a `share` of the keys if they are alike.
 
-    From hardly less than a share to a few, and those that cut the longest tile into a few pieces alike.
+    From hardly less than a share to a few, and those that cut the `longest` tile, of whole key tiles, into a few pieces alike.
     """
     tile, least = tiling.key_tile, tiling.least_split
     step = max(tile, _round_up(share / _STEPS_OF_A_SHARE, tile))
     lowest, highest = _LEAST_SHARE * share, _MOST_SHARES * share
-    sizes = {_round_up(lowest, step) + step * i for i in range(int((highest - lowest) / step) + 1)}
-    sizes |= {_round_up(longest / pieces, tile) for pieces in range(1, _MOST_PIECES + 1)}
-    kept = {max(least, size) for size in sizes if lowest <= size <= highest + step}
-    return sorted({min(size, max(least, longest)) for size in kept or {least}})
+    first = _round_up(lowest, step)
+    sizes = [*range(first, first + step * (int((highest - lowest) / step) + 1), step)]
+    pieces = (-(-longest // (tile * count)) * tile for count in range(1, _MOST_PIECES + 1))
+    sizes += [size for size in pieces if lowest <= size <= highest + step]
+    most = max(least, longest)
+    return sorted({least if size < least else min(size, most) for size in sizes})
 
 
 def _keys_of_many(total: int, tiling: Tiling) -> float:

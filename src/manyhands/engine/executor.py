@@ -404,7 +404,11 @@ class LocalExecutor:
         UnsupportedModel, InvalidRequest, OutOfMemory.
         """
         network = load_network(settings, downloads=downloads)
-        return cls(network.adapter, settings, fused=network.fused), network.tokenizer
+        try:
+            return cls(network.adapter, settings, fused=network.fused), network.tokenizer
+        except BaseException:
+            network.adapter.let_go()
+            raise
 
     @property
     def about(self) -> str | None:

@@ -131,6 +131,13 @@ class ModelAdapter:
         self._alike: tuple[object, bool] | None = None  # layers, and whether they are
         _USERS.setdefault(model, weakref.WeakSet()).add(self)
 
+    def let_go(self) -> None:
+        """Have the network in use no more, as far as this adapter goes: an engine was to be made of it, and there is none.
+
+        The error may be held for long, as interactive sessions hold their last one, and the adapter with it.
+        """
+        _USERS[self.model].discard(self)
+
     @property
     def num_layers(self) -> int:
         """Layers that attend."""

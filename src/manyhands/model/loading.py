@@ -158,10 +158,7 @@ def load_adapter(
                 "a network that is built already cannot be cut over several ranks",
                 hint="give its folder or its name: each rank reads its own part",
             )
-        taken = _adopt(model, device, dtype, context, quantise, adapted)
-        if adapted is not None:
-            merge_lora(taken.model, adapted)
-        return taken, tokenizer
+        return _adopt(model, device, dtype, context, quantise, adapted), tokenizer
     place = resolve_device(device)
     with quiet(downloads=downloads):
         found = find_format(model, with_weights=weights == "auto")
@@ -375,6 +372,8 @@ def _adopt(
             check_fp16(place, precision)
             round_to_fp16(model)
             setattr(model, _ROUNDED_TO, quantise)
+        if adapted is not None:
+            merge_lora(model, adapted)
         return ModelAdapter(model, context=context, family=family)
 
 

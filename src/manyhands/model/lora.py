@@ -191,9 +191,14 @@ def merge_lora(model: nn.Module, folder: str | Path) -> None:
 
 
 def merged_place(model: nn.Module) -> str | None:
-    """The folder of the adapter that was added to the weights of a network; None if none was."""
+    """The folder of the adapter that was added to the weights of a network.
+
+    None if none was, or if they were written to since, as by a training: then they are what their owner made of them.
+    """
     merged: _Merged | None = vars(model).get(_MERGED)
-    return None if merged is None else merged.place
+    if merged is None or (merged.versions and merged.is_written_to(model)):
+        return None
+    return merged.place
 
 
 @dataclass(frozen=True)
@@ -208,7 +213,7 @@ class _Merged:
         """Raise InvalidRequest unless just this adapter is in the weights, and nothing else has happened to them."""
         if self.digest != digest:
             what = f"{folder} is another one"
-        elif not self.versions or self.versions != _versions(model, self.versions):
+        elif not self.versions or self.is_written_to(model):
             what = "its weights were changed since"
         else:
             return
@@ -216,6 +221,10 @@ class _Merged:
             f"the adapter of {self.place} was added to the weights of this network when it was loaded before, and {what}",
             hint="Build the network anew, or give its folder or its name: each load reads the weights then.",
         )
+
+    def is_written_to(self, model: nn.Module) -> bool:
+        """Whether anything else has happened to the weights."""
+        return self.versions != _versions(model, self.versions)
 
 
 def _versions(model: nn.Module, names: Iterable[str]) -> dict[str, int]:

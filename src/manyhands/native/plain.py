@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from itertools import accumulate, count
+from itertools import accumulate, count, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -175,7 +175,7 @@ def last_done(
     num_items = splits.sum(axis=1)
     last = []
     for size, whole, rest in zip(sizes, (num_items - len(num_keys)).tolist(), rests, strict=True):
-        runs = [(length, 1) for length in rest.tolist()]
+        runs = [(length, len([*alike])) for length, alike in groupby(rest.tolist())]
         insort(runs, (size, whole), key=lambda run: -run[0])
         groups = [(0, num_processors)]  # of processors that are done at the same time
         for length, held in runs:

@@ -303,8 +303,10 @@ class Training:
         if told is None or self.made_of is None:
             return
         was, is_now = dict(_leaves(json.loads(told))), dict(_leaves(json.loads(self.made_of)))
-        # Names that the checkpoint lacks are newer than it, and no difference.
-        other = [name for name in sorted(was) if name not in is_now or was[name] != is_now[name]]
+        # Names that the checkpoint lacks are newer than it, and no difference, but for a recipe's own.
+        known = was.keys() | {name for name in is_now if name.startswith(_OWN_NAMES)}
+        missing = object()
+        other = [n for n in sorted(known) if was.get(n, missing) != is_now.get(n, missing)]
         if not other:
             return
         more = f" (and {len(other) - 1} more differ)" if other[1:] else ""
@@ -315,6 +317,8 @@ class Training:
         )
 
 
+# The configuration of a network, whose names no field of ours declares.
+_OWN_NAMES = "model.config."
 _OTHER = "give the recipe that began it, or another folder"
 
 
