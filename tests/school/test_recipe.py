@@ -123,6 +123,19 @@ def test_words_that_are_left_out_are_those_of_the_start(tmp_path):
     assert new.in_words_of_start().prompts == Prompts()
 
 
+def test_a_start_may_lie_elsewhere(tmp_path):
+    """A paused training goes on where the model that it began with has another path; another model is another start."""
+    text = '[model]\nstart = "{}/bundled"\n[curriculum]\n[lora]\nrank = 2\nstart = "{}/first"\n'
+    here, there = (
+        read_recipe(write(tmp_path, text.format(*places))).made_of()
+        for places in (("/one", "runs"), ("/two/models", "old"))
+    )
+    assert here == there
+    assert here["model"]["start"] == "bundled"
+    renamed = read_recipe(write(tmp_path, text.replace("/first", "/last").format("/one", "runs")))
+    assert renamed.made_of() != here
+
+
 def test_a_recipe_with_everything(tmp_path):
     text = (
         MODEL

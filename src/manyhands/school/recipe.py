@@ -168,13 +168,16 @@ class Recipe:
     def made_of(self) -> dict[str, Any]:
         """The network and its lessons as plain data, table by table, without how long, how fast, and how often something is kept.
 
-        A training that goes on in a folder must be made of the same; a table that is left out is None.
+        A training that goes on in a folder must be made of the same; a table that is left out is None. What it starts from is
+        known by its name alone, since it may lie elsewhere on another machine.
         """
         told: dict[str, Any] = asdict(self.prompts)
         for name in _TABLES:
             table = getattr(self, name)
             told[name] = None if table is None else asdict(table)
         del told["model"]["saved_dtype"]
+        for name in ("model", "lora"):
+            told[name]["start"] = Path(told[name]["start"]).name
         for name in _MAY_CHANGE:
             del told["training"][name]
         return told
