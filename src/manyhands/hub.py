@@ -199,10 +199,7 @@ def within_reach(model: str) -> Iterator[None]:
     Without this, a model that is kept on a machine without a network takes two minutes to be found. A folder or a file is
     no question to the hub.
     """
-    if is_local(model):
-        yield
-        return
-    if not _reach.shut():
+    if is_local(model) or not _reach.shut():
         yield
         return
     try:
