@@ -100,7 +100,7 @@ class Layer:
         """The kernels of wide recordings."""
         sizes = (
             capacities.wide_capacity(tokens, self.backend.tiling, kind)
-            for tokens, kind in capacities.kinds_ahead(capacities.AHEAD)
+            for tokens, kind in capacities.kinds_ahead(capacities.AHEAD, self.backend.tiling)
         )
         return self._of(*sizes)
 

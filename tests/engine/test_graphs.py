@@ -24,6 +24,7 @@ from manyhands.attention.prepared import Capacity, pack, rounded_tokens
 from manyhands.attention.triton_backend import is_beside
 from manyhands.attention.work import Occupancy, Tiling, cut
 from manyhands.cache.block import Block
+from manyhands.cache.plan import Plan
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine import capacities, graphs, sampling
@@ -734,6 +735,73 @@ def test_few_rows_that_go_on_side_by_side_are_looked_at_by_their_passes(
     assert [each.large_rows for each in made] == [64] * wants_others
 
 
+def with_both(monkeypatch: pytest.MonkeyPatch) -> tuple[GraphedPasses, list[Capacity]]:
+    """Passes of sixteen tokens with a recording for one team and one for several runs, and what is recorded besides."""
+    monkeypatch.setattr(capacities, "LEAST", LEAST)
+    passes = passes_of(graphed_engine())
+    passes.backend.tiling = tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64)
+    made = noted_recordings(passes, monkeypatch)
+    for kind in (Wide.SMALL, Wide.SEVERAL):
+        passes._ahead[16, kind] = graphs._Graph(passes, WIDE(16, tiling, kind), 64)
+    return passes, made
+
+
+def rows_alone(count: int) -> Plan:
+    """Rows that share nothing."""
+    return situations.planned([View([situations.block_of(400)]) for _ in range(count)], 1)[0]
+
+
+def test_several_runs_have_recordings_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first plan of a kind is looked at at once; no recording is made for any of them, however often they come."""
+    passes, made = with_both(monkeypatch)
+    team, runs = situations.live_team(16, 1024, 99)[0], rows_alone(16)
+    for _ in range(50):
+        for plan, kind in ((team, Wide.SMALL), (runs, Wide.SEVERAL)):
+            found = passes._recorded(plan)
+            assert found is not None
+            graph, work = found
+            assert graph is passes._ahead[16, kind]
+            assert work.small_rows == graph.capacity.small_rows == (64 if plan is team else 16)
+            passes.meanwhile()
+    assert not made
+
+
+def test_several_runs_that_have_no_room_go_by_the_other_recording(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passes, _ = with_both(monkeypatch)
+    own = passes._ahead[16, Wide.SEVERAL]
+    own.capacity = replace(own.capacity, pages=1)
+    found = passes._recorded(rows_alone(16))
+    assert found is not None
+    assert found[0] is passes._ahead[16, Wide.SMALL]
+
+
+def test_passes_that_go_on_by_another_recording_turn_to_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last plan of a kind may have wanted another one than this; passes that follow are looked at, and then turn once."""
+    passes, made = with_both(monkeypatch)
+    plan = rows_alone(16)
+    passes._meant_for[graphs._kind(plan)] = Wide.SMALL
+    found = passes._recorded(plan)
+    assert found is not None
+    assert found[0] is passes._ahead[16, Wide.SMALL]
+    passes._newest = found[0], plan
+    monkeypatch.setattr(graphs, "_follows", lambda plan, last: True)
+    turned = []
+    for number in range(40):
+        if not passes._goes_on(plan, plan):
+            turned.append(number)
+            found = passes._recorded(plan)
+            assert found is not None
+            passes._newest = found[0], plan
+        passes.meanwhile()
+    assert turned == [graphs._LOOKED_AT]
+    assert passes._newest[0] is passes._ahead[16, Wide.SEVERAL]
+    assert not made
+
+
 @pytest.mark.parametrize("group", [1, 4, 5, 128])
 def test_uncommon_capacities_have_every_kind_of_tiles(group: int) -> None:
     """Each once; also where query heads fill the widest small tile; which kernels they launch: `test_tried_out.py`."""
@@ -792,7 +860,7 @@ def test_a_team_in_which_a_step_has_ended_has_recordings_without_much_padding(
     monkeypatch.setattr(capacities, "LEAST", LEAST)
     passes = passes_of(graphed_engine())
     passes.backend.tiling = tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64)
-    for tokens, made_for in capacities.kinds_ahead(64):
+    for tokens, made_for in capacities.kinds_ahead(64, tiling):
         capacity = WIDE(tokens, tiling, made_for)
         passes._ahead[tokens, made_for] = graphs._Graph(passes, capacity, 64)
     cuts: list[object] = []

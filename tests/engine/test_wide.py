@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from benchmarks import situations
 from manyhands.attention.prepared import tokens_of_ended
-from manyhands.attention.work import Tiling, cut
+from manyhands.attention.work import Tiling, cut, power_of_two
 from manyhands.cache.plan import Plan
 from manyhands.cache.view import View
 from manyhands.engine import graphs
@@ -24,14 +24,14 @@ TILINGS = [
 
 
 def fits(plan: Plan, tiling: Tiling) -> bool:
-    kind = kind_ahead(plan, cut(plan, tiling))
+    kind = kind_ahead(plan, cut(plan, tiling), tiling)
     count = plan.num_tokens
-    sizes = [tokens for tokens, made_for in kinds_ahead(AHEAD) if made_for is kind]
+    sizes = [tokens for tokens, made_for in kinds_ahead(AHEAD, tiling) if made_for is kind]
     return fits_into(plan, tiling, min(size for size in sizes if size >= count), kind)
 
 
 def fits_into(plan: Plan, tiling: Tiling, tokens: int, kind: Wide) -> bool:
-    assert (tokens, kind) in kinds_ahead(AHEAD)
+    assert (tokens, kind) in kinds_ahead(AHEAD, tiling)
     wide = wide_capacity(tokens, tiling, kind)
     work = cut(plan, tiling, wide.cutting)
     assert (work.small_rows, work.occupancy) == (wide.small_rows, wide.occupancy)
@@ -101,6 +101,42 @@ def test_many_long_rows_fit_with_one_key_head_too(rows: int, keys: int, heads: i
     assert fits(situations.planned(views, 1)[0], tiling)
 
 
+def several(teams: int, workers: int) -> Plan:
+    """Teams of so many workers, each behind a history of its own."""
+    views = []
+    for number in range(teams):
+        history = situations.block_of(300 + 350 * number % 2000)
+        desks = [situations.block_of(40 + 30 * each) for each in range(workers)]
+        others = [[desk for desk in desks if desk is not own] for own in desks]
+        views += [View([history, *rest, own]) for rest, own in zip(others, desks, strict=True)]
+    return situations.planned(views, 1)[0]
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"group {tiling.group}")
+@pytest.mark.parametrize(
+    ("teams", "workers"), [(2, 4), (4, 4), (8, 4), (8, 1), (16, 1), (31, 1), (4, 2), (9, 3)]
+)
+def test_several_runs_fit(teams: int, workers: int, tiling: Tiling) -> None:
+    """A recording of their own has the rows that they want, or fewer than one team's; of one query head there is but one."""
+    plan = several(teams, workers)
+    assert fits(plan, tiling)
+    work = cut(plan, tiling)
+    tokens = power_of_two(plan.num_tokens)
+    one, own = (wide_capacity(tokens, tiling, kind) for kind in (Wide.SMALL, Wide.SEVERAL))
+    is_several = kind_ahead(plan, work, tiling) is Wide.SEVERAL
+    assert is_several == ((tokens, Wide.SEVERAL) in kinds_ahead(AHEAD, tiling))
+    assert is_several == (own.small_rows < one.small_rows)
+    if is_several:
+        assert work.small_rows <= own.small_rows
+
+
+@pytest.mark.parametrize("workers", [8, 16])
+def test_one_team_is_not_several(workers: int) -> None:
+    for tiling in TILINGS[1:]:
+        plan = a_team(workers, 2048, 150)
+        assert kind_ahead(plan, cut(plan, tiling), tiling) is Wide.SMALL
+
+
 def test_control_more_than_there_is_room_for() -> None:
     assert not fits(completions(512, 512), TILINGS[1]), "its rows"
 
@@ -108,7 +144,7 @@ def test_control_more_than_there_is_room_for() -> None:
 def test_a_cold_start_notes_each_size_that_has_products_of_its_own() -> None:
     """Ours serve up to 256 tokens with weights of four bits; beyond, one pass of each kind of tiles is enough."""
     tiling = Tiling(4, num_kv_heads=8, num_processors=132)
-    kinds = kinds_ahead(AHEAD)
+    kinds = kinds_ahead(AHEAD, tiling)
     wide = [wide_capacity(tokens, tiling, kind) for tokens, kind in kinds]
     noted = graphs._with_kernels_of_their_own(wide)
     assert {each for each in wide if each.tokens <= 256} <= set(noted)

@@ -198,7 +198,7 @@ def cut(
     in_turns = False
     if wanted is None and begin_beside(small_rows, large_rows, len(large.first), tiling):
         tiling = replace(tiling, many=tiling.many_beside)
-    found = _occupancy(len(small.first), tiling) if wanted is None else wanted.occupancy
+    found = occupancy_of(len(small.first), tiling) if wanted is None else wanted.occupancy
     for tiles in (small, large):
         if not len(tiles.first):
             lists.append(np.empty((0, ITEM_FIELDS), dtype=np.int64))
@@ -266,7 +266,7 @@ def _are_small(rows: Ints, keys: Ints, tiling: Tiling, *, is_free: bool = False)
     # Small tiles are all alike, and where most strips have few readers, and are many, their tiles should not grow for
     # what these share: so deep trees take 0.57 to 0.71 of the time.
     least = 1 if tiling.group == 1 else tiling.least_rows
-    is_free = is_free and _occupancy(len(rows), tiling) is Occupancy.MANY
+    is_free = is_free and occupancy_of(len(rows), tiling) is Occupancy.MANY
     if (tiling.group == 1 or is_free) and 2 * np.count_nonzero(rows <= least) > len(rows):
         most = tiling.least_rows
     are_small: Bools = rows <= most
@@ -296,7 +296,7 @@ def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
     Lone rows, where they are many and their strips short, have a kernel of their own (kernels/lone.py).
     """
     is_lone = tiling.group == 1 and rows.max(initial=0) == 1
-    are_many = _occupancy(len(rows), tiling) is Occupancy.MANY
+    are_many = occupancy_of(len(rows), tiling) is Occupancy.MANY
     if is_lone and are_many and keys.mean() <= tiling.key_tile:
         return 1
     least = power_of_two(max(tiling.least_rows, tiling.group))
@@ -305,7 +305,7 @@ def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
     def loaded(size: int) -> int:
         return int((-(-rows // (size // tiling.group * tiling.group)) * keys).sum())
 
-    is_few = _occupancy(len(rows), tiling) is Occupancy.FEW
+    is_few = occupancy_of(len(rows), tiling) is Occupancy.FEW
     sizes = tiling.small_sizes(least, most, are_few=is_few)
     enough = _HARDLY_MORE * loaded(most)
     return next((size for size in sizes if loaded(size) <= enough), most)
@@ -350,7 +350,8 @@ def begin_beside(small_rows: int, large_rows: int, num_large: int, tiling: Tilin
     return tiling.can_begin_beside and are_usual and fill
 
 
-def _occupancy(num_items: int, tiling: Tiling) -> Occupancy:
+def occupancy_of(num_items: int, tiling: Tiling) -> Occupancy:
+    """The occupancy of so many small tiles."""
     programs = num_items * tiling.num_kv_heads
     if programs > tiling.many * tiling.num_processors:
         return Occupancy.MANY
@@ -363,7 +364,7 @@ def _reading(items: Ints, tiles: _Tiles, rows: int, tiling: Tiling) -> Occupancy
     Many that read long strips are launched as some are, with more on their way each. So are few of 32 rows where no strip is
     long: their own launch has fewer instructions an iteration, and more to begin and to end with.
     """
-    found = _occupancy(len(items), tiling)
+    found = occupancy_of(len(items), tiling)
     if found is Occupancy.MANY:
         is_long = tiles.num_keys.sum() >= tiling.long_walk * len(items)
         return Occupancy.SOME if is_long else found

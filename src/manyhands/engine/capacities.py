@@ -18,7 +18,7 @@ from enum import Enum
 
 from manyhands.attention.prepared import ENDED, Capacity, rounded_tokens
 from manyhands.attention.triton_backend import are_halved, is_beside
-from manyhands.attention.work import Occupancy, Tiling, Work, power_of_two
+from manyhands.attention.work import Occupancy, Tiling, Work, occupancy_of, power_of_two
 from manyhands.cache.plan import Plan
 
 # Sizes are rounded up to at least these, so that a team's growing history changes its capacity rarely.
@@ -44,31 +44,55 @@ ALL_SMALL, MOST_ALONE = 32, 256
 # Small tiles of a recording up to the former, if processors hold no more at once: each beyond a plan's own is a program that
 # finds nothing to do, and takes its time.
 _MOST_ITEMS = 256
+_TILES_OF_A_ROW = 2.5  # of several runs: a strip of its own, and those that its team shares
 
 
 class Wide(Enum):
     """The use that a wide recording is made for."""
 
     SMALL = "rows that write: many small tiles"
+    SEVERAL = "few rows of several runs: small tiles for teams of four, or for rows alone"
     LARGE = "parts of prompts: large tiles, beside small ones"
     ENDED = "a team in which steps have ended: fewer rows than tokens, which read the same strips"
 
 
-def kinds_ahead(most: int) -> list[tuple[int, Wide]]:
+def kinds_ahead(most: int, tiling: Tiling) -> list[tuple[int, Wide]]:
     """The wide recordings, by their tokens and what they are made for."""
     sizes = sorted({rounded_tokens(count) for count in range(1, most + 1)})
     usual = [tokens for tokens in sizes if tokens not in ENDED or tokens == power_of_two(tokens)]
+    few = [tokens for tokens in usual if tokens <= ALL_SMALL]
     return [
         *((tokens, Wide.SMALL) for tokens in usual if tokens <= MOST_ALONE),
+        *((tokens, Wide.SEVERAL) for tokens in few if _are_apart(tokens, tiling)),
         *((tokens, Wide.ENDED) for tokens in sizes if tokens in ENDED),
         *((tokens, Wide.LARGE) for tokens in usual if tokens > ALL_SMALL),
     ]
 
 
-def kind_ahead(plan: Plan, work: Work) -> Wide:
+def kind_ahead(plan: Plan, work: Work, tiling: Tiling) -> Wide:
     """The kind of wide recording that is meant for such a plan, unless steps have ended in it; `work`: as it would be cut alone."""
     is_small = plan.num_tokens <= ALL_SMALL or not len(work.large)
-    return Wide.SMALL if is_small and plan.num_tokens <= MOST_ALONE else Wide.LARGE
+    if not is_small or plan.num_tokens > MOST_ALONE:
+        return Wide.LARGE
+    are_several = not len(work.large) and 0 < work.small_rows <= _rows_of_four(tiling)
+    are_apart = plan.num_tokens <= ALL_SMALL and _are_apart(power_of_two(plan.num_tokens), tiling)
+    return Wide.SEVERAL if are_several and are_apart else Wide.SMALL
+
+
+def _are_apart(tokens: int, tiling: Tiling) -> bool:
+    """Whether several runs of so many tokens want other small tiles than one team does."""
+    return _rows_of_four(tiling) < _rows_of_one(tokens, tiling)
+
+
+def _rows_of_four(tiling: Tiling) -> int:
+    """Rows of a small tile for a team of four."""
+    return power_of_two(max(tiling.least_rows, 4 * tiling.group))
+
+
+def _rows_of_one(tokens: int, tiling: Tiling) -> int:
+    """Rows of a small tile for one team of so many workers."""
+    rows = min(tokens * tiling.group, tiling.most_small_rows)
+    return tiling.small_size(max(power_of_two(max(tiling.least_rows, tiling.group)), rows))
 
 
 def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
@@ -79,9 +103,8 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     Of many tokens a small tile has rows for a team of four, since larger ones would be half empty. Padding costs a pass
     microseconds per layer, for programs that find nothing to do.
     """
-    least = power_of_two(max(tiling.least_rows, tiling.group))
     has_large, is_narrow = kind is Wide.LARGE, tokens <= ALL_SMALL or kind is Wide.ENDED
-    rows = tiling.small_size(max(least, min(tokens * tiling.group, tiling.most_small_rows)))
+    rows, of_four = _rows_of_one(tokens, tiling), _rows_of_four(tiling)
     many = min(tokens, 64)
     splits = tiling.splits_per_processor if is_narrow else tiling.most_of_many
     items = int(splits * tiling.num_processors / tiling.num_kv_heads) + 4 * many
@@ -89,7 +112,9 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     # than that goes by the recording with large ones.
     most = (16 if is_narrow or has_large else 10) * many
     most = min(most, _MOST_ITEMS) if is_narrow else most
-    small_rows = rows if is_narrow else min(rows, power_of_two(max(least, 4 * tiling.group)))
+    small_rows = rows if is_narrow and kind is not Wide.SEVERAL else min(rows, of_four)
+    # One team has few programs whatever its size, since its rows read the same strips.
+    tiles = int(_TILES_OF_A_ROW * tokens) if kind is Wide.SEVERAL else 0
     # Of few key heads each strip has many splits, and each leaves a partial for every token of its tile.
     of_splits = 0 if is_narrow else items * max(1, small_rows // tiling.group)
     wide = Capacity(
@@ -103,7 +128,7 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
         most_partials=32 if is_narrow else 8,
         small_rows=small_rows,
         large_rows=power_of_two(max(tiling.large_rows, tiling.group)) if has_large else 0,
-        occupancy=Occupancy.FEW if is_narrow else Occupancy.MANY,
+        occupancy=occupancy_of(tiles, tiling) if is_narrow else Occupancy.MANY,
     )
     return _of_ended_steps(wide, items, tiling) if kind is Wide.ENDED else wide
 

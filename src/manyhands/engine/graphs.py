@@ -122,6 +122,9 @@ class GraphedPasses(Passes):
         self._seen: Counter[Capacity] = Counter()
         self._num_passed = 0  # passes that count, since the counts were halved
         self._kinds: Counter[_Kind] = Counter()  # of plans that wide recordings serve
+        self._meant_for: dict[
+            _Kind, Wide
+        ] = {}  # the wide recording for the newest of a kind that was looked at
         self._kinds_with_own: set[_Kind] = set()
         self._kinds_due: set[_Kind] = set()  # the next plan of these may be recorded
         self._to_look_at: tuple[Plan, Stretches | None] | None = None  # while the device works
@@ -129,6 +132,7 @@ class GraphedPasses(Passes):
         # passes that follow it are looked at, since a wide recording was taken for it at once; and their number.
         self._unserved: Capacity | None = None
         self._is_looked_at = False
+        self._is_astray = False  # goes on by another recording than the one that is meant for it
         self._going_on = 0
         self._newest: tuple[_Graph, Plan] | None = None
         self._lookahead: _Lookahead | None = None
@@ -212,7 +216,7 @@ class GraphedPasses(Passes):
     def begin_head(self, plan: Plan, late: Late) -> bool:
         """See `Passes.begin_head`. Nothing is recorded for a guess."""
         self._newest = self._lookahead = self._unserved = None
-        self._is_looked_at, self._going_on = False, 0
+        self._is_looked_at, self._is_astray, self._going_on = False, False, 0
         if not self._may_be_recorded(plan):
             return False
         stretches = Stretches.of(plan, self.backend.tiling)
@@ -265,7 +269,7 @@ class GraphedPasses(Passes):
         get a recording of its own: rows that write side by side are laid out anew with every page alone. Where it is not known
         what the plan wants, one of so many that follow is looked at.
         """
-        if not _follows(plan, last):
+        if self._is_astray or not _follows(plan, last):
             return False
         self._going_on += 1
         if self._is_looked_at and self._going_on % _LOOKED_AT == 0:
@@ -313,7 +317,7 @@ class GraphedPasses(Passes):
         Its own; or while its capacity is rare, one that is a little wider, or a wide one.
         """
         self._unserved = None
-        self._is_looked_at, self._going_on = False, 0
+        self._is_looked_at, self._is_astray, self._going_on = False, False, 0
         if not self._may_be_recorded(plan):
             return None
         stretches = Stretches.of(plan, self.backend.tiling)
@@ -357,9 +361,19 @@ class GraphedPasses(Passes):
             self.backend.tiling
         ):
             return None  # one with large tiles would launch them for nothing
-        found = found or self._wide(plan, stretches, Wide.SMALL)
+        found = found or self._wide(plan, stretches, *self._small_for(plan, stretches))
         self._is_looked_at = is_looked_at and found is not None
         return found
+
+    def _small_for(self, plan: Plan, stretches: Stretches) -> Sequence[Wide]:
+        """The kinds of recordings with small tiles for a plan, the better one first, where there are two: once for all of its kind."""
+        if not any(True for _ in self._with_room(plan, Wide.SEVERAL)):
+            return (Wide.SMALL,)
+        if (kind := _kind(plan)) not in self._meant_for:
+            self._look_at(plan, cut(plan, self.backend.tiling, None, stretches))
+        return (
+            (Wide.SEVERAL, Wide.SMALL) if self._meant_for[kind] is Wide.SEVERAL else (Wide.SMALL,)
+        )
 
     def meanwhile(self) -> None:
         """See `Passes.meanwhile`: look whether a plan that a wide recording has served wants one of its own."""
@@ -371,12 +385,27 @@ class GraphedPasses(Passes):
         work = cut(plan, self.backend.tiling, None, stretches)
         capacity = capacity_of(plan, work)
         self._note(plan, capacity)
+        self._look_at(plan, work)
         is_served_well = self._is_served_well(plan, work)
         if stretches is None and is_served_well:
             self._is_looked_at = False
+            self._is_astray = self._goes_by_another(plan, work)
         wants_own = not is_served_well and self._seen[capacity] >= _VERY_OFTEN
         if capacity in self._graphs or wants_own:
             self._kinds_due.add(_kind(plan))
+
+    def _goes_by_another(self, plan: Plan, work: Work) -> bool:
+        """Whether the newest pass goes by a recording with other kernels than the wide one that is meant for its plan."""
+        if self._newest is None or self._has_kernels_of(self._newest[0], plan, work):
+            return False
+        tiling = self.backend.tiling
+        kinds = Wide.ENDED, kind_ahead(plan, work, tiling)
+        found = self._wide(plan, Stretches.of(plan, tiling), *kinds)
+        return found is not None and found[0] is not self._newest[0]
+
+    def _look_at(self, plan: Plan, work: Work) -> None:
+        """Remember the wide recording that is meant for plans like this one, which was cut alone as `work`."""
+        self._meant_for[_kind(plan)] = kind_ahead(plan, work, self.backend.tiling)
 
     def _note(self, plan: Plan, capacity: Capacity) -> None:
         """A plan asks for a capacity. Counts are halved now and then, so that older times count less; one that is due is kept."""
@@ -403,7 +432,7 @@ class GraphedPasses(Passes):
         """A recording that is there already and serves this plan, which was cut alone as `work`."""
         if (own := self._graphs.get(capacity)) is not None:
             return own, work
-        kind, times = kind_ahead(plan, work), self._seen[capacity]
+        kind, times = kind_ahead(plan, work, self.backend.tiling), self._seen[capacity]
         times = times if self.trouble is None else 0  # it can have none of its own
         if self._is_served_well(plan, work):
             if (found := self._wide(plan, stretches, Wide.ENDED, kind)) is not None:
@@ -417,7 +446,8 @@ class GraphedPasses(Passes):
         if times >= _VERY_OFTEN:
             return None  # it is to have its own
         # The other one is slower, and far from as slow as a pass that is launched kernel by kernel.
-        return self._wide(plan, stretches, Wide.SMALL if kind is Wide.LARGE else Wide.LARGE)
+        others = (each for each in (Wide.SMALL, Wide.LARGE) if each is not kind)
+        return self._wide(plan, stretches, *others)
 
     def _is_served_well(self, plan: Plan, work: Work) -> bool:
         """Whether a wide recording has the kernels that a plan, cut alone as `work`, wants.
@@ -425,7 +455,8 @@ class GraphedPasses(Passes):
         What is padded then costs next to nothing, and a recording of its own would keep all runs waiting for some hundredths of a
         second. Where runs come and go there is a capacity for every few passes.
         """
-        ahead = self._with_room(plan, Wide.ENDED, kind_ahead(plan, work))
+        meant = kind_ahead(plan, work, self.backend.tiling)
+        ahead = self._with_room(plan, Wide.ENDED, meant)
         return any(self._has_kernels_of(wide, plan, work) for wide in ahead)
 
     @staticmethod
@@ -468,7 +499,7 @@ class GraphedPasses(Passes):
         tiling = self.backend.tiling
         wide = {
             (tokens, kind): capacities.wide_capacity(tokens, tiling, kind)
-            for tokens, kind in capacities.kinds_ahead(capacities.AHEAD)
+            for tokens, kind in capacities.kinds_ahead(capacities.AHEAD, tiling)
         }
         # Other ranks are told of recordings alone, so there nothing is tried out.
         uncommon = capacities.uncommon_capacities(tiling) if self.others is ALONE else []
