@@ -35,17 +35,30 @@ class Shape:
         heads = int(self.config["num_key_value_heads"])
         return 2 * self.num_layers * heads * self.head_dim * itemsize
 
+    @property
+    def num_experts(self) -> int:
+        """Experts of a layer; 0 where every token goes through the same MLP."""
+        return int(self.config.get("num_experts") or self.config.get("num_local_experts") or 0)
+
+    def expert_bytes(self, itemsize: int) -> int:
+        """Bytes of one expert of one layer, without biases."""
+        inner = self.config.get("moe_intermediate_size") or self.config["intermediate_size"]
+        return 3 * int(self.config["hidden_size"]) * int(inner) * itemsize
+
     def products(self) -> list[tuple[int, int]]:
-        """Every linear layer of one pass as (in, out), query with key and value, gate with up: in order."""
+        """Every linear layer of one pass as (in, out), query with key and value, gate with up: in order.
+
+        Of layers with experts the router's, and not those of the experts.
+        """
         config = self.config
         hidden, inner = config["hidden_size"], config["intermediate_size"]
         heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-        layer = [
+        attention = [
             (hidden, (heads + 2 * kv_heads) * self.head_dim),
             (heads * self.head_dim, hidden),
-            (hidden, 2 * inner),
-            (inner, hidden),
         ]
+        mlp = [(hidden, 2 * inner), (inner, hidden)]
+        layer = attention + ([(hidden, self.num_experts)] if self.num_experts else mlp)
         return [*(layer * self.num_layers), (hidden, config["vocab_size"])]
 
     def write(self, folder: Path) -> Path:
@@ -132,6 +145,45 @@ SHAPES: dict[str, Shape] = {
         num_key_value_heads=8,
         **{**_LLAMA, "vocab_size": 32000},
     ),
+    "qwen3-30b-a3b": _shape(
+        "Qwen3-30B-A3B",
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        hidden_size=2048,
+        intermediate_size=6144,
+        moe_intermediate_size=768,
+        num_experts=128,
+        num_experts_per_tok=8,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        num_hidden_layers=48,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        rms_norm_eps=1e-6,
+        vocab_size=151936,
+        max_position_embeddings=40960,
+    ),
+    "gpt-oss-20b": _shape(
+        "gpt-oss-20b",
+        "gpt_oss",
+        "GptOssForCausalLM",
+        hidden_size=2880,
+        intermediate_size=2880,
+        num_local_experts=32,
+        num_experts_per_tok=4,
+        num_hidden_layers=24,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        head_dim=64,
+        sliding_window=128,
+        layer_types=["sliding_attention", "full_attention"] * 12,
+        attention_bias=True,
+        rms_norm_eps=1e-5,
+        vocab_size=201088,
+        max_position_embeddings=131072,
+    ),
 }
 TINY = _shape(
     "tiny",
@@ -147,3 +199,14 @@ TINY = _shape(
     vocab_size=64,
     max_position_embeddings=1024,
 )
+_TINY_EXPERTS = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "moe_intermediate_size": 24,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+TINY_EXPERTS = Shape("tiny, with experts", {**TINY.config, **_TINY_EXPERTS})

@@ -23,7 +23,7 @@ from manyhands.model.quantised.w4a16 import Int4Linear, pack, unpack
 from manyhands.model.skinny import SkinnyLinear
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
-from manyhands.model.kernels import gate_up, gated, norms, ring, rows, skinny, w4a16
+from manyhands.model.kernels import experts, gate_up, gated, norms, ring, rows, skinny, w4a16
 from manyhands.model.quantised.linear import Float8Linear
 
 GPU = torch.cuda.is_available()
@@ -140,6 +140,13 @@ def test_nothing_to_do() -> None:
     assert gate_up.gated_product(nothing, _normal(6, 8), None, "silu").shape == (0, 3)
     assert rows.quantise_rows(nothing)[0].shape == (0, 8)
     assert skinny.product(nothing, _normal(3, 8), None, nothing).shape == (0, 3)
+    assert experts.choose(nothing, 2)[1].shape == (0, 2)
+    both = experts.ExpertWeights(_normal(4, 6, 8)), experts.ExpertWeights(_normal(4, 8, 3))
+    chosen = nothing[:, :2].long()
+    assert experts.experts(nothing, chosen, nothing[:, :2], *both, experts.ExpertGate()).shape == (
+        0,
+        8,
+    )
 
 
 # -- few tokens ------------------------------------------------------------------------------------
@@ -656,3 +663,136 @@ def test_tiles_with_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts_or_programs(8, 5120, 152064) == 3 * 132
     assert w4a16.choose_tiles(8, 5120, 40, device, 128, 32).stages == 3  # scales take their room
     assert w4a16.choose_tiles(17, 5120, 40, device).stages == 0
+
+
+# -- experts ---------------------------------------------------------------------------------------
+
+CLAMPED = experts.ExpertGate(clamped=(1.702, 1.5))
+
+
+def _stack(
+    gate: experts.ExpertGate, sizes: tuple[int, ...], dtype: torch.dtype, *, biased: bool
+) -> Any:
+    """Weights of so many experts, inputs, numbers inside and outputs; a clamped gate's lie transposed."""
+    num, inputs, width, outputs = sizes
+    shapes = (2 * width, inputs), (outputs, width)
+    made = [(_normal(num, *each) / each[1] ** 0.5).to(dtype) for each in shapes]
+    biases = [_normal(num, each[0], dtype=dtype) if biased else None for each in shapes]
+    if gate.clamped:
+        made = [weight.transpose(1, 2).contiguous() for weight in made]
+    return [experts.ExpertWeights(*each) for each in zip(made, biases, strict=True)]
+
+
+def _one_by_one(
+    x: Tensor, index: Tensor, shares: Tensor, stack: Any, gate: experts.ExpertGate
+) -> Tensor:
+    """Each token through its experts in float64, as the modelling code writes it down."""
+    wide = [[None if each is None else each.double() for each in weights] for weights in stack]
+    (both, both_bias), (down, down_bias) = wide
+    out = []
+    for token, its, weights in zip(x.double(), index.tolist(), shares.double(), strict=True):
+        total = torch.zeros((), dtype=torch.float64, device=x.device)
+        for expert, share in zip(its, weights, strict=True):
+            first, second = (w[expert].T if gate.clamped else w[expert] for w in (both, down))
+            product = first @ token + (0 if both_bias is None else both_bias[expert])
+            if gate.clamped:
+                alpha, limit = gate.clamped
+                turned, value = product[::2].clamp(max=limit), product[1::2].clamp(-limit, limit)
+                inner = turned * torch.sigmoid(alpha * turned) * (1 + value)
+            else:
+                turned, value = product.chunk(2)
+                inner = functional.silu(turned) * value
+            total = total + share * (
+                second @ inner + (0 if down_bias is None else down_bias[expert])
+            )
+        out.append(total)
+    return torch.stack(out)
+
+
+def _chosen(tokens: int, num_experts: int, chosen: int) -> tuple[Tensor, Tensor]:
+    return experts.choose(2 * _normal(tokens, num_experts), chosen)
+
+
+@TWO_BYTES
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("gate", [experts.ExpertGate(), CLAMPED], ids=["halves", "in turns"])
+@pytest.mark.parametrize(
+    ("tokens", "num_experts", "chosen", "inputs", "width", "outputs"),
+    [
+        *[(1, 8, 2, 192, 40, 72), (3, 16, 4, 72, 48, 130), (16, 4, 4, 128, 32, 64)],
+        *[(17, 8, 3, 72, 40, 72), (70, 4, 2, 64, 48, 130)],
+    ],
+)
+def test_experts(
+    tokens: int,
+    num_experts: int,
+    chosen: int,
+    inputs: int,
+    width: int,
+    outputs: int,
+    gate: experts.ExpertGate,
+    biased: bool,
+    dtype: torch.dtype,
+) -> None:
+    """Fewer pairs than experts, more, and lists; sizes that fill no tile. Another token's experts are far from right."""
+    stack = _stack(gate, (num_experts, inputs, width, outputs), dtype, biased=biased)
+    x = _normal(tokens, inputs, dtype=dtype)
+    shares, index = _chosen(tokens, num_experts, chosen)
+    ours = experts.experts(x, index, shares, *stack, gate)
+    expected = _one_by_one(x, index, shares, stack, gate)
+    largest = expected.abs().max()
+    assert float((ours - expected).abs().max() / largest) < STEPS[dtype]
+    others = experts.experts(x, (index + 1) % num_experts, shares, *stack, gate)
+    assert float((others - expected).abs().max() / largest) > 10 * STEPS[dtype]
+
+
+@pytest.mark.parametrize("tokens", [5, 40])
+def test_what_a_token_gets_does_not_depend_on_the_others(tokens: int) -> None:
+    stack = _stack(experts.ExpertGate(), (8, 64, 32, 64), torch.bfloat16, biased=False)
+    x = _normal(tokens, 64, dtype=torch.bfloat16)
+    shares, index = _chosen(tokens, 8, 2)
+    whole = experts.experts(x, index, shares, *stack, experts.ExpertGate())
+    order = torch.randperm(tokens).to(DEVICE)
+    turned = experts.experts(x[order], index[order], shares[order], *stack, experts.ExpertGate())
+    assert torch.equal(turned, whole[order])
+
+
+@pytest.mark.parametrize("columns", [2, 16])
+def test_more_tokens_than_columns_of_one_expert(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tokens choose the same two experts, so each has several tiles of columns, the last of which is not full."""
+    monkeypatch.setattr(experts, "_num_columns", lambda *sizes: 16 if columns == 2 else 32)
+    stack = _stack(experts.ExpertGate(), (8, 64, 32, 64), torch.float16, biased=False)
+    x = _normal(37, 64, dtype=torch.float16)
+    index = torch.tensor([[6, 2]], device=DEVICE).repeat(37, 1)
+    shares = torch.rand(37, 2).to(DEVICE, torch.float16)
+    ours = experts.experts(x, index, shares, *stack, experts.ExpertGate())
+    expected = _one_by_one(x, index, shares, stack, experts.ExpertGate())
+    largest = expected.abs().max()
+    assert float((ours - expected).abs().max() / largest) < STEPS[torch.float16]
+
+
+@pytest.mark.parametrize("even", [False, True])
+@pytest.mark.parametrize(("num_experts", "chosen"), [(4, 1), (60, 4), (128, 8)])
+def test_choice_of_experts(num_experts: int, chosen: int, even: bool) -> None:
+    logits = 3 * _normal(9, num_experts)
+    shares, index = experts.choose(logits, chosen, even=even)
+    expected, which = logits.softmax(-1).topk(chosen)
+    if even:
+        expected = expected / expected.sum(-1, keepdim=True)
+    assert torch.equal(index, which)
+    torch.testing.assert_close(shares, expected, rtol=1e-5, atol=1e-7)
+    half = experts.choose(logits.bfloat16(), chosen, even=even, dtype=torch.float32)[0]
+    assert half.dtype == torch.float32
+
+
+def test_experts_that_are_equally_likely_are_different_ones() -> None:
+    """Logits of 16 bits are often the same; the first of them is taken, and never twice."""
+    logits = torch.zeros(2, 12, device=DEVICE, dtype=torch.bfloat16)
+    logits[1, 5] = -float("inf")
+    index = experts.choose(logits, 4)[1]
+    assert index.tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
+    few = torch.full((1, 4), -float("inf"), device=DEVICE)
+    few[0, 2] = 0.0
+    assert sorted(experts.choose(few, 4)[1][0].tolist()) == [0, 1, 2, 3]

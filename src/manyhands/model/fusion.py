@@ -3,6 +3,7 @@
     products   q, k and v (and gate and up) are one product; one weight takes the place of the parts
     norms      one kernel each; those of the heads of q and k together, with the storing of keys where kernels attend
     skinny     products of few tokens are made by a kernel that only wants to read the weight fast
+    experts    so are those with the experts that were chosen for a few tokens, and the choice itself (`experts.py`)
     host       on a CPU the weights of linear layers are laid out for a library that does (`host_linear.py`)
     joins      the residual sum is made together with the norms before and behind it, and where ranks meet, with
                the sum of their parts (`parallel/layers.py::Summed`); a product in front of it may come in parts
@@ -36,6 +37,7 @@ from torch import Tensor, nn
 from manyhands.errors import InvalidRequest
 from manyhands.model import kernels
 from manyhands.model.adapter import ModelAdapter
+from manyhands.model.experts import are_fused, fuse_experts
 from manyhands.model.host_linear import HostLinear, lay_out_linears
 from manyhands.model.layers import (
     GatedMLP,
@@ -71,6 +73,8 @@ class FuseReport:
     joins: int = 0
     gates: int = 0
     skinny: int = 0
+    experts: int = 0
+    routers: int = 0
     halves: int = 0
     blocks: int = 0
     rotation: bool = False
@@ -87,6 +91,8 @@ class FuseReport:
             f"{self.gates} gates",
         ]
         parts += [f"{self.skinny} products for few tokens"] * (self.skinny > 0)
+        parts += [f"{self.experts} stacks of experts"] * (self.experts > 0)
+        parts += [f"{self.routers} routers"] * (self.routers > 0)
         parts += [f"{self.halves} weights laid out in float16"] * (self.halves > 0)
         parts += [f"{self.blocks} weights laid out in float32"] * (self.blocks > 0)
         made = ", ".join(parts + ["rotation bypassed"] * self.rotation) + f" ({self.kernels})"
@@ -139,8 +145,10 @@ def fuse_modules(adapter: ModelAdapter, fuse: str = "auto") -> FuseReport:
     report = _replace(adapter, sure=_twin_agrees(adapter), hands_over=hands_over)
     laid_out = lay_out_linears(adapter.model)
     skinny = fuse_linears(adapter.model)
+    experts, routers = fuse_experts(adapter.model)
     _let_sums_add_parts(adapter.model, hands_over=hands_over)
-    return replace(report, **laid_out._asdict(), skinny=skinny)
+    report = replace(report, **laid_out._asdict(), skinny=skinny)
+    return replace(report, experts=experts, routers=routers)
 
 
 def check_fuse(fuse: str) -> None:
@@ -152,7 +160,7 @@ def check_fuse(fuse: str) -> None:
 def is_fused(model: nn.Module) -> bool:
     """Whether parts of this network have been replaced."""
     return any(
-        isinstance(module, Norm | Part | GatedMLP | SkinnyLinear | HostLinear)
+        isinstance(module, Norm | Part | GatedMLP | SkinnyLinear | HostLinear) or are_fused(module)
         for module in model.modules()
     )
 

@@ -1,0 +1,231 @@
+"""Decoding with experts: milliseconds per pass, beside the modelling code's own experts in the same engine.
+
+    python -m benchmarks.experts --models qwen3-30b-a3b,gpt-oss-20b --minutes 4
+
+Teams of 1 to 16 workers and completions of one prompt, all behind 1 k. A pass reads the experts that its tokens have chosen,
+so these are counted: the floor is all other linear layers in one CUDA graph, plus the bytes of those experts and
+of the keys and values in use at the speed of a copy. The same passes are made three times: with our kernels
+(`manyhands/model/kernels/experts.py`), with the same and a count in every layer, which is not timed, and with the
+experts and routers of transformers, as they were without these kernels. The weights are random, so a token's experts are as well.
+
+The gate: experts of the first layer against float64, one token and one expert after the other; and whole steps as in
+`benchmarks/decode.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.decode import Decode, check_engine_op, each_network, how, put_limits, steady
+from benchmarks.gate import Checked, check_against, check_step
+from benchmarks.results import Clock, Results, parser
+from benchmarks.shapes import SHAPES, TINY_EXPERTS
+from manyhands.cache.block import Block
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.evaluation.bench import fill, seat, time_passes, timing, tokens_in_use, views_of
+from manyhands.model.experts import are_fused, gate_of
+
+HISTORY, COMPLETIONS = 1024, (32, 64, 128, 256)
+_CHECKED = 24  # tokens whose experts are looked at in float64
+
+
+class Experts(Decode):
+    """One network, all its cells."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace, clock: Clock) -> None:
+        super().__init__(name, arguments, clock)
+        self.shape = TINY_EXPERTS if arguments.tiny else SHAPES[name]
+        self.results = Results(f"experts_{name}", arguments, clock)
+        self.lengths = (32,) if arguments.tiny else (HISTORY,)
+        self.completions = (8,) if arguments.tiny else COMPLETIONS
+        self.teams = self.workers
+        self.workers = (*self.teams, *self.completions)
+
+    def run(self) -> None:
+        """Floor, cells."""
+        limits = put_limits(self)
+        self.results.put(
+            kv_bytes_per_token=self.shape.token_bytes(self.dtype.itemsize),
+            expert_bytes=self.shape.expert_bytes(self.dtype.itemsize),
+            num_experts=self.shape.num_experts,
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            engine = self._engine(self.shape.write(Path(folder)))
+            stacks = stacks_of(engine.executor.adapter.model)
+            checked = check_experts(stacks[0], self.dtype, self.device)
+            if not checked.is_green:
+                self.results.add("red", experts=asdict(checked))
+                return
+            self.results.put(experts_gate=asdict(checked))
+            history = fill(engine, Block("history"), self.lengths[0], seed=0).freeze()
+            for rows in self.workers:
+                if self.clock.allows(4):
+                    self._rows(engine, history, rows, limits[rows])
+                else:
+                    self.results.leave_out(f"{rows} rows", "no time")
+
+    def _rows(self, engine: Engine, history: Block, rows: int, linears: float) -> None:
+        views, twins = (self._seated(engine, history, rows) for _ in range(2))
+        step = check_step(engine, views, twins)
+        gate = {
+            "step": asdict(step),
+            "op": asdict(check_engine_op(engine, views, sorted({0, rows - 1}))),
+        }
+        where = {"rows": rows, "team": rows in self.teams, "history": history.num_tokens}
+        if not all(each["error"] <= each["tolerance"] for each in gate.values()):
+            self.results.add("red", **where, gate=gate)
+            return
+        facts, in_use = self.results.content, tokens_in_use(views)
+        seconds = self._timed(engine, history, rows)
+        read = self._counted(engine, history, rows)
+        with as_before(engine):
+            before = self._timed(engine, history, rows)
+        num_bytes = facts["kv_bytes_per_token"] * in_use
+        num_bytes += facts["expert_bytes"] * read * self.shape.num_layers
+        floor = linears + 1e3 * num_bytes / facts["copy_bytes_per_second"]
+        times = timing(seconds, rows, history.num_tokens, in_use, floor)
+        self.results.add(
+            "cells",
+            **where,
+            **{
+                name: value
+                for name, value in asdict(times).items()
+                if name not in ("workers", "history")
+            },
+            experts_read=round(read, 2),
+            before_ms=round(1e3 * statistics.median(before), 4),
+            gate=gate,
+            **how(engine),
+        )
+
+    def _seated(self, engine: Engine, history: Block, rows: int) -> list[View]:
+        if rows in self.teams:
+            return views_of(seat(engine, history, rows, self.desk))
+        desks = (fill(engine, Block(), self.desk, seed=1 + row) for row in range(rows))
+        return [View((history, desk)) for desk in desks]
+
+    def _timed(self, engine: Engine, history: Block, rows: int) -> list[float]:
+        """Seconds of passes over views of their own, so that all of them write the same."""
+        views = self._seated(engine, history, rows)
+        return steady(engine, lambda: time_passes(engine, views, passes=self.passes, warm_up=5))
+
+    def _counted(self, engine: Engine, history: Block, rows: int) -> float:
+        """Experts of a layer that such passes read, on average."""
+        stacks = stacks_of(engine.executor.adapter.model)
+        counter = _Counter(len(stacks), self.shape.num_experts, self.device)
+        hooks = [
+            stack.register_forward_pre_hook(counter.of(layer)) for layer, stack in enumerate(stacks)
+        ]
+        try:
+            with recorded_anew(engine):
+                self._timed(engine, history, rows)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return float(counter.read.sum() / counter.passes.sum())
+
+
+class _Counter:
+    """Counts on the device, also in recordings, which experts the passes of each layer read."""
+
+    def __init__(self, num_layers: int, num_experts: int, device: torch.device) -> None:
+        self.seen = torch.zeros(num_layers, num_experts, device=device)
+        self.read = torch.zeros(num_layers, device=device)
+        self.passes = torch.zeros(num_layers, device=device)
+
+    def of(self, layer: int) -> Any:
+        """A hook for the stack of this layer."""
+
+        def count(stack: nn.Module, given: tuple[Tensor, Tensor, Tensor]) -> None:
+            self.seen[layer].zero_().index_fill_(0, given[1].flatten(), 1.0)
+            self.read[layer] += self.seen[layer].sum()
+            self.passes[layer] += 1
+
+        return count
+
+
+def stacks_of(model: nn.Module) -> list[Any]:
+    """The stacks of experts, in the order of layers."""
+    return [module for module in model.modules() if gate_of(module) is not None]
+
+
+@contextmanager
+def recorded_anew(engine: Engine) -> Iterator[None]:
+    """No recording of before is used meanwhile, and none of these behind it."""
+    forget = getattr(engine.executor.passes, "forget", lambda: None)
+    forget()
+    try:
+        yield
+    finally:
+        forget()
+
+
+@contextmanager
+def as_before(engine: Engine) -> Iterator[None]:
+    """Experts and routers go the way of the modelling code meanwhile."""
+    fused = [module for module in engine.executor.adapter.model.modules() if are_fused(module)]
+    kept = [vars(module)["forward"] for module in fused]
+    with recorded_anew(engine):
+        for module, forward in zip(fused, kept, strict=True):
+            module.forward = forward.args[1]
+        try:
+            yield
+        finally:
+            for module, forward in zip(fused, kept, strict=True):
+                module.forward = forward
+
+
+@torch.inference_mode()
+def check_experts(stack: Any, dtype: torch.dtype, device: torch.device) -> Checked:
+    """A stack as it is called, against float64, each token through one of its experts after the other."""
+    both, down = stack.gate_up_proj, stack.down_proj
+    gate = gate_of(stack)
+    assert gate is not None, "it was found by its gate"
+    clamp, chosen = gate[1], min(4, len(both))
+    size = both.shape[1] if clamp else both.shape[2]
+    x = torch.randn(_CHECKED, size, device=device).to(dtype)
+    index = torch.rand(_CHECKED, len(both), device=device).topk(chosen).indices
+    shares = torch.rand(_CHECKED, chosen, device=device).to(dtype)
+    out = stack(x, index, shares)
+    biases = (getattr(stack, f"{name}_bias", None) for name in ("gate_up_proj", "down_proj"))
+    both_bias, down_bias = (0 if bias is None else bias.double() for bias in biases)
+    want = torch.zeros(out.shape, dtype=torch.float64, device=device)
+    for token in range(_CHECKED):
+        for expert, share in zip(index[token].tolist(), shares[token].double(), strict=True):
+            first, second = both[expert].double(), down[expert].double()
+            first, second = (first.T, second.T) if clamp else (first, second)
+            inner = first @ x[token].double() + (both_bias[expert] if clamp else 0)
+            if clamp:
+                alpha, limit = clamp
+                turned, value = inner[::2].clamp(max=limit), inner[1::2].clamp(-limit, limit)
+                inner = turned * torch.sigmoid(alpha * turned) * (1 + value)
+            else:
+                turned, value = inner.chunk(2)
+                inner = functional.silu(turned) * value
+            want[token] += share * (second @ inner + (down_bias[expert] if clamp else 0))
+    return check_against(out, want)
+
+
+def main(words: list[str] | None = None) -> None:
+    """Measure the networks that were asked for."""
+    options = parser(__doc__, minutes=4.0)
+    options.add_argument("--models", default="qwen3-30b-a3b,gpt-oss-20b")
+    arguments = options.parse_args(words)
+    arguments.no_peers, arguments.quantise = True, "none"
+    each_network(arguments, Experts)
+
+
+if __name__ == "__main__":
+    main()

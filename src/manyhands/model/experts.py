@@ -1,0 +1,216 @@
+"""Stacks of experts and their routers, with a faster way for few tokens.
+
+A pass of a few tokens needs few of a layer's experts, and the modelling code sorts the tokens, gathers them, multiplies by a
+grouped product made for many and puts everything back: some thirty launches a layer, most of the time of a pass. Up to
+64 tokens on a CUDA device, in bfloat16 or float16, our own kernels do it in five (`kernels/experts.py`). The weights stay
+where they are; more tokens, and all else, go the way they always went.
+
+Stacks and routers are recognised by what they compute, on a small probe of the same class. What computes something else
+(routers that choose by groups, experts with a norm of their own) is left alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from manyhands.model import kernels
+from manyhands.model.layers import activation_name
+
+_DTYPES = (torch.bfloat16, torch.float16)
+_ALIGNED = 8  # numbers: rows of a weight begin at multiples of 16 bytes
+_SMALLEST_TILE = 16  # outputs, of a router's product
+_PROBE = 64  # inputs of a probe
+_WEIGHTS = ("gate_up_proj", "down_proj")
+_CLAMP = ("alpha", "limit")  # as gpt-oss calls them
+
+
+class Routing(NamedTuple):
+    """How a router makes shares of its logits."""
+
+    chosen: int  # experts of a token
+    even: bool  # whether the shares of these are made to add up to 1, as those of a softmax over these alone do
+    dtype: torch.dtype | None  # of the shares; None: that of the inputs
+
+
+def fuse_experts(model: nn.Module) -> tuple[int, int]:
+    """Give stacks of experts and routers that are known their faster way; how many of both."""
+    stacks = routers = 0
+    for module in model.modules():
+        own: Any = module
+        if (gate := gate_of(own)) is not None:
+            own.forward = functools.partial(_experts, own, own.forward, gate)
+            stacks += 1
+        elif (routing := routing_of(own)) is not None:
+            tiles = len(own.weight) // _SMALLEST_TILE + 1
+            zeros = torch.zeros(tiles, dtype=torch.int32, device=own.weight.device)
+            own.register_buffer("arrived", zeros, persistent=False)
+            own.forward = functools.partial(_route, own, own.forward, routing)
+            routers += 1
+    return stacks, routers
+
+
+def are_fused(module: nn.Module) -> bool:
+    """Whether this is a stack or a router that has its faster way."""
+    forward = vars(module).get("forward")
+    return isinstance(forward, functools.partial) and forward.func in (_experts, _route)
+
+
+# -- recognised by what they do --------------------------------------------------------------------
+
+
+def gate_of(module: Any) -> tuple[str, tuple[float, float] | None] | None:
+    """The activation, and alpha and limit of one that is clamped, between an expert's products; None if it is no known stack."""
+    weights: list[Any] = [getattr(module, name, None) for name in _WEIGHTS]
+    if not all(isinstance(weight, nn.Parameter) and weight.dim() == 3 for weight in weights):
+        return None
+    facts = {name: getattr(module, name, None) for name in ("has_gate", "has_post_expert_norm")}
+    gated = getattr(module, "_apply_gate", None)
+    num_experts = getattr(module, "num_experts", None)
+    if not facts["has_gate"] or facts["has_post_expert_norm"] or gated is None:
+        return None
+    if num_experts != len(weights[0]):
+        return None
+    form = bool(module.is_transposed), bool(module.is_concatenated)
+    probe = 4 * torch.randn(5, 2 * _PROBE, generator=torch.Generator().manual_seed(0))
+    if form == (False, True):
+        name = activation_name(module.act_fn) if hasattr(module, "act_fn") else None
+        gate, up = probe.chunk(2, dim=-1)
+        if name is None or not torch.allclose(gated(probe), module.act_fn(gate) * up):
+            return None
+        return name, None
+    if form == (True, False) and all(
+        isinstance(getattr(module, name, None), float) for name in _CLAMP
+    ):
+        alpha, limit = (getattr(module, name) for name in _CLAMP)
+        gate, up = probe[..., ::2].clamp(max=limit), probe[..., 1::2].clamp(-limit, limit)
+        if torch.allclose(gated(probe), gate * torch.sigmoid(alpha * gate) * (up + 1)):
+            return "silu", (alpha, limit)
+    return None
+
+
+def routing_of(module: Any) -> Routing | None:
+    """How this router chooses; None if it is none, or one that chooses in another way."""
+    own = {name for name, _ in module.named_parameters()}
+    held = [*module.children(), *module.buffers(recurse=False)]
+    weight: Any = getattr(module, "weight", None)
+    if own not in ({"weight"}, {"weight", "bias"}) or held or "Router" not in type(module).__name__:
+        return None
+    if weight.dim() != 2 or weight.shape[1] % _ALIGNED:
+        return None
+    plain = {
+        name: fact for name, fact in vars(module).items() if isinstance(fact, int | float | str)
+    }
+    kind: Any = type(module)
+    return _routing_of_class(kind, len(weight), "bias" in own, tuple(sorted(plain.items())))
+
+
+@functools.cache
+def _routing_of_class(
+    kind: Any, num_experts: int, has_bias: bool, plain: tuple[tuple[str, Any], ...]
+) -> Routing | None:
+    """The routing of a probe of the class with these facts, number for number."""
+    probe: Any = kind.__new__(kind)
+    nn.Module.__init__(probe)
+    generator = torch.Generator().manual_seed(0)
+    for name, fact in plain:
+        if name != "training":
+            setattr(probe, name, fact)
+    probe.hidden_dim = probe.hidden_size = probe.in_features = _PROBE
+    weight = torch.randn(num_experts, _PROBE, generator=generator)
+    bias = torch.randn(num_experts, generator=generator) if has_bias else None
+    probe.weight = nn.Parameter(weight, requires_grad=False)
+    probe.register_parameter(
+        "bias", None if bias is None else nn.Parameter(bias, requires_grad=False)
+    )
+    x = torch.randn(16, _PROBE, generator=generator)
+    try:
+        logits, shares, index = probe.train(False)(x)
+        half = probe.bfloat16()(x.bfloat16())
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return None  # it needs more than that: another kind
+    if not all(isinstance(each, Tensor) for each in (logits, shares, index)):
+        return None
+    expected = functional.linear(x, weight, bias)
+    if logits.shape != expected.shape or not torch.allclose(logits, expected, atol=1e-5):
+        return None
+    chosen = index.shape[-1]
+    if shares.shape != (len(x), chosen) or index.shape != (len(x), chosen):
+        return None
+    dtype = None if half[1].dtype == torch.bfloat16 else half[1].dtype
+    for even in (True, False):
+        ours, ourselves = plain_choice(expected, Routing(chosen, even, torch.float32))
+        if torch.equal(ourselves, index) and torch.allclose(ours, shares.float(), atol=1e-6):
+            return Routing(chosen, even, dtype)
+    return None
+
+
+def plain_choice(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Shares [T, C] and experts [T, C] of logits [T, E]: the twin of the kernel in plain torch."""
+    shares, index = logits.softmax(-1, dtype=torch.float32).topk(routing.chosen, dim=-1)
+    if routing.even:
+        shares = shares / shares.sum(-1, keepdim=True)
+    return shares.to(routing.dtype or logits.dtype), index
+
+
+# -- in their places -------------------------------------------------------------------------------
+
+
+def _experts(
+    stack: Any,
+    usual: Callable[..., Tensor],
+    gate: tuple[str, tuple[float, float] | None],
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+) -> Tensor:
+    """The experts of each token, weighed and added up: x [T, K], index [T, C] and shares [T, C] -> [T, K]."""
+    x, index = hidden_states, top_k_index
+    if not _is_for(x, stack.gate_up_proj, stack.down_proj) or index.dim() != 2:
+        return usual(hidden_states, top_k_index, top_k_weights)
+    from manyhands.model.kernels import experts as own
+
+    if len(x) > own.MOST_TOKENS or index.shape[1] > own.MOST_CHOSEN:
+        return usual(hidden_states, top_k_index, top_k_weights)
+    both, down = (
+        own.ExpertWeights(getattr(stack, name), getattr(stack, f"{name}_bias", None))
+        for name in _WEIGHTS
+    )
+    return own.experts(x, index, top_k_weights, both, down, own.ExpertGate(*gate))
+
+
+def _route(
+    router: Any,
+    usual: Callable[..., Any],
+    routing: Routing,
+    hidden_states: Tensor,
+    *others: Any,
+) -> Any:
+    """Logits [T, E], shares [T, C] and experts [T, C] of x [..., K]."""
+    x = hidden_states.reshape(-1, hidden_states.shape[-1])
+    if others or not _is_for(x, router.weight):
+        return usual(hidden_states, *others)
+    from manyhands.model.kernels import experts as own
+    from manyhands.model.kernels import skinny
+
+    is_large = len(router.weight) > own.MOST_EXPERTS or routing.chosen > own.MOST_CHOSEN
+    if len(x) > own.MOST_TOKENS or is_large:
+        return usual(hidden_states)
+    bias = getattr(router, "bias", None)
+    if len(x) <= skinny.MOST_TOKENS:
+        logits = skinny.product(x, router.weight, bias, router.arrived)
+    else:
+        logits = functional.linear(x, router.weight, bias)
+    shares, index = own.choose(logits, routing.chosen, even=routing.even, dtype=routing.dtype)
+    return logits, shares, index
+
+
+def _is_for(x: Tensor, *weights: Tensor) -> bool:
+    """Whether our kernels know the dtype, the device and how the weights lie."""
+    is_known = x.dim() == 2 and x.dtype in _DTYPES and kernels.usable(x)
+    return is_known and all(each.dtype == x.dtype and each.is_contiguous() for each in weights)

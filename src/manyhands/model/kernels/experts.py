@@ -1,0 +1,472 @@
+"""Experts of up to a thousand tokens: every token is multiplied with the weights of the experts that were chosen for it.
+
+Of many experts a pass reads those that were chosen, and reading them is what takes time. A program is for one expert and a
+tile of its outputs. It multiplies as `kernels/skinny.py` does, the weight on the left; the columns of a tile are tokens, found
+in one of two ways:
+
+    few tokens    all of them are columns. A program looks up for itself which have chosen its expert; what it computes for the others
+                  costs nothing and is thrown away. Nothing is sorted, nothing gathered.
+    more          lists are made first of the tokens that have chosen each expert, and a program takes as many as it has columns
+
+Programs whose expert was chosen by no token end at once. The launches:
+
+    choose        logits of the router to experts and their shares, the likeliest first
+    list          the tokens of each expert, if they are listed
+    gated         act(gate) * up of every token and each of its experts
+    down          the outputs of each, weighed
+    add up        their sum for every token, in the order of its experts
+
+Sums do not depend on which tokens are beside a token, and repeat. What every expert gives is weighed and added up in float32; the
+modelling code rounds it twice before.
+
+    T  tokens      E  experts      C  experts of a token      K  inputs      F  width inside an expert      N  outputs
+"""
+
+# Kernels are written in Triton's language, which has no types of Python's.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from manyhands.attention.kernels.overlap import launch_options, take_over
+from manyhands.attention.launches import shared_memory
+from manyhands.model.kernels.gated import ACTIVATIONS, activated
+from manyhands.model.kernels.skinny import Tiles, dot_dtype
+
+MOST_TOKENS = 1024
+_MOST_LOOKED_UP = _LEAST_COLUMNS = 16  # tokens, of more there are lists; tensor cores take no fewer
+MOST_CHOSEN = 16  # experts of a token
+MOST_EXPERTS = 1024
+_SUMS = 1024  # outputs of a program that adds up
+
+
+@dataclass(frozen=True)
+class ExpertGate:
+    """The function between the two products of an expert.
+
+    Gates and values are two halves of the outputs; or, `clamped`, in turns: (min(gate, limit) sigmoid(alpha gate)) (1 + up) with
+    `up` between both limits, as in gpt-oss.
+    """
+
+    activation: str = "silu"
+    clamped: tuple[float, float] | None = None  # alpha and limit
+
+
+class ExpertWeights(NamedTuple):
+    """The weights of all experts of one product, and the biases [E, N], if there are any."""
+
+    weight: Tensor  # [E, N, K], or [E, K, N] where they lie transposed
+    bias: Tensor | None = None
+
+
+_USUAL = Tiles(inputs=64)
+_FEW_GATED = Tiles(outputs=32)
+_LISTED_DOWN = Tiles(outputs=128, inputs=64, stages=3)
+_IN_TURNS = Tiles(outputs=32, inputs=64)  # as many values as gates beside them
+_LISTED_IN_TURNS = Tiles(inputs=64, stages=3)
+_LEAST_LISTED, _MOST_COLUMNS = 32, 128  # columns of listed tokens
+
+
+@triton.jit
+def _choose(
+    logits,  # [T, E]
+    shares,  # [T, C]
+    index,  # [T, C]
+    E,
+    C: tl.constexpr,
+    EVEN: tl.constexpr,  # shares of the chosen ones add up to 1
+    PLACES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Program (token)."""
+    token = tl.program_id(0)
+    e = tl.arange(0, BLOCK)
+    place = tl.arange(0, PLACES)
+    take_over(OVERLAP)
+    found = tl.load(logits + token * E + e, mask=e < E, other=-float("inf")).to(tl.float32)
+    found = tl.exp(found - tl.max(found))
+    found = tl.where(e < E, found / tl.sum(found), -1.0)
+    chosen = tl.zeros((PLACES,), dtype=tl.float32)
+    where = tl.zeros((PLACES,), dtype=tl.int32)
+    for number in tl.static_range(C):
+        best = tl.argmax(found, 0)
+        chosen = tl.where(place == number, tl.max(found), chosen)
+        where = tl.where(place == number, best, where)
+        found = tl.where(e == best, -1.0, found)
+    if EVEN:
+        chosen /= tl.sum(chosen)
+    at = token * C + place
+    tl.store(shares + at, chosen.to(shares.dtype.element_ty), mask=place < C)
+    tl.store(index + at, where.to(index.dtype.element_ty), mask=place < C)
+
+
+@triton.jit
+def _list(
+    index,  # [T, C]
+    pairs,  # [E, T]: token * C + place
+    counts,  # [E]
+    T,
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,  # at least T * C
+    OVERLAP: tl.constexpr,
+):
+    """Program (expert)."""
+    expert = tl.program_id(0)
+    pair = tl.arange(0, BLOCK)
+    take_over(OVERLAP)
+    is_its = tl.load(index + pair, mask=pair < T * C, other=-1) == expert
+    behind = tl.cumsum(is_its.to(tl.int32), 0)
+    tl.store(pairs + expert * T + behind - 1, pair, mask=is_its)
+    tl.store(counts + expert, tl.max(behind))
+
+
+@triton.jit
+def _columns(
+    index,
+    pairs,
+    counts,
+    T,
+    C: tl.constexpr,
+    BY_PAIR: tl.constexpr,
+    LISTED: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """The expert of a program, and for each of its columns a token, its pair, and whether that expert is one of its own.
+
+    A program (_, group, part) has a group of tokens and a part of these. A group is an expert; or, BY_PAIR, where these are fewer, a
+    token and one of its experts. Of several pairs with one expert the first serves them all.
+    """
+    column = tl.arange(0, BLOCK_T)
+    group = tl.program_id(1)
+    if LISTED:
+        column += tl.program_id(2) * BLOCK_T
+        is_its = column < tl.load(counts + group)
+        pair = tl.load(pairs + group * T + column, mask=is_its, other=0)
+        return group, pair // C, pair, is_its
+    expert = group
+    if BY_PAIR:
+        expert = tl.load(index + group).to(tl.int32)
+    place = tl.full((BLOCK_T,), -1, dtype=tl.int32)
+    for number in tl.static_range(C):
+        chosen = tl.load(index + column * C + number, mask=column < T, other=-1).to(tl.int32)
+        place = tl.where(chosen == expert, number, place)
+    if BY_PAIR:
+        first = tl.min(tl.where(place >= 0, column, T))
+        place = tl.where(first == group // C, place, -1)
+    return expert, column, column * C + tl.maximum(place, 0), place >= 0
+
+
+@triton.jit(do_not_specialize=("T",))
+def _gated(
+    x,  # [T, K]
+    weight,  # [E, 2 F, K], gates first; TURNS: [E, K, 2 F], gates and values in turns
+    bias,  # [E, 2 F], or nothing
+    index,  # [T, C]
+    pairs,
+    counts,
+    out,  # [T, C, F]
+    T,
+    F,
+    K,
+    alpha,
+    limit,
+    C: tl.constexpr,
+    BY_PAIR: tl.constexpr,
+    LISTED: tl.constexpr,
+    TURNS: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACT: tl.constexpr,
+    EVEN: tl.constexpr,  # whole tiles of inputs
+    DOT: tl.constexpr,  # the dtype that products are made in
+    BLOCK_F: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Program (tile of outputs, group, part of the group's tokens)."""
+    f = tl.program_id(0) * BLOCK_F + tl.arange(0, BLOCK_F)
+    k = tl.arange(0, BLOCK_K)
+    take_over(OVERLAP)
+    expert, token, pair, is_chosen = _columns(index, pairs, counts, T, C, BY_PAIR, LISTED, BLOCK_T)
+    if tl.max(is_chosen.to(tl.int32)) == 0:
+        return
+    here = weight + expert.to(tl.int64) * 2 * F * K
+    x_at = x + token[None, :] * K + k[:, None]
+    if TURNS:
+        both = tl.program_id(0) * (2 * BLOCK_F) + tl.arange(0, 2 * BLOCK_F)
+        w_at = here + k[:, None] * (2 * F) + both[None, :]
+        is_both = (both < 2 * F)[None, :]
+        acc = tl.zeros((2 * BLOCK_F, BLOCK_T), dtype=tl.float32)
+        for at in range(0, K, BLOCK_K):
+            is_k = (at + k < K)[:, None]
+            w = tl.load(
+                w_at + at * 2 * F, mask=is_k & is_both, other=0.0, eviction_policy="evict_first"
+            )
+            v = tl.load(x_at + at, mask=is_k & is_chosen[None, :], other=0.0).to(DOT)
+            acc = tl.dot(tl.trans(w).to(DOT), v, acc, input_precision="ieee")
+        acc = tl.reshape(acc, (BLOCK_F, 2, BLOCK_T))
+        gate, up = tl.split(tl.permute(acc, (0, 2, 1)))
+    else:
+        row = here + tl.minimum(f, F - 1)[:, None] * K + k[None, :]
+        behind = F.to(tl.int64) * K
+        gate = tl.zeros((BLOCK_F, BLOCK_T), dtype=tl.float32)
+        up = tl.zeros((BLOCK_F, BLOCK_T), dtype=tl.float32)
+        for at in range(0, K, BLOCK_K):
+            if EVEN:
+                w = tl.load(row + at, eviction_policy="evict_first")
+                w_up = tl.load(row + behind + at, eviction_policy="evict_first")
+                v = tl.load(x_at + at, mask=is_chosen[None, :], other=0.0).to(DOT)
+            else:
+                is_k = at + k < K
+                w = tl.load(row + at, mask=is_k[None, :], other=0.0)
+                w_up = tl.load(row + behind + at, mask=is_k[None, :], other=0.0)
+                v = tl.load(x_at + at, mask=is_chosen[None, :] & is_k[:, None], other=0.0).to(DOT)
+            gate = tl.dot(w.to(DOT), v, gate, input_precision="ieee")
+            up = tl.dot(w_up.to(DOT), v, up, input_precision="ieee")
+
+    if BIAS:
+        biases = bias + expert * 2 * F
+        at_gate, at_up = (2 * f, 2 * f + 1) if TURNS else (f, F + f)
+        gate += tl.load(biases + at_gate, mask=f < F, other=0.0).to(tl.float32)[:, None]
+        up += tl.load(biases + at_up, mask=f < F, other=0.0).to(tl.float32)[:, None]
+    DTYPE: tl.constexpr = out.dtype.element_ty
+    gate, up = gate.to(DTYPE).to(tl.float32), up.to(DTYPE).to(tl.float32)
+    if TURNS:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        inner = gate * tl.sigmoid(gate * alpha) * (up + 1.0)
+    else:
+        inner = activated(gate, ACT).to(DTYPE).to(tl.float32) * up
+    where = pair[None, :] * F + f[:, None]
+    tl.store(out + where, inner.to(DTYPE), mask=(f < F)[:, None] & is_chosen[None, :])
+
+
+@triton.jit(do_not_specialize=("T",))
+def _down(
+    inner,  # [T, C, F]
+    weight,  # [E, N, F]; TURNED: [E, F, N]
+    bias,  # [E, N], or nothing
+    index,  # [T, C]
+    pairs,
+    counts,
+    shares,  # [T, C]
+    out,  # [T, C, N] float32
+    T,
+    N,
+    F,
+    C: tl.constexpr,
+    BY_PAIR: tl.constexpr,
+    LISTED: tl.constexpr,
+    TURNED: tl.constexpr,
+    BIAS: tl.constexpr,
+    EVEN: tl.constexpr,
+    DOT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Program (tile of outputs, group, part of the group's tokens)."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    f = tl.arange(0, BLOCK_F)
+    take_over(OVERLAP)
+    expert, _, pair, is_chosen = _columns(index, pairs, counts, T, C, BY_PAIR, LISTED, BLOCK_T)
+    if tl.max(is_chosen.to(tl.int32)) == 0:
+        return
+    here = weight + expert.to(tl.int64) * N * F
+    v_at = inner + pair[None, :] * F + f[:, None]
+    acc = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
+    if TURNED:
+        w_at = here + f[:, None] * N + n[None, :]
+        is_n = (n < N)[None, :]
+        for at in range(0, F, BLOCK_F):
+            is_f = (at + f < F)[:, None]
+            w = tl.load(w_at + at * N, mask=is_f & is_n, other=0.0, eviction_policy="evict_first")
+            v = tl.load(v_at + at, mask=is_f & is_chosen[None, :], other=0.0).to(DOT)
+            acc = tl.dot(tl.trans(w).to(DOT), v, acc, input_precision="ieee")
+    else:
+        row = here + tl.minimum(n, N - 1)[:, None] * F + f[None, :]
+        for at in range(0, F, BLOCK_F):
+            if EVEN:
+                w = tl.load(row + at, eviction_policy="evict_first")
+                v = tl.load(v_at + at, mask=is_chosen[None, :], other=0.0).to(DOT)
+            else:
+                is_f = at + f < F
+                w = tl.load(row + at, mask=is_f[None, :], other=0.0)
+                v = tl.load(v_at + at, mask=is_chosen[None, :] & is_f[:, None], other=0.0).to(DOT)
+            acc = tl.dot(w.to(DOT), v, acc, input_precision="ieee")
+    if BIAS:
+        acc += tl.load(bias + expert * N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    acc *= tl.load(shares + pair, mask=is_chosen, other=0.0).to(tl.float32)[None, :]
+    where = pair[None, :] * N + n[:, None]
+    tl.store(out + where, acc, mask=(n < N)[:, None] & is_chosen[None, :])
+
+
+@triton.jit
+def _add_up(
+    parts,  # [T, C, N] float32
+    out,  # [T, N]
+    N,
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Program (token, tile of outputs)."""
+    token = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    take_over(OVERLAP)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for number in tl.static_range(C):
+        total += tl.load(parts + (token * C + number) * N + n, mask=n < N, other=0.0)
+    tl.store(out + token * N + n, total.to(out.dtype.element_ty), mask=n < N)
+
+
+def choose(
+    logits: Tensor,
+    chosen: int,
+    *,
+    even: bool = True,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Logits [T, E] -> shares [T, C] of this dtype or that of the logits, and experts [T, C] int64, the likeliest first.
+
+    Shares are a softmax over all experts, made to add up to 1 if `even`, which is a softmax over the chosen ones.
+    """
+    tokens, experts = logits.shape
+    assert chosen <= min(MOST_CHOSEN, experts), (chosen, experts)
+    assert experts <= MOST_EXPERTS, experts
+    logits = logits.contiguous()
+    shares = logits.new_empty(tokens, chosen, dtype=dtype)
+    index = torch.empty(tokens, chosen, dtype=torch.int64, device=logits.device)
+    if tokens:
+        kernel: Any = _choose
+        kernel[(tokens,)](
+            *(logits, shares, index, experts),
+            C=chosen,
+            EVEN=even,
+            PLACES=int(triton.next_power_of_2(chosen)),
+            BLOCK=int(triton.next_power_of_2(experts)),
+            num_warps=1,
+            **launch_options(logits.device),
+        )
+    return shares, index
+
+
+def experts(
+    x: Tensor,
+    index: Tensor,
+    shares: Tensor,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
+    gate: ExpertGate,
+    tiles: tuple[Tiles, Tiles] | None = None,
+) -> Tensor:
+    """X [T, K] through the experts `index` [T, C] of each token, weighed by `shares` [T, C] -> [T, N], for up to 1024 tokens.
+
+    Weights [E, 2 F, K] and [E, N, F]; of a `clamped` gate [E, K, 2 F] and [E, F, N]. The experts of a token are different ones.
+    """
+    tokens, inputs = x.shape
+    num_experts, chosen = len(gate_up.weight), index.shape[1]
+    turns = gate.clamped is not None
+    width, outputs = down.weight.shape[1:] if turns else down.weight.shape[:0:-1]
+    assert tokens <= MOST_TOKENS, tokens
+    assert chosen <= MOST_CHOSEN, chosen
+    out = x.new_empty(tokens, outputs)
+    if not tokens:
+        return out
+    x, index, shares = x.contiguous(), index.contiguous(), shares.contiguous()
+    inner = x.new_empty(tokens, chosen, width)
+    parts = torch.empty(tokens, chosen, outputs, dtype=torch.float32, device=x.device)
+    overlap = launch_options(x.device)
+    listed = tokens > _MOST_LOOKED_UP
+    lists = _lists(index, num_experts) if listed else (index, index)
+    groups = num_experts if listed else min(num_experts, tokens * chosen)
+    columns = _num_columns(tokens, chosen, num_experts)
+    num_parts = triton.cdiv(tokens, columns) if listed else 1
+    common = {
+        "C": chosen,
+        "BY_PAIR": groups < num_experts,
+        "LISTED": listed,
+        "DOT": dot_dtype(x),
+        "BLOCK_T": columns,
+        **overlap,
+    }
+    first, second = tiles or choose_tiles(columns, gate)
+    room = shared_memory(x.device)
+    first, second = (
+        first.fitted(room, columns, gated=True),
+        second.fitted(room, columns, gated=False),
+    )
+    alpha, limit = gate.clamped or (0.0, 0.0)
+    kernel: Any = _gated
+    kernel[(triton.cdiv(width, first.outputs), groups, num_parts)](
+        *(x, gate_up.weight, x if gate_up.bias is None else gate_up.bias, index, *lists, inner),
+        *(tokens, width, inputs, alpha, limit),
+        TURNS=turns,
+        BIAS=gate_up.bias is not None,
+        ACT=ACTIVATIONS[gate.activation],
+        EVEN=inputs % first.inputs == 0,
+        BLOCK_F=first.outputs,
+        BLOCK_K=first.inputs,
+        num_warps=first.warps,
+        num_stages=first.stages,
+        **common,
+    )
+    kernel = _down
+    kernel[(triton.cdiv(outputs, second.outputs), groups, num_parts)](
+        *(inner, down.weight, x if down.bias is None else down.bias, index, *lists, shares),
+        *(parts, tokens, outputs, width),
+        TURNED=turns,
+        BIAS=down.bias is not None,
+        EVEN=width % second.inputs == 0,
+        BLOCK_N=second.outputs,
+        BLOCK_F=second.inputs,
+        num_warps=second.warps,
+        num_stages=second.stages,
+        **common,
+    )
+    kernel = _add_up
+    kernel[(tokens, triton.cdiv(outputs, _SUMS))](
+        *(parts, out, outputs), C=chosen, BLOCK=_SUMS, num_warps=4, **overlap
+    )
+    return out
+
+
+def _lists(index: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """The pairs of a token and a place [E, T] that have each expert of `index` [T, C], the first ones first, and their number [E]."""
+    tokens, chosen = index.shape
+    pairs = torch.empty(num_experts, tokens, dtype=torch.int32, device=index.device)
+    counts = torch.empty(num_experts, dtype=torch.int32, device=index.device)
+    kernel: Any = _list
+    kernel[(num_experts,)](
+        *(index, pairs, counts, tokens),
+        C=chosen,
+        BLOCK=int(triton.next_power_of_2(tokens * chosen)),
+        num_warps=4,
+        **launch_options(index.device),
+    )
+    return pairs, counts
+
+
+def _num_columns(tokens: int, chosen: int, num_experts: int) -> int:
+    """Columns of a tile: all tokens, or of listed ones about twice as many as an expert has if all have as many."""
+    if tokens <= _MOST_LOOKED_UP:
+        return _LEAST_COLUMNS
+    twice = int(triton.next_power_of_2(2 * tokens * chosen // num_experts))
+    return min(_MOST_COLUMNS, max(_LEAST_LISTED, twice))
+
+
+def choose_tiles(columns: int, gate: ExpertGate) -> tuple[Tiles, Tiles]:
+    """The tiles of both products that were fastest on an H200 (benchmarks/results/experts_tiles.json)."""
+    is_few = columns <= _MOST_LOOKED_UP
+    if gate.clamped is not None:
+        return (_IN_TURNS if is_few else _LISTED_IN_TURNS), _USUAL
+    return (_FEW_GATED, _USUAL) if is_few else (_USUAL, _LISTED_DOWN)

@@ -1,0 +1,169 @@
+"""Stacks of experts and routers of all families: which are known, and networks that have their faster way.
+
+The kernels run under Triton's interpreter, in float32, which a GPU leaves to the modelling code: there
+`tests/model/test_on_gpu.py` has the same networks in 16 bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from manyhands.errors import InvalidRequest
+from manyhands.model import experts, kernels
+from manyhands.model.adapter import ModelAdapter
+from manyhands.model.experts import (
+    Routing,
+    are_fused,
+    fuse_experts,
+    gate_of,
+    plain_choice,
+    routing_of,
+)
+from manyhands.model.fusion import fuse_modules, is_fused
+from manyhands.model.self_test import exact_attention
+from tests.model.families_zoo import repeating_models, some_tokens, tiny_models
+
+pytest.importorskip("triton", reason="Triton exists for Linux alone")
+from manyhands.model.kernels import experts as own
+
+ZOO = tiny_models() | repeating_models()
+# Families whose routers take a softmax over all experts and the likeliest of them; all others of the zoo that
+# have experts choose by sigmoids, groups or biases, in code of their own.
+BY_SOFTMAX = {
+    *("qwen2_moe", "qwen3_moe", "flex_olmo", "olmoe", "mixtral", "granitemoe", "mellum", "gpt_oss"),
+    *("deepseek_v2", "mistral4"),
+}
+OF_THEIR_OWN = {"llama4_text", "llama4_text_experts"}  # stacks that are no known ones
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="in float32, by the interpreter")
+
+
+def _parts(model: nn.Module) -> tuple[int, int, int]:
+    """Stacks of experts, and of these and of routers how many are known."""
+    names = [type(module).__name__ for module in model.modules()]
+    modules = list(model.modules())
+    stacks = sum(name.endswith("Experts") for name in names)
+    return (
+        stacks,
+        sum(map(_is_stack, modules)),
+        sum(routing_of(each) is not None for each in modules),
+    )
+
+
+def _is_stack(module: Any) -> bool:
+    return gate_of(module) is not None
+
+
+WITH_EXPERTS = sorted(name for name in ZOO if _parts(ZOO[name]())[0])
+
+
+def test_the_zoo_has_experts() -> None:
+    assert len(WITH_EXPERTS) > 15
+    assert set(WITH_EXPERTS) > BY_SOFTMAX | OF_THEIR_OWN
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_stacks_and_routers_that_are_known(name: str) -> None:
+    stacks, known, routers = _parts(ZOO[name]())
+    assert known == (0 if name in OF_THEIR_OWN else stacks)
+    assert (routers == stacks) == (name in BY_SOFTMAX)
+    assert routers in (0, stacks)
+
+
+def _logits(adapter: ModelAdapter, tokens: int) -> Tensor:
+    with torch.no_grad():
+        return adapter.forward(some_tokens(tokens), None, exact_attention(adapter.ropes))
+
+
+@on_cpu
+@pytest.mark.parametrize("tokens", [3, 20])
+@pytest.mark.parametrize("name", [name for name in WITH_EXPERTS if name not in OF_THEIR_OWN])
+def test_networks(name: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    adapter = ModelAdapter(ZOO[name]().eval())
+    expected = _logits(adapter, tokens)
+    stacks, routers = fuse_experts(adapter.model)
+    assert (stacks > 0, routers > 0) == (True, name in BY_SOFTMAX)
+    assert torch.equal(_logits(adapter, tokens), expected)  # float32 on a CPU goes the usual way
+    calls = []
+    made = own.experts
+    monkeypatch.setattr(own, "experts", lambda *given: calls.append(1) or made(*given))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    monkeypatch.setattr(experts, "_DTYPES", (torch.float32,))
+    ours = _logits(adapter, tokens)
+    assert len(calls) == stacks
+    assert float((ours - expected).abs().max() / expected.abs().max()) < 1e-5
+    monkeypatch.setattr(own, "MOST_TOKENS", tokens - 1)
+    assert torch.equal(_logits(adapter, tokens), expected)
+    assert len(calls) == stacks
+
+
+@on_cpu
+def test_what_is_reported() -> None:
+    adapter = ModelAdapter(ZOO["qwen3_moe"]().eval())
+    assert not is_fused(adapter.model)
+    report = fuse_modules(adapter)
+    layers = adapter.num_layers
+    assert (report.experts, report.routers) == (layers, layers)
+    assert f"{layers} stacks of experts, {layers} routers" in str(report)
+    assert sum(are_fused(module) for module in adapter.model.modules()) == 2 * layers
+    assert is_fused(adapter.model)
+    with pytest.raises(InvalidRequest, match="cannot be saved"):
+        adapter.model.save_pretrained("nowhere")
+
+
+def _router(kind: str = "TopKRouter", **facts: Any) -> Any:
+    """A router of Qwen3's kind, of which the test changes something."""
+    model: Any = ZOO["qwen3_moe"]()
+    found = next(each for each in model.modules() if type(each).__name__.endswith(kind))
+    for name, fact in facts.items():
+        setattr(found, name, fact)
+    return found
+
+
+def test_routers_that_do_something_else_are_left_alone() -> None:
+    assert routing_of(_router(norm_topk_prob=True)) == Routing(2, True, None)
+    assert routing_of(_router(norm_topk_prob=False)) == Routing(2, False, None)
+    scaled = type("ScaledTopKRouter", (type(_router()),), {"forward": _scaled})
+    other = _router()
+    other.__class__ = scaled
+    assert routing_of(other) is None
+    biased = _router()
+    biased.register_buffer("e_score_correction_bias", torch.zeros(4))
+    assert routing_of(biased) is None
+    assert routing_of(nn.Linear(64, 4)) is None
+
+
+def _scaled(self: Any, x: Tensor) -> Any:
+    logits, shares, index = super(type(self), self).forward(x)
+    return logits, 2 * shares, index
+
+
+def test_stacks_that_do_something_else_are_left_alone() -> None:
+    model: Any = ZOO["qwen3_moe"]()
+    stack = next(each for each in model.modules() if _is_stack(each))
+    assert gate_of(stack) == ("silu", None)
+    for name, fact in (
+        ("has_post_expert_norm", True),
+        ("has_gate", False),
+        ("num_experts", 3),
+        ("is_transposed", True),
+        ("act_fn", nn.ReLU()),
+        ("_apply_gate", lambda both: both.chunk(2, dim=-1)[0]),
+    ):
+        kept = getattr(stack, name)
+        setattr(stack, name, fact)
+        assert gate_of(stack) is None, name
+        setattr(stack, name, kept)
+    assert gate_of(stack) is not None
+
+
+def test_the_twin_of_the_choice() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0]])
+    shares, index = plain_choice(logits, Routing(2, True, None))
+    assert index.tolist() == [[1, 2]]
+    torch.testing.assert_close(shares, torch.tensor([[0.7310586, 0.2689414]]))
+    assert plain_choice(logits.half(), Routing(2, False, torch.float32))[0].dtype == torch.float32
