@@ -9,7 +9,8 @@ of the keys and values in use at the speed of a copy. The same passes are made t
 experts and routers of transformers, as they were without these kernels. The weights are random, so a token's experts are as well.
 
 The gate: experts of the first layer against float64, one token and one expert after the other; and whole steps as in
-`benchmarks/decode.py`.
+`benchmarks/decode.py`, where the other side is given the experts that ours has chosen. Left to itself it would round
+otherwise, choose another expert for a token here and there, and be somewhere else after 48 layers of random weights.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.decode import Decode, check_engine_op, each_network, how, put_limits, steady
-from benchmarks.gate import Checked, check_against, check_step
+from benchmarks.gate import Checked, check_against, compare, plain
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY_EXPERTS
 from manyhands.cache.block import Block
+from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.evaluation.bench import fill, seat, time_passes, timing, tokens_in_use, views_of
@@ -78,7 +80,7 @@ class Experts(Decode):
 
     def _rows(self, engine: Engine, history: Block, rows: int, linears: float) -> None:
         views, twins = (self._seated(engine, history, rows) for _ in range(2))
-        step = check_step(engine, views, twins)
+        step = self._check_step(engine, views, twins)
         gate = {
             "step": asdict(step),
             "op": asdict(check_engine_op(engine, views, sorted({0, rows - 1}))),
@@ -110,6 +112,26 @@ class Experts(Decode):
             **how(engine),
         )
 
+    def _check_step(self, engine: Engine, views: list[View], twins: list[View]) -> Checked:
+        """One step of ours against plain torch attention and the modelling code's experts, which are given our choice."""
+        stacks = stacks_of(engine.executor.adapter.model)
+        chosen = self.shape.config["num_experts_per_tok"]
+        routes = _Routes(len(stacks), chosen, self.dtype, self.device)
+        hooks = [
+            stack.register_forward_pre_hook(routes.of(layer)) for layer, stack in enumerate(stacks)
+        ]
+        try:
+            with recorded_anew(engine):
+                ours = engine.forward(Step([Row(view, (1,)) for view in views])).float()
+            routes.are_given = True
+            with as_before(engine):
+                theirs = plain(engine).forward(Step([Row(view, (1,)) for view in twins])).float()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        adapter = engine.executor.adapter
+        return compare(ours, theirs, adapter.dtype, adapter.num_layers)
+
     def _seated(self, engine: Engine, history: Block, rows: int) -> list[View]:
         if rows in self.teams:
             return views_of(seat(engine, history, rows, self.desk))
@@ -135,6 +157,31 @@ class Experts(Decode):
             for hook in hooks:
                 hook.remove()
         return float(counter.read.sum() / counter.passes.sum())
+
+
+class _Routes:
+    """The experts and shares that the tokens of one pass chose in each layer, in tensors that stay where they are."""
+
+    def __init__(
+        self, num_layers: int, chosen: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        size = num_layers, 2 * max(COMPLETIONS), chosen
+        self.index = torch.zeros(size, dtype=torch.int64, device=device)
+        self.shares = torch.zeros(size, dtype=dtype, device=device)
+        self.are_given = False  # to the stacks, whatever the routers say
+
+    def of(self, layer: int) -> Any:
+        """A hook for the stack of this layer."""
+
+        def keep(stack: nn.Module, given: tuple[Tensor, Tensor, Tensor]) -> Any:
+            kept = [each[layer, : len(given[0])] for each in (self.index, self.shares)]
+            if self.are_given:
+                return given[0], *kept
+            for mine, each in zip(kept, given[1:], strict=True):
+                mine.copy_(each)
+            return None
+
+        return keep
 
 
 class _Counter:
