@@ -4,9 +4,9 @@
 
 Teams of 1 to 16 workers and completions of one prompt, all behind 1 k. A pass reads the experts that its tokens have chosen,
 so these are counted: the floor is all other linear layers in one CUDA graph, plus the bytes of those experts and
-of the keys and values in use at the speed of a copy. The same passes are made three times: with our kernels
-(`manyhands/model/kernels/experts.py`), with the same and a count in every layer, which is not timed, and with the
-experts and routers of transformers, as they were without these kernels. The weights are random, so a token's experts are as well.
+of the keys and values in use at the speed of a copy. The same passes are made by three engines with the same weights: with our kernels
+(`manyhands/model/kernels/experts.py`) and a count in every layer, which is not timed, with our kernels alone, and with the
+experts and routers of transformers, as it was without these kernels. The weights are random, so a token's experts are as well.
 
 The gate: experts of the first layer against float64, one token and one expert after the other; and whole steps as in
 `benchmarks/decode.py`, where the other side is given the experts that ours has chosen. Left to itself it would round
@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +28,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.decode import Decode, check_engine_op, each_network, how, put_limits, steady
+from benchmarks.decode import (
+    Decode,
+    check_engine_op,
+    each_network,
+    free,
+    put_limits,
+    recording,
+    steady,
+)
 from benchmarks.gate import Checked, check_against, compare, plain
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY_EXPERTS
@@ -54,9 +62,10 @@ class Experts(Decode):
         self.completions = (8,) if arguments.tiny else COMPLETIONS
         self.teams = self.workers
         self.workers = (*self.teams, *self.completions)
+        self.watch: Watch | None = None
 
     def run(self) -> None:
-        """Floor, cells."""
+        """Floor, gate and counts, our kernels, those of before."""
         limits = put_limits(self)
         self.results.put(
             kv_bytes_per_token=self.shape.token_bytes(self.dtype.itemsize),
@@ -64,71 +73,94 @@ class Experts(Decode):
             num_experts=self.shape.num_experts,
         )
         with tempfile.TemporaryDirectory() as folder:
-            engine = self._engine(self.shape.write(Path(folder)))
-            stacks = stacks_of(engine.executor.adapter.model)
-            checked = check_experts(stacks[0], self.dtype, self.device)
-            if not checked.is_green:
-                self.results.add("red", experts=asdict(checked))
-                return
-            self.results.put(experts_gate=asdict(checked))
-            history = fill(engine, Block("history"), self.lengths[0], seed=0).freeze()
-            for rows in self.workers:
-                if self.clock.allows(4):
-                    self._rows(engine, history, rows, limits[rows])
-                else:
-                    self.results.leave_out(f"{rows} rows", "no time")
+            place = self.shape.write(Path(folder))
+            watched = self._each(place, self._watched)
+            right = {rows for rows, found in watched.items() if found is not None}
+            ours = self._each(place, self._timed, right)
+            before = self._each(place, self._timed_before, right & set(ours))
+        for rows, seconds in ours.items():
+            gate, read, in_use = watched[rows]
+            num_bytes = self.results.content["kv_bytes_per_token"] * in_use
+            num_bytes += self.results.content["expert_bytes"] * read * self.shape.num_layers
+            reading = 1e3 * num_bytes / self.results.content["copy_bytes_per_second"]
+            times = asdict(timing(seconds, rows, self.lengths[0], in_use, limits[rows] + reading))
+            theirs = before.get(rows)
+            self.results.add(
+                "cells",
+                rows=times.pop("workers"),
+                team=rows in self.teams,
+                **times,
+                experts_read=round(read, 2),
+                before_ms=theirs and round(1e3 * statistics.median(theirs), 4),
+                gate=gate,
+            )
 
-    def _rows(self, engine: Engine, history: Block, rows: int, linears: float) -> None:
-        views, twins = (self._seated(engine, history, rows) for _ in range(2))
-        step = self._check_step(engine, views, twins)
-        gate = {
-            "step": asdict(step),
-            "op": asdict(check_engine_op(engine, views, sorted({0, rows - 1}))),
-        }
-        where = {"rows": rows, "team": rows in self.teams, "history": history.num_tokens}
-        if not all(each["error"] <= each["tolerance"] for each in gate.values()):
-            self.results.add("red", **where, gate=gate)
-            return
-        facts, in_use = self.results.content, tokens_in_use(views)
-        seconds = self._timed(engine, history, rows)
-        read = self._counted(engine, history, rows)
-        with as_before(engine):
-            before = self._timed(engine, history, rows)
-        num_bytes = facts["kv_bytes_per_token"] * in_use
-        num_bytes += facts["expert_bytes"] * read * self.shape.num_layers
-        floor = linears + 1e3 * num_bytes / facts["copy_bytes_per_second"]
-        times = timing(seconds, rows, history.num_tokens, in_use, floor)
-        self.results.add(
-            "cells",
-            **where,
-            **{
-                name: value
-                for name, value in asdict(times).items()
-                if name not in ("workers", "history")
-            },
-            experts_read=round(read, 2),
-            before_ms=round(1e3 * statistics.median(before), 4),
-            gate=gate,
-            **how(engine),
-        )
+    def _each(
+        self, place: Path, work: Callable[[Engine, Block, int], Any], wanted: Set[int] | None = None
+    ) -> dict[int, Any]:
+        """The work for each number of rows, in an engine of its own."""
+        engine = self._engine(place)
+        history = fill(engine, Block("history"), self.lengths[0], seed=0).freeze()
+        found = {}
+        for rows in self.workers:
+            if wanted is not None and rows not in wanted:
+                continue
+            if self.clock.allows(3):
+                found[rows] = work(engine, history, rows)
+                self.clock.say(f"{work.__name__.strip('_')}, {rows} rows")
+            else:
+                self.results.leave_out(f"{rows} rows, {work.__name__.strip('_')}", "no time")
+        self.results.put(**recording(engine))
+        self.watch = None
+        del engine, history
+        free(self.device)
+        return found
 
-    def _check_step(self, engine: Engine, views: list[View], twins: list[View]) -> Checked:
-        """One step of ours against plain torch attention and the modelling code's experts, which are given our choice."""
+    def _watched(self, engine: Engine, history: Block, rows: int) -> Any:
+        """How far off, the experts that a layer reads on average, and tokens in use; None if something is wrong."""
         stacks = stacks_of(engine.executor.adapter.model)
-        chosen = self.shape.config["num_experts_per_tok"]
-        routes = _Routes(len(stacks), chosen, self.dtype, self.device)
-        hooks = [
-            stack.register_forward_pre_hook(routes.of(layer)) for layer, stack in enumerate(stacks)
-        ]
+        if self.watch is None:
+            checked = check_experts(stacks[0], self.dtype, self.device)
+            self.results.put(experts_gate=asdict(checked))
+            if not checked.is_green:
+                raise RuntimeError(
+                    f"experts are {checked.error} off where {checked.tolerance} is allowed"
+                )
+            self.watch = Watch(engine, stacks, self.shape.config["num_experts_per_tok"])
+        views, twins = (self._seated(engine, history, rows) for _ in range(2))
+        step = self._check_step(engine, self.watch, views, twins)
+        op = check_engine_op(engine, views, sorted({0, rows - 1}))
+        gate = {"step": asdict(step), "op": asdict(op)}
+        if not (step.is_green and op.is_green):
+            self.results.add("red", rows=rows, gate=gate)
+            return None
+        self.watch.read.zero_()
+        self.watch.passes.zero_()
+        self._timed(engine, history, rows)
+        read = float(self.watch.read.sum() / self.watch.passes.sum())
+        return gate, read, tokens_in_use(views)
+
+    def _timed(self, engine: Engine, history: Block, rows: int) -> list[float]:
+        """Seconds of passes over views of their own, so that all engines write the same."""
+        views = self._seated(engine, history, rows)
+        return steady(engine, lambda: time_passes(engine, views, passes=self.passes, warm_up=5))
+
+    def _timed_before(self, engine: Engine, history: Block, rows: int) -> list[float]:
+        """The same with the modelling code's experts and routers."""
+        with as_before(engine):  # all passes of this engine are: nothing else is recorded
+            return self._timed(engine, history, rows)
+
+    def _check_step(
+        self, engine: Engine, watch: Watch, views: list[View], twins: list[View]
+    ) -> Checked:
+        """One step of ours against plain torch attention and the modelling code's experts, which are given our choice."""
+        ours = engine.forward(Step([Row(view, (1,)) for view in views])).float()
+        watch.are_given = True
         try:
-            with recorded_anew(engine):
-                ours = engine.forward(Step([Row(view, (1,)) for view in views])).float()
-            routes.are_given = True
             with as_before(engine):
                 theirs = plain(engine).forward(Step([Row(view, (1,)) for view in twins])).float()
         finally:
-            for hook in hooks:
-                hook.remove()
+            watch.are_given = False
         adapter = engine.executor.adapter
         return compare(ours, theirs, adapter.dtype, adapter.num_layers)
 
@@ -138,69 +170,35 @@ class Experts(Decode):
         desks = (fill(engine, Block(), self.desk, seed=1 + row) for row in range(rows))
         return [View((history, desk)) for desk in desks]
 
-    def _timed(self, engine: Engine, history: Block, rows: int) -> list[float]:
-        """Seconds of passes over views of their own, so that all of them write the same."""
-        views = self._seated(engine, history, rows)
-        return steady(engine, lambda: time_passes(engine, views, passes=self.passes, warm_up=5))
 
-    def _counted(self, engine: Engine, history: Block, rows: int) -> float:
-        """Experts of a layer that such passes read, on average."""
-        stacks = stacks_of(engine.executor.adapter.model)
-        counter = _Counter(len(stacks), self.shape.num_experts, self.device)
-        hooks = [
-            stack.register_forward_pre_hook(counter.of(layer)) for layer, stack in enumerate(stacks)
-        ]
-        try:
-            with recorded_anew(engine):
-                self._timed(engine, history, rows)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return float(counter.read.sum() / counter.passes.sum())
+class Watch:
+    """Notes in every layer, on the device and also in recordings, which experts a pass chose, and how many it reads."""
 
+    def __init__(self, engine: Engine, stacks: list[Any], chosen: int) -> None:
+        adapter = engine.executor.adapter
+        num_layers, num_experts = len(stacks), stacks[0].num_experts
+        size, on = (num_layers, 2 * max(COMPLETIONS), chosen), {"device": adapter.device}
+        self.index = torch.zeros(size, dtype=torch.int64, **on)
+        self.shares = torch.zeros(size, dtype=adapter.dtype, **on)
+        self.are_given = False  # what was noted to the stacks, whatever the routers say
+        self.seen = torch.zeros(num_layers, num_experts, **on)
+        self.read, self.passes = torch.zeros(2, num_layers, **on)
+        for layer, stack in enumerate(stacks):
+            stack.register_forward_pre_hook(self._of(layer))
 
-class _Routes:
-    """The experts and shares that the tokens of one pass chose in each layer, in tensors that stay where they are."""
-
-    def __init__(
-        self, num_layers: int, chosen: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        size = num_layers, 2 * max(COMPLETIONS), chosen
-        self.index = torch.zeros(size, dtype=torch.int64, device=device)
-        self.shares = torch.zeros(size, dtype=dtype, device=device)
-        self.are_given = False  # to the stacks, whatever the routers say
-
-    def of(self, layer: int) -> Any:
-        """A hook for the stack of this layer."""
-
-        def keep(stack: nn.Module, given: tuple[Tensor, Tensor, Tensor]) -> Any:
+    def _of(self, layer: int) -> Any:
+        def note(stack: nn.Module, given: tuple[Tensor, Tensor, Tensor]) -> Any:
             kept = [each[layer, : len(given[0])] for each in (self.index, self.shares)]
             if self.are_given:
                 return given[0], *kept
             for mine, each in zip(kept, given[1:], strict=True):
                 mine.copy_(each)
-            return None
-
-        return keep
-
-
-class _Counter:
-    """Counts on the device, also in recordings, which experts the passes of each layer read."""
-
-    def __init__(self, num_layers: int, num_experts: int, device: torch.device) -> None:
-        self.seen = torch.zeros(num_layers, num_experts, device=device)
-        self.read = torch.zeros(num_layers, device=device)
-        self.passes = torch.zeros(num_layers, device=device)
-
-    def of(self, layer: int) -> Any:
-        """A hook for the stack of this layer."""
-
-        def count(stack: nn.Module, given: tuple[Tensor, Tensor, Tensor]) -> None:
             self.seen[layer].zero_().index_fill_(0, given[1].flatten(), 1.0)
             self.read[layer] += self.seen[layer].sum()
             self.passes[layer] += 1
+            return None
 
-        return count
+        return note
 
 
 def stacks_of(model: nn.Module) -> list[Any]:
@@ -209,29 +207,17 @@ def stacks_of(model: nn.Module) -> list[Any]:
 
 
 @contextmanager
-def recorded_anew(engine: Engine) -> Iterator[None]:
-    """No recording of before is used meanwhile, and none of these behind it."""
-    forget = getattr(engine.executor.passes, "forget", lambda: None)
-    forget()
-    try:
-        yield
-    finally:
-        forget()
-
-
-@contextmanager
 def as_before(engine: Engine) -> Iterator[None]:
     """Experts and routers go the way of the modelling code meanwhile."""
     fused = [module for module in engine.executor.adapter.model.modules() if are_fused(module)]
     kept = [vars(module)["forward"] for module in fused]
-    with recorded_anew(engine):
+    for module, forward in zip(fused, kept, strict=True):
+        module.forward = forward.args[1]
+    try:
+        yield
+    finally:
         for module, forward in zip(fused, kept, strict=True):
-            module.forward = forward.args[1]
-        try:
-            yield
-        finally:
-            for module, forward in zip(fused, kept, strict=True):
-                module.forward = forward
+            module.forward = forward
 
 
 @torch.inference_mode()
