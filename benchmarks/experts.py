@@ -136,7 +136,7 @@ class Experts(Decode):
             return None
         self.watch.read.zero_()
         self.watch.passes.zero_()
-        self._timed(engine, history, rows)
+        time_passes(engine, views, passes=self.passes)
         read = float(self.watch.read.sum() / self.watch.passes.sum())
         return gate, read, tokens_in_use(views)
 
