@@ -128,6 +128,7 @@ class Experts(Decode):
                 )
             self.watch = Watch(engine, stacks, self.shape.config["num_experts_per_tok"])
         views, twins = (self._seated(engine, history, rows) for _ in range(2))
+        in_use = tokens_in_use(views)
         step = self._check_step(engine, self.watch, views, twins)
         op = check_engine_op(engine, views, sorted({0, rows - 1}))
         gate = {"step": asdict(step), "op": asdict(op)}
@@ -138,7 +139,7 @@ class Experts(Decode):
         self.watch.passes.zero_()
         time_passes(engine, views, passes=self.passes)
         read = float(self.watch.read.sum() / self.watch.passes.sum())
-        return gate, read, tokens_in_use(views)
+        return gate, read, in_use
 
     def _timed(self, engine: Engine, history: Block, rows: int) -> list[float]:
         """Seconds of passes over views of their own, so that all engines write the same."""
