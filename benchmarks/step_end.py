@@ -216,8 +216,8 @@ def _write(executor: Any, text: Any, rng: random.Random) -> None:
     executing.choose = drawn
 
 
-def unlaunched(vocab_size: int = 256) -> Any:
-    """An engine with recordings that do nothing."""
+def unlaunched(vocab_size: int = 256, *, heads: tuple[int, int] = (32, 8)) -> Any:
+    """An engine with recordings that do nothing, whose work is cut as for so many heads of queries and of keys on an H200."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -232,12 +232,13 @@ def unlaunched(vocab_size: int = 256) -> Any:
     from manyhands.model.settings import ModelSettings
 
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 1}
-    config = Qwen3Config(vocab_size=vocab_size, max_position_embeddings=40960, **sizes, **heads)
+    group = heads[0] // heads[1]
+    own = {"num_attention_heads": group, "num_key_value_heads": 1}
+    config = Qwen3Config(vocab_size=vocab_size, max_position_embeddings=40960, **sizes, **own)
     adapter = ModelAdapter(AutoModelForCausalLM.from_config(config).eval())
     settings = ModelSettings(backend="triton", memory_tokens=400_000)
     executor = LocalExecutor(adapter, settings)
-    tiling = Tiling(4, num_kv_heads=8, num_processors=132)
+    tiling = Tiling(group, num_kv_heads=heads[1], num_processors=132, large_rows=64)
     executor.backend = TritonBackend(adapter.layers, torch.float32, adapter.device, tiling)
     executor.backend.move = lambda stack, moved: None  # type: ignore[method-assign]
     logits = torch.zeros(_MOST_HEADS, vocab_size)

@@ -9,12 +9,14 @@ import pytest
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from benchmarks import situations
+from benchmarks.step_end import unlaunched
 from manyhands.attention.prepared import tokens_of_ended
 from manyhands.attention.work import Tiling, cut, power_of_two
 from manyhands.cache.plan import Plan
 from manyhands.cache.view import View
-from manyhands.engine import graphs
+from manyhands.engine import capacities, graphs
 from manyhands.engine.capacities import AHEAD, Wide, kind_ahead, kinds_ahead, wide_capacity
+from manyhands.evaluation import life
 from tests.attention.test_work import a_team, completions
 
 TILINGS = [
@@ -135,6 +137,20 @@ def test_one_team_is_not_several(workers: int) -> None:
     for tiling in TILINGS[1:]:
         plan = a_team(workers, 2048, 150)
         assert kind_ahead(plan, cut(plan, tiling), tiling) is Wide.SMALL
+
+
+@pytest.mark.parametrize("heads", [(32, 4), (64, 8), (32, 2), (40, 8), (8, 1)], ids=str)
+def test_crowds_of_other_shapes_find_room(
+    heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight query heads to a key head fill twice as many large tiles as four do, and few key heads are cut into more."""
+    for name in ("LEAST", "uncommon_capacities"):  # the engine changes the latter for good
+        monkeypatch.setattr(capacities, name, getattr(capacities, name))
+    engine = unlaunched(heads=heads)
+    situation = replace(life.TEAMS, num_passes=110, warm_up=70)
+    facts = life.live(engine, situation, seed=1).facts()
+    assert facts["prompts"] > 20
+    assert facts["eager"] + facts["recorded"] <= 1
 
 
 def test_control_more_than_there_is_room_for() -> None:

@@ -44,6 +44,8 @@ ALL_SMALL, MOST_ALONE = 32, 256
 # Small tiles of a recording up to the former, if processors hold no more at once: each beyond a plan's own is a program that
 # finds nothing to do, and takes its time.
 _MOST_ITEMS = 256
+# Up to so many query heads for a key head, and from so many of these on, few strips beside a prompt are large, and few are cut.
+_USUAL_GROUP, _USUAL_HEADS = 5, 8
 _TILES_OF_A_ROW = 2.5  # of several runs: a strip of its own, and those that its team shares
 
 
@@ -117,17 +119,23 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     tiles = int(_TILES_OF_A_ROW * tokens) if kind is Wide.SEVERAL else 0
     # Of few key heads each strip has many splits, and each leaves a partial for every token of its tile.
     of_splits = 0 if is_narrow else items * max(1, small_rows // tiling.group)
+    large_rows = power_of_two(max(tiling.large_rows, tiling.group))
+    # A part of a prompt fills tiles of its own: the more query heads a key head has, the fewer tokens in each. Beside them stand
+    # those of other strips, which so many heads make large sooner; and of few key heads all are cut until every processor has one.
+    of_prompt = -(-tokens // (large_rows // tiling.group))
+    are_usual = tiling.group <= _USUAL_GROUP and tiling.num_kv_heads >= _USUAL_HEADS
+    beside = max(16 if are_usual else 64, tiling.num_processors // tiling.num_kv_heads)
     wide = Capacity(
         tokens=tokens,
         rows=min(tokens, 256),
         entries=max(256, 64 * many),
         pages=LEAST.pages * (8 if is_narrow else 16),
         small=max(LEAST.small, items, most),
-        large=64 if has_large else 0,
+        large=max(LEAST.small, of_prompt + beside) if has_large else 0,
         partials=max(1024, 64 * many, of_splits),
-        most_partials=32 if is_narrow else 8,
+        most_partials=8 if are_usual and not is_narrow else 32,
         small_rows=small_rows,
-        large_rows=power_of_two(max(tiling.large_rows, tiling.group)) if has_large else 0,
+        large_rows=large_rows if has_large else 0,
         occupancy=occupancy_of(tiles, tiling) if is_narrow else Occupancy.MANY,
     )
     return _of_ended_steps(wide, items, tiling) if kind is Wide.ENDED else wide
