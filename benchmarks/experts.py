@@ -135,16 +135,20 @@ class Experts(Decode):
         if not (step.is_green and op.is_green):
             self.results.add("red", rows=rows, gate=gate)
             return None
-        self.watch.read.zero_()
-        self.watch.passes.zero_()
-        time_passes(engine, views, passes=self.passes)
+        self._timed(engine, history, rows)
         read = float(self.watch.read.sum() / self.watch.passes.sum())
         return gate, read, in_use
 
     def _timed(self, engine: Engine, history: Block, rows: int) -> list[float]:
         """Seconds of passes over views of their own, so that all engines write the same."""
         views = self._seated(engine, history, rows)
-        return steady(engine, lambda: time_passes(engine, views, passes=self.passes, warm_up=5))
+
+        def measure() -> list[float]:
+            if self.watch is not None:  # of several series the last one counts
+                self.watch.forget()
+            return time_passes(engine, views, passes=self.passes, warm_up=5)
+
+        return steady(engine, measure)
 
     def _timed_before(self, engine: Engine, history: Block, rows: int) -> list[float]:
         """The same with the modelling code's experts and routers."""
@@ -181,11 +185,16 @@ class Watch:
         size, on = (num_layers, 2 * max(COMPLETIONS), chosen), {"device": adapter.device}
         self.index = torch.zeros(size, dtype=torch.int64, **on)
         self.shares = torch.zeros(size, dtype=adapter.dtype, **on)
-        self.are_given = False  # what was noted to the stacks, whatever the routers say
+        self.are_given = False  # the stacks get it, whatever the routers say
         self.seen = torch.zeros(num_layers, num_experts, **on)
         self.read, self.passes = torch.zeros(2, num_layers, **on)
         for layer, stack in enumerate(stacks):
             stack.register_forward_pre_hook(self._of(layer))
+
+    def forget(self) -> None:
+        """Count from here on."""
+        self.read.zero_()
+        self.passes.zero_()
 
     def _of(self, layer: int) -> Any:
         def note(stack: nn.Module, given: tuple[Tensor, Tensor, Tensor]) -> Any:

@@ -62,10 +62,10 @@ def candidates(plan: Plan, tiling: Tiling) -> Iterator[tuple[str, Capacity]]:
     """Recordings to try, by what is special about them."""
     own = cut(plan, tiling)
     yield "its own", capacities.capacity_of(plan, own)
-    kind = capacities.kind_ahead(plan, own)
+    kind = capacities.kind_ahead(plan, own, tiling)
     sizes = [
         tokens
-        for tokens, made_for in capacities.kinds_ahead(graphs.MOST_TOKENS)
+        for tokens, made_for in capacities.kinds_ahead(graphs.MOST_TOKENS, tiling)
         if made_for is kind
     ]
     wide = capacities.wide_capacity(min(s for s in sizes if s >= plan.num_tokens), tiling, kind)
