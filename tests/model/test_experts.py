@@ -18,8 +18,10 @@ from manyhands.model.adapter import ModelAdapter
 from manyhands.model.experts import (
     Routing,
     are_fused,
+    block_of,
     fuse_experts,
     gate_of,
+    hand_over,
     plain_choice,
     routing_of,
 )
@@ -90,7 +92,9 @@ def test_networks(name: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(_logits(adapter, tokens), expected)  # float32 on a CPU goes the usual way
     calls = []
     made = own.experts
-    monkeypatch.setattr(own, "experts", lambda *given: calls.append(1) or made(*given))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(
+        own, "experts", lambda *given, **how: calls.append(1) or made(*given, **how)
+    )  # type: ignore[func-returns-value]
     monkeypatch.setattr(kernels, "usable", lambda x: True)
     monkeypatch.setattr(experts, "_DTYPES", (torch.float32,))
     ours = _logits(adapter, tokens)
@@ -99,6 +103,69 @@ def test_networks(name: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(own, "MOST_TOKENS", tokens - 1)
     assert torch.equal(_logits(adapter, tokens), expected)
     assert len(calls) == stacks
+
+
+# Blocks that are a router and a stack and nothing else, in layers whose sums we make.
+HANDED_OVER = {"flex_olmo", "gpt_oss", "mellum", "mixtral", "olmoe", "qwen3_moe"}
+
+
+@on_cpu
+@pytest.mark.parametrize("tokens", [3, 20])
+@pytest.mark.parametrize("name", sorted(BY_SOFTMAX))
+def test_sums_add_up_what_experts_give(
+    name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    adapter = ModelAdapter(ZOO[name]().eval())
+    expected = _logits(adapter, tokens)
+    report = fuse_modules(adapter, "on")
+    torch.testing.assert_close(_logits(adapter, tokens), expected, rtol=1e-4, atol=1e-4)
+    parts = []
+    made = own.experts
+
+    def noted(*given: Any, **how: Any) -> Tensor:
+        parts.append(how["in_parts"])
+        return made(*given, **how)
+
+    monkeypatch.setattr(own, "experts", noted)
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    monkeypatch.setattr(experts, "_DTYPES", (torch.float32,))
+    ours = _logits(adapter, tokens)
+    assert parts == [name in HANDED_OVER] * report.experts
+    assert float((ours - expected).abs().max() / expected.abs().max()) < 1e-4
+    monkeypatch.setattr(own, "MOST_TOKENS", tokens - 1)
+    torch.testing.assert_close(_logits(adapter, tokens), expected, rtol=1e-4, atol=1e-4)
+    assert len(parts) == report.experts
+
+
+@on_cpu
+@pytest.mark.parametrize("change", ["scaled", "another order", "a bias of its own"])
+def test_blocks_that_do_more_do_not_hand_over(change: str) -> None:
+    """Found by a pass of a network of the same kind."""
+    model: Any = ZOO["qwen3_moe"]().eval()
+    adapter = ModelAdapter(model)
+
+    def run() -> Tensor:
+        return _logits(adapter, 3)
+
+    assert hand_over(model, run)
+    block = model.base_model.layers[-1].mlp
+    router, stack = block.gate, block.experts
+
+    def other(x: Tensor) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        _, shares, index = router(flat)
+        if change == "another order":
+            index, shares = index.flip(1), shares.flip(1)
+        out = stack(flat, index, shares)
+        return (2 * out if change == "scaled" else out).view(x.shape)
+
+    block.forward = other
+    if change == "a bias of its own":
+        block.bias = nn.Parameter(torch.zeros(4))
+        assert block_of(block) is None
+    else:
+        assert not hand_over(model, run)
 
 
 @on_cpu

@@ -742,6 +742,9 @@ def test_experts(
     expected = _one_by_one(x, index, shares, stack, gate)
     largest = expected.abs().max()
     assert float((ours - expected).abs().max() / largest) < STEPS[dtype]
+    parts = experts.experts(x, index, shares, *stack, gate, in_parts=True)
+    assert parts.shape == (chosen, tokens, outputs)
+    _close(parts.sum(0).to(dtype), ours)
     others = experts.experts(x, (index + 1) % num_experts, shares, *stack, gate)
     assert float((others - expected).abs().max() / largest) > 10 * STEPS[dtype]
 

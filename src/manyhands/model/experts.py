@@ -12,7 +12,7 @@ Stacks and routers are recognised by what they compute, on a small probe of the 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +27,7 @@ _ALIGNED = 8  # numbers: rows of a weight begin at multiples of 16 bytes
 _SMALLEST_TILE = 16  # outputs, of a router's product
 _PROBE = 64  # inputs of a probe
 _WEIGHTS = ("gate_up_proj", "down_proj")
+_ARRIVED = "arrived"  # zeros for a router's product, see kernels/skinny.py
 _CLAMP = ("alpha", "limit")  # as gpt-oss calls them
 
 
@@ -49,10 +50,17 @@ def fuse_experts(model: nn.Module) -> tuple[int, int]:
         elif (routing := routing_of(own)) is not None:
             tiles = len(own.weight) // _SMALLEST_TILE + 1
             zeros = torch.zeros(tiles, dtype=torch.int32, device=own.weight.device)
-            own.register_buffer("arrived", zeros, persistent=False)
+            own.register_buffer(_ARRIVED, zeros, persistent=False)
             own.forward = functools.partial(_route, own, own.forward, routing)
             routers += 1
     return stacks, routers
+
+
+def let_sums_add_experts(layers: Iterable[Any]) -> None:
+    """Let blocks that are a router and its stack, both with their faster way, give what each expert gives to the sum behind them."""
+    for layer in layers:
+        if (found := block_of(layer.mlp)) is not None and all(map(are_fused, found)):
+            layer.mlp.forward = functools.partial(_block, *found, layer.mlp.forward)
 
 
 def are_fused(module: nn.Module) -> bool:
@@ -97,7 +105,7 @@ def gate_of(module: Any) -> tuple[str, tuple[float, float] | None] | None:
 def routing_of(module: Any) -> Routing | None:
     """How this router chooses; None if it is none, or one that chooses in another way."""
     own = {name for name, _ in module.named_parameters()}
-    held = [*module.children(), *module.buffers(recurse=False)]
+    held = {*dict(module.named_children()), *dict(module.named_buffers(recurse=False))} - {_ARRIVED}
     weight: Any = getattr(module, "weight", None)
     if own not in ({"weight"}, {"weight", "bias"}) or held or "Router" not in type(module).__name__:
         return None
@@ -150,6 +158,54 @@ def _routing_of_class(
     return None
 
 
+def block_of(mlp: Any) -> tuple[Any, Any] | None:
+    """The router and the stack of a block that has no weights besides theirs."""
+    children = list(mlp.children())
+    routers = [each for each in children if routing_of(each) is not None]
+    stacks = [each for each in children if gate_of(each) is not None]
+    if len(routers) != 1 or len(stacks) != 1:
+        return None
+    theirs = {id(weight) for each in (*routers, *stacks) for weight in each.parameters()}
+    if {id(weight) for weight in mlp.parameters()} != theirs:
+        return None
+    return routers[0], stacks[0]
+
+
+def hand_over(model: Any, run: Callable[[], Any]) -> bool:
+    """Whether all blocks with experts of a network give what their stack gives, of what their router has chosen, untouched.
+
+    `run` makes a pass of the network.
+    """
+    seen: list[bool] = []
+    for layer in model.base_model.layers:
+        if (found := block_of(layer.mlp)) is not None:
+            _watch(layer.mlp, *found, seen)
+    run()
+    return bool(seen) and all(seen)
+
+
+def _watch(mlp: Any, router: Any, stack: Any, seen: list[bool]) -> None:
+    given: dict[str, Any] = {}
+
+    def chose(module: nn.Module, args: Any, out: Any) -> None:
+        given["router"] = args, out
+
+    def gave(module: nn.Module, args: Any, out: Any) -> None:
+        given["stack"] = args, out
+
+    def ended(module: nn.Module, args: Any, out: Any) -> None:
+        (asked, (_, shares, index)), (fed, made) = given["router"], given["stack"]
+        out = out[0] if isinstance(out, tuple) else out
+        is_whole = out.data_ptr() == made.data_ptr() and out.numel() == made.numel()
+        is_alike = fed[1] is index and fed[2] is shares
+        are_inputs = all(each[0].data_ptr() == args[0].data_ptr() for each in (asked, fed))
+        seen.append(is_whole and is_alike and are_inputs and len(args) == len(asked) == 1)
+
+    router.register_forward_hook(chose)
+    stack.register_forward_hook(gave)
+    mlp.register_forward_hook(ended)
+
+
 def plain_choice(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     """Shares [T, C] and experts [T, C] of logits [T, E]: the twin of the kernel in plain torch."""
     shares, index = logits.softmax(-1, dtype=torch.float32).topk(routing.chosen, dim=-1)
@@ -170,18 +226,44 @@ def _experts(
     top_k_weights: Tensor,
 ) -> Tensor:
     """The experts of each token, weighed and added up: x [T, K], index [T, C] and shares [T, C] -> [T, K]."""
-    x, index = hidden_states, top_k_index
+    out = _few(stack, gate, hidden_states, top_k_index, top_k_weights)
+    return usual(hidden_states, top_k_index, top_k_weights) if out is None else out
+
+
+def _block(router: Any, stack: Any, usual: Callable[[Tensor], Any], hidden_states: Tensor) -> Any:
+    """The outputs of the experts of x [..., K], weighed, [C, ..., K] in float32; or the block as it was, if that takes another way."""
+    x = hidden_states.reshape(-1, hidden_states.shape[-1])
+    if not _is_for(x, router.weight, stack.gate_up_proj, stack.down_proj):
+        return usual(hidden_states)
+    _, shares, index = router(x)
+    parts = _few(stack, stack.forward.args[2], x, index, shares, in_parts=True)
+    if parts is None:
+        out: Tensor = stack(x, index, shares)
+        return out.view(hidden_states.shape)
+    return parts.view(len(parts), *hidden_states.shape)
+
+
+def _few(
+    stack: Any,
+    gate: tuple[str, tuple[float, float] | None],
+    x: Tensor,
+    index: Tensor,
+    shares: Tensor,
+    *,
+    in_parts: bool = False,
+) -> Tensor | None:
+    """The experts of few tokens by our kernels, see there; None if that takes another way."""
     if not _is_for(x, stack.gate_up_proj, stack.down_proj) or index.dim() != 2:
-        return usual(hidden_states, top_k_index, top_k_weights)
+        return None
     from manyhands.model.kernels import experts as own
 
     if len(x) > own.MOST_TOKENS or index.shape[1] > own.MOST_CHOSEN:
-        return usual(hidden_states, top_k_index, top_k_weights)
+        return None
     both, down = (
         own.ExpertWeights(getattr(stack, name), getattr(stack, f"{name}_bias", None))
         for name in _WEIGHTS
     )
-    return own.experts(x, index, top_k_weights, both, down, own.ExpertGate(*gate))
+    return own.experts(x, index, shares, both, down, own.ExpertGate(*gate), in_parts=in_parts)
 
 
 def _route(

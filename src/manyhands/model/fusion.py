@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from manyhands.errors import InvalidRequest
 from manyhands.model import kernels
 from manyhands.model.adapter import ModelAdapter
-from manyhands.model.experts import are_fused, fuse_experts
+from manyhands.model.experts import are_fused, fuse_experts, hand_over, let_sums_add_experts
 from manyhands.model.host_linear import HostLinear, lay_out_linears
 from manyhands.model.layers import (
     GatedMLP,
@@ -147,6 +147,9 @@ def fuse_modules(adapter: ModelAdapter, fuse: str = "auto") -> FuseReport:
     skinny = fuse_linears(adapter.model)
     experts, routers = fuse_experts(adapter.model)
     _let_sums_add_parts(adapter.model, hands_over=hands_over)
+    joined = [layer for layer in _layers_of(adapter) if _is_joined(layer)]
+    if experts and joined and _experts_hand_over(adapter):
+        let_sums_add_experts(joined)
     report = replace(report, **laid_out._asdict(), skinny=skinny)
     return replace(report, experts=experts, routers=routers)
 
@@ -385,14 +388,36 @@ def _layer(
 def _let_sums_add_parts(model: Any, *, hands_over: bool) -> None:
     """Let the products in front of residual sums come in parts, which the sums add up."""
     for layer in getattr(model.base_model, "layers", ()):
-        made = layer.__dict__.get("forward")
-        if not isinstance(made, functools.partial) or made.func is not _layer:
+        if not _is_joined(layer):
             continue
         outputs: list[Any] = [layer.mlp.down_proj] if isinstance(layer.mlp, GatedMLP) else []
         outputs += [getattr(layer.self_attn, _OUTPUT, None)] if hands_over else []
         for output in outputs:
             if isinstance(output, SkinnyLinear):
                 output.gives_parts = True
+
+
+def _is_joined(layer: Any) -> bool:
+    """Whether a layer makes its residual sums together with the norms beside them."""
+    made = layer.__dict__.get("forward")
+    return isinstance(made, functools.partial) and made.func is _layer
+
+
+def _layers_of(adapter: ModelAdapter) -> list[Any]:
+    model: Any = adapter.model
+    return list(getattr(model.base_model, "layers", ()))
+
+
+def _experts_hand_over(adapter: ModelAdapter) -> bool:
+    """Whether blocks give what their experts give, untouched: found with a tiny network of this architecture."""
+    try:
+        with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
+            model = tiny_network(adapter.config)
+            twin = ModelAdapter(model, family=adapter.family)
+            attend = exact_attention(twin.ropes)
+            return hand_over(model, lambda: twin.forward(tiny_tokens(), None, attend))
+    except BREAKS:
+        return False
 
 
 # -- rotation --------------------------------------------------------------------------------------

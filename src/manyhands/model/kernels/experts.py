@@ -258,7 +258,7 @@ def _down(
     pairs,
     counts,
     shares,  # [T, C]
-    out,  # [T, C, N] float32
+    out,  # [C, T, N] float32
     T,
     N,
     F,
@@ -306,14 +306,15 @@ def _down(
     if BIAS:
         acc += tl.load(bias + expert * N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     acc *= tl.load(shares + pair, mask=is_chosen, other=0.0).to(tl.float32)[None, :]
-    where = pair[None, :] * N + n[:, None]
+    where = (pair % C * T + pair // C)[None, :] * N + n[:, None]
     tl.store(out + where, acc, mask=(n < N)[:, None] & is_chosen[None, :])
 
 
 @triton.jit
 def _add_up(
-    parts,  # [T, C, N] float32
+    parts,  # [C, T, N] float32
     out,  # [T, N]
+    T,
     N,
     C: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -325,7 +326,7 @@ def _add_up(
     take_over(OVERLAP)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for number in tl.static_range(C):
-        total += tl.load(parts + (token * C + number) * N + n, mask=n < N, other=0.0)
+        total += tl.load(parts + (number * T + token) * N + n, mask=n < N, other=0.0)
     tl.store(out + token * N + n, total.to(out.dtype.element_ty), mask=n < N)
 
 
@@ -368,9 +369,12 @@ def experts(
     down: ExpertWeights,
     gate: ExpertGate,
     tiles: tuple[Tiles, Tiles] | None = None,
+    *,
+    in_parts: bool = False,
 ) -> Tensor:
     """X [T, K] through the experts `index` [T, C] of each token, weighed by `shares` [T, C] -> [T, N], for up to 1024 tokens.
 
+    `in_parts`: what each of them gives instead, weighed, [C, T, N] in float32, whose sum that is.
     Weights [E, 2 F, K] and [E, N, F]; of a `clamped` gate [E, K, 2 F] and [E, F, N]. The experts of a token are different ones.
     """
     tokens, inputs = x.shape
@@ -379,12 +383,12 @@ def experts(
     width, outputs = down.weight.shape[1:] if turns else down.weight.shape[:0:-1]
     assert tokens <= MOST_TOKENS, tokens
     assert chosen <= MOST_CHOSEN, chosen
-    out = x.new_empty(tokens, outputs)
+    parts = torch.empty(chosen, tokens, outputs, dtype=torch.float32, device=x.device)
+    out = parts if in_parts else x.new_empty(tokens, outputs)
     if not tokens:
         return out
     x, index, shares = x.contiguous(), index.contiguous(), shares.contiguous()
     inner = x.new_empty(tokens, chosen, width)
-    parts = torch.empty(tokens, chosen, outputs, dtype=torch.float32, device=x.device)
     overlap = launch_options(x.device)
     listed = tokens > _MOST_LOOKED_UP
     lists = _lists(index, num_experts) if listed else (index, index)
@@ -433,9 +437,11 @@ def experts(
         num_stages=second.stages,
         **common,
     )
+    if in_parts:
+        return out
     kernel = _add_up
     kernel[(tokens, triton.cdiv(outputs, _SUMS))](
-        *(parts, out, outputs), C=chosen, BLOCK=_SUMS, num_warps=4, **overlap
+        *(parts, out, tokens, outputs), C=chosen, BLOCK=_SUMS, num_warps=4, **overlap
     )
     return out
 
