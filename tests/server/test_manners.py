@@ -292,6 +292,21 @@ def test_small_answers_do_not_wait_for_acknowledgements() -> None:
             assert taken.proto == socket.IPPROTO_TCP
 
 
+def test_a_connection_too_many_is_told_as_all_else_is() -> None:
+    with running(make_house(connections=2)) as house, connected(house), connected(house):
+        with httpx2.Client(base_url=house.url) as client:
+            refused = client.get("/v1/models")
+            alive = httpx2.get(f"{house.url}/health")
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "too_many_connections"
+        assert refused.json()["error"]["type"] == "server_error"
+        assert refused.headers["connection"] == "close"
+        assert {"retry-after", "x-request-id"} <= refused.headers.keys()
+        assert alive.status_code == 200
+    with running(make_house(connections=2)) as house, connected(house):
+        assert httpx2.get(f"{house.url}/v1/models").status_code == 200
+
+
 def test_headers_that_are_too_many(guarded: House) -> None:
     many = [f"X-{n}: {n}" for n in range(10_000)]
     with connected(guarded) as client:

@@ -6,7 +6,8 @@ What uvicorn leaves to a proxy in front of it:
   none after the last answer within the keep-alive time, is closed.
 - A reader that takes nothing. Closing such a connection waits until what is buffered was sent, which is
   never; `abort`, which every request finds in its state, does not wait.
-- What is no HTTP is told so as everything else is: with OpenAI's error object.
+- What is no HTTP is told so as everything else is: with OpenAI's error object. So is a request on one connection too many:
+  how many there are stands in the state of every request, and the gate looks at it.
 - An answer that comes before its request has: a body that is too large, a wrong key, headers that are too long. A connection that is
   closed while its client sends is reset, and the answer thrown away unread. So this side of it ends, and what still comes is
   taken and forgotten, for as long as a request may take to arrive.
@@ -86,7 +87,11 @@ class Connection(H11Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        own = {"abort": self.abort, "piece_writer": self.piece_writer}
+        own = {
+            "abort": self.abort,
+            "piece_writer": self.piece_writer,
+            "num_connections": lambda: len(server_state.connections),
+        }
         super().__init__(config, server_state, {**app_state, **own}, _loop)
         self._patience: asyncio.TimerHandle | None = None
         self._is_over = False  # the server ends
