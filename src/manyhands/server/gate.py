@@ -119,10 +119,8 @@ class Gate:
         return owner or ""
 
     def _check_crowd(self, scope: Scope) -> None:
-        num_connections = scope["state"].get("num_connections")
-        if num_connections is None or scope["path"] in OPEN:  # other servers count by themselves
-            return
-        if num_connections() > self.limits.connections:
+        is_one_too_many = scope["state"].get("is_one_too_many")  # other servers count by themselves
+        if is_one_too_many is not None and scope["path"] not in OPEN and is_one_too_many():
             raise Refusal(
                 503,
                 "too many connections are open; come back later, or close those that are not used",

@@ -138,7 +138,7 @@ def serve_app(
     limits = front.limits
     config = uvicorn.Config(
         app,
-        http=connections_with(limits.request_seconds),
+        http=connections_with(limits.request_seconds, limits.connections),
         ws="none",
         lifespan="on",
         log_config=None,
