@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import textwrap
 import threading
 import time
@@ -118,10 +119,13 @@ def check_readable(place: Path) -> None:
     Libraries that read models say of such a file that it is not there, or that it is damaged.
     """
     try:
-        if place.is_dir():
+        mode = (
+            place.stat().st_mode
+        )  # `is_dir` of newer Pythons takes what is shut for what is not there
+        if stat.S_ISDIR(mode):
             os.stat(os.path.join(place, "."))
             os.scandir(place).close()
-        elif place.is_file():
+        elif stat.S_ISREG(mode):  # opening another kind may wait for ever
             place.open("rb").close()
     except PermissionError as error:
         raise unreadable(place, error.strerror) from error
