@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,11 +30,12 @@ from huggingface_hub.utils import are_progress_bars_disabled
 
 from manyhands import hub
 from manyhands.errors import ModelNotFound
-from manyhands.hub import check_there, file_of, incomplete, is_gguf, is_local
-from manyhands.model.checkpoint import weights_folder
+from manyhands.hub import ADAPTER_FILES, check_there, file_of, incomplete, is_gguf, is_local
+from manyhands.model.checkpoint import check_folder, check_lora, check_place, weights_folder
 from manyhands.model.loading import load_adapter
 from manyhands.prompts import Prompts, TeamPrompt, dump_prompt, model_prompts
 from tests.hub_cache import keep
+from tests.permissions import needs_modes, open_folder, stranger
 
 WORDS = "manyhands.toml"
 WHY_UNREACHABLE = hub._why_unreachable  # tests have none of it (tests/conftest.py)
@@ -164,10 +170,12 @@ def test_without_a_network_the_hub_is_asked_once_and_not_again(
         file_of("no/such", WORDS)
     assert "check the network" in (caught.value.hint or "")
     assert len(no_network) == 1
+    file_of("some/model", WORDS)
+    assert len(no_network) == 2, "whoever was told so may have mended it"
     assert not is_offline_mode(), "the user's own choice stays"
     hub._reach.asked -= 61
     file_of("some/model", WORDS)
-    assert len(no_network) == 2, "after a minute it may be there again"
+    assert len(no_network) == 3, "after a minute it may be there again"
 
 
 def test_a_model_that_is_kept_is_loaded_whole_without_a_network(
@@ -232,6 +240,74 @@ def test_what_is_kept_here_is_found_beside_a_proxy_that_is_none(tmp_path: Path) 
     assert found.stdout.strip() == str(folder / "config.json"), found.stderr
 
 
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_a_proxy_that_needs_another_package_is_said_with_the_mend(
+    tmp_path: Path, offline: str
+) -> None:
+    """The hub's library fails there with an ImportError, also where it may not ask."""
+    if find_spec("socksio") is not None:
+        pytest.skip("the package is there")
+    told = "from manyhands.hub import file_of; file_of('some/model', 'config.json')"
+    mine = {key: text for key, text in os.environ.items() if "PROXY" not in key.upper()}
+    mine |= {"ALL_PROXY": "socks5://127.0.0.1:1", "HF_HOME": str(tmp_path)}
+    found = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"from manyhands.errors import ModelNotFound\ntry:\n    {told}\n"
+            "except ModelNotFound as error:\n    print(error, '|', error.hint)",
+        ],
+        env={**mine, "HF_HUB_OFFLINE": offline},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "cannot be asked: Using SOCKS proxy" in found.stdout, found.stderr
+    assert "pip install socksio" in found.stdout
+
+
+def test_a_hub_that_answers_a_byte_at_a_time_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each byte comes within the time that one may take."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT", 0.2)
+    leaves = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        taken, _ = listener.accept()
+        with taken, suppress(OSError):
+            taken.sendall(b"HTTP/1.1 200 OK\r\nX-Long: ")
+            while not leaves.wait(0.05):
+                taken.sendall(b"a")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        server = threading.Thread(target=drip, args=(listener,))
+        server.start()
+        begun = time.monotonic()
+        why = WHY_UNREACHABLE()
+        assert time.monotonic() - begun < 10
+        leaves.set()
+        server.join(20)
+    assert why is not None
+    assert "within 0.6 s" in why
+
+
+def test_whoever_was_told_that_the_hub_is_away_may_try_again(
+    no_network: list[str], tmp_path: Path
+) -> None:
+    keep(tmp_path / "cache", "some/model", {"config.json": "{}"})
+    for asked in (1, 2):
+        with pytest.raises(ModelNotFound, match="cannot be reached"):
+            file_of("no/such", WORDS)
+        assert len(no_network) == asked
+    for _ in range(3):
+        file_of("some/model", WORDS)
+    assert len(no_network) == 3, "of what is kept the answer is believed for a minute"
+
+
 def test_threads_keep_the_hub_shut_for_each_other(no_network: list[str]) -> None:
     """One that leaves first does not have the other ask; nor does it leave anything behind."""
     inside, may_go = threading.Event(), threading.Event()
@@ -277,3 +353,50 @@ def test_a_gguf_file_is_a_model_by_itself(tmp_path: Path) -> None:
 def test_a_name_that_is_no_text_of_unicode() -> None:
     with pytest.raises(ModelNotFound, match="surrogates not allowed"):
         is_local("a\ud800b")
+
+
+@needs_modes
+def test_what_this_user_may_not_read_is_not_said_to_be_missing_or_damaged() -> None:
+    with open_folder() as folder:
+        model, lora = folder / "model", folder / "lora"
+        shutil.copytree(hub.place_of("bundled"), model)
+        lora.mkdir(0o755)
+        (folder / "a.gguf").write_bytes(b"GGUF" * 10)
+        (folder / "blob").write_bytes(b"GGUF" * 10)
+        for name in ADAPTER_FILES:
+            (lora / name).write_bytes(b"{}")
+        looks: list[tuple[Path, Callable[[], object]]] = [
+            *(
+                (path, lambda: check_folder(model, with_weights=True))
+                for path in model.iterdir()
+                if path.suffix != ".toml"
+            ),
+            (model, lambda: file_of(model, WORDS)),
+            *((path, lambda: check_lora(lora)) for path in lora.iterdir()),
+            (lora, lambda: check_lora(lora)),
+            (folder / "a.gguf", lambda: check_place(str(folder / "a.gguf"), with_weights=True)),
+            (folder / "blob", lambda: is_gguf(str(folder / "blob"))),
+        ]
+        for path, _ in looks:
+            path.chmod(0o755)
+        for path, look in looks:
+            path.chmod(0)
+            with stranger(), pytest.raises(ModelNotFound, match="Permission denied") as caught:
+                look()
+            assert "check its permissions" in caught.value.hint
+            path.chmod(0o755)
+        with stranger():
+            check_folder(model, with_weights=True)
+
+
+@needs_modes
+def test_beside_a_folder_that_may_not_be_entered_a_name_is_one_of_the_hub(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with open_folder() as folder:
+        monkeypatch.chdir(folder)
+        folder.chmod(0)
+        with stranger():
+            found = is_local("some/model"), is_local("./model"), is_gguf("bundled")
+        monkeypatch.undo()
+    assert found == (False, True, False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import textwrap
 import threading
 import time
@@ -22,8 +23,12 @@ from pathlib import Path
 
 from manyhands.errors import InvalidRequest, ModelNotFound
 
+PROXY_HINT = (
+    "for a SOCKS proxy: pip install socksio; for none: unset ALL_PROXY, HTTPS_PROXY and HTTP_PROXY"
+)
 BUNDLED = "bundled"  # the model that comes with the package; a folder of this name is ./bundled, or a Path
 _KNOWN_SECONDS = 60.0  # how long it is believed to be there, or not to be
+_TIMES = 3  # its user's patience: to connect, to ask, and to answer
 _LONGEST_NAME = 255  # bytes of one part of a path, on every common file system
 
 
@@ -48,8 +53,11 @@ def is_gguf(name: str) -> bool:
         return not (exists(path) and path.is_dir())
     if not (exists(path) and path.is_file()):
         return False
-    with path.open("rb") as file:
-        return file.read(4) == b"GGUF"
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError as error:
+        raise unreadable(path, error.strerror) from error
 
 
 def is_local(name: str) -> bool:
@@ -60,7 +68,7 @@ def is_local(name: str) -> bool:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is such a path. A name that no file system can have is refused."""
+    """Whether there is such a path, as far as this user can see. A name that no file system can have is refused."""
     try:
         long = max((len(os.fsencode(part)) for part in path.parts), default=0)
     except UnicodeEncodeError as error:
@@ -75,7 +83,10 @@ def exists(path: Path) -> bool:
             f"at most {_LONGEST_NAME} are possible",
             hint="give an existing folder, or a name on the Hugging Face hub like Qwen/Qwen3-0.6B",
         )
-    return path.expanduser().exists()
+    try:
+        return path.expanduser().exists()
+    except PermissionError:  # a folder above it is shut; `check_there` says so
+        return False
 
 
 _WHOLE = (
@@ -89,7 +100,8 @@ _GGUF = "to run a GGUF file, give the file itself, as it lies on this machine: -
 
 
 def check_there(folder: Path) -> None:
-    """Raise `ModelNotFound` unless this is a folder."""
+    """Raise `ModelNotFound` unless this is a folder whose files this user may read."""
+    check_readable(folder)
     if not exists(folder):
         raise ModelNotFound(
             f"no folder {str(folder)!r}",
@@ -99,6 +111,34 @@ def check_there(folder: Path) -> None:
         raise ModelNotFound(
             f"{str(folder)!r} is a file, and no GGUF file", hint="give the folder that contains it"
         )
+
+
+def check_readable(place: Path) -> None:
+    """Raise `ModelNotFound` where there is a file that this user may not read, or a folder not to be listed or entered.
+
+    Libraries that read models say of such a file that it is not there, or that it is damaged.
+    """
+    try:
+        mode = (
+            place.stat().st_mode
+        )  # `is_dir` of newer Pythons takes what is shut for what is not there
+        if stat.S_ISDIR(mode):
+            os.stat(os.path.join(place, "."))
+            os.scandir(place).close()
+        elif stat.S_ISREG(mode):  # opening another kind may wait for ever
+            place.open("rb").close()
+    except PermissionError as error:
+        raise unreadable(place, error.strerror) from error
+    except (OSError, ValueError):  # no place that could be: for others to say
+        return
+
+
+def unreadable(place: Path, reason: str | None) -> ModelNotFound:
+    """The error for a file or a folder of a model that is there, and that this user may not read."""
+    return ModelNotFound(
+        f"{str(place)!r} cannot be read: {reason}",
+        hint="check its permissions, and those of the folders above it",
+    )
 
 
 def file_of(model: str | Path, file: str) -> Path | None:
@@ -156,6 +196,11 @@ class _Reach:
             self.reason, self.asked = _why_unreachable(), time.monotonic()
         return self.reason
 
+    def forget(self) -> None:
+        """Somebody is told that it cannot be reached, and may mend that: the next question looks again."""
+        with self._one_thread:
+            self.asked = float("-inf")
+
     def shut(self) -> bool:
         """Keep huggingface_hub from asking, if it cannot reach the hub and its user has not forbidden it anyway; whether it is kept."""
         from huggingface_hub import constants
@@ -180,16 +225,43 @@ _reach = _Reach()
 
 
 def _why_unreachable() -> str | None:
-    """Why the hub does not answer, in a few words; None if it does, whatever it says."""
+    """Why the hub does not answer, in a few words; None if it does, whatever it says.
+
+    Its HTTP library bounds each piece of an answer and not the whole, so an answer may come a byte at a time for ever.
+    """
+    from huggingface_hub import constants
+
+    said: list[str | None] = []
+    seconds = constants.HF_HUB_ETAG_TIMEOUT
+    one = threading.Thread(target=lambda: said.append(_why_unanswered(seconds)), daemon=True)
+    one.start()
+    one.join(_TIMES * seconds)
+    return said[0] if said else f"no answer was whole within {_TIMES * seconds:g} s"
+
+
+def _why_unanswered(seconds: float) -> str | None:
+    """The same, where connecting, asking and each piece of the answer may take so long."""
     from huggingface_hub import constants
 
     errors, http = import_module("huggingface_hub.errors"), import_module("huggingface_hub.utils")
     try:
-        http.get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        http.get_session().head(constants.ENDPOINT, timeout=seconds)
     # The first is its HTTP library's; the last one is of a proxy or an address that is none.
     except (errors.HTTPError, OSError, ValueError) as error:
         return in_short(error)
     return None
+
+
+def _check_client() -> None:
+    """Raise ModelNotFound where huggingface_hub can make no client, which it needs even where it may not ask."""
+    try:
+        import_module("huggingface_hub.utils").get_session()
+    except ImportError as error:
+        raise ModelNotFound(
+            f"the Hugging Face hub cannot be asked: {in_short(error)}", hint=PROXY_HINT
+        ) from error
+    except ValueError:  # a proxy that is none; what is kept here is found beside it
+        return
 
 
 @contextmanager
@@ -197,9 +269,13 @@ def within_reach(model: str) -> Iterator[None]:
     """Inside, a hub that cannot be reached is asked nothing about `model`: what is kept here is found at once.
 
     Without this, a model that is kept on a machine without a network takes two minutes to be found. A folder or a file is
-    no question to the hub.
+    no question to the hub. Raises ModelNotFound where nothing can be asked for a proxy's sake, not even of what is kept.
     """
-    if is_local(model) or not _reach.shut():
+    if is_local(model):
+        yield
+        return
+    _check_client()
+    if not _reach.shut():
         yield
         return
     try:
@@ -302,6 +378,7 @@ def not_found(name: str, error: BaseException) -> ModelNotFound:
     elif _reach.num_inside:
         problem = f"the model {name!r} could not be fetched from the Hugging Face hub, which cannot be reached: {_reach.reason}"
         hint = "check the network, or give the path of a folder"
+        _reach.forget()
     elif any_of(OfflineModeIsEnabled) or is_offline_mode():
         problem = f"the model {name!r} is not here, and HF_HUB_OFFLINE forbids to fetch it"
         hint = "unset HF_HUB_OFFLINE, or give the path of a folder"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,12 @@ import pytest
 from manyhands.cli import loading
 from manyhands.engine.engine import Engine
 from manyhands.replay.trace import read_trace
-from tests.cli.conftest import CONTEXT, DONE, Cli
+from tests.cli.conftest import CONTEXT, DONE, MANYHANDS, Cli
+from tests.permissions import needs_modes, open_folder, stranger
 
+_RAISES = pytest.mark.skipif(
+    sys.version_info >= (3, 14), reason="pathlib takes what is shut for what is not there"
+)
 NOBODY = "\x1b[2J\x1b]0;owned\x07"
 
 
@@ -154,6 +161,53 @@ def test_an_argument_that_is_no_text(solve: Cli, arguments: tuple[bytes, ...], s
     result = solve(*map(os.fsdecode, arguments))
     assert result.exit_code == 2
     assert result.stderr.startswith(said)
+
+
+def test_an_argument_is_utf_8_in_every_locale(model: Path, tmp_path: Path) -> None:
+    trace, said = tmp_path / "t.jsonl", "Gr\u00fc\u00dfe: 1 + 2"
+    words = ["solve", said, "--model", str(model), "--budget", "3", "--transcript", str(trace)]
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [*MANYHANDS, *words], env={**os.environ, **plain}, capture_output=True, check=False
+    )
+    assert done.returncode in DONE, done.stderr
+    assert read_trace(trace).header["problem"] == said
+
+
+def test_a_folder_that_was_removed_is_said_before_torch_is_loaded(tmp_path: Path) -> None:
+    """Under torch a library ends the process there, and says that it cannot load torch."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    for words, code in (("solve 1+2", 2), ("solve --help", 0)):
+        shell = f"rmdir {gone}; exec {shlex.join(MANYHANDS)} {words}"
+        gone.mkdir(exist_ok=True)
+        done = subprocess.run(["sh", "-c", shell], cwd=gone, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert ("is not there any more" in done.stderr) == (code == 2)
+
+
+@needs_modes
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("solve 1+2 --model {}", 3),
+        ("prompts --model {}", 3),
+        ("serve --port 0 --model {}/model.gguf", 3),
+        ("solve 1+2 --adapter {}", 3),
+        pytest.param("report {}", 2, marks=_RAISES),
+        pytest.param("eval --task gsm8k --out t --source {}/questions.jsonl", 2, marks=_RAISES),
+    ],
+)
+def test_a_path_that_this_user_may_not_see(cli: Cli, words: str, code: int) -> None:
+    with open_folder() as folder:
+        shut = folder / "shut"
+        shut.mkdir(0)
+        cli(*words.format(folder / "x").split())  # imports what it needs, which nobody may not read
+        with stranger():
+            result = cli(*words.format(shut / "x").split())
+    assert result.exit_code == code, result.output
+    assert "Permission denied" in result.stderr
+    assert "hint: check its permissions" in result.stderr
 
 
 def test_of_a_transcript_that_cannot_be_opened_nothing_is_kept(solve: Cli) -> None:

@@ -6,8 +6,10 @@ saved; answers with those of an engine without a cache.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -487,6 +489,39 @@ def test_a_disk_that_is_full_is_told_once_and_serving_goes_on(
     assert caplog.text.count("No space left on device") == 1
     assert engine.shelf_counts.sheets_skipped == 5
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], "nothing is left of them"
+
+
+def test_a_cache_that_its_user_has_emptied_takes_what_comes(
+    tmp_path: Path, expected: Completions, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is deleted: what is in the folder, or the folder itself."""
+    place = tmp_path / "cache"
+    engine = engine_on(place)
+    for number, removed in enumerate((place, *place.iterdir())):
+        shutil.rmtree(removed)
+        other = (number + 1, *PROMPT[1:])
+        write(engine, other)
+        assert len(sheets(place)) == 5, removed
+        (own,) = place.iterdir()
+        assert {path.stat().st_mode & 0o777 for path in (place, own)} == {0o700}
+        write(engine)
+    assert tokens_of(write(engine_on(place))) == tokens_of(expected)
+    assert not caplog.records
+
+
+def test_a_cache_that_is_shut_meanwhile_stops_no_pass(
+    tmp_path: Path, expected: Completions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_on(tmp_path)
+    looked_at = os.stat
+
+    def shut(path: Any, *more: Any, **named: Any) -> Any:
+        if str(path).endswith(".safetensors"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return looked_at(path, *more, **named)
+
+    monkeypatch.setattr(os, "stat", shut)
+    assert tokens_of(write(engine)) == tokens_of(expected)
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_at_the_door(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from contextlib import ExitStack
+from importlib.util import find_spec
 from itertools import dropwhile
 from typing import Any
 
@@ -196,6 +197,18 @@ def test_nobody_is_there() -> None:
     with pytest.raises(EndpointClosed, match="cannot be asked for 'm'"):
         door.ask("?", 0)
     door.close()
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "ftp://somewhere"])
+def test_a_proxy_that_cannot_be_used(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if proxy.startswith("socks") and find_spec("socksio") is not None:
+        pytest.skip("the package is there")
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(
+        InvalidRequest, match=r"^http://example\.org/v1 cannot be asked: "
+    ) as caught:
+        endpoint("http://example.org/v1")
+    assert "ALL_PROXY" in caught.value.hint
 
 
 def test_the_longest_wait_for_an_answer() -> None:

@@ -292,6 +292,23 @@ def test_small_answers_do_not_wait_for_acknowledgements() -> None:
             assert taken.proto == socket.IPPROTO_TCP
 
 
+def test_a_connection_too_many_is_told_as_all_else_is() -> None:
+    with running(make_house(connections=2)) as house, httpx2.Client(base_url=house.url) as early:
+        assert early.get("/v1/models").status_code == 200
+        with connected(house):
+            refused = httpx2.get(f"{house.url}/v1/models")
+            alive = httpx2.get(f"{house.url}/health")
+            served = early.get("/v1/models")
+        assert served.status_code == 200, "whoever was there before is not one too many"
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "too_many_connections"
+        assert refused.json()["error"]["type"] == "server_error"
+        assert refused.headers["connection"] == "close"
+        assert {"retry-after", "x-request-id"} <= refused.headers.keys()
+        assert alive.status_code == 200
+        assert soon(lambda: httpx2.get(f"{house.url}/v1/models").status_code == 200)
+
+
 def test_headers_that_are_too_many(guarded: House) -> None:
     many = [f"X-{n}: {n}" for n in range(10_000)]
     with connected(guarded) as client:

@@ -81,6 +81,21 @@ def test_signals_ports_and_logs() -> None:
     assert "content" not in told
 
 
+def test_whoever_is_impatient_reads_no_traceback() -> None:
+    with process("0", "30") as (child, url), ThreadPoolExecutor(1) as pool:
+        long = pool.submit(post, url, max_tokens=1900)
+        assert soon(
+            lambda: "manyhands_num_requests_running 1.0" in httpx2.get(f"{url}/metrics").text
+        )
+        child.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        child.send_signal(signal.SIGINT)
+        assert long.result().json()["choices"][0]["finish_reason"] == "length"
+        code, told = ended(child)
+    assert code == 0
+    assert "Traceback" not in told
+
+
 def test_a_log_on_a_full_disk_disturbs_nobody() -> None:
     with open("/dev/full", "w") as full, process("0", log=full) as (child, url):
         assert post(url, max_tokens=2).status_code == 200

@@ -253,12 +253,20 @@ def test_what_datasets_may_say(
 def test_the_hub_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub.errors import HTTPError
 
-    for error in (HTTPError("[Errno -2] Name or service not known"), TimeoutError()):
+    no_name = HTTPError("[Errno -2] Name or service not known")
+    for error in (no_name, TimeoutError(), ValueError("Unknown scheme for proxy URL")):
         hub(monkeypatch, fails(AssertionError("not asked")), fails(error))
         told = refused(None)
         assert "the dataset owner/problems cannot be reached" in str(told)
         assert "--source FILE" in told.hint
         assert "a network" in told.hint
+
+
+def test_a_proxy_that_needs_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub(monkeypatch, fails(AssertionError("not asked")), fails(ImportError("no socksio")))
+    told = refused(None)
+    assert str(told) == "the dataset owner/problems cannot be asked for: no socksio"
+    assert "pip install socksio" in told.hint
 
 
 def test_offline_a_kept_copy_will_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -77,11 +78,14 @@ class Option:
     def value(self, given: Any) -> Any:
         """The value of what typer has read."""
         is_text = isinstance(given, str) and self.place not in _MAY_BE_PATHS
-        if is_text and (odd := _NOT_UTF_8.search(given)):
-            raise InvalidRequest(
-                f"{self._called} is not UTF-8 text (byte {len(given[: odd.start()].encode())})",
-                hint="give it as UTF-8",
-            )
+        if is_text and _NOT_UTF_8.search(given):
+            try:  # where the locale is not UTF-8, Python has not read what is
+                given = os.fsencode(given).decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise InvalidRequest(
+                    f"{self._called} is not UTF-8 text (byte {error.start})",
+                    hint="give it as UTF-8",
+                ) from error
         if self.kind == tuple[str, ...]:
             return tuple(given or ())
         is_listed = self.kind in (tuple[int, ...], tuple[int, ...] | None)
@@ -222,12 +226,24 @@ def takes(options: type[Any] | str) -> Callable[[Callable[..., None]], Callable[
     return wrap
 
 
+def _check_here() -> None:
+    """Raise InvalidRequest where the working folder was removed: libraries under torch end the process there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise InvalidRequest(
+            "the folder in which this command was started is not there any more",
+            hint="change to one that is",
+        ) from error
+
+
 def _whole(command: Callable[..., None], options: type[Any]) -> Callable[..., None]:
     """The function that typer reads: a parameter for each option of `options`."""
     known = list(options_in(options))
 
     def guarded_command(typer_context: typer.Context, **given: Any) -> None:
         with guarded():
+            _check_here()
             command(options(**_gathered(options, known, typer_context, given)))
 
     parameters = [

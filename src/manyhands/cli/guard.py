@@ -49,7 +49,7 @@ def guarded() -> Iterator[None]:
         hush(sys.stdout)
         raise typer.Exit(EXIT_READER_GONE) from error
     except (MemoryError, ImportError, SystemError, OSError, RuntimeError) as error:
-        told = out_of_memory(error) or impossible_path(error)
+        told = out_of_memory(error) or impossible_path(error) or forbidden_path(error)
         if told is None:
             raise
         complain(told)
@@ -87,6 +87,16 @@ def impossible_path(error: BaseException) -> InvalidRequest | None:
     return InvalidRequest(
         f"the path {found!r} has {len(str(error.filename))} characters, more than a file system takes",
         hint="give the path of a file or folder, or a shorter one",
+    )
+
+
+def forbidden_path(error: BaseException) -> InvalidRequest | None:
+    """The error of a path that this user may not look at, wherever that was first tried; None for other errors."""
+    if not isinstance(error, PermissionError) or error.filename is None:
+        return None
+    return InvalidRequest(
+        f"{str(error.filename)!r} cannot be used: {error.strerror}",
+        hint="check its permissions, and those of the folders above it",
     )
 
 

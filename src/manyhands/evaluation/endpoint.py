@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest, ManyhandsError
+from manyhands.hub import PROXY_HINT, in_short
 from manyhands.schema.setting import as_found, check, like, setting
 from manyhands.schema.waits import LONGEST_WAIT
 from manyhands.strategies.voting import majority
@@ -227,12 +228,17 @@ def _client(options: EndpointOptions) -> OpenAI:
         raise InvalidRequest(
             "asking an endpoint needs the package openai", hint=INSTALL_EXAM
         ) from error
-    return OpenAI(
-        base_url=options.url,
-        api_key=options.key or NO_KEY,
-        timeout=Timeout(options.timeout, connect=min(CONNECT_SECONDS, options.timeout)),
-        max_retries=options.retries,
-    )
+    try:
+        return OpenAI(
+            base_url=options.url,
+            api_key=options.key or NO_KEY,
+            timeout=Timeout(options.timeout, connect=min(CONNECT_SECONDS, options.timeout)),
+            max_retries=options.retries,
+        )
+    except (ImportError, ValueError) as error:
+        raise InvalidRequest(
+            f"{options.url} cannot be asked: {in_short(error)}", hint=PROXY_HINT
+        ) from error
 
 
 def _completion(found: Any, url: str) -> Completion:

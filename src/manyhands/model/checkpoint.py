@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from manyhands.hub import (
     ADAPTER_FILES,
+    check_readable,
     check_there,
     damaged,
     in_short,
@@ -35,6 +36,12 @@ from manyhands.model.gguf.header import read_header
 PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 _FILES = ("*.safetensors", "*.safetensors.index.json")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
+_READ = (
+    "*.json",
+    "*.jinja",
+    "*.model",
+    *_WEIGHTS,
+)  # by libraries, which do not say what they may not
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -53,13 +60,16 @@ def check_lora(folder: Path) -> None:
             is_there = (folder / name).is_file()
         except (OSError, ValueError):  # a name that no file can have
             is_there = False
+        check_readable(folder / name)
         if not is_there:
             raise no_adapter(folder, name)
 
 
 def check_folder(folder: Path, *, with_weights: bool) -> None:
-    """Raise `ModelNotFound` if the folder, its configuration or its weights are missing."""
+    """Raise `ModelNotFound` if the folder, its configuration or its weights are missing, or cannot be read."""
     check_there(folder)
+    for path in sorted(path for pattern in _READ for path in folder.glob(pattern)):
+        check_readable(path)
     if not (folder / "config.json").is_file():
         raise incomplete(str(folder), "a config.json")
     if with_weights and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):

@@ -186,7 +186,8 @@ class SheetFiles:
             number
             for number, name in enumerate(names)
             if name not in self._waiting
-            and (name in self._refused or not self._path(name).is_file())
+            # A question of `os.path` has an answer also where the folder was shut meanwhile.
+            and (name in self._refused or not os.path.isfile(self._path(name)))
         ]
 
     # -- writing ---------------------------------------------------------------------------------
@@ -236,6 +237,7 @@ class SheetFiles:
                 self._waiting.pop(name, None)
 
     def _put(self, name: str, parts: Sequence[memoryview], written_at: int) -> None:
+        _make_folders(self.folder, self._own)  # once more where somebody has emptied the cache
         number, place = tempfile.mkstemp(_UNFINISHED, ".", self._own)  # for this user alone
         try:
             with open(number, "wb") as file:
@@ -419,8 +421,7 @@ class SheetFiles:
 def _make(own: Path, folder: Path) -> None:
     """Make the folders, for this user alone, and remove what dead writers have left."""
     try:
-        for each in (folder, own):
-            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_folders(folder, own)
         with tempfile.TemporaryFile(dir=own):
             pass
     except OSError as error:
@@ -433,6 +434,11 @@ def _make(own: Path, folder: Path) -> None:
         with suppress(OSError):
             if path.stat().st_mtime < dead:
                 path.unlink()
+
+
+def _make_folders(*folders: Path) -> None:
+    for each in folders:
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _files(folder: Path) -> list[tuple[int, int, str]]:

@@ -6,7 +6,9 @@ What uvicorn leaves to a proxy in front of it:
   none after the last answer within the keep-alive time, is closed.
 - A reader that takes nothing. Closing such a connection waits until what is buffered was sent, which is
   never; `abort`, which every request finds in its state, does not wait.
-- What is no HTTP is told so as everything else is: with OpenAI's error object.
+- What is no HTTP is told so as everything else is: with OpenAI's error object. So is a request on one connection too many:
+  every request finds in its state whether its connection is one, and the gate asks. A connection that came while there was room
+  is none, however many have come behind it: uvicorn's own limit refuses all of a crowd.
 - An answer that comes before its request has: a body that is too large, a wrong key, headers that are too long. A connection that is
   closed while its client sends is reset, and the answer thrown away unread. So this side of it ends, and what still comes is
   taken and forgotten, for as long as a request may take to arrive.
@@ -75,9 +77,10 @@ class _Transport:
 
 
 class Connection(H11Protocol):
-    """One client's connection. `request_seconds` is set on a subclass, see `connections_with`."""
+    """One client's connection. `request_seconds` and `most` of them are set on a subclass, see `connections_with`."""
 
     request_seconds = 30.0
+    most = 1024
 
     def __init__(
         self,
@@ -86,15 +89,24 @@ class Connection(H11Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        own = {"abort": self.abort, "piece_writer": self.piece_writer}
+        own = {
+            "abort": self.abort,
+            "piece_writer": self.piece_writer,
+            "is_one_too_many": self.is_one_too_many,
+        }
         super().__init__(config, server_state, {**app_state, **own}, _loop)
         self._patience: asyncio.TimerHandle | None = None
         self._is_over = False  # the server ends
+        self._had_room = True  # when it was made
 
     @property
     def is_answering(self) -> bool:
         """Whether a request has begun whose answer is not complete."""
         return self.cycle is not None and not self.cycle.response_complete
+
+    def is_one_too_many(self) -> bool:
+        """Whether there were too many when it was made, and still are."""
+        return not self._had_room and len(self.connections) > self.most
 
     def abort(self) -> None:
         """End the connection at once, whatever was not sent yet."""
@@ -125,6 +137,7 @@ class Connection(H11Protocol):
         """The client is there; its first request has so long to begin."""
         self._own = _Transport(transport, self._ends_at_once, self._have_patience)
         super().connection_made(cast(asyncio.Transport, self._own))
+        self._had_room = len(self.connections) <= self.most
         self._have_patience()
 
     def _ends_at_once(self) -> bool:
@@ -183,6 +196,6 @@ class Connection(H11Protocol):
             self._patience = None
 
 
-def connections_with(request_seconds: float) -> type[Connection]:
-    """Connections on which a request has so long to begin."""
-    return type("Connection", (Connection,), {"request_seconds": request_seconds})
+def connections_with(request_seconds: float, most: int) -> type[Connection]:
+    """Connections on which a request has so long to begin, and so many of them."""
+    return type("Connection", (Connection,), {"request_seconds": request_seconds, "most": most})

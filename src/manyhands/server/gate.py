@@ -1,6 +1,7 @@
 """The gate: what every request passes before any route sees it, and every answer behind it.
 
     a name        `X-Request-Id` comes in or is made, and goes out; the log line has it
+    the crowd     one connection too many is told to come back, but for `OPEN`: a busy server is no dead one
     the host      on loopback only its own names, so that no foreign name points a browser here (DNS rebinding)
     the origin    a page of another site may not change anything
     the key       on every route but `OPEN`, compared in constant time
@@ -98,6 +99,7 @@ class Gate:
 
     def _let_in(self, scope: Scope, headers: _Headers) -> str:
         """The owner of a request. Raises a Refusal for one that may not come in."""
+        self._check_crowd(scope)
         self._check_length(scope)
         self._check_host(headers)
         method, path = scope["method"], scope["path"]
@@ -115,6 +117,16 @@ class Gate:
         if method in ("POST", "PUT", "PATCH"):
             self._check_body(headers)
         return owner or ""
+
+    def _check_crowd(self, scope: Scope) -> None:
+        is_one_too_many = scope["state"].get("is_one_too_many")  # other servers count by themselves
+        if is_one_too_many is not None and scope["path"] not in OPEN and is_one_too_many():
+            raise Refusal(
+                503,
+                "too many connections are open; come back later, or close those that are not used",
+                code="too_many_connections",
+                headers={"Connection": "close"},
+            )
 
     def _check_length(self, scope: Scope) -> None:
         """A limit of headers that came in one piece: the connection counts those alone that it has to wait for."""

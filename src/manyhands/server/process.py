@@ -138,14 +138,14 @@ def serve_app(
     limits = front.limits
     config = uvicorn.Config(
         app,
-        http=connections_with(limits.request_seconds),
+        http=connections_with(limits.request_seconds, limits.connections),
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=limits.connections,
+        limit_concurrency=None,  # uvicorn's refusal is plain text; `gate.py` has one
         h11_max_incomplete_event_size=limits.header_bytes,
         timeout_graceful_shutdown=None,
     )
@@ -197,6 +197,12 @@ class _Server(uvicorn.Server):
         await self._drained(self._drain)
         await loop.run_in_executor(None, self._front.close)
         await self._answered()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close; where somebody was too impatient for uvicorn to let the application end, let it."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
 
     async def _drained(self, seconds: float) -> None:
         ends_at = asyncio.get_running_loop().time() + seconds

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from manyhands.errors import InvalidRequest, install_hint
+from manyhands.hub import PROXY_HINT, in_short
 from manyhands.tasks.task import FIXTURE, TaskOptions
 
 INSTALL_EXAM = install_hint("exam")
@@ -260,7 +261,12 @@ def _reach(name: str) -> None:
             f"the hub has no dataset {name}, or does not show it to you",
             hint="check the spelling; log in with `hf auth login` if it is not public",
         ) from error
-    except (errors.HTTPError, OSError) as error:  # the first is its HTTP library's
+    except ImportError as error:  # of a proxy, before anything is asked
+        raise InvalidRequest(
+            f"the dataset {name} cannot be asked for: {in_short(error)}", hint=PROXY_HINT
+        ) from error
+    # The first is its HTTP library's; the last one is of a proxy that is none, or of an answer that is.
+    except (errors.HTTPError, OSError, ValueError) as error:
         raise _unreachable(name, str(error).splitlines()[0] if str(error) else "") from error
 
 

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from manyhands.errors import ModelNotFound, UnsupportedModel
-from manyhands.hub import damaged
+from manyhands.hub import check_readable, damaged
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # version 1 counted in 32 bits, for a few weeks of 2023
@@ -116,6 +116,7 @@ class Header:
 def read_header(path: Path) -> Header:
     """Raises ModelNotFound where there is no such file or it is damaged, UnsupportedModel for what we cannot read."""
     path = path.expanduser()
+    check_readable(path)
     if not path.is_file():
         raise ModelNotFound(f"no file {str(path)!r}", hint="check the path of the GGUF file")
     about = path.stat()
