@@ -45,7 +45,7 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.evaluation.bench import fill, seat, time_passes, timing, tokens_in_use, views_of
-from manyhands.model.experts import are_fused, gate_of
+from manyhands.model.experts import gate_of, routing_of, usual_of
 
 HISTORY, COMPLETIONS = 1024, (32, 64, 128, 256)
 _CHECKED = 24  # tokens whose experts are looked at in float64
@@ -126,7 +126,7 @@ class Experts(Decode):
                 raise RuntimeError(
                     f"experts are {checked.error} off where {checked.tolerance} is allowed"
                 )
-            self.watch = Watch(engine, stacks, self.shape.config["num_experts_per_tok"])
+            self.watch = Watch(engine, self.shape.config["num_experts_per_tok"])
         views, twins = (self._seated(engine, history, rows) for _ in range(2))
         in_use = tokens_in_use(views)
         step = self._check_step(engine, self.watch, views, twins)
@@ -179,17 +179,18 @@ class Experts(Decode):
 class Watch:
     """Notes in every layer, on the device and also in recordings, which experts a pass chose, and how many it reads."""
 
-    def __init__(self, engine: Engine, stacks: list[Any], chosen: int) -> None:
+    def __init__(self, engine: Engine, chosen: int) -> None:
         adapter = engine.executor.adapter
-        num_layers, num_experts = len(stacks), stacks[0].num_experts
+        routers = [each for each in adapter.model.modules() if routing_of(each) is not None]
+        num_layers, num_experts = len(routers), len(routers[0].weight)
         size, on = (num_layers, 2 * max(COMPLETIONS), chosen), {"device": adapter.device}
         self.index = torch.zeros(size, dtype=torch.int64, **on)
         self.shares = torch.zeros(size, dtype=adapter.dtype, **on)
-        self.are_given = False  # the stacks get it, whatever the routers say
+        self.are_given = False  # routers give these, whatever they say
         self.seen = torch.zeros(num_layers, num_experts, **on)
         self.read, self.passes = torch.zeros(2, num_layers, **on)
-        for layer, stack in enumerate(stacks):
-            stack.register_forward_pre_hook(self._of(layer))
+        for layer, router in enumerate(routers):
+            router.register_forward_hook(self._of(layer))
 
     def forget(self) -> None:
         """Count from here on."""
@@ -197,13 +198,14 @@ class Watch:
         self.passes.zero_()
 
     def _of(self, layer: int) -> Any:
-        def note(stack: nn.Module, given: tuple[Tensor, Tensor, Tensor]) -> Any:
-            kept = [each[layer, : len(given[0])] for each in (self.index, self.shares)]
+        def note(router: nn.Module, given: object, out: tuple[Tensor, Tensor, Tensor]) -> Any:
+            logits, shares, index = out
+            kept = [each[layer, : len(index)] for each in (self.shares, self.index)]
             if self.are_given:
-                return given[0], *kept
-            for mine, each in zip(kept, given[1:], strict=True):
+                return logits, *kept
+            for mine, each in zip(kept, (shares, index), strict=True):
                 mine.copy_(each)
-            self.seen[layer].zero_().index_fill_(0, given[1].flatten(), 1.0)
+            self.seen[layer].zero_().index_fill_(0, index.flatten(), 1.0)
             self.read[layer] += self.seen[layer].sum()
             self.passes[layer] += 1
             return None
@@ -219,14 +221,15 @@ def stacks_of(model: nn.Module) -> list[Any]:
 @contextmanager
 def as_before(engine: Engine) -> Iterator[None]:
     """Experts and routers go the way of the modelling code meanwhile."""
-    fused = [module for module in engine.executor.adapter.model.modules() if are_fused(module)]
-    kept = [vars(module)["forward"] for module in fused]
-    for module, forward in zip(fused, kept, strict=True):
-        module.forward = forward.args[1]
+    kept = []
+    for module in engine.executor.adapter.model.modules():
+        if (usual := usual_of(module)) is not None:
+            kept.append((module, vars(module)["forward"]))
+            module.forward = usual
     try:
         yield
     finally:
-        for module, forward in zip(fused, kept, strict=True):
+        for module, forward in kept:
             module.forward = forward
 
 

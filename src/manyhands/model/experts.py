@@ -60,13 +60,21 @@ def let_sums_add_experts(layers: Iterable[Any]) -> None:
     """Let blocks that are a router and its stack, both with their faster way, give what each expert gives to the sum behind them."""
     for layer in layers:
         if (found := block_of(layer.mlp)) is not None and all(map(are_fused, found)):
-            layer.mlp.forward = functools.partial(_block, *found, layer.mlp.forward)
+            layer.mlp.forward = functools.partial(_block, layer.mlp, layer.mlp.forward, *found)
 
 
 def are_fused(module: nn.Module) -> bool:
-    """Whether this is a stack or a router that has its faster way."""
+    """Whether this is a stack, a router or a block of both that has its faster way."""
+    return usual_of(module) is not None
+
+
+def usual_of(module: nn.Module) -> Callable[..., Any] | None:
+    """The forward of the modelling code, where a stack, a router or a block has a faster way; else None."""
     forward = vars(module).get("forward")
-    return isinstance(forward, functools.partial) and forward.func in (_experts, _route)
+    if not isinstance(forward, functools.partial) or forward.func not in (_experts, _route, _block):
+        return None
+    usual: Callable[..., Any] = forward.args[1]
+    return usual
 
 
 # -- recognised by what they do --------------------------------------------------------------------
@@ -230,7 +238,9 @@ def _experts(
     return usual(hidden_states, top_k_index, top_k_weights) if out is None else out
 
 
-def _block(router: Any, stack: Any, usual: Callable[[Tensor], Any], hidden_states: Tensor) -> Any:
+def _block(
+    mlp: Any, usual: Callable[[Tensor], Any], router: Any, stack: Any, hidden_states: Tensor
+) -> Any:
     """The outputs of the experts of x [..., K], weighed, [C, ..., K] in float32; or the block as it was, if that takes another way."""
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
     if not _is_for(x, router.weight, stack.gate_up_proj, stack.down_proj):
