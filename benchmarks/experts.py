@@ -35,7 +35,6 @@ from benchmarks.decode import (
     free,
     put_limits,
     recording,
-    steady,
 )
 from benchmarks.gate import Checked, check_against, compare, plain
 from benchmarks.results import Clock, Results, parser
@@ -48,6 +47,7 @@ from manyhands.evaluation.bench import fill, seat, time_passes, timing, tokens_i
 from manyhands.model.experts import gate_of, routing_of, usual_of
 
 HISTORY, COMPLETIONS = 1024, (32, 64, 128, 256)
+_SERIES = 3  # of passes, of which the last one counts
 _CHECKED = 24  # tokens whose experts are looked at in float64
 
 
@@ -142,13 +142,13 @@ class Experts(Decode):
     def _timed(self, engine: Engine, history: Block, rows: int) -> list[float]:
         """Seconds of passes over views of their own, so that all engines write the same."""
         views = self._seated(engine, history, rows)
-
-        def measure() -> list[float]:
-            if self.watch is not None:  # of several series the last one counts
+        for _ in range(
+            _SERIES
+        ):  # in the first ones passes are recorded; as many in each engine, so that rows write the same
+            if self.watch is not None:
                 self.watch.forget()
-            return time_passes(engine, views, passes=self.passes, warm_up=5)
-
-        return steady(engine, measure)
+            seconds = time_passes(engine, views, passes=self.passes, warm_up=5)
+        return seconds
 
     def _timed_before(self, engine: Engine, history: Block, rows: int) -> list[float]:
         """The same with the modelling code's experts and routers."""

@@ -176,7 +176,7 @@ def test_what_is_reported() -> None:
     layers = adapter.num_layers
     assert (report.experts, report.routers) == (layers, layers)
     assert f"{layers} stacks of experts, {layers} routers" in str(report)
-    assert sum(are_fused(module) for module in adapter.model.modules()) == 2 * layers
+    assert sum(are_fused(module) for module in adapter.model.modules()) == 3 * layers  # and blocks
     assert is_fused(adapter.model)
     with pytest.raises(InvalidRequest, match="cannot be saved"):
         adapter.model.save_pretrained("nowhere")
