@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
 import gc
 import json
@@ -17,13 +18,16 @@ from typing import Any
 from unittest.mock import Mock
 
 import httpx2
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 from starlette.routing import Route
 
 import manyhands.server as server_room
 from manyhands.errors import InvalidRequest, OutOfMemory
+from manyhands.schema.openai import InvalidField
 from manyhands.server.app import make_app
-from manyhands.server.body import read_json
+from manyhands.server.body import MAX_NESTING, read_json
 from manyhands.server.connection import _Transport
 from manyhands.server.keys import ANYBODY, Keys
 from manyhands.server.metrics import Metrics
@@ -112,6 +116,13 @@ def test_owners_of_keys() -> None:
         b"Token " + KEY.encode(),
     ):
         assert keys.owner_of(wrong) is None
+    basic = base64.b64encode(b"anybody:" + KEY.encode())
+    for blank in (b"", b" ", b"\t "):
+        padded = Keys([(blank + KEY.encode() + blank).decode()])  # as a file of keys may hold it
+        assert padded.owner_of(b"Bearer " + KEY.encode()) in names
+        for scheme in (b"Bearer ", b"BEARER ", b"bearer  "):
+            assert keys.owner_of(blank + scheme + KEY.encode() + blank) in names
+        assert keys.owner_of(blank + b"basic " + blank + basic + blank) in names
     assert Keys().owner_of(b"") == ANYBODY
     for wrong_key in ("short", "with a blank in it", "ünïcödé-këy"):
         with pytest.raises(InvalidRequest, match="an API key has"):
@@ -648,6 +659,44 @@ def test_prompts_are_encoded_beside_the_event_loop_and_once(
         assert httpx2.post(f"{house.url}/v1/runs", json=run, timeout=20).status_code in (200, 201)
     assert all(name.startswith("manyhands-understand") for name in threads), threads
     assert len(threads) < 7
+
+
+_PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text("ab\u2028é")
+_WAYS = st.lists(st.integers(0, 2) | st.text("abc", min_size=1, max_size=2), max_size=MAX_NESTING)
+
+
+def around(inner: Any, way: list[int | str], beside: Any) -> Any:
+    """A value in which `inner` stands at the end of this way."""
+    for step in reversed(way):
+        inner = {step: inner} if isinstance(step, str) else [*[beside] * step, inner, beside]
+    return inner
+
+
+@hypothesis.given(_WAYS, _PLAIN)
+def test_a_value_of_a_body_comes_as_it_was_sent(way: list[int | str], plain: Any) -> None:
+    value = around(plain, way, plain)
+    assert read_json(json.dumps(value).encode()) == value
+
+
+@hypothesis.given(_WAYS, st.sampled_from(["\0", "\ud800", 2**63, -(2**63) - 1, {"\0": 1}]))
+def test_a_value_that_is_refused_is_named_by_its_place(way: list[int | str], wrong: Any) -> None:
+    way = way[: MAX_NESTING - 1]
+    place = "".join(f".{step}" if isinstance(step, str) else f"[{step}]" for step in way)
+    place = place.removeprefix(".") if place[:1] == "." else f"body{place}"
+    with pytest.raises(InvalidField) as caught:
+        read_json(json.dumps(around(wrong, way, 1)).encode())
+    assert caught.value.param == place[:200]
+    assert str(caught.value).startswith(f"{place} ")
+
+
+@pytest.mark.parametrize("piece", [["[", "]"], ['{"a":', "}"]])
+def test_lists_and_objects_in_each_other_have_a_bound(piece: list[str]) -> None:
+    begin, end = piece
+    for depth in (1, MAX_NESTING - 1, MAX_NESTING):
+        read_json((begin * depth + ("1" if begin != "[" else "") + end * depth).encode())
+    for depth in (MAX_NESTING + 1, MAX_NESTING + 2, 100_000):
+        with pytest.raises(InvalidField, match="is nested more than"):
+            read_json((begin * depth + "1" + end * depth).encode())
 
 
 def test_lists_in_a_body_are_read_without_looking_for_cycles() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from openai.types.beta.beta_response import BetaResponse
 from openai.types.responses import Response
 
 from manyhands.schema.conversation import Conversation, Message
+from manyhands.server.asked import Served, understand
 from tests.server.house import NAME, TEXT, House, make_house, running
 
 ASK = "Which number is 3+4?"
@@ -43,6 +45,30 @@ def test_a_response(client: OpenAI) -> None:
     assert answer.output_text == chat.choices[0].message.content
     assert answer.usage is not None
     assert answer.usage.output_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("given", "as_chat"),
+    [
+        ({"max_output_tokens": 9}, {"max_completion_tokens": 9}),
+        ({"temperature": 0.5}, {"temperature": 0.5}),
+        ({"temperature": 0.5, "top_p": 0.25}, {"temperature": 0.5, "top_p": 0.25}),
+        ({"stream": True}, {"stream": True}),
+        ({"user": "anna"}, {"user": "anna"}),
+        ({"manyhands": {"method": "branches", **TEAM}},) * 2,
+        ({"model": f"{NAME}:branches"}, {"model": f"{NAME}:branches"}),
+    ],
+)
+def test_a_response_is_understood_as_the_chat_that_asks_the_same(
+    given: dict[str, Any], as_chat: dict[str, Any]
+) -> None:
+    served = Served(NAME, TEXT)
+    chat = {"messages": [{"role": "user", "content": ASK}]}
+    asked = understand("/v1/responses", {"input": ASK, **given}, served)
+    expected = understand("/v1/chat/completions", {**chat, **as_chat}, served)
+    assert replace(asked, url=expected.url) == expected
+    if "user" not in given:  # which is understood, and changes nothing
+        assert expected != understand("/v1/chat/completions", chat, served)
 
 
 def test_a_conversation_goes_on_by_its_items(client: OpenAI) -> None:

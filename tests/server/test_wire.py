@@ -15,6 +15,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from manyhands.cache.pages import PagePool
+from manyhands.strategies.methods import METHODS
 from tests.server.house import NAME, TEXT, House, Model, make_house, running
 
 ASK: list[Any] = [{"role": "user", "content": "Which number is 3+4?"}]
@@ -209,16 +210,25 @@ def test_a_team_thinks_and_replies(client: OpenAI) -> None:
         *("async_reasoning", "async_think-2"),
     ],
 )
-def test_every_method_answers_whole_and_in_pieces(client: OpenAI, method: str) -> None:
+def test_every_method_answers_whole_and_in_pieces(
+    house: House, client: OpenAI, method: str
+) -> None:
     extra = {"manyhands": {"budget": 40, "end": {"reply_tokens": 5, "finisher_tokens": 4}}}
     asked: dict[str, Any] = {"model": f"{NAME}:{method}", "messages": ASK, "extra_body": extra}
-    whole = client.chat.completions.create(**asked)
+    raw = client.chat.completions.with_raw_response.create(**asked)
+    message = raw.parse().choices[0].message
     content = "".join(
         chunk.choices[0].delta.content or ""
         for chunk in client.chat.completions.create(**asked, stream=True)
     )
-    assert whole.choices[0].message.content
-    assert content.strip() == whole.choices[0].message.content.strip()
+    assert message.content
+    assert content.strip() == message.content.strip()
+    run = httpx2.get(f"{house.url}/v1/runs/{raw.headers['x-manyhands-run']}").json()
+    thought = (message.model_extra or {}).get("reasoning_content", "")
+    for step in run["end"]["answer"]["steps"]:  # no step is lost or, of a main strand, told twice
+        places = (step["text"] in thought) + (step["text"] in message.content)
+        assert places >= 1
+        assert places == 1 or not METHODS[method.split("-")[0]].solo
 
 
 @pytest.mark.parametrize("method", ["hogwild-2", "sequential"])
@@ -328,7 +338,10 @@ def test_tokens_there_and_back(house: House) -> None:
     assert chat["count"] == len(chat["tokens"])
     for body in ({}, {"prompt": "a", "messages": ASK}, {"prompt": 3}):
         assert httpx2.post(f"{house.url}/v1/tokenize", json=body).status_code == 400
-    assert httpx2.post(f"{house.url}/v1/detokenize", json={"tokens": [10**6]}).status_code == 400
+    size = len(TEXT.tokenizer)  # type: ignore[arg-type]
+    for token, status in ((-1, 400), (0, 200), (size - 1, 200), (size, 400), (10**6, 400)):
+        answer = httpx2.post(f"{house.url}/v1/detokenize", json={"tokens": [3, token]})
+        assert answer.status_code == status, token
 
 
 # -- errors ------------------------------------------------------------------------------------------
@@ -531,7 +544,9 @@ def test_unknown_routes_and_methods(house: House) -> None:
 def test_health_readiness_metrics_and_ids(house: House) -> None:
     assert httpx2.get(f"{house.url}/health").json() == {"status": "ok"}
     assert httpx2.get(f"{house.url}/ready").json() == {"status": "ready"}
-    page = httpx2.get(f"{house.url}/metrics").text
+    answer = httpx2.get(f"{house.url}/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    page = answer.text
     for name in (
         "num_requests_running",
         "kv_cache_usage_perc",
