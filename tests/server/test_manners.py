@@ -11,7 +11,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from manyhands.server.connection import _Transport
 from manyhands.server.keys import ANYBODY, Keys
 from manyhands.server.metrics import Metrics
 from manyhands.server.process import Place, check_place, listening
+from manyhands.server.streams import EventStream
 from manyhands.text import Text
 from tests.server.house import NAME, TEXT, House, Model, connected, make_house, raw, running, soon
 
@@ -687,6 +688,49 @@ def test_a_value_that_is_refused_is_named_by_its_place(way: list[int | str], wro
         read_json(json.dumps(around(wrong, way, 1)).encode())
     assert caught.value.param == place[:200]
     assert str(caught.value).startswith(f"{place} ")
+
+
+def sent_to(take: Callable[[], Awaitable[None]], *, with_abort: bool) -> tuple[list[str], bytes]:
+    """What happens to a stream of three pieces, each of which its client takes like this."""
+    happened: list[str] = []
+    body = b""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        try:
+            for number in range(3):
+                yield b"data: %d\n\n" % number
+        finally:
+            happened.append("source closed")
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        nonlocal body
+        if message["type"] == "http.response.body" and message["body"]:
+            await take()
+            body += message["body"]
+
+    stream = EventStream(
+        pieces(), stall_seconds=0.2, on_end=lambda: happened.append("ended"), headers={}
+    )
+    state = {"abort": lambda: happened.append("cut off")} if with_abort else {}
+    asyncio.run(stream({"type": "http", "state": state}, receive, send))
+    return happened, body
+
+
+@pytest.mark.parametrize("with_abort", [False, True])
+def test_a_client_that_takes_its_time_is_waited_for_and_one_that_takes_nothing_is_not(
+    with_abort: bool,
+) -> None:
+    happened, told = sent_to(lambda: asyncio.sleep(0.12), with_abort=with_abort)
+    assert happened == ["source closed", "ended"]
+    assert told == b"".join(b"data: %d\n\n" % number for number in range(3))
+    began = time.monotonic()
+    happened, told = sent_to(lambda: asyncio.sleep(60), with_abort=with_abort)
+    assert happened == [*["cut off"] * with_abort, "source closed", "ended"]
+    assert told == b""
+    assert 0.2 < time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("piece", [["[", "]"], ['{"a":', "}"]])
