@@ -106,6 +106,14 @@ def test_any_tokens_join_to_their_decoding(tokens):
     assert "".join(streamed(BYTES, tokens)) == BYTES.decode(tokens)
 
 
+BROKEN = [BYTES.tokenizer.convert_tokens_to_ids(name) for name in ("ä", "ð", "±", "Ł", "ÿ")]
+
+
+@given(st.lists(st.sampled_from([*BROKEN * 4, *BYTES.encode("a数👩")]), min_size=70, max_size=200))
+def test_broken_bytes_that_are_waited_for_in_vain_join_to_their_decoding(tokens: list[int]) -> None:
+    assert "".join(streamed(BYTES, tokens)) == BYTES.decode(tokens)
+
+
 @given(st.text("abdeht  .\n数é👩", max_size=40))
 def test_sentence_pieces_join_to_the_text(text):
     tokens = PIECES.encode(text, opening=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, normalizers
-from transformers import AutoTokenizer
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from manyhands import bundled
 from manyhands.errors import ContextTooLong, InvalidRequest, UnsupportedModel
@@ -352,6 +353,15 @@ def test_conversations_that_a_template_does_not_take(template: str | None, said:
         Text(byte_level(template)).conversation(told(("system", "a"), ("user", "b")))
 
 
+@pytest.mark.parametrize("make", [byte_level, sentence_piece])
+@pytest.mark.parametrize("said", ["the answer is four", " the answer", "\nSo", "数", ""])
+def test_a_plain_prompt_is_what_the_tokenizer_makes_of_a_text(
+    make: Callable[[], Any], said: str
+) -> None:
+    tokenizer = make()
+    assert Text(tokenizer).plain_prompt(said) == tuple(tokenizer(said).input_ids)
+
+
 def test_a_plain_prompt_is_opened_as_the_model_opens_texts() -> None:
     text = Text(byte_level())
     assert text.plain_prompt("Hi") == text.encode("Hi", opening=True)
@@ -548,8 +558,11 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
 def test_nothing_is_said_of_a_tokenizer_that_may_leave_characters_out() -> None:
     """A blank behind a token, a letter of which no token is known, one that is written in another way."""
     strips, lowers, unknown = byte_level(), byte_level(), sentence_piece()
+    library = Tokenizer(models.BPE({"1": 0, "a": 1}, []))  # it knows two bytes
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    lacks = PreTrainedTokenizerFast(tokenizer_object=library)
     strips.add_tokens([AddedToken("<x>", rstrip=True)])
     lowers.backend_tokenizer.normalizer = normalizers.Lowercase()
     unknown.backend_tokenizer.model.byte_fallback = False
-    for tokenizer in (strips, lowers, unknown):
+    for tokenizer in (strips, lowers, unknown, lacks):
         Text(tokenizer).check_room("1 " * 500_000, 8)
