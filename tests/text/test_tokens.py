@@ -425,6 +425,18 @@ def test_no_control_token_comes_through_any_door(layout, door, said):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_spelled_out_token_leaves_the_words_around_it_as_they_are(layout: str) -> None:
+    text = Text(LAYOUTS[layout]())
+    before, after = "the answer is four " * 3, " the user asks the assistant" * 3
+    around = len(text.encode(before)) + len(text.encode(after))
+    assert around < len(before)
+    for word in text.tokenizer.added_tokens_decoder.values():
+        tokens = text.encode(before + word.content + after)
+        assert text.decode(tokens, special=True) == before + word.content + after
+        assert len(tokens) <= around + len(word.content) + 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_control_each_of_these_words_is_a_token_to_the_tokenizer_alone(layout):
     tokenizer = LAYOUTS[layout]()
     for token, word in tokenizer.added_tokens_decoder.items():
@@ -556,13 +568,17 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
 
 
 def test_nothing_is_said_of_a_tokenizer_that_may_leave_characters_out() -> None:
-    """A blank behind a token, a letter of which no token is known, one that is written in another way."""
+    """A blank behind a token, a letter of which no token is known, one that is written in another way or left out."""
     strips, lowers, unknown = byte_level(), byte_level(), sentence_piece()
     library = Tokenizer(models.BPE({"1": 0, "a": 1}, []))  # it knows two bytes
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     lacks = PreTrainedTokenizerFast(tokenizer_object=library)
+    removes = byte_level()
+    removes.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split("1", "removed"), removes.backend_tokenizer.pre_tokenizer]
+    )
     strips.add_tokens([AddedToken("<x>", rstrip=True)])
     lowers.backend_tokenizer.normalizer = normalizers.Lowercase()
     unknown.backend_tokenizer.model.byte_fallback = False
-    for tokenizer in (strips, lowers, unknown, lacks):
+    for tokenizer in (strips, lowers, unknown, lacks, removes):
         Text(tokenizer).check_room("1 " * 500_000, 8)
